@@ -1,0 +1,47 @@
+# The entry for people. `make help` lists what there is; `make demo` and `make test` need nothing set up before.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+export PYTHONDONTWRITEBYTECODE := 1
+
+VENV := .venv
+PY := $(VENV)/bin/python
+UV := $(VENV)/bin/uv
+UV_VERSION := 0.13.8
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+LOCKS := requirements/operator.txt requirements/trainer.txt requirements/examples.txt requirements/dev.txt
+CLUSTER := PYTHONPATH=deploy/local $(PY) -m local_cluster
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(UV):
+	@./deploy/setup-python.sh "$(PYTHON)" $(VENV) $(UV_VERSION)
+
+$(VENV)/.installed: $(UV) requirements/dev.txt pyproject.toml
+	@echo "==> Python packages"
+	@$(UV) pip install --quiet --python $(PY) --require-hashes -r requirements/dev.txt
+	@$(UV) pip install --quiet --python $(PY) --no-deps --no-build-isolation -e .
+	@touch $@
+
+setup: $(VENV)/.installed ## Python environment with everything locked
+
+lock: $(UV) ## resolve pyproject.toml into requirements/*.txt
+	@for part in operator trainer; do \
+	  $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --extra $$part pyproject.toml -o requirements/$$part.txt; done
+	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --extra trainer --group examples pyproject.toml -o requirements/examples.txt
+	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --extra operator --extra trainer --extra cli --group examples --group dev pyproject.toml -o requirements/dev.txt
+
+lint: setup ## ruff, mypy, import-linter
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+	@$(VENV)/bin/lint-imports --no-cache
+
+format: setup ## let ruff rewrite what it can
+	@$(VENV)/bin/ruff check --fix-only --quiet . ; $(VENV)/bin/ruff format --quiet .
+
+test-unit: setup ## fast tests: no cluster, a few seconds
+	@$(VENV)/bin/pytest tests/unit tests/packaging -q
+
+.PHONY: help setup lock lint format test-unit

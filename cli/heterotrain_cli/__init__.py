@@ -1,0 +1,1 @@
+"""Command line for people: forecast and simulate."""

@@ -1,0 +1,95 @@
+"""The plan as strict JSON, and the rule by which a reader takes or refuses what it reads.
+
+Unknown fields are refused rather than ignored: a field that one side writes and the other drops would be a silent
+disagreement about the gradient. A change of fields is a change of ``SCHEMA_VERSION``.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from enum import Enum
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from heterotrain_core.contract.plan import SCHEMA_VERSION, Plan, problems
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A plan that must not be used, with the reason in one sentence."""
+
+    reason: str
+
+
+def encode_plan(plan: Plan) -> str:
+    """Return the plan as JSON with sorted keys: the same plan gives the same bytes.
+
+    Raises:
+        ValueError: the plan contradicts itself (see ``plan.problems``).
+    """
+    if found := problems(plan):
+        raise ValueError(f"refusing to write a plan that contradicts itself: {'; '.join(found)}")
+    return json.dumps({"schema": SCHEMA_VERSION, **asdict(plan)}, sort_keys=True, separators=(",", ":"))
+
+
+def decode_plan(text: str, *, job_uid: str, newest: tuple[int, int] = (-1, -1)) -> Plan | Refused:
+    """Read a plan for the job ``job_uid`` that is not older than ``newest``; anything else is refused with a reason."""
+    try:
+        raw: Any = json.loads(text)
+    except ValueError as error:
+        return Refused(reason=f"the plan is not JSON: {error}")
+    if not isinstance(raw, dict):
+        return Refused(reason="the plan is not a JSON object")
+    schema = raw.pop("schema", None)
+    if schema != SCHEMA_VERSION:
+        return Refused(reason=f"the plan has schema {schema!r}, this image reads {SCHEMA_VERSION}: use matching versions")
+    try:
+        plan = _read(Plan, raw, "plan")
+    except (TypeError, ValueError) as error:
+        return Refused(reason=str(error))
+    if plan.job_uid != job_uid:
+        return Refused(reason=f"the plan is for job {plan.job_uid}, not for {job_uid}")
+    if plan.version < newest:
+        return Refused(reason=f"plan {plan.version} is older than {newest}")
+    if found := problems(plan):
+        return Refused(reason=f"the plan contradicts itself: {'; '.join(found)}")
+    return plan
+
+
+def _read(kind: type[_T], raw: Any, path: str) -> _T:
+    """Build a dataclass from JSON by its own type hints, strictly."""
+    if not isinstance(raw, Mapping):
+        raise TypeError(f"{path} has to be an object, not {type(raw).__name__}")
+    hints = get_type_hints(kind)
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # callers pass dataclasses only
+    if unknown := sorted(set(raw) - names):
+        raise ValueError(f"{path} has unknown fields {unknown}")
+    try:
+        return kind(**{name: _value(hints[name], value, f"{path}.{name}") for name, value in raw.items()})
+    except TypeError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _value(hint: Any, raw: Any, path: str) -> Any:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        if raw is None and type(None) in arguments:
+            return None
+        return _value(next(a for a in arguments if a is not type(None)), raw, path)
+    if origin is tuple:
+        if not isinstance(raw, list):
+            raise TypeError(f"{path} has to be a list, not {type(raw).__name__}")
+        return tuple(_value(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(raw))
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint(raw)
+    if is_dataclass(hint) and isinstance(hint, type):
+        return _read(hint, raw, path)
+    if hint is float and isinstance(raw, int | float) and not isinstance(raw, bool):
+        return float(raw)
+    if not isinstance(raw, hint) or (hint is int and isinstance(raw, bool)):
+        raise TypeError(f"{path} has to be {hint.__name__}, not {type(raw).__name__}")
+    return raw

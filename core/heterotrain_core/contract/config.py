@@ -1,0 +1,64 @@
+"""What is fixed for a pod's whole life: handed over once, as JSON in an environment variable."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingConfig:
+    """Training settings that no plan changes.
+
+    Attributes:
+        epochs: passes over the data set, at least 1.
+        base_batch_samples: the global batch that the user's learning rate was chosen for.
+        min_replicas: workers below which training waits.
+        seed: seeds the sample permutation and every rank's generators.
+        precision: ``fp32``, ``bf16``, ``fp16`` or ``auto`` (bf16 where the accelerator has it, else fp32).
+        learning_rate_scaling: ``none``, ``linear``, ``sqrt`` or ``adascale``.
+        backend: ``gloo``, ``nccl`` or ``auto`` (nccl where every member has CUDA, else gloo).
+        compression: ``none``, ``fp16`` or ``bf16`` on the wire.
+        bucket_mib: DDP's bucket size in MiB.
+        checkpoint_uri: where checkpoints go (``file:///…`` or any fsspec URI); ``None`` keeps none.
+        checkpoint_every_s: seconds between durable checkpoints.
+        checkpoint_keep: newest checkpoints that are kept.
+        grace_s: seconds between SIGTERM and SIGKILL.
+        peer_timeout_s: silence after which a peer counts as lost.
+    """
+
+    epochs: int = 1
+    base_batch_samples: int = 64
+    min_replicas: int = 1
+    seed: int = 0
+    precision: str = "auto"
+    learning_rate_scaling: str = "none"
+    backend: str = "auto"
+    compression: str = "none"
+    bucket_mib: float = 25.0
+    checkpoint_uri: str | None = None
+    checkpoint_every_s: float = 600.0
+    checkpoint_keep: int = 3
+    grace_s: float = 30.0
+    peer_timeout_s: float = 3.0
+
+
+def encode_config(config: TrainingConfig) -> str:
+    """Return the configuration as one line of JSON with sorted keys."""
+    return json.dumps(asdict(config), sort_keys=True, separators=(",", ":"))
+
+
+def decode_config(text: str) -> TrainingConfig:
+    """Read a configuration; fields that this version does not know are an error, missing ones take their default.
+
+    Raises:
+        ValueError: the text is not a JSON object or names an unknown field.
+    """
+    raw: Any = json.loads(text)
+    if not isinstance(raw, dict):
+        raise ValueError(f"the training configuration has to be a JSON object, not {type(raw).__name__}")
+    known = {field.name for field in fields(TrainingConfig)}
+    if unknown := sorted(set(raw) - known):
+        raise ValueError(f"the training configuration has unknown fields {unknown}: operator and image differ in version")
+    return TrainingConfig(**raw)

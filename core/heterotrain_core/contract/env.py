@@ -1,0 +1,45 @@
+"""Names of the environment variables that the operator sets in a worker, and paths that it mounts.
+
+A user's own variables are kept; the names below, and those that start with ``HETEROTRAIN_``, are refused at admission.
+Without any of them, ``heterotrain.init()`` trains alone in one process, so that a script can be tried on a laptop.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+PREFIX: Final = "HETEROTRAIN_"
+
+JOB_NAME: Final = "HETEROTRAIN_JOB_NAME"
+JOB_NAMESPACE: Final = "HETEROTRAIN_JOB_NAMESPACE"
+JOB_UID: Final = "HETEROTRAIN_JOB_UID"
+WORKER: Final = "HETEROTRAIN_WORKER"
+"""Pod name (downward API)."""
+WORKER_UID: Final = "HETEROTRAIN_WORKER_UID"
+"""Pod uid (downward API): a pod that came back under an old name is another worker."""
+WORKER_ADDRESS: Final = "HETEROTRAIN_WORKER_ADDRESS"
+"""Pod IP (downward API)."""
+RANKS_PER_WORKER: Final = "HETEROTRAIN_RANKS_PER_WORKER"
+LOCAL_RANK: Final = "HETEROTRAIN_LOCAL_RANK"
+"""Set by the launcher for each rank that it starts; absent means 0."""
+PLAN_DIR: Final = "HETEROTRAIN_PLAN_DIR"
+"""Folder with the mounted plan; the file in it is ``keys.PLAN_KEY``."""
+CONFIG: Final = "HETEROTRAIN_CONFIG"
+"""JSON of ``config.TrainingConfig``: what is fixed for a pod's whole life."""
+METRICS_PORT: Final = "HETEROTRAIN_METRICS_PORT"
+PEER_PORT: Final = "HETEROTRAIN_PEER_PORT"
+TERMINATION_PATH: Final = "HETEROTRAIN_TERMINATION_PATH"
+"""File that receives the outcome; default ``DEFAULT_TERMINATION_PATH``."""
+SAMPLE_LOG_DIR: Final = "HETEROTRAIN_SAMPLE_LOG_DIR"
+"""When set (by the user: it is not reserved), each rank appends a JSON line per committed step with its sample ids."""
+
+USER_SETTABLE: Final = frozenset({SAMPLE_LOG_DIR})
+RESERVED: Final = frozenset(
+    {
+        JOB_NAME, JOB_NAMESPACE, JOB_UID, WORKER, WORKER_UID, WORKER_ADDRESS, RANKS_PER_WORKER, LOCAL_RANK, PLAN_DIR,
+        CONFIG, METRICS_PORT, PEER_PORT, TERMINATION_PATH,
+    }
+)  # fmt: skip
+
+DEFAULT_PLAN_DIR: Final = "/etc/heterotrain/plan"
+DEFAULT_TERMINATION_PATH: Final = "/dev/termination-log"

@@ -1,0 +1,104 @@
+"""Names, units and labels of the series that each rank exports and the operator reads.
+
+Every series carries the identity labels, so that a query by ``job_uid`` finds them whatever the scrape configuration
+renames. Counters are read raw and differenced by the reader: ``rate()`` loses a label set that lived for a few steps.
+Missing data is missing, never zero: a gauge that has no value yet is not exported.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Identity, on every series.
+LABEL_JOB_UID: Final = "job_uid"
+LABEL_WORKER: Final = "worker"
+LABEL_WORKER_UID: Final = "worker_uid"
+LABEL_LOCAL_RANK: Final = "local_rank"
+IDENTITY_LABELS: Final = (LABEL_JOB_UID, LABEL_WORKER, LABEL_WORKER_UID, LABEL_LOCAL_RANK)
+
+# What a step looked like; at most MAX_LIVE_SHAPES of them are kept per rank, the oldest goes first.
+LABEL_SHARE: Final = "share"
+"""Samples that this rank processed in the step."""
+LABEL_MICRO_BATCH: Final = "micro_batch"
+"""Largest micro-batch of the step, in samples."""
+SHAPE_LABELS: Final = (LABEL_SHARE, LABEL_MICRO_BATCH)
+MAX_LIVE_SHAPES: Final = 16
+
+LABEL_PHASE: Final = "phase"
+PHASE_LOAD: Final = "load"
+PHASE_FORWARD: Final = "forward"
+PHASE_BACKWARD: Final = "backward"
+"""Own backward computation, communication wait not included."""
+PHASE_SYNC: Final = "sync"
+"""Exposed synchronisation: from the end of own backward until the last bucket is reduced (waiting for others included)."""
+PHASE_UPDATE: Final = "update"
+PHASE_COMPUTE: Final = "compute"
+"""load + forward + backward + update of one step: its own sum of squares, because phases of one step are correlated."""
+PHASE_STEP: Final = "step"
+"""Commit to commit: what the user waits for."""
+PHASES: Final = (
+    PHASE_LOAD, PHASE_FORWARD, PHASE_BACKWARD, PHASE_SYNC, PHASE_UPDATE, PHASE_COMPUTE, PHASE_STEP,
+)  # fmt: skip
+
+# Counters with identity + shape labels.
+STEPS: Final = "heterotrain_steps_total"
+SAMPLES: Final = "heterotrain_samples_total"
+PHASE_SECONDS: Final = "heterotrain_phase_seconds_total"
+PHASE_SECONDS_SQUARED: Final = "heterotrain_phase_seconds_squared_total"
+FIRST_BUCKET_FRACTION: Final = "heterotrain_first_bucket_fraction_total"
+"""Sum over steps of the fraction of the last micro-batch's backward that had passed when the first bucket was ready (gamma)."""
+FIRST_BUCKET_FRACTION_SQUARED: Final = "heterotrain_first_bucket_fraction_squared_total"
+
+# Counters with identity labels only; the same on every rank, because they are minima over ranks per step.
+BUCKET_STEPS: Final = "heterotrain_bucket_steps_total"
+"""Steps for which bucket times are known (one step late)."""
+OVERLAPPED_SECONDS: Final = "heterotrain_overlapped_bucket_seconds_total"
+"""T_o: transfer seconds of all buckets but the last, minimum over ranks per bucket, summed over steps."""
+LAST_BUCKET_SECONDS: Final = "heterotrain_last_bucket_seconds_total"
+"""T_u: transfer seconds of the last bucket, minimum over ranks, summed over steps."""
+PAUSE_SECONDS: Final = "heterotrain_pause_seconds_total"
+"""Seconds from the last committed step to the next one around a membership change; label ``cause``."""
+MEMBERSHIP_CHANGES: Final = "heterotrain_membership_changes_total"
+"""Label ``cause``: join, leave, loss."""
+LABEL_CAUSE: Final = "cause"
+CAUSE_JOIN: Final = "join"
+CAUSE_LEAVE: Final = "leave"
+CAUSE_LOSS: Final = "loss"
+REPEATED_STEPS: Final = "heterotrain_repeated_steps_total"
+OUT_OF_MEMORY: Final = "heterotrain_out_of_memory_total"
+CHECKPOINT_FAILURES: Final = "heterotrain_checkpoint_failures_total"
+
+# Gauges with identity labels.
+READY: Final = "heterotrain_ready"
+PLAN_GENERATION: Final = "heterotrain_plan_generation"
+PLAN_REVISION: Final = "heterotrain_plan_revision"
+"""Revision whose shares are in force (not merely seen)."""
+FORMATION: Final = "heterotrain_formation"
+WORLD_SIZE: Final = "heterotrain_world_size"
+EPOCH: Final = "heterotrain_epoch"
+STEP: Final = "heterotrain_step"
+"""Committed steps since the job began."""
+SAMPLES_COMMITTED: Final = "heterotrain_committed_samples"
+"""Samples of the global batch committed since the job began; the same on every rank."""
+EPOCH_SAMPLES: Final = "heterotrain_epoch_samples"
+"""Samples in one epoch."""
+CURSOR: Final = "heterotrain_cursor"
+GLOBAL_BATCH: Final = "heterotrain_global_batch"
+LEARNING_RATE_SCALE: Final = "heterotrain_learning_rate_scale"
+LOSS: Final = "heterotrain_loss"
+GRADIENT_SQUARED: Final = "heterotrain_gradient_squared"
+"""Smoothed unbiased estimate of |G|^2."""
+GRADIENT_VARIANCE: Final = "heterotrain_gradient_variance"
+"""Smoothed unbiased estimate of tr(Sigma), per sample."""
+NOISE_SCALE: Final = "heterotrain_noise_scale_samples"
+PEAK_MEMORY: Final = "heterotrain_peak_memory_bytes"
+"""Shape labels too: peak memory of steps of this shape."""
+MICRO_BATCH_CAP: Final = "heterotrain_micro_batch_cap_samples"
+"""Learned from an out-of-memory; absent while nothing was learned."""
+CHECKPOINT_STEP: Final = "heterotrain_checkpoint_step"
+CHECKPOINT_TIME: Final = "heterotrain_checkpoint_timestamp_seconds"
+CHECKPOINT_PAUSE: Final = "heterotrain_checkpoint_pause_seconds"
+CHECKPOINT_DURATION: Final = "heterotrain_checkpoint_duration_seconds"
+USER_METRIC: Final = "heterotrain_user_metric"
+"""What the script reports with ``job.report(name=value)``; label ``name``."""
+LABEL_NAME: Final = "name"
