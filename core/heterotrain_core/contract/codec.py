@@ -46,7 +46,9 @@ def decode_plan(text: str, *, job_uid: str, newest: tuple[int, int] = (-1, -1)) 
         return Refused(reason="the plan is not a JSON object")
     schema = raw.pop("schema", None)
     if schema != SCHEMA_VERSION:
-        return Refused(reason=f"the plan has schema {schema!r}, this image reads {SCHEMA_VERSION}: use matching versions")
+        return Refused(
+            reason=f"the plan has schema {schema!r}, this image reads {SCHEMA_VERSION}: use matching versions"
+        )
     try:
         plan = _read(Plan, raw, "plan")
     except (TypeError, ValueError) as error:

@@ -60,5 +60,7 @@ def decode_config(text: str) -> TrainingConfig:
         raise ValueError(f"the training configuration has to be a JSON object, not {type(raw).__name__}")
     known = {field.name for field in fields(TrainingConfig)}
     if unknown := sorted(set(raw) - known):
-        raise ValueError(f"the training configuration has unknown fields {unknown}: operator and image differ in version")
+        raise ValueError(
+            f"the training configuration has unknown fields {unknown}: operator and image differ in version"
+        )
     return TrainingConfig(**raw)
