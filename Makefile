@@ -41,7 +41,12 @@ lint: setup ## ruff, mypy, import-linter
 format: setup ## let ruff rewrite what it can
 	@$(VENV)/bin/ruff check --fix-only --quiet . ; $(VENV)/bin/ruff format --quiet .
 
+crds: setup ## the CRD from the operator's models, into crds/ and the chart
+	@mkdir -p crds helm/heterotrain/files
+	@$(PY) -m heterotrain_operator.api.crd > crds/heterotrain.dev_heterotrainjobs.yaml
+	@cp crds/heterotrain.dev_heterotrainjobs.yaml helm/heterotrain/files/
+
 test-unit: setup ## fast tests: no cluster, a few seconds
 	@$(VENV)/bin/pytest tests/unit tests/packaging -q
 
-.PHONY: help setup lock lint format test-unit
+.PHONY: help setup lock lint format crds test-unit

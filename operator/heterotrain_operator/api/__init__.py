@@ -1,0 +1,1 @@
+"""The user's side: typed models of the custom resource, and the CRD made from them."""

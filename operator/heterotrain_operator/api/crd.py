@@ -1,0 +1,95 @@
+"""The CustomResourceDefinition, made from the models: ``python -m heterotrain_operator.api.crd > crds/…``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import yaml
+from heterotrain_core.contract import keys
+
+from heterotrain_operator.api.schema import CEL, structural
+from heterotrain_operator.api.status import HeteroTrainJobStatus
+from heterotrain_operator.api.v1alpha1 import MAX_NAME_LENGTH, HeteroTrainJobSpec
+
+HEADER = "# Made by `make crds` from operator/heterotrain_operator/api; do not edit.\n"
+
+NAME_RULE = CEL(
+    rule=f"size(self.metadata.name) <= {MAX_NAME_LENGTH} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+    message=f"metadata.name has to start with a letter, use only a-z, 0-9 and '-', and have at most {MAX_NAME_LENGTH} characters, "
+    "because pods and Services are named after it",
+)
+
+COLUMNS = (
+    ("State", "string", ".status.state", 0),
+    ("Ready", "string", ".status.ready", 0),
+    ("Epoch", "integer", ".status.epoch", 0),
+    ("Progress", "string", ".status.progress", 0),
+    ("Restarts", "integer", ".status.restarts", 0),
+    ("Age", "date", ".metadata.creationTimestamp", 0),
+    ("Samples/s", "number", ".status.samplesPerSecond", 1),
+    ("Plan", "string", ".status.plan.applied", 1),
+    ("Disruptions", "integer", ".status.disruptions", 1),
+    ("Price/h", "string", ".status.pricePerHour", 1),
+    ("Reason", "string", ".status.reason", 1),
+)
+
+
+def crd() -> dict[str, Any]:
+    """Return the CustomResourceDefinition of ``HeteroTrainJob``."""
+    spec = {**structural(HeteroTrainJobSpec), "description": "What the user wants."}
+    status = {**structural(HeteroTrainJobStatus), "description": "What the operator reports."}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{keys.PLURAL}.{keys.GROUP}"},
+        "spec": {
+            "group": keys.GROUP,
+            "names": {
+                "kind": keys.KIND,
+                "listKind": f"{keys.KIND}List",
+                "plural": keys.PLURAL,
+                "singular": keys.KIND.lower(),
+                "shortNames": [keys.SHORT_NAME],
+                "categories": ["all"],
+            },
+            "scope": "Namespaced",
+            "versions": [
+                {
+                    "name": keys.VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": [
+                        {"name": name, "type": kind, "jsonPath": path, "priority": priority}
+                        for name, kind, path, priority in COLUMNS
+                    ],
+                    "schema": {
+                        "openAPIV3Schema": {
+                            "description": "One training job on mixed accelerators, as fast as the sum of its parts, "
+                            "that never stops when a machine goes away.",
+                            "type": "object",
+                            "required": ["spec"],
+                            "x-kubernetes-validations": [{"rule": NAME_RULE.rule, "message": NAME_RULE.message}],
+                            "properties": {
+                                "apiVersion": {"type": "string", "description": f"{keys.GROUP}/{keys.VERSION}."},
+                                "kind": {"type": "string", "description": f"{keys.KIND}."},
+                                "metadata": {"type": "object"},
+                                "spec": spec,
+                                "status": status,
+                            },
+                        }
+                    },
+                }
+            ],
+        },
+    }
+
+
+def rendered() -> str:
+    """Return the text of the file in ``crds/``."""
+    return HEADER + yaml.safe_dump(crd(), sort_keys=False, width=160)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(rendered())

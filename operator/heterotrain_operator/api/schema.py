@@ -1,0 +1,97 @@
+"""From pydantic models to the structural schema that a CRD may hold.
+
+The API server takes a subset of JSON schema: no references, no ``anyOf`` with null, no titles. Rules in CEL and the list
+types that server-side apply needs are carried by the models themselves (class argument ``rules``, ``MapList``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler
+from pydantic.alias_generators import to_camel
+
+if TYPE_CHECKING:
+    from pydantic.json_schema import JsonSchemaValue
+    from pydantic_core import CoreSchema
+
+PRESERVE = "x-kubernetes-preserve-unknown-fields"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CEL:
+    """One validation rule: a CEL expression over ``self``, and the sentence that a user reads when it does not hold."""
+
+    rule: str
+    message: str
+
+
+class Model(BaseModel):
+    """A part of the custom resource: camelCase outside, frozen inside; unknown fields are ignored when reading.
+
+    Class arguments: ``rules``, CEL rules of this object; ``preserve=True`` keeps fields that the schema does not name.
+    """
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")
+    cel_rules: ClassVar[tuple[CEL, ...]] = ()
+    preserves_unknown: ClassVar[bool] = False
+
+    def __init_subclass__(cls, *, rules: tuple[CEL, ...] = (), preserve: bool = False, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.cel_rules = rules
+        cls.preserves_unknown = preserve
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler, /) -> JsonSchemaValue:
+        schema = handler.resolve_ref_schema(handler(core_schema))
+        if cls.cel_rules:
+            schema["x-kubernetes-validations"] = [{"rule": cel.rule, "message": cel.message} for cel in cls.cel_rules]
+        if cls.preserves_unknown:
+            schema[PRESERVE] = True
+        for field in cls.model_fields.values():
+            # The API server fills nested defaults only below an object that is there: an absent one has to become {}.
+            factory = field.default_factory
+            if isinstance(factory, type) and issubclass(factory, Model):
+                schema["properties"][field.alias]["default"] = {}
+        return schema
+
+
+def MapList(*names: str) -> dict[str, Any]:  # noqa: N802  # reads like the type that it stands for
+    """Return the markers of a list whose items are told apart by ``names``: appliers may own different items."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(names)}
+
+
+def structural(model: type[Model]) -> dict[str, Any]:
+    """Return the model's schema in the form that ``openAPIV3Schema`` of a CRD takes."""
+    schema = model.model_json_schema(by_alias=True, mode="validation")
+    definitions = schema.pop("$defs", {})
+    result = _structural(schema, definitions)
+    assert isinstance(result, dict)  # noqa: S101  # a model is always an object
+    return result
+
+
+def _structural(node: Any, definitions: dict[str, Any]) -> Any:
+    if isinstance(node, list):
+        return [_structural(item, definitions) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if "x-kubernetes-int-or-string" in node:
+        return node  # its form is prescribed to the letter
+    node = dict(node)
+    if reference := node.pop("$ref", None):
+        target = definitions[reference.removeprefix("#/$defs/")]
+        node = {**target, **node}
+    if "anyOf" in node:
+        (only,) = [option for option in node.pop("anyOf") if option != {"type": "null"}]
+        node = {**_structural(only, definitions), **node}
+    node.pop("title", None)
+    if node.get("default") in (None, [], ()):
+        node.pop("default", None)
+    if node.get("type") == "integer":
+        node.setdefault("format", "int64")
+    if "properties" in node:
+        properties = {name: _structural(value, definitions) for name, value in node["properties"].items()}
+        rest = {key: _structural(value, definitions) for key, value in node.items() if key != "properties"}
+        return {**rest, "properties": properties}
+    return {key: _structural(value, definitions) for key, value in node.items()}

@@ -1,0 +1,1 @@
+"""The moving parts: queue, reconcile, acting, polling, supervision."""

@@ -1,0 +1,1 @@
+"""Reading telemetry from Prometheus: queries, answers parsed into counters, HTTP."""
