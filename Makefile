@@ -11,6 +11,7 @@ UV_VERSION := 0.13.8
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 LOCKS := requirements/operator.txt requirements/trainer.txt requirements/examples.txt requirements/dev.txt
 CLUSTER := PYTHONPATH=deploy/local $(PY) -m local_cluster
+LAB := PYTHONPATH=deploy/lab:deploy/local $(PY)
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -49,4 +50,28 @@ crds: setup ## the CRD from the operator's models, into crds/ and the chart
 test-unit: setup ## fast tests: no cluster, a few seconds
 	@$(VENV)/bin/pytest tests/unit tests/packaging -q
 
-.PHONY: help setup lock lint format crds test-unit
+test-distributed: setup ## several real training processes, with faults
+	@$(VENV)/bin/pytest tests/distributed -q
+
+test: setup ## every tier, from lint to end-to-end on a real cluster; does all set-up itself
+	@./deploy/test-all.sh
+
+# cluster
+images: setup ## build the operator's and the trainer's image
+	@$(CLUSTER) setup
+	@$(CLUSTER) images build
+
+cluster: setup ## start the emulated cluster (kind where a Docker engine runs) and load the images
+	@$(CLUSTER) up --prefer-kind
+	@$(CLUSTER) images load
+
+cluster-down: setup ## stop it and leave nothing behind
+	@$(CLUSTER) down
+
+demo: setup images cluster ## the main job on a real cluster, from nothing to a table and a picture
+	@$(LAB) -m lab.demo
+
+bench: setup images cluster ## measure what docs/benchmarks.md quotes, each beside its alternative
+	@$(LAB) -m lab.bench
+
+.PHONY: help setup lock lint format test test-unit test-distributed images cluster cluster-down demo bench

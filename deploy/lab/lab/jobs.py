@@ -1,0 +1,183 @@
+"""Jobs on the cluster: made from the example, watched, and held to account sample by sample."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from heterotrain_core.contract import keys
+from heterotrain_core.contract.codec import Refused, decode_plan
+from heterotrain_core.contract.plan import Plan
+
+from lab.cluster import REPOSITORY, Cluster, ClusterError, wait_for
+
+EXAMPLE = REPOSITORY / "deploy/examples/digits"
+SHARED_FOLDER = "/var/local/heterotrain"
+"""The folder that kind-config.yaml mounts into every node."""
+
+
+def example(
+    name: str,
+    *,
+    arguments: Sequence[str] = (),
+    training: Mapping[str, Any] | None = None,
+    spec: Mapping[str, Any] | None = None,
+    limits: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
+    folder: str | None = None,
+) -> dict[str, Any]:
+    """Return the example job under another name.
+
+    Args:
+        name: the job's name.
+        arguments: appended to the script's own.
+        training: fields that replace those of ``spec.training``.
+        spec: fields that replace those of ``spec``.
+        limits: CPU limit for each pool (``{"a100": "560m"}``).
+        environment: variables for the container.
+        folder: host folder for checkpoints; a folder named after the job when ``None``.
+    """
+    job: dict[str, Any] = copy.deepcopy(yaml.safe_load((EXAMPLE / "job.yaml").read_text()))
+    job["metadata"]["name"] = name
+    job["spec"]["training"].update(training or {})
+    job["spec"].update(spec or {})
+    for pool in job["spec"]["workerPools"]:
+        if limits and pool["name"] in limits:
+            pool["resources"]["limits"]["cpu"] = pool["resources"]["requests"]["cpu"] = limits[pool["name"]]
+    pod = job["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    container["command"] = [*container["command"], *arguments]
+    container["env"] = [{"name": key, "value": value} for key, value in (environment or {}).items()]
+    pod["volumes"][1]["hostPath"]["path"] = folder or f"{SHARED_FOLDER}/{name}"
+    return job
+
+
+def script() -> dict[str, Any]:
+    """Return the ConfigMap with the example's training script."""
+    data = {"train.py": (EXAMPLE / "train.py").read_text()}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "digits-script"}, "data": data}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job on the cluster, by name."""
+
+    cluster: Cluster
+    name: str
+
+    def read(self) -> dict[str, Any]:
+        """Return the whole object.
+
+        Raises:
+            ClusterError: it is not there.
+        """
+        found = self.cluster.get(keys.PLURAL, self.name)
+        if found is None:
+            raise ClusterError(f"job {self.name} is not in namespace {self.cluster.namespace}")
+        return found
+
+    def status(self) -> dict[str, Any]:
+        """Return its status; empty before the operator has seen it."""
+        status: dict[str, Any] = self.read().get("status") or {}
+        return status
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        """Return one of its conditions; empty while there is none of this type."""
+        return next((each for each in self.status().get("conditions", []) if each["type"] == kind), {})
+
+    def is_true(self, kind: str) -> bool:
+        """Tell whether a condition is True."""
+        return self.condition(kind).get("status") == "True"
+
+    def uid(self) -> str:
+        """Return the object's uid."""
+        return str(self.read()["metadata"]["uid"])
+
+    def plan(self) -> Plan | None:
+        """Return the plan in force at the operator, or ``None`` while there is none."""
+        config_map = self.cluster.get("configmap", keys.plan_name(self.name))
+        if config_map is None:
+            return None
+        plan = decode_plan(config_map["data"][keys.PLAN_KEY], job_uid=self.uid())
+        if isinstance(plan, Refused):
+            raise ClusterError(plan.reason)
+        return plan
+
+    def pods(self) -> list[dict[str, Any]]:
+        """Return its pods."""
+        return self.cluster.list("pods", f"{keys.LABEL_JOB}={self.name}")
+
+    def pod_on(self, pool: str) -> dict[str, Any] | None:
+        """Return a running pod of this pool."""
+        running = (
+            pod
+            for pod in self.pods()
+            if pod["metadata"]["labels"].get(keys.LABEL_POOL) == pool
+            and pod["status"].get("phase") == "Running"
+            and "deletionTimestamp" not in pod["metadata"]
+        )
+        return next(running, None)
+
+    def wait_true(self, condition: str, *, timeout_s: float) -> None:
+        """Wait for a condition; a job that fails meanwhile ends the wait with its reason."""
+
+        def probe() -> bool:
+            failed = self.condition("Failed")
+            if failed.get("status") == "True" and condition != "Failed":
+                raise AssertionError(f"job {self.name} failed: {failed.get('reason')}: {failed.get('message')}")
+            return self.is_true(condition)
+
+        wait_for(probe, f"condition {condition} of job {self.name}", timeout_s=timeout_s, every_s=0.5)
+
+    def wait_members(self, count: int, *, timeout_s: float) -> Plan:
+        """Wait until a plan names this many members and return it."""
+
+        def probe() -> Plan | None:
+            plan = self.plan()
+            return plan if plan is not None and len(plan.members) == count else None
+
+        return wait_for(probe, f"a plan of job {self.name} with {count} members", timeout_s=timeout_s)
+
+    def wait_epoch(self, epoch: int, *, timeout_s: float) -> None:
+        """Wait until training has reached an epoch (counted from 0)."""
+        wait_for(
+            lambda: self.status().get("epoch", -1) >= epoch, f"epoch {epoch} of job {self.name}", timeout_s=timeout_s
+        )
+
+
+def fresh_folder(name: str) -> Path:
+    """Return an empty folder that every node mounts and every user may write, as a volume of a real cluster would be."""
+    folder = Path(SHARED_FOLDER) / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    return folder
+
+
+def committed_steps(folder: Path) -> dict[tuple[int, int], list[int]]:
+    """Return the sample ids of each committed (epoch, step), from the logs that the ranks wrote (one JSON line a step).
+
+    A rank that died right after it committed a step may have logged it although the survivors repeated it. What
+    counts is the lineage of the final weights: of several memberships that logged a step, the latest.
+    """
+    steps: dict[tuple[int, int], dict[tuple[int, int], list[int]]] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            membership = (row["generation"], row["formation"])
+            steps.setdefault((row["epoch"], row["step"]), {}).setdefault(membership, []).extend(row["samples"])
+    return {key: memberships[max(memberships)] for key, memberships in sorted(steps.items())}
+
+
+def committed_samples(folder: Path) -> dict[int, list[int]]:
+    """Return each epoch's committed sample ids, sorted."""
+    epochs: dict[int, list[int]] = {}
+    for (epoch, _), samples in committed_steps(folder).items():
+        epochs.setdefault(epoch, []).extend(samples)
+    return {epoch: sorted(samples) for epoch, samples in epochs.items()}

@@ -1,0 +1,66 @@
+"""Shows a running job: one line per second or so that changes, as a person would read it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from lab.cluster import ClusterError
+from lab.jobs import Job
+
+
+def describe(status: Mapping[str, Any], *, elapsed_s: float) -> str:
+    """Return one line about a job from its status; what is not known yet is a dash."""
+
+    def number(key: str, pattern: str) -> str:
+        value = status.get(key)
+        return "-" if value is None else pattern.format(float(value))
+
+    version = status.get("plan", {})
+    shares = " ".join(
+        f"{each['pool']}:{each['shareSamples']}" for each in status.get("workers", []) if "shareSamples" in each
+    )
+    return (
+        f"{elapsed_s:6.0f} s  {status.get('state', '-'):<10} epoch {status.get('epoch', '-')!s:<3}"
+        f" loss {number('loss', '{:.3f}'):<6} acc {number('accuracy', '{:.3f}'):<6}"
+        f" {number('samplesPerSecond', '{:.0f}'):>5} samples/s  eff {number('efficiency', '{:.2f}'):<5}"
+        f" plan {version.get('appliedGeneration', '-')}.{version.get('appliedRevision', '-'):<4} {shares}"
+    )
+
+
+class Live:
+    """Prints a job's line every ``every_s`` seconds while the block runs, and what happens through ``say``."""
+
+    def __init__(self, job: Job, *, every_s: float = 3.0) -> None:
+        self._job, self._every_s = job, every_s
+        self._started_s = time.monotonic()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="live", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def say(self, text: str) -> None:
+        """Print an event between the lines."""
+        print(f"{time.monotonic() - self._started_s:6.0f} s  >>> {text}", flush=True)
+
+    def _run(self) -> None:
+        last = ""
+        while not self._done.wait(self._every_s):
+            try:
+                line = describe(self._job.status(), elapsed_s=time.monotonic() - self._started_s)
+            except ClusterError as error:
+                line = f"(no status: {error})"
+            if line[8:] != last[8:]:
+                print(line, flush=True)
+            last = line

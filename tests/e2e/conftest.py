@@ -1,0 +1,150 @@
+"""End-to-end: the real cluster of `make cluster`, with the chart and Prometheus installed once for all tests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from heterotrain_core.contract import env
+from lab.cluster import Cluster, ClusterError, wait_for
+from lab.install import OPERATOR_NAMESPACE, install, this_cluster
+from lab.jobs import Job, committed_samples, committed_steps, example, fresh_folder, script
+
+EPOCH_SAMPLES = 1792
+EPOCHS = 4
+BATCH = 112
+EVEN_LIMITS = {"a100": "300m", "v100": "300m", "t4": "300m"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all tests of this folder; each may take minutes."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.e2e)
+            item.add_marker(pytest.mark.timeout(300))
+
+
+@pytest.fixture(scope="session")
+def installed() -> Cluster:
+    """Return the cluster with operator and Prometheus running."""
+    cluster = this_cluster()
+    install(cluster)
+    return cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A job of a test, and the folder that its pods write."""
+
+    job: Job
+    folder: Path
+    epochs: int
+    epoch_samples: int
+
+    def wait_steps(self, count: int, *, timeout_s: float = 90) -> None:
+        """Wait until this many steps are committed, by the ranks' own logs: that works without Prometheus, too."""
+
+        def probe() -> bool:
+            failed = self.job.condition("Failed")
+            if failed.get("status") == "True":
+                raise AssertionError(f"the job failed: {failed.get('message')}")
+            return len(committed_steps(self.folder / "samples")) >= count
+
+        wait_for(probe, f"{count} committed steps of {self.job.name}", timeout_s=timeout_s)
+
+    def steps(self) -> int:
+        """Return how many steps are committed."""
+        return len(committed_steps(self.folder / "samples"))
+
+    def wait_succeeded(self, *, timeout_s: float = 180) -> None:
+        """Wait for success and hold the job to account: every sample of every epoch exactly once."""
+        self.job.wait_true("Succeeded", timeout_s=timeout_s)
+        epochs = committed_samples(self.folder / "samples")
+        assert list(range(self.epochs)) == list(epochs)
+        for epoch, samples in epochs.items():
+            assert list(range(self.epoch_samples)) == samples, f"epoch {epoch} lost or repeated samples"
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start(installed: Cluster, request: pytest.FixtureRequest) -> Iterator[Start]:
+    """Return a function that applies an example job in a namespace of the test's own; on failure its story is printed."""
+    base = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_")).strip("-")[:40]
+    made: list[Job] = []
+
+    def begin(
+        name: str = "job",
+        *,
+        namespace: str = "",
+        limits: Mapping[str, str] | None = None,
+        epochs: int = EPOCHS,
+        **changes: Any,
+    ) -> Running:
+        cluster = Cluster(environment=installed.environment, namespace=f"e2e-{base}{namespace}")
+        if not any(job.cluster.namespace == cluster.namespace for job in made):
+            remove_namespace(cluster)
+            cluster.run("kubectl", "create", "namespace", cluster.namespace)
+            cluster.apply(script())
+        folder = fresh_folder(f"{cluster.namespace}-{name}")
+        (folder / "samples").mkdir()
+        (folder / "samples").chmod(0o777)
+        training = {"epochs": epochs, "globalBatchSize": BATCH, **changes.pop("training", {})}
+        manifest = example(
+            name,
+            arguments=["--samples-per-epoch", str(EPOCH_SAMPLES), *changes.pop("arguments", [])],
+            training=training,
+            limits=limits or EVEN_LIMITS,
+            environment={env.SAMPLE_LOG_DIR: "/checkpoints/samples"},
+            folder=str(folder),
+            **changes,
+        )
+        cluster.apply(manifest)
+        job = Job(cluster, name)
+        made.append(job)
+        return Running(job, folder, epochs, EPOCH_SAMPLES)
+
+    yield begin
+    if getattr(request.node, "failed_call", False):
+        for job in made:
+            print(story(job))
+    for namespace in {job.cluster.namespace for job in made}:
+        remove_namespace(Cluster(environment=installed.environment, namespace=namespace))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Remember a failed call, so that the fixture's clean-up can tell the story first."""
+    outcome: Any = yield
+    if outcome.get_result().when == "call" and outcome.get_result().failed:
+        item.failed_call = True  # type: ignore[attr-defined]  # our own mark on pytest's object
+
+
+def remove_namespace(cluster: Cluster) -> None:
+    """Delete the cluster's namespace and wait until it is gone."""
+    cluster.run(
+        "kubectl", "delete", "namespace", cluster.namespace, "--ignore-not-found", "--timeout=90s", timeout_s=100
+    )
+
+
+def story(job: Job) -> str:
+    """Return what a person would look at first: the object, its events, its pods' last lines and the operator's."""
+    chapters = [
+        ("get", "htj", job.name, "-o", "yaml"),
+        ("get", "pods", "-o", "wide"),
+        ("get", "events", "--sort-by=.lastTimestamp"),
+        ("logs", "-l", f"heterotrain.dev/job={job.name}", "--tail=40", "--prefix", "--ignore-errors"),
+        ("-n", OPERATOR_NAMESPACE, "logs", "deployment/heterotrain-operator", "--tail=60"),
+    ]
+    told = []
+    for chapter in chapters:
+        try:
+            told.append(f"$ kubectl {' '.join(chapter)}\n{job.cluster.kubectl(*chapter)}")
+        except ClusterError as error:
+            told.append(str(error))
+    return "\n".join(told)

@@ -1,0 +1,79 @@
+"""A job's life on a quiet cluster: it learns, succeeds, waits its turn, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from heterotrain_core.contract import keys
+from lab.cluster import wait_for
+
+if TYPE_CHECKING:
+    from conftest import Start
+
+
+def test_a_job_learns_its_shares_and_succeeds(start: Start) -> None:
+    """Three pools at 4 : 2 : 1 begin even, end with shares in the order of their speeds, and no sample is lost."""
+    running = start(limits={"a100": "560m", "v100": "280m", "t4": "140m"})
+    first = running.job.wait_members(3, timeout_s=90)
+    assert max(first.shares) - min(first.shares) <= 1, "the first plan knows nothing and is even"
+    running.wait_succeeded()
+
+    plan = running.job.plan()
+    assert plan is not None
+    shares = {member.pool: member.share_samples for member in plan.members}
+    assert shares["a100"] > shares["v100"] > shares["t4"], f"learned shares {shares}"
+    assert sum(shares.values()) == plan.global_batch_samples
+    assert plan.prediction is not None
+    status = running.job.status()
+    assert running.job.read()["metadata"]["generation"] == status["observedGeneration"]
+    assert status["accuracy"] > 0.5
+    assert status["restarts"] == 0
+    assert status["disruptions"] == 0
+
+
+def test_deleting_a_job_leaves_nothing(start: Start) -> None:
+    """Pods, Service, plan and disruption budget go with the job, by their owner references alone."""
+    running = start()
+    running.wait_steps(4)
+    cluster = running.job.cluster
+    cluster.kubectl("delete", keys.PLURAL, running.job.name, "--timeout=60s", timeout_s=70)
+    selector = f"{keys.LABEL_JOB}={running.job.name}"
+    wait_for(
+        lambda: (
+            not [each for kind in ("pods", "services", "configmaps", "pdb") for each in cluster.list(kind, selector)]
+        ),
+        "everything of the job to be gone",
+        timeout_s=90,
+    )
+
+
+def test_a_suspended_job_gives_its_nodes_back_and_resumes(start: Start) -> None:
+    """Suspend frees every pod and keeps a checkpoint; resume goes on from it with the very next samples."""
+    running = start(epochs=3)
+    running.wait_steps(running.epoch_samples // 112 + 3)  # into the second epoch
+    running.job.cluster.kubectl(
+        "patch", keys.PLURAL, running.job.name, "--type=merge", "-p", '{"spec":{"suspend":true}}'
+    )
+    running.job.wait_true("Suspended", timeout_s=60)
+    wait_for(lambda: not running.job.pods(), "the suspended job's pods to be gone", timeout_s=60)
+    before = running.steps()
+    running.job.cluster.kubectl(
+        "patch", keys.PLURAL, running.job.name, "--type=merge", "-p", '{"spec":{"suspend":false}}'
+    )
+    running.wait_succeeded()
+    assert running.steps() > before
+    assert not running.job.is_true("Suspended")
+
+
+def test_two_jobs_in_two_namespaces_do_not_meet_and_a_crashing_one_slows_nobody(start: Start) -> None:
+    """Jobs of the same name train side by side while a third crashes for ever next to them."""
+    limits = {"a100": "150m", "v100": "150m", "t4": "150m"}
+    broken = start("broken", namespace="-a", limits=limits, arguments=["--no-such-option"], spec={"backoffLimit": 2})
+    one = start("job", namespace="-a", limits=limits, epochs=2)
+    other = start("job", namespace="-b", limits=limits, epochs=2)
+    one.wait_succeeded()
+    other.wait_succeeded()
+    broken.job.wait_true("Failed", timeout_s=120)
+    failed = broken.job.condition("Failed")
+    assert failed["reason"] == "BackoffLimitExceeded"
+    assert broken.job.status()["disruptions"] == 0

@@ -1,0 +1,179 @@
+"""What the cloud does to a job: each time nothing is lost and no disruption is charged."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from heterotrain_core.contract.outcome import Ending, decode_outcome
+from lab import spot
+from lab.cluster import ClusterError, wait_for
+from lab.install import OPERATOR_NAMESPACE, rollout
+from local_cluster import control
+
+if TYPE_CHECKING:
+    from conftest import Running, Start
+
+
+def evict(running: Running, pod: str) -> None:
+    """Evict a pod through the Eviction API, as a drain does."""
+    body = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": pod, "namespace": running.job.cluster.namespace},
+    }
+    running.job.cluster.kubectl(
+        "create",
+        "--raw",
+        f"/api/v1/namespaces/{running.job.cluster.namespace}/pods/{pod}/eviction",
+        "-f",
+        "-",
+        stdin=json.dumps(body),
+    )
+
+
+def running_pod(running: Running, pool: str) -> str:
+    """Return the name of the pool's running pod."""
+    pod = wait_for(lambda: running.job.pod_on(pool), f"a running pod of pool {pool}", timeout_s=60)
+    return str(pod["metadata"]["name"])
+
+
+def test_an_evicted_worker_leaves_in_order_and_is_replaced(start: Start) -> None:
+    """Eviction: the worker finishes its step and leaves, a checkpoint is written, another takes its place."""
+    running = start(epochs=6)
+    running.job.wait_members(3, timeout_s=90)
+    running.wait_steps(6)
+    generation = running.job.wait_members(3, timeout_s=10).generation
+    pod = running_pod(running, "t4")
+    endings = []
+
+    def ended() -> bool:
+        found = running.job.cluster.get("pod", pod)
+        for each in (found or {}).get("status", {}).get("containerStatuses", []):
+            message = each.get("state", {}).get("terminated", {}).get("message")
+            if message:
+                endings.append(decode_outcome(message))
+        return found is None or bool(endings)
+
+    evict(running, pod)
+    wait_for(ended, f"pod {pod} to end", timeout_s=40, every_s=0.1)
+    wait_for(lambda: list((running.folder).glob("**/*")), "a checkpoint", timeout_s=20)
+    back = wait_for(
+        lambda: (
+            plan if (plan := running.job.plan()) and len(plan.members) == 3 and plan.generation > generation else None
+        ),
+        "a replacement to be taken in",
+        timeout_s=90,
+    )
+    assert back.generation > generation
+    running.wait_succeeded()
+    assert all(each is not None and each.ending is Ending.LEFT for each in endings)
+    status = running.job.status()
+    assert status["restarts"] == 0, "an eviction is not the job's fault"
+    assert status["disruptions"] >= 1
+
+
+def test_a_killed_worker_costs_one_step_and_counts_as_a_failure(start: Start) -> None:
+    """SIGKILL: survivors repeat the step in flight; the worker comes back and its fault is counted once."""
+    running = start(epochs=6)
+    running.job.wait_members(3, timeout_s=90)
+    running.wait_steps(6)
+    pod = running_pod(running, "v100")
+    kill = "for p in /proc/[0-9]*; do n=${p#/proc/}; [ $n != 1 ] && [ $n != $$ ] && grep -qa train.py $p/cmdline && kill -9 $n; done; true"
+    running.job.cluster.kubectl("exec", pod, "-c", "trainer", "--", "sh", "-c", kill)
+    running.wait_succeeded()
+    status = running.job.status()
+    assert status["restarts"] == 1
+    assert status["disruptions"] == 0
+
+
+def test_a_node_that_loses_power_and_returns(start: Start) -> None:
+    """Power cut, cable first: no goodbye reaches anyone, the others go on, and the node's return brings its worker back."""
+    running = start(epochs=10)
+    running.job.wait_members(3, timeout_s=90)
+    running.wait_steps(6)
+    node = spot.node_of_pool(running.job.cluster, "t4")
+    try:
+        control.power_off(node)
+        before = running.steps()
+        running.wait_steps(before + 3, timeout_s=60)
+        running.job.wait_members(2, timeout_s=90)
+    finally:
+        spot.give_back(running.job.cluster, node)
+    running.wait_succeeded(timeout_s=240)
+    assert running.job.status()["restarts"] == 0
+
+
+def test_the_operator_killed_in_the_middle(start: Start) -> None:
+    """Training does not notice; the next operator knows all it needs from the cluster."""
+    running = start(epochs=6)
+    running.job.wait_members(3, timeout_s=90)
+    running.wait_steps(6)
+    cluster = running.job.cluster
+    cluster.run(
+        "kubectl",
+        "-n",
+        OPERATOR_NAMESPACE,
+        "delete",
+        "pod",
+        "-l",
+        "app.kubernetes.io/name=heterotrain-operator",
+        "--grace-period=0",
+        "--force",
+    )
+    before, generation = running.steps(), running.job.wait_members(3, timeout_s=10).generation
+    running.wait_steps(before + 3)
+    rollout(cluster, OPERATOR_NAMESPACE, "heterotrain-operator")
+    running.wait_succeeded()
+    assert generation == (running.job.plan() or running.job.wait_members(3, timeout_s=5)).generation, (
+        "nobody was regrouped"
+    )
+    assert running.job.status()["restarts"] == 0
+
+
+def test_prometheus_away_and_back(start: Start) -> None:
+    """Without telemetry the last good plan stays, a condition says so, and training is not held up."""
+    running = start(epochs=8)
+    running.job.wait_members(3, timeout_s=90)
+    running.wait_steps(6)
+    cluster = running.job.cluster
+    scale = ["kubectl", "-n", "monitoring", "scale", "deployment/prometheus"]
+    try:
+        cluster.run(*scale, "--replicas=0")
+        wait_for(
+            lambda: running.job.condition("TelemetryAvailable").get("status") == "False",
+            "the condition that telemetry is missing",
+            timeout_s=45,
+        )
+        before = running.steps()
+        running.wait_steps(before + 3)
+    finally:
+        cluster.run(*scale, "--replicas=1")
+        rollout(cluster, "monitoring", "prometheus")
+    wait_for(
+        lambda: running.job.is_true("TelemetryAvailable") or running.job.is_true("Succeeded"),
+        "telemetry to be back",
+        timeout_s=60,
+    )
+    running.wait_succeeded()
+
+
+def test_a_corrupted_or_deleted_plan_is_made_again(start: Start) -> None:
+    """Trainers refuse a broken plan and keep theirs; the operator writes a higher one."""
+    running = start(epochs=6)
+    version = running.job.wait_members(3, timeout_s=90).version
+    running.wait_steps(4)
+    cluster, name = running.job.cluster, f"{running.job.name}-plan"
+    cluster.kubectl("patch", "configmap", name, "--type=merge", "-p", '{"data":{"plan.json":"{broken"}}')
+
+    def repaired() -> bool:
+        try:
+            plan = running.job.plan()
+        except ClusterError:
+            return False
+        return plan is not None and plan.version >= version
+
+    wait_for(repaired, "the broken plan to be repaired", timeout_s=30)
+    cluster.delete("configmap", name)
+    wait_for(repaired, "the deleted plan to be made again", timeout_s=30)
+    running.wait_succeeded()
