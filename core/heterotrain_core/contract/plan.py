@@ -43,17 +43,21 @@ class Boundary:
 class ComputeTime:
     """A member's own seconds for ``b`` samples: ``a(b) = q b + s`` before and after, ``P(b) = k b + m`` in backward.
 
+    A share that is accumulated over ``M`` micro-batches pays ``s`` and ``m`` M times, but ``update_s`` once.
+
     Attributes:
-        per_sample_s: q, load + forward + update seconds per sample.
+        per_sample_s: q, load + forward seconds per sample.
         fixed_s: s, their fixed part.
         backward_per_sample_s: k.
         backward_fixed_s: m.
+        update_s: the optimizer's seconds, once a step whatever the share.
     """
 
     per_sample_s: float
     fixed_s: float
     backward_per_sample_s: float
     backward_fixed_s: float
+    update_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

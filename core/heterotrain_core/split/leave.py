@@ -1,0 +1,77 @@
+"""Who had better leave: a member whose floor alone makes everybody wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from heterotrain_core.contract.plan import Binding, CommunicationTime
+from heterotrain_core.split.balance import Split, balance
+from heterotrain_core.split.curve import SplitMember
+
+_ALONE = CommunicationTime()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaver:
+    """A member that is proposed for leaving.
+
+    Attributes:
+        member: its place in the sequence that was asked about.
+        gain_ratio: by how much the step time falls with it (and those proposed before it) gone, e.g. 0.25.
+        step_s: the step time then.
+        reason: one sentence for people.
+    """
+
+    member: int
+    gain_ratio: float
+    step_s: float
+    reason: str
+
+
+def leavers(
+    total_samples: int,
+    members: Sequence[SplitMember],
+    *,
+    communication: CommunicationTime = _ALONE,
+    least_members: int = 1,
+) -> tuple[Leaver, ...]:
+    """Return the members without which the rest would be faster, the greatest gain first; empty when none.
+
+    A member's best share is below its floor when it would finish sooner than at its floor and others would take the
+    difference; with everybody else able to take the batch, the step is shorter without it. Communication is taken as
+    it is: fewer members rarely make it slower, so the gain is a lower bound as a rule.
+
+    Args:
+        total_samples: the global batch.
+        members: by rank, as for ``balance``.
+        communication: as for ``balance``.
+        least_members: nobody is proposed beyond this number of remaining members.
+    """
+    staying = list(range(len(members)))
+    found: list[Leaver] = []
+    split = balance(total_samples, members, communication=communication)
+    while isinstance(split, Split) and len(staying) > max(1, least_members):
+        best: tuple[float, int, Split] | None = None
+        for place, binding in enumerate(split.bindings):
+            if binding is not Binding.FLOOR or split.shares[place] == 0:
+                continue
+            rest = [members[i] for i in staying[:place] + staying[place + 1 :]]
+            without = balance(total_samples, rest, communication=communication)
+            if isinstance(without, Split) and without.step_s < (best[0] if best else split.step_s):
+                best = (without.step_s, place, without)
+        if best is None:
+            break
+        gain = 1 - best[0] / split.step_s
+        index = staying.pop(best[1])
+        found.append(
+            Leaver(
+                member=index,
+                gain_ratio=gain,
+                step_s=best[0],
+                reason=f"member {index} cannot go below its floor of {split.shares[best[1]]} samples; without it a step "
+                f"takes {best[0]:.4g} s instead of {split.step_s:.4g} s ({gain:.1%} less)",
+            )
+        )
+        split = best[2]
+    return tuple(found)

@@ -1,0 +1,116 @@
+"""The least level at which the members together take a whole batch: exact over the finite set of possible step times.
+
+Every ``t_i`` never falls with the share, so the samples that all members finish within a level never fall with the
+level. The least level with enough of them is one of the values ``t_i(n)``, and any integer division that fits under it
+is optimal. Legend: ``W`` members, ``C`` candidate batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from heterotrain_core.split.proportion import in_proportion
+from heterotrain_core.split.timing import Floats, Ints, Timing
+
+_NEWTON_STEPS = 24
+_SMALL_SPREAD = 64
+
+
+def least_shares(timing: Timing, totals: Sequence[int]) -> Ints:
+    """Return for each total the shares ``_CW`` with the least greatest step time.
+
+    Members whose floor alone takes longer than the level keep their floor, and the others are levelled among themselves.
+    Samples that the level leaves over are taken from those that reach it exactly, evenly, highest rank first.
+
+    All members have one granularity, of which each total is a multiple between the sums of floors and caps.
+    """
+    starts = _real_levels(timing, np.array(totals, dtype=float))
+    firsts = timing.most(starts[:, None])
+    return np.stack([_exact(timing, t, float(s), f) for t, s, f in zip(totals, starts, firsts, strict=True)])
+
+
+def _real_levels(timing: Timing, totals_C: Floats) -> Floats:
+    """Return for each total the level of the real-valued relaxation, by Newton steps kept inside a shrinking bracket."""
+    low = np.full_like(totals_C, float(timing.step_s(timing.lo_W).min()))
+    high = np.full_like(totals_C, float(timing.step_s(timing.hi_W).max()))
+    level = (low + high) / 2
+    for _ in range(_NEWTON_STEPS):
+        shares, slopes = timing.real_most(level[:, None])
+        missing = totals_C - shares.sum(axis=1)
+        slope = slopes.sum(axis=1)
+        if np.all(np.abs(missing) < 1e-6 * np.maximum(totals_C, 1.0)):
+            break
+        low = np.where(missing > 0, level, low)
+        high = np.where(missing > 0, high, level)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            newton = level + missing / slope
+        inside = (newton > low) & (newton < high)
+        level = np.where(inside, newton, (low + high) / 2)
+    return level
+
+
+def _exact(timing: Timing, total: int, start: float, first_W: Ints) -> Ints:
+    """Return the optimal integer shares, starting from a level near the optimum and what members take within it."""
+    granularity = int(timing.granularity_W[0])
+    if total <= int(timing.lo_W.sum()):
+        return timing.lo_W.copy()
+    if total >= int(timing.hi_W.sum()):
+        return timing.hi_W.copy()
+    low, few_W, high, many_W = _bracket(timing, total, start, first_W)
+    low, few_W, high, many_W = _narrow(timing, total, low=low, few_W=few_W, high=high, many_W=many_W)
+    # What is left between the two levels is few: list each further granule with the time at which it would be done.
+    more_W = (many_W - few_W) // granularity
+    columns = np.repeat(np.arange(len(more_W)), more_W)
+    ordinal = np.arange(len(columns)) - np.repeat(np.cumsum(more_W) - more_W, more_W) + 1
+    times = timing.step_at(columns, few_W[columns] + ordinal * granularity)
+    wanted = (total - int(few_W.sum())) // granularity
+    level = np.partition(times, wanted - 1)[wanted - 1]
+    before = np.bincount(columns[times < level], minlength=len(more_W))
+    tied = np.bincount(columns[times == level], minlength=len(more_W))
+    left = wanted - int(before.sum())
+    kept = tied if left == tied.sum() else np.array(in_proportion(left, tied.tolist()), dtype=np.int64)
+    return few_W + (before + kept) * granularity
+
+
+def _bracket(timing: Timing, total: int, start: float, first_W: Ints) -> tuple[float, Ints, float, Ints]:
+    """Return a level with too few samples and one with enough, and the shares at both; close together as a rule."""
+    granularity = int(timing.granularity_W[0])
+    missing = (total - int(first_W.sum())) // granularity
+    if missing > 0:
+        # At the time of the missing-th next granule, at least that many more are done.
+        next_W = first_W + granularity
+        times = timing.step_s(np.minimum(next_W, timing.hi_W))[next_W <= timing.hi_W]
+        high = float(np.partition(times, missing - 1)[missing - 1]) if missing <= len(times) else np.inf
+        high = high if np.isfinite(high) else float(timing.step_s(timing.hi_W).max())
+        return start, first_W, high, timing.most(np.array([high]))
+    # Just below the time of the (surplus + 1)-th latest last granule, at least that many fewer are done.
+    surplus = -missing
+    times = timing.step_s(first_W)[first_W > timing.lo_W]
+    if surplus < len(times):
+        low = float(np.nextafter(np.partition(times, -surplus - 1)[-surplus - 1], -np.inf))
+        return low, timing.most(np.array([low])), start, first_W
+    return float(timing.step_s(timing.lo_W).min()) / 2, timing.lo_W, start, first_W
+
+
+def _narrow(
+    timing: Timing, total: int, *, low: float, few_W: Ints, high: float, many_W: Ints
+) -> tuple[float, Ints, float, Ints]:
+    """Return a bracket between whose levels only few granules lie, or which no float divides any more."""
+    granularity = int(timing.granularity_W[0])
+    halve = False
+    while int((many_W - few_W).sum()) > (4 * len(few_W) + _SMALL_SPREAD) * granularity:
+        few, many = int(few_W.sum()), int(many_W.sum())
+        # Straight-line interpolation, every other time a bisection so that jumps cannot stall it.
+        part = 0.5 if halve else (total - few) / (many - few)
+        middle = low + (high - low) * min(max(part, 0.02), 0.98)
+        halve = not halve
+        if not low < middle < high:
+            break
+        shares = timing.most(np.array([middle]))
+        if int(shares.sum()) < total:
+            low, few_W = middle, shares
+        else:
+            high, many_W = middle, shares
+    return low, few_W, high, many_W

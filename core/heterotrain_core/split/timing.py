@@ -1,0 +1,235 @@
+"""Step times of many members at once, and their inverse: the largest share that finishes within a time.
+
+Legend: ``W`` members, ``L`` leading axes (candidate batches, or none). All arrays of one ``Timing`` are ``_W``.
+
+With ``n`` samples in ``M = ceil(n / micro cap)`` micro-batches of nearly equal size, of which the last has
+``floor(n / M)`` samples, a member needs (docs/mathematics.md)
+
+    compute    C(n) = (q + k) n + (s + m) M + update
+    backward   P(n) = k floor(n / M) + m            of the last micro-batch, the only one that overlaps with the exchange
+    step       t(n) = C(n) + T_u + max(0, T_o - (1 - gamma) P(n))
+
+and the cluster's step is ``max_i t_i(n_i)``, which is the two-term formula regrouped by member. ``t`` never falls with
+``n`` for models; a table may fall, and is then seen through its envelope (see ``gaps``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
+from heterotrain_core.split.curve import SplitMember, TableTime
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+UNLIMITED = 2**40
+"""Stands for "no limit" in samples; products with it still fit 64 bits and are exact in a float."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """One distinct table with its communication, on the grid of shares that its members may have.
+
+    Attributes:
+        columns: the members that share it.
+        lo, granularity: grid point ``x`` is the share ``lo + x * granularity``.
+        own_G, step_G: compute and step seconds on the grid.
+        reach_G: least step time of this share or any larger one up to the cap, so that it never falls: a share counts
+            as reached as soon as any share at least as large is.
+    """
+
+    columns: Ints
+    lo: int
+    granularity: int
+    own_G: Floats
+    step_G: Floats
+    reach_G: Floats
+
+    def index(self, samples: Ints) -> Ints:
+        return np.clip((samples - self.lo) // self.granularity, 0, len(self.step_G) - 1)
+
+
+def table_seconds(table: TableTime, samples: Ints, micro_cap: int) -> Floats:
+    """Return own compute seconds for shares by the table: micro-batches add up, an empty share costs nothing."""
+    xs, ys = (np.array(axis, dtype=float) for axis in zip(*table.points, strict=True))
+    micro = np.maximum(-(-samples // micro_cap), 1)
+    small, larger = np.divmod(samples, micro)
+    spent = (micro - larger) * np.interp(small, xs, ys) + larger * np.interp(small + 1, xs, ys)
+    return np.where(samples > 0, spent, 0.0)
+
+
+class Timing:
+    """The members of one split as arrays."""
+
+    def __init__(self, members: Sequence[SplitMember], communication: CommunicationTime, most_samples: int) -> None:
+        """Lay out ``members`` (sound by ``member_problem``); shares above ``most_samples`` will not be asked for."""
+        models = [m.compute if isinstance(m.compute, ComputeTime) else _NO_MODEL for m in members]
+        self.k_W: Floats = np.array([c.backward_per_sample_s for c in models])
+        self.m_W: Floats = np.array([c.backward_fixed_s for c in models])
+        self.rate_W: Floats = np.array([c.per_sample_s for c in models]) + self.k_W
+        self.fixed_W: Floats = np.array([c.fixed_s for c in models]) + self.m_W
+        self.update_W: Floats = np.array([c.update_s for c in models])
+        self.granularity_W: Ints = np.array([m.granularity_samples for m in members], dtype=np.int64)
+        self.micro_W: Ints = np.array([m.micro_cap_samples or UNLIMITED for m in members], dtype=np.int64)
+        floors = np.array([m.floor_samples for m in members], dtype=np.int64)
+        caps = np.array([_cap(m) for m in members], dtype=np.int64)
+        self.lo_W: Ints = -(-floors // self.granularity_W) * self.granularity_W
+        self.cap_W: Ints = caps // self.granularity_W * self.granularity_W
+        self.hi_W: Ints = np.minimum(self.cap_W, most_samples // self.granularity_W * self.granularity_W)
+        self.overlapped_s = communication.overlapped_s
+        self.last_s = communication.last_bucket_s
+        self.hidden = 1.0 - communication.gamma
+        self.accumulates = bool(np.any(self.micro_W < self.hi_W))
+        self.is_table_W = np.array([isinstance(m.compute, TableTime) for m in members])
+        self.tables = self._tables(members) if self.is_table_W.any() else ()
+        # A member whose own slope of the communication term is zero (q = 0, gamma = 0) only ever waits for its fixed part.
+        self.late_W = self.rate_W - self.hidden * self.k_W
+
+    def _tables(self, members: Sequence[SplitMember]) -> tuple[_Table, ...]:
+        groups: dict[tuple[TableTime, int, int, int, int], list[int]] = {}
+        for column, member in enumerate(members):
+            if isinstance(member.compute, TableTime) and self.lo_W[column] <= self.hi_W[column]:
+                limits = (int(self.lo_W[column]), int(self.hi_W[column]))
+                key = (member.compute, *limits, int(self.micro_W[column]), member.granularity_samples)
+                groups.setdefault(key, []).append(column)
+        found = []
+        for (compute, lo, hi, micro_cap, granularity), columns in groups.items():
+            grid = np.arange(lo, hi + 1, granularity, dtype=np.int64)
+            own = table_seconds(compute, grid, micro_cap)
+            step = own + (self.last_s + self.overlapped_s)
+            reach = np.minimum.accumulate(step[::-1])[::-1]
+            found.append(
+                _Table(np.array(columns, dtype=np.int64), lo, granularity, own, step, np.ascontiguousarray(reach))
+            )
+        return tuple(found)
+
+    def micro_batches(self, samples_LW: Ints) -> Ints:
+        """Return the number of micro-batches of each share."""
+        if not self.accumulates:
+            return np.minimum(samples_LW, 1)
+        return -(-samples_LW // self.micro_W)
+
+    def own_s(self, samples_LW: Ints) -> Floats:
+        """Return own compute seconds C(n)."""
+        micro = self.micro_batches(samples_LW)
+        own = self.rate_W * samples_LW + self.fixed_W * micro + self.update_W
+        for table in self.tables:
+            own[..., table.columns] = table.own_G[table.index(samples_LW[..., table.columns])]
+        return own
+
+    def last_backward_s(self, samples_LW: Ints) -> Floats:
+        """Return the seconds P(n) of the last micro-batch's backward; 0 for an empty share and for tables."""
+        micro = self.micro_batches(samples_LW)
+        last = samples_LW // np.maximum(micro, 1) if self.accumulates else samples_LW
+        return self.k_W * last + self.m_W * np.minimum(micro, 1)
+
+    def step_s(self, samples_LW: Ints) -> Floats:
+        """Return t(n): when the step would end if this member alone held it up."""
+        times = self._model_step(samples_LW, slice(None))
+        for table in self.tables:
+            times[..., table.columns] = table.reach_G[table.index(samples_LW[..., table.columns])]
+        return times
+
+    def step_at(self, columns: Ints, samples: Ints) -> Floats:
+        """Return t(n) for pairs of (member, share)."""
+        times = self._model_step(samples, columns)
+        for table in self.tables:
+            mine = np.isin(columns, table.columns)
+            times[mine] = table.reach_G[table.index(samples[mine])]
+        return times
+
+    def _model_step(self, samples_LW: Ints, columns: Ints | slice) -> Floats:
+        if self.accumulates:
+            micro = -(-samples_LW // self.micro_W[columns])
+            last = samples_LW // np.maximum(micro, 1)
+            some = np.minimum(micro, 1)
+        else:
+            micro = some = np.minimum(samples_LW, 1)
+            last = samples_LW
+        times = (
+            self.rate_W[columns] * samples_LW + self.fixed_W[columns] * micro + (self.update_W[columns] + self.last_s)
+        )
+        if self.overlapped_s > 0:
+            backward = self.k_W[columns] * last + self.m_W[columns] * some
+            times += np.maximum(self.overlapped_s - self.hidden * backward, 0.0)
+        return times
+
+    def model_step_s(self, samples_LW: Ints) -> Floats:
+        """Return t(n) by the models alone, also above the caps; what it says for tables means nothing."""
+        return self._model_step(samples_LW, slice(None))
+
+    def real_most(self, level_L1: Floats) -> tuple[Floats, Floats]:
+        """Return the real-valued share that each member finishes within a level, and its slope in samples per second.
+
+        The slope is 0 where a limit holds the share. Both are ``_LW``; exact for models without accumulation.
+        """
+        budget = level_L1 - (self.update_W + self.last_s)
+        micro = np.ones_like(self.rate_W)
+        late = self.late_W
+        lower, upper = np.zeros_like(late), self.micro_W.astype(float)
+        if self.accumulates:
+            # Whole micro-batches of full size first, then the largest share in one micro-batch more.
+            exposed = np.maximum(self.overlapped_s - self.hidden * (self.k_W * self.micro_W + self.m_W), 0.0)
+            full = np.floor(_divide(budget - exposed, self.rate_W * self.micro_W + self.fixed_W))
+            full = np.clip(full, 0.0, np.ceil(self.hi_W / self.micro_W))
+            micro = full + 1.0
+            late = self.rate_W - self.hidden * self.k_W / micro
+            lower, upper = full * self.micro_W, micro * self.micro_W
+        by_compute = _divide(budget - micro * self.fixed_W, self.rate_W)
+        most, slope = by_compute, _inverse(self.rate_W)
+        if self.overlapped_s > 0:
+            by_exchange = _divide(budget - self.overlapped_s - micro * self.fixed_W + self.hidden * self.m_W, late)
+            slope = np.where(by_exchange < by_compute, _inverse(late), slope)
+            most = np.minimum(by_compute, by_exchange)
+        most = np.clip(most, lower, upper)
+        for table in self.tables:
+            cells = np.searchsorted(table.reach_G, level_L1[..., 0], side="right") - 1
+            most[..., table.columns] = (table.lo + cells * table.granularity)[..., None]
+        free = (most > self.lo_W) & (most < self.hi_W)
+        return np.clip(most, self.lo_W, self.hi_W), np.where(free, slope, 0.0)
+
+    def most(self, level_L1: Floats) -> Ints:
+        """Return the largest allowed share that each member finishes within a level; its floor where none is.
+
+        The closed form gives the share up to rounding errors and to the last micro-batch's rounding; the two loops
+        make it exact against ``step_s`` itself, in one or two passes.
+        """
+        real, _ = self.real_most(level_L1)
+        shares = (real / self.granularity_W).astype(np.int64) * self.granularity_W
+        shares: Ints = np.clip(shares, self.lo_W, self.hi_W)
+        while True:
+            more = shares + self.granularity_W
+            fits = (more <= self.hi_W) & (self.step_s(np.minimum(more, self.hi_W)) <= level_L1)
+            if not fits.any():
+                break
+            shares = np.where(fits, more, shares)
+        while True:
+            late = (shares > self.lo_W) & (self.step_s(shares) > level_L1)
+            if not late.any():
+                return shares
+            shares = np.where(late, shares - self.granularity_W, shares)
+
+
+_NO_MODEL = ComputeTime(per_sample_s=0.0, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
+
+
+def _cap(member: SplitMember) -> int:
+    cap = UNLIMITED if member.cap_samples is None else min(member.cap_samples, UNLIMITED)
+    return min(cap, math.floor(member.compute.points[-1][0])) if isinstance(member.compute, TableTime) else cap
+
+
+def _divide(amount: Floats, rate: Floats) -> Floats:
+    """Return amount / rate, with unlimited or nothing where the rate is zero."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return np.where(rate > 0, amount / rate, np.where(amount >= 0, float(UNLIMITED), -1.0))
+
+
+def _inverse(rate: Floats) -> Floats:
+    with np.errstate(divide="ignore"):
+        return np.where(rate > 0, 1.0 / rate, 0.0)
