@@ -9,7 +9,7 @@ PY := $(VENV)/bin/python
 UV := $(VENV)/bin/uv
 UV_VERSION := 0.13.8
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
-LOCKS := requirements/operator.txt requirements/trainer.txt requirements/examples.txt requirements/dev.txt
+LOCKS := requirements/operator.txt requirements/trainer.txt requirements/build.txt requirements/examples.txt requirements/dev.txt
 CLUSTER := PYTHONPATH=deploy/local $(PY) -m local_cluster
 LAB := PYTHONPATH=deploy/lab:deploy/local $(PY)
 
@@ -30,6 +30,7 @@ setup: $(VENV)/.installed ## Python environment with everything locked
 lock: $(UV) ## resolve pyproject.toml into requirements/*.txt
 	@for part in operator trainer; do \
 	  $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --extra $$part pyproject.toml -o requirements/$$part.txt; done
+	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --group build -o requirements/build.txt
 	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --extra trainer --group examples pyproject.toml -o requirements/examples.txt
 	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --extra operator --extra trainer --extra cli --group examples --group dev pyproject.toml -o requirements/dev.txt
 
