@@ -206,8 +206,8 @@ def _described(timing: Timing, members: Sequence[SplitMember], shares_CW: Ints) 
     next_CW = _next_s(timing, members, shares_CW)
     slowest_C1 = step_CW.max(axis=1)[:, None]
     room_CW = np.where(shares_CW < timing.hi_W, next_CW, np.inf)
-    room_CW = room_CW if len(members) > 1 else np.full((len(shares_CW), 2), np.inf)
-    two = np.partition(room_CW, 1, axis=1)[:, :2]
+    nobody_C1 = np.full((len(shares_CW), 1), np.inf)  # a single member has no others
+    two = np.partition(np.concatenate((room_CW, nobody_C1), axis=1), 1, axis=1)[:, :2]
     others_CW = np.where(room_CW == two[:, :1], two[:, 1:], two[:, :1])
     at_floor = (shares_CW == timing.lo_W) & ((shares_CW == 0) | (others_CW < step_CW))
     at_cap = (shares_CW == timing.cap_W) & (next_CW < slowest_C1)
