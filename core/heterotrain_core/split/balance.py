@@ -20,7 +20,7 @@ from heterotrain_core.split.level import least_shares
 from heterotrain_core.split.proportion import evenly, in_proportion
 from heterotrain_core.split.timing import Floats, Ints, Timing, table_seconds
 
-__all__ = ["Infeasible", "Split", "balance", "balance_many", "evenly", "in_proportion"]
+__all__ = ["Infeasible", "Split", "balance", "balance_many", "evaluate", "evenly", "in_proportion"]
 
 _ALONE = CommunicationTime()
 
@@ -32,7 +32,9 @@ class Split:
     Attributes:
         shares: samples per member, by rank; they sum to the global batch.
         micro_batches: micro-batches per member, 0 for an empty share.
-        step_s: predicted seconds of a step, the least possible.
+        step_s: predicted seconds of a step: of ``balance`` the least possible.
+        member_s: when the step would end if the member alone held it up; the largest is ``step_s``.
+        own_s: each member's own compute seconds.
         bindings: what keeps each member from helping more. Memory: at its cap, and one granule more would still
             finish before the slowest. Floor: at its floor, and somebody else would do its last granule sooner (also an
             empty share). Otherwise compute or communication, by which of the two terms its step time is.
@@ -44,6 +46,8 @@ class Split:
     shares: tuple[int, ...]
     micro_batches: tuple[int, ...]
     step_s: float
+    member_s: tuple[float, ...]
+    own_s: tuple[float, ...]
     bindings: tuple[Binding, ...]
     solo_samples_per_s: float
     efficiency: float
@@ -98,6 +102,30 @@ def balance_many(
         shares_CW = least_shares(timing, feasible)
         answers = iter(_described(timing, members, shares_CW))
     return tuple(next(answers) if limit is None else limit for limit in limits)
+
+
+def evaluate(
+    shares: Sequence[int], members: Sequence[SplitMember], *, communication: CommunicationTime = _ALONE
+) -> Split | Infeasible:
+    """Return what given shares come to, optimal or not; infeasible where they break a floor, a cap or a granularity."""
+    if problem := _problem(members, communication):
+        return problem
+    if len(shares) != len(members):
+        return Infeasible(reason=f"there are {len(shares)} shares for {len(members)} members")
+    timing = Timing(members, communication, max(shares))
+    shares_W: Ints = np.array(shares, dtype=np.int64)
+    odd = np.flatnonzero(
+        (shares_W < timing.lo_W) | (shares_W > timing.cap_W) | (shares_W % timing.granularity_W != 0)
+    ).tolist()
+    if odd:
+        low, cap = int(timing.lo_W[odd[0]]), int(timing.cap_W[odd[0]])
+        return Infeasible(
+            reason=f"member {odd[0]} cannot take {shares[odd[0]]} samples: it may have {low} to {cap} in steps of "
+            f"{members[odd[0]].granularity_samples}"
+        )
+    if not any(shares):
+        return Infeasible(reason="all shares are zero", limit=1)
+    return _described(timing, members, shares_W[None, :])[0]
 
 
 def _problem(members: Sequence[SplitMember], communication: CommunicationTime) -> Infeasible | None:
@@ -214,15 +242,14 @@ def _described(timing: Timing, members: Sequence[SplitMember], shares_CW: Ints) 
     code_CW = np.where(at_floor, 3, np.where(at_cap, 2, np.where(exposed_CW > 0, 1, 0)))
     with np.errstate(divide="ignore", invalid="ignore"):
         solo_C = np.where(shares_CW > 0, shares_CW / own_CW, 0.0).sum(axis=1)
-    totals_C = shares_CW.sum(axis=1)
     return [
         _split(
             shares=tuple(shares_CW[c].tolist()),
             micro_batches=tuple(micro_CW[c].tolist()),
-            step_s=float(slowest_C1[c, 0]),
+            member_s=tuple(step_CW[c].tolist()),
+            own_s=tuple(own_CW[c].tolist()),
             codes=code_CW[c],
             solo=float(solo_C[c]),
-            total=int(totals_C[c]),
         )
         for c in range(len(shares_CW))
     ]
@@ -232,18 +259,27 @@ _BINDINGS = np.array([Binding.COMPUTE, Binding.COMMUNICATION, Binding.MEMORY, Bi
 
 
 def _split(
-    *, shares: tuple[int, ...], micro_batches: tuple[int, ...], step_s: float, codes: Ints, solo: float, total: int
+    *,
+    shares: tuple[int, ...],
+    micro_batches: tuple[int, ...],
+    member_s: tuple[float, ...],
+    own_s: tuple[float, ...],
+    codes: Ints,
+    solo: float,
 ) -> Split:
     counts = Counter(codes.tolist())
     bound = ", ".join(f"{_BINDINGS[code].value} {counts[code]}" for code in sorted(counts))
+    total, step_s = sum(shares), max(member_s)
     return Split(
         shares=shares,
         micro_batches=micro_batches,
         step_s=step_s,
+        member_s=member_s,
+        own_s=own_s,
         bindings=tuple(_BINDINGS[codes].tolist()),
         solo_samples_per_s=solo,
         efficiency=total / step_s / solo,
-        reason=f"{total} samples in {step_s:.4g} s is the least step time of {len(shares)} members; bound by {bound}",
+        reason=f"{len(shares)} members take {total} samples in {step_s:.4g} s; bound by {bound}",
     )
 
 

@@ -201,8 +201,8 @@ class Timing:
         make it exact against ``step_s`` itself, in one or two passes.
         """
         real, _ = self.real_most(level_L1)
-        shares = (real / self.granularity_W).astype(np.int64) * self.granularity_W
-        shares: Ints = np.clip(shares, self.lo_W, self.hi_W)
+        whole = (real / self.granularity_W).astype(np.int64) * self.granularity_W
+        shares: Ints = np.clip(whole, self.lo_W, self.hi_W)
         while True:
             more = shares + self.granularity_W
             fits = (more <= self.hi_W) & (self.step_s(np.minimum(more, self.hi_W)) <= level_L1)

@@ -1,0 +1,1 @@
+"""How fast each member is: from raw counters to observations, from observations to a model, from models to a step."""

@@ -1,0 +1,133 @@
+"""When a member's speed changed: throttling, a noisy neighbour, and the recovery from them.
+
+Observations are walked through in time. The last ones, about ``LATEST_STEPS`` steps, are held against a line fitted to
+all before them; a common ratio beyond ``NOTICED_RATIO`` that noise does not explain is a change, and what was seen
+before counts from then on as if it had been seen at the new speed. A change of 1.2 or more is so noticed within 20
+steps or two scrapes, whichever is longer; smaller ones are followed by forgetting.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LATEST_STEPS = 20
+NOTICED_RATIO = 1.2
+_DEVIATIONS = 4.0
+_HALF_LIFE_STEPS = 600
+_MODEL_ERROR = 0.02
+_TRUST_IN_THE_PAST = 0.3
+"""Weight of what was seen before a change, relative to what came after."""
+_FIXED_PART = 0.1
+_FIXED_PART_DEVIATION = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """Mean seconds per micro-batch at a micro-batch size, over some steps.
+
+    Attributes:
+        size: samples per micro-batch.
+        seconds: mean seconds per micro-batch.
+        variation: standard deviation of a step relative to the mean.
+        steps: steps.
+    """
+
+    size: float
+    seconds: float
+    variation: float
+    steps: int
+
+    @property
+    def error(self) -> float:
+        """Relative standard error of the mean, with a floor for what a straight line cannot say."""
+        return math.sqrt(self.variation**2 / self.steps + _MODEL_ERROR**2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """From point ``first`` on, the member took ``ratio`` times as long."""
+
+    first: int
+    ratio: float
+
+
+def changes(points: Sequence[Point]) -> tuple[Change, ...]:
+    """Return the changes of speed in time-ordered points, oldest first."""
+    line = _Line()
+    latest: list[tuple[int, Point]] = []
+    found: list[Change] = []
+    for index, point in enumerate(points):
+        latest.append((index, point))
+        if line.known and sum(p.steps for _, p in latest) >= LATEST_STEPS:
+            ratio = _common_ratio(line, [p for _, p in latest])
+            if ratio is not None:
+                found.append(Change(first=latest[0][0], ratio=ratio))
+                line.rescale(ratio)
+        # Keep back no more than is needed for a test, so that a change is not learned before it is noticed.
+        while latest and sum(p.steps for _, p in latest[1:]) >= LATEST_STEPS:
+            line.take(latest.pop(0)[1])
+        if not line.known and len(latest) > 1:
+            line.take(latest.pop(0)[1])
+    return tuple(found)
+
+
+def _common_ratio(line: _Line, points: Sequence[Point]) -> float | None:
+    """Return by how much the points are slower (or faster) than the line, if beyond doubt."""
+    weights = [point.steps for point in points]
+    whole = sum(weights)
+    logs = [math.log(p.seconds / line.at(p.size)) for p in points]
+    shift = sum(w * e for w, e in zip(weights, logs, strict=True)) / whole
+    if abs(shift) < math.log(NOTICED_RATIO):
+        return None
+    own = sum((w / whole) ** 2 * p.variation**2 / p.steps for w, p in zip(weights, points, strict=True))
+    of_line = max(line.error_at(p.size) for p in points)
+    doubt = math.sqrt(own + of_line**2 + _MODEL_ERROR**2)
+    return math.exp(shift) if abs(shift) > _DEVIATIONS * doubt else None
+
+
+class _Line:
+    """A running weighted straight line with forgetting; a weak assumption stands in for a slope that nobody saw."""
+
+    def __init__(self) -> None:
+        self.w = self.wx = self.wy = self.wxx = self.wxy = 0.0
+
+    @property
+    def known(self) -> bool:
+        return self.w > 0
+
+    def take(self, point: Point) -> None:
+        keep = 0.5 ** (point.steps / _HALF_LIFE_STEPS)
+        weight = 1.0 / (point.seconds * point.error) ** 2
+        x, y = point.size, point.seconds
+        self.w = self.w * keep + weight
+        self.wx = self.wx * keep + weight * x
+        self.wy = self.wy * keep + weight * y
+        self.wxx = self.wxx * keep + weight * x * x
+        self.wxy = self.wxy * keep + weight * x * y
+
+    def rescale(self, ratio: float) -> None:
+        trust = _TRUST_IN_THE_PAST / ratio**2
+        self.w, self.wx, self.wxx = self.w * trust, self.wx * trust, self.wxx * trust
+        self.wy, self.wxy = self.wy * trust * ratio, self.wxy * trust * ratio
+
+    def _solved(self) -> tuple[float, float, float, float, float]:
+        """Return slope, fixed part and their covariance (xx, x, 1 entries of the inverse), assumption included."""
+        typical = self.wy / self.w
+        weight = 1.0 / (_FIXED_PART_DEVIATION * typical) ** 2
+        w, wy = self.w + weight, self.wy + weight * _FIXED_PART * typical
+        determinant = w * self.wxx - self.wx**2
+        if determinant <= 1e-12 * w * self.wxx:
+            return 0.0, typical, 0.0, 0.0, 1.0 / self.w
+        slope = max(0.0, (w * self.wxy - self.wx * wy) / determinant)
+        fixed = (wy - slope * self.wx) / w
+        return slope, fixed, w / determinant, -self.wx / determinant, self.wxx / determinant
+
+    def at(self, x: float) -> float:
+        slope, fixed, *_ = self._solved()
+        return max(slope * x + fixed, 1e-3 * self.wy / self.w)
+
+    def error_at(self, x: float) -> float:
+        _, _, xx, x1, one = self._solved()
+        return math.sqrt(max(0.0, x * x * xx + 2 * x * x1 + one)) / self.at(x)

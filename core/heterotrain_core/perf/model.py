@@ -1,0 +1,73 @@
+"""What was learned about a job's members and their exchange, with how far it can be trusted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
+
+
+class Verdict(StrEnum):
+    """How far a fit can be trusted."""
+
+    OK = "ok"
+    """Slope and fixed part are known well enough to predict other shares."""
+    THIN = "thin"
+    """Usable near the shares that were seen; further away it rests on an assumption."""
+    DEGENERATE = "degenerate"
+    """No model follows from the data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberModel:
+    """One member's time model.
+
+    Attributes:
+        compute: the coefficients; ``None`` when the verdict is degenerate.
+        variation: standard deviation of own compute seconds in one step, relative to their mean.
+        uncertainty_ratio: relative standard error of predicted compute seconds at half and twice the typical share,
+            the worse of the two, from the data alone; ``inf`` when the data cannot tell.
+        largest_share_samples: the largest share that was seen.
+        steps: steps that the fit rests on.
+        shapes: distinct micro-batch sizes that were seen.
+        drifted: its speed changed and the new speed has been seen at one share only.
+        drift_ratio: how much slower it became at the last change (2.0: half as fast), 1.0 when it never changed.
+        verdict: how far to trust it.
+        reason: why, in one sentence.
+    """
+
+    compute: ComputeTime | None
+    variation: float = 0.0
+    uncertainty_ratio: float = float("inf")
+    largest_share_samples: int = 0
+    steps: int = 0
+    shapes: int = 0
+    drifted: bool = False
+    drift_ratio: float = 1.0
+    verdict: Verdict
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeModel:
+    """The cluster's exchange.
+
+    Attributes:
+        communication: T_o, T_u and gamma; ``None`` while nobody has measured any.
+        gamma_deviation: standard error of gamma.
+        overhead_s: seconds of a step that are neither compute nor exchange: what the loop itself costs.
+        reason: what it rests on, in one sentence.
+    """
+
+    communication: CommunicationTime | None
+    gamma_deviation: float = 0.0
+    overhead_s: float = 0.0
+    reason: str
+
+
+def compute_s(compute: ComputeTime, samples: int, *, micro_batches: int = 1) -> float:
+    """Return own seconds C(n) = (q + k) n + (s + m) M + update for a share of ``samples`` in M micro-batches."""
+    rate = compute.per_sample_s + compute.backward_per_sample_s
+    fixed = compute.fixed_s + compute.backward_fixed_s
+    return rate * samples + fixed * (micro_batches if samples else 0) + compute.update_s

@@ -1,0 +1,1 @@
+"""What a job's plan says about shares, decided from evidence."""

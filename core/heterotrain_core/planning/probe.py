@@ -1,0 +1,93 @@
+"""Small variations of the shares within an epoch, so that speeds are known after one epoch instead of two.
+
+Even shares, or any fixed ones, show each member at one point only, and nothing then tells its slope from its fixed
+part. The gradient stays exact whatever the shares, so varying them costs a little time and no accuracy. Two opposite
+vectors take turns every few steps: a short epoch shows both, and slow drift or a warm-up hits both alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+VARIATION = 0.3
+LARGEST_VARIATION = 0.45
+"""Of the side that has fewer members to vary: three members go +0.3, +0.3, -0.45 or so."""
+PROBE_STEPS = 2
+ROUNDS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """A member's least and largest share and the step between shares; ``most`` is ``None`` without a cap."""
+
+    least: int
+    most: int | None
+    granularity: int
+
+
+def probe_vectors(
+    shares: Sequence[int], limits: Sequence[Limits], learners: Sequence[int]
+) -> tuple[tuple[int, ...], ...]:
+    """Return share vectors around ``shares`` in which the ``learners`` vary; each has the same sum. Empty when none can.
+
+    The vectors are to be used ``PROBE_STEPS`` steps each: first ``shares`` itself (a process's first steps are slow,
+    and this shape is seen again later), then both variations in turn.
+
+    Args:
+        shares: samples by rank.
+        limits: by rank.
+        learners: ranks whose speed has to be learned; the others take up the difference.
+    """
+    moves = _moves(shares, limits, learners)
+    up = _vector(shares, limits, moves)
+    down = _vector(shares, limits, [-move for move in moves])
+    pair = tuple(vector for vector in (up, down) if vector is not None and vector != tuple(shares))
+    return (tuple(shares), *(pair * ROUNDS)) if pair else ()
+
+
+def _moves(shares: Sequence[int], limits: Sequence[Limits], learners: Sequence[int]) -> list[float]:
+    """Return by how much each share goes up in the first variation; the sum is zero."""
+    up: list[int] = []
+    down: list[int] = []
+    reach = {rank: max(VARIATION * shares[rank], limits[rank].granularity) for rank in learners}
+    for rank in sorted(learners, key=lambda rank: (-reach[rank], rank)):
+        (up if sum(reach[r] for r in up) <= sum(reach[r] for r in down) else down).append(rank)
+    moves = [0.0] * len(shares)
+    others = [rank for rank in range(len(shares)) if rank not in reach and shares[rank] > 0]
+    spare = sum(shares[rank] for rank in others)
+    high, low = sum(reach[rank] for rank in up), sum(reach[rank] for rank in down)
+    if not others:
+        # Nobody else takes up the difference: the lighter side moves more, as far as it may, the heavier one less.
+        most = LARGEST_VARIATION / VARIATION
+        common = min(max(high, low), most * min(high, low))
+        high, low = (common / side if side else 0.0 for side in (high, low))
+    else:
+        high = low = 1.0
+    for sign, side, factor in ((1.0, up, high), (-1.0, down, low)):
+        for rank in side:
+            moves[rank] = sign * reach[rank] * factor
+    if others:
+        net = sum(moves)
+        for rank in others:
+            moves[rank] = -net * shares[rank] / spare
+    return moves
+
+
+def _vector(shares: Sequence[int], limits: Sequence[Limits], moves: Sequence[float]) -> tuple[int, ...] | None:
+    """Return whole shares near ``shares + moves`` within limits and with the same sum, or ``None``."""
+    vector = []
+    for share, move, limit in zip(shares, moves, limits, strict=True):
+        wanted = share + round(move / limit.granularity) * limit.granularity
+        most = wanted if limit.most is None else limit.most // limit.granularity * limit.granularity
+        vector.append(max(min(wanted, most), -(-limit.least // limit.granularity) * limit.granularity))
+    missing = sum(shares) - sum(vector)
+    # Rounding and limits leave a rest; whoever moves least takes it, so that the variation stays visible.
+    for rank in sorted(range(len(shares)), key=lambda rank: (abs(moves[rank]), rank)):
+        limit = limits[rank]
+        room = missing if limit.most is None or missing < 0 else min(missing, limit.most - vector[rank])
+        room = max(room, limit.least - vector[rank]) if missing < 0 else room
+        whole = int(room / limit.granularity) * limit.granularity
+        vector[rank] += whole
+        missing -= whole
+    return tuple(vector) if missing == 0 and min(vector) >= 0 else None

@@ -1,0 +1,274 @@
+"""The shares of a job's next plan: from telemetry to models, from models to an optimal split, with a reason.
+
+The first plan is even and probes; as soon as there is evidence the shares follow it. Members without evidence of their
+own (a joiner) are taken to be like their pool's others, or like the middle member. Deciding again on the same evidence
+changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Prediction
+from heterotrain_core.perf.exchange import fit_exchange
+from heterotrain_core.perf.expected import efficiency_ceiling, expected_maximum
+from heterotrain_core.perf.fit import FixedPart, fit_member
+from heterotrain_core.perf.model import ExchangeModel, MemberModel, Verdict
+from heterotrain_core.perf.samples import Observation
+from heterotrain_core.planning.probe import PROBE_STEPS, Limits, probe_vectors
+from heterotrain_core.split.balance import Infeasible, Split, balance, evaluate
+from heterotrain_core.split.curve import SplitMember
+from heterotrain_core.split.leave import Leaver, leavers
+
+MOST_PROBED_STEPS = 400
+"""A member whose speed is still unclear after so many steps is too noisy for probes to help."""
+TRUSTED_GROWTH = 2
+"""How many times its largest seen share a member may be given while its model is not ok."""
+_LIKE_ITS_POOL = 0.1
+"""Deviation of the fixed part between members of one pool."""
+_EVEN = ComputeTime(per_sample_s=1.0, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberEvidence:
+    """One member and what is known about it.
+
+    Attributes:
+        member: its name, as in its observations.
+        pool: members of one pool are taken to be alike where one of them has no evidence; empty means no pool.
+        observations: oldest first; may be empty or hold garbage.
+        floor_samples, cap_samples, micro_cap_samples, granularity_samples: as in ``split.curve.SplitMember``.
+    """
+
+    member: str
+    pool: str = ""
+    observations: tuple[Observation, ...] = ()
+    floor_samples: int = 1
+    cap_samples: int | None = None
+    micro_cap_samples: int | None = None
+    granularity_samples: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharesRequest:
+    """The question.
+
+    Attributes:
+        total_samples: the global batch.
+        members: by rank.
+        current_shares: shares of the plan in force, by rank of the same members; ``None`` when the members changed.
+        min_gain_ratio: predicted gain in step time below which the current shares stay, e.g. 0.03.
+        rebalance: ``False`` keeps even shares for ever: the baseline.
+    """
+
+    total_samples: int
+    members: tuple[MemberEvidence, ...]
+    current_shares: tuple[int, ...] | None = None
+    min_gain_ratio: float = 0.03
+    rebalance: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharesDecision:
+    """The answer, all by rank.
+
+    Attributes:
+        shares: samples; they sum to the global batch.
+        micro_batch_samples: largest micro-batch, 0 for the whole share at once.
+        compute: time models, ``None`` while unknown.
+        communication: the exchange model, ``None`` while unknown.
+        prediction: expected step, efficiency and ceiling of ``shares``; ``None`` while a model is missing.
+        probe: share vectors for the first steps of an epoch; empty when nothing has to be learned.
+        probe_steps: steps for each vector.
+        changed: whether ``shares`` differ from the current ones. A probe that appears or goes away is no change of
+            shares, but a reason for a new revision, too.
+        relearn: members whose speed changed.
+        leaving: members without which the rest would be faster.
+        models: what was learned of each member, with verdicts and reasons.
+        exchange: what was learned of the exchange.
+        reason: why, in one or two sentences.
+    """
+
+    shares: tuple[int, ...]
+    micro_batch_samples: tuple[int, ...]
+    compute: tuple[ComputeTime | None, ...]
+    communication: CommunicationTime | None
+    prediction: Prediction | None
+    probe: tuple[tuple[int, ...], ...]
+    probe_steps: int
+    changed: bool
+    relearn: tuple[str, ...]
+    leaving: tuple[Leaver, ...]
+    models: tuple[MemberModel, ...]
+    exchange: ExchangeModel
+    reason: str
+
+
+def decide_shares(request: SharesRequest) -> SharesDecision | Infeasible:
+    """Return the shares that the evidence supports, or why the batch cannot be shared at all.
+
+    Stable: with the decision's shares as current ones, the same evidence gives the same shares and ``changed`` False.
+    """
+    evidence = request.members
+    even = balance(request.total_samples, [_member(m, _EVEN) for m in evidence])
+    if isinstance(even, Infeasible):
+        return even
+    models = _models(evidence)
+    exchange = fit_exchange([o for member in evidence for o in member.observations])
+    communication = exchange.communication or CommunicationTime()
+    members = [_member(m, x.compute) for m, x in zip(evidence, models, strict=True) if x.compute is not None]
+    known = len(members) == len(evidence)
+    shares, reason = _shares(request, models, members, exchange, even.shares)
+    final = evaluate(shares, members, communication=communication) if known else None
+    relearn = tuple(m.member for m, model in zip(evidence, models, strict=True) if model.drifted)
+    if relearn:
+        reason += f"; the speed of {', '.join(relearn)} changed"
+    probe = _probe(request, shares, models)
+    if probe:
+        reason += f"; shares vary in an epoch's first {len(probe) * PROBE_STEPS} steps to learn speeds"
+    leaving = leavers(request.total_samples, members, communication=communication) if known else ()
+    if leaving:
+        reason += f"; {evidence[leaving[0].member].member} had better leave: {leaving[0].reason}"
+    return SharesDecision(
+        shares=shares,
+        micro_batch_samples=tuple(m.micro_cap_samples or 0 for m in evidence),
+        compute=tuple(model.compute for model in models),
+        communication=exchange.communication,
+        prediction=_prediction(final, models, exchange) if isinstance(final, Split) else None,
+        probe=probe,
+        probe_steps=PROBE_STEPS if probe else 0,
+        changed=shares != request.current_shares,
+        relearn=relearn,
+        leaving=leaving,
+        models=models,
+        exchange=exchange,
+        reason=reason,
+    )
+
+
+def _shares(
+    request: SharesRequest,
+    models: Sequence[MemberModel],
+    members: Sequence[SplitMember],
+    exchange: ExchangeModel,
+    even: tuple[int, ...],
+) -> tuple[tuple[int, ...], str]:
+    """Return even, current or optimal shares, and why."""
+    if not request.rebalance:
+        return even, "even shares, because rebalancing is off"
+    current = request.current_shares
+    if len(members) < len(models):
+        # Telemetry that went missing is no reason to forget shares that were right.
+        if current is not None and sum(current) == request.total_samples:
+            unit = [_member(m, _EVEN) for m in request.members]
+            if isinstance(evaluate(current, unit), Split):
+                return current, "the current shares stay, because there is no evidence of anybody's speed"
+        return even, "even shares, because nobody's speed is known yet"
+    communication = exchange.communication or CommunicationTime()
+    cautious = [_cautious(member, model, share) for member, model, share in zip(members, models, even, strict=True)]
+    best = balance(request.total_samples, cautious, communication=communication)
+    if isinstance(best, Infeasible):
+        best = balance(request.total_samples, members, communication=communication)
+    if isinstance(best, Infeasible):
+        return even, f"even shares, because the learned models cannot be used: {best.reason}"
+    sure = f"{sum(model.verdict is Verdict.OK for model in models)} of {len(models)} models are ok"
+    if current is None:
+        return best.shares, f"optimal shares for these members ({sure}): {best.reason}"
+    now = evaluate(current, members, communication=communication)
+    if isinstance(now, Infeasible) or sum(current) != request.total_samples:
+        why = now.reason if isinstance(now, Infeasible) else f"they sum to {sum(current)}"
+        return best.shares, f"optimal shares ({sure}); the current ones cannot stay: {why}"
+    gain = 1 - (best.step_s + exchange.overhead_s) / (now.step_s + exchange.overhead_s)
+    if gain <= 0 or gain < request.min_gain_ratio:
+        return current, (
+            f"the current shares stay ({sure}): the optimal ones would save {max(gain, 0.0):.1%} of a step, "
+            f"a change has to save {request.min_gain_ratio:.1%}"
+        )
+    return best.shares, f"optimal shares save {gain:.1%} of a step ({sure}): {best.reason}"
+
+
+def _cautious(member: SplitMember, model: MemberModel, even: int) -> SplitMember:
+    """Return the member with a share that does not run far ahead of what was seen, while its model is not ok."""
+    if model.verdict is Verdict.OK:
+        return member
+    most = max(TRUSTED_GROWTH * model.largest_share_samples, even, member.floor_samples, member.granularity_samples)
+    return replace(member, cap_samples=most if member.cap_samples is None else min(most, member.cap_samples))
+
+
+def _models(evidence: Sequence[MemberEvidence]) -> tuple[MemberModel, ...]:
+    """Return a model for each member: its own, leaning on its pool where it is thin, or an assumed one."""
+    fits = [fit_member(member.observations) for member in evidence]
+    found = []
+    for member, fit in zip(evidence, fits, strict=True):
+        own = fit
+        mates = [f for m, f in zip(evidence, fits, strict=True) if m.pool == member.pool and m.pool]
+        if own.verdict is Verdict.THIN and (mate := _middle([f for f in mates if f.verdict is Verdict.OK])):
+            assumed = FixedPart(ratio=_fixed_ratio(mate), deviation=_LIKE_ITS_POOL)
+            own = fit_member(member.observations, assumed=assumed)
+        if own.compute is None and (like := _middle(mates) or _middle(fits)) is not None:
+            whose = f"pool {member.pool}" if _middle(mates) else "the middle member"
+            own = replace(own, compute=like.compute, variation=like.variation, verdict=Verdict.THIN,
+                          largest_share_samples=like.largest_share_samples,
+                          reason=f"{own.reason}; assumed to be like {whose}")  # fmt: skip
+        found.append(own)
+    return tuple(found)
+
+
+def _middle(models: Sequence[MemberModel]) -> MemberModel | None:
+    """Return the model of middle speed among those that have one (the slower of two), ``None`` where none has."""
+    usable = [(_pace(model.compute), i) for i, model in enumerate(models) if model.compute is not None]
+    return models[sorted(usable)[len(usable) // 2][1]] if usable else None
+
+
+def _pace(compute: ComputeTime) -> float:
+    return compute.per_sample_s + compute.backward_per_sample_s
+
+
+def _fixed_ratio(model: MemberModel) -> float:
+    """Return the fixed part of the model's time at its largest seen share."""
+    compute = model.compute
+    if compute is None:
+        return 0.0
+    fixed = compute.fixed_s + compute.backward_fixed_s
+    whole = fixed + _pace(compute) * max(1, model.largest_share_samples)
+    return fixed / whole if whole > 0 else 0.0
+
+
+def _member(evidence: MemberEvidence, compute: ComputeTime) -> SplitMember:
+    return SplitMember(
+        compute=compute,
+        floor_samples=evidence.floor_samples,
+        cap_samples=evidence.cap_samples,
+        micro_cap_samples=evidence.micro_cap_samples,
+        granularity_samples=evidence.granularity_samples,
+    )
+
+
+def _prediction(split: Split, models: Sequence[MemberModel], exchange: ExchangeModel) -> Prediction:
+    """Return the expected step: the mean of the maximum over noisy members, and the loop's own overhead."""
+    variations = [model.variation for model in models]
+    deviations = [variation * own for variation, own in zip(variations, split.own_s, strict=True)]
+    step_s = expected_maximum(split.member_s, deviations) + exchange.overhead_s
+    return Prediction(
+        step_s=step_s,
+        efficiency=sum(split.shares) / step_s / split.solo_samples_per_s,
+        efficiency_ceiling=efficiency_ceiling(variations),
+        bindings=split.bindings,
+    )
+
+
+def _probe(
+    request: SharesRequest, shares: tuple[int, ...], models: Sequence[MemberModel]
+) -> tuple[tuple[int, ...], ...]:
+    if not request.rebalance or len(shares) < 2:  # noqa: PLR2004  # one member's share is the batch
+        return ()
+    learners = [
+        rank
+        for rank, model in enumerate(models)
+        if shares[rank] > 0 and (model.drifted or (model.verdict is not Verdict.OK and model.steps < MOST_PROBED_STEPS))
+    ]
+    limits = [
+        Limits(least=m.floor_samples, most=m.cap_samples, granularity=m.granularity_samples) for m in request.members
+    ]
+    return probe_vectors(shares, limits, learners) if learners else ()
