@@ -1,0 +1,87 @@
+"""The forecast for one batch over the members of a profile: the operator's own split, with the names people gave."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from heterotrain_core.contract.plan import Binding
+from heterotrain_core.split.balance import Infeasible, balance
+
+from heterotrain_cli.profile import Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberAnswer:
+    """What one single member would do in each step."""
+
+    name: str
+    samples: int
+    micro_batches: int
+    binding: Binding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The forecast of one step; without a feasible division only the reason says something.
+
+    Attributes:
+        feasible: whether the batch can be divided at all.
+        reason: one sentence.
+        step_s: predicted seconds of a step.
+        samples_per_s: batch / step_s.
+        efficiency: samples_per_s over the sum of what each member reaches on its share alone.
+        members: one for each single member, in the profile's order.
+    """
+
+    feasible: bool
+    reason: str
+    step_s: float | None = None
+    samples_per_s: float | None = None
+    efficiency: float | None = None
+    members: tuple[MemberAnswer, ...] = ()
+
+
+def answer(profile: Profile, batch_samples: int) -> Answer:
+    """Return the forecast for a global batch of at least 1 sample."""
+    names = [member.name for member in profile.members for _ in range(member.count)]
+    curves = [member.curve for member in profile.members for _ in range(member.count)]
+    split = balance(batch_samples, curves, communication=profile.communication)
+    if isinstance(split, Infeasible):
+        return Answer(feasible=False, reason=_with_name(split.reason, names))
+    rows = zip(names, split.shares, split.micro_batches, split.bindings, strict=True)
+    return Answer(
+        feasible=True,
+        reason=split.reason,
+        step_s=split.step_s,
+        samples_per_s=batch_samples / split.step_s,
+        efficiency=split.efficiency,
+        members=tuple(
+            MemberAnswer(name=name, samples=samples, micro_batches=micro, binding=binding)
+            for name, samples, micro, binding in rows
+        ),
+    )
+
+
+def as_document(found: Answer) -> dict[str, Any]:
+    """Return the answer in the documented JSON form."""
+    return {
+        "feasible": found.feasible,
+        "reason": found.reason,
+        "stepSeconds": found.step_s,
+        "samplesPerSecond": found.samples_per_s,
+        "efficiency": found.efficiency,
+        "members": [
+            {"name": m.name, "samples": m.samples, "microBatches": m.micro_batches, "binding": m.binding.value}
+            for m in found.members
+        ],
+    }
+
+
+def _with_name(reason: str, names: Sequence[str]) -> str:
+    """Return the core's reason, which counts members from 0, with the member's name."""
+    return re.sub(
+        r"^member (\d+)\b", lambda match: f"member {names[int(match[1])]} (number {int(match[1]) + 1})", reason
+    )

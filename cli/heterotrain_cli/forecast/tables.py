@@ -1,0 +1,64 @@
+"""A forecast as tables on a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from heterotrain_cli.forecast.answer import Answer, MemberAnswer
+from heterotrain_cli.profile import Profile
+
+
+def show_answer(console: Console, profile: Profile, batch_samples: int, found: Answer) -> None:
+    """Print the forecast for one batch, one row for each entry of the profile."""
+    if found.step_s is None or found.samples_per_s is None or found.efficiency is None:
+        say(console, f"not possible: {found.reason}")
+        return
+    say(console, headline(batch_samples, found.step_s, found.samples_per_s, found.efficiency))
+    table = Table()
+    table.add_column("member")
+    for heading in ("count", "samples each", "micro-batches"):
+        table.add_column(heading, justify="right")
+    table.add_column("binding")
+    at = 0
+    for entry in profile.members:
+        mine = found.members[at : at + entry.count]
+        at += entry.count
+        samples = _range([m.samples for m in mine])
+        table.add_row(entry.name, str(entry.count), samples, _range([m.micro_batches for m in mine]), bindings(mine))
+    console.print(table)
+    priced = [entry for entry in profile.members if entry.price_per_hour is not None]
+    if priced:
+        per_hour = sum((entry.price_per_hour or 0.0) * entry.count for entry in priced)
+        per_million = per_hour * 1e6 / found.samples_per_s / 3600
+        missing = "" if len(priced) == len(profile.members) else " (members without a price counted as free)"
+        say(console, f"{per_hour:.2f} an hour, {per_million:.2f} for a million samples{missing}")
+
+
+def say(console: Console, line: str) -> None:
+    """Print one line as it is: no wrapping, no markup, no colours for numbers."""
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def headline(batch_samples: int, step_s: float, samples_per_s: float, efficiency: float) -> str:
+    """Return the forecast in one line."""
+    return (
+        f"{batch_samples} samples a step: {step_s:.4g} s, {samples_per_s:.4g} samples/s, "
+        f"efficiency {efficiency:.3f} of the sum of solo rates"
+    )
+
+
+def bindings(members: Sequence[MemberAnswer]) -> str:
+    """Return what binds these members, the most frequent first."""
+    counts = Counter(member.binding.value for member in members)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{name} {count}" for name, count in counts.most_common())
+
+
+def _range(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} – {high}"

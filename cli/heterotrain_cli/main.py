@@ -1,0 +1,16 @@
+"""The ``heterotrain`` command: forecasts and simulations for people."""
+
+from __future__ import annotations
+
+import click
+
+from heterotrain_cli.forecast.command import forecast
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="heterotrain")
+def main() -> None:
+    """One PyTorch training job on mixed GPUs: what it will cost, and how it would go."""
+
+
+main.add_command(forecast)

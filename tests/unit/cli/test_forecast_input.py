@@ -1,0 +1,160 @@
+"""What people write is read as they meant it, and what is wrong is said in one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from heterotrain_cli.documents import parse_document, schema_text
+from heterotrain_cli.main import main
+from jsonschema import Draft202012Validator
+
+ONE = {"name": "x", "perSampleSeconds": 0.1}
+
+
+def run(text: str, *more: str, batch: int = 8) -> Result:
+    """Forecast with the text on standard input."""
+    arguments = ["forecast", "--profile", "-", "--batch", str(batch), *more]
+    return CliRunner().invoke(main, arguments, input=text, catch_exceptions=False)
+
+
+def the_error(document: Any) -> str:
+    """Return the one line that refuses the document."""
+    result = run(document if isinstance(document, str) else json.dumps(document))
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    line = result.stderr.removeprefix("Error: standard input: ")
+    assert line.count("\n") == 1, "one sentence on one line"
+    return line.rstrip("\n")
+
+
+BAD: list[tuple[Any, str]] = [
+    ({}, "the document lacks members"),
+    ([], "the document has to be a mapping, not a list"),
+    ("", "the document has to be a mapping, not null"),
+    ({"members": []}, "members has 0 entries, but needs at least 1"),
+    ({"members": [{"perSampleSeconds": 1}]}, "members[0] lacks name"),
+    ({"members": [{"name": 3, "perSampleSeconds": 1}]}, "members[0].name has to be text, not 3"),
+    ({"members": [ONE, {"name": "x", "perSampelSeconds": 1}]}, "members[1] has the unknown field perSampelSeconds: did you mean perSampleSeconds?"),
+    ({"members": [{"name": "x"}]}, "members[0]: a member needs either measured, or at least one of perSampleSeconds, fixedSeconds, backwardPerSampleSeconds and backwardFixedSeconds, not both"),
+    ({"members": [{**ONE, "measured": [[1, 1]]}]}, "members[0]: a member needs either measured, or at least one of perSampleSeconds, fixedSeconds, backwardPerSampleSeconds and backwardFixedSeconds, not both"),
+    ({"members": [{"name": "x", "fixedSeconds": 0}]}, "members[0] needs no time at all: at least one of its coefficients has to be more than 0"),
+    ({"members": [{"name": "x", "perSampleSeconds": -1}]}, "members[0].perSampleSeconds is -1, but has to be at least 0"),
+    ({"members": [{"name": "x", "perSampleSeconds": "1"}]}, 'members[0].perSampleSeconds has to be a number, not "1"'),
+    ({"members": [{"name": "x", "perSampleSeconds": True}]}, "members[0].perSampleSeconds has to be a number, not true"),
+    ({"members": [{**ONE, "count": 0}]}, "members[0].count is 0, but has to be at least 1"),
+    ({"members": [{**ONE, "count": 1.5}]}, "members[0].count has to be a whole number, not 1.5"),
+    ({"members": [{**ONE, "count": 60_000}, {**ONE, "count": 60_000}]}, "the counts add up to 120000 members, but at most 100000 are possible"),
+    ({"members": [{**ONE, "granularity": 0}]}, "members[0].granularity is 0, but has to be at least 1"),
+    ({"members": [{"name": "x", "measured": []}]}, "members[0].measured has 0 entries, but needs at least 1"),
+    ({"members": [{"name": "x", "measured": [[1]]}]}, "members[0].measured[0] has 1 entries, but needs at least 2"),
+    ({"members": [{"name": "x", "measured": [[1, 2, 3]]}]}, "members[0].measured[0] has 3 entries, but may have at most 2"),
+    ({"members": [{"name": "x", "measured": [[1, 2], [1, 3]]}]}, "members[0].measured gives 1 samples twice: keep one of the two times"),
+    ({"members": [{"name": "x", "measured": [[0, 0], [1, 0]]}]}, "members[0].measured gives 0 seconds for 1 samples: a share that has samples takes time"),
+    ({"members": [ONE], "communication": {"gamma": 1.5}}, "communication.gamma is 1.5, but may be at most 1"),
+    ('{"members": [{"name": "x", "perSampleSeconds": NaN}]}', "members[0].perSampleSeconds has to be a finite number"),
+    ('{"members": [{"name": "x", "perSampleSeconds": 1e999}]}', "members[0].perSampleSeconds has to be a finite number"),
+    ('{"members": [], "members": []}', "the key 'members' stands twice"),
+    ("members: [", "is neither YAML nor JSON: expected the node content, but found '<stream end>' (line 1, column 11)"),
+    ("members: []\nmembers: []\n", "is neither YAML nor JSON: the key 'members' stands twice (line 2, column 1)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("document", "sentence"), BAD, ids=[sentence[:60] for _, sentence in BAD])
+def test_wrong_input_is_one_sentence(document: Any, sentence: str) -> None:
+    """Exit status 2, nothing on stdout, one line on stderr."""
+    assert the_error(document) == sentence
+
+
+def test_missing_file() -> None:
+    """A file that is not there is named."""
+    result = CliRunner().invoke(main, ["forecast", "--profile", "/nowhere/p.yaml", "--batch", "1"])
+    assert result.exit_code == 2
+    assert "/nowhere/p.yaml: cannot be read: No such file or directory" in result.stderr
+
+
+def test_options_that_are_missing_or_out_of_range() -> None:
+    """What is needed is asked for."""
+    assert "--batch N" in CliRunner().invoke(main, ["forecast", "--profile", "-"], input=json.dumps({})).stderr
+    assert CliRunner().invoke(main, ["forecast", "--profile", "-"], input="{}").exit_code == 2
+    assert CliRunner().invoke(main, ["forecast", "--batch", "3"]).exit_code == 2
+    assert run(json.dumps({"members": [ONE]}), batch=0).exit_code == 2
+
+
+def test_yaml_and_json_say_the_same() -> None:
+    """The same profile in YAML, in flow YAML and in JSON gives the same answer; 1e-3 is a number in all of them."""
+    texts = [
+        "members:\n- name: x\n  perSampleSeconds: 1e-3\n  fixedSeconds: .5\n",
+        "{members: [{name: x, perSampleSeconds: 1e-3, fixedSeconds: 0.5}]}",
+        '{"members": [{"name": "x", "perSampleSeconds": 1e-3, "fixedSeconds": 0.5}]}',
+    ]
+    answers = {run(text, "-o", "json").stdout for text in texts}
+    assert len(answers) == 1
+    assert json.loads(answers.pop())["stepSeconds"] == pytest.approx(0.508)
+
+
+def test_numbers_of_yaml_1_2() -> None:
+    """A leading zero is decimal, an exponent needs no point, and a date stays text."""
+    found = parse_document("[010, 1e3, +5, -.5, 2026-01-01, 1:30, yes_]", where="here")
+    assert found == [10, 1000.0, 5, -0.5, "2026-01-01", "1:30", "yes_"]
+
+
+def test_unsorted_tables_are_sorted() -> None:
+    """The order of measured points carries no meaning."""
+    there = {"members": [{"name": "x", "measured": [[1, 1.0], [4, 2.0], [9, 3.0]]}]}
+    back = {"members": [{"name": "x", "measured": [[9, 3.0], [1, 1.0], [4, 2.0]]}]}
+    assert run(json.dumps(there), "-o", "json").stdout == run(json.dumps(back), "-o", "json").stdout
+
+
+def test_an_impossible_batch_is_an_answer() -> None:
+    """Status 0, feasible false, and a reason that says what would help."""
+    document = {"members": [{"name": "small", "perSampleSeconds": 1, "maxSamples": 3}]}
+    result = run(json.dumps(document), "-o", "json")
+    assert result.exit_code == 0
+    answer = json.loads(result.stdout)
+    assert answer["feasible"] is False
+    assert "sum of all caps, 3" in answer["reason"]
+    table = run(json.dumps(document))
+    assert table.exit_code == 0
+    assert table.stdout.startswith("not possible: ")
+
+
+def test_an_impossible_member_is_named() -> None:
+    """The reason names the member as the profile does, not by an index."""
+    document = {"members": [ONE, {"name": "odd", "perSampleSeconds": 1, "minSamples": 5, "maxSamples": 3}]}
+    assert json.loads(run(json.dumps(document), "-o", "json").stdout)["reason"].startswith(
+        "member odd (number 2) needs"
+    )
+
+
+def test_the_table_for_people() -> None:
+    """One row for each entry, and the price where there is one."""
+    document = {"members": [{"name": "x", "perSampleSeconds": 0.1, "count": 2, "pricePerHour": 1.5}, {"name": "y", "perSampleSeconds": 0.2, "pricePerHour": 1}]}  # fmt: skip
+    text = run(json.dumps(document), batch=10).stdout
+    assert "10 samples a step: 0.4 s, 25 samples/s, efficiency 1.000 of the sum of solo rates" in text
+    assert "4.00 an hour, 44.44 for a million samples" in text
+    row = next(line for line in text.splitlines() if "x" in line.split())
+    assert [cell.strip() for cell in row.strip("│ ").split("│")] == ["x", "2", "4", "1", "compute"]
+
+
+def test_the_schema_is_valid_and_printed() -> None:
+    """The schema that is enforced is a valid one, every field explains itself, and it can be printed."""
+    printed = CliRunner().invoke(main, ["forecast", "--schema"])
+    assert printed.exit_code == 0
+    assert printed.stdout == schema_text("profile")
+    schema = json.loads(printed.stdout)
+    Draft202012Validator.check_schema(schema)
+    fields = {**schema["properties"], **schema["properties"]["members"]["items"]["properties"]}
+    assert [name for name, field in fields.items() if "description" not in field] == []
+
+
+def test_documented_fields_are_the_schema_s() -> None:
+    """docs/forecast.md has every field of the schema."""
+    text = (Path(__file__).parents[3] / "docs" / "forecast.md").read_text(encoding="utf-8")
+    schema = json.loads(schema_text("profile"))
+    item = schema["properties"]["members"]["items"]["properties"]
+    names = [*item, *schema["properties"]["communication"]["properties"]]
+    assert [name for name in names if f"`{name}`" not in text] == []
