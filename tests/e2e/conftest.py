@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from heterotrain.sample_log import lineage
 from heterotrain_core.contract import env
 from lab.cluster import Cluster, ClusterError, wait_for
 from lab.install import OPERATOR_NAMESPACE, install, this_cluster
-from lab.jobs import Job, committed_samples, committed_steps, example, fresh_folder, script
+from lab.jobs import Job, committed_steps, example, fresh_folder, script
 
 EPOCH_SAMPLES = 1792
 EPOCHS = 4
@@ -52,21 +53,21 @@ class Running:
             failed = self.job.condition("Failed")
             if failed.get("status") == "True":
                 raise AssertionError(f"the job failed: {failed.get('message')}")
-            return len(committed_steps(self.folder / "samples")) >= count
+            return committed_steps(self.folder / "samples") >= count
 
         wait_for(probe, f"{count} committed steps of {self.job.name}", timeout_s=timeout_s)
 
     def steps(self) -> int:
         """Return how many steps are committed."""
-        return len(committed_steps(self.folder / "samples"))
+        return committed_steps(self.folder / "samples")
 
     def wait_succeeded(self, *, timeout_s: float = 180) -> None:
         """Wait for success and hold the job to account: every sample of every epoch exactly once."""
         self.job.wait_true("Succeeded", timeout_s=timeout_s)
-        epochs = committed_samples(self.folder / "samples")
-        assert list(range(self.epochs)) == list(epochs)
+        epochs = lineage(self.folder / "samples")
+        assert list(range(self.epochs)) == sorted(epochs)
         for epoch, samples in epochs.items():
-            assert list(range(self.epoch_samples)) == samples, f"epoch {epoch} lost or repeated samples"
+            assert list(range(self.epoch_samples)) == sorted(samples), f"epoch {epoch} lost or repeated samples"
 
 
 Start = Callable[..., Running]
