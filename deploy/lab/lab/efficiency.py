@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from heterotrain_core.contract import metrics
-from heterotrain_core.perf.maximum import expected_maximum_s
+from heterotrain_core.perf.expected import efficiency_ceiling
 
 from lab.telemetry import PhaseTotals, Prometheus, Shape
 
@@ -60,14 +60,8 @@ class Efficiency:
 
     @property
     def ceiling(self) -> float:
-        """The efficiency of a perfect split under the measured variances, with no exchange at all.
-
-        A perfect split gives every worker the same mean m = B / sum of solo rates; a worker's relative deviation is
-        taken as measured. Its expected step is E[max], so the ceiling is m / E[max].
-        """
-        balanced_s = sum(row.share_samples for row in self.rows) / self.solo_samples_per_s
-        deviations_s = [balanced_s * row.deviation_s / row.compute_s for row in self.rows]
-        return balanced_s / expected_maximum_s([balanced_s] * len(self.rows), deviations_s)
+        """The efficiency of a perfect split under the measured variances, with no exchange at all."""
+        return efficiency_ceiling([row.deviation_s / row.compute_s for row in self.rows])
 
 
 def measure(prometheus: Prometheus, job_uid: str, shares: Mapping[str, int]) -> Efficiency | None:
