@@ -1,1 +1,45 @@
-"""What a training script imports."""
+"""What a training script imports.
+
+::
+
+    job   = heterotrain.init()
+    model = job.wrap(Net())
+    opt   = job.optimizer(torch.optim.AdamW(model.parameters(), lr=3e-4))
+    for step in job.steps(train_set):
+        with step:
+            for x, y in step.micro_batches():
+                step.backward(loss_fn(model(x), y))
+            step.apply(opt)
+
+Names are loaded when they are used, so that the launcher, which imports a module of this package, never loads torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from heterotrain.errors import HeterotrainError, UsageError
+    from heterotrain.fit import fit
+    from heterotrain.session import Job, init
+    from heterotrain.step import Step
+
+__all__ = ["HeterotrainError", "Job", "Step", "UsageError", "fit", "init"]
+
+_HOME = {
+    "HeterotrainError": "heterotrain.errors",
+    "Job": "heterotrain.session",
+    "Step": "heterotrain.step",
+    "UsageError": "heterotrain.errors",
+    "fit": "heterotrain.fit",
+    "init": "heterotrain.session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,279 @@
+"""Real worker processes over loopback, and a hand that plays operator by writing plan files."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distributed.scripts import net, optimizer_of, problem, token_weights
+from heterotrain.progress import permutation
+from heterotrain_core.contract import env, keys
+from heterotrain_core.contract.codec import encode_plan
+from heterotrain_core.contract.config import TrainingConfig, encode_config
+from heterotrain_core.contract.outcome import Outcome, decode_outcome
+from heterotrain_core.contract.plan import Boundary, Member, Plan
+from heterotrain_core.split.proportion import evenly
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 60.0
+JOB_UID = "job-uid"
+
+
+class Zygote:
+    """The process that forks workers."""
+
+    def __init__(self) -> None:
+        paths = [str(ROOT / part) for part in ("core", "trainer", "tests")]
+        environ = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("zygote.py"))],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ,
+        )  # fmt: skip
+        self._inboxes: dict[str, queue.Queue[dict[str, Any]]] = {}
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def start(self, name: str, command: dict[str, Any]) -> queue.Queue[dict[str, Any]]:
+        """Fork a worker; its messages come in the queue."""
+        inbox = self._inboxes[name] = queue.Queue()
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"name": name, **command}).encode() + b"\n")
+        self._process.stdin.flush()
+        return inbox
+
+    def close(self) -> None:
+        """End the process and its workers."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=10)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            message = json.loads(line)
+            self._inboxes[message["name"]].put(message)
+
+
+@dataclass(slots=True)
+class Worker:
+    """One worker process."""
+
+    name: str
+    uid: str
+    folder: Path
+    peer_port: int
+    metrics_port: int
+    inbox: queue.Queue[dict[str, Any]]
+    pid: int = 0
+    code: int | None = None
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What it left behind."""
+        path = self.folder / "termination"
+        return decode_outcome(path.read_text()) if path.exists() else None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        os.kill(self.pid, number)
+
+    def poll(self) -> int | None:
+        """Return its exit code, ``None`` while it runs."""
+        if self.code is None:
+            try:
+                self.code = self.inbox.get_nowait()["code"]
+            except queue.Empty:
+                return None
+        return self.code
+
+    def metric(self, name: str) -> float | None:
+        """Return the sum of a series' values, ``None`` when it is not there."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=2) as reply:
+                text = reply.read().decode()
+        except (urllib.error.URLError, OSError):
+            return None
+        values = re.findall(rf"^{name}{{[^}}]*}} (\S+)$", text, re.MULTILINE)
+        return sum(map(float, values)) if values else None
+
+    def ready(self) -> bool:
+        """Return whether it has reached ``job.steps``."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/ready", timeout=2) as reply:
+                return reply.status == 200
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def log(self) -> str:
+        """Return what it printed."""
+        return (self.folder / "output").read_text()
+
+
+@dataclass(slots=True)
+class Operator:
+    """Starts workers and writes plans for them."""
+
+    zygote: Zygote
+    folder: Path
+    config: TrainingConfig
+    batch_samples: int = 16
+    workers: dict[str, Worker] = field(default_factory=dict)
+    generation: int = 0
+    revision: int = 0
+
+    def start(self, name: str, *, incarnation: int = 0, script: str = "distributed.scripts:train", **arguments: Any) -> Worker:
+        """Start a worker; it waits for a plan that names it."""
+        uid = f"{name}-uid-{incarnation}"
+        home = self.folder / uid
+        (home / "plan").mkdir(parents=True)
+        peer_port, metrics_port = free_port(), free_port()
+        environ = {
+            env.JOB_UID: JOB_UID, env.JOB_NAME: "test", env.WORKER: name, env.WORKER_UID: uid,
+            env.WORKER_ADDRESS: "127.0.0.1", env.PEER_PORT: str(peer_port), env.METRICS_PORT: str(metrics_port),
+            env.PLAN_DIR: str(home / "plan"), env.CONFIG: encode_config(self.config),
+            env.TERMINATION_PATH: str(home / "termination"), env.SAMPLE_LOG_DIR: str(self.folder / "samples"),
+        }  # fmt: skip
+        command = {
+            "environ": environ, "output": str(home / "output"), "script": script,
+            "arguments": {"out": str(self.folder)} | arguments,
+        }  # fmt: skip
+        inbox = self.zygote.start(uid, command)
+        worker = Worker(name=name, uid=uid, folder=home, peer_port=peer_port, metrics_port=metrics_port, inbox=inbox)
+        worker.pid = inbox.get(timeout=LIMIT_S)["pid"]
+        self.workers[uid] = worker
+        return worker
+
+    def plan(self, workers: list[Worker], *, to: list[Worker] | None = None, new_generation: bool = True, **fields: Any) -> Plan:
+        """Write a plan for these workers into the folders of ``to`` (all of them by default)."""
+        self.generation += new_generation
+        self.revision += 1
+        total = fields.pop("batch_samples", self.batch_samples)
+        shares = fields.pop("shares", evenly(total, len(workers)))
+        micro = fields.pop("micro", (0,) * len(workers))
+        on_demand = fields.pop("on_demand", (True,) * len(workers))
+        members = tuple(
+            Member(
+                rank=rank, worker=w.name, worker_uid=w.uid, address="127.0.0.1", peer_port=w.peer_port, pool="pool",
+                on_demand=on_demand[rank], share_samples=shares[rank], micro_batch_samples=micro[rank],
+            )
+            for rank, w in enumerate(workers)
+        )  # fmt: skip
+        plan = Plan(
+            job_uid=JOB_UID, generation=self.generation, revision=self.revision, members=members,
+            global_batch_samples=total, **({"boundary": Boundary()} | fields),
+        )  # fmt: skip
+        for worker in workers if to is None else to:
+            deliver(plan, worker)
+        return plan
+
+    def finish(self, workers: list[Worker]) -> None:
+        """Wait until these workers have ended."""
+        for worker in workers:
+            self.until(lambda worker=worker: worker.poll() is not None, f"{worker.name} ends")  # type: ignore[misc]  # a default argument binds the loop's variable
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for a condition; when it does not come, fail with everything that the workers printed."""
+        end = time.monotonic() + LIMIT_S
+        while not condition():
+            if time.monotonic() > end:
+                logs = "\n".join(f"--- {w.uid} (code {w.poll()})\n{w.log()[-4000:]}" for w in self.workers.values())
+                raise AssertionError(f"in vain waited {LIMIT_S:g} s until {what}\n{logs}")
+            time.sleep(0.01)
+
+    def until_ready(self, *workers: Worker) -> None:
+        """Wait until these workers have reached ``job.steps``."""
+        for worker in workers:
+            self.until(worker.ready, f"{worker.name} is ready")
+
+    def until_step(self, worker: Worker, step: int) -> None:
+        """Wait until a worker has committed this many steps."""
+        self.until(lambda: (worker.metric("heterotrain_step") or 0) >= step, f"{worker.name} reaches step {step}")
+
+    def weights(self, worker: Worker) -> dict[str, torch.Tensor]:
+        """Return the final weights of a worker."""
+        path = self.folder / f"{worker.name}.pt"
+        assert path.exists(), worker.log()
+        return dict(torch.load(path, weights_only=True))
+
+    def close(self) -> None:
+        """Kill what is left."""
+        for worker in self.workers.values():
+            if worker.poll() is None:
+                worker.signal(signal.SIGKILL)
+                worker.signal(signal.SIGCONT)
+
+
+def deliver(plan: Plan, worker: Worker) -> None:
+    """Put a plan into a worker's mount, as one swap."""
+    scratch = worker.folder / "plan.new"
+    scratch.write_text(encode_plan(plan))
+    scratch.replace(worker.folder / "plan" / keys.PLAN_KEY)
+
+
+def free_port() -> int:
+    """Return a port that is free and not handed out to clients by the kernel."""
+    while True:
+        _PORTS[0] += 1
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", _PORTS[0]))
+            except OSError:
+                continue
+            return _PORTS[0]
+
+
+_PORTS = [20000 + os.getpid() % 8000]
+
+
+def reference(
+    *, epochs: int, samples: int = 96, batch_samples: int = 16, seed: int = 0, tokens: bool = False,
+    batches: Callable[[int], int] | None = None,
+) -> tuple[dict[str, torch.Tensor], dict[int, list[int]]]:  # fmt: skip
+    """Train in this process with plain torch; return final weights and the sample ids of each epoch.
+
+    ``batches`` gives the global batch of a step, where it changes.
+    """
+    dataset, model = problem(samples), net()
+    optimizer = optimizer_of(model)
+    x, y = dataset.tensors
+    ids: dict[int, list[int]] = {}
+    number = 0
+    for epoch in range(epochs):
+        order = permutation(seed=seed, epoch=epoch, epoch_samples=samples, shuffle=True).tolist()
+        cursor = 0
+        while cursor < samples:
+            size = batches(number) if batches else batch_samples
+            chosen = order[cursor : cursor + size]
+            errors = (model(x[chosen]) - y[chosen]) ** 2
+            weights = token_weights(x[chosen]) if tokens else torch.ones_like(errors)
+            optimizer.zero_grad()
+            ((errors * weights).sum() / weights.sum()).backward()
+            optimizer.step()
+            ids.setdefault(epoch, []).extend(chosen)
+            cursor, number = cursor + size, number + 1
+    return {name: value.detach() for name, value in model.state_dict().items()}, ids
+
+
+def assert_same_weights(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    """Fail unless all weights agree to a relative 1e-10."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        difference = float((found[name] - value).norm() / value.norm())
+        assert difference < 1e-10, f"{name} differs by {difference:.2e}"

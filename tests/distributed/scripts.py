@@ -1,0 +1,114 @@
+"""What the workers of these tests run: ordinary training scripts with places where they can be made to die or to wait."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import heterotrain
+from heterotrain.reducer import Reducer
+from heterotrain.step import Step
+
+FEATURES = 6
+
+
+def problem(samples: int) -> torch.utils.data.TensorDataset:
+    """Return a small regression problem in fp64, the same everywhere."""
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(samples, FEATURES, generator=generator, dtype=torch.float64)
+    y = (x**2).sum(1, keepdim=True) + 0.1 * torch.randn(samples, 1, generator=generator, dtype=torch.float64)
+    return torch.utils.data.TensorDataset(x, y)
+
+
+def net() -> torch.nn.Module:
+    """Return a small model in fp64 with several buckets' worth of parameters, the same everywhere."""
+    torch.manual_seed(3)
+    layers = [torch.nn.Linear(FEATURES, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16), torch.nn.Tanh()]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(16, 1)).double()
+
+
+def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Return an optimizer with state, so that a joiner that lacks it would be noticed."""
+    return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+
+
+class Trap:
+    """Makes this worker die or wait at a given place of a given step. Each place is reached once for each attempt."""
+
+    def __init__(self, spec: dict[str, Any] | None) -> None:
+        self._spec = spec or {}
+
+    def at(self, place: str, step: int) -> None:
+        """Do what the specification says for this place and step."""
+        if self._spec.get("place") != place or self._spec.get("step") != step:
+            return
+        if self._spec.get("do", "die") == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        Path(self._spec["reached"]).touch()
+        while not Path(self._spec["release"]).exists():
+            time.sleep(0.01)
+        self._spec = {}
+
+
+def train(
+    *, out: str, samples: int = 96, trap: dict[str, Any] | None = None, tokens: bool = False, slow_s: float = 0.0
+) -> None:
+    """Train, then write the final weights. ``tokens`` weighs samples differently; ``slow_s`` stretches each step."""
+    trapped = Trap(trap)
+    job = heterotrain.init()
+    trapped.at("init", 0)
+    model = job.wrap(net())
+    optimizer = job.optimizer(optimizer_of(model))
+    _set_traps(trapped)
+    for step in job.steps(problem(samples)):
+        with step:
+            trapped.at("step", step.number)
+            for x, y in step.micro_batches():
+                if slow_s:
+                    time.sleep(slow_s)
+                errors = (model(x) - y) ** 2
+                if tokens:
+                    weights = token_weights(x)
+                    step.backward((errors * weights).sum(), weight=float(weights.sum()))
+                else:
+                    step.backward(errors.mean())
+            trapped.at("backward", step.number)
+            step.apply(optimizer)
+            trapped.at("applied", step.number)
+    torch.save(model.state_dict(), f"{out}/{os.environ['HETEROTRAIN_WORKER']}.pt")
+    Path(f"{out}/{os.environ['HETEROTRAIN_WORKER']}.json").write_text(json.dumps({"rank": job.is_leader}))
+
+
+def token_weights(x: torch.Tensor) -> torch.Tensor:
+    """Return a whole number of "tokens" for each sample, a function of the sample; some have none."""
+    return (x[:, :1] * 3).abs().floor()
+
+
+def _set_traps(trap: Trap) -> None:
+    """Reach places inside the library: in the middle of the reductions, and after they are done."""
+    wait, launch = Reducer.wait, Reducer._launch
+
+    def wait_trapped(self: Reducer) -> None:
+        trap.at("reducing", _STEP[0])
+        wait(self)
+        trap.at("reduced", _STEP[0])
+
+    def launch_trapped(self: Reducer, bucket: Any) -> None:
+        launch(self, bucket)
+        if self._next == 1:
+            trap.at("launched", _STEP[0])
+
+    def entered(self: Step) -> Step:
+        _STEP[0] = self.number
+        return self
+
+    Reducer.wait, Reducer._launch, Step.__enter__ = wait_trapped, launch_trapped, entered  # type: ignore[method-assign]
+
+
+_STEP = [-1]

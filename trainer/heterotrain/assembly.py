@@ -1,0 +1,411 @@
+"""How a formation comes about: who takes part (the plan, or a vote of the survivors), and then everybody's arrival.
+
+A new generation needs no vote: the plan names its members. When members of ``g.k`` are lost or leave, those who are left
+vote on ``g.(k+1)`` (``ballot``). Either way the lowest rank that takes part waits until all others have arrived, starts
+a fresh store and tells them where it is: a store that outlives its formation hands stale addresses to the next one.
+
+Everything here runs in the peer service's loop; the training thread waits for the result.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from heterotrain import ballot as paxos
+from heterotrain.ballot import Accepted, Acceptor, Ballot
+from heterotrain.errors import Excluded
+from heterotrain.peers import PeerKey, PeerService, key_of
+from heterotrain.plan_source import Held
+from heterotrain.roster import FormationId, workers_of
+from heterotrain_core.contract.plan import Member, Plan
+
+_log = logging.getLogger(__name__)
+
+RETRY_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where a rank is when it begins to look for its next formation.
+
+    Attributes:
+        held: a plan of the generation it was in.
+        formation: the formation it was in or tried to enter.
+        plan_ranks: the members of that formation.
+        leaving: those among them who announced that they go.
+    """
+
+    held: Held
+    formation: FormationId
+    plan_ranks: tuple[int, ...]
+    leaving: frozenset[int] = frozenset()
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that names the members."""
+        return self.held.plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A formation that everybody has arrived at, and where its store is."""
+
+    standing: Standing
+    store_address: str
+    store_port: int
+    store: Any = None
+    """The store itself on the rank that hosts it."""
+
+
+@dataclass(slots=True)
+class Book:
+    """What this rank promised, learned and heard, by formation; old formations are forgotten with their generation."""
+
+    acceptors: dict[FormationId, Acceptor] = field(default_factory=dict)
+    decided: dict[FormationId, tuple[int, ...]] = field(default_factory=dict)
+    arrived: dict[FormationId, set[PeerKey]] = field(default_factory=dict)
+    stores: dict[FormationId, int] = field(default_factory=dict)
+    broken: set[FormationId] = field(default_factory=set)
+
+    def forget_before(self, generation: int) -> None:
+        """Drop everything of older generations."""
+        tables: tuple[dict[FormationId, Any], ...] = (self.acceptors, self.decided, self.arrived, self.stores)
+        for table in tables:
+            for formation in [key for key in table if key.generation < generation]:
+                del table[formation]
+        self.broken = {formation for formation in self.broken if formation.generation >= generation}
+
+
+class Assembly:
+    """Finds the next formation together with the peers."""
+
+    def __init__(
+        self, peers: PeerService, *, host_store: Callable[[], tuple[Any, int]], on_broken: Callable[[str], None]
+    ) -> None:
+        self._peers = peers
+        self._me: PeerKey = (peers.identity.worker_uid, peers.identity.local_rank)
+        self._host_store = host_store
+        self._on_broken = on_broken
+        self._book = Book()
+        self._standing: Standing | None = None
+        self._finished = False
+        self._leave_at: float | None = None
+        peers.on_lost = self._on_lost
+        peers.handlers |= {
+            "prepare": self._on_prepare,
+            "accept": self._on_accept,
+            "decided": self._on_decided,
+            "arrived": self._on_arrived,
+            "store": self._on_store,
+            "broken": self._on_broken_elsewhere,
+            "status": self._on_status,
+        }
+
+    # -- from the training thread ------------------------------------------------------------------------------------
+
+    def next_formation(self, standing: Standing | None, *, patience_s: float) -> Entry | None:
+        """Return the next formation that this rank takes part in; ``None`` when it left, as announced.
+
+        Args:
+            standing: the formation that ended, or ``None`` for a process that was in none yet.
+            patience_s: how long an excluded rank waits for a plan that names it.
+
+        Raises:
+            Excluded: the others went on without this rank.
+        """
+        return self._peers.call(self._next_formation(standing, patience_s=patience_s)).result()
+
+    def leave_soon(self, within_s: float) -> None:
+        """Note that this rank was told to go: it waits no longer than ``within_s`` for a formation. Safe in a signal."""
+        if self._leave_at is None:
+            self._leave_at = self._peers.loop.time() + within_s
+            self._peers.nudge()
+
+    def is_broken(self, formation: FormationId) -> bool:
+        """Return whether the formation has been given up."""
+        return formation in self._book.broken
+
+    def everybody_finished(self, standing: Standing) -> bool:
+        """Return whether every peer that still answers has finished, too."""
+        return self._peers.call(self._everybody_finished(standing)).result()
+
+    def finish(self) -> None:
+        """Say from now on that this rank has committed everything."""
+        self._finished = True
+
+    # -- the way to a formation --------------------------------------------------------------------------------------
+
+    async def _next_formation(self, standing: Standing | None, *, patience_s: float) -> Entry | None:
+        deadline = self._peers.loop.time() + patience_s
+        while True:
+            held = self._peers.source.newest
+            if held and held.plan.generation > (standing.plan.generation if standing else 0):
+                named = self._rank_in(held.plan)
+                self._book.forget_before(held.plan.generation)
+                if named is not None:
+                    standing = _whole(held)
+                    entry = await self._enter(standing)
+                    if entry is not None:
+                        return entry
+                    continue
+                if standing is not None and self._takes_part(standing):
+                    standing = replace(standing, plan_ranks=())  # a plan without us outranks our formation
+            if self._gives_up(standing):
+                return None
+            if standing is None:
+                await self._peers.wait_change(RETRY_S)
+                continue
+            if not self._takes_part(standing):
+                if self._leaves(standing):
+                    return None
+                if self._peers.loop.time() > deadline:
+                    raise Excluded(f"the others went on without {self._peers.identity.name} and no plan names it")
+                await self._peers.wait_change(RETRY_S)
+                continue
+            ranks = await self._vote(standing)
+            if ranks is None:
+                continue
+            following = FormationId(generation=standing.formation.generation, number=standing.formation.number + 1)
+            standing = replace(standing, formation=following, plan_ranks=ranks)
+            if self._takes_part(standing) and not self._leaves(standing):
+                entry = await self._enter(replace(standing, leaving=frozenset()))
+                if entry is not None:
+                    return entry
+            deadline = self._peers.loop.time() + patience_s
+
+    async def _vote(self, standing: Standing) -> tuple[int, ...] | None:
+        """Return the decided members of the next formation, or ``None`` when a newer generation ends the vote."""
+        instance = FormationId(generation=standing.formation.generation, number=standing.formation.number + 1)
+        self._standing = standing
+        self._peers.watch({key_of(m): m for m in self._members(standing)})
+        self._break("a member left or was lost")
+        await self._peers.ping_all(RETRY_S)
+        attempt = 0
+        while instance not in self._book.decided:
+            if self._newer_generation(standing) or self._gives_up(standing):
+                return None
+            up = [rank for rank in standing.plan_ranks if self._is_up(standing.plan, rank)]
+            staying = tuple(rank for rank in up if rank not in standing.leaving)
+            # Everybody goes: a vote about nobody tells the leavers that they are agreed.
+            leader = min(staying) if staying else min(up)
+            enough = len(workers_of(standing.plan, staying)) >= standing.plan.min_replicas or not staying
+            if not enough and self._leaves(standing):
+                self._leave_at = self._peers.loop.time()  # those who stay wait for the operator: our vote is no use
+                continue
+            settled = not any(self._peers.is_undetermined(self._key(standing.plan, r)) for r in standing.plan_ranks)
+            possible = settled and enough and paxos.is_majority(len(up), len(standing.plan_ranks))
+            if possible and self._key(standing.plan, leader) == self._me:
+                attempt += 1
+                await self._propose(standing, instance, Ballot(number=attempt, rank=leader), staying)
+            else:
+                await self._learn(standing, instance, up)
+            if instance not in self._book.decided:
+                await self._peers.wait_change(RETRY_S)
+        ranks = self._book.decided[instance]
+        _log.info("formation %s: ranks %s of the plan take part", instance, list(ranks))
+        return ranks
+
+    async def _propose(
+        self, standing: Standing, instance: FormationId, number: Ballot, wish: tuple[int, ...]
+    ) -> None:
+        acceptors = self._members(standing)
+        body: dict[str, Any] = {"formation": _pack(instance), "ballot": [number.number, number.rank]}
+        own, promised = paxos.prepare(self._acceptor(instance), number)
+        self._book.acceptors[instance] = own
+        if not promised:
+            return
+        others = [m for m in acceptors if key_of(m) != self._me and self._peers.is_up(key_of(m))]
+        replies = await self._peers.ask_all(others, "prepare", body)
+        promises = [reply for reply in replies.values() if reply.get("promised")]
+        if not paxos.is_majority(1 + len(promises), len(acceptors)):
+            return
+        ranks = paxos.value_to_propose(wish, [own.accepted, *(_unpack_accepted(p.get("accepted")) for p in promises)])
+        own, voted = paxos.accept(self._acceptor(instance), number, ranks)
+        self._book.acceptors[instance] = own
+        if not voted:
+            return
+        replies = await self._peers.ask_all(others, "accept", body | {"ranks": list(ranks)})
+        votes = 1 + sum(bool(reply.get("accepted")) for reply in replies.values())
+        if paxos.is_majority(votes, len(acceptors)):
+            self._book.decided[instance] = ranks
+            await self._peers.ask_all(others, "decided", {"formation": _pack(instance), "ranks": list(ranks)})
+
+    async def _learn(self, standing: Standing, instance: FormationId, up: list[int]) -> None:
+        others = [standing.plan.members[rank] for rank in up if self._key(standing.plan, rank) != self._me]
+        replies = await self._peers.ask_all(others, "status", {"formation": _pack(instance)}, timeout_s=RETRY_S)
+        for reply in replies.values():
+            if reply.get("decided") is not None:
+                self._book.decided[instance] = tuple(reply["decided"])
+
+    async def _enter(self, standing: Standing) -> Entry | None:
+        """Return when everybody has arrived; ``None`` when somebody was lost meanwhile or a newer plan came."""
+        formation = standing.formation
+        self._standing = standing
+        members = self._members(standing)
+        self._peers.watch({key_of(m): m for m in members})
+        host = members[0]
+        if key_of(host) != self._me:
+            return await self._arrive(standing, host)
+        self._book.arrived.setdefault(formation, set()).add(self._me)
+        while not {key_of(m) for m in members} <= self._book.arrived[formation]:
+            if self._outdated(standing):
+                return None
+            await self._peers.wait_change(RETRY_S)
+        store, port = self._host_store()
+        self._book.stores[formation] = port
+        others = [m for m in members if key_of(m) != self._me]
+        await self._peers.ask_all(others, "store", {"formation": _pack(formation), "port": port})
+        return Entry(standing=standing, store_address=host.address, store_port=port, store=store)
+
+    async def _arrive(self, standing: Standing, host: Member) -> Entry | None:
+        formation = standing.formation
+        while formation not in self._book.stores:
+            if self._outdated(standing):
+                return None
+            reply = await self._peers.request(host, "arrived", {"formation": _pack(formation)})
+            if reply and reply.get("port") is not None:
+                self._book.stores[formation] = int(reply["port"])
+                break
+            if formation not in self._book.stores:
+                await self._peers.wait_change(RETRY_S)
+        return Entry(standing=standing, store_address=host.address, store_port=self._book.stores[formation])
+
+    def _outdated(self, standing: Standing) -> bool:
+        """Return whether it is in vain to wait for the others to arrive; tells them, too."""
+        if self._newer_generation(standing) or self._gives_up(standing):
+            self._break("a newer plan came, or a member has to go")
+        return standing.formation in self._book.broken
+
+    def _gives_up(self, standing: Standing | None) -> bool:
+        if self._leave_at is None:
+            return False
+        return standing is None or not self._takes_part(standing) or self._peers.loop.time() >= self._leave_at
+
+    def _newer_generation(self, standing: Standing) -> bool:
+        held = self._peers.source.newest
+        return held is not None and held.plan.generation > standing.plan.generation
+
+    async def _everybody_finished(self, standing: Standing) -> bool:
+        others = [m for m in self._members(standing) if key_of(m) != self._me]
+        replies = await self._peers.ask_all(others, "status", {"formation": _pack(standing.formation)})
+        return all(reply.get("finished") for reply in replies.values())
+
+    # -- breaking ----------------------------------------------------------------------------------------------------
+
+    def _on_lost(self, key: PeerKey, reason: str) -> None:
+        standing = self._standing
+        if standing is not None and any(key_of(m) == key for m in self._members(standing)):
+            self._break(f"peer {key[0]}/{key[1]} {reason}")
+
+    def _break(self, reason: str) -> None:
+        """Give the current formation up and tell the others, so that nobody waits for a time-out."""
+        standing = self._standing
+        if standing is None or standing.formation in self._book.broken:
+            return
+        self._mark_broken(reason)
+        others = [m for m in self._members(standing) if key_of(m) != self._me and self._peers.is_up(key_of(m))]
+        telling = self._peers.ask_all(others, "broken", {"formation": _pack(standing.formation)})
+        self._telling = self._peers.loop.create_task(telling)  # kept: a task nobody holds may be collected
+
+    # -- what peers ask ----------------------------------------------------------------------------------------------
+
+    async def _on_prepare(self, message: dict[str, Any]) -> dict[str, Any]:
+        instance, number = _unpack(message["formation"]), Ballot(number=message["ballot"][0], rank=message["ballot"][1])
+        self._broken_before(instance)
+        acceptor, promised = paxos.prepare(self._acceptor(instance), number)
+        self._book.acceptors[instance] = acceptor
+        accepted = acceptor.accepted
+        return {
+            "promised": promised,
+            "accepted": [[accepted.ballot.number, accepted.ballot.rank], list(accepted.ranks)] if accepted else None,
+        }
+
+    async def _on_accept(self, message: dict[str, Any]) -> dict[str, Any]:
+        instance, number = _unpack(message["formation"]), Ballot(number=message["ballot"][0], rank=message["ballot"][1])
+        acceptor, accepted = paxos.accept(self._acceptor(instance), number, tuple(message["ranks"]))
+        self._book.acceptors[instance] = acceptor
+        return {"accepted": accepted}
+
+    async def _on_decided(self, message: dict[str, Any]) -> dict[str, Any]:
+        instance = _unpack(message["formation"])
+        self._book.decided[instance] = tuple(message["ranks"])
+        self._broken_before(instance)
+        self._peers.nudge()
+        return {}
+
+    async def _on_arrived(self, message: dict[str, Any]) -> dict[str, Any]:
+        formation = _unpack(message["formation"])
+        self._book.arrived.setdefault(formation, set()).add((message["from"][0], message["from"][1]))
+        self._peers.nudge()
+        return {"port": self._book.stores.get(formation)}
+
+    async def _on_store(self, message: dict[str, Any]) -> dict[str, Any]:
+        self._book.stores[_unpack(message["formation"])] = int(message["port"])
+        self._peers.nudge()
+        return {}
+
+    async def _on_broken_elsewhere(self, message: dict[str, Any]) -> dict[str, Any]:
+        formation = _unpack(message["formation"])
+        if self._standing is not None and self._standing.formation == formation:
+            self._mark_broken("a peer found the formation broken")
+        return {}
+
+    async def _on_status(self, message: dict[str, Any]) -> dict[str, Any]:
+        instance = _unpack(message["formation"])
+        decided = self._book.decided.get(instance)
+        return {"decided": list(decided) if decided is not None else None, "finished": self._finished}
+
+    def _broken_before(self, instance: FormationId) -> None:
+        """Leave a formation whose successor is being voted on."""
+        if self._standing is not None and self._standing.formation < instance:
+            self._mark_broken(f"peers vote on formation {instance}")
+
+    def _mark_broken(self, reason: str) -> None:
+        if self._standing is not None and self._standing.formation not in self._book.broken:
+            self._book.broken.add(self._standing.formation)
+            self._on_broken(reason)
+            self._peers.nudge()
+
+    # -- small views -------------------------------------------------------------------------------------------------
+
+    def _acceptor(self, instance: FormationId) -> Acceptor:
+        return self._book.acceptors.get(instance, Acceptor())
+
+    def _members(self, standing: Standing) -> list[Member]:
+        return [standing.plan.members[rank] for rank in standing.plan_ranks]
+
+    def _key(self, plan: Plan, rank: int) -> PeerKey:
+        return key_of(plan.members[rank])
+
+    def _is_up(self, plan: Plan, rank: int) -> bool:
+        key = self._key(plan, rank)
+        return key == self._me or self._peers.is_up(key)
+
+    def _rank_in(self, plan: Plan) -> int | None:
+        return next((m.rank for m in plan.members if key_of(m) == self._me), None)
+
+    def _takes_part(self, standing: Standing) -> bool:
+        return any(key_of(m) == self._me for m in self._members(standing))
+
+    def _leaves(self, standing: Standing) -> bool:
+        return any(self._key(standing.plan, rank) == self._me for rank in standing.leaving)
+
+
+def _whole(held: Held) -> Standing:
+    ranks = tuple(member.rank for member in held.plan.members)
+    return Standing(held=held, formation=FormationId(generation=held.plan.generation, number=0), plan_ranks=ranks)
+
+
+def _pack(formation: FormationId) -> list[int]:
+    return [formation.generation, formation.number]
+
+
+def _unpack(raw: Any) -> FormationId:
+    return FormationId(generation=int(raw[0]), number=int(raw[1]))
+
+
+def _unpack_accepted(raw: Any) -> Accepted | None:
+    return Accepted(ballot=Ballot(number=raw[0][0], rank=raw[0][1]), ranks=tuple(raw[1])) if raw else None

@@ -1,0 +1,49 @@
+"""A worker's last word: how a rank ended, written where the kubelet (or the launcher) picks it up."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from heterotrain_core.contract.outcome import Ending, Outcome, encode_outcome
+
+
+class Farewell:
+    """Writes one outcome; the first one said stands."""
+
+    def __init__(self, path: str | None, *, where: Callable[[], tuple[int, int]]) -> None:
+        self._path = Path(path) if path else None
+        self._where = where
+        self._lock = threading.Lock()
+        self.said: Outcome | None = None
+
+    def install(self) -> None:
+        """Say ``failed`` when the script ends by an exception, or ends before the training does."""
+        previous = sys.excepthook
+
+        def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            self.say(Ending.FAILED, f"{kind.__name__}: {error}")
+            previous(kind, error, trace)
+
+        sys.excepthook = on_exception
+        atexit.register(
+            self.say,
+            Ending.FAILED,
+            "the script ended before every epoch was committed; to end early on purpose, call job.finish(reason)",
+        )
+
+    def say(self, ending: Ending, reason: str) -> None:
+        """Write the outcome unless one was written before."""
+        with self._lock:
+            if self.said is not None:
+                return
+            epoch, step = self._where()
+            self.said = Outcome(ending=ending, reason=reason, epoch=epoch, step=step)
+            if self._path is not None:
+                with contextlib.suppress(OSError):  # a read-only termination file: the exit code still speaks
+                    self._path.write_text(encode_outcome(self.said), encoding="utf-8")

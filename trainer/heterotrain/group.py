@@ -1,0 +1,221 @@
+"""The process groups of one formation: one for gradients, and a small gloo group of its own for the control vector.
+
+A formation gets fresh groups on a fresh store. ``cut`` may be called from any thread at any time and makes every waiting
+operation fail; ``close`` belongs to the training thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from heterotrain.errors import PeerLost
+from heterotrain.sockets import OpenSocket, cut, interface_of, open_sockets
+
+_log = logging.getLogger(__name__)
+
+RENDEZVOUS_S = 20.0
+"""For the store's keys and connections: everybody has arrived before, so this is for the unforeseen only."""
+COLLECTIVE_S = 1800.0
+"""Long on purpose: lost peers are noticed by their links, and a slow rank is no lost rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """What ``cut`` needs to tell a group's sockets from all others."""
+
+    members: frozenset[str]
+    spare_ports: frozenset[int]
+
+
+def host_store() -> tuple[dist.TCPStore, int]:
+    """Start a store on a free port of this host; return it and the port."""
+    store = dist.TCPStore(
+        "localhost", 0, None, is_master=True, timeout=timedelta(seconds=RENDEZVOUS_S), wait_for_workers=False
+    )
+    return store, int(store.port)
+
+
+class Group:
+    """The connections of one formation, from this rank's side."""
+
+    def __init__(self, *, rank: int, world_size: int, address: Address) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._address = address
+        self._before = open_sockets()
+        self._own: frozenset[OpenSocket] | None = None
+        self._lock = threading.Lock()
+        self._cut = ""
+        self._control: dist.ProcessGroupGloo | None = None
+        self._store: Any = None
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    def build(self, *, store: Any, host: str, port: int, backend: str, own_address: str | None) -> None:
+        """Connect to everybody.
+
+        Args:
+            store: the store, on the rank that hosts it, else ``None``.
+            host: address of the store.
+            port: its port.
+            backend: ``gloo`` or ``nccl`` for the gradients.
+            own_address: address of this rank, which names the interface for gloo; ``None`` leaves that to gloo.
+
+        Raises:
+            PeerLost: a member went away meanwhile.
+        """
+        name = interface_of(own_address) if own_address else None
+        if name is not None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        limit = timedelta(seconds=RENDEZVOUS_S)
+        try:
+            self._store = store or dist.TCPStore(host, port, None, is_master=False, timeout=limit)
+            long = timedelta(seconds=COLLECTIVE_S)
+            control = dist.PrefixStore("control", self._store)
+            self._control = dist.ProcessGroupGloo(control, self.rank, self.world_size, long)
+            dist.init_process_group(
+                "cuda:nccl,cpu:gloo" if backend == "nccl" else "gloo",
+                store=dist.PrefixStore("gradients", self._store), rank=self.rank, world_size=self.world_size, timeout=long,
+            )  # fmt: skip
+        except (RuntimeError, ValueError, OSError) as error:
+            raise PeerLost(f"the group could not be built: {error}") from error
+        with self._lock:
+            self._own = open_sockets() - self._before
+        self.check()
+
+    def cut(self, reason: str) -> None:
+        """Make every operation of this group fail, now and later; safe from any thread."""
+        with self._lock:
+            first, self._cut = not self._cut, self._cut or reason
+            candidates = self._own if self._own is not None else open_sockets() - self._before
+        count = cut(candidates, addresses=self._address.members, spare_ports=self._address.spare_ports)
+        if first:
+            _log.info("cut %d connections of the group: %s", count, reason)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the group has been cut."""
+        return bool(self._cut)
+
+    def check(self) -> None:
+        """Fail early when the group has been cut.
+
+        Raises:
+            PeerLost: it has.
+        """
+        if self._cut:
+            raise PeerLost(self._cut)
+
+    def close(self) -> None:
+        """Drop the groups; waits for their threads, so it comes after ``cut`` or after the last operation."""
+        self._control = None
+        if dist.is_initialized():
+            with contextlib.suppress(RuntimeError, ValueError):
+                dist.destroy_process_group()
+        self._store = None
+
+    # -- operations --------------------------------------------------------------------------------------------------
+
+    def all_reduce(self, flat: torch.Tensor) -> dist.Work:
+        """Start to sum ``flat`` over all ranks in place.
+
+        Raises:
+            PeerLost: the group is broken.
+        """
+        return self._guarded(lambda: dist.all_reduce(flat, op=dist.ReduceOp.SUM, async_op=True))
+
+    def gather(self, slot_F: torch.Tensor) -> tuple[dist.Work, list[torch.Tensor]]:  # noqa: N803 - shape in the name
+        """Start to collect every rank's slot; the list is by rank and filled when the work is done.
+
+        Raises:
+            PeerLost: the group is broken.
+        """
+        slots = [torch.empty_like(slot_F) for _ in range(self.world_size)]
+        return self._guarded(lambda: self._control_group().allgather([slots], [slot_F])), slots
+
+    def gather_now(self, values: Sequence[float]) -> list[list[float]]:
+        """Return every rank's values, by rank.
+
+        Raises:
+            PeerLost: the group is broken.
+        """
+        work, slots = self.gather(torch.tensor(values, dtype=torch.float64))
+        self.wait(work)
+        return [slot.tolist() for slot in slots]
+
+    def broadcast_bytes(self, data: bytes | None, *, size: int, source: int) -> bytes:
+        """Return the bytes that rank ``source`` holds.
+
+        Raises:
+            PeerLost: the group is broken.
+        """
+        buffer = torch.frombuffer(bytearray(data or bytes(size)), dtype=torch.uint8)
+        self.broadcast(buffer, source=source)
+        return buffer.numpy().tobytes()
+
+    def broadcast(self, tensor: torch.Tensor, *, source: int) -> None:
+        """Overwrite a contiguous CPU tensor by that of rank ``source``.
+
+        Raises:
+            PeerLost: the group is broken.
+        """
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        options.rootTensor = 0
+        self.wait(self._guarded(lambda: self._control_group().broadcast([tensor], options)))
+
+    def send(self, tensor: torch.Tensor, *, to: int) -> dist.Work:
+        """Start to send a contiguous CPU tensor.
+
+        Raises:
+            PeerLost: the group is broken.
+        """
+        return self._guarded(lambda: self._control_group().send([tensor], to, 0))
+
+    def receive(self, tensor: torch.Tensor, *, source: int) -> dist.Work:
+        """Start to receive into a contiguous CPU tensor.
+
+        Raises:
+            PeerLost: the group is broken.
+        """
+        return self._guarded(lambda: self._control_group().recv([tensor], source, 0))
+
+    def wait(self, work: dist.Work) -> None:
+        """Wait for an operation.
+
+        Raises:
+            PeerLost: the group is broken.
+        """
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise PeerLost(self._cut or str(error)) from error
+
+    def _control_group(self) -> dist.ProcessGroupGloo:
+        if self._control is None:
+            raise PeerLost("the group is closed")
+        return self._control
+
+    def _guarded(self, start: Callable[[], Any]) -> Any:
+        self.check()
+        try:
+            return start()
+        except RuntimeError as error:
+            raise PeerLost(self._cut or str(error)) from error
+
+
+def settle(works: Sequence[dist.Work]) -> None:
+    """Wait until operations of a cut group have let go of their buffers; their errors are of no interest."""
+    for work in works:
+        with contextlib.suppress(RuntimeError):
+            work.wait()

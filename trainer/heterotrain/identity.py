@@ -1,0 +1,139 @@
+"""Who this process is, read once from its environment.
+
+Three ways to run: *operated* (the operator set ``HETEROTRAIN_*``), *torchrun* (``RANK`` and ``WORLD_SIZE`` are set:
+fixed even shares, the launcher restarts everything after a failure), and *alone* (neither: one process on a laptop).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from heterotrain.errors import UsageError
+from heterotrain_core.contract import env, keys
+from heterotrain_core.contract.config import TrainingConfig, decode_config
+
+
+class Mode(StrEnum):
+    """How this process was started."""
+
+    OPERATED = "operated"
+    TORCHRUN = "torchrun"
+    ALONE = "alone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """This rank's names, addresses and paths.
+
+    Attributes:
+        mode: how the process was started.
+        job_name: name of the job; names the folder of its checkpoints together with namespace and uid.
+        rank: fixed rank under torchrun; ``None`` where the plan decides it.
+        world_size: fixed world size under torchrun, else ``None``.
+        metrics_port: port for metrics and readiness, local rank already added; ``None`` serves none.
+        peer_port: port for peers, local rank already added; ``None`` when there are no peers to talk to.
+        plan_dir: folder with the mounted plan; ``None`` when there is no operator.
+        termination_path: file for the outcome; ``None`` writes none.
+        sample_log_dir: folder for the log of committed samples; ``None`` writes none.
+    """
+
+    mode: Mode
+    job_name: str = "local"
+    namespace: str = "default"
+    job_uid: str = "local"
+    worker: str = "local"
+    worker_uid: str = "local"
+    address: str = "127.0.0.1"
+    local_rank: int = 0
+    ranks_per_worker: int = 1
+    rank: int | None = None
+    world_size: int | None = None
+    metrics_port: int | None = None
+    peer_port: int | None = None
+    plan_dir: str | None = None
+    termination_path: str | None = None
+    sample_log_dir: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Return ``worker/local rank``, for people."""
+        return f"{self.worker}/{self.local_rank}"
+
+
+def read_identity(environ: Mapping[str, str] = os.environ) -> Identity:
+    """Return who this process is.
+
+    Raises:
+        UsageError: a variable is missing or is no number.
+    """
+    sample_log_dir = environ.get(env.SAMPLE_LOG_DIR)
+    if env.JOB_UID in environ:
+        local_rank = _number(environ, env.LOCAL_RANK, 0)
+        return Identity(
+            mode=Mode.OPERATED,
+            job_name=environ.get(env.JOB_NAME, "job"),
+            namespace=environ.get(env.JOB_NAMESPACE, "default"),
+            job_uid=environ[env.JOB_UID],
+            worker=_text(environ, env.WORKER),
+            worker_uid=_text(environ, env.WORKER_UID),
+            address=_text(environ, env.WORKER_ADDRESS),
+            local_rank=local_rank,
+            ranks_per_worker=_number(environ, env.RANKS_PER_WORKER, 1),
+            metrics_port=_number(environ, env.METRICS_PORT, keys.METRICS_PORT) + local_rank,
+            peer_port=_number(environ, env.PEER_PORT, keys.PEER_PORT) + local_rank,
+            plan_dir=environ.get(env.PLAN_DIR, env.DEFAULT_PLAN_DIR),
+            termination_path=environ.get(env.TERMINATION_PATH, env.DEFAULT_TERMINATION_PATH),
+            sample_log_dir=sample_log_dir,
+        )
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        rank, local_rank = _number(environ, "RANK", 0), _number(environ, "LOCAL_RANK", 0)
+        return Identity(
+            mode=Mode.TORCHRUN,
+            worker=f"rank-{rank}",
+            worker_uid=f"rank-{rank}",
+            local_rank=local_rank,
+            rank=rank,
+            world_size=_number(environ, "WORLD_SIZE", 1),
+            metrics_port=_optional_port(environ, local_rank),
+            sample_log_dir=sample_log_dir,
+        )
+    return Identity(mode=Mode.ALONE, metrics_port=_optional_port(environ, 0), sample_log_dir=sample_log_dir)
+
+
+def read_config(environ: Mapping[str, str] = os.environ) -> TrainingConfig | None:
+    """Return the operator's training configuration, or ``None`` when there is none.
+
+    Raises:
+        UsageError: the variable holds something else.
+    """
+    text = environ.get(env.CONFIG)
+    if text is None:
+        return None
+    try:
+        return decode_config(text)
+    except ValueError as error:
+        raise UsageError(f"{env.CONFIG} cannot be read: {error}") from error
+
+
+def _text(environ: Mapping[str, str], name: str) -> str:
+    value = environ.get(name, "")
+    if not value:
+        raise UsageError(f"{env.JOB_UID} is set but {name} is not: run the script in a worker pod, or unset both")
+    return value
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    value = environ.get(name, "")
+    if not value:
+        return default
+    try:
+        return int(value)
+    except ValueError:
+        raise UsageError(f"{name} has to be a whole number, not {value!r}") from None
+
+
+def _optional_port(environ: Mapping[str, str], local_rank: int) -> int | None:
+    return _number(environ, env.METRICS_PORT, 0) + local_rank if environ.get(env.METRICS_PORT) else None

@@ -1,0 +1,315 @@
+"""The peer service of a rank: a listener for the whole life of the process, and links that notice a lost peer.
+
+It runs an asyncio loop in a thread of its own, so that a rank answers its peers while it computes. Three ways to notice
+a loss, from fast to slow: the connection ends (the process died), the kernel's ``TCP_USER_TIMEOUT`` passes without an
+acknowledgement (node or network gone), or the process answers no beat although its host does (frozen).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from heterotrain.errors import UsageError
+from heterotrain.identity import Identity
+from heterotrain.plan_source import PlanSource
+from heterotrain.wire import read_frame, write_frame
+from heterotrain_core.contract.plan import Member
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+PeerKey = tuple[str, int]
+"""A rank for its whole life: (worker uid, local rank)."""
+Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+
+FROZEN_FACTOR = 4.0
+"""A process may hold the interpreter for seconds (a large load, a driver's start); its host still acknowledges."""
+CONNECT_S = 1.0
+RECONNECT_S = 0.3
+
+
+def key_of(member: Member) -> PeerKey:
+    """Return the key of a plan's member."""
+    return (member.worker_uid, member.local_rank)
+
+
+@dataclass(slots=True)
+class Link:
+    """This rank's view of one peer."""
+
+    member: Member
+    task: asyncio.Task[None] | None = None
+    up: bool = False
+    ever_up: bool = False
+    lost: str = ""
+    ping: asyncio.Event = field(default_factory=asyncio.Event)
+    pong: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class PeerService:
+    """Listener, links and requests. Methods that are ``async`` run in its loop; ``call`` bridges from other threads."""
+
+    def __init__(self, identity: Identity, source: PlanSource, *, timeout_s: float) -> None:
+        self.identity = identity
+        self.source = source
+        self.timeout_s = timeout_s
+        self.handlers: dict[str, Handler] = {"beat": self._on_beat, "plan": self._on_plan, "offer": self._on_offer}
+        self.on_lost: Callable[[PeerKey, str], None] = lambda _key, _reason: None
+        self.links: dict[PeerKey, Link] = {}
+        self.loop = asyncio.new_event_loop()
+        self._changed = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="heterotrain-peers", daemon=True)
+        self._server: asyncio.Server | None = None
+
+    # -- from other threads ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Listen on the peer port.
+
+        Raises:
+            UsageError: the port is taken.
+        """
+        self._thread.start()
+        self.call(self._listen()).result()
+
+    def close(self) -> None:
+        """Stop listening and drop every link."""
+        if self.loop.is_closed() or not self._thread.is_alive():
+            return
+        with contextlib.suppress(Exception):
+            self.call(self._shut()).result(timeout=2.0)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(timeout=2.0)
+
+    def call(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
+        """Run a coroutine in the service's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def nudge(self) -> None:
+        """Wake whoever waits for a change; safe from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            self.loop.call_soon_threadsafe(self._changed.set)
+
+    # -- in the loop -------------------------------------------------------------------------------------------------
+
+    async def wait_change(self, timeout_s: float) -> None:
+        """Return when something changed, or after ``timeout_s``."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+        self._changed.clear()
+
+    def watch(self, members: Mapping[PeerKey, Member]) -> None:
+        """Keep a link to exactly these peers (oneself is left out)."""
+        me = (self.identity.worker_uid, self.identity.local_rank)
+        for key in [key for key in self.links if key not in members]:
+            link = self.links.pop(key)
+            if link.task is not None:
+                link.task.cancel()
+        for key, member in members.items():
+            if key != me and key not in self.links:
+                link = self.links[key] = Link(member=member)
+                link.task = self.loop.create_task(self._keep(key, link))
+
+    def is_up(self, key: PeerKey) -> bool:
+        """Return whether the link to this peer works at the moment."""
+        link = self.links.get(key)
+        return link is not None and link.up
+
+    def is_undetermined(self, key: PeerKey) -> bool:
+        """Return whether the link neither works nor has been given up: it soon will be one or the other."""
+        link = self.links.get(key)
+        return link is not None and not link.up and not link.lost
+
+    async def ping_all(self, timeout_s: float) -> None:
+        """Exchange a beat with every linked peer now, so that connections that ended are known to have ended."""
+        waiting = []
+        for link in self.links.values():
+            if link.up:
+                link.pong.clear()
+                link.ping.set()
+                waiting.append(asyncio.ensure_future(link.pong.wait()))
+        if waiting:
+            _, pending = await asyncio.wait(waiting, timeout=timeout_s)
+            for task in pending:
+                task.cancel()
+
+    async def request(
+        self, member: Member, op: str, body: Mapping[str, Any], *, timeout_s: float = CONNECT_S
+    ) -> dict[str, Any] | None:
+        """Ask a peer once; ``None`` when it did not answer, refused, or is somebody else by now."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                reader, writer = await asyncio.open_connection(member.address, member.peer_port)
+                try:
+                    await write_frame(writer, self._envelope(member, op) | dict(body))
+                    reply = await read_frame(reader)
+                finally:
+                    writer.close()
+        except (OSError, ValueError, TimeoutError, asyncio.IncompleteReadError):
+            return None
+        if op not in ("plan", "offer"):
+            await self._gossip(member, reply)
+        return reply if "error" not in reply else None
+
+    async def ask_all(
+        self, members: list[Member], op: str, body: Mapping[str, Any], *, timeout_s: float = CONNECT_S
+    ) -> dict[PeerKey, dict[str, Any]]:
+        """Ask several peers at once; those that did not answer are left out."""
+        replies = await asyncio.gather(*(self.request(m, op, body, timeout_s=timeout_s) for m in members))
+        return {key_of(m): reply for m, reply in zip(members, replies, strict=True) if reply is not None}
+
+    # -- links -------------------------------------------------------------------------------------------------------
+
+    async def _keep(self, key: PeerKey, link: Link) -> None:
+        """Connect, beat, and connect again for as long as the peer is watched."""
+        deadline = self.loop.time() + self.timeout_s
+        while True:
+            try:
+                async with asyncio.timeout(RECONNECT_S if link.ever_up else CONNECT_S):
+                    reader, writer = await asyncio.open_connection(link.member.address, link.member.peer_port)
+            except OSError as error:
+                if link.ever_up or self.loop.time() > deadline:
+                    self._lose(key, link, f"cannot be reached: {error or type(error).__name__}")
+                await asyncio.sleep(0.1)
+                continue
+            _unacknowledged_limit(writer, self.timeout_s)
+            try:
+                await self._beat(link, reader, writer)
+            except asyncio.IncompleteReadError:
+                reason = "closed its connection"
+            except TimeoutError:
+                reason = f"answered nothing for {FROZEN_FACTOR * self.timeout_s:g} s"
+                self._lose(key, link, reason)
+            except (OSError, ValueError) as error:
+                reason = f"broke its connection: {error}"
+                if isinstance(error, OSError) and not isinstance(error, ConnectionError):
+                    self._lose(key, link, reason)  # no acknowledgement: a new connection would wait in vain as well
+            finally:
+                writer.close()
+            if link.up:
+                link.up = False
+                link.pong.set()
+                self._changed.set()
+
+    async def _beat(self, link: Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            link.ping.clear()
+            await write_frame(writer, self._envelope(link.member, "beat"))
+            async with asyncio.timeout(FROZEN_FACTOR * self.timeout_s):
+                reply = await read_frame(reader)
+            if "error" in reply:
+                raise ValueError(str(reply["error"]))
+            await self._gossip(link.member, reply)
+            if not link.up:
+                link.up = link.ever_up = True
+                link.lost = ""
+                self._changed.set()
+            link.pong.set()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(link.ping.wait(), self.timeout_s / 4)
+
+    def _lose(self, key: PeerKey, link: Link, reason: str) -> None:
+        link.up = False
+        if link.lost:
+            return
+        link.lost = reason
+        link.pong.set()
+        _log.warning("peer %s/%d %s", link.member.worker, link.member.local_rank, reason)
+        self.on_lost(key, reason)
+        self._changed.set()
+
+    # -- listener ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+        self.loop.close()
+
+    async def _listen(self) -> None:
+        port = self.identity.peer_port
+        try:
+            self._server = await asyncio.start_server(self._serve, host=None, port=port)
+        except OSError as error:
+            raise UsageError(f"the peer port {port} cannot be used: {error}") from error
+
+    async def _shut(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        self.watch({})
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                message = await read_frame(reader)
+                await write_frame(writer, await self._answer(message))
+        except (OSError, ValueError, KeyError, TypeError, IndexError, asyncio.IncompleteReadError):
+            pass  # the peer is gone, or is no peer
+        except asyncio.CancelledError:
+            pass  # closing
+        finally:
+            writer.close()
+
+    async def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        if message.get("job") != self.identity.job_uid:
+            return {"error": "another job"}
+        if message.get("to") != [self.identity.worker_uid, self.identity.local_rank]:
+            return {"error": f"this is {self.identity.worker_uid}"}  # an address that was given to another pod since
+        handler = self.handlers.get(str(message.get("op")))
+        if handler is None:
+            return {"error": f"unknown request {message.get('op')!r}"}
+        return {**await handler(message), "version": self._version()}
+
+    async def _on_beat(self, _message: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+    async def _on_plan(self, _message: dict[str, Any]) -> dict[str, Any]:
+        held = self.source.newest
+        return {"text": held.text if held else None}
+
+    async def _on_offer(self, message: dict[str, Any]) -> dict[str, Any]:
+        self.source.offer(str(message["text"]))
+        return {}
+
+    # -- plans travel with every answer ------------------------------------------------------------------------------
+
+    def _version(self) -> list[int]:
+        held = self.source.newest
+        return list(held.plan.version) if held else [-1, -1]
+
+    def _envelope(self, member: Member, op: str) -> dict[str, Any]:
+        return {
+            "op": op,
+            "job": self.identity.job_uid,
+            "to": [member.worker_uid, member.local_rank],
+            "from": [self.identity.worker_uid, self.identity.local_rank],
+        }
+
+    async def _gossip(self, member: Member, reply: Mapping[str, Any]) -> None:
+        theirs, mine = list(reply.get("version", [-1, -1])), self._version()
+        if theirs > mine:
+            answer = await self.request(member, "plan", {})
+            if answer and answer.get("text"):
+                self.source.offer(answer["text"])
+        elif theirs < mine and "version" in reply:
+            held = self.source.newest
+            if held is not None:
+                await self.request(member, "offer", {"text": held.text})
+
+
+def _unacknowledged_limit(writer: asyncio.StreamWriter, seconds: float) -> None:
+    connection = writer.get_extra_info("socket")
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if connection is not None and option is not None:
+        connection.setsockopt(socket.IPPROTO_TCP, option, int(seconds * 1000))

@@ -1,0 +1,100 @@
+"""Reads the mounted plan and keeps the newest one as text, so that it can be handed to peers byte for byte.
+
+A mounted ConfigMap is a folder whose ``..data`` link is swapped; the file's identity changes with it, so one ``stat``
+tells whether there is anything to read.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from heterotrain_core.contract import keys
+from heterotrain_core.contract.codec import Refused, decode_plan
+from heterotrain_core.contract.plan import Plan
+
+_log = logging.getLogger(__name__)
+
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A plan together with the exact text it came as."""
+
+    plan: Plan
+    text: str
+
+    @property
+    def checksum(self) -> int:
+        """CRC-32 of the text."""
+        return zlib.crc32(self.text.encode())
+
+
+class PlanSource:
+    """The newest plan that this process has seen, from its mount or from a peer. Safe to use from any thread."""
+
+    def __init__(self, directory: str | None, *, job_uid: str) -> None:
+        self._path = Path(directory) / keys.PLAN_KEY if directory else None
+        self._job_uid = job_uid
+        self.on_change: Callable[[], None] = lambda: None
+        self._lock = threading.Lock()
+        self._held: Held | None = None
+        self._seen: tuple[int, int, int] | None = None
+        self._refusal = ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="heterotrain-plan", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch the mount."""
+        self.poll()
+        if self._path is not None:
+            self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._stop.set()
+
+    @property
+    def newest(self) -> Held | None:
+        """The newest plan, or ``None`` while none was seen."""
+        return self._held
+
+    def offer(self, text: str) -> Plan | Refused:
+        """Take a plan from wherever it came; keep it when it is newer than the one held."""
+        with self._lock:
+            held = self._held
+            answer = decode_plan(text, job_uid=self._job_uid, newest=held.plan.version if held else (-1, -1))
+            if isinstance(answer, Refused) or (held and answer.version == held.plan.version):
+                return answer
+            self._held = Held(plan=answer, text=text)
+        _log.info("plan %d.%d: %s", answer.generation, answer.revision, answer.reason or "no reason given")
+        self.on_change()
+        return answer
+
+    def poll(self) -> None:
+        """Read the mounted file when it is another one than last time."""
+        if self._path is None:
+            return
+        try:
+            found = os.stat(self._path)  # noqa: PTH116 - twenty times a second: the plain call
+            seen = (found.st_ino, found.st_mtime_ns, found.st_size)
+            if seen == self._seen:
+                return
+            text = self._path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return  # being swapped, or not there yet: the next poll sees it
+        self._seen = seen
+        answer = self.offer(text)
+        if isinstance(answer, Refused) and answer.reason != self._refusal:
+            self._refusal = answer.reason
+            _log.warning("refused the mounted plan: %s", answer.reason)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(POLL_S):
+            self.poll()

@@ -1,0 +1,101 @@
+"""Where the training stands, and which samples the next step takes.
+
+Sample ``j`` of epoch ``e`` is ``permutation_e[j]``; a step takes the next ``B`` of them and divides them by shares. The
+only state is (epoch, cursor), so neither a change of membership nor a repeated step can lose or repeat a sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Committed work: the same on every rank after every step.
+
+    Attributes:
+        steps: committed steps since the job began.
+        samples: committed samples since the job began.
+        epoch: running epoch, from 0; equal to the number of epochs when all are done.
+        epoch_steps: committed steps of the running epoch.
+        cursor: samples of the running epoch that are committed.
+        evaluated: epochs whose end-of-epoch hooks are done.
+    """
+
+    steps: int = 0
+    samples: int = 0
+    epoch: int = 0
+    epoch_steps: int = 0
+    cursor: int = 0
+    evaluated: int = 0
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Of two survivors, the one with the greater value holds the newer state."""
+        return (self.steps, self.evaluated)
+
+
+def next_batch_samples(progress: Progress, *, global_batch_samples: int, epoch_samples: int) -> int:
+    """Return the samples of the next step: the global batch, or what is left of the epoch."""
+    return min(global_batch_samples, epoch_samples - progress.cursor)
+
+
+def advance(progress: Progress, *, batch_samples: int, epoch_samples: int) -> Progress:
+    """Return the progress after a step of ``batch_samples`` is committed."""
+    cursor = progress.cursor + batch_samples
+    moved = replace(
+        progress,
+        steps=progress.steps + 1,
+        samples=progress.samples + batch_samples,
+        cursor=cursor,
+        epoch_steps=progress.epoch_steps + 1,
+    )
+    if cursor < epoch_samples:
+        return moved
+    return replace(moved, epoch=progress.epoch + 1, cursor=0, epoch_steps=0)
+
+
+@lru_cache(maxsize=2)
+def permutation(*, seed: int, epoch: int, epoch_samples: int, shuffle: bool) -> npt.NDArray[np.int64]:
+    """Return the order of one epoch's samples; the same on every rank and every machine."""
+    if not shuffle:
+        return np.arange(epoch_samples, dtype=np.int64)
+    return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(epoch_samples)
+
+
+def slice_of(shares: tuple[int, ...], rank: int) -> tuple[int, int]:
+    """Return the part ``[start, stop)`` of the global batch that belongs to ``rank``, by prefix sums of the shares."""
+    ends = tuple(accumulate(shares))
+    return (ends[rank] - shares[rank], ends[rank])
+
+
+def micro_batches(share_samples: int, micro_batch_samples: int) -> tuple[int, ...]:
+    """Cut a share into micro-batches, the remainder first.
+
+    The last one is full size, because only its backward pass overlaps with the exchange of gradients.
+    """
+    if share_samples == 0:
+        return ()
+    size = min(share_samples, micro_batch_samples) if micro_batch_samples > 0 else share_samples
+    remainder = share_samples % size
+    return ((remainder,) if remainder else ()) + (size,) * (share_samples // size)
+
+
+def step_seed(*, seed: int, epoch: int, position: int) -> int:
+    """Return the seed for a rank's random numbers in one step.
+
+    It depends only on where the rank's slice begins in the epoch: a repeated step draws the same numbers, and a run
+    with the same shares does so under any history of membership.
+    """
+    return int(np.random.SeedSequence([seed, epoch, position]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def to_json(progress: Progress) -> dict[str, Any]:
+    """Return the progress as a JSON object."""
+    return asdict(progress)

@@ -1,0 +1,231 @@
+"""Telemetry: plain numbers kept by the training thread, rendered by the scrape.
+
+A step costs a handful of additions; everything that costs more happens when somebody asks. Missing stays missing: a gauge
+without a value is not exported.
+"""
+
+from __future__ import annotations
+
+import threading
+import urllib.error
+import urllib.request
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from heterotrain.errors import UsageError
+from heterotrain.identity import Identity
+from heterotrain_core.contract import keys
+from heterotrain_core.contract import metrics as names
+
+
+@dataclass(slots=True)
+class ShapeCounters:
+    """Cumulative counters of steps with one share and micro-batch size."""
+
+    steps: int = 0
+    samples: int = 0
+    phase_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(names.PHASES, 0.0))
+    phase_squared_s2: dict[str, float] = field(default_factory=lambda: dict.fromkeys(names.PHASES, 0.0))
+    first_bucket: float = 0.0
+    first_bucket_squared: float = 0.0
+    peak_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Seconds of one committed step's phases, and gamma when the step had a backward pass."""
+
+    load_s: float
+    forward_s: float
+    backward_s: float
+    sync_s: float
+    update_s: float
+    step_s: float
+    first_bucket_ratio: float | None = None
+
+    def by_phase(self) -> dict[str, float]:
+        """Return the seconds under the contract's names."""
+        return {
+            names.PHASE_LOAD: self.load_s,
+            names.PHASE_FORWARD: self.forward_s,
+            names.PHASE_BACKWARD: self.backward_s,
+            names.PHASE_SYNC: self.sync_s,
+            names.PHASE_UPDATE: self.update_s,
+            names.PHASE_COMPUTE: self.load_s + self.forward_s + self.backward_s + self.update_s,
+            names.PHASE_STEP: self.step_s,
+        }
+
+
+class Report:
+    """All numbers of one rank; also a collector for prometheus_client."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._lock = threading.Lock()
+        self._labels = [identity.job_uid, identity.worker, identity.worker_uid, str(identity.local_rank)]
+        self._shapes: OrderedDict[tuple[int, int], ShapeCounters] = OrderedDict()
+        self._gauges: dict[str, float] = {names.READY: 0.0}
+        self._counters: dict[str, float] = dict.fromkeys(
+            (names.REPEATED_STEPS, names.OUT_OF_MEMORY, names.CHECKPOINT_FAILURES), 0.0
+        )
+        self._by_cause: dict[str, dict[str, float]] = defaultdict(dict)
+        self._user: dict[str, float] = {}
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(self)  # type: ignore[arg-type]  # prometheus_client asks for its own base class
+
+    # -- written by the training thread ------------------------------------------------------------------------------
+
+    def step(self, *, share_samples: int, micro_batch_samples: int, times: StepTimes, peak_bytes: int | None) -> None:
+        """Count one committed step."""
+        with self._lock:
+            shape = (share_samples, micro_batch_samples)
+            counters = self._shapes.pop(shape, None) or ShapeCounters()
+            self._shapes[shape] = counters  # newest last: the one that was not used for longest goes first
+            if len(self._shapes) > names.MAX_LIVE_SHAPES:
+                self._shapes.popitem(last=False)
+            counters.steps += 1
+            counters.samples += share_samples
+            for phase, seconds in times.by_phase().items():
+                counters.phase_s[phase] += seconds
+                counters.phase_squared_s2[phase] += seconds * seconds
+            if times.first_bucket_ratio is not None:
+                counters.first_bucket += times.first_bucket_ratio
+                counters.first_bucket_squared += times.first_bucket_ratio**2
+            if peak_bytes is not None:
+                counters.peak_memory_bytes = max(peak_bytes, counters.peak_memory_bytes or 0)
+
+    def buckets(self, seconds: tuple[float, ...]) -> None:
+        """Count one step's bucket transfers (minimum over ranks each)."""
+        with self._lock:
+            self._add(names.BUCKET_STEPS, 1.0)
+            self._add(names.OVERLAPPED_SECONDS, sum(seconds[:-1]))
+            self._add(names.LAST_BUCKET_SECONDS, seconds[-1])
+
+    def count(self, name: str, amount: float = 1.0, *, cause: str | None = None) -> None:
+        """Add to a counter."""
+        with self._lock:
+            if cause is None:
+                self._add(name, amount)
+            else:
+                self._by_cause[name][cause] = self._by_cause[name].get(cause, 0.0) + amount
+
+    def gauges(self, values: Mapping[str, float]) -> None:
+        """Set gauges."""
+        with self._lock:
+            self._gauges.update(values)
+
+    def user(self, values: Mapping[str, float]) -> None:
+        """Set what the script reports."""
+        with self._lock:
+            self._user.update(values)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the script has reached ``job.steps``."""
+        return self._gauges[names.READY] == 1.0
+
+    def _add(self, name: str, amount: float) -> None:
+        self._counters[name] = self._counters.get(name, 0.0) + amount
+
+    # -- read by the scrape ------------------------------------------------------------------------------------------
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield everything as Prometheus families."""
+        with self._lock:
+            yield from list(self._families())
+
+    def _families(self) -> Iterator[Metric]:
+        identity = list(names.IDENTITY_LABELS)
+        for name, value in self._gauges.items():
+            yield _gauge(name, identity, [(self._labels, value)])
+        for name, value in self._counters.items():
+            yield _counter(name, identity, [(self._labels, value)])
+        for name, causes in self._by_cause.items():
+            rows = [([*self._labels, cause], value) for cause, value in causes.items()]
+            yield _counter(name, [*identity, names.LABEL_CAUSE], rows)
+        if self._user:
+            rows = [([*self._labels, name], value) for name, value in self._user.items()]
+            yield _gauge(names.USER_METRIC, [*identity, names.LABEL_NAME], rows)
+        yield from self._shape_families([*identity, *names.SHAPE_LABELS])
+
+    def _shape_families(self, labels: list[str]) -> Iterator[Metric]:
+        shapes = [([*self._labels, str(s), str(m)], counters) for (s, m), counters in self._shapes.items()]
+        yield _counter(names.STEPS, labels, [(row, c.steps) for row, c in shapes])
+        yield _counter(names.SAMPLES, labels, [(row, c.samples) for row, c in shapes])
+        phased = [*labels, names.LABEL_PHASE]
+        seconds = [([*row, phase], value) for row, c in shapes for phase, value in c.phase_s.items()]
+        squared = [([*row, phase], value) for row, c in shapes for phase, value in c.phase_squared_s2.items()]
+        yield _counter(names.PHASE_SECONDS, phased, seconds)
+        yield _counter(names.PHASE_SECONDS_SQUARED, phased, squared)
+        yield _counter(names.FIRST_BUCKET_FRACTION, labels, [(row, c.first_bucket) for row, c in shapes])
+        yield _counter(names.FIRST_BUCKET_FRACTION_SQUARED, labels, [(row, c.first_bucket_squared) for row, c in shapes])
+        peaks = [(row, float(c.peak_memory_bytes)) for row, c in shapes if c.peak_memory_bytes is not None]
+        if peaks:
+            yield _gauge(names.PEAK_MEMORY, labels, peaks)
+
+
+def serve(report: Report, identity: Identity) -> ThreadingHTTPServer | None:
+    """Serve metrics and readiness on the rank's port, or nothing when it has none.
+
+    Raises:
+        UsageError: the port is taken.
+    """
+    if identity.metrics_port is None:
+        return None
+    siblings = range(1, identity.ranks_per_worker) if identity.local_rank == 0 else range(0)
+    sibling_ports = [identity.metrics_port + local_rank for local_rank in siblings]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == keys.METRICS_PATH:
+                self._reply(200, generate_latest(report.registry), "text/plain; version=0.0.4; charset=utf-8")
+            elif self.path == keys.READY_PATH:
+                ready = report.ready and all(_sibling_ready(port) for port in sibling_ports)
+                self._reply(200 if ready else 503, b"ready\n" if ready else b"not at job.steps yet\n", "text/plain")
+            else:
+                self._reply(404, b"there is /metrics and /ready\n", "text/plain")
+
+        def _reply(self, status: int, body: bytes, kind: str) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it
+            """Scrapes are no news."""
+
+    try:
+        server = ThreadingHTTPServer(("", identity.metrics_port), Handler)
+    except OSError as error:
+        raise UsageError(f"the metrics port {identity.metrics_port} cannot be used: {error}") from error
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, name="heterotrain-metrics", daemon=True).start()
+    return server
+
+
+def _sibling_ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{keys.READY_PATH}", timeout=1.0) as reply:
+            return bool(reply.status == 200)  # noqa: PLR2004 - HTTP OK
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _counter(name: str, labels: list[str], rows: list[tuple[list[str], float]]) -> Metric:
+    family = CounterMetricFamily(name.removesuffix("_total"), name, labels=labels)
+    for values, value in rows:
+        family.add_metric(values, value)
+    return family
+
+
+def _gauge(name: str, labels: list[str], rows: list[tuple[list[str], float]]) -> Metric:
+    family = GaugeMetricFamily(name, name, labels=labels)
+    for values, value in rows:
+        family.add_metric(values, value)
+    return family

@@ -1,0 +1,143 @@
+"""Who takes part, and how a step's samples are divided among them. Pure: the same on every rank.
+
+A *formation* ``g.k`` is the process group of generation ``g`` after ``k`` losses or leaves; ``g.0`` is what the operator
+named. Its members keep the ranks that the plan gave them (``plan_ranks``); their rank in the process group is the
+position in that tuple.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from heterotrain_core.contract.plan import BoundaryKind, CommunicationTime, Member, Plan
+from heterotrain_core.split.balance import Split, balance
+from heterotrain_core.split.curve import SplitMember
+from heterotrain_core.split.proportion import evenly, in_proportion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class FormationId:
+    """``g.k``; ordered."""
+
+    generation: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.generation}.{self.number}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roster:
+    """The members of a formation and the shares in force.
+
+    Attributes:
+        formation: ``g.k``.
+        plan: the plan in force: generation ``g``, the revision whose shares are used.
+        plan_ranks: ranks in the plan of those who take part, ascending.
+        shares: samples of a full step, by rank in the process group.
+        since_epoch: epoch of the plan's adoption, and
+        since_epoch_step: committed steps of that epoch at its adoption: probes count from there.
+    """
+
+    formation: FormationId
+    plan: Plan
+    plan_ranks: tuple[int, ...]
+    shares: tuple[int, ...]
+    since_epoch: int = 0
+    since_epoch_step: int = 0
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Those who take part, by rank in the process group."""
+        return tuple(self.plan.members[rank] for rank in self.plan_ranks)
+
+    @property
+    def whole(self) -> bool:
+        """Whether everybody whom the plan names takes part."""
+        return len(self.plan_ranks) == len(self.plan.members)
+
+
+def roster_of(
+    plan: Plan, *, plan_ranks: tuple[int, ...], formation: FormationId, epoch: int = 0, epoch_step: int = 0
+) -> Roster:
+    """Return the roster of a formation: the plan's shares when nobody is missing, else shares for those who are left."""
+    whole = len(plan_ranks) == len(plan.members)
+    return Roster(
+        formation=formation,
+        plan=plan,
+        plan_ranks=plan_ranks,
+        shares=plan.shares if whole else survivors_shares(plan, plan_ranks),
+        since_epoch=epoch,
+        since_epoch_step=epoch_step,
+    )
+
+
+def survivors_shares(plan: Plan, plan_ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """Divide the global batch among survivors: balanced by the plan's models and caps, else in proportion to old shares.
+
+    Every survivor computes this for itself from the same plan, so all agree without a message.
+    """
+    members = [plan.members[rank] for rank in plan_ranks]
+    total = plan.global_batch_samples
+    if plan.boundary.kind is BoundaryKind.NEVER:
+        return evenly(total, len(members))
+    curves = [
+        SplitMember(
+            compute=member.compute,
+            floor_samples=0 if member.share_samples == 0 else 1,
+            cap_samples=member.cap_samples,
+            micro_cap_samples=member.micro_batch_samples or None,
+        )
+        for member in members
+        if member.compute is not None
+    ]
+    if len(curves) == len(members):
+        split = balance(total, curves, communication=plan.communication or CommunicationTime())
+        if isinstance(split, Split):
+            return split.shares
+    if not any(member.share_samples for member in members):
+        return evenly(total, len(members))
+    return in_proportion(total, tuple(member.share_samples for member in members))
+
+
+def step_shares(roster: Roster, *, epoch: int, epoch_step: int, batch_samples: int) -> tuple[int, ...]:
+    """Return the shares of one step: a probe's, the shares in force, or a smaller last step's in proportion to them."""
+    shares = _probe(roster, epoch=epoch, epoch_step=epoch_step) or roster.shares
+    if batch_samples == sum(shares):
+        return shares
+    return in_proportion(batch_samples, shares)
+
+
+def micro_batch_samples(member: Member, *, learned_cap_samples: int | None) -> int:
+    """Return the largest micro-batch for a member; 0 when its share goes in one piece."""
+    planned = member.micro_batch_samples
+    if learned_cap_samples is None:
+        return planned
+    return min(planned, learned_cap_samples) if planned else learned_cap_samples
+
+
+def may_adopt(roster: Roster, newer: Plan, *, epoch_step: int) -> bool:
+    """Return whether a newer revision of the same generation takes effect before this step.
+
+    Membership is not decided here: a newer generation is taken at once, whatever the boundary.
+    """
+    if newer.generation != roster.formation.generation or newer.version <= roster.plan.version:
+        return False
+    if epoch_step == 0:
+        return True
+    boundary = newer.boundary
+    return boundary.kind is BoundaryKind.STEPS and epoch_step % boundary.every_steps == 0
+
+
+def workers_of(plan: Plan, plan_ranks: tuple[int, ...]) -> frozenset[str]:
+    """Return the pods that these ranks live in."""
+    return frozenset(plan.members[rank].worker for rank in plan_ranks)
+
+
+def _probe(roster: Roster, *, epoch: int, epoch_step: int) -> tuple[int, ...] | None:
+    plan = roster.plan
+    if not plan.probe or not roster.whole:
+        return None
+    since = roster.since_epoch_step if epoch == roster.since_epoch else 0
+    index = (epoch_step - since) // plan.probe_steps
+    return plan.probe[index] if 0 <= index < len(plan.probe) else None

@@ -1,0 +1,59 @@
+"""A log of committed samples: the proof that every sample entered the weights exactly once.
+
+Each rank appends one JSON line for each committed step. A step may appear under several formations (one rank committed it,
+then the others did it over without that rank); the newest formation is the one whose weights live on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+class SampleLog:
+    """One rank's log file; every line is flushed when it is written."""
+
+    def __init__(self, folder: str, *, name: str) -> None:
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        self._file = (path / f"{name}.jsonl").open("a", encoding="utf-8")
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Append one committed step."""
+        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self._file.flush()
+
+
+def lineage(folder: Path | str) -> dict[int, list[int]]:
+    """Return the sample ids of each epoch in the order in which they entered the final weights.
+
+    Raises:
+        ValueError: two ranks logged contradicting samples for one step of one formation.
+    """
+    newest: dict[int, tuple[tuple[int, int], dict[str, Any]]] = {}
+    for path in sorted(Path(folder).glob("*.jsonl")):
+        for text in path.read_text(encoding="utf-8").splitlines():
+            try:
+                line: dict[str, Any] = json.loads(text)
+            except ValueError:
+                continue  # the last line of a process that was killed while it wrote
+            order = (line["generation"], line["formation"])
+            known = newest.get(line["step"])
+            if known is not None and known[0] == order:
+                _check(known[1], line)
+            if known is None or order > known[0]:
+                newest[line["step"]] = (order, line)
+    epochs: dict[int, list[int]] = {}
+    for step in sorted(newest):
+        line = newest[step][1]
+        epochs.setdefault(line["epoch"], []).extend(line["batch_ids"])
+    return epochs
+
+
+def _check(one: dict[str, Any], other: dict[str, Any]) -> None:
+    own: Sequence[int] = other["ids"]
+    start = sum(other["shares"][: other["rank"]])
+    if one["batch_ids"] != other["batch_ids"] or other["batch_ids"][start : start + len(own)] != list(own):
+        raise ValueError(f"ranks {one['rank']} and {other['rank']} disagree on the samples of step {other['step']}")

@@ -1,0 +1,231 @@
+"""The job as a training script sees it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import Any, TypeVar
+
+import torch
+
+from heterotrain import data
+from heterotrain.errors import Excluded, UsageError
+from heterotrain.farewell import Farewell
+from heterotrain.identity import Identity, Mode, read_config, read_identity
+from heterotrain.keeper import CheckpointKeeper
+from heterotrain.loop import Loop, Source
+from heterotrain.membership import Elastic, Fixed, Membership, device_of
+from heterotrain.observe import Observer
+from heterotrain.progress import slice_of
+from heterotrain.reducer import MIB, Reducer
+from heterotrain.report import Report, serve
+from heterotrain.state import Stateful
+from heterotrain.step import Step
+from heterotrain.training import Training
+from heterotrain_core.contract import metrics as names
+from heterotrain_core.contract.config import TrainingConfig
+from heterotrain_core.contract.outcome import Ending
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_S = TypeVar("_S", bound=Stateful)
+
+EpochHook = Callable[[int], Mapping[str, float] | None]
+
+
+def init(
+    *,
+    epochs: int = 1,
+    batch_samples: int = 64,
+    seed: int = 0,
+    checkpoint_uri: str | None = None,
+    checkpoint_every_s: float = 600.0,
+) -> Job:
+    """Return the job that this process belongs to.
+
+    In a worker pod everything comes from the operator, and the arguments are ignored; they serve a script that runs alone
+    or under torchrun.
+
+    Args:
+        epochs: passes over the data set.
+        batch_samples: global batch over all ranks.
+        seed: seeds the order of samples and all random numbers.
+        checkpoint_uri: folder for checkpoints (``file:///…`` or a path); ``None`` keeps none.
+        checkpoint_every_s: seconds between checkpoints.
+
+    Raises:
+        UsageError: the environment contradicts itself.
+    """
+    if not logging.getLogger().handlers:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    config = read_config() or TrainingConfig(
+        epochs=epochs, base_batch_samples=batch_samples, seed=seed, checkpoint_uri=checkpoint_uri,
+        checkpoint_every_s=checkpoint_every_s,
+    )  # fmt: skip
+    return Job(read_identity(), config)
+
+
+class Job:
+    """One training job from this rank's side. Made by ``heterotrain.init``."""
+
+    def __init__(self, identity: Identity, config: TrainingConfig) -> None:
+        self.identity = identity
+        self.config = config
+        self.device = device_of(identity)
+        self._training = Training()
+        self._hooks: list[EpochHook] = []
+        farewell = Farewell(identity.termination_path, where=self._where)
+        farewell.install()
+        self._farewell = farewell
+        self._report = Report(identity)
+        self._server = serve(self._report, identity)
+        keeper = CheckpointKeeper(identity, config, report=self._report)
+        self._membership = _membership(identity, config, self._training, keeper, device=self.device)
+        self._loop = Loop(
+            identity=identity, config=config, device=self.device, training=self._training, membership=self._membership,
+            keeper=keeper, observer=Observer(self._report, self._training), report=self._report, farewell=farewell,
+        )  # fmt: skip
+        self._loop.run_hooks = self._run_hooks
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+        torch.manual_seed(config.seed)
+
+    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Return the same model, on the device; from now on its gradients are those of the global batch.
+
+        Raises:
+            UsageError: it was called before, or the model has layers that mix samples (BatchNorm).
+        """
+        if self._training.model is not None:
+            raise UsageError("job.wrap takes one model: put several into one torch.nn.ModuleDict")
+        for name, module in model.named_modules():
+            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):  # noqa: SLF001 - the only common base
+                raise UsageError(
+                    f"layer {name!r} is a {type(module).__name__}: its statistics depend on how the batch is divided, so "
+                    "the gradient would not be that of the global batch; use GroupNorm or LayerNorm"
+                )
+        self._training.model = model = model.to(self.device)
+        self._loop.reducer = Reducer(model, bucket_bytes=int(self.config.bucket_mib * MIB))
+        return model
+
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Return the optimizer; its state now travels to joiners and into checkpoints."""
+        self._training.optimizers.append(optimizer)
+        return optimizer
+
+    def scheduler(self, scheduler: Any) -> Any:
+        """Return the learning-rate scheduler; it is stepped once for each committed step, and its state is kept."""
+        self._loop.schedulers.append(scheduler)
+        return self.register(f"scheduler-{len(self._loop.schedulers)}", scheduler)
+
+    def register(self, name: str, stateful: _S) -> _S:
+        """Return the object; its ``state_dict`` now travels to joiners and into checkpoints."""
+        self._training.extras[name] = stateful
+        return stateful
+
+    def on_epoch_end(self, hook: EpochHook) -> EpochHook:
+        """Call ``hook(epoch)`` on every rank after each epoch; what it returns is reported. Usable as a decorator.
+
+        The model is in ``eval`` mode and gradients are off. A hook that the loss of a peer interrupts is called again.
+        """
+        self._hooks.append(hook)
+        return hook
+
+    def steps(
+        self, dataset: data.MapDataset, *, collate: data.Collate | None = None, shuffle: bool = True
+    ) -> Iterator[Step]:
+        """Yield steps until every epoch is committed; a step that failed through no fault of the script comes again.
+
+        Args:
+            dataset: with a length and indices; the same on every rank.
+            collate: makes a batch of a list of samples; torch's own by default.
+            shuffle: draw a new order for each epoch.
+
+        Raises:
+            UsageError: there is nothing to train.
+        """
+        if self._training.model is None or not self._training.optimizers:
+            raise UsageError("call job.wrap(model) and job.optimizer(optimizer) before job.steps")
+        samples = len(dataset)
+        if samples == 0:
+            raise UsageError("the data set is empty")
+        self._report.gauges({names.READY: 1.0, names.EPOCH_SAMPLES: float(samples)})
+        try:
+            yield from self._loop.steps(Source(dataset=dataset, samples=samples, collate=collate, shuffle=shuffle))
+        except Excluded as excluded:
+            self._farewell.say(Ending.LEFT, str(excluded))
+            raise SystemExit(0) from excluded
+
+    def report(self, **values: float) -> None:
+        """Export values as metrics; the lowest rank logs them, too."""
+        self._report.user(values)
+        if self.is_leader:
+            text = ", ".join(f"{name} {value:.6g}" for name, value in values.items())
+            _log.info("epoch %d: %s", self._training.progress.epoch, text)
+
+    def sum(self, **values: float) -> dict[str, float]:
+        """Return each value summed over all ranks; to be called by every rank, in ``on_epoch_end``."""
+        formed = self._loop.formed
+        if formed is None or formed.group is None:
+            return dict(values)
+        rows = formed.group.gather_now(list(values.values()))
+        return {name: math.fsum(column) for name, column in zip(values, zip(*rows, strict=True), strict=True)}
+
+    def part(
+        self, dataset: data.MapDataset, *, batch_samples: int, collate: data.Collate | None = None
+    ) -> Iterator[Any]:
+        """Yield batches of this rank's part of a data set, in proportion to its share; all ranks together see it once."""
+        start, stop, formed = 0, len(dataset), self._loop.formed
+        if formed is not None:
+            first, last = slice_of(formed.roster.shares, formed.rank)
+            whole = sum(formed.roster.shares)
+            start, stop = len(dataset) * first // whole, len(dataset) * last // whole
+        for begin in range(start, stop, batch_samples):
+            ids = range(begin, min(begin + batch_samples, stop))
+            yield data.to_device(data.fetch(dataset, ids, collate), self.device)
+
+    def finish(self, reason: str) -> None:
+        """End the training successfully after the current step; every rank has to decide so at the same step."""
+        self._loop.stop_reason = reason
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this is the lowest rank."""
+        return self._loop.formed is None or self._loop.formed.rank == 0
+
+    def _run_hooks(self, epoch: int) -> None:
+        model = self._training.model
+        if model is None or not self._hooks:
+            return
+        training = model.training
+        model.eval()
+        try:
+            with torch.no_grad():
+                for hook in self._hooks:
+                    values = hook(epoch)
+                    if values:
+                        self.report(**values)
+        finally:
+            model.train(training)
+
+    def _where(self) -> tuple[int, int]:
+        return (self._training.progress.epoch, self._training.progress.steps)
+
+    def _on_sigterm(self, _signal: int, _frame: FrameType | None) -> None:
+        self._loop.leave_requested = True
+        self._membership.leave_soon(self.config.grace_s / 3)
+
+
+def _membership(
+    identity: Identity, config: TrainingConfig, training: Training, keeper: CheckpointKeeper, *, device: torch.device
+) -> Membership:
+    backend = config.backend
+    if backend == "auto":
+        backend = "nccl" if device.type == "cuda" else "gloo"
+    if identity.mode is Mode.OPERATED:
+        return Elastic(identity, training, keeper, timeout_s=config.peer_timeout_s, backend=backend)
+    return Fixed(identity, training, keeper, batch_samples=config.base_batch_samples, backend=backend)

@@ -1,0 +1,92 @@
+"""Cut a process group's connections from outside.
+
+Gloo cannot be aborted: neither ``abort`` nor ``destroy_process_group`` wakes a thread that waits for a peer. Shutting the
+group's sockets down does, within milliseconds, and also wakes every peer that waits for this rank. Closing is left to
+their owner; a file descriptor is never closed here, so a number that was given to somebody else is never touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Collection
+from dataclasses import dataclass
+
+_FOLDER = "/proc/self/fd"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSocket:
+    """A socket of this process: descriptor and inode, so that a reused number is noticed."""
+
+    descriptor: int
+    inode: int
+
+
+def open_sockets() -> frozenset[OpenSocket]:
+    """Return the sockets that this process has open (nothing on systems without ``/proc``)."""
+    found = set()
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(_FOLDER):  # noqa: PTH208 - called while survivors wait: the plain call
+            with contextlib.suppress(OSError, ValueError):
+                target = os.readlink(f"{_FOLDER}/{name}")  # noqa: PTH115 - as above
+                if target.startswith("socket:["):
+                    found.add(OpenSocket(int(name), int(target[8:-1])))
+    return frozenset(found)
+
+
+def cut(sockets: Collection[OpenSocket], *, addresses: Collection[str], spare_ports: Collection[int]) -> int:
+    """Shut down those sockets that are connected to one of ``addresses``; return how many there were.
+
+    Args:
+        sockets: candidates.
+        addresses: IP addresses of the group's members.
+        spare_ports: a socket with one of these ports on either side is left alone (the peers' own links).
+    """
+    count = 0
+    now = open_sockets()
+    for candidate in sockets:
+        if candidate not in now:
+            continue
+        with contextlib.suppress(OSError):
+            duplicate = socket.socket(fileno=os.dup(candidate.descriptor))
+            with duplicate:
+                if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
+                    continue
+                here, there = duplicate.getsockname(), duplicate.getpeername()  # a listener has no peer: OSError
+                if _plain(there[0]) not in addresses or {here[1], there[1]} & set(spare_ports):
+                    continue
+                duplicate.shutdown(socket.SHUT_RDWR)
+                count += 1
+    return count
+
+
+def interface_of(address: str) -> str | None:
+    """Return the network interface that holds this address, or ``None`` when none does."""
+    import fcntl  # noqa: PLC0415 - not on every system
+    import struct  # noqa: PLC0415
+
+    for _, name in socket.if_nameindex():
+        if ":" in address:
+            continue
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+            request = struct.pack("256s", name[:15].encode())
+            answer = fcntl.ioctl(probe.fileno(), 0x8915, request)  # SIOCGIFADDR
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return _interface_of_v6(address) if ":" in address else None
+
+
+def _interface_of_v6(address: str) -> str | None:
+    wanted = socket.inet_pton(socket.AF_INET6, address).hex()
+    with contextlib.suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as table:  # noqa: PTH123
+        for line in table:
+            fields = line.split()
+            if fields and fields[0] == wanted:
+                return fields[-1]
+    return None
+
+
+def _plain(address: str) -> str:
+    return address.removeprefix("::ffff:")

@@ -1,0 +1,34 @@
+"""Frames between peers: four bytes of length, then JSON. No pickles: a listener must not run what it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from typing import Any
+
+MAX_FRAME_BYTES = 16 * 1024 * 1024
+_LENGTH = struct.Struct("!I")
+
+
+async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
+    """Return the next message.
+
+    Raises:
+        asyncio.IncompleteReadError: the connection ended.
+        ValueError: what came is no message of ours.
+    """
+    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    if length > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {length} bytes is larger than {MAX_FRAME_BYTES}")
+    message = json.loads(await reader.readexactly(length))
+    if not isinstance(message, dict):
+        raise ValueError("a message has to be a JSON object")
+    return message
+
+
+async def write_frame(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    """Send one message."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    writer.write(_LENGTH.pack(len(body)) + body)
+    await writer.drain()
