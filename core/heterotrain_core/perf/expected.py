@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 _REACH = 6.0
 """Standard deviations beyond which a normal variable does not go: 1e-9 of them do."""
+_LEAST_DEVIATION = 1e-9
+"""Relative to the largest mean: a variable without any spread is a step, which the grid would miss."""
 _POINTS = 257
 _TABLE_Z = np.linspace(-_REACH - 1, _REACH + 1, 2801)
 _TABLE_P = np.array([0.5 * math.erfc(-z / math.sqrt(2)) for z in _TABLE_Z.tolist()])
@@ -27,11 +29,11 @@ def expected_maximum(means: Sequence[float], deviations: Sequence[float]) -> flo
     Assumes independence. Members slowed by a common cause have a smaller maximum than this.
 
     Args:
-        means: seconds, at least one.
+        means: seconds, at least one, positive.
         deviations: standard deviations in seconds, as many.
     """
     mean_W = np.array(means, dtype=float)
-    deviation_W = np.maximum(np.array(deviations, dtype=float), 1e-9 * np.abs(mean_W) + 1e-300)
+    deviation_W = np.maximum(np.array(deviations, dtype=float), _LEAST_DEVIATION * float(mean_W.max()))
     high = float((mean_W + _REACH * deviation_W).max())
     low = float((mean_W - _REACH * deviation_W).max())
     if high - low <= 1e-7 * abs(high):

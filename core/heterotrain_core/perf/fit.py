@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_core.perf.drift import Point, changes
 from heterotrain_core.perf.model import MemberModel, Verdict
-from heterotrain_core.perf.samples import Moments, Observation, usable
+from heterotrain_core.perf.samples import SHORTEST_STEP_S, Moments, Observation, usable
 
 Floats = NDArray[np.float64]
 
@@ -29,9 +29,11 @@ LEAST_STEPS = 8
 _HALF_LIFE_STEPS = 600
 _OLDEST_WEIGHT = 0.02
 """Old observations at other shares still tell the slope, so they are never forgotten altogether."""
+_NOTHING_S = 1e-15
 _MODEL_ERROR = 0.005
 _USUAL_VARIATION = 0.1
 _WARM_UP_VARIATION = 0.5
+_LARGEST_VARIATION = 10.0
 _BACKWARD_PART = 2 / 3
 """Where only the sum of phases is known: a backward pass costs about two forward passes."""
 
@@ -142,7 +144,7 @@ def _verdict(own: _Line, compute: ComputeTime, *, shapes: int, steps: int) -> tu
 
 def _fitted(x_O: Floats, y_O: Floats, *, weight_O: Floats, assumed: FixedPart) -> _Line:
     """Return the robust non-negative weighted line; ``weight_O`` are relative weights (of y / its mean)."""
-    positive = y_O > 0
+    positive = y_O > _NOTHING_S
     if not positive.any():
         return _Line(0.0, 0.0, 0.0)
     x_O, y_O, weight_O = x_O[positive], y_O[positive], weight_O[positive]
@@ -212,11 +214,11 @@ def _own(observation: Observation) -> Moments | None:
     if observation.compute is not None:
         update = observation.update.mean if observation.update is not None else 0.0
         mean = observation.compute.mean - update
-        return Moments(mean=mean, variance=observation.compute.variance) if mean > 0 else None
+        return Moments(mean=mean, variance=observation.compute.variance) if mean >= SHORTEST_STEP_S else None
     if observation.backward is None or observation.forward is None:
         return None
     whole = _sum(_sum(observation.load, observation.forward), observation.backward)
-    return whole if whole is not None and whole.mean > 0 else None
+    return whole if whole is not None and whole.mean >= SHORTEST_STEP_S else None
 
 
 def _sum(one: Moments | None, other: Moments | None) -> Moments | None:
@@ -231,7 +233,7 @@ def _sum(one: Moments | None, other: Moments | None) -> Moments | None:
 def _relative_deviation(moments: Moments) -> float | None:
     if moments.variance is None or moments.mean <= 0:
         return None
-    return math.sqrt(moments.variance) / moments.mean
+    return min(math.sqrt(moments.variance) / max(moments.mean, SHORTEST_STEP_S), _LARGEST_VARIATION)
 
 
 def _usual_variation(seen: Sequence[Observation]) -> float:

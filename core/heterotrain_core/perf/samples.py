@@ -12,6 +12,11 @@ from dataclasses import dataclass, fields, replace
 
 from heterotrain_core.contract import metrics
 
+LONGEST_STEP_S = 1e6
+"""No phase of a step takes eleven days; what says so is not a measurement."""
+SHORTEST_STEP_S = 1e-9
+MOST_SAMPLES = 2**31
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterKey:
@@ -194,12 +199,15 @@ def _exchange(before: Counters | None, after: Counters) -> tuple[int, float | No
 
 
 def usable(observation: Observation) -> bool:
-    """Return whether every number of the observation can be computed with (whoever built it)."""
-    numbers: list[float] = [observation.ended_s]
+    """Return whether every number of the observation can be true (whoever built it)."""
+    seconds = [x for x in (observation.overlapped_s, observation.last_bucket_s) if x is not None]
+    variances: list[float] = []
     for field in fields(observation):
         value = getattr(observation, field.name)
         if isinstance(value, Moments):
-            numbers += [value.mean, value.variance if value.variance is not None else 0.0]
-    numbers += [x for x in (observation.overlapped_s, observation.last_bucket_s) if x is not None]
-    sound = all(math.isfinite(x) for x in numbers) and all(x >= 0 for x in numbers[1:])
-    return sound and observation.steps >= 1 and observation.share_samples >= 0 and observation.micro_batches >= 1
+            seconds.append(value.mean)
+            variances.append(value.variance or 0.0)
+    sound = all(0 <= x <= LONGEST_STEP_S for x in seconds) and all(0 <= x <= LONGEST_STEP_S**2 for x in variances)
+    counted = observation.steps >= 1 and 0 <= observation.share_samples <= MOST_SAMPLES
+    micro = 1 <= observation.micro_batches <= max(1, observation.share_samples)
+    return sound and counted and micro and math.isfinite(observation.ended_s)
