@@ -50,10 +50,12 @@ class Model(BaseModel):
         if cls.preserves_unknown:
             schema[PRESERVE] = True
         for field in cls.model_fields.values():
-            # The API server fills nested defaults only below an object that is there: an absent one has to become {}.
+            # The API server fills nested defaults only below an object that is there, and judges our rules on the
+            # default itself: an absent object has to become a complete one.
             factory = field.default_factory
             if isinstance(factory, type) and issubclass(factory, Model):
-                schema["properties"][field.alias]["default"] = {}
+                complete = factory().model_dump(mode="json", by_alias=True, exclude_none=True)
+                schema["properties"][field.alias]["default"] = {k: v for k, v in complete.items() if v not in ({}, [])}
         return schema
 
 

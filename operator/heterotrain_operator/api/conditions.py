@@ -1,0 +1,69 @@
+"""Conditions of a job: their types, and the rule by which their times move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from heterotrain_operator.api.status import MAX_MESSAGE_LENGTH, Condition
+
+
+class ConditionType(StrEnum):
+    """Aspects of a job's state."""
+
+    ACCEPTED = "Accepted"
+    """The spec is understood and the API server takes its pods."""
+    SUSPENDED = "Suspended"
+    SCHEDULED = "Scheduled"
+    """At least the minimum of workers has nodes."""
+    RUNNING = "Running"
+    """Training goes on."""
+    RESIZING = "Resizing"
+    """A change of membership is under way."""
+    RESTARTING = "Restarting"
+    """Training has begun, and waits for enough workers to go on."""
+    DEGRADED = "Degraded"
+    """Training goes on with fewer workers than wanted."""
+    CHECKPOINT_HEALTHY = "CheckpointHealthy"
+    SHARES_APPLIED = "SharesApplied"
+    """Every member uses the newest plan."""
+    TELEMETRY_AVAILABLE = "TelemetryAvailable"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    READY = "Ready"
+    """What was asked for is reached; with the next two, what kstatus (Helm, Flux, Argo) reads."""
+    RECONCILING = "Reconciling"
+    STALLED = "Stalled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aspect:
+    """A condition without its times. ``holds`` is ``None`` when it can't be told."""
+
+    type: ConditionType
+    holds: bool | None
+    reason: str
+    message: str = ""
+
+
+def set_conditions(
+    before: Sequence[Condition], aspects: Iterable[Aspect], *, generation: int, now: str
+) -> tuple[Condition, ...]:
+    """Return the conditions after this pass: ``lastTransitionTime`` moves only when the status flips."""
+    known = {condition.type: condition for condition in before}
+    result = []
+    for aspect in aspects:
+        status = {True: "True", False: "False", None: "Unknown"}[aspect.holds]
+        old = known.get(aspect.type.value)
+        result.append(
+            Condition(
+                type=aspect.type.value,
+                status=status,
+                reason=aspect.reason,
+                message=aspect.message[:MAX_MESSAGE_LENGTH],
+                last_transition_time=old.last_transition_time if old is not None and old.status == status else now,
+                observed_generation=generation,
+            )
+        )
+    return tuple(result)

@@ -1,0 +1,82 @@
+"""Reading a custom resource: what the API server let through is checked again, because rules can be older than objects.
+
+``SpecError`` is the only error of this module: its text is one sentence for the user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from heterotrain_operator.api.status import HeteroTrainJobStatus
+from heterotrain_operator.api.v1alpha1 import MANAGED_BY_US, HeteroTrainJobSpec, RebalanceBoundary
+
+
+class SpecError(ValueError):
+    """The job can't be run as it is written; the text says what is wrong and what to do."""
+
+
+def read_spec(body: Mapping[str, Any]) -> HeteroTrainJobSpec:
+    """Return the job's spec.
+
+    Raises:
+        SpecError: a field is missing, has a wrong type or contradicts another one.
+    """
+    try:
+        spec = HeteroTrainJobSpec.model_validate(body.get("spec") or {})
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(str(part) for part in first["loc"])
+        raise SpecError(f"spec.{path}: {first['msg']}") from error
+    if problem := _contradiction(spec):
+        raise SpecError(problem)
+    return spec
+
+
+def read_status(body: Mapping[str, Any]) -> HeteroTrainJobStatus:
+    """Return the job's status; one that can't be read (written by another version) counts as empty."""
+    try:
+        return HeteroTrainJobStatus.model_validate(body.get("status") or {})
+    except ValidationError:
+        return HeteroTrainJobStatus()
+
+
+def managed_by_us(spec: HeteroTrainJobSpec) -> bool:
+    """Tell whether this operator runs the job."""
+    return spec.managed_by == MANAGED_BY_US
+
+
+def most_workers(spec: HeteroTrainJobSpec) -> int:
+    """Return the largest number of workers that the job may have."""
+    pools = sum(pool.max_replicas for pool in spec.worker_pools)
+    return min(pools, spec.elastic_policy.max_replicas or pools)
+
+
+def _contradiction(spec: HeteroTrainJobSpec) -> str:
+    policy, pools = spec.elastic_policy, spec.worker_pools
+    most = most_workers(spec)
+    names = [pool.name for pool in pools]
+    if len(set(names)) != len(names):
+        return "spec.workerPools names a pool twice: give every pool its own name"
+    if policy.min_replicas > most:
+        return (
+            f"spec.elasticPolicy.minReplicas is {policy.min_replicas}, but at most {most} workers are allowed: lower it"
+        )
+    for pool in pools:
+        if pool.min_replicas > pool.max_replicas:
+            return (
+                f"pool {pool.name} has minReplicas {pool.min_replicas} above maxReplicas {pool.max_replicas}: lower it"
+            )
+    if (needed := sum(pool.min_replicas for pool in pools)) > most:
+        return f"the pools' minReplicas add up to {needed}, but at most {most} workers are allowed: lower them"
+    if spec.training.global_batch_size < most:
+        return (
+            f"spec.training.globalBatchSize is {spec.training.global_batch_size}, fewer than the {most} workers that the "
+            "job may have: raise it or lower maxReplicas"
+        )
+    rebalance = spec.training.rebalance
+    if (rebalance.boundary is RebalanceBoundary.STEPS) != (rebalance.every_steps > 0):
+        return "spec.training.rebalance.everySteps belongs to boundary: steps and has to be at least 1 there"
+    return ""

@@ -1,0 +1,150 @@
+"""How many workers each pool should have now: what fits, never less than the minimum, and no worker that waits in vain.
+
+A worker that has no node delays nothing, so it is harmless to keep one per pool waiting: the scheduler places it the
+moment room appears, and a cluster autoscaler sees that a node would be welcome. More than that would only be noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from heterotrain_operator.api.reading import most_workers
+from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec, WorkerPool
+from heterotrain_operator.decide.capacity import Room
+from heterotrain_operator.decide.verdicts import Fate, Worker
+
+WAITING_PER_POOL = 1
+"""Workers without a node that are kept in each pool beyond what fits."""
+STUCK_S = 10.0
+"""A waiting worker too many is removed only after this long: the scheduler may just be about to place it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What to do about the number of workers.
+
+    Attributes:
+        create: for each worker to create, its pool; in order of preference.
+        remove: workers that are too many, with the reason.
+        desired: by pool, workers that should exist now.
+        reason: what limits the number, in one sentence; empty when every pool is full.
+        again_s: seconds after which to decide again although nothing changes; ``None`` for never.
+    """
+
+    create: tuple[WorkerPool, ...]
+    remove: tuple[tuple[Worker, str], ...]
+    desired: dict[str, int]
+    reason: str
+    again_s: float | None
+
+
+def decide_wanted(
+    spec: HeteroTrainJobSpec, workers: Sequence[Worker], *, room_of: Callable[[WorkerPool], Room], now_s: float
+) -> Wanted:
+    """Return how many workers each pool should have, and the way there.
+
+    Args:
+        spec: what the user wants; pools in order of preference.
+        workers: all workers of the job.
+        room_of: how many more workers of a pool fit on the nodes; asked only for pools that may grow.
+        now_s: now.
+    """
+    alive = [worker for worker in workers if worker.alive]
+    names = {pool.name for pool in spec.worker_pools}
+    remove = [(worker, "its pool is not in the spec any more") for worker in alive if worker.pod.pool not in names]
+    keep: dict[str, list[Worker]] = {pool.name: [] for pool in spec.worker_pools}
+    for pool in spec.worker_pools:
+        own = sorted((w for w in alive if w.pod.pool == pool.name), key=_usefulness)
+        keep[pool.name] = own[: pool.max_replicas]
+        remove += [(worker, f"pool {pool.name} may have {pool.max_replicas}") for worker in own[pool.max_replicas :]]
+
+    most = most_workers(spec)
+    solid = {name: [w for w in own if not _stuck(w)] for name, own in keep.items()}
+    stuck = {name: [w for w in own if _stuck(w)] for name, own in keep.items()}
+    for pool in reversed(spec.worker_pools):
+        while sum(map(len, solid.values())) > most and len(solid[pool.name]) > pool.min_replicas:
+            remove.append((solid[pool.name].pop(), f"the job may have {most} workers"))
+
+    count = {name: len(own) for name, own in solid.items()}
+    short = _Shortage()
+    for pool in spec.worker_pools:  # what fits
+        spare = min(pool.max_replicas, most) - count[pool.name]
+        wish = min(spare, most - sum(count.values()))
+        if wish <= 0 or stuck[pool.name]:
+            continue
+        room = room_of(pool)
+        waiting = sum(w.fate is Fate.WAITING for w in solid[pool.name])  # they will take room that still looks free
+        count[pool.name] += min(wish, max(0, room.slots - waiting))
+        short.note(pool, room, wanted=pool.max_replicas - count[pool.name])
+    for pool in spec.worker_pools:  # the pools' minimums, whether they fit or not: an autoscaler may help
+        count[pool.name] = max(count[pool.name], pool.min_replicas)
+    for pool in spec.worker_pools:  # the job's minimum likewise
+        missing = spec.elastic_policy.min_replicas - sum(count.values())
+        count[pool.name] += max(0, min(missing, pool.max_replicas - count[pool.name]))
+    for pool in spec.worker_pools:  # one that waits for room
+        waiting = count[pool.name] - len(solid[pool.name]) + sum(w.fate is Fate.WAITING for w in solid[pool.name])
+        if waiting < WAITING_PER_POOL and count[pool.name] < pool.max_replicas and sum(count.values()) < most:
+            count[pool.name] += 1
+
+    create: list[WorkerPool] = []
+    again_s: float | None = None
+    for pool in spec.worker_pools:
+        gap = count[pool.name] - len(solid[pool.name])
+        create += [pool] * max(0, gap - len(stuck[pool.name]))
+        for worker in stuck[pool.name][max(0, gap) :]:
+            left_s = worker.pod.unschedulable_since_s + STUCK_S - now_s
+            if left_s <= 0:
+                remove.append((worker, f"it waits in vain for a node: {worker.reason}"))
+            else:
+                again_s = left_s if again_s is None else min(again_s, left_s)
+        for worker in stuck[pool.name]:
+            short.stuck(pool, worker)
+    return Wanted(create=tuple(create), remove=tuple(remove), desired=count, reason=short.sentence(), again_s=again_s)
+
+
+def next_indices(workers: Sequence[Worker], count: int) -> tuple[int, ...]:
+    """Return the lowest worker indices that no pod has, ended and terminating ones included."""
+    taken = {worker.pod.index for worker in workers}
+    free: list[int] = []
+    index = 0
+    while len(free) < count:
+        if index not in taken:
+            free.append(index)
+        index += 1
+    return tuple(free)
+
+
+def _stuck(worker: Worker) -> bool:
+    return worker.fate is Fate.WAITING and bool(worker.pod.unschedulable)
+
+
+def _usefulness(worker: Worker) -> tuple[int, int]:
+    """Order workers by how far they are, then by age: the last ones are the first to go."""
+    order = {Fate.READY: 0, Fate.STARTING: 1, Fate.WAITING: 2}
+    return (order[worker.fate], worker.pod.index)
+
+
+class _Shortage:
+    """Collects, by pool, why no more workers fit."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, str] = {}
+
+    def note(self, pool: WorkerPool, room: Room, *, wanted: int) -> None:
+        if wanted <= 0:
+            return
+        if room.matching_nodes == 0:
+            self._said[pool.name] = f"pool {pool.name} has no node that matches and is ready"
+        elif not room.possible:
+            self._said[pool.name] = (
+                f"no node of pool {pool.name} is large enough for a worker: lower resources.requests"
+            )
+        else:
+            self._said[pool.name] = f"pool {pool.name} has no more room"
+
+    def stuck(self, pool: WorkerPool, worker: Worker) -> None:
+        self._said[pool.name] = f"pool {pool.name}: {worker.pod.unschedulable}"
+
+    def sentence(self) -> str:
+        return "; ".join(self._said.values())

@@ -1,0 +1,131 @@
+"""What a person would want to be told: made from the difference between the status before and after, so said once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from heterotrain_core.contract.plan import Plan
+
+from heterotrain_operator.api.conditions import ConditionType
+from heterotrain_operator.api.status import Condition, HeteroTrainJobStatus
+from heterotrain_operator.decide.situation import HOPELESS, Situation
+
+_LONGEST_NOTE = 1000
+_LISTED = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """An Event to publish."""
+
+    warning: bool
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rule:
+    """How a condition that came to have a status is told."""
+
+    reason: str
+    warning: bool = False
+    each_reason: bool = False
+    """Told again when the condition's reason changes while its status stays."""
+    only: frozenset[str] = frozenset()
+    """Reasons of the condition that are told; empty means all."""
+    never: frozenset[str] = frozenset()
+    first: bool = True
+    """Told on the job's first pass, too."""
+
+
+_RULES = {
+    (ConditionType.ACCEPTED, "False"): _Rule(reason="Refused", warning=True, each_reason=True),
+    (ConditionType.SCHEDULED, "False"): _Rule(
+        reason="WorkersUnschedulable", warning=True, each_reason=True, only=frozenset({"Unschedulable", "PodsRefused"})
+    ),
+    (ConditionType.RUNNING, "True"): _Rule(reason="TrainingStarted"),
+    (ConditionType.RESTARTING, "True"): _Rule(reason="TrainingInterrupted", warning=True),
+    (ConditionType.STALLED, "True"): _Rule(
+        reason="WorkerCannotStart", warning=True, each_reason=True, only=frozenset(HOPELESS)
+    ),
+    (ConditionType.DEGRADED, "True"): _Rule(
+        reason="Degraded", warning=True, each_reason=True, never=frozenset({"WorkersStarting"})
+    ),
+    (ConditionType.TELEMETRY_AVAILABLE, "False"): _Rule(
+        reason="TelemetryUnavailable", warning=True, each_reason=True, never=frozenset({"NotConfigured"})
+    ),
+    (ConditionType.TELEMETRY_AVAILABLE, "True"): _Rule(reason="TelemetryAvailable"),
+    (ConditionType.CHECKPOINT_HEALTHY, "False"): _Rule(reason="CheckpointLate", warning=True),
+    (ConditionType.SUSPENDED, "True"): _Rule(reason="Suspended"),
+    (ConditionType.SUSPENDED, "False"): _Rule(reason="Resumed", first=False),
+    (ConditionType.SUCCEEDED, "True"): _Rule(reason="Succeeded"),
+    (ConditionType.FAILED, "True"): _Rule(reason="Failed", warning=True),
+}
+
+
+def notices_of(
+    it: Situation, after: HeteroTrainJobStatus, *, created: Sequence[str], removed: Sequence[str], new_plan: Plan | None
+) -> tuple[Notice, ...]:
+    """Return what to tell.
+
+    Args:
+        it: what is.
+        after: the status after this pass; the one before is the job's.
+        created: names of workers that this pass creates.
+        removed: names of workers that this pass removes because they are too many, each with the reason.
+        new_plan: the plan that this pass writes.
+    """
+    before = it.job.status
+    found = []
+    if created:
+        found.append(_notice("WorkersCreated", f"created {_listed(created)}"))
+    if removed:
+        found.append(_notice("WorkersRemoved", f"removed {_listed(removed)}"))
+    found += [_notice("WorkerFailed", f"{w.pod.name}: {w.reason}", warning=True) for w in it.accounts.failed]
+    for name, why in it.accounts.disrupted.items():
+        found.append(_notice("WorkerDisrupted", f"{name}: {why}" if why else name, warning=True))
+    if new_plan is not None and new_plan.members:
+        found.append(_plan_notice(it, new_plan))
+    found += _condition_notices(before.conditions, after.conditions)
+    if after.last_checkpoint is not None and after.last_checkpoint != before.last_checkpoint:
+        found.append(_notice("CheckpointSaved", f"step {after.last_checkpoint.step}"))
+    if after.plan.applied not in (None, before.plan.applied) and after.plan.applied == after.plan.desired:
+        found.append(_notice("PlanApplied", f"plan {after.plan.applied} is in force in every worker"))
+    return tuple(found)
+
+
+def _condition_notices(before: Sequence[Condition], after: Sequence[Condition]) -> list[Notice]:
+    known = {condition.type: condition for condition in before}
+    found = []
+    for condition in after:
+        rule = _RULES.get((ConditionType(condition.type), condition.status))
+        old = known.get(condition.type)
+        if rule is None or (old is None and not rule.first):
+            continue
+        flipped = old is None or old.status != condition.status
+        changed = old is not None and old.reason != condition.reason
+        told = not rule.only or condition.reason in rule.only
+        if (flipped or (changed and rule.each_reason)) and told and condition.reason not in rule.never:
+            found.append(_notice(rule.reason, condition.message or condition.reason, warning=rule.warning))
+    return found
+
+
+def _plan_notice(it: Situation, plan: Plan) -> Notice:
+    version = f"{plan.generation}.{plan.revision}"
+    grew = plan.generation > it.job.status.plan.desired_generation
+    if plan.drain and not grew:
+        return _notice("WorkersLeaving", f"plan {version}: {plan.reason}", warning=True)
+    shares = [f"{m.worker}{f'/{m.local_rank}' if m.local_rank else ''} {m.share_samples}" for m in plan.members]
+    return _notice(
+        "MembershipPlanned" if grew else "SharesPlanned", f"plan {version}: {plan.reason} ({_listed(shares)})"
+    )
+
+
+def _notice(reason: str, message: str, *, warning: bool = False) -> Notice:
+    return Notice(warning=warning, reason=reason, message=message[:_LONGEST_NOTE])
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_LISTED])
+    return f"{shown} and {len(names) - _LISTED} more" if len(names) > _LISTED else shown

@@ -1,0 +1,269 @@
+"""One pass over one job: from everything that is known to everything that has to be done, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from heterotrain_core.contract.plan import Plan
+
+from heterotrain_operator.api.reading import managed_by_us
+from heterotrain_operator.api.status import HeteroTrainJobStatus
+from heterotrain_operator.api.v1alpha1 import CleanPodPolicy, HeteroTrainJobSpec, WorkerPool
+from heterotrain_operator.decide.accounting import Accounts, account, restart_delay_s
+from heterotrain_operator.decide.capacity import Room, room, shape_of
+from heterotrain_operator.decide.desired import Wanted, decide_wanted, next_indices
+from heterotrain_operator.decide.events import Notice, notices_of
+from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Acceptance, Life, Stage, decide_life
+from heterotrain_operator.decide.membership import Membership, decide_membership
+from heterotrain_operator.decide.objects import build_disruption_budget, build_plan_object, build_service, version_text
+from heterotrain_operator.decide.plan import PlanInForce, next_plan, ranks_of, read_plan
+from heterotrain_operator.decide.pods import build_pod
+from heterotrain_operator.decide.shares import Shares, even_shares
+from heterotrain_operator.decide.situation import Situation
+from heterotrain_operator.decide.status import status_of
+from heterotrain_operator.decide.verdicts import Fate, Worker, judge_workers
+from heterotrain_operator.world.parse import seconds
+from heterotrain_operator.world.quantity import pod_requests
+from heterotrain_operator.world.telemetry import Telemetry
+from heterotrain_operator.world.views import JobView, NodeView, PlanObject, PodView
+
+KEPT_FAILED_PODS = 5
+"""Failed pods that are kept for their logs until the job ends; a failed pod takes no room."""
+COOLING_S = 10.0
+"""A worker that died at once from outside is not replaced before this long: whatever killed it may go on killing."""
+_QUICK_DEATH_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """Everything that a pass over one job looks at.
+
+    Attributes:
+        nodes: by name, all nodes of the cluster.
+        used: by node, the sum of what running pods request, those of others included.
+        acceptance: what the API server says to the job's pods in a dry run.
+        refusal: the API server's answer when it refused to create a pod in the pass before; empty when it did not.
+        gather_s: longest time that a ready worker waits for others that start.
+    """
+
+    job: JobView
+    pods: Sequence[PodView]
+    nodes: Mapping[str, NodeView]
+    used: Callable[[], Mapping[str, Mapping[str, float]]]
+    plan: PlanObject | None
+    telemetry: Telemetry
+    acceptance: Acceptance
+    refusal: str
+    gather_s: float
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What to do, in the order of the fields.
+
+    Attributes:
+        apply: objects to apply (Service, budget).
+        plan: ConfigMap to write, by its ``resourceVersion`` or, without one, only if there is none.
+        touch: pods whose annotation has to name ``plan_version``, so that the kubelet refreshes their plan at once.
+        create: pods to create.
+        status: status to write; ``None`` leaves it alone.
+        remove: pods to delete; only after the status is written, because their end is counted there.
+        delete_job: whether the job's time to live is over.
+        notices: Events to publish.
+        again_s: seconds after which to decide again although nothing changes; ``None`` for never.
+    """
+
+    apply: tuple[dict[str, Any], ...] = ()
+    plan: dict[str, Any] | None = None
+    plan_version: str = ""
+    touch: tuple[PodView, ...] = ()
+    create: tuple[dict[str, Any], ...] = ()
+    status: HeteroTrainJobStatus | None = None
+    remove: tuple[PodView, ...] = ()
+    delete_job: bool = False
+    notices: tuple[Notice, ...] = ()
+    again_s: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What a pass has found out, before it decides what to do about it."""
+
+    seen: Observation
+    workers: tuple[Worker, ...]
+    force: PlanInForce
+    accounts: Accounts
+    life: Life
+
+
+def decide(seen: Observation) -> Decision:
+    """Return what to do about a job now. Acting on it and deciding again gives nothing more to do."""
+    job, now_s = seen.job, seen.now_s
+    if job.deleting or (job.spec is not None and not managed_by_us(job.spec)):
+        return Decision(reason="the job is being deleted" if job.deleting else "another controller manages the job")
+    workers = judge_workers(seen.pods, seen.nodes)
+    force = read_plan(job, seen.plan)
+    accounts = account(job.status, workers, force.plan, counting=_counting(job, workers), now_s=now_s)
+    life = decide_life(job, workers, accounts, seen.acceptance, now_s=now_s)
+    known = _Known(seen=seen, workers=workers, force=force, accounts=accounts, life=life)
+    if job.spec is None or life.stage is not Stage.ACTIVE:
+        return _resting(known)
+    return _active(known, job.spec)
+
+
+def _counting(job: JobView, workers: Sequence[Worker]) -> bool:
+    """Tell whether workers that end now say something about the job, rather than being told to go by it."""
+    ended = any(
+        c.type in (Stage.SUCCEEDED.value, Stage.FAILED.value) and c.status == "True" for c in job.status.conditions
+    )
+    suspended = job.spec is None or job.spec.suspend
+    return not (ended or suspended or any(worker.fate is Fate.FINISHED for worker in workers))
+
+
+def _active(known: _Known, spec: HeteroTrainJobSpec) -> Decision:
+    seen, workers, force, accounts, life = known.seen, known.workers, known.force, known.accounts, known.life
+    job, now_s = seen.job, seen.now_s
+    membership = decide_membership(spec, workers, force.plan, gather_s=seen.gather_s, now_s=now_s)
+    shares = _shares(spec, membership)
+    written = next_plan(job, spec, force, membership, shares)
+    plan = written or force.plan
+    newest = (max(force.newest[0], plan.generation), max(force.newest[1], plan.revision)) if plan else force.newest
+
+    def room_of(pool: WorkerPool) -> Room:
+        manifest = build_pod(job, pool, 0, plan_version="")
+        return room(shape_of(manifest, pod_requests(manifest["spec"])), seen.nodes.values(), seen.used())
+
+    wanted = decide_wanted(spec, workers, room_of=room_of, now_s=now_s)
+    delay_s = max(restart_delay_s(accounts, now_s=now_s), _cooling_s(workers, now_s=now_s))
+    creating = wanted.create if seen.acceptance.known and not delay_s else ()
+    version = version_text(plan) if plan else ""
+    indices = next_indices(workers, len(creating))
+    create = tuple(build_pod(job, pool, i, plan_version=version) for pool, i in zip(creating, indices, strict=True))
+    # Workers that this pass removes are no disruption: their uids count as accounted from now on.
+    uids = accounts.accounted | {worker.pod.uid for worker, _ in wanted.remove}
+    accounts = replace(accounts, accounted=uids)
+    it = _situation(known, accounts, plan, wanted)
+    status = status_of(it, newest=newest)
+    budget = build_disruption_budget(job, workers)
+    remove = (*(worker.pod for worker, _ in wanted.remove), *_spent(workers, accounts, now_s=now_s))
+    return Decision(
+        apply=(build_service(job), *([budget] if budget else [])),
+        plan=_plan_object(seen, written),
+        plan_version=version,
+        touch=_untouched(workers, version),
+        create=create,
+        status=status,
+        remove=tuple(pod for pod in remove if not pod.deleting),
+        notices=notices_of(
+            it,
+            status,
+            created=[pod["metadata"]["name"] for pod in create],
+            removed=[f"{worker.pod.name} ({why})" for worker, why in wanted.remove if not worker.pod.deleting],
+            new_plan=written,
+        ),
+        again_s=_soonest(membership.again_s, wanted.again_s, life.again_s, delay_s if wanted.create else None),
+        reason=written.reason if written else "",
+    )
+
+
+def _resting(known: _Known) -> Decision:
+    """Return what to do about a job that no worker should be created for."""
+    seen, workers, force, accounts, life = known.seen, known.workers, known.force, known.accounts, known.life
+    job, spec = seen.job, seen.job.spec
+    policy = spec.clean_pod_policy if spec is not None else CleanPodPolicy.RUNNING
+    none = Wanted(create=(), remove=(), desired={}, reason="", again_s=None)
+    it = _situation(known, accounts, force.plan, none)
+    status = status_of(it, newest=force.newest)
+    going = tuple(worker.pod for worker in workers if _goes(worker, life.stage, policy) and not worker.pod.deleting)
+    expires_s, expired = _expiry(job, life, now_s=seen.now_s)
+    return Decision(
+        status=status,
+        remove=going,
+        delete_job=expired,
+        notices=notices_of(it, status, created=(), removed=(), new_plan=None),
+        again_s=_soonest(life.again_s, expires_s),
+        reason=life.message,
+    )
+
+
+def _goes(worker: Worker, stage: Stage, policy: CleanPodPolicy) -> bool:
+    """Tell whether a pod is deleted in this stage."""
+    if stage is Stage.SUSPENDED:
+        return True
+    if stage is Stage.FINISHING:
+        return worker.fate is Fate.WAITING  # it would start a training that is over
+    if stage in ENDED_STAGES:
+        return policy is CleanPodPolicy.ALL or (policy is CleanPodPolicy.RUNNING and not worker.pod.phase_ended)
+    return False  # refused: what runs already is left alone
+
+
+def _expiry(job: JobView, life: Life, *, now_s: float) -> tuple[float | None, bool]:
+    ttl_s = job.spec.ttl_seconds_after_finished if job.spec is not None else None
+    if ttl_s is None or life.stage not in ENDED_STAGES:
+        return None, False
+    left_s = (seconds(job.status.completion_time) or now_s) + ttl_s - now_s
+    # The end has to be in the status first: what deletes the job must not race with what reports it.
+    return max(left_s, 0.0), left_s <= 0 and job.status.completion_time is not None
+
+
+def _situation(known: _Known, accounts: Accounts, plan: Plan | None, wanted: Wanted) -> Situation:
+    seen = known.seen
+    return Situation(
+        job=seen.job,
+        spec=seen.job.spec,
+        workers=known.workers,
+        accounts=accounts,
+        acceptance=seen.acceptance,
+        life=known.life,
+        plan=plan,
+        desired=wanted.desired,
+        shortage=wanted.reason,
+        refusal=seen.refusal,
+        telemetry=seen.telemetry,
+        now_s=seen.now_s,
+    )
+
+
+def _shares(spec: HeteroTrainJobSpec, membership: Membership) -> Shares | None:
+    if membership.workers is not None:
+        return even_shares(spec, ranks_of(membership.workers))
+    return None
+
+
+def _plan_object(seen: Observation, written: Plan | None) -> dict[str, Any] | None:
+    if written is None:
+        return None
+    return build_plan_object(seen.job, written, resource_version=seen.plan.resource_version if seen.plan else None)
+
+
+def _untouched(workers: Sequence[Worker], version: str) -> tuple[PodView, ...]:
+    """Return pods that may still hold an older plan."""
+    return tuple(w.pod for w in workers if (w.placed or w.fate is Fate.LEAVING) and w.pod.plan_version != version)
+
+
+def _spent(workers: Sequence[Worker], accounts: Accounts, *, now_s: float) -> tuple[PodView, ...]:
+    """Return ended pods that nobody needs any more: all that were disrupted, and all but the newest that failed."""
+    counted = [worker for worker in workers if worker.ended and worker.pod.uid in accounts.accounted]
+    failed = sorted((w for w in counted if w.fate is Fate.FAILED), key=lambda worker: worker.pod.created_s)
+    old = failed[: max(0, len(failed) - KEPT_FAILED_PODS)]
+    gone = [w for w in counted if w.fate in (Fate.LEFT, Fate.DISRUPTED) and not _cooling_s([w], now_s=now_s)]
+    return tuple(worker.pod for worker in (*gone, *old))
+
+
+def _cooling_s(workers: Sequence[Worker], *, now_s: float) -> float:
+    """Return for how many more seconds no worker is created because one died at once."""
+    waits = [0.0]
+    for worker in workers:
+        if worker.fate is Fate.DISRUPTED and not worker.pod.disruption and not worker.pod.deleting:
+            end_s = worker.pod.ended.finished_s if worker.pod.ended else worker.pod.created_s
+            if end_s - worker.pod.created_s < _QUICK_DEATH_S:
+                waits.append(end_s + COOLING_S - now_s)
+    return max(waits)
+
+
+def _soonest(*waits_s: float | None) -> float | None:
+    return min((wait for wait in waits_s if wait), default=None)

@@ -1,0 +1,113 @@
+"""Which stage of its life a job is in: refused, suspended, active, finishing, ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
+from heterotrain_operator.decide.accounting import Accounts
+from heterotrain_operator.decide.verdicts import Fate, Worker
+from heterotrain_operator.world.parse import seconds
+from heterotrain_operator.world.views import JobView
+
+FINISHING_S = 30.0
+"""Once a worker has finished, the others get this long to end by themselves."""
+
+
+class Stage(StrEnum):
+    """Stage of a job's life."""
+
+    REFUSED = "Refused"
+    SUSPENDED = "Suspended"
+    ACTIVE = "Active"
+    FINISHING = "Finishing"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+ENDED_STAGES = frozenset({Stage.SUCCEEDED, Stage.FAILED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance:
+    """What the API server says to the job's pods in a dry run; ``known`` is False until it was asked."""
+
+    known: bool
+    ok: bool = True
+    reason: str = "Valid"
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """The stage with its reason, and the seconds after which time alone may change it (``None`` for never)."""
+
+    stage: Stage
+    reason: str
+    message: str
+    again_s: float | None = None
+
+
+def decide_life(
+    job: JobView, workers: Sequence[Worker], accounts: Accounts, acceptance: Acceptance, *, now_s: float
+) -> Life:
+    """Return the stage of a job. The end is final: a job that has succeeded or failed stays so."""
+    for ended in (Stage.SUCCEEDED, Stage.FAILED):
+        known = next((c for c in job.status.conditions if c.type == ended.value and c.status == "True"), None)
+        if known is not None:
+            return Life(stage=ended, reason=known.reason, message=known.message)
+    spec = job.spec
+    if spec is None:
+        return Life(stage=Stage.REFUSED, reason="InvalidSpec", message=job.problem)
+    if spec.suspend:
+        return Life(stage=Stage.SUSPENDED, reason="Suspended", message="spec.suspend is true")
+    finished = [worker for worker in workers if worker.fate is Fate.FINISHED]
+    if finished:
+        return _finishing(finished, workers, now_s=now_s)
+    if accounts.restarts > spec.backoff_limit:
+        return Life(
+            stage=Stage.FAILED,
+            reason="BackoffLimitExceeded",
+            message=f"workers failed {accounts.restarts} times, backoffLimit is {spec.backoff_limit}; last: {accounts.last_failure}",
+        )
+    if not acceptance.ok:
+        return Life(stage=Stage.REFUSED, reason=acceptance.reason, message=acceptance.message)
+    return _deadlines(job, spec, now_s=now_s)
+
+
+def _finishing(finished: Sequence[Worker], workers: Sequence[Worker], *, now_s: float) -> Life:
+    message = finished[0].reason or "every epoch is committed"
+    running = [worker for worker in workers if worker.fate in (Fate.STARTING, Fate.READY, Fate.LEAVING)]
+    since_s = min(worker.pod.ended.finished_s for worker in finished if worker.pod.ended)
+    left_s = since_s + FINISHING_S - now_s
+    if running and left_s > 0:
+        return Life(stage=Stage.FINISHING, reason="Finishing", message=message, again_s=left_s)
+    return Life(stage=Stage.SUCCEEDED, reason="Finished", message=message)
+
+
+def _deadlines(job: JobView, spec: HeteroTrainJobSpec, *, now_s: float) -> Life:
+    start_s = seconds(job.status.start_time)
+    waits = []
+    for limit_s, reason, message, applies in (
+        (
+            spec.active_deadline_seconds,
+            "DeadlineExceeded",
+            "the job did not finish within activeDeadlineSeconds",
+            True,
+        ),
+        (
+            spec.pre_running_deadline_seconds,
+            "PreRunningDeadlineExceeded",
+            "training did not begin within preRunningDeadlineSeconds",
+            job.status.training_since is None,
+        ),
+    ):
+        if limit_s is None or not applies or not start_s:
+            continue
+        left_s = start_s + limit_s - now_s
+        if left_s <= 0:
+            return Life(stage=Stage.FAILED, reason=reason, message=f"{message} ({limit_s} s)")
+        waits.append(left_s)
+    return Life(stage=Stage.ACTIVE, reason="Active", message="", again_s=min(waits, default=None))

@@ -1,0 +1,226 @@
+"""The pod of one worker: the user's template, kept whole, with what the pool and the contract add."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from heterotrain_core.contract import env, keys
+from heterotrain_core.contract.config import TrainingConfig, encode_config
+
+from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec, WorkerPool
+from heterotrain_operator.decide.objects import labels_of, owner_reference
+from heterotrain_operator.world.parse import DEFAULT_CONTAINER, RANKS_ANNOTATION, main_container
+from heterotrain_operator.world.quantity import parse_quantity
+from heterotrain_operator.world.views import JobView
+
+DEFAULT_GRACE_S = 30
+LOST_NODE_TOLERATION_S = 10
+"""Seconds that a pod stays bound to a node that fell silent; the cluster's default is 300."""
+_SHM_PATH = "/dev/shm"  # noqa: S108  # a mount point in the pod
+
+
+def template_problem(template: Mapping[str, Any]) -> str:
+    """Return what the operator itself can't work with in a template, in one sentence; empty when there is nothing.
+
+    What Kubernetes refuses is found by a dry run of the real pod.
+    """
+    spec = template.get("spec") or {}
+    annotations = (template.get("metadata") or {}).get("annotations") or {}
+    names = [container.get("name") for container in spec.get("containers") or ()]
+    if not names:
+        return "spec.template.spec.containers is empty: name the container that trains"
+    chosen = annotations.get(DEFAULT_CONTAINER)
+    if chosen is not None and chosen not in names:
+        return f"the annotation {DEFAULT_CONTAINER} names {chosen!r}, but the containers are {names}: correct it"
+    if spec.get("restartPolicy", "Never") != "Never":
+        return "spec.template.spec.restartPolicy has to be left out: the operator replaces workers itself"
+    main = _container(spec, main_container(spec, annotations))
+    if "readinessProbe" in main:
+        return (
+            f"container {main['name']} has a readinessProbe: leave it out, readiness tells the operator who can train"
+        )
+    for port in main.get("ports") or ():
+        if str(port.get("name", "")).startswith(keys.METRICS_PORT_NAME_PREFIX):
+            return f"the port name {port['name']} belongs to the operator: give the port another name"
+    return ""
+
+
+def ranks_per_worker(pool: WorkerPool, template: Mapping[str, Any]) -> int:
+    """Return how many ranks one worker of the pool runs: as declared, else its accelerators, else 1.
+
+    An accelerator is an extended resource with a domain of its own, such as ``nvidia.com/gpu``.
+    """
+    if pool.ranks_per_worker is not None:
+        return pool.ranks_per_worker
+    annotations = (template.get("metadata") or {}).get("annotations") or {}
+    spec = template.get("spec") or {}
+    own = (_container(spec, main_container(spec, annotations)).get("resources") or {}).get("limits") or {}
+    limits = {**own, **pool.resources.limits}
+    accelerators = sum(
+        int(parse_quantity(value))
+        for name, value in limits.items()
+        if "/" in name and not name.partition("/")[0].endswith("kubernetes.io")
+    )
+    return max(1, accelerators)
+
+
+def training_config(spec: HeteroTrainJobSpec, *, grace_s: float) -> TrainingConfig:
+    """Return what is fixed for a pod's whole life."""
+    training, checkpoint = spec.training, spec.checkpoint
+    fixed = TrainingConfig(
+        epochs=training.epochs,
+        base_batch_samples=training.global_batch_size,
+        min_replicas=spec.elastic_policy.min_replicas,
+        seed=training.seed,
+        precision=training.precision,
+        learning_rate_scaling=training.learning_rate_scaling,
+        backend=training.communication.backend,
+        compression=training.communication.compression,
+        bucket_mib=training.communication.bucket_mib,
+        grace_s=grace_s,
+    )
+    if checkpoint is None:
+        return fixed
+    return replace(
+        fixed,
+        checkpoint_uri=checkpoint.uri,
+        checkpoint_every_s=checkpoint.every_minutes * 60,
+        checkpoint_keep=checkpoint.keep,
+    )
+
+
+def build_pod(job: JobView, pool: WorkerPool, index: int, *, plan_version: str) -> dict[str, Any]:
+    """Return the manifest of a worker's pod."""
+    assert job.spec is not None  # noqa: S101  # decisions about a job without a spec end before this
+    template = copy.deepcopy(dict(job.template))
+    metadata, spec = template.get("metadata") or {}, template["spec"]
+    annotations = metadata.get("annotations") or {}
+    name = keys.worker_name(job.key.name, index)
+    main_name = main_container(spec, annotations)
+    ranks = ranks_per_worker(pool, job.template)
+    grace_s = spec.setdefault("terminationGracePeriodSeconds", DEFAULT_GRACE_S)
+
+    spec["restartPolicy"] = "Never"
+    spec.setdefault("automountServiceAccountToken", False)
+    spec.setdefault("hostname", name)
+    spec.setdefault("subdomain", keys.service_name(job.key.name))
+    spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **pool.node_selector}
+    spec["tolerations"] = _tolerations(spec, pool)
+    main = _container(spec, main_name)
+    main["resources"] = _resources(main, pool)
+    main["env"] = [*_environment(job, ranks=ranks, grace_s=grace_s, main=main), *(main.get("env") or [])]
+    main["ports"] = [
+        *(main.get("ports") or []),
+        *(
+            {
+                "name": f"{keys.METRICS_PORT_NAME_PREFIX}{rank}",
+                "containerPort": keys.METRICS_PORT + rank,
+                "protocol": "TCP",
+            }
+            for rank in range(ranks)
+        ),
+    ]
+    main["readinessProbe"] = {
+        "httpGet": {"path": keys.READY_PATH, "port": keys.METRICS_PORT},
+        "periodSeconds": 1,
+        # Readiness only lets a worker in; a slow device must not lose it by a late answer.
+        "timeoutSeconds": 5,
+        "failureThreshold": 3,
+    }
+    mounts = main["volumeMounts"] = [*(main.get("volumeMounts") or [])]
+    volumes = spec["volumes"] = [*(spec.get("volumes") or [])]
+    volumes.append({"name": keys.CONTAINER_PLAN_VOLUME, "configMap": {"name": keys.plan_name(job.key.name)}})
+    mounts.append({"name": keys.CONTAINER_PLAN_VOLUME, "mountPath": env.DEFAULT_PLAN_DIR, "readOnly": True})
+    if all(mount.get("mountPath") != _SHM_PATH for mount in mounts):
+        volumes.append({"name": keys.CONTAINER_SHM_VOLUME, "emptyDir": {"medium": "Memory"}})
+        mounts.append({"name": keys.CONTAINER_SHM_VOLUME, "mountPath": _SHM_PATH})
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": job.key.namespace,
+            "labels": {
+                **(metadata.get("labels") or {}),
+                **labels_of(job),
+                "app.kubernetes.io/component": "worker",
+                keys.LABEL_POOL: pool.name,
+                keys.LABEL_CAPACITY_TYPE: pool.capacity_type.value,
+                keys.LABEL_WORKER_INDEX: str(index),
+            },
+            "annotations": {
+                **annotations,
+                DEFAULT_CONTAINER: main_name,
+                RANKS_ANNOTATION: str(ranks),
+                keys.ANNOTATION_PLAN: plan_version,
+                keys.ANNOTATION_TEMPLATE_HASH: template_hash(job, pool),
+            },
+            "ownerReferences": [owner_reference(job)],
+        },
+        "spec": spec,
+    }
+
+
+def template_hash(job: JobView, pool: WorkerPool) -> str:
+    """Return a short hash of what a worker of this pool is made from."""
+    assert job.spec is not None  # noqa: S101  # see build_pod
+    made_from = [
+        job.template,
+        pool.model_dump(mode="json"),
+        job.spec.training.model_dump(mode="json", exclude={"rebalance"}),
+    ]
+    return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _container(spec: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return next((each for each in spec.get("containers") or () if each.get("name") == name), {})
+
+
+def _tolerations(spec: Mapping[str, Any], pool: WorkerPool) -> list[dict[str, Any]]:
+    chosen = [
+        *(spec.get("tolerations") or []),
+        *(each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in pool.tolerations),
+    ]
+    named = {each.get("key") for each in chosen}
+    silent = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+    short = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_TOLERATION_S}
+    return [*chosen, *({"key": key, **short} for key in silent if key not in named)]
+
+
+def _resources(main: Mapping[str, Any], pool: WorkerPool) -> dict[str, Any]:
+    own = main.get("resources") or {}
+    merged = {
+        **own,
+        "limits": {**(own.get("limits") or {}), **pool.resources.limits},
+        "requests": {**(own.get("requests") or {}), **pool.resources.requests},
+    }
+    return {name: value for name, value in merged.items() if value}
+
+
+def _environment(job: JobView, *, ranks: int, grace_s: float, main: Mapping[str, Any]) -> list[dict[str, Any]]:
+    assert job.spec is not None  # noqa: S101  # see build_pod
+    fixed = {
+        env.JOB_NAME: job.key.name,
+        env.JOB_NAMESPACE: job.key.namespace,
+        env.JOB_UID: job.uid,
+        env.RANKS_PER_WORKER: str(ranks),
+        env.PLAN_DIR: env.DEFAULT_PLAN_DIR,
+        env.METRICS_PORT: str(keys.METRICS_PORT),
+        env.PEER_PORT: str(keys.PEER_PORT),
+        env.TERMINATION_PATH: str(main.get("terminationMessagePath") or env.DEFAULT_TERMINATION_PATH),
+        env.CONFIG: encode_config(training_config(job.spec, grace_s=grace_s)),
+    }
+    from_pod = {
+        env.WORKER: "metadata.name",
+        env.WORKER_UID: "metadata.uid",
+        env.WORKER_ADDRESS: "status.podIP",
+    }
+    return [
+        *({"name": name, "value": value} for name, value in fixed.items()),
+        *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in from_pod.items()),
+    ]

@@ -1,0 +1,140 @@
+"""What each worker is: waiting, starting, ready, leaving, lost or ended, and whose fault its end was.
+
+Judged by conditions, by the node's state and by the worker's own last word. Exit codes alone are ambiguous: an evicted
+worker leaves with 0, and 137 is both an out-of-memory and a node going down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from heterotrain_core.contract.outcome import Ending, decode_outcome
+
+from heterotrain_operator.decide.signals import NodeFate, judge_node
+from heterotrain_operator.world.views import Ended, NodeView, PodView
+
+_SIGKILL_EXIT = 137
+_SIGTERM_EXIT = 143
+
+
+class Fate(StrEnum):
+    """A worker's state as decisions see it."""
+
+    WAITING = "Waiting"
+    """It has no node."""
+    STARTING = "Starting"
+    READY = "Ready"
+    LEAVING = "Leaving"
+    """It still runs, but it is announced to go."""
+    LOST = "Lost"
+    """Its node is gone or silent; the pod may stay in the API for long."""
+    FINISHED = "Finished"
+    LEFT = "Left"
+    """It was told to go, and went in order."""
+    DISRUPTED = "Disrupted"
+    """It ended through no fault of its own."""
+    FAILED = "Failed"
+    """It ended by its own fault."""
+
+
+ALIVE = frozenset({Fate.WAITING, Fate.STARTING, Fate.READY})
+ENDED = frozenset({Fate.FINISHED, Fate.LEFT, Fate.DISRUPTED, Fate.FAILED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """A pod, what it is, and why in one sentence."""
+
+    pod: PodView
+    fate: Fate
+    reason: str = ""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be counted on."""
+        return self.fate in ALIVE
+
+    @property
+    def placed(self) -> bool:
+        """Whether it can be counted on and has a node."""
+        return self.fate in (Fate.STARTING, Fate.READY)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of it runs any more."""
+        return self.fate in ENDED
+
+
+def judge_workers(pods: Sequence[PodView], nodes: Mapping[str, NodeView]) -> tuple[Worker, ...]:
+    """Return a verdict on every pod of a job."""
+    return tuple(judge_worker(pod, nodes) for pod in pods)
+
+
+def judge_worker(pod: PodView, nodes: Mapping[str, NodeView]) -> Worker:
+    """Return the verdict on one pod."""
+    if pod.terminal:
+        fate, reason = _judge_end(pod, nodes)
+        return Worker(pod=pod, fate=fate, reason=reason)
+    node = judge_node(nodes.get(pod.node), pod.node) if pod.node else None
+    if node is not None and node.fate is NodeFate.LOST:
+        return Worker(pod=pod, fate=Fate.LOST, reason=node.reason)
+    if pod.disruption:
+        return Worker(pod=pod, fate=Fate.LEAVING, reason=f"the cluster takes it down ({pod.disruption})")
+    if pod.deleting:
+        return Worker(pod=pod, fate=Fate.LEAVING, reason="its pod is being deleted")
+    if node is None:
+        return Worker(pod=pod, fate=Fate.WAITING, reason=pod.unschedulable)
+    if node.fate is NodeFate.LEAVING:
+        return Worker(pod=pod, fate=Fate.LEAVING, reason=node.reason)
+    if pod.ready:
+        return Worker(pod=pod, fate=Fate.READY)
+    return Worker(
+        pod=pod, fate=Fate.STARTING, reason=": ".join(filter(None, (pod.waiting_reason, pod.waiting_message)))
+    )
+
+
+def _judge_end(pod: PodView, nodes: Mapping[str, NodeView]) -> tuple[Fate, str]:
+    ended = pod.ended
+    outcome = decode_outcome(ended.message) if ended else None
+    if outcome is not None and outcome.ending is Ending.FINISHED:
+        return Fate.FINISHED, outcome.reason
+    if outcome is not None and outcome.ending is Ending.LEFT:
+        return Fate.LEFT, outcome.reason
+    if pod.disruption:
+        return Fate.DISRUPTED, f"the cluster took it down ({pod.disruption})"
+    if pod.deleting:
+        return Fate.DISRUPTED, "its pod was deleted"
+    if pod.node:
+        node = judge_node(nodes.get(pod.node), pod.node)
+        if node.fate is not NodeFate.STAYS:
+            return Fate.DISRUPTED, node.reason
+    if outcome is not None:
+        return Fate.FAILED, outcome.reason
+    if ended is None:
+        return Fate.DISRUPTED, f"node {pod.node or '?'} refused the pod"
+    return _judge_silent_end(ended)
+
+
+def _judge_silent_end(ended: Ended) -> tuple[Fate, str]:
+    """Judge an end without a last word, on a healthy node, that nothing announced."""
+    if ended.reason == "OOMKilled":
+        return (
+            Fate.FAILED,
+            "it used more memory than its limit (OOMKilled): raise resources.limits.memory or use smaller batches",
+        )
+    if ended.exit_code in (_SIGKILL_EXIT, _SIGTERM_EXIT):
+        # A process can't send SIGKILL to itself as PID 1, and our launcher reports what kills a rank: this came from outside.
+        return Fate.DISRUPTED, f"it was killed from outside (exit code {ended.exit_code})"
+    if ended.exit_code == 0:
+        return (
+            Fate.FAILED,
+            "it ended without an outcome: start the script with heterotrain-run, or let it use heterotrain.init()",
+        )
+    tail = ended.message.strip().splitlines()
+    said = f": {tail[-1]}" if tail else ""
+    return (
+        Fate.FAILED,
+        f"exit code {ended.exit_code}{f' ({ended.reason})' if ended.reason not in ('', 'Error') else ''}{said}",
+    )

@@ -1,0 +1,201 @@
+"""Carries a decision out, in an order in which every prefix is harmless: a crash in between loses nothing.
+
+What the pods need comes first, then the plan and its delivery, new pods, the status, and only then removals: a failed
+worker's end is counted in the status, so its pod has to stay until that is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+from heterotrain_core.contract import keys
+
+from heterotrain_operator.api.status import HeteroTrainJobStatus, as_body
+from heterotrain_operator.decide.events import Notice
+from heterotrain_operator.decide.job import Decision
+from heterotrain_operator.decide.lifecycle import Acceptance
+from heterotrain_operator.engine.metrics import OperatorMetrics
+from heterotrain_operator.kube.client import Kube
+from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Refused
+from heterotrain_operator.kube.events import publish
+from heterotrain_operator.kube.resources import BY_KIND, CONFIG_MAPS, JOBS, PODS
+from heterotrain_operator.world.parse import parse_job, parse_plan_object, parse_pod, rfc3339
+from heterotrain_operator.world.store import Store
+from heterotrain_operator.world.views import JobView, PodView
+
+# Fields of the status that change with every step; they are written at most every ``status_interval_s``.
+_FAST = frozenset(
+    {
+        "step", "samples", "loss", "accuracy", "metrics", "samplesPerSecond", "stepSeconds", "efficiency", "progress",
+        "progressPercentage", "estimatedRemainingSeconds", "workers",
+    }
+)  # fmt: skip
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class JobMemory:
+    """What is remembered of a job between passes; all of it may be lost without harm.
+
+    Attributes:
+        uid: the job's, because another one may come under its name.
+        acceptance: what the API server says to the job's pods, asked for generation ``accepted_generation`` of the spec
+            (0 for never); a refusal is asked again at ``ask_again_s`` on the actor's clock.
+        applied: by kind, a hash of what was applied last, so that nothing is applied twice in a row.
+        refusal: the API server's answer when it refused a pod; empty when the last creation went well.
+        status_s: when the status was written last, on the actor's clock.
+        reason: the decision's reason that was logged last.
+    """
+
+    uid: str
+    acceptance: Acceptance = field(default_factory=lambda: Acceptance(known=False))
+    accepted_generation: int = 0
+    ask_again_s: float = 0.0
+    applied: dict[str, str] = field(default_factory=dict)
+    refusal: str = ""
+    status_s: float = float("-inf")
+    reason: str = ""
+
+
+class Actor:
+    """Carries decisions out.
+
+    Args:
+        clock: monotonic seconds.
+        wall_clock_s: seconds since the epoch.
+        status_interval_s: least seconds between two status writes that only bring new numbers.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        store: Store,
+        metrics: OperatorMetrics,
+        *,
+        clock: Callable[[], float],
+        wall_clock_s: Callable[[], float],
+        status_interval_s: float,
+    ) -> None:
+        self._kube = kube
+        self._store = store
+        self._metrics = metrics
+        self._clock = clock
+        self._wall_clock_s = wall_clock_s
+        self._status_interval_s = status_interval_s
+
+    async def act(self, job: JobView, decision: Decision, memory: JobMemory) -> float | None:
+        """Carry a decision out; return seconds after which to look again, ``None`` for only when something changes.
+
+        Raises:
+            KubeError: a call failed; what was done before stands, and the next pass goes on from there.
+        """
+        started_s = self._clock()
+        for body in decision.apply:
+            await self._apply(body, memory)
+        if decision.plan is not None:
+            await self._write_plan(decision.plan)
+            self._metrics.plans.inc()
+        await asyncio.gather(*(self._touch(pod, decision.plan_version) for pod in decision.touch))
+        if decision.plan is not None:
+            self._metrics.plan_delivery_seconds.observe(self._clock() - started_s)
+        await self._create(decision.create, memory)
+        wait_s = await self._write_status(job, decision.status, memory)
+        await asyncio.gather(*(self._remove(pod) for pod in decision.remove))
+        await self._publish(job, decision.notices)
+        if decision.delete_job:
+            await self._kube.delete(JOBS, job.key.namespace, job.key.name, uid=job.uid)
+        return min((each for each in (wait_s, decision.again_s) if each is not None), default=None)
+
+    async def _apply(self, body: dict[str, Any], memory: JobMemory) -> None:
+        digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+        if memory.applied.get(body["kind"]) != digest:
+            await self._kube.apply(BY_KIND[body["kind"]], body)
+            memory.applied[body["kind"]] = digest
+
+    async def _write_plan(self, body: dict[str, Any]) -> None:
+        if "resourceVersion" in body["metadata"]:
+            answer = await self._kube.replace(CONFIG_MAPS, body)
+        else:
+            answer = await self._kube.create(CONFIG_MAPS, body)
+        if (plan := parse_plan_object(answer)) is not None:
+            self._store.plans.put(plan)
+
+    async def _touch(self, pod: PodView, version: str) -> None:
+        patch = {"metadata": {"uid": pod.uid, "annotations": {keys.ANNOTATION_PLAN: version}}}
+        try:
+            answer = await self._kube.merge(PODS, pod.key.namespace, pod.name, patch)
+        except (NotFound, Conflict):
+            return  # it is gone, or another pod took its name; the watch will tell
+        if (view := parse_pod(answer)) is not None and self._store.pods.get((pod.key.namespace, pod.name)) is not None:
+            self._store.pods.put(view)
+
+    async def _create(self, pods: tuple[dict[str, Any], ...], memory: JobMemory) -> None:
+        """Create pods; a refusal is remembered, because the status has to tell it."""
+        if not pods:
+            return
+        answers = await asyncio.gather(*(self._kube.create(PODS, pod) for pod in pods), return_exceptions=True)
+        memory.refusal = ""
+        other: BaseException | None = None
+        for answer in answers:
+            if isinstance(answer, Refused):
+                memory.refusal = str(answer)
+            elif isinstance(answer, BaseException):
+                other = answer
+            elif (view := parse_pod(answer)) is not None:
+                self._store.pods.put(view)
+                self._metrics.pods_created.inc()
+        if other is not None:
+            raise other
+
+    async def _write_status(self, job: JobView, status: HeteroTrainJobStatus | None, memory: JobMemory) -> float | None:
+        """Write the status if it differs; return seconds after which to write numbers that had to wait."""
+        if status is None:
+            return None
+        wanted = as_body(status)
+        changed = {name for name in {*wanted, *job.status_body} if wanted.get(name) != job.status_body.get(name)}
+        if not changed:
+            return None
+        left_s = memory.status_s + self._status_interval_s - self._clock()
+        if changed <= _FAST and left_s > 0:
+            return left_s
+        body = {
+            "apiVersion": JOBS.api_version,
+            "kind": keys.KIND,
+            "metadata": {"name": job.key.name, "namespace": job.key.namespace, "uid": job.uid},
+            "status": wanted,
+        }
+        answer = await self._kube.apply(JOBS, body, subresource="status")
+        memory.status_s = self._clock()
+        if self._store.jobs.get(job.key) is not None:
+            self._store.jobs.put(parse_job(answer))
+        return None
+
+    async def _remove(self, pod: PodView) -> None:
+        try:
+            await self._kube.delete(PODS, pod.key.namespace, pod.name, uid=pod.uid)
+        except (NotFound, Conflict):
+            return  # it is gone already
+
+    async def _publish(self, job: JobView, notices: tuple[Notice, ...]) -> None:
+        """Publish Events; one that does not get through is only logged, because nothing depends on it."""
+        for notice in notices:
+            try:
+                await publish(
+                    self._kube,
+                    namespace=job.key.namespace,
+                    name=job.key.name,
+                    uid=job.uid,
+                    warning=notice.warning,
+                    reason=notice.reason,
+                    message=notice.message,
+                    now=rfc3339(self._wall_clock_s()),
+                )
+            except KubeError as error:
+                log.warning("event not published", job=job.key.name, namespace=job.key.namespace, error=str(error))

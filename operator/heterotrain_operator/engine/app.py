@@ -1,0 +1,207 @@
+"""The running operator: what belongs together, started in order, watched, and stopped as one.
+
+kopf does not watch over tasks that are started beside it, so this does: when any of them ends, everything ends, the
+process exits with an error and Kubernetes starts it anew. A dead loop in a living process would be worse than a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import structlog
+
+from heterotrain_operator.engine.act import Actor
+from heterotrain_operator.engine.metrics import OperatorMetrics
+from heterotrain_operator.engine.queue import Queue
+from heterotrain_operator.engine.reconcile import Reconciler
+from heterotrain_operator.engine.resync import list_foreign, relist
+from heterotrain_operator.kube.client import Kube
+from heterotrain_operator.kube.errors import KubeError, NotFound
+from heterotrain_operator.kube.lease import Elector, LeaseSettings
+from heterotrain_operator.settings import Settings
+from heterotrain_operator.world.parse import (
+    key_of,
+    parse_job,
+    parse_node,
+    parse_plan_object,
+    parse_pod,
+    rfc3339_micro,
+)
+from heterotrain_operator.world.store import Store
+from heterotrain_operator.world.telemetry import Telemetry
+from heterotrain_operator.world.views import JobKey, NodeView
+
+LIST_RETRY_S = 2.0
+STALE_LISTS = 3
+"""After this many full lists have been missed, the operator calls itself unhealthy."""
+
+log = structlog.get_logger()
+
+
+class App:
+    """The operator without kopf: fed by events, it can be run and tested without any framework."""
+
+    def __init__(self, kube: Kube, settings: Settings) -> None:
+        self.kube = kube
+        self.settings = settings
+        self.metrics = OperatorMetrics()
+        self.store = Store()
+        self.queue: Queue[JobKey] = Queue(jitter=lambda: random.uniform(0.8, 1.2))  # noqa: S311  # spreads retries
+        self.actor = Actor(
+            kube,
+            self.store,
+            self.metrics,
+            clock=time.monotonic,
+            wall_clock_s=time.time,
+            status_interval_s=settings.status_interval_s,
+        )
+        self.reconciler = Reconciler(
+            kube,
+            self.store,
+            self.queue,
+            self.actor,
+            self.metrics,
+            telemetry_of=lambda _: Telemetry(problem="telemetry is switched off", reason="NotConfigured"),
+            forget=lambda _: None,
+            gather_s=settings.gather_s,
+            clock=time.monotonic,
+            wall_clock_s=time.time,
+        )
+        self.elector: Elector | None = None
+        if settings.leader_election:
+            lease = LeaseSettings(
+                namespace=settings.namespace,
+                name=settings.lease_name,
+                identity=settings.identity,
+                duration_s=settings.lease_duration_s,
+                renew_s=settings.lease_duration_s / 5,
+                deadline_s=settings.lease_duration_s * 0.7,
+            )
+            self.elector = Elector(kube, lease, wall_clock=lambda: rfc3339_micro(time.time()))
+        self.listed_s = float("-inf")
+        """When the last full list was complete, on the monotonic clock."""
+        self._synced = asyncio.Event()
+
+    # --- what the watch brings -------------------------------------------------------------------------------------
+
+    def job_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
+        """Take the newest state of a job."""
+        if deleted:
+            self.store.jobs.discard(key_of(body))
+        else:
+            self.store.jobs.put(parse_job(body))
+        self.queue.add(key_of(body))
+
+    def pod_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
+        """Take the newest state of a worker's pod."""
+        view = parse_pod(body)
+        if view is None:
+            return
+        if deleted:
+            self.store.pods.discard((view.key.namespace, view.name))
+        else:
+            self.store.pods.put(view)
+        self.queue.add(view.key)
+
+    def plan_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
+        """Take the newest state of a plan's ConfigMap."""
+        view = parse_plan_object(body)
+        if view is None:
+            return
+        if deleted:
+            self.store.plans.discard(view.key)
+        else:
+            self.store.plans.put(view)
+        self.queue.add(view.key)
+
+    def node_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
+        """Take the newest state of a node; heartbeats, which change nothing that we look at, wake nobody."""
+        view = parse_node(body)
+        before = self.store.nodes.get(view.name)
+        if deleted:
+            self.store.nodes.discard(view.name)
+        else:
+            self.store.nodes.put(view)
+        if deleted or before is None or _matters(before) != _matters(view):
+            for key in self.store.jobs.all():
+                self.queue.add(key)
+
+    # --- what runs -------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Observe, wait for leadership, act; until cancelled.
+
+        Raises:
+            ExceptionGroup: a part of the operator ended, which none of them should.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._observe(), name="observe")
+                tasks.create_task(self._foreign(), name="foreign")
+                await self._synced.wait()
+                if self.elector is not None:
+                    await self.elector.acquire()
+                    tasks.create_task(self.elector.keep(), name="lease")
+                self.metrics.leader.set(1)
+                log.info("leading", identity=self.settings.identity)
+                for key in self.store.jobs.all():
+                    self.queue.add(key)
+                for number in range(self.settings.workers):
+                    tasks.create_task(self.reconciler.work(), name=f"worker-{number}")
+        finally:
+            self.metrics.leader.set(0)
+            if self.elector is not None:
+                with suppress(KubeError, TimeoutError):
+                    await self.elector.release()
+
+    async def _observe(self) -> None:
+        while True:
+            try:
+                known = await relist(self.kube, self.store, self.settings.watch_namespace)
+                if not self._synced.is_set():
+                    await list_foreign(self.kube, self.store)
+            except KubeError as error:
+                hint = "install crds/heterotrain.dev_heterotrainjobs.yaml" if isinstance(error, NotFound) else ""
+                log.warning("list failed", error=str(error), hint=hint)
+                await asyncio.sleep(LIST_RETRY_S)
+                continue
+            self.listed_s = time.monotonic()
+            self.metrics.jobs.set(len(self.store.jobs.all()))
+            self.metrics.pods.set(len(self.store.pods.all()))
+            self._synced.set()
+            self.reconciler.reapply()
+            for key in known:
+                self.queue.add(key)
+            await asyncio.sleep(self.settings.relist_s)
+
+    async def _foreign(self) -> None:
+        await self._synced.wait()
+        await _every(self.settings.foreign_s, lambda: list_foreign(self.kube, self.store))
+
+    @property
+    def synced(self) -> bool:
+        """Whether the store has once been equal to the cluster; nothing is decided before."""
+        return self._synced.is_set()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether full lists still come through."""
+        return not self.synced or time.monotonic() - self.listed_s < STALE_LISTS * self.settings.relist_s
+
+
+async def _every(pause_s: float, call: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await asyncio.sleep(pause_s)
+        try:
+            await call()
+        except KubeError as error:
+            log.warning("list of foreign pods failed", error=str(error))
+
+
+def _matters(node: NodeView) -> tuple[object, ...]:
+    return (node.taints, node.readiness, node.cordoned, node.allocatable, node.labels)

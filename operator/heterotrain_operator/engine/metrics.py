@@ -1,0 +1,56 @@
+"""What the operator says about itself."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+class OperatorMetrics:
+    """The operator's own series, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.leader = Gauge("heterotrain_operator_leader", "1 while this replica leads.", registry=self.registry)
+        self.jobs = Gauge("heterotrain_operator_jobs", "Jobs that are known.", registry=self.registry)
+        self.pods = Gauge("heterotrain_operator_pods", "Worker pods that are known.", registry=self.registry)
+        self.queue = Gauge("heterotrain_operator_queue_length", "Jobs that wait for a pass.", registry=self.registry)
+        self.passes = Counter(
+            "heterotrain_operator_passes", "Passes over a job, by result.", ["result"], registry=self.registry
+        )
+        self.pass_seconds = Histogram(
+            "heterotrain_operator_pass_seconds",
+            "Seconds of one pass over a job.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.decide_seconds = Histogram(
+            "heterotrain_operator_decide_seconds",
+            "Seconds of deciding alone.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.plans = Counter("heterotrain_operator_plans_written", "Plans that were written.", registry=self.registry)
+        self.plan_delivery_seconds = Histogram(
+            "heterotrain_operator_plan_touch_seconds",
+            "Seconds from a plan's decision until every pod's annotation was touched.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.pods_created = Counter("heterotrain_operator_pods_created", "Worker pods created.", registry=self.registry)
+        self.failures = Counter(
+            "heterotrain_operator_worker_failures", "Workers failed by own fault.", registry=self.registry
+        )
+        self.disruptions = Counter(
+            "heterotrain_operator_worker_disruptions", "Workers disrupted.", registry=self.registry
+        )
+        self.telemetry_reads = Counter(
+            "heterotrain_operator_telemetry_reads",
+            "Reads from Prometheus, by result.",
+            ["result"],
+            registry=self.registry,
+        )
+        self.listed_age = Gauge(
+            "heterotrain_operator_list_age_seconds", "Seconds since the last complete list.", registry=self.registry
+        )

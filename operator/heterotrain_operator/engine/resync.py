@@ -1,0 +1,64 @@
+"""Fills the store from full lists: once before anything is decided, then again and again, in case an event was missed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any, TypeVar
+
+from heterotrain_core.contract import keys
+
+from heterotrain_operator.kube.client import Body, Kube
+from heterotrain_operator.kube.resources import CONFIG_MAPS, JOBS, NODES, PODS, Resource
+from heterotrain_operator.world.parse import owner_key, parse_job, parse_node, parse_plan_object, parse_pod
+from heterotrain_operator.world.quantity import added, pod_requests
+from heterotrain_operator.world.store import Kind, Store
+from heterotrain_operator.world.views import JobKey
+
+OWNED = f"{keys.LABEL_MANAGED_BY}={keys.MANAGED_BY}"
+"""Selects what the operator owns."""
+
+_View = TypeVar("_View")
+_RUNNING = "status.phase!=Succeeded,status.phase!=Failed"
+
+
+async def relist(kube: Kube, store: Store, namespace: str | None) -> set[JobKey]:
+    """Make the store equal to the cluster and return every job that there is.
+
+    Raises:
+        KubeError: a list failed; kinds listed before it stand.
+    """
+
+    async def refill(
+        kind: Kind[Any, Any], parse: Callable[[Body], Any], bodies: Callable[[], AsyncIterator[Body]]
+    ) -> None:
+        since = kind.begin_list()
+        kind.replace(_parsed([parse(body) async for body in bodies()]), since=since)
+
+    def of(resource: Resource, scope: str | None, labels: str = "") -> Callable[[], AsyncIterator[Body]]:
+        return lambda: kube.list(resource, scope, labels=labels)
+
+    before = set(store.jobs.all())
+    await refill(store.nodes, parse_node, of(NODES, None))
+    await refill(store.plans, parse_plan_object, of(CONFIG_MAPS, namespace, OWNED))
+    await refill(store.pods, parse_pod, of(PODS, namespace, OWNED))
+    await refill(store.jobs, parse_job, of(JOBS, namespace))
+    return before | set(store.jobs.all())
+
+
+async def list_foreign(kube: Kube, store: Store) -> None:
+    """Sum up what pods of others request on each node: they take room, and the watch sees only our own.
+
+    Raises:
+        KubeError: the list failed; the sums before it stand.
+    """
+    sums: dict[str, dict[str, float]] = {}
+    async for body in kube.list(PODS, fields=_RUNNING):
+        node = body["spec"].get("nodeName")
+        mine = (body["metadata"].get("labels") or {}).get(keys.LABEL_MANAGED_BY) == keys.MANAGED_BY and owner_key(body)
+        if node and not mine:
+            sums[node] = added([sums.get(node, {}), pod_requests(body["spec"])])
+    store.foreign_requests = sums
+
+
+def _parsed(views: Iterable[_View | None]) -> list[_View]:
+    return [view for view in views if view is not None]

@@ -1,0 +1,94 @@
+"""Every kopf handler. They only pass on what they see: deciding and acting happen elsewhere (``engine``).
+
+Only ``on.event`` is used: it leaves no annotation and no finalizer on anybody's objects, so nothing hangs when the
+operator is down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import kopf
+import structlog
+from heterotrain_core.contract import keys
+
+from heterotrain_operator.engine.app import App
+from heterotrain_operator.engine.serve import serve
+from heterotrain_operator.login import login
+
+PAGE_SIZE = 500
+log = structlog.get_logger()
+
+
+def register(registry: kopf.OperatorRegistry, app: App, *, stop: asyncio.Event) -> list[BaseException]:
+    """Connect an operator to kopf; ``stop`` is set when it ends. Return a list that receives why, if by an error."""
+    failures: list[BaseException] = []
+    running: list[asyncio.Task[None]] = []
+    servers: list[Any] = []
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            failures.append(error)
+        stop.set()
+
+    @kopf.on.login(registry=registry)
+    async def authenticate(**_: Any) -> kopf.ConnectionInfo:
+        return await login(app.settings.kubeconfig)
+
+    @kopf.on.startup(registry=registry)
+    async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
+        configure(settings)
+        servers.extend(
+            await serve(
+                listen=app.settings.listen,
+                health_port=app.settings.health_port,
+                metrics_port=app.settings.metrics_port,
+                healthy=lambda: app.healthy,
+                ready=lambda: app.synced,
+                registry=app.metrics.registry,
+            )
+        )
+        task = asyncio.create_task(app.run(), name="app")
+        task.add_done_callback(ended)
+        running.append(task)
+
+    @kopf.on.cleanup(registry=registry)
+    async def finish(**_: Any) -> None:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        for server in servers:
+            await server.cleanup()
+
+    @kopf.on.event(keys.GROUP, keys.VERSION, keys.PLURAL, registry=registry)
+    async def on_job(event: kopf.RawEvent, **_: Any) -> None:
+        app.job_event(event["object"], deleted=event["type"] == "DELETED")
+
+    @kopf.on.event("v1", "pods", registry=registry)
+    async def on_pod(event: kopf.RawEvent, **_: Any) -> None:
+        app.pod_event(event["object"], deleted=event["type"] == "DELETED")
+
+    @kopf.on.event("v1", "configmaps", registry=registry)
+    async def on_plan(event: kopf.RawEvent, **_: Any) -> None:
+        app.plan_event(event["object"], deleted=event["type"] == "DELETED")
+
+    @kopf.on.event("v1", "nodes", registry=registry)
+    async def on_node(event: kopf.RawEvent, **_: Any) -> None:
+        app.node_event(event["object"], deleted=event["type"] == "DELETED")
+
+    return failures
+
+
+def configure(settings: kopf.OperatorSettings) -> None:
+    """Set kopf up for a cluster of many pods; each value has a measured reason."""
+    owned = f"{keys.LABEL_MANAGED_BY}={keys.MANAGED_BY}"
+    settings.watching.label_selectors["v1", "pods"] = owned
+    settings.watching.label_selectors["v1", "configmaps"] = owned
+    settings.watching.chunk_size = PAGE_SIZE  # 9,000 objects: 84 MiB instead of 205
+    settings.queueing.idle_timeout = 0.2  # a task per object lives that long after its last event
+    settings.peering.standalone = True  # we use a Lease
+    settings.scanning.disabled = True  # no rights on namespaces and CRDs needed
+    settings.posting.enabled = False  # we publish Events ourselves
+    settings.networking.request_timeout = 30
+    settings.persistence.finalizer = f"{keys.GROUP}/never-used"

@@ -1,0 +1,176 @@
+"""Seven verbs on the official asyncio client, in plain JSON.
+
+The client's generated models are left aside on purpose: they cost memory and time for every object, and server-side apply
+wants exactly the fields that we mean, which plain dictionaries say best.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final, Protocol
+
+import aiohttp
+from heterotrain_core.contract import keys
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+
+from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Refused, Throttled, Unavailable
+from heterotrain_operator.kube.resources import Resource
+
+Body = dict[str, Any]
+
+TIMEOUT_S: Final = 30.0
+LIST_TIMEOUT_S: Final = 120.0
+PAGE_SIZE: Final = 500
+
+_APPLY: Final = "application/apply-patch+yaml"
+_MERGE: Final = "application/merge-patch+json"
+_JSON: Final = "application/json"
+
+
+class Kube(Protocol):
+    """What the engine needs of the API server."""
+
+    def list(
+        self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = ""
+    ) -> AsyncIterator[Body]:
+        """Yield all objects, page by page."""
+        ...
+
+    async def get(self, resource: Resource, namespace: str | None, name: str) -> Body:
+        """Return one object."""
+        ...
+
+    async def create(self, resource: Resource, body: Body, *, dry_run: bool = False) -> Body:
+        """Create an object; a field that the server does not know is refused."""
+        ...
+
+    async def replace(self, resource: Resource, body: Body) -> Body:
+        """Replace an object if its ``resourceVersion`` is still the one in ``body``."""
+        ...
+
+    async def apply(self, resource: Resource, body: Body, *, subresource: str = "") -> Body:
+        """Apply our fields of an object, taking them over from others."""
+        ...
+
+    async def merge(self, resource: Resource, namespace: str, name: str, patch: Body) -> Body:
+        """Merge a patch into an object."""
+        ...
+
+    async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str) -> None:
+        """Delete an object if it is still the one with this uid."""
+        ...
+
+
+class KubeClient:
+    """``Kube`` over HTTP.
+
+    Raises, from every verb: ``NotFound``, ``Conflict``, ``Refused``, ``Throttled``, ``Unavailable``.
+    """
+
+    def __init__(self, configuration: Configuration) -> None:
+        self._configuration = configuration
+        self._client = ApiClient(configuration)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.close()
+
+    async def list(
+        self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = ""
+    ) -> AsyncIterator[Body]:
+        """Yield all objects, page by page, so that a large cluster is never held in memory at once."""
+        query = {"limit": str(PAGE_SIZE), "labelSelector": labels, "fieldSelector": fields}
+        while True:
+            page = await self._call("GET", resource.path(namespace), query=query, timeout_s=LIST_TIMEOUT_S)
+            for item in page["items"]:
+                yield item
+            following = page["metadata"].get("continue")
+            if not following:
+                return
+            query["continue"] = following
+
+    async def get(self, resource: Resource, namespace: str | None, name: str) -> Body:
+        """Return one object."""
+        return await self._call("GET", resource.path(namespace, name))
+
+    async def create(self, resource: Resource, body: Body, *, dry_run: bool = False) -> Body:
+        """Create an object; a field that the server does not know is refused."""
+        query = {"fieldManager": keys.FIELD_MANAGER, "fieldValidation": "Strict", "dryRun": "All" if dry_run else ""}
+        return await self._call("POST", resource.path(body["metadata"]["namespace"]), query=query, body=body)
+
+    async def replace(self, resource: Resource, body: Body) -> Body:
+        """Replace an object if its ``resourceVersion`` is still the one in ``body``."""
+        metadata = body["metadata"]
+        path = resource.path(metadata["namespace"], metadata["name"])
+        return await self._call("PUT", path, query={"fieldManager": keys.FIELD_MANAGER}, body=body)
+
+    async def apply(self, resource: Resource, body: Body, *, subresource: str = "") -> Body:
+        """Apply our fields of an object, taking them over from others."""
+        metadata = body["metadata"]
+        path = resource.path(metadata["namespace"], metadata["name"], subresource)
+        query = {"fieldManager": keys.FIELD_MANAGER, "force": "true"}
+        return await self._call("PATCH", path, query=query, body=body, content_type=_APPLY)
+
+    async def merge(self, resource: Resource, namespace: str, name: str, patch: Body) -> Body:
+        """Merge a patch into an object."""
+        query = {"fieldManager": keys.FIELD_MANAGER}
+        return await self._call("PATCH", resource.path(namespace, name), query=query, body=patch, content_type=_MERGE)
+
+    async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str) -> None:
+        """Delete an object if it is still the one with this uid."""
+        options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        await self._call("DELETE", resource.path(namespace, name), body=options)
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Body | None = None,
+        content_type: str = _JSON,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Body:
+        request = await self._client.param_serialize(
+            method,
+            path,
+            query_params=[(name, value) for name, value in (query or {}).items() if value],
+            header_params={"Accept": _JSON, "Content-Type": content_type},
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        try:
+            async with asyncio.timeout(timeout_s):
+                response = await self._client.call_api(
+                    *request, _request_timeout=aiohttp.ClientTimeout(total=timeout_s)
+                )
+                raw = await response.read()
+        except TimeoutError as error:
+            raise Unavailable(f"the API server did not answer within {timeout_s:.0f} s") from error
+        except aiohttp.ClientError as error:
+            raise Unavailable(f"the API server can't be reached: {error}") from error
+        if response.status >= 400:  # noqa: PLR2004  # the first HTTP status that is an error
+            raise _error(response.status, raw, response.headers)
+        answer: Body = json.loads(raw)
+        return answer
+
+
+def _error(status: int, raw: bytes, headers: Mapping[str, str]) -> KubeError:
+    message = raw.decode(errors="replace").strip() or f"HTTP {status}"
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        message = json.loads(raw)["message"]
+    match status:
+        case 404 | 410:
+            return NotFound(message)
+        case 409:
+            return Conflict(message)
+        case 429:
+            return Throttled(message, retry_after_s=float(headers.get("Retry-After", "1")))
+        case _ if status >= 500:  # noqa: PLR2004  # the server's own failures
+            return Unavailable(message)
+        case _:
+            return Refused(message, status_code=status)

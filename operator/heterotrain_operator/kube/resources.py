@@ -1,0 +1,32 @@
+"""The kinds of objects that the operator reads and writes, and where the API server keeps them."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from heterotrain_core.contract import keys
+
+
+class Resource(NamedTuple):
+    """A kind: API group and version as in ``apiVersion``, and its plural."""
+
+    api_version: str
+    plural: str
+
+    def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
+        """Return the URL path; without a namespace, of the kind in the whole cluster."""
+        root = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
+        parts = [root, *(["namespaces", namespace] if namespace else []), self.plural, name, subresource]
+        return "/".join(part for part in parts if part)
+
+
+JOBS: Final = Resource(f"{keys.GROUP}/{keys.VERSION}", keys.PLURAL)
+PODS: Final = Resource("v1", "pods")
+NODES: Final = Resource("v1", "nodes")
+CONFIG_MAPS: Final = Resource("v1", "configmaps")
+SERVICES: Final = Resource("v1", "services")
+DISRUPTION_BUDGETS: Final = Resource("policy/v1", "poddisruptionbudgets")
+EVENTS: Final = Resource("v1", "events")
+LEASES: Final = Resource("coordination.k8s.io/v1", "leases")
+
+BY_KIND: Final = {"Service": SERVICES, "PodDisruptionBudget": DISRUPTION_BUDGETS}

@@ -1,0 +1,69 @@
+"""What Prometheus told about one job, as values; missing data is absent, never zero."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class MemberId(NamedTuple):
+    """Names a rank: a pod's uid, so that a pod that came back under an old name is another one, and its local rank."""
+
+    worker_uid: str
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberGauges:
+    """The newest gauges of one rank; ``None`` or absent where it has exported nothing yet."""
+
+    worker: str
+    generation: int | None = None
+    revision: int | None = None
+    epoch: int | None = None
+    step: int | None = None
+    samples_committed: int | None = None
+    epoch_samples: int | None = None
+    loss: float | None = None
+    checkpoint_step: int | None = None
+    checkpoint_time_s: float | None = None
+    micro_batch_cap_samples: int | None = None
+    checkpoint_failures: int = 0
+    user_metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What the job and its members reached over the last half minute or so.
+
+    Attributes:
+        samples_per_s: committed samples per second, pauses included.
+        step_s: mean seconds from step to step.
+        solo_samples_per_s: by member, samples per second of its own computation.
+    """
+
+    samples_per_s: float | None = None
+    step_s: float | None = None
+    solo_samples_per_s: Mapping[MemberId, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telemetry:
+    """Everything known about one job from its workers' own words.
+
+    Attributes:
+        problem: why the newest read brought nothing, in one sentence; empty when it did.
+        reason: the same as one CamelCase word.
+        newest_sample_s: time of the newest scrape of any member; 0 when there is none.
+        gauges: by member.
+        rates: measured rates.
+        sequence: grows when new data came.
+    """
+
+    problem: str = ""
+    reason: str = "Fresh"
+    newest_sample_s: float = 0.0
+    gauges: Mapping[MemberId, MemberGauges] = field(default_factory=dict)
+    rates: Rates = Rates()
+    sequence: int = 0

@@ -1,0 +1,134 @@
+"""What decisions see of the cluster: a few fields of each object, as frozen values. Times are seconds since the epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from heterotrain_operator.api.status import HeteroTrainJobStatus
+from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
+
+
+class JobKey(NamedTuple):
+    """Names a job."""
+
+    namespace: str
+    name: str
+
+
+class NodeReadiness(StrEnum):
+    """The node's condition ``Ready``: False is the kubelet's word, Unknown the control plane's after it fell silent."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """A job. ``spec`` is ``None`` when it can't be understood; ``problem`` then says why, in one sentence."""
+
+    key: JobKey
+    uid: str
+    generation: int
+    resource_version: str
+    created_s: float
+    deleting: bool
+    labels: Mapping[str, str]
+    spec: HeteroTrainJobSpec | None
+    problem: str
+    template: Mapping[str, Any]
+    status: HeteroTrainJobStatus
+    status_body: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How the training container ended; ``message`` is its termination message."""
+
+    exit_code: int
+    reason: str
+    message: str
+    finished_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodView:
+    """A worker's pod.
+
+    Attributes:
+        disruption: reason of the condition ``DisruptionTarget``, or the kubelet's reason for a pod that it took down
+            (``Terminated``, ``NodeShutdown``, …); empty when nothing took it.
+        unschedulable: the scheduler's message when it found no node; empty otherwise.
+        waiting_reason: why the training (or an init) container does not run yet, e.g. ``ImagePullBackOff``.
+        plan_version: version of the plan that the pod's annotation names.
+        requests: what the scheduler sets aside for it.
+    """
+
+    key: JobKey
+    name: str
+    uid: str
+    resource_version: str
+    pool: str
+    index: int
+    on_demand: bool
+    ranks: int
+    phase: str
+    node: str = ""
+    address: str = ""
+    created_s: float = 0.0
+    deleting: bool = False
+    ready: bool = False
+    ready_since_s: float = 0.0
+    unschedulable: str = ""
+    unschedulable_since_s: float = 0.0
+    waiting_reason: str = ""
+    waiting_message: str = ""
+    ended: Ended | None = None
+    disruption: str = ""
+    requests: Mapping[str, float] = field(default_factory=dict)
+    plan_version: str = ""
+    template_hash: str = ""
+
+    @property
+    def terminal(self) -> bool:
+        """Whether nothing of the training runs any more; a sidecar may."""
+        return self.ended is not None or self.phase_ended
+
+    @property
+    def phase_ended(self) -> bool:
+        """Whether the whole pod has ended, sidecars included."""
+        return self.phase in ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taint:
+    """A node's taint."""
+
+    key: str
+    value: str
+    effect: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """A node."""
+
+    name: str
+    resource_version: str
+    labels: Mapping[str, str]
+    taints: tuple[Taint, ...]
+    allocatable: Mapping[str, float]
+    readiness: NodeReadiness
+    cordoned: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanObject:
+    """The plan's ConfigMap as it stands in the cluster."""
+
+    key: JobKey
+    resource_version: str
+    text: str
