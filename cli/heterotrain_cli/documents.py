@@ -25,10 +25,10 @@ from heterotrain_cli.errors import InputError
 STANDARD_INPUT = "-"
 
 
-class _Loader(yaml.SafeLoader):
+class Loader(yaml.SafeLoader):
     """Safe YAML with YAML 1.2's core numbers and unique keys."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002  # PyYAML's own signature
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: D102, FBT001, FBT002  # PyYAML's own method
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
@@ -41,28 +41,42 @@ class _Loader(yaml.SafeLoader):
 
 
 _NUMBERS = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp"}
-_Loader.yaml_implicit_resolvers = {
+Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in _NUMBERS]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?[0-9]+$"), list("-+0123456789"))
-_Loader.add_implicit_resolver(
+Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?[0-9]+$"), list("-+0123456789"))
+Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$"),
     list("-+0123456789."),
 )
 
 
-def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
+def _whole(loader: Loader, node: yaml.ScalarNode) -> int:
     return int(loader.construct_scalar(node))
 
 
-_Loader.add_constructor("tag:yaml.org,2002:int", _whole)
+Loader.add_constructor("tag:yaml.org,2002:int", _whole)
 
 
 def place(path: str) -> str:
     """Return how errors name the document."""
     return "standard input" if path == STANDARD_INPUT else path
+
+
+def read_text(path: str) -> str:
+    """Return the text of a file; ``-`` is standard input.
+
+    Raises:
+        InputError: it can't be read.
+    """
+    try:
+        return sys.stdin.read() if path == STANDARD_INPUT else Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(f"{place(path)}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{place(path)}: is not text in UTF-8: write it as YAML or JSON") from error
 
 
 def read_document(path: str) -> Any:
@@ -71,13 +85,7 @@ def read_document(path: str) -> Any:
     Raises:
         InputError: the file can't be read, or is neither YAML nor JSON.
     """
-    try:
-        text = sys.stdin.read() if path == STANDARD_INPUT else Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(f"{place(path)}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{place(path)}: is not text in UTF-8: write it as YAML or JSON") from error
-    return parse_document(text, where=place(path))
+    return parse_document(read_text(path), where=place(path))
 
 
 def parse_document(text: str, *, where: str) -> Any:
@@ -94,7 +102,7 @@ def parse_document(text: str, *, where: str) -> Any:
         except ValueError as error:
             raise InputError(f"{where}: {error}") from error
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506  # derived from SafeLoader
+        return yaml.load(text, Loader=Loader)  # noqa: S506  # derived from SafeLoader
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         at = f" (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 from rich.console import Console
@@ -22,8 +23,12 @@ def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> N
 
 
 @click.command()
-@click.option("--profile", "profile_path", metavar="FILE", help="Profile in YAML or JSON; - is standard input.")
-@click.option("--batch", type=click.IntRange(1, MAX_BATCH), help="Global batch in samples.")
+@click.argument("job", required=False, metavar="[JOB.YAML]")
+@click.option("--profile", "profile_path", metavar="FILE", help="Speeds, in YAML or JSON; - is standard input.")
+@click.option("--cluster", is_flag=True, help="Speeds that the running job of this name has learned.")
+@click.option("-n", "--namespace", help="Namespace of the running job; default: the file's, else kubectl's.")
+@click.option("--batch", type=click.IntRange(1, MAX_BATCH), help="Global batch in samples; default: the job's.")
+@click.option("--samples-per-epoch", type=click.IntRange(1), help="Size of the data set, for the cost of an epoch.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option(
     "--schema",
@@ -33,19 +38,55 @@ def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> N
     callback=_print_schema,
     help="Print the profile's JSON schema.",
 )
-def forecast(profile_path: str | None, batch: int | None, output: str) -> None:
-    """Predict step time, throughput and shares before anything runs.
+def forecast(
+    *,
+    job: str | None,
+    profile_path: str | None,
+    cluster: bool,
+    namespace: str | None,
+    batch: int | None,
+    samples_per_epoch: int | None,
+    output: str,
+) -> None:
+    """Predict step time, throughput, cost and shares before anything runs.
+
+    With JOB.YAML, for the pools of that job; without it, for the members of a profile and one batch.
 
     Exit status: 0 with an answer (that a batch is not possible is an answer, too), 1 if the cluster can't be reached,
     2 if a file or an option is wrong.
     """
+    if job is not None:
+        found = _of_job(job, profile_path, cluster=cluster, namespace=namespace, batch=batch, epoch=samples_per_epoch)
+        if output == "json":
+            click.echo(json.dumps(found.document, indent=2, ensure_ascii=False))
+        else:
+            found.show(Console())
+        return
+    if cluster or namespace is not None or samples_per_epoch is not None:
+        raise click.UsageError("--cluster, --namespace and --samples-per-epoch belong to a job: name its JOB.YAML")
     if profile_path is None:
-        raise click.UsageError("say which members there are: --profile FILE")
+        raise click.UsageError("say what to forecast: a JOB.YAML, or --profile FILE and --batch N")
     if batch is None:
         raise click.UsageError("say which global batch: --batch N")
     profile = read_profile(read_document(profile_path), where=place(profile_path))
-    found = answer(profile, batch)
+    single = answer(profile, batch)
     if output == "json":
-        click.echo(json.dumps(as_document(found), indent=2, ensure_ascii=False))
+        click.echo(json.dumps(as_document(single), indent=2, ensure_ascii=False))
     else:
-        show_answer(Console(), profile, batch, found)
+        show_answer(Console(), profile, batch, single)
+
+
+def _of_job(
+    path: str, profile_path: str | None, *, cluster: bool, namespace: str | None, batch: int | None, epoch: int | None
+) -> Any:
+    # The job's models need pydantic and the operator's package, which a bare profile does not: load them only here.
+    from heterotrain_cli.forecast.jobs import JobReport, report_from_cluster, report_from_profile  # noqa: PLC0415
+
+    if cluster == (profile_path is not None):
+        raise click.UsageError("say where speeds come from: either --profile FILE or --cluster")
+    found: JobReport
+    if profile_path is not None:
+        found = report_from_profile(path, profile_path, batch=batch, samples_per_epoch=epoch)
+    else:
+        found = report_from_cluster(path, namespace=namespace, batch=batch, samples_per_epoch=epoch)
+    return found

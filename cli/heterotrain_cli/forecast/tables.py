@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -18,11 +19,10 @@ def show_answer(console: Console, profile: Profile, batch_samples: int, found: A
         say(console, f"not possible: {found.reason}")
         return
     say(console, headline(batch_samples, found.step_s, found.samples_per_s, found.efficiency))
-    table = Table()
-    table.add_column("member")
+    table = plain_table("member")
     for heading in ("count", "samples each", "micro-batches"):
         table.add_column(heading, justify="right")
-    table.add_column("binding")
+    table.add_column("binding", no_wrap=True)
     at = 0
     for entry in profile.members:
         mine = found.members[at : at + entry.count]
@@ -36,6 +36,13 @@ def show_answer(console: Console, profile: Profile, batch_samples: int, found: A
         per_million = per_hour * 1e6 / found.samples_per_s / 3600
         missing = "" if len(priced) == len(profile.members) else " (members without a price counted as free)"
         say(console, f"{per_hour:.2f} an hour, {per_million:.2f} for a million samples{missing}")
+
+
+def plain_table(first: str) -> Table:
+    """Return a table without frames whose first column is ``first``, so that it can be cut and pasted."""
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column(first)
+    return table
 
 
 def say(console: Console, line: str) -> None:

@@ -1,0 +1,195 @@
+"""A job as the forecast sees it: its pools, how many workers each may have, and how fast one rank of each is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import yaml
+from heterotrain_core.contract import keys
+from heterotrain_core.contract.plan import CommunicationTime
+from heterotrain_core.split.curve import SplitMember
+from heterotrain_operator.api.reading import SpecError, most_workers, read_spec
+from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec, RebalanceBoundary
+from heterotrain_operator.decide.pods import ranks_per_worker
+
+from heterotrain_cli.documents import Loader, place, read_text
+from heterotrain_cli.errors import InputError
+from heterotrain_cli.profile import Profile
+
+API_VERSION = f"{keys.GROUP}/{keys.VERSION}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """One pool of the job.
+
+    Attributes:
+        name: as in the job.
+        ranks: ranks of one worker.
+        least_workers, most_workers: as the job allows.
+        spot: whether its nodes may be taken away.
+        price_per_hour: of one worker; ``None`` when not stated.
+        rank: time and limits of one rank; ``None`` when nothing is known of its speed.
+    """
+
+    name: str
+    ranks: int
+    least_workers: int
+    most_workers: int
+    spot: bool
+    price_per_hour: float | None
+    rank: SplitMember | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What of a job matters for a forecast.
+
+    Attributes:
+        name, namespace: of the object; the namespace is ``None`` when the file does not name one.
+        batch_samples: the global batch.
+        pools: in the job's order, the preferred ones first.
+        least_workers, most_workers: over all pools.
+        even: whether shares stay even for ever (``rebalance.boundary: never``).
+        epochs: passes over the data.
+    """
+
+    name: str
+    namespace: str | None
+    batch_samples: int
+    pools: tuple[Pool, ...]
+    least_workers: int
+    most_workers: int
+    even: bool
+    epochs: int
+
+
+def read_job(path: str) -> Job:
+    """Return the one HeteroTrainJob that a YAML file holds, other objects beside it ignored.
+
+    Raises:
+        InputError: there is none or more than one, or it can't be run as it is written.
+    """
+    where = place(path)
+    try:
+        documents = [
+            d for d in yaml.load_all(read_text(path), Loader=Loader) if d is not None
+        ]  # derived from SafeLoader
+    except (yaml.YAMLError, ValueError) as error:
+        raise InputError(f"{where}: is not YAML: {' '.join(str(error).split())}") from error
+    jobs = [d for d in documents if isinstance(d, Mapping) and d.get("kind") == keys.KIND]
+    if len(jobs) != 1:
+        raise InputError(f"{where}: holds {len(jobs)} objects of kind {keys.KIND}, but has to hold exactly one")
+    body = jobs[0]
+    if body.get("apiVersion") != API_VERSION:
+        raise InputError(f"{where}: apiVersion is {body.get('apiVersion')!r}, but has to be {API_VERSION}")
+    metadata = body.get("metadata")
+    if not isinstance(metadata, Mapping) or not isinstance(metadata.get("name"), str):
+        raise InputError(f"{where}: metadata.name is missing")
+    try:
+        spec = read_spec(body)
+    except SpecError as error:
+        raise InputError(f"{where}: {error}") from error
+    return Job(
+        name=metadata["name"],
+        namespace=metadata.get("namespace"),
+        batch_samples=spec.training.global_batch_size,
+        pools=_pools(spec, body["spec"]["template"]),
+        least_workers=spec.elastic_policy.min_replicas,
+        most_workers=most_workers(spec),
+        even=spec.training.rebalance.boundary is RebalanceBoundary.NEVER,
+        epochs=spec.training.epochs,
+    )
+
+
+def _pools(spec: HeteroTrainJobSpec, template: Mapping[str, Any]) -> tuple[Pool, ...]:
+    return tuple(
+        Pool(
+            name=pool.name,
+            ranks=ranks_per_worker(pool, template),
+            least_workers=pool.min_replicas,
+            most_workers=pool.max_replicas,
+            spot=pool.capacity_type.value == keys.CAPACITY_SPOT,
+            price_per_hour=None if pool.price_per_hour is None else float(pool.price_per_hour),
+        )
+        for pool in spec.worker_pools
+    )
+
+
+def with_profile(job: Job, profile: Profile, *, where: str) -> Job:
+    """Return the job with the speeds of the profile's members, which are matched to pools by name.
+
+    A member is one rank; its ``count`` says nothing here, because the job says how many there are. A pool without a
+    price takes the member's, for each of its ranks.
+
+    Raises:
+        InputError: a pool is named twice, none is named, or the profile names something that is no pool.
+    """
+    known = {member.name: member for member in profile.members}
+    names = [pool.name for pool in job.pools]
+    if len(known) < len(profile.members):
+        raise InputError(f"{where}: two members have the same name: with a job, give each pool one member")
+    if stranger := next((name for name in known if name not in names), None):
+        raise InputError(f"{where}: member {stranger} is no pool of the job, whose pools are {', '.join(names)}")
+    pools = []
+    for pool in job.pools:
+        if member := known.get(pool.name):
+            price = pool.price_per_hour
+            if price is None and member.price_per_hour is not None:
+                price = member.price_per_hour * pool.ranks
+            pools.append(replace(pool, rank=member.curve, price_per_hour=price))
+        else:
+            pools.append(pool)
+    return replace(job, pools=tuple(pools))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A number of workers for each pool, in the job's order of pools."""
+
+    workers: tuple[int, ...]
+
+
+def preferred(job: Job) -> Choice | str:
+    """Return the workers that the job gets when every pool has room, or why no forecast is possible.
+
+    Minimums first, then the pools in the job's order, up to the job's maximum. Pools of unknown speed get no worker.
+    """
+    unknown = [pool for pool in job.pools if pool.rank is None]
+    if needed := next((pool for pool in unknown if pool.least_workers), None):
+        return f"nothing is known of pool {needed.name}, of which the job needs at least {needed.least_workers} workers"
+    workers = [pool.least_workers for pool in job.pools]
+    for index, pool in enumerate(job.pools):
+        if pool.rank is not None:
+            workers[index] += min(pool.most_workers - workers[index], job.most_workers - sum(workers))
+    if sum(workers) < job.least_workers:
+        names = ", ".join(pool.name for pool in unknown)
+        return f"the job needs {job.least_workers} workers, but without pools of unknown speed ({names}) it has {sum(workers)}"
+    return Choice(workers=tuple(workers))
+
+
+def ranks_of(job: Job, choice: Choice) -> tuple[tuple[int, SplitMember], ...]:
+    """Return (index of the pool, curve) of each rank of a choice."""
+    return tuple(
+        (index, pool.rank)
+        for index, (pool, workers) in enumerate(zip(job.pools, choice.workers, strict=True))
+        if pool.rank is not None
+        for _ in range(workers * pool.ranks)
+    )
+
+
+def price_per_hour(job: Job, choice: Choice) -> float | None:
+    """Return the price of a choice; ``None`` when a pool that it uses has none."""
+    total = 0.0
+    for pool, workers in zip(job.pools, choice.workers, strict=True):
+        if workers and pool.price_per_hour is None:
+            return None
+        total += workers * (pool.price_per_hour or 0.0)
+    return total
+
+
+def exchange_of(ranks: Sequence[object], communication: CommunicationTime) -> CommunicationTime:
+    """Return what the exchange costs that many ranks: one alone exchanges nothing, otherwise it is taken as it is."""
+    return communication if len(ranks) > 1 else CommunicationTime()

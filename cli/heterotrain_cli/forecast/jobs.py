@@ -1,0 +1,227 @@
+"""A job's forecast from end to end: read, match with speeds, forecast, and show as a table or a document."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from heterotrain_core.contract.plan import CommunicationTime
+from rich.console import Console
+
+from heterotrain_cli.documents import place, read_document
+from heterotrain_cli.forecast.cluster import Learned, exchange, learned, with_plan
+from heterotrain_cli.forecast.job import Job, read_job, with_profile
+from heterotrain_cli.forecast.options import JobForecast, Outcome, PoolOutcome, forecast_job
+from heterotrain_cli.forecast.tables import headline, plain_table, say
+from heterotrain_cli.profile import read_profile
+
+_SHOWN_ALTERNATIVES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobReport:
+    """A job with its forecast, ready to be shown.
+
+    Attributes:
+        job: with the speeds that were used.
+        forecast: the answer.
+        samples_per_epoch: size of the data set, ``None`` when not stated.
+        learned: what the running job has learned, ``None`` with a profile.
+    """
+
+    job: Job
+    forecast: JobForecast
+    samples_per_epoch: int | None
+    learned: Learned | None = None
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The forecast in the documented JSON form."""
+        outcome = self.forecast.outcome
+        return {
+            "job": self.job.name,
+            "batch": self.job.batch_samples,
+            "feasible": self.forecast.feasible,
+            "reason": self.forecast.reason,
+            **(self._figures(outcome) if outcome else {"stepSeconds": None}),
+            "measuredStepSeconds": self.learned.measured_step_s if self.learned else None,
+            "unknownPools": [pool.name for pool in self.job.pools if pool.rank is None],
+            "alternatives": [self._figures(other) for other in self.forecast.alternatives],
+        }
+
+    def _figures(self, outcome: Outcome) -> dict[str, Any]:
+        return {
+            "stepSeconds": outcome.step_s,
+            "samplesPerSecond": outcome.samples_per_s,
+            "efficiency": outcome.efficiency,
+            "evenStepSeconds": outcome.even_step_s,
+            "pricePerHour": outcome.price_per_hour,
+            "costPerMillionSamples": outcome.cost_per_million,
+            "costPerEpoch": self._epoch_cost(outcome),
+            "secondsPerEpoch": None
+            if self.samples_per_epoch is None
+            else self.samples_per_epoch / outcome.samples_per_s,
+            "pools": [
+                {
+                    "name": pool.name,
+                    "workers": pool.workers,
+                    "ranks": pool.ranks,
+                    "samplesPerRank": list(pool.samples),
+                    "microBatches": pool.micro_batches,
+                    "partOfBatch": pool.part,
+                    "bindings": {binding.value: count for binding, count in pool.bindings},
+                    "pricePerHour": pool.price_per_hour,
+                }
+                for pool in outcome.pools
+            ],
+        }
+
+    def _epoch_cost(self, outcome: Outcome) -> float | None:
+        if self.samples_per_epoch is None or outcome.cost_per_million is None:
+            return None
+        return outcome.cost_per_million * self.samples_per_epoch / 1e6
+
+    def show(self, console: Console) -> None:
+        """Print the forecast for people."""
+        outcome = self.forecast.outcome
+        if outcome is None:
+            say(console, f"not possible: {self.forecast.reason}")
+        else:
+            figures = headline(self.job.batch_samples, outcome.step_s, outcome.samples_per_s, outcome.efficiency)
+            say(console, f"{self.job.name}: {figures}")
+            self._show_pools(console, outcome)
+            self._show_comparison(console, outcome)
+        if unknown := [pool.name for pool in self.job.pools if pool.rank is None]:
+            say(console, f"left out, because nothing is known of their speed: {', '.join(unknown)}")
+        self._show_alternatives(console)
+
+    def _show_pools(self, console: Console, outcome: Outcome) -> None:
+        table = plain_table("pool")
+        for heading in ("workers", "ranks", "each", "micro", "of batch", "an hour"):
+            table.add_column(heading, justify="right")
+        table.add_column("binding", no_wrap=True)
+        for pool in outcome.pools:
+            low, high = pool.samples
+            table.add_row(
+                pool.name,
+                str(pool.workers),
+                str(pool.ranks),
+                str(low) if low == high else f"{low} – {high}",
+                str(pool.micro_batches),
+                f"{pool.part:.1%}",
+                _money(pool.price_per_hour),
+                _bindings(pool),
+            )
+        console.print(table)
+
+    def _show_comparison(self, console: Console, outcome: Outcome) -> None:
+        if outcome.even_step_s is None:
+            say(console, "even shares are not possible: some rank cannot take its part")
+        elif not self.job.even:
+            longer = outcome.even_step_s / outcome.step_s
+            say(console, f"even shares: {outcome.even_step_s:.4g} s, {longer:.2f} times as long")
+        if self.learned and self.learned.measured_step_s is not None:
+            say(console, f"measured now, with the members it has: {self.learned.measured_step_s:.4g} s")
+        if self.samples_per_epoch is not None:
+            say(
+                console,
+                f"an epoch of {self.samples_per_epoch} samples: {_span(self.samples_per_epoch / outcome.samples_per_s)}",
+            )
+        if outcome.price_per_hour is None:
+            say(console, "no cost: a pool has no pricePerHour")
+            return
+        cost = f"{outcome.price_per_hour:.2f} an hour, {_money(outcome.cost_per_million)} for a million samples"
+        epoch = self._epoch_cost(outcome)
+        more = (
+            "; --samples-per-epoch gives the cost of an epoch" if epoch is None else f", {_money(epoch)} for an epoch"
+        )
+        say(console, cost + more)
+
+    def _show_alternatives(self, console: Console) -> None:
+        if not self.forecast.alternatives:
+            return
+        chosen = self.forecast.outcome
+        rows = _spread(self.forecast.alternatives, _SHOWN_ALTERNATIVES)
+        if chosen is not None and all(other.choice != chosen.choice for other in rows):
+            rows = sorted([*rows, chosen], key=lambda other: -other.samples_per_s)
+        say(console, "choices that no other one beats in both speed and price (* is the job's own):")
+        table = plain_table("")
+        for pool in self.job.pools:
+            table.add_column(pool.name, justify="right")
+        what = "an epoch" if self.samples_per_epoch is not None else "a million samples"
+        for heading in ("step", "samples/s", "efficiency", "an hour", what):
+            table.add_column(heading, justify="right")
+        for other in rows:
+            cost = self._epoch_cost(other) if self.samples_per_epoch is not None else other.cost_per_million
+            table.add_row(
+                "*" if chosen is not None and other.choice == chosen.choice else "",
+                *(str(workers) for workers in other.choice.workers),
+                f"{other.step_s:.4g} s",
+                f"{other.samples_per_s:.4g}",
+                f"{other.efficiency:.3f}",
+                _money(other.price_per_hour),
+                _money(cost),
+            )
+        console.print(table)
+
+
+def report_from_profile(path: str, profile_path: str, *, batch: int | None, samples_per_epoch: int | None) -> JobReport:
+    """Return the forecast of a job with the speeds of a profile.
+
+    Raises:
+        InputError: one of the two files can't be used, or they don't fit together.
+    """
+    where = place(profile_path)
+    profile = read_profile(read_document(profile_path), where=where)
+    job = with_profile(_with_batch(read_job(path), batch), profile, where=where)
+    return _report(job, profile.communication, samples_per_epoch)
+
+
+def report_from_cluster(
+    path: str, *, namespace: str | None, batch: int | None, samples_per_epoch: int | None
+) -> JobReport:
+    """Return the forecast of a job with the speeds that the running job of its name has learned.
+
+    Raises:
+        InputError: the file or the running job's plan can't be used.
+        UnavailableError: the cluster or the job can't be reached.
+    """
+    written = _with_batch(read_job(path), batch)
+    found = learned(written, namespace=namespace or written.namespace)
+    job = with_plan(written, found.plan)
+    return replace(_report(job, exchange(found.plan), samples_per_epoch), learned=found)
+
+
+def _report(job: Job, communication: CommunicationTime, samples_per_epoch: int | None) -> JobReport:
+    return JobReport(job=job, forecast=forecast_job(job, communication), samples_per_epoch=samples_per_epoch)
+
+
+def _with_batch(job: Job, batch: int | None) -> Job:
+    return job if batch is None else replace(job, batch_samples=batch)
+
+
+def _spread(outcomes: tuple[Outcome, ...], count: int) -> list[Outcome]:
+    """Return at most ``count`` of them, first and last included and the others evenly between."""
+    if len(outcomes) <= count:
+        return list(outcomes)
+    return [outcomes[round(i * (len(outcomes) - 1) / (count - 1))] for i in range(count)]
+
+
+def _bindings(pool: PoolOutcome) -> str:
+    if len(pool.bindings) == 1:
+        return pool.bindings[0][0].value
+    return ", ".join(f"{binding.value} {count}" for binding, count in pool.bindings)
+
+
+def _money(amount: float | None) -> str:
+    if amount is None:
+        return "–"
+    return f"{amount:.2f}" if amount >= 1 else f"{amount:.3g}"
+
+
+def _span(seconds: float) -> str:
+    """Return a time span as people say it."""
+    for unit_s, name in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:.1f} {name}"
+    return f"{seconds:.1f} s"

@@ -1,0 +1,196 @@
+"""The forecast of a job: what its preferred workers reach, and which other choices are faster or cheaper."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from heterotrain_core.contract.plan import Binding, CommunicationTime
+from heterotrain_core.split.balance import Infeasible, Split, balance, evaluate, evenly
+
+from heterotrain_cli.forecast.job import Choice, Job, Pool, exchange_of, preferred, price_per_hour, ranks_of
+
+MOST_CHOICES = 2000
+"""Choices that are looked at; where there are more, fewer counts of each pool are tried."""
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolOutcome:
+    """What the ranks of one pool do.
+
+    Attributes:
+        name: the pool.
+        workers, ranks: how many of each in all.
+        samples: least and largest share of a rank.
+        micro_batches: most micro-batches of a rank.
+        part: the pool's part of the global batch.
+        bindings: what binds its ranks, the most frequent first.
+        price_per_hour: of all its workers, ``None`` when not stated.
+    """
+
+    name: str
+    workers: int
+    ranks: int
+    samples: tuple[int, int]
+    micro_batches: int
+    part: float
+    bindings: tuple[tuple[Binding, int], ...]
+    price_per_hour: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one choice of workers reaches.
+
+    Attributes:
+        choice: the workers.
+        step_s, samples_per_s, efficiency: as in ``Split``.
+        even_step_s: step time with even shares; ``None`` where they do not fit.
+        price_per_hour: of all workers, ``None`` when a price is missing.
+        cost_per_million: price of a million samples, ``None`` likewise.
+        pools: those with workers, in the job's order.
+        reason: one sentence.
+    """
+
+    choice: Choice
+    step_s: float
+    samples_per_s: float
+    efficiency: float
+    even_step_s: float | None
+    price_per_hour: float | None
+    cost_per_million: float | None
+    pools: tuple[PoolOutcome, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobForecast:
+    """The forecast of a job.
+
+    Attributes:
+        feasible: whether the preferred workers can take the batch.
+        reason: one sentence.
+        outcome: of the preferred workers; ``None`` when not feasible.
+        alternatives: choices that no other one beats in both speed and price, the fastest first; by speed alone where
+            prices are missing. The preferred one is among them only if nothing beats it.
+    """
+
+    feasible: bool
+    reason: str
+    outcome: Outcome | None = None
+    alternatives: tuple[Outcome, ...] = ()
+
+
+def forecast_job(job: Job, communication: CommunicationTime) -> JobForecast:
+    """Return the forecast with shares as the operator would divide them."""
+    choice = preferred(job)
+    if isinstance(choice, str):
+        return JobForecast(feasible=False, reason=choice)
+    first = outcome_of(job, choice, communication)
+    others = [outcome_of(job, other, communication) for other in _choices(job)]
+    best = not_beaten([other for other in others if isinstance(other, Outcome)])
+    if isinstance(first, Infeasible):
+        return JobForecast(feasible=False, reason=first.reason, alternatives=best)
+    return JobForecast(feasible=True, reason=first.reason, outcome=first, alternatives=best)
+
+
+def outcome_of(job: Job, choice: Choice, communication: CommunicationTime) -> Outcome | Infeasible:
+    """Return what a choice of workers reaches with the job's batch."""
+    ranks = ranks_of(job, choice)
+    members = [member for _, member in ranks]
+    exchange = exchange_of(members, communication)
+    even: Split | Infeasible = Infeasible(reason="there is no rank")
+    if members:
+        even = evaluate(evenly(job.batch_samples, len(members)), members, communication=exchange)
+    split = even if job.even else balance(job.batch_samples, members, communication=exchange)
+    if isinstance(split, Infeasible):
+        return split
+    per_hour = price_per_hour(job, choice)
+    rate = job.batch_samples / split.step_s
+    return Outcome(
+        choice=choice,
+        step_s=split.step_s,
+        samples_per_s=rate,
+        efficiency=split.efficiency,
+        even_step_s=even.step_s if isinstance(even, Split) else None,
+        price_per_hour=per_hour,
+        cost_per_million=None if per_hour is None else per_hour * 1e6 / rate / _HOUR_S,
+        pools=tuple(
+            _pool(pool, workers, [i for i, (owner, _) in enumerate(ranks) if owner == index], split, job.batch_samples)
+            for index, (pool, workers) in enumerate(zip(job.pools, choice.workers, strict=True))
+            if workers
+        ),
+        reason="even shares, because rebalance.boundary is never" if job.even else split.reason,
+    )
+
+
+def _pool(pool: Pool, workers: int, mine: Sequence[int], split: Split, batch_samples: int) -> PoolOutcome:
+    shares = [split.shares[i] for i in mine]
+    bindings = [split.bindings[i] for i in mine]
+    counts = {binding: bindings.count(binding) for binding in sorted(set(bindings))}
+    return PoolOutcome(
+        name=pool.name,
+        workers=workers,
+        ranks=len(mine),
+        samples=(min(shares), max(shares)),
+        micro_batches=max(split.micro_batches[i] for i in mine),
+        part=sum(shares) / batch_samples,
+        bindings=tuple(sorted(counts.items(), key=lambda item: -item[1])),
+        price_per_hour=None if pool.price_per_hour is None else pool.price_per_hour * workers,
+    )
+
+
+def not_beaten(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
+    """Return the outcomes than which no other is at least as fast and as cheap a sample and better in one, fastest first.
+
+    Of equals the first stays. An outcome without a price can only win by speed.
+    """
+    kept: list[Outcome] = []
+    cheapest = float("inf")
+    for outcome in sorted(outcomes, key=lambda o: (-o.samples_per_s, _cost(o))):
+        if not kept or _cost(outcome) < cheapest * (1 - 1e-9):
+            kept.append(outcome)
+            cheapest = min(cheapest, _cost(outcome))
+    return tuple(kept)
+
+
+def _cost(outcome: Outcome) -> float:
+    return float("inf") if outcome.cost_per_million is None else outcome.cost_per_million
+
+
+def _choices(job: Job) -> Iterator[Choice]:
+    """Yield the choices that are looked at: all that the job allows while they are few, otherwise fewer of each pool."""
+    for wanted in (_every, _halves, _ends):
+        ranges = [wanted(pool) if pool.rank is not None else [0] for pool in job.pools]
+        if math.prod(map(len, ranges)) <= MOST_CHOICES:
+            candidates: Iterator[tuple[int, ...]] = itertools.product(*ranges)
+            break
+    else:
+        candidates = _one_pool_less_or_alone(ranges)
+    for workers in candidates:
+        if job.least_workers <= sum(workers) <= job.most_workers:
+            yield Choice(workers=workers)
+
+
+def _every(pool: Pool) -> list[int]:
+    return list(range(pool.least_workers, pool.most_workers + 1))
+
+
+def _halves(pool: Pool) -> list[int]:
+    halves = {pool.most_workers >> shift for shift in range(pool.most_workers.bit_length() + 1)}
+    return sorted({pool.least_workers, *(n for n in halves if n > pool.least_workers)})
+
+
+def _ends(pool: Pool) -> list[int]:
+    return sorted({pool.least_workers, pool.most_workers})
+
+
+def _one_pool_less_or_alone(ranges: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
+    least, most = [values[0] for values in ranges], [values[-1] for values in ranges]
+    yield tuple(most)
+    for index in range(len(ranges)):
+        yield (*most[:index], least[index], *most[index + 1 :])
+        yield (*least[:index], most[index], *least[index + 1 :])

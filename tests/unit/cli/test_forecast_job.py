@@ -1,0 +1,297 @@
+"""A job's forecast: pools matched with speeds, costs, and the alternatives that nothing beats."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from heterotrain_cli.main import main
+from heterotrain_core.contract.codec import encode_plan
+from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Member, Plan
+from unit.cli import oracle
+
+JOB: dict[str, Any] = {
+    "apiVersion": "heterotrain.dev/v1alpha1",
+    "kind": "HeteroTrainJob",
+    "metadata": {"name": "digits"},
+    "spec": {
+        "training": {"globalBatchSize": 60, "epochs": 3},
+        "elasticPolicy": {"minReplicas": 1, "maxReplicas": 5},
+        "workerPools": [
+            {"name": "a100", "maxReplicas": 2, "pricePerHour": "4.00", "resources": {"limits": {"nvidia.com/gpu": 2}}},
+            {"name": "v100", "maxReplicas": 2, "pricePerHour": "3.00"},
+            {"name": "t4", "maxReplicas": 3, "capacityType": "spot", "pricePerHour": "0.30"},
+        ],
+        "template": {"spec": {"containers": [{"name": "trainer", "image": "x"}]}},
+    },
+}
+PROFILE: dict[str, Any] = {
+    "communication": {"overlappedSeconds": 0.05, "lastBucketSeconds": 0.02, "gamma": 0.2},
+    "members": [
+        {"name": "t4", "perSampleSeconds": 0.02, "fixedSeconds": 0.1},
+        {"name": "a100", "perSampleSeconds": 0.002, "backwardPerSampleSeconds": 0.004, "fixedSeconds": 0.05},
+        {"name": "v100", "perSampleSeconds": 0.004, "backwardPerSampleSeconds": 0.008, "maxMicroBatchSamples": 4},
+    ],
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the job and the profile."""
+    write(tmp_path, JOB, PROFILE)
+    return tmp_path
+
+
+def write(folder: Path, job: Any, profile: Any) -> None:
+    """Put a job and a profile into the folder."""
+    (folder / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
+    (folder / "profile.yaml").write_text(yaml.safe_dump(profile), encoding="utf-8")
+
+
+def run(folder: Path, *more: str) -> Result:
+    """Forecast the folder's job with the folder's profile."""
+    arguments = ["forecast", str(folder / "job.yaml"), "--profile", str(folder / "profile.yaml"), *more]
+    return CliRunner().invoke(main, arguments, catch_exceptions=False)
+
+
+def answer(folder: Path, *more: str) -> dict[str, Any]:
+    """Return the forecast as JSON."""
+    result = run(folder, "-o", "json", *more)
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def refusal(folder: Path, job: Any, profile: Any = PROFILE) -> str:
+    """Return the one line that refuses a job or a profile, without the file's path."""
+    write(folder, job, profile)
+    result = run(folder)
+    assert result.exit_code == 2, result.output
+    return result.stderr.rstrip("\n").removeprefix("Error: ").replace(f"{folder}/", "")
+
+
+def expected_step_s(workers: tuple[int, int, int]) -> float:
+    """Return the least step time of a choice of (a100, v100, t4) workers by brute force."""
+    ranks = {"a100": workers[0] * 2, "v100": workers[1], "t4": workers[2]}
+    members = [{**member, "count": ranks[member["name"]]} for member in PROFILE["members"] if ranks[member["name"]]]
+    document = {"members": members, "communication": PROFILE["communication"] if sum(ranks.values()) > 1 else {}}
+    return oracle.least_step_s(document, 60)
+
+
+def test_the_job_s_own_workers(folder: Path) -> None:
+    """Pools in the job's order up to maxReplicas, each worker with its ranks, and the exact optimum over them."""
+    found = answer(folder)
+    assert [(pool["name"], pool["workers"], pool["ranks"]) for pool in found["pools"]] == [
+        ("a100", 2, 4),
+        ("v100", 2, 2),
+        ("t4", 1, 1),
+    ]
+    assert found["stepSeconds"] == pytest.approx(expected_step_s((2, 2, 1)), rel=1e-9)
+    assert found["samplesPerSecond"] == pytest.approx(60 / found["stepSeconds"])
+    assert sum(pool["partOfBatch"] for pool in found["pools"]) == pytest.approx(1)
+    assert sum(sum(pool["bindings"].values()) for pool in found["pools"]) == 7
+    assert found["pools"][1]["microBatches"] == -(-found["pools"][1]["samplesPerRank"][1] // 4)
+
+
+def test_costs(folder: Path) -> None:
+    """Prices are of workers, not ranks; a million samples and an epoch cost accordingly."""
+    found = answer(folder, "--samples-per-epoch", "6000")
+    assert found["pricePerHour"] == pytest.approx(2 * 4 + 2 * 3 + 0.3)
+    seconds = 6000 / found["samplesPerSecond"]
+    assert found["secondsPerEpoch"] == pytest.approx(seconds)
+    assert found["costPerEpoch"] == pytest.approx(found["pricePerHour"] * seconds / 3600)
+    assert found["costPerMillionSamples"] == pytest.approx(found["costPerEpoch"] * 1e6 / 6000)
+
+
+def test_alternatives_are_exactly_those_that_nothing_beats(folder: Path) -> None:
+    """Every allowed choice is looked at, and the ones on the border of speed and price are reported, fastest first."""
+    prices = (4.0, 3.0, 0.3)
+    choices = [w for w in itertools.product(range(3), range(3), range(4)) if 1 <= sum(w) <= 5]
+    steps = {w: expected_step_s(w) for w in choices}
+    costs = {w: sum(p * n for p, n in zip(prices, w, strict=True)) * s for w, s in steps.items()}
+    border = {
+        w
+        for w in choices
+        if not any((steps[o] <= steps[w] and costs[o] < costs[w] - 1e-9) or (steps[o] < steps[w] and costs[o] <= costs[w]) for o in choices)
+    }  # fmt: skip
+    found = answer(folder)["alternatives"]
+    named = [{pool["name"]: pool["workers"] for pool in other["pools"]} for other in found]
+    assert {tuple(names.get(n, 0) for n in ("a100", "v100", "t4")) for names in named} == border
+    rates = [other["samplesPerSecond"] for other in found]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_even_shares_stand_beside_and_replace(folder: Path) -> None:
+    """The time with even shares is reported; boundary never makes it the forecast."""
+    found = answer(folder)
+    job = copy.deepcopy(JOB)
+    job["spec"]["training"]["rebalance"] = {"boundary": "never"}
+    write(folder, job, PROFILE)
+    even = answer(folder)
+    assert found["evenStepSeconds"] == pytest.approx(even["stepSeconds"])
+    assert even["stepSeconds"] > 1.2 * found["stepSeconds"]
+    assert even["reason"].startswith("even shares")
+
+
+def test_another_batch(folder: Path) -> None:
+    """--batch asks about a batch that the job does not have."""
+    found = answer(folder, "--batch", "600")
+    assert found["batch"] == 600
+    assert found["samplesPerSecond"] == pytest.approx(600 / found["stepSeconds"])
+    assert sum(pool["samplesPerRank"][0] * pool["ranks"] for pool in found["pools"]) > 500
+
+
+def test_a_pool_of_unknown_speed_is_left_out(folder: Path) -> None:
+    """It is named, and others take its place up to the maximum."""
+    profile = {**PROFILE, "members": [m for m in PROFILE["members"] if m["name"] != "v100"]}
+    write(folder, JOB, profile)
+    found = answer(folder)
+    assert found["unknownPools"] == ["v100"]
+    assert [(pool["name"], pool["workers"]) for pool in found["pools"]] == [("a100", 2), ("t4", 3)]
+    assert "left out, because nothing is known of their speed: v100" in run(folder).stdout
+
+
+def test_a_needed_pool_of_unknown_speed_makes_it_impossible(folder: Path) -> None:
+    """Its minimum can't be predicted, so nothing is."""
+    job = copy.deepcopy(JOB)
+    job["spec"]["workerPools"][1]["minReplicas"] = 1
+    write(folder, job, {**PROFILE, "members": PROFILE["members"][:2]})
+    found = answer(folder)
+    assert found["feasible"] is False
+    assert "nothing is known of pool v100" in found["reason"]
+
+
+def test_the_table_names_what_a_person_asks_for(folder: Path) -> None:
+    """Step, pools with shares and bindings, even shares beside, cost, and alternatives with the job's own marked."""
+    text = run(folder, "--samples-per-epoch", "6000").stdout
+    for expected in (
+        "digits: 60 samples a step:",
+        "even shares:",
+        "14.30 an hour",
+        "for an epoch",
+        "an epoch of 6000 samples:",
+    ):
+        assert expected in text
+    assert [line for line in text.splitlines() if line.lstrip().startswith("*")]
+
+
+def test_other_objects_in_the_file_are_ignored(folder: Path) -> None:
+    """A file that also holds the job's ConfigMap is fine."""
+    text = (folder / "job.yaml").read_text(encoding="utf-8")
+    other = yaml.safe_dump({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}})
+    before = answer(folder)
+    (folder / "job.yaml").write_text(f"{other}---\n{text}---\n", encoding="utf-8")
+    assert answer(folder) == before
+
+
+def test_wrong_jobs_and_profiles_are_one_sentence(folder: Path) -> None:
+    """Each names the file and what to change."""
+    changed = copy.deepcopy(JOB)
+    changed["spec"]["training"]["globalBatchSize"] = 0
+    assert refusal(folder, changed).startswith("job.yaml: spec.training.globalBatchSize: ")
+    changed = copy.deepcopy(JOB)
+    changed["spec"]["elasticPolicy"]["minReplicas"] = 99
+    assert refusal(folder, changed).startswith("job.yaml: spec.elasticPolicy.minReplicas is 99")
+    assert refusal(folder, {**JOB, "kind": "Job"}) == (
+        "job.yaml: holds 0 objects of kind HeteroTrainJob, but has to hold exactly one"
+    )
+    assert refusal(folder, {**JOB, "apiVersion": "heterotrain.dev/v9"}) == (
+        "job.yaml: apiVersion is 'heterotrain.dev/v9', but has to be heterotrain.dev/v1alpha1"
+    )
+    assert refusal(folder, {**JOB, "metadata": {}}) == "job.yaml: metadata.name is missing"
+    stranger = {"members": [*PROFILE["members"], {"name": "h100", "perSampleSeconds": 1}]}
+    assert refusal(folder, JOB, stranger) == (
+        "profile.yaml: member h100 is no pool of the job, whose pools are a100, v100, t4"
+    )
+    twice = {"members": [PROFILE["members"][0], PROFILE["members"][0]]}
+    assert refusal(folder, JOB, twice) == (
+        "profile.yaml: two members have the same name: with a job, give each pool one member"
+    )
+
+
+def test_speeds_come_from_one_place(folder: Path) -> None:
+    """Neither or both of --profile and --cluster is refused, and job options without a job, too."""
+    job = str(folder / "job.yaml")
+    assert "either --profile FILE or --cluster" in CliRunner().invoke(main, ["forecast", job]).stderr
+    assert run(folder, "--cluster").exit_code == 2
+    assert CliRunner().invoke(main, ["forecast", "--cluster"]).exit_code == 2
+
+
+def a_plan() -> Plan:
+    """A plan of three workers with learned speeds; the second a100 is slower."""
+
+    def member(rank: int, pool: str, per_sample_s: float | None) -> Member:
+        compute = None
+        if per_sample_s is not None:
+            compute = ComputeTime(
+                per_sample_s=per_sample_s, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0
+            )
+        return Member(
+            rank=rank, worker=f"digits-w{rank}", worker_uid=f"u{rank}", address="10.0.0.1", peer_port=29400, pool=pool,
+            on_demand=True, share_samples=20, cap_samples=40 if pool == "t4" else None, compute=compute,
+        )  # fmt: skip
+
+    return Plan(
+        job_uid="uid-1", generation=3, revision=7, global_batch_samples=60,
+        members=(member(0, "a100", 0.004), member(1, "a100", 0.006), member(2, "t4", 0.02)),
+        communication=CommunicationTime(overlapped_s=0.0, last_bucket_s=0.01, gamma=0.0),
+    )  # fmt: skip
+
+
+def fake_kubectl(folder: Path, monkeypatch: pytest.MonkeyPatch, plan_text: str, status: dict[str, Any]) -> Path:
+    """Put a program named kubectl first into PATH that answers as an API server would, and logs what it was asked."""
+    (folder / "job.json").write_text(json.dumps({"metadata": {"uid": "uid-1"}, "status": status}), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps({"data": {"plan.json": plan_text}}), encoding="utf-8")
+    program = folder / "kubectl"
+    program.write_text(
+        f'#!/bin/sh\necho "$@" >> {folder}/asked\n'
+        f'case "$2" in configmap) cat {folder}/config.json;; *) cat {folder}/job.json;; esac\n',
+        encoding="utf-8",
+    )
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return folder / "asked"
+
+
+def test_speeds_of_the_running_job(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan's models stand for their pools (the slower of two), its caps hold, and the measured step is shown."""
+    asked = fake_kubectl(folder, monkeypatch, encode_plan(a_plan()), {"stepSeconds": 0.123})
+    arguments = ["forecast", str(folder / "job.yaml"), "--cluster", "-n", "ml"]
+    result = CliRunner().invoke(main, [*arguments, "-o", "json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["unknownPools"] == ["v100"]
+    assert found["measuredStepSeconds"] == 0.123
+    members = [{"name": "a100", "perSampleSeconds": 0.006, "count": 4}, {"name": "t4", "perSampleSeconds": 0.02, "maxSamples": 40, "count": 3}]  # fmt: skip
+    document = {"members": members, "communication": {"lastBucketSeconds": 0.01}}
+    assert found["stepSeconds"] == pytest.approx(oracle.least_step_s(document, 60))
+    assert asked.read_text(encoding="utf-8").splitlines() == [
+        "get heterotrainjobs.heterotrain.dev digits --namespace ml --output json",
+        "get configmap digits-plan --namespace ml --output json",
+    ]
+    text = CliRunner().invoke(main, arguments, catch_exceptions=False).stdout
+    assert "measured now, with the members it has: 0.123 s" in text
+
+
+def test_a_running_job_that_cannot_be_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing learned yet, another job's plan, and no kubectl at all are each one sentence."""
+    arguments = ["forecast", str(folder / "job.yaml"), "--cluster"]
+    fake_kubectl(folder, monkeypatch, encode_plan(Plan(job_uid="uid-1", generation=0, revision=0, members=(), global_batch_samples=60)), {})  # fmt: skip
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert "has not learned any speed yet" in result.stderr
+    fake_kubectl(folder, monkeypatch, encode_plan(a_plan()).replace("uid-1", "uid-2"), {})
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert "the plan is for job uid-2, not for uid-1" in result.stderr
+    monkeypatch.setenv("PATH", str(folder / "empty"))
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 1
+    assert result.stderr == "Error: kubectl is not installed: install it, or give a --profile\n"
