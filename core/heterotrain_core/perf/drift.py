@@ -60,17 +60,28 @@ def changes(points: Sequence[Point]) -> tuple[Change, ...]:
     found: list[Change] = []
     for index, point in enumerate(points):
         latest.append((index, point))
-        if line.known and sum(p.steps for _, p in latest) >= LATEST_STEPS:
-            ratio = _common_ratio(line, [p for _, p in latest])
-            if ratio is not None:
-                found.append(Change(first=latest[0][0], ratio=ratio))
-                line.rescale(ratio)
+        change = _change(line, latest) if line.known else None
+        if change is not None:
+            found.append(change)
+            line.rescale(change.ratio)
         # Keep back no more than is needed for a test, so that a change is not learned before it is noticed.
         while latest and sum(p.steps for _, p in latest[1:]) >= LATEST_STEPS:
             line.take(latest.pop(0)[1])
         if not line.known and len(latest) > 1:
             line.take(latest.pop(0)[1])
     return tuple(found)
+
+
+def _change(line: _Line, latest: Sequence[tuple[int, Point]]) -> Change | None:
+    """Return the change that the longest telling run of latest points shows; the first of them may be half old."""
+    for start in range(len(latest)):
+        points = [point for _, point in latest[start:]]
+        if sum(point.steps for point in points) < LATEST_STEPS:
+            return None
+        ratio = _common_ratio(line, points)
+        if ratio is not None:
+            return Change(first=latest[start][0], ratio=ratio)
+    return None
 
 
 def _common_ratio(line: _Line, points: Sequence[Point]) -> float | None:
