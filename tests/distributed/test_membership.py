@@ -1,0 +1,181 @@
+"""Members leave, join and are lost; the weights and the samples are those of an undisturbed run."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from distributed.harness import Operator, Worker, assert_same_weights, reference
+from heterotrain.sample_log import lineage
+from heterotrain_core.contract.outcome import Ending
+
+Operate = Callable[..., Operator]
+
+
+def started(operator: Operator, count: int, **arguments: object) -> list[Worker]:
+    """Start workers and give them a first plan once all are ready."""
+    workers = [operator.start(f"w{i}", **arguments) for i in range(count)]
+    operator.until_ready(*workers)
+    return workers
+
+
+def assert_finished(operator: Operator, workers: list[Worker], *, epochs: int = 2) -> None:
+    """Fail unless these workers finished with the weights and samples of an undisturbed run."""
+    operator.finish(workers)
+    expected, ids = reference(epochs=epochs)
+    for worker in workers:
+        assert worker.outcome is not None, worker.log()
+        assert (worker.code, worker.outcome.ending) == (0, Ending.FINISHED), worker.log()
+        assert_same_weights(operator.weights(worker), expected)
+    assert lineage(operator.folder / "samples") == ids
+
+
+def assert_left(worker: Worker) -> None:
+    """Fail unless the worker left as announced."""
+    assert worker.outcome is not None, worker.log()
+    assert (worker.code, worker.outcome.ending) == (0, Ending.LEFT), worker.log()
+
+
+def test_sigterm_lets_a_worker_go_and_repeats_nothing(operate: Operate) -> None:
+    """An announced leave costs no sample and no step, with no operator in reach."""
+    operator = operate()
+    workers = started(operator, 3, slow_s=0.02)
+    operator.plan(workers)
+    operator.until_step(workers[0], 3)
+    workers[2].signal(signal.SIGTERM)
+    operator.finish(workers)
+    assert_left(workers[2])
+    assert_finished(operator, workers[:2])
+    assert not any("is repeated" in worker.log() for worker in workers)
+
+
+def test_one_of_two_leaves_and_the_other_goes_on(operate: Operate) -> None:
+    """An announced leave needs no majority: the leaver itself agrees."""
+    operator = operate()
+    workers = started(operator, 2, slow_s=0.02)
+    operator.plan(workers)
+    operator.until_step(workers[0], 3)
+    workers[0].signal(signal.SIGTERM)
+    operator.finish(workers)
+    assert_left(workers[0])
+    assert_finished(operator, workers[1:])
+
+
+def test_a_drained_worker_leaves(operate: Operate) -> None:
+    """The plan's drain list does what SIGTERM does."""
+    operator = operate()
+    workers = started(operator, 3, slow_s=0.02)
+    operator.plan(workers)
+    operator.until_step(workers[0], 2)
+    operator.plan(workers, new_generation=False, drain=("w1",))
+    operator.finish([workers[1]])
+    assert_left(workers[1])
+    assert_finished(operator, [workers[0], workers[2]])
+
+
+@pytest.mark.parametrize("place", ["step", "launched", "reducing", "reduced", "applied"])
+def test_a_killed_worker_is_survived_without_the_operator(operate: Operate, place: str) -> None:
+    """Whatever the victim was doing, the survivors repeat its step, or adopt it when somebody had committed it."""
+    operator = operate()
+    workers = [operator.start(f"w{i}", trap={"place": place, "step": 4} if i == 2 else None) for i in range(3)]
+    operator.until_ready(*workers)
+    operator.plan(workers)
+    operator.finish(workers)
+    assert workers[2].code == -signal.SIGKILL
+    assert_finished(operator, workers[:2])
+
+
+def test_the_store_host_is_killed(operate: Operate) -> None:
+    """The lowest rank hosts the store; the next formation has a fresh one elsewhere."""
+    operator = operate()
+    workers = [operator.start(f"w{i}", trap={"place": "reducing", "step": 5} if i == 0 else None) for i in range(3)]
+    operator.until_ready(*workers)
+    operator.plan(workers)
+    operator.finish(workers)
+    assert workers[0].code == -signal.SIGKILL
+    assert_finished(operator, workers[1:])
+
+
+def test_two_of_five_are_killed_at_once_and_one_more_later(operate: Operate) -> None:
+    """Three of five are a majority, and two of those three are one again."""
+    operator = operate()
+    steps = {1: 3, 3: 3, 4: 7}
+    workers = [
+        operator.start(f"w{i}", trap={"place": "backward", "step": steps[i]} if i in steps else None) for i in range(5)
+    ]
+    operator.until_ready(*workers)
+    operator.plan(workers)
+    operator.finish(workers)
+    assert_finished(operator, [workers[0], workers[2]])
+
+
+def test_one_of_two_waits_for_the_operator(operate: Operate) -> None:
+    """One of two is no majority: the survivor waits, then goes on as the new plan says."""
+    operator = operate()
+    workers = [operator.start(f"w{i}", trap={"place": "backward", "step": 4} if i == 1 else None) for i in range(2)]
+    operator.until_ready(*workers)
+    operator.plan(workers)
+    operator.finish([workers[1]])
+    operator.until(lambda: "is over" in workers[0].log(), "the survivor notices")
+    assert workers[0].poll() is None
+    operator.plan(workers[:1])
+    assert_finished(operator, workers[:1])
+
+
+def test_a_late_joiner_gets_its_state_from_the_survivors(operate: Operate) -> None:
+    """A joiner ends with the same weights, optimizer state included, and no step is repeated."""
+    operator = operate(epochs=3)
+    workers = started(operator, 2, slow_s=0.02)
+    operator.plan(workers)
+    operator.until_step(workers[0], 3)
+    workers += [operator.start("w2")]
+    operator.until_ready(workers[2])
+    operator.plan(workers, shares=(5, 5, 6))
+    assert_finished(operator, workers, epochs=3)
+    assert not any("is repeated" in worker.log() for worker in workers)
+
+
+def test_a_lost_worker_is_replaced(operate: Operate) -> None:
+    """Survivors go on by themselves, then take the replacement in."""
+    operator = operate(epochs=4)
+    workers = [
+        operator.start(f"w{i}", slow_s=0.02, trap={"place": "reducing", "step": 4} if i == 1 else None) for i in range(3)
+    ]
+    operator.until_ready(*workers)
+    operator.plan(workers)
+    operator.finish([workers[1]])
+    replacement = operator.start("w1", incarnation=1)
+    operator.until_ready(replacement)
+    operator.until_step(workers[0], 6)
+    operator.plan([workers[0], workers[2], replacement])
+    assert_finished(operator, [workers[0], workers[2], replacement], epochs=4)
+
+
+def test_a_frozen_worker_is_given_up_and_fenced_when_it_wakes(operate: Operate) -> None:
+    """A worker that answers nothing is lost; when it comes back to life it leaves and disturbs nobody."""
+    operator = operate(peer_timeout_s=0.3)
+    workers = started(operator, 3, slow_s=0.02)
+    operator.plan(workers)
+    operator.until_step(workers[0], 3)
+    workers[2].signal(signal.SIGSTOP)
+    operator.until(lambda: "formation 1.1: rank" in workers[0].log(), "the others go on")
+    workers[2].signal(signal.SIGCONT)
+    operator.finish(workers)
+    assert_left(workers[2])
+    assert_finished(operator, workers[:2])
+
+
+def test_a_joiner_that_dies_while_joining_is_survived(operate: Operate) -> None:
+    """The plan names somebody who never arrives; those with the state are a majority of it and go on."""
+    operator = operate(epochs=3, peer_timeout_s=0.5)
+    workers = started(operator, 2, slow_s=0.02)
+    operator.plan(workers)
+    operator.until_step(workers[0], 3)
+    joiner = operator.start("w2")
+    operator.until_ready(joiner)
+    joiner.signal(signal.SIGKILL)
+    operator.finish([joiner])
+    operator.plan([*workers, joiner], to=workers)
+    assert_finished(operator, workers, epochs=3)
