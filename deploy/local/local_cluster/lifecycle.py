@@ -1,0 +1,152 @@
+"""From nothing to a cluster whose nodes are Ready, and back to nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+
+from local_cluster import cgroups, images, network, node, pki, places, record, template, toolchain, topology
+from local_cluster.process import Problem, run, say, step, wait_until
+
+CONFIGURATION = places.REPOSITORY / "kind-config.yaml"
+
+
+def setup() -> None:
+    """Install and build everything that starting a cluster needs. A second run finds nothing to do."""
+    if os.geteuid() != 0:
+        raise Problem("a cluster without Docker needs root: run this as root, or start a Docker engine and install kind")
+    toolchain.install_packages()
+    toolchain.build_programs()
+    template.fill([*images.of_cluster(), *images.own()])
+
+
+def up() -> None:
+    """Start the cluster and return when its nodes and its DNS are ready.
+
+    Raises:
+        Problem: one is running, or something of it did not start; then nothing is left of it.
+    """
+    with record.exclusively("up"):
+        known = record.load()
+        if known is not None and known.is_up and known.is_alive:
+            raise Problem("a cluster is running already: use it, or end it with `make cluster-down` first")
+        setup()
+        _clear()
+        started_s = time.monotonic()
+        signal.signal(signal.SIGTERM, _interrupt)
+        try:
+            _start(CONFIGURATION.read_text())
+        except BaseException:
+            say("    the start did not get to its end: taking away what was there")
+            _clear()
+            raise
+        say(f"    the cluster is ready after {time.monotonic() - started_s:.1f} s: export KUBECONFIG={places.kubeconfig()}")
+
+
+def down() -> None:
+    """End the cluster, or what a crash has left of one; none is no error."""
+    with record.exclusively("down"):
+        _clear()
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _start(text: str) -> None:
+    plan = topology.read(text)
+    record.save(record.Record(topology=text))
+    with step("network and certificates"):
+        network.lay_out(plan)
+        pki.issue(places.cluster() / "pki", plan)
+        shutil.copy2(places.cluster() / "pki/admin.kubeconfig", places.kubeconfig())
+    with step(f"{len(plan.nodes)} nodes"), ThreadPoolExecutor(len(plan.nodes)) as pool:
+
+        def begin(each: topology.Node) -> None:
+            node.furnish(each, template.root())
+            node.power_on(each, plan)
+
+        # The control plane first: everyone waits for it.
+        begin(plan.control_plane)
+        list(pool.map(begin, [each for each in plan.nodes if not each.is_control_plane]))
+    with step("control plane"):
+        wait_until(lambda: _answers("get", "--raw", "/readyz"), "the API server", timeout_s=60)
+        wait_until(lambda: _answers("get", "node", plan.control_plane.name), "the control plane's node", timeout_s=60)
+        kubectl("label", "node", plan.control_plane.name, "node-role.kubernetes.io/control-plane=")
+        kubectl("apply", "-f", str(places.LOCAL / "coredns/coredns.yaml"))
+    with step("nodes Ready"):
+        for each in plan.nodes:
+            wait_until(lambda name=each.name: _answers("get", "node", name), f"node {each.name}", timeout_s=60)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+        kubectl("wait", "--for=condition=Ready", "nodes", "--all", "--timeout=90s")
+    with step("DNS"):
+        kubectl("rollout", "status", "deployment/coredns", "--namespace=kube-system", "--timeout=90s")
+    record.update(lambda known: record.Record(topology=known.topology, nodes=known.nodes, is_up=True))
+
+
+def kubectl(*arguments: str) -> str:
+    """Call our kubectl as the cluster's administrator."""
+    return run(places.programs() / "kubectl", "--kubeconfig", places.kubeconfig(), *arguments)
+
+
+def _answers(*arguments: str) -> bool:
+    try:
+        kubectl(*arguments, "--request-timeout=5s")
+    except Problem:
+        return False
+    return True
+
+
+def _clear() -> None:
+    """Take away everything that the record knows of, and everything that carries our names."""
+    known = record.load()
+    if known is not None:
+        for process in known.nodes.values():
+            process.kill()
+    for device in network.devices():
+        network.disconnect(device)
+    cgroups.fell()
+    folder = places.cluster()
+    if folder.exists():
+        # The record goes last: after a crash in the middle it is still known what there was.
+        for path in sorted(folder.iterdir(), key=lambda path: path.name.startswith("record")):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        folder.rmdir()
+
+
+def status() -> str:
+    """Return a table of the nodes: power, cable, address, labels.
+
+    Raises:
+        Problem: no cluster is running.
+    """
+    known = record.present()
+    plan = topology.read(known.topology)
+    lines = [f"{'NODE':28}{'POWER':8}{'CABLE':8}{'ADDRESS':16}LABELS"]
+    for each in plan.nodes:
+        process = known.nodes.get(each.name)
+        power = "on" if process is not None and process.is_alive else "off"
+        cable = "in" if network.is_plugged(each) else "out"
+        labels = ",".join(f"{key}={value}" for key, value in each.labels.items())
+        lines.append(f"{each.name:28}{power:8}{cable:8}{each.address:16}{labels}")
+    return "\n".join(lines)
+
+
+def load_images() -> None:
+    """Build the project's images and give them to every node that has power; new pods then run them."""
+    known = record.present()
+    plan = topology.read(known.topology)
+    for image in images.own():
+        images.build(image)
+        with step(f"loading heterotrain/{image.name} into {len(known.nodes)} nodes"), ThreadPoolExecutor(2) as pool:
+
+            def give(each: topology.Node, image: images.Image = image) -> None:
+                enter: list[str | Path] = ["nsenter", "--all", f"--target={known.nodes[each.name].pid}"]
+                prefix = [*enter, places.programs() / "ctr", "--namespace", "k8s.io"]
+                template.load(image, node.folder(each) / "var/lib/containerd", prefix)
+
+            list(pool.map(give, [each for each in plan.nodes if each.name in known.nodes]))

@@ -1,0 +1,77 @@
+"""Cables: one bridge on the machine, one virtual cable from it to each node, and routes to each node's pods."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from local_cluster.process import Problem, run
+from local_cluster.topology import NODE_SUBNET, Node, Topology
+
+BRIDGE = "htrain-br"
+
+
+def lay_out(topology: Topology) -> None:
+    """Make the bridge, with routes from the machine to the pods."""
+    run("ip", "link", "add", BRIDGE, "type", "bridge")
+    run("ip", "address", "add", f"{topology.gateway}/{NODE_SUBNET.prefixlen}", "dev", BRIDGE)
+    run("ip", "link", "set", BRIDGE, "up")
+    for node in topology.nodes:
+        run("ip", "route", "add", node.pod_cidr, "via", node.address, "dev", BRIDGE)
+
+
+def connect(node: Node, topology: Topology, *, pid: int) -> None:
+    """Lay the cable to a node that has just got power, and the node's addresses and routes.
+
+    The default route leads nowhere: it is there because a Service's address must have a route before it is translated.
+    """
+    run("ip", "link", "add", node.host_device, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
+    run("ip", "link", "set", node.host_device, "master", BRIDGE, "up")
+    commands = [
+        "link set lo up",
+        f"address add {node.address}/{NODE_SUBNET.prefixlen} dev eth0",
+        "link set eth0 up",
+        f"route add default via {topology.gateway}",
+        *(f"route add {other.pod_cidr} via {other.address}" for other in topology.nodes if other != node),
+    ]
+    run("nsenter", f"--net=/proc/{pid}/ns/net", "ip", "-batch", "-", stdin="\n".join(commands))
+
+
+def unplug(node: Node) -> None:
+    """Cut the node's cable: nothing says good-bye."""
+    _exists(node)
+    run("ip", "link", "set", node.host_device, "down")
+
+
+def plug(node: Node) -> None:
+    """Join the node's cable again."""
+    _exists(node)
+    run("ip", "link", "set", node.host_device, "up")
+
+
+def disconnect(device: str) -> None:
+    """Remove a network device of ours if it is there."""
+    if device in devices():
+        try:
+            run("ip", "link", "delete", device)
+        except Problem:  # a node's end of a cable vanishes with the node at any moment
+            if device in devices():
+                raise
+
+
+def devices() -> set[str]:
+    """Return the names of our network devices on this machine."""
+    return {name for _, name in socket.if_nameindex() if name == BRIDGE or name.startswith("htrain-n")}
+
+
+def is_plugged(node: Node) -> bool:
+    """Return whether the machine's end of the node's cable is up."""
+    try:
+        return int(Path(f"/sys/class/net/{node.host_device}/flags").read_text(), 16) & 1 == 1
+    except FileNotFoundError:
+        return False
+
+
+def _exists(node: Node) -> None:
+    if node.host_device not in devices():
+        raise Problem(f"node {node.name} has no power: `power-on {node.name}` first")

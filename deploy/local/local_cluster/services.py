@@ -1,0 +1,191 @@
+"""What runs on a node: the command lines and configuration files of its programs. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from local_cluster.topology import Node, Topology
+
+PAUSE_IMAGE = "docker.io/heterotrain/pause:local"
+CNI_PROGRAMS = "/usr/lib/cni"
+CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What the machine can do, on which some settings depend.
+
+    Attributes:
+        may_protect_from_oom: whether processes may be made less likely to be killed when memory runs out.
+        has_cgroup_v2: whether there is only the unified hierarchy of control groups.
+    """
+
+    may_protect_from_oom: bool
+    has_cgroup_v2: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """Programs to keep running on a node and files to write before they start, by path in the node."""
+
+    services: Mapping[str, list[str]]
+    files: Mapping[str, str]
+    sysctls: Mapping[str, str] = field(default_factory=dict)
+
+
+# kubelet insists on these values of the whole machine. A node sees files of its own in their place, which already hold
+# what kubelet wants, so that it changes nothing; the last one makes a node that has come back report a reboot.
+MACHINE_WIDE_SYSCTLS: Mapping[str, str] = {
+    "vm/overcommit_memory": "1",
+    "vm/panic_on_oom": "0",
+    "kernel/panic": "10",
+    "kernel/panic_on_oops": "1",
+    "kernel/keys/root_maxkeys": "1000000",
+    "kernel/keys/root_maxbytes": "25000000",
+}
+
+
+def of(node: Node, topology: Topology, *, machine: Machine, programs: Path, pki: Path, cgroup: str) -> Setup:
+    """Return all that a node runs."""
+    services = {
+        "containerd": [f"{programs}/containerd", "--config", "/run/heterotrain/containerd.toml"],
+        "kubelet": [
+            f"{programs}/kubelet", "--config=/run/heterotrain/kubelet.yaml", f"--kubeconfig={pki}/{node.name}.kubeconfig",
+            f"--hostname-override={node.name}", f"--node-ip={node.address}", "--volume-plugin-dir=/var/lib/kubelet/volume-plugins",
+            f"--node-labels={','.join(f'{key}={value}' for key, value in node.labels.items())}",
+            f"--register-with-taints={','.join(node.taints)}",
+        ],
+        "kube-proxy": [f"{programs}/kube-proxy", "--config=/run/heterotrain/kube-proxy.yaml", f"--hostname-override={node.name}"],
+    }  # fmt: skip
+    if node.is_control_plane:
+        services = _control_plane(node, topology, programs=programs, pki=pki) | services
+    files = {
+        "/run/heterotrain/containerd.toml": _containerd(machine),
+        "/run/heterotrain/kubelet.yaml": json.dumps(_kubelet(topology, machine=machine, pki=pki, cgroup=cgroup)),
+        "/run/heterotrain/kube-proxy.yaml": json.dumps(_kube_proxy(topology, machine=machine, pki=pki)),
+        "/run/heterotrain/cni/10-pods.conflist": json.dumps(_cni(node)),
+        "/run/heterotrain/resolv.conf": "",
+    }
+    return Setup(services=services, files=files, sysctls={"net/ipv4/ip_forward": "1"})
+
+
+def _control_plane(node: Node, topology: Topology, *, programs: Path, pki: Path) -> dict[str, list[str]]:
+    api = f"https://{node.address}:6443"
+    # One controller manager and one scheduler: nobody to elect. The default client limits would hold up a thousand pods.
+    single = ["--leader-elect=false", "--kube-api-qps=500", "--kube-api-burst=1000"]
+
+    def client(name: str) -> list[str]:
+        path = f"{pki}/{name}.kubeconfig"
+        return [f"--kubeconfig={path}", f"--authentication-kubeconfig={path}", f"--authorization-kubeconfig={path}"]
+
+    return {
+        # The data need not survive a crash of the machine, so etcd need not wait for the disk.
+        "etcd": [f"{programs}/etcd", "--data-dir=/var/lib/etcd", "--unsafe-no-fsync", "--log-level=warn"],
+        "kube-apiserver": [
+            f"{programs}/kube-apiserver", f"--advertise-address={node.address}", "--etcd-servers=http://127.0.0.1:2379",
+            f"--service-cluster-ip-range={topology.service_subnet}", f"--external-hostname={node.address}",
+            f"--client-ca-file={pki}/ca.crt", f"--tls-cert-file={pki}/apiserver.crt", f"--tls-private-key-file={pki}/apiserver.key",
+            f"--kubelet-client-certificate={pki}/apiserver-kubelet-client.crt",
+            f"--kubelet-client-key={pki}/apiserver-kubelet-client.key", "--kubelet-preferred-address-types=InternalIP",
+            f"--service-account-key-file={pki}/service-account.pub", f"--service-account-signing-key-file={pki}/service-account.key",
+            "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+            "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true",
+            # Webhooks are called at their pods' addresses.
+            "--enable-aggregator-routing=true", "--profiling=false",
+        ],
+        "kube-controller-manager": [
+            f"{programs}/kube-controller-manager", f"--master={api}", *client("controller-manager"), *single,
+            f"--service-account-private-key-file={pki}/service-account.key", f"--root-ca-file={pki}/ca.crt",
+            f"--cluster-signing-cert-file={pki}/ca.crt", f"--cluster-signing-key-file={pki}/ca.key",
+            "--use-service-account-credentials=true", "--profiling=false",
+        ],
+        "kube-scheduler": [f"{programs}/kube-scheduler", f"--master={api}", *client("scheduler"), *single, "--profiling=false"],
+    }  # fmt: skip
+
+
+def _kubelet(topology: Topology, *, machine: Machine, pki: Path, cgroup: str) -> dict[str, Any]:
+    return {
+        "kind": "KubeletConfiguration",
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": True}, "x509": {"clientCAFile": f"{pki}/ca.crt"}},
+        "authorization": {"mode": "Webhook"},
+        "clusterDNS": [topology.dns_address],
+        "clusterDomain": "cluster.local",
+        "resolvConf": "/run/heterotrain/resolv.conf",
+        "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": cgroup,
+        "failCgroupV1": False,
+        "failSwapOn": False,
+        "makeIPTablesUtilChains": False,
+        "oomScoreAdj": -999 if machine.may_protect_from_oom else 0,
+        # The disk is the whole machine's: neither may a node throw away images it shares with the others, nor is it
+        # this cluster's business how full the disk is until hardly anything is left.
+        "imageGCHighThresholdPercent": 100,
+        "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%", "nodefs.inodesFree": "1%"},
+        **topology.kubelet,
+    }
+
+
+def _kube_proxy(topology: Topology, *, machine: Machine, pki: Path) -> dict[str, Any]:
+    return {
+        "kind": "KubeProxyConfiguration",
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "clientConnection": {"kubeconfig": f"{pki}/kube-proxy.kubeconfig"},
+        "mode": "nftables",
+        "clusterCIDR": topology.pod_subnet,
+        "oomScoreAdj": -999 if machine.may_protect_from_oom else 0,
+        # Nothing but the machine itself may set the limits of connection tracking.
+        "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+    }
+
+
+def _cni(node: Node) -> dict[str, Any]:
+    """A cable from the node to each pod: pods of one node, too, meet where kube-proxy translates addresses back."""
+    return {
+        "cniVersion": "1.0.0",
+        "name": "pods",
+        "plugins": [
+            {
+                "type": "ptp",
+                "ipMasq": False,
+                # Leases vanish with the power, like the pods that held them.
+                "ipam": {
+                    "type": "host-local",
+                    "dataDir": "/run/cni-leases",
+                    "ranges": [[{"subnet": node.pod_cidr}]],
+                    "routes": [{"dst": "0.0.0.0/0"}],
+                },
+            },
+            {"type": "portmap", "capabilities": {"portMappings": True}},
+        ],
+    }
+
+
+def _containerd(machine: Machine) -> str:
+    return f"""
+version = 3
+root = "/var/lib/containerd"
+state = "/run/containerd"
+oom_score = {-999 if machine.may_protect_from_oom else 0}
+disabled_plugins = ["io.containerd.nri.v1.nri"]
+[grpc]
+  address = "{CONTAINERD_SOCKET}"
+[plugins."io.containerd.cri.v1.images"]
+  snapshotter = "overlayfs"
+  [plugins."io.containerd.cri.v1.images".pinned_images]
+    sandbox = "{PAUSE_IMAGE}"
+[plugins."io.containerd.cri.v1.runtime"]
+  restrict_oom_score_adj = {str(not machine.may_protect_from_oom).lower()}
+  [plugins."io.containerd.cri.v1.runtime".cni]
+    bin_dirs = ["{CNI_PROGRAMS}"]
+    conf_dir = "/run/heterotrain/cni"
+  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+      SystemdCgroup = false
+"""

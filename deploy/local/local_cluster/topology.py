@@ -1,0 +1,170 @@
+"""What `kind-config.yaml` says, as values, with the addresses that follow from it. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import yaml
+
+from local_cluster.process import Problem
+
+NODE_SUBNET = ipaddress.IPv4Network("172.30.240.0/24")
+"""Addresses of the machine (.1) and of the nodes (.2 …) on the bridge between them."""
+POD_PREFIX_LENGTH = 24
+CONTROL_PLANE_TAINT = "node-role.kubernetes.io/control-plane=:NoSchedule"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """A folder of the machine that a node sees at a path of its own."""
+
+    host_path: str
+    node_path: str
+    is_read_only: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One node.
+
+    Attributes:
+        index: position in the file; names of its network device and its addresses follow from it.
+        taints: in kubectl's notation, ``key=value:Effect``.
+    """
+
+    name: str
+    index: int
+    is_control_plane: bool
+    address: str
+    pod_cidr: str
+    labels: Mapping[str, str]
+    taints: tuple[str, ...]
+    mounts: tuple[Mount, ...]
+
+    @property
+    def host_device(self) -> str:
+        """The machine's end of the node's cable."""
+        return f"htrain-n{self.index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """The cluster that the file describes.
+
+    Attributes:
+        kubelet: fields to merge into every kubelet's configuration.
+    """
+
+    name: str
+    gateway: str
+    pod_subnet: str
+    service_subnet: str
+    nodes: tuple[Node, ...]
+    kubelet: Mapping[str, Any]
+
+    @property
+    def control_plane(self) -> Node:
+        """The one node that runs etcd and the API server."""
+        return next(node for node in self.nodes if node.is_control_plane)
+
+    @property
+    def dns_address(self) -> str:
+        """The tenth address of the Service network, as everywhere."""
+        return str(ipaddress.IPv4Network(self.service_subnet)[10])
+
+    @property
+    def kubernetes_address(self) -> str:
+        """The Service ``kubernetes``, the first address of the Service network."""
+        return str(ipaddress.IPv4Network(self.service_subnet)[1])
+
+    def node(self, name: str) -> Node:
+        """Return a node by name.
+
+        Raises:
+            Problem: there is none of that name.
+        """
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise Problem(f"there is no node {name!r}: the nodes are {', '.join(node.name for node in self.nodes)}")
+
+
+def read(text: str) -> Topology:
+    """Return the cluster that the text of a kind configuration describes.
+
+    Raises:
+        Problem: the file is not a kind configuration, has not exactly one control plane, or asks for something that
+            these nodes cannot do.
+    """
+    document = yaml.safe_load(text)
+    if not isinstance(document, dict) or document.get("kind") != "Cluster":
+        raise Problem("kind-config.yaml: `kind: Cluster` is missing")
+    name = str(document.get("name", "kind"))
+    networking = document.get("networking") or {}
+    pod_subnet = str(networking.get("podSubnet", "10.244.0.0/16"))
+    pod_cidrs = ipaddress.IPv4Network(pod_subnet).subnets(new_prefix=POD_PREFIX_LENGTH)
+    nodes = tuple(
+        _node(entry, name=node_name, index=index, pod_cidr=str(next(pod_cidrs)))
+        for index, (entry, node_name) in enumerate(_named(document.get("nodes") or [{"role": "control-plane"}], name))
+    )
+    if sum(node.is_control_plane for node in nodes) != 1:
+        raise Problem("kind-config.yaml: exactly one node must have `role: control-plane`")
+    return Topology(
+        name=name,
+        gateway=str(NODE_SUBNET[1]),
+        pod_subnet=pod_subnet,
+        service_subnet=str(networking.get("serviceSubnet", "10.96.0.0/16")),
+        nodes=nodes,
+        kubelet=_patch(document, "KubeletConfiguration"),
+    )
+
+
+def _named(entries: list[dict[str, Any]], cluster: str) -> list[tuple[dict[str, Any], str]]:
+    """Pair each entry with the name that kind gives it: role, then a number from the second of a role on."""
+    counts: dict[str, int] = {}
+    named = []
+    for entry in entries:
+        role = str(entry.get("role", "control-plane"))
+        counts[role] = counts.get(role, 0) + 1
+        named.append((entry, f"{cluster}-{role}" + (str(counts[role]) if counts[role] > 1 else "")))
+    return named
+
+
+def _node(entry: dict[str, Any], *, name: str, index: int, pod_cidr: str) -> Node:
+    is_control_plane = entry.get("role", "control-plane") == "control-plane"
+    registration = _patch(entry, "JoinConfiguration").get("nodeRegistration", {})
+    taints = tuple(f"{taint['key']}={taint.get('value', '')}:{taint['effect']}" for taint in registration.get("taints", ()))
+    return Node(
+        name=name,
+        index=index,
+        is_control_plane=is_control_plane,
+        address=str(NODE_SUBNET[2 + index]),
+        pod_cidr=pod_cidr,
+        labels={str(key): str(value) for key, value in (entry.get("labels") or {}).items()},
+        taints=(CONTROL_PLANE_TAINT, *taints) if is_control_plane else taints,
+        mounts=tuple(_mount(mount, name) for mount in entry.get("extraMounts") or ()),
+    )
+
+
+def _mount(entry: dict[str, Any], node: str) -> Mount:
+    host_path, node_path = str(entry["hostPath"]), str(entry["containerPath"])
+    if PurePosixPath("/var") not in PurePosixPath(node_path).parents or not host_path.startswith("/"):
+        raise Problem(
+            f"kind-config.yaml: extraMounts of {node}: hostPath must be absolute and containerPath below /var, "
+            f"not {host_path!r} and {node_path!r}"
+        )
+    return Mount(host_path=host_path, node_path=node_path, is_read_only=bool(entry.get("readOnly", False)))
+
+
+def _patch(entry: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Merge the kubeadm patches of one kind, without the two fields that only name the kind."""
+    merged: dict[str, Any] = {}
+    for text in entry.get("kubeadmConfigPatches") or ():
+        patch = yaml.safe_load(text)
+        if patch.get("kind") == kind:
+            merged |= {key: value for key, value in patch.items() if key not in ("kind", "apiVersion")}
+    return merged

@@ -1,0 +1,3 @@
+module heterotrain.dev/local/pause
+
+go 1.26.0
