@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from heterotrain_core.contract.outcome import Ending, decode_outcome
@@ -13,23 +12,6 @@ from local_cluster import control
 
 if TYPE_CHECKING:
     from conftest import Running, Start
-
-
-def evict(running: Running, pod: str) -> None:
-    """Evict a pod through the Eviction API, as a drain does."""
-    body = {
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"name": pod, "namespace": running.job.cluster.namespace},
-    }
-    running.job.cluster.kubectl(
-        "create",
-        "--raw",
-        f"/api/v1/namespaces/{running.job.cluster.namespace}/pods/{pod}/eviction",
-        "-f",
-        "-",
-        stdin=json.dumps(body),
-    )
 
 
 def running_pod(running: Running, pool: str) -> str:
@@ -55,7 +37,7 @@ def test_an_evicted_worker_leaves_in_order_and_is_replaced(start: Start) -> None
                 endings.append(decode_outcome(message))
         return found is None or bool(endings)
 
-    evict(running, pod)
+    spot.evict(running.job, pod)
     wait_for(ended, f"pod {pod} to end", timeout_s=40, every_s=0.1)
     wait_for(lambda: list((running.folder).glob("**/*")), "a checkpoint", timeout_s=20)
     back = wait_for(
@@ -79,8 +61,7 @@ def test_a_killed_worker_costs_one_step_and_counts_as_a_failure(start: Start) ->
     running.job.wait_members(3, timeout_s=90)
     running.wait_steps(6)
     pod = running_pod(running, "v100")
-    kill = "for p in /proc/[0-9]*; do n=${p#/proc/}; [ $n != 1 ] && [ $n != $$ ] && grep -qa train.py $p/cmdline && kill -9 $n; done; true"
-    running.job.cluster.kubectl("exec", pod, "-c", "trainer", "--", "sh", "-c", kill)
+    spot.kill(running.job, pod)
     running.wait_succeeded()
     status = running.job.status()
     assert status["restarts"] == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,9 +68,10 @@ def say(text: str) -> None:
 
 def prepare(cluster: Cluster) -> None:
     """Start from a clean namespace with the training script in it."""
-    if cluster.run("kubectl", "get", "namespace", NAMESPACE, "--ignore-not-found", "-o", "name").strip():
-        cluster.run("kubectl", "delete", "namespace", NAMESPACE, "--timeout=120s", timeout_s=130)
-    cluster.run("kubectl", "create", "namespace", NAMESPACE)
+    cluster.run(
+        "kubectl", "delete", "namespace", cluster.namespace, "--ignore-not-found", "--timeout=120s", timeout_s=130
+    )
+    cluster.run("kubectl", "create", "namespace", cluster.namespace)
     cluster.apply(script())
 
 
@@ -110,10 +112,10 @@ def run_learned(cluster: Cluster) -> Run:
     return finish(job, started_s, tuple(events))
 
 
-def start(cluster: Cluster, name: str, training: dict[str, object]) -> Job:
+def start(cluster: Cluster, name: str, training: Mapping[str, object], arguments: Sequence[str] = ()) -> Job:
     """Apply the example under a name and return it."""
     fresh_folder(name)  # an earlier demo's checkpoint would be resumed
-    manifest = example(name, training=training)
+    manifest = example(name, training=training, arguments=arguments)
     cluster.apply(manifest)
     return Job(cluster, name)
 

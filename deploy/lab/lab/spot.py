@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
 
 from heterotrain_core.contract import keys
 from local_cluster import control
 
 from lab.cluster import Cluster, wait_for
+from lab.jobs import Job
 
 SPOT_NOTICE = "aws-node-termination-handler/spot-itn=true:NoSchedule"
 
@@ -26,10 +27,26 @@ def node_of_pool(cluster: Cluster, pool: str) -> str:
     return wait_for(probe, f"a node of pool {pool}", timeout_s=60)
 
 
-def take_away(cluster: Cluster, node: str, *, evict: Callable[[], None] = lambda: None) -> None:
+def evict(job: Job, pod: str) -> None:
+    """Evict a pod through the Eviction API, as a drain does."""
+    namespace = job.cluster.namespace
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace}}
+    path = f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction"
+    job.cluster.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(body))
+
+
+def kill(job: Job, pod: str) -> None:
+    """Send SIGKILL to the training process of a pod: every process of it that runs the script but the first."""
+    command = (
+        "for p in /proc/[0-9]*; do n=${p#/proc/}; "
+        '[ "$n" != 1 ] && [ "$n" != $$ ] && grep -qa train.py "$p/cmdline" && kill -9 "$n"; done; true'
+    )
+    job.cluster.kubectl("exec", pod, "-c", "trainer", "--", "sh", "-c", command)
+
+
+def take_away(cluster: Cluster, node: str) -> None:
     """Announce the interruption (taint), evict the node's pods, cut cable and power, and remove the node object."""
     cluster.kubectl("taint", "node", node, SPOT_NOTICE, "--overwrite")
-    evict()
     cluster.kubectl(
         "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=60s", timeout_s=90
     )
@@ -47,9 +64,8 @@ def give_back(cluster: Cluster, node: str) -> None:
         return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
     wait_for(ready, f"node {node} to be Ready", timeout_s=90)
-    cluster.kubectl("taint", "node", node, "aws-node-termination-handler/spot-itn-", "--overwrite") if _tainted(
-        cluster, node
-    ) else None
+    if _tainted(cluster, node):  # a node object that survived keeps its taints
+        cluster.kubectl("taint", "node", node, "aws-node-termination-handler/spot-itn-")
 
 
 def _tainted(cluster: Cluster, node: str) -> bool:
