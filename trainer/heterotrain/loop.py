@@ -344,7 +344,7 @@ class Loop:
             seed=self._config.seed, epoch=task.epoch, epoch_samples=source.samples, shuffle=source.shuffle
         )
         self._log.write({
-            "epoch": task.epoch, "step": task.number, "generation": standing.formation.generation,
+            "at_s": time.time(), "epoch": task.epoch, "step": task.number, "generation": standing.formation.generation,
             "formation": standing.formation.number, "rank": task.rank, "shares": task.shares, "ids": task.ids,
             "batch_ids": order[task.cursor : task.cursor + task.batch_samples].tolist(),
         })  # fmt: skip
