@@ -21,6 +21,7 @@ from heterotrain_operator.kube.client import KubeClient
 from heterotrain_operator.kube.errors import KubeError
 from heterotrain_operator.kube.resources import JOBS
 from heterotrain_operator.logs import set_up_logs
+from heterotrain_operator.prom.client import PromClient
 from heterotrain_operator.settings import PrometheusSettings, Settings
 
 PREFIX = "HETEROTRAIN_OPERATOR"
@@ -113,9 +114,13 @@ def _settings(options: dict[str, Any]) -> Settings:
 
 async def _run(settings: Settings) -> list[BaseException]:
     kube = KubeClient(await load_configuration(settings.kubeconfig))
+    wanted = settings.prometheus
+    prom = None
+    if wanted.url is not None:
+        prom = PromClient(wanted.url, timeout_s=wanted.timeout_s, auth_dir=wanted.auth_dir, ca_file=wanted.ca_file)
     stop = asyncio.Event()
     registry = kopf.OperatorRegistry()
-    failures = register(registry, App(kube, settings), stop=stop)
+    failures = register(registry, App(kube, settings, prom), stop=stop)
     try:
         await kopf.operator(
             registry=registry,
@@ -126,6 +131,8 @@ async def _run(settings: Settings) -> list[BaseException]:
         )
     finally:
         await kube.close()
+        if prom is not None:
+            await prom.close()
     return failures
 
 

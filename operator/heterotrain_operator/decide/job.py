@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from heterotrain_core.contract.plan import Plan
+from heterotrain_core.contract.plan import Member, Plan
 
 from heterotrain_operator.api.reading import managed_by_us
 from heterotrain_operator.api.status import HeteroTrainJobStatus
@@ -20,13 +20,13 @@ from heterotrain_operator.decide.membership import Membership, decide_membership
 from heterotrain_operator.decide.objects import build_disruption_budget, build_plan_object, build_service, version_text
 from heterotrain_operator.decide.plan import PlanInForce, next_plan, ranks_of, read_plan
 from heterotrain_operator.decide.pods import build_pod
-from heterotrain_operator.decide.shares import Shares, even_shares
+from heterotrain_operator.decide.shares import Shares, share_out
 from heterotrain_operator.decide.situation import Situation
 from heterotrain_operator.decide.status import status_of
 from heterotrain_operator.decide.verdicts import Fate, Worker, judge_workers
 from heterotrain_operator.world.parse import seconds
 from heterotrain_operator.world.quantity import pod_requests
-from heterotrain_operator.world.telemetry import Telemetry
+from heterotrain_operator.world.telemetry import MemberId, Telemetry
 from heterotrain_operator.world.views import JobView, NodeView, PlanObject, PodView
 
 KEPT_FAILED_PODS = 5
@@ -128,7 +128,7 @@ def _active(known: _Known, spec: HeteroTrainJobSpec) -> Decision:
     seen, workers, force, accounts, life = known.seen, known.workers, known.force, known.accounts, known.life
     job, now_s = seen.job, seen.now_s
     membership = decide_membership(spec, workers, force.plan, gather_s=seen.gather_s, now_s=now_s)
-    shares = _shares(spec, membership)
+    shares = _shares(spec, membership, force.plan, seen.telemetry)
     written = next_plan(job, spec, force, membership, shares)
     plan = written or force.plan
     newest = (max(force.newest[0], plan.generation), max(force.newest[1], plan.revision)) if plan else force.newest
@@ -228,10 +228,18 @@ def _situation(known: _Known, accounts: Accounts, plan: Plan | None, wanted: Wan
     )
 
 
-def _shares(spec: HeteroTrainJobSpec, membership: Membership) -> Shares | None:
+def _shares(spec: HeteroTrainJobSpec, membership: Membership, plan: Plan | None, telemetry: Telemetry) -> Shares | None:
     if membership.workers is not None:
-        return even_shares(spec, ranks_of(membership.workers))
+        members = ranks_of(membership.workers)
+        same = plan is not None and [_name(m) for m in plan.members] == [_name(m) for m in members]
+        return share_out(spec, members, telemetry, current=plan if same else None)
+    if plan is not None and plan.members:
+        return share_out(spec, plan.members, telemetry, current=plan)
     return None
+
+
+def _name(member: Member) -> MemberId:
+    return MemberId(member.worker_uid, member.local_rank)
 
 
 def _plan_object(seen: Observation, written: Plan | None) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.engine.reconcile import Reconciler
 from heterotrain_operator.engine.resync import list_foreign, relist
+from heterotrain_operator.engine.telemetry import Poller, Prom
 from heterotrain_operator.kube.client import Kube
 from heterotrain_operator.kube.errors import KubeError, NotFound
 from heterotrain_operator.kube.lease import Elector, LeaseSettings
@@ -33,7 +34,6 @@ from heterotrain_operator.world.parse import (
     rfc3339_micro,
 )
 from heterotrain_operator.world.store import Store
-from heterotrain_operator.world.telemetry import Telemetry
 from heterotrain_operator.world.views import JobKey, NodeView
 
 LIST_RETRY_S = 2.0
@@ -46,7 +46,7 @@ log = structlog.get_logger()
 class App:
     """The operator without kopf: fed by events, it can be run and tested without any framework."""
 
-    def __init__(self, kube: Kube, settings: Settings) -> None:
+    def __init__(self, kube: Kube, settings: Settings, prom: Prom | None = None) -> None:
         self.kube = kube
         self.settings = settings
         self.metrics = OperatorMetrics()
@@ -60,14 +60,22 @@ class App:
             wall_clock_s=time.time,
             status_interval_s=settings.status_interval_s,
         )
+        self.poller = Poller(
+            prom,
+            self.store,
+            self.queue,
+            self.metrics,
+            settings.prometheus,
+            clock=time.monotonic,
+            wall_clock_s=time.time,
+        )
         self.reconciler = Reconciler(
             kube,
             self.store,
             self.queue,
             self.actor,
             self.metrics,
-            telemetry_of=lambda _: Telemetry(problem="telemetry is switched off", reason="NotConfigured"),
-            forget=lambda _: None,
+            telemetry_of=self.poller.of,
             gather_s=settings.gather_s,
             clock=time.monotonic,
             wall_clock_s=time.time,
@@ -151,6 +159,8 @@ class App:
                 log.info("leading", identity=self.settings.identity)
                 for key in self.store.jobs.all():
                     self.queue.add(key)
+                if self.settings.prometheus.url is not None:
+                    tasks.create_task(self.poller.run(), name="telemetry")
                 for number in range(self.settings.workers):
                     tasks.create_task(self.reconciler.work(), name=f"worker-{number}")
         finally:

@@ -34,7 +34,6 @@ class Reconciler:
 
     Args:
         telemetry_of: what is known of a job from Prometheus.
-        forget: told the key of a job that is gone.
         gather_s: longest time that a ready worker waits for others that start.
     """
 
@@ -47,7 +46,6 @@ class Reconciler:
         metrics: OperatorMetrics,
         *,
         telemetry_of: Callable[[JobView], Telemetry],
-        forget: Callable[[JobKey], None],
         gather_s: float,
         clock: Callable[[], float],
         wall_clock_s: Callable[[], float],
@@ -58,7 +56,6 @@ class Reconciler:
         self._actor = actor
         self._metrics = metrics
         self._telemetry_of = telemetry_of
-        self._forget = forget
         self._gather_s = gather_s
         self._clock = clock
         self._wall_clock_s = wall_clock_s
@@ -114,7 +111,6 @@ class Reconciler:
         job = self._store.jobs.get(key)
         if job is None:
             self._queue.forget(key)
-            self._forget(key)
             self._memories.pop(key, None)
             return None
         memory = self._memories.get(key)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from heterotrain_core.perf.samples import Observation
+
 
 class MemberId(NamedTuple):
     """Names a rank: a pod's uid, so that a pod that came back under an old name is another one, and its local rank."""
@@ -58,6 +60,7 @@ class Telemetry:
         newest_sample_s: time of the newest scrape of any member; 0 when there is none.
         gauges: by member.
         rates: measured rates.
+        observations: by member, what it did between scrapes, oldest first.
         sequence: grows when new data came.
     """
 
@@ -65,5 +68,6 @@ class Telemetry:
     reason: str = "Fresh"
     newest_sample_s: float = 0.0
     gauges: Mapping[MemberId, MemberGauges] = field(default_factory=dict)
-    rates: Rates = Rates()
+    rates: Rates = field(default_factory=Rates)
+    observations: Mapping[MemberId, tuple[Observation, ...]] = field(default_factory=dict)
     sequence: int = 0

@@ -1,0 +1,75 @@
+"""Instant queries over HTTP."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import aiohttp
+
+from heterotrain_operator.prom.errors import PromBadAnswer, PromUnavailable
+from heterotrain_operator.prom.queries import Series, parse_vector
+
+
+class PromClient:
+    """A Prometheus, or anything that speaks its query API.
+
+    Args:
+        url: base URL.
+        timeout_s: longest wait for an answer.
+        auth_dir: folder with the file ``token``, or the files ``username`` and ``password``; read anew for each query,
+            because mounted secrets rotate.
+        ca_file: certificate authority of a private server.
+    """
+
+    def __init__(
+        self, url: str, *, timeout_s: float, auth_dir: Path | None = None, ca_file: Path | None = None
+    ) -> None:
+        self._url = url
+        self._timeout_s = timeout_s
+        self._auth_dir = auth_dir
+        self._ssl = ssl.create_default_context(cafile=str(ca_file)) if ca_file else None
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def query(self, promql: str) -> tuple[Series, ...]:
+        """Return the answer to an instant query.
+
+        Raises:
+            PromUnavailable: there is no answer.
+            PromBadAnswer: there is one that can't be understood.
+        """
+        if self._session is None:
+            connector = aiohttp.TCPConnector(ssl=self._ssl) if self._ssl else aiohttp.TCPConnector()
+            timeout = aiohttp.ClientTimeout(total=self._timeout_s)
+            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        try:
+            headers = self._headers()
+            url = f"{self._url}/api/v1/query"
+            async with self._session.post(url, data={"query": promql}, headers=headers) as response:
+                if response.status in (401, 403):
+                    raise PromUnavailable(f"Prometheus refuses us (HTTP {response.status}): check prometheus.auth")
+                try:
+                    answer = await response.json(content_type=None)
+                except ValueError as error:
+                    raise PromBadAnswer(f"Prometheus answers HTTP {response.status} without JSON") from error
+        except TimeoutError as error:
+            raise PromUnavailable(f"Prometheus did not answer within {self._timeout_s:.0f} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise PromUnavailable(f"Prometheus can't be reached: {error}") from error
+        return parse_vector(answer)
+
+    def _headers(self) -> dict[str, str]:
+        if self._auth_dir is None:
+            return {}
+        token, user = self._auth_dir / "token", self._auth_dir / "username"
+        if token.exists():
+            return {"Authorization": f"Bearer {token.read_text().strip()}"}
+        if user.exists():
+            password = (self._auth_dir / "password").read_text().strip()
+            return {"Authorization": aiohttp.BasicAuth(user.read_text().strip(), password).encode()}
+        raise PromUnavailable(f"{self._auth_dir} holds neither the file token nor the files username and password")

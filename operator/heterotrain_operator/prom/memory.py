@@ -1,0 +1,89 @@
+"""What is remembered of one job's telemetry from scrape to scrape. Pure: it is told the time.
+
+Losing it costs nothing but detail: counters are sums since each process began, so the first read after a restart of the
+operator brings one observation for each shape that is still exported.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+
+from heterotrain_core.perf.samples import CounterKey, Counters, Observation, observe
+
+from heterotrain_operator.prom.queries import Snapshot, counter_name
+from heterotrain_operator.world.telemetry import MemberId, Rates, Telemetry
+
+MOST_OBSERVATIONS = 400
+"""Of each member; a model forgets what is older than some 600 steps anyway."""
+RATE_WINDOW_S = 30.0
+
+
+class JobTelemetry:
+    """One job's telemetry."""
+
+    def __init__(self) -> None:
+        self._counters: Mapping[CounterKey, Counters] = {}
+        self._observations: dict[MemberId, deque[Observation]] = {}
+        self._committed: deque[tuple[float, int]] = deque()
+        self._times: Mapping[MemberId, float] = {}
+        self.telemetry = Telemetry()
+
+    def take(self, snapshot: Snapshot, times: Mapping[MemberId, float]) -> bool:
+        """Take what a read brought; tell whether there was anything new in it."""
+        newest_s = max(times.values(), default=0.0)
+        if times == self._times and snapshot.gauges == self.telemetry.gauges:
+            return False
+        self._times = dict(times)
+        names = {counter_name(member): member for member in snapshot.gauges}
+        for found in observe(self._counters, snapshot.counters, ended_s=newest_s):
+            member = names[found.member]
+            self._observations.setdefault(member, deque(maxlen=MOST_OBSERVATIONS)).append(found)
+        # A member that missed one scrape keeps its counters, or all it ever did would count as new when it is back.
+        kept = {
+            key: counters for key, counters in self._counters.items() if key.member in {counter_name(m) for m in times}
+        }
+        self._counters = {**kept, **snapshot.counters}
+        self._observations = {m: found for m, found in self._observations.items() if m in times or m in snapshot.gauges}
+        self.telemetry = replace(
+            self.telemetry,
+            newest_sample_s=newest_s,
+            gauges=snapshot.gauges,
+            rates=self._rates(snapshot, newest_s),
+            observations={member: tuple(found) for member, found in self._observations.items()},
+            sequence=self.telemetry.sequence + 1,
+        )
+        return True
+
+    def judge(self, *, reason: str, problem: str) -> bool:
+        """Set what is wrong with telemetry (an empty ``problem`` for nothing); tell whether that changed."""
+        changed = (self.telemetry.reason, bool(self.telemetry.problem)) != (reason, bool(problem))
+        self.telemetry = replace(self.telemetry, reason=reason, problem=problem)
+        return changed
+
+    def _rates(self, snapshot: Snapshot, now_s: float) -> Rates:
+        samples = max(
+            (g.samples_committed for g in snapshot.gauges.values() if g.samples_committed is not None), default=None
+        )
+        history = self._committed
+        if samples is not None and (not history or samples != history[-1][1]):
+            if history and samples < history[-1][1]:
+                history.clear()  # resumed from a checkpoint: what was lost is no negative progress
+            history.append((now_s, samples))
+        while len(history) > 1 and now_s - history[0][0] > RATE_WINDOW_S:
+            history.popleft()
+        rate = None
+        if len(history) > 1 and now_s - history[-1][0] <= RATE_WINDOW_S and history[-1][0] > history[0][0]:
+            rate = (history[-1][1] - history[0][1]) / (history[-1][0] - history[0][0])
+        step_s, steps = 0.0, 0
+        solo: dict[MemberId, float] = {}
+        for member, found in self._observations.items():
+            recent = [o for o in found if now_s - o.ended_s <= RATE_WINDOW_S and not o.warm_up] or list(found)[-1:]
+            step_s += sum(o.step.mean * o.steps for o in recent if o.step)
+            steps += sum(o.steps for o in recent if o.step)
+            own_s = sum(o.compute.mean * o.steps for o in recent if o.compute)
+            done = sum(o.share_samples * o.steps for o in recent if o.compute)
+            if own_s > 0:
+                solo[member] = done / own_s
+        return Rates(samples_per_s=rate, step_s=step_s / steps if steps else None, solo_samples_per_s=solo)

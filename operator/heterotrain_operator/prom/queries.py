@@ -1,0 +1,168 @@
+"""PromQL that asks for one job, and answers turned into counters and gauges. Pure.
+
+Raw sums are asked for, not rates: ``rate()`` needs two samples of a series, and a share that was in use for a few steps
+may have only one. What can't be read (a foreign label, a value that is no number) is left out, never guessed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from heterotrain_core.contract import metrics
+from heterotrain_core.perf.samples import CounterKey, Counters
+
+from heterotrain_operator.prom.errors import PromBadAnswer
+from heterotrain_operator.world.telemetry import MemberGauges, MemberId
+
+_READ = (
+    metrics.STEPS, metrics.PHASE_SECONDS, metrics.PHASE_SECONDS_SQUARED, metrics.FIRST_BUCKET_FRACTION,
+    metrics.FIRST_BUCKET_FRACTION_SQUARED, metrics.BUCKET_STEPS, metrics.OVERLAPPED_SECONDS, metrics.LAST_BUCKET_SECONDS,
+    metrics.PLAN_GENERATION, metrics.PLAN_REVISION, metrics.EPOCH, metrics.STEP, metrics.SAMPLES_COMMITTED,
+    metrics.EPOCH_SAMPLES, metrics.LOSS, metrics.CHECKPOINT_STEP, metrics.CHECKPOINT_TIME, metrics.CHECKPOINT_FAILURES,
+    metrics.MICRO_BATCH_CAP, metrics.USER_METRIC,
+)  # fmt: skip
+
+
+class Series(NamedTuple):
+    """One row of an instant vector."""
+
+    labels: Mapping[str, str]
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Everything that Prometheus holds of one job right now."""
+
+    counters: Mapping[CounterKey, Counters]
+    gauges: Mapping[MemberId, MemberGauges]
+
+
+def everything_of(job_uid: str) -> str:
+    """Return the query for all series of a job that we read."""
+    return f'{{__name__=~"{"|".join(_READ)}",{metrics.LABEL_JOB_UID}="{job_uid}"}}'
+
+
+def scrape_times_of(job_uid: str) -> str:
+    """Return the query for the time of each member's newest scrape."""
+    return f'timestamp({metrics.READY}{{{metrics.LABEL_JOB_UID}="{job_uid}"}})'
+
+
+def parse_vector(answer: Any) -> tuple[Series, ...]:
+    """Return the rows of an instant vector; rows whose value is no finite number are left out.
+
+    Raises:
+        PromBadAnswer: this is no answer to an instant query.
+    """
+    if not isinstance(answer, Mapping) or answer.get("status") != "success":
+        said = answer.get("error") if isinstance(answer, Mapping) else None
+        raise PromBadAnswer(f"Prometheus says: {said or 'something that is no answer to a query'}")
+    try:
+        if answer["data"]["resultType"] != "vector":
+            raise PromBadAnswer(f"Prometheus answers with a {answer['data']['resultType']}, not with a vector")
+        rows = [
+            Series({str(k): str(v) for k, v in r["metric"].items()}, float(r["value"][1]))
+            for r in answer["data"]["result"]
+        ]
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise PromBadAnswer(f"Prometheus answers with something that can't be read: {error!r}") from error
+    return tuple(row for row in rows if math.isfinite(row.value))
+
+
+def member_of(labels: Mapping[str, str]) -> MemberId | None:
+    """Return whose series this is, ``None`` when the labels do not say."""
+    uid, rank = labels.get(metrics.LABEL_WORKER_UID), labels.get(metrics.LABEL_LOCAL_RANK, "")
+    return MemberId(uid, int(rank)) if uid and rank.isdecimal() else None
+
+
+def parse_scrape_times(rows: Iterable[Series]) -> dict[MemberId, float]:
+    """Return each member's newest scrape, in seconds since the epoch."""
+    found = ((member_of(row.labels), row.value) for row in rows)
+    return {member: value for member, value in found if member is not None}
+
+
+def parse_everything(rows: Iterable[Series]) -> Snapshot:
+    """Return counters by member and shape, and gauges by member."""
+    by_member: dict[MemberId, dict[str, float]] = {}
+    user: dict[MemberId, dict[str, float]] = {}
+    names: dict[MemberId, str] = {}
+    shapes: dict[CounterKey, _Shape] = {}
+    owners: dict[CounterKey, MemberId] = {}
+    for labels, value in rows:
+        member, name = member_of(labels), labels.get("__name__", "")
+        if member is None:
+            continue
+        names[member] = labels.get(metrics.LABEL_WORKER, "")
+        share, micro = labels.get(metrics.LABEL_SHARE), labels.get(metrics.LABEL_MICRO_BATCH)
+        if name == metrics.USER_METRIC:
+            user.setdefault(member, {})[labels.get(metrics.LABEL_NAME, "")] = value
+        elif share is None or micro is None:
+            by_member.setdefault(member, {})[name] = value
+        elif share.isdecimal() and micro.isdecimal():
+            key = CounterKey(member=counter_name(member), share_samples=int(share), micro_batch_samples=int(micro))
+            owners[key] = member
+            shapes.setdefault(key, _Shape({}, {}, {})).take(name, labels.get(metrics.LABEL_PHASE, ""), value)
+    counters = {
+        key: shape.counters(by_member.get(owners[key], {}))
+        for key, shape in shapes.items()
+        if metrics.STEPS in shape.plain
+    }
+    gauges = {member: _gauges(name, by_member.get(member, {}), user.get(member, {})) for member, name in names.items()}
+    return Snapshot(counters=counters, gauges=gauges)
+
+
+def counter_name(member: MemberId) -> str:
+    """Return the member's name in counters and observations."""
+    return f"{member.worker_uid}/{member.local_rank}"
+
+
+class _Shape(NamedTuple):
+    """Series of one member and shape."""
+
+    plain: dict[str, float]
+    seconds: dict[str, float]
+    squares: dict[str, float]
+
+    def take(self, name: str, phase: str, value: float) -> None:
+        if name == metrics.PHASE_SECONDS:
+            self.seconds[phase] = value
+        elif name == metrics.PHASE_SECONDS_SQUARED:
+            self.squares[phase] = value
+        else:
+            self.plain[name] = value
+
+    def counters(self, of_member: Mapping[str, float]) -> Counters:
+        return Counters(
+            steps=self.plain[metrics.STEPS],
+            phase_s=self.seconds,
+            phase_s2=self.squares,
+            first_bucket_fraction=self.plain.get(metrics.FIRST_BUCKET_FRACTION),
+            first_bucket_fraction_squared=self.plain.get(metrics.FIRST_BUCKET_FRACTION_SQUARED),
+            bucket_steps=of_member.get(metrics.BUCKET_STEPS),
+            overlapped_s=of_member.get(metrics.OVERLAPPED_SECONDS),
+            last_bucket_s=of_member.get(metrics.LAST_BUCKET_SECONDS),
+        )
+
+
+def _gauges(worker: str, values: Mapping[str, float], user: Mapping[str, float]) -> MemberGauges:
+    def whole(name: str) -> int | None:
+        return None if name not in values else int(values[name])
+
+    return MemberGauges(
+        worker=worker,
+        generation=whole(metrics.PLAN_GENERATION),
+        revision=whole(metrics.PLAN_REVISION),
+        epoch=whole(metrics.EPOCH),
+        step=whole(metrics.STEP),
+        samples_committed=whole(metrics.SAMPLES_COMMITTED),
+        epoch_samples=whole(metrics.EPOCH_SAMPLES),
+        loss=values.get(metrics.LOSS),
+        checkpoint_step=whole(metrics.CHECKPOINT_STEP),
+        checkpoint_time_s=values.get(metrics.CHECKPOINT_TIME),
+        micro_batch_cap_samples=whole(metrics.MICRO_BATCH_CAP),
+        checkpoint_failures=whole(metrics.CHECKPOINT_FAILURES) or 0,
+        user_metrics=user,
+    )
