@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from distributed.harness import Operator, Zygote
 from heterotrain_core.contract.config import TrainingConfig
 

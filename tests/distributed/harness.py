@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from distributed.scripts import net, optimizer_of, problem, token_weights
 from heterotrain.progress import permutation
 from heterotrain_core.contract import env, keys
@@ -138,7 +137,9 @@ class Operator:
     generation: int = 0
     revision: int = 0
 
-    def start(self, name: str, *, incarnation: int = 0, script: str = "distributed.scripts:train", **arguments: Any) -> Worker:
+    def start(
+        self, name: str, *, incarnation: int = 0, script: str = "distributed.scripts:train", **arguments: Any
+    ) -> Worker:
         """Start a worker; it waits for a plan that names it."""
         uid = f"{name}-uid-{incarnation}"
         home = self.folder / uid
@@ -160,7 +161,9 @@ class Operator:
         self.workers[uid] = worker
         return worker
 
-    def plan(self, workers: list[Worker], *, to: list[Worker] | None = None, new_generation: bool = True, **fields: Any) -> Plan:
+    def plan(
+        self, workers: list[Worker], *, to: list[Worker] | None = None, new_generation: bool = True, **fields: Any
+    ) -> Plan:
         """Write a plan for these workers into the folders of ``to`` (all of them by default)."""
         self.generation += new_generation
         self.revision += 1

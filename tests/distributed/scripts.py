@@ -9,9 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import heterotrain
+import torch
 from heterotrain.reducer import Reducer
 from heterotrain.step import Step
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-
 from distributed.harness import Operator, assert_same_weights, reference
 from heterotrain.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending

@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable
 
 import pytest
-
 from distributed.harness import Operator, Worker, assert_same_weights, reference
 from heterotrain.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending
@@ -141,7 +140,8 @@ def test_a_lost_worker_is_replaced(operate: Operate) -> None:
     """Survivors go on by themselves, then take the replacement in."""
     operator = operate(epochs=4)
     workers = [
-        operator.start(f"w{i}", slow_s=0.02, trap={"place": "reducing", "step": 4} if i == 1 else None) for i in range(3)
+        operator.start(f"w{i}", slow_s=0.02, trap={"place": "reducing", "step": 4} if i == 1 else None)
+        for i in range(3)
     ]
     operator.until_ready(*workers)
     operator.plan(workers)

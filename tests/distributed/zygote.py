@@ -19,10 +19,9 @@ from typing import Any
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[variable] = "1"
 
-import torch  # noqa: E402 - after the thread counts
-import torch._dynamo  # noqa: E402, F401 - loaded by every optimizer
-
 import heterotrain.session  # noqa: E402, F401
+import torch  # noqa: E402 - after the thread counts
+import torch._dynamo  # noqa: E402 - loaded by every optimizer
 
 
 def main() -> None:

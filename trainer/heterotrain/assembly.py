@@ -14,13 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from heterotrain_core.contract.plan import Member, Plan
+
 from heterotrain import ballot as paxos
 from heterotrain.ballot import Accepted, Acceptor, Ballot
 from heterotrain.errors import Excluded
 from heterotrain.peers import PeerKey, PeerService, key_of
 from heterotrain.plan_source import Held
 from heterotrain.roster import FormationId, workers_of
-from heterotrain_core.contract.plan import Member, Plan
 
 _log = logging.getLogger(__name__)
 
@@ -208,9 +209,7 @@ class Assembly:
         _log.info("formation %s: ranks %s of the plan take part", instance, list(ranks))
         return ranks
 
-    async def _propose(
-        self, standing: Standing, instance: FormationId, number: Ballot, wish: tuple[int, ...]
-    ) -> None:
+    async def _propose(self, standing: Standing, instance: FormationId, number: Ballot, wish: tuple[int, ...]) -> None:
         acceptors = self._members(standing)
         body: dict[str, Any] = {"formation": _pack(instance), "ballot": [number.number, number.rank]}
         own, promised = paxos.prepare(self._acceptor(instance), number)

@@ -164,7 +164,7 @@ class CheckpointWriter:
         try:
             manifest: Manifest | None = self._folder.write(state, generation=generation, step=step, now_s=time.time())
         except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
-            _log.error("checkpoint of step %d failed: %s", step, error)  # noqa: TRY400 - the message says it all
+            _log.error("checkpoint of step %d failed: %s", step, error)
             manifest = None
         self._on_done(manifest, time.perf_counter() - began_s)
 

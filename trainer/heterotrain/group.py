@@ -22,6 +22,8 @@ from heterotrain.errors import PeerLost
 from heterotrain.sockets import OpenSocket, cut, interface_of, open_sockets
 
 _log = logging.getLogger(__name__)
+c10d: Any = dist
+"""torch.distributed, whose type information lacks half of what it exports."""
 
 RENDEZVOUS_S = 20.0
 """For the store's keys and connections: everybody has arrived before, so this is for the unforeseen only."""
@@ -37,9 +39,9 @@ class Address:
     spare_ports: frozenset[int]
 
 
-def host_store() -> tuple[dist.TCPStore, int]:
+def host_store() -> tuple[Any, int]:
     """Start a store on a free port of this host; return it and the port."""
-    store = dist.TCPStore(
+    store = c10d.TCPStore(
         "localhost", 0, None, is_master=True, timeout=timedelta(seconds=RENDEZVOUS_S), wait_for_workers=False
     )
     return store, int(store.port)
@@ -56,7 +58,7 @@ class Group:
         self._own: frozenset[OpenSocket] | None = None
         self._lock = threading.Lock()
         self._cut = ""
-        self._control: dist.ProcessGroupGloo | None = None
+        self._control: Any = None
         self._store: Any = None
 
     # -- life --------------------------------------------------------------------------------------------------------
@@ -79,13 +81,13 @@ class Group:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         limit = timedelta(seconds=RENDEZVOUS_S)
         try:
-            self._store = store or dist.TCPStore(host, port, None, is_master=False, timeout=limit)
+            self._store = store or c10d.TCPStore(host, port, None, is_master=False, timeout=limit)
             long = timedelta(seconds=COLLECTIVE_S)
-            control = dist.PrefixStore("control", self._store)
-            self._control = dist.ProcessGroupGloo(control, self.rank, self.world_size, long)
+            control = c10d.PrefixStore("control", self._store)
+            self._control = c10d.ProcessGroupGloo(control, self.rank, self.world_size, long)
             dist.init_process_group(
                 "cuda:nccl,cpu:gloo" if backend == "nccl" else "gloo",
-                store=dist.PrefixStore("gradients", self._store), rank=self.rank, world_size=self.world_size, timeout=long,
+                store=c10d.PrefixStore("gradients", self._store), rank=self.rank, world_size=self.world_size, timeout=long,
             )  # fmt: skip
         except (RuntimeError, ValueError, OSError) as error:
             raise PeerLost(f"the group could not be built: {error}") from error
@@ -169,7 +171,7 @@ class Group:
         Raises:
             PeerLost: the group is broken.
         """
-        options = dist.BroadcastOptions()
+        options = c10d.BroadcastOptions()
         options.rootRank = source
         options.rootTensor = 0
         self.wait(self._guarded(lambda: self._control_group().broadcast([tensor], options)))
@@ -201,17 +203,18 @@ class Group:
         except RuntimeError as error:
             raise PeerLost(self._cut or str(error)) from error
 
-    def _control_group(self) -> dist.ProcessGroupGloo:
+    def _control_group(self) -> Any:
         if self._control is None:
             raise PeerLost("the group is closed")
         return self._control
 
-    def _guarded(self, start: Callable[[], Any]) -> Any:
+    def _guarded(self, start: Callable[[], Any]) -> dist.Work:
         self.check()
         try:
-            return start()
+            work: dist.Work = start()
         except RuntimeError as error:
             raise PeerLost(self._cut or str(error)) from error
+        return work
 
 
 def settle(works: Sequence[dist.Work]) -> None:

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from heterotrain.errors import UsageError
 from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.config import TrainingConfig, decode_config
+
+from heterotrain.errors import UsageError
 
 
 class Mode(StrEnum):

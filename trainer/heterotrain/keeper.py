@@ -12,15 +12,16 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from heterotrain_core.contract import metrics as names
+from heterotrain_core.contract.config import TrainingConfig
+from heterotrain_core.contract.plan import Plan
+
 from heterotrain.checkpoint import CheckpointFolder, CheckpointWriter, Manifest
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode
 from heterotrain.membership import Formed
 from heterotrain.report import Report
 from heterotrain.training import Training
-from heterotrain_core.contract import metrics as names
-from heterotrain_core.contract.config import TrainingConfig
-from heterotrain_core.contract.plan import Plan
 
 _log = logging.getLogger(__name__)
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
+from heterotrain_core.contract import metrics as names
+from heterotrain_core.contract.config import TrainingConfig
+from heterotrain_core.contract.outcome import Ending
 
 from heterotrain import data
 from heterotrain.assembly import Standing
@@ -28,9 +31,6 @@ from heterotrain.roster import may_adopt, micro_batch_samples, roster_of, step_s
 from heterotrain.sample_log import SampleLog
 from heterotrain.step import Step, Task
 from heterotrain.training import Training
-from heterotrain_core.contract import metrics as names
-from heterotrain_core.contract.config import TrainingConfig
-from heterotrain_core.contract.outcome import Ending
 
 _log = logging.getLogger(__name__)
 
@@ -228,7 +228,9 @@ class Loop:
         """After running out of memory: from now on half the largest micro-batch."""
         largest = max(step.task.micro_batches)
         if largest == 1:
-            raise UsageError("one sample alone does not fit into memory: use a smaller model or sample") from step.failure
+            raise UsageError(
+                "one sample alone does not fit into memory: use a smaller model or sample"
+            ) from step.failure
         self._micro_cap = largest // 2
         self._observer.forget()
         self._report.count(names.OUT_OF_MEMORY)
@@ -271,7 +273,9 @@ class Loop:
         held = self._newest_for(formed)
         drained = self._identity.worker in formed.agreed.plan.drain
         slot = replace(
-            plan_slot(held, vote=ok, steps=step.task.number, leaving=self.leave_requested or drained, weight=step.weight),
+            plan_slot(
+                held, vote=ok, steps=step.task.number, leaving=self.leave_requested or drained, weight=step.weight
+            ),
             loss_sum=float(step.loss_sum),
             small_squared=observer.small_squared,
             buckets_s=observer.buckets_s or (math.nan,) * len(reducer.flats),
@@ -369,4 +373,3 @@ class Loop:
         if self._source is None:
             raise UsageError("call job.steps first")
         return self._source
-

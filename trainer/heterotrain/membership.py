@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
+from heterotrain_core.contract.codec import Refused, decode_plan, encode_plan
+from heterotrain_core.contract.plan import Boundary, BoundaryKind, Member, Plan
+from heterotrain_core.split.proportion import evenly
 
 from heterotrain import transfer
 from heterotrain.assembly import Assembly, Entry, Standing
 from heterotrain.control import HEADER, Slot, Verdict, to_row, verdict
 from heterotrain.errors import PeerLost, UsageError
-from heterotrain.group import Address, Group, host_store
+from heterotrain.group import Address, Group, c10d, host_store
 from heterotrain.identity import Identity
 from heterotrain.peers import PeerService
 from heterotrain.plan_source import Held, PlanSource
@@ -22,9 +24,6 @@ from heterotrain.progress import Progress
 from heterotrain.roster import FormationId, Roster, roster_of
 from heterotrain.training import Training
 from heterotrain.transfer import Holding
-from heterotrain_core.contract.codec import Refused, decode_plan, encode_plan
-from heterotrain_core.contract.plan import Boundary, BoundaryKind, Member, Plan
-from heterotrain_core.split.proportion import evenly
 
 _log = logging.getLogger(__name__)
 
@@ -214,13 +213,13 @@ class Fixed:
             raise PeerLost("a rank was lost, and without an operator nobody replaces it: start the job again")
         group = None
         if self._identity.rank is not None and self._identity.world_size is not None:
-            store, _, _ = next(iter(dist.rendezvous("env://")))
+            store, _, _ = next(iter(c10d.rendezvous("env://")))
             attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
             group = Group(
                 rank=self._identity.rank, world_size=self._identity.world_size,
                 address=Address(members=frozenset(), spare_ports=frozenset()),
             )  # fmt: skip
-            prefixed = dist.PrefixStore(f"heterotrain-{attempt}", store)
+            prefixed = c10d.PrefixStore(f"heterotrain-{attempt}", store)
             group.build(store=prefixed, host="", port=0, backend=self._backend, own_address=None)
         _agree_on_state(group, self._training, self._checkpoints)
         ranks = tuple(range(len(self._held.plan.members)))

@@ -7,6 +7,7 @@ import math
 import time
 
 import torch
+from heterotrain_core.contract import metrics as names
 
 from heterotrain import noise
 from heterotrain.control import Verdict
@@ -16,7 +17,6 @@ from heterotrain.reducer import Reducer, squared_norm
 from heterotrain.report import Report, StepTimes
 from heterotrain.step import Step
 from heterotrain.training import Training
-from heterotrain_core.contract import metrics as names
 
 _log = logging.getLogger(__name__)
 

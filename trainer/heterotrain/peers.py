@@ -17,11 +17,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from heterotrain_core.contract.plan import Member
+
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity
 from heterotrain.plan_source import PlanSource
 from heterotrain.wire import read_frame, write_frame
-from heterotrain_core.contract.plan import Member
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")

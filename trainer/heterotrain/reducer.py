@@ -153,7 +153,8 @@ class Reducer:
             self._buckets.append(bucket)
             for parameter in parameters:
                 self._bucket_of[id(parameter)] = bucket
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._on_gradient))
+                hook = parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
+                self._hooks.append(hook)
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         if not self._armed:

@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from heterotrain_core.contract import keys
+from heterotrain_core.contract import metrics as names
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity
-from heterotrain_core.contract import keys
-from heterotrain_core.contract import metrics as names
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class Report:
         self._by_cause: dict[str, dict[str, float]] = defaultdict(dict)
         self._user: dict[str, float] = {}
         self.registry = CollectorRegistry(auto_describe=False)
-        self.registry.register(self)  # type: ignore[arg-type]  # prometheus_client asks for its own base class
+        self.registry.register(self)
 
     # -- written by the training thread ------------------------------------------------------------------------------
 
@@ -163,7 +163,9 @@ class Report:
         yield _counter(names.PHASE_SECONDS, phased, seconds)
         yield _counter(names.PHASE_SECONDS_SQUARED, phased, squared)
         yield _counter(names.FIRST_BUCKET_FRACTION, labels, [(row, c.first_bucket) for row, c in shapes])
-        yield _counter(names.FIRST_BUCKET_FRACTION_SQUARED, labels, [(row, c.first_bucket_squared) for row, c in shapes])
+        yield _counter(
+            names.FIRST_BUCKET_FRACTION_SQUARED, labels, [(row, c.first_bucket_squared) for row, c in shapes]
+        )
         peaks = [(row, float(c.peak_memory_bytes)) for row, c in shapes if c.peak_memory_bytes is not None]
         if peaks:
             yield _gauge(names.PEAK_MEMORY, labels, peaks)

@@ -11,6 +11,9 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import torch
+from heterotrain_core.contract import metrics as names
+from heterotrain_core.contract.config import TrainingConfig
+from heterotrain_core.contract.outcome import Ending
 
 from heterotrain import data
 from heterotrain.errors import Excluded, UsageError
@@ -26,12 +29,8 @@ from heterotrain.report import Report, serve
 from heterotrain.state import Stateful
 from heterotrain.step import Step
 from heterotrain.training import Training
-from heterotrain_core.contract import metrics as names
-from heterotrain_core.contract.config import TrainingConfig
-from heterotrain_core.contract.outcome import Ending
 
 _log = logging.getLogger(__name__)
-_T = TypeVar("_T")
 _S = TypeVar("_S", bound=Stateful)
 
 EpochHook = Callable[[int], Mapping[str, float] | None]

@@ -16,6 +16,7 @@ import torch
 from heterotrain.errors import HeterotrainError, UsageError
 
 _MARKER = "__tensor__"
+_PLAIN: tuple[Any, ...] = (bool, int, float, str, bytes)
 
 
 class Stateful(Protocol):
@@ -54,7 +55,7 @@ def flatten(state: Mapping[str, Any]) -> Flat:
             return [strip(item, f"{path}[{i}]") for i, item in enumerate(value)]
         if isinstance(value, tuple):
             return tuple(strip(item, f"{path}[{i}]") for i, item in enumerate(value))
-        for plain in (bool, int, float, str, bytes):
+        for plain in _PLAIN:
             if isinstance(value, plain):
                 return plain(value)  # a subclass (a numpy float, a version string) would not be read back
         if value is None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -152,7 +152,9 @@ class Step:
         began_s = time.perf_counter()
         self.clock.forward_s += began_s - self._mark_s
         if self._backwards + 1 != self._handed_out:
-            raise UsageError("call step.backward exactly once for each micro-batch, inside the loop over micro_batches()")
+            raise UsageError(
+                "call step.backward exactly once for each micro-batch, inside the loop over micro_batches()"
+            )
         if loss.numel() != 1:
             raise UsageError(f"step.backward needs a scalar loss, not one of shape {tuple(loss.shape)}: take its mean")
         samples = self.task.micro_batches[self._backwards]
@@ -213,7 +215,7 @@ class Step:
 
     # -- the transaction ---------------------------------------------------------------------------------------------
 
-    def __enter__(self) -> Step:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
