@@ -38,7 +38,7 @@ def read_plan(job: JobView, found: PlanObject | None) -> PlanInForce:
     if isinstance(plan, Refused):
         return PlanInForce(plan=None, problem=plan.reason, newest=mirrored)
     newest = (max(plan.generation, mirrored[0]), max(plan.revision, mirrored[1]))
-    if plan.version < mirrored:
+    if plan.revision < mirrored[1]:  # every plan raises it, those of generation 0 that wait for workers included
         return PlanInForce(plan=None, problem=f"plan {plan.version} is older than {mirrored}", newest=newest)
     return PlanInForce(plan=plan, problem="", newest=newest)
 

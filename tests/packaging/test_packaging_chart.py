@@ -1,0 +1,125 @@
+"""The Helm chart: what it renders, and which values it refuses. Needs the helm program on PATH or in the cluster's cache."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from heterotrain_operator.cli import run
+
+CHART = Path(__file__).parents[2] / "helm/heterotrain"
+CACHED = Path(os.environ.get("HETEROTRAIN_CACHE") or Path.home() / ".cache/heterotrain") / "bin/helm"
+HELM = shutil.which("helm") or (str(CACHED) if CACHED.exists() else None)
+
+pytestmark = pytest.mark.skipif(HELM is None, reason="the helm program is not there: run `make cluster` once")
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    assert HELM is not None
+    return subprocess.run([HELM, *arguments], capture_output=True, text=True, check=False)
+
+
+def render(*values: str) -> list[dict[str, Any]]:
+    """Return the objects that the chart renders with these ``name=value`` settings."""
+    settings = [part for value in values for part in ("--set", value)]
+    done = helm("template", "release", str(CHART), "--namespace", "ours", "--kube-version", "1.36.0", *settings)
+    assert done.returncode == 0, done.stderr
+    return [each for each in yaml.safe_load_all(done.stdout) if each]
+
+
+def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [each for each in objects if each["kind"] == kind]
+
+
+EVERYTHING = (
+    "monitoring.podMonitor.enabled=true",
+    "monitoring.serviceMonitor.enabled=true",
+    "monitoring.prometheusRule.enabled=true",
+    "monitoring.dashboard.enabled=true",
+    "networkPolicy.enabled=true",
+    "podDisruptionBudget.enabled=true",
+    "prometheus.auth.secretName=secret",
+    "prometheus.auth.caSecretName=ca",
+)
+
+
+def test_the_chart_passes_helm_lint_with_everything_on_and_off() -> None:
+    for values in ((), EVERYTHING):
+        settings = [part for value in values for part in ("--set", value)]
+        done = helm("lint", str(CHART), "--strict", "--kube-version", "1.36.0", *settings)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_operator_runs_without_any_privilege() -> None:
+    (deployment,) = of_kind(render(), "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert {"requests", "limits"} <= set(container["resources"])
+
+
+def test_no_right_is_a_wildcard() -> None:
+    objects = render(*EVERYTHING)
+    rules = [rule for kind in ("Role", "ClusterRole") for role in of_kind(objects, kind) for rule in role["rules"]]
+    assert len(rules) > 5
+    assert [rule for rule in rules if "*" in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]] == []
+
+
+def test_a_single_namespace_needs_no_cluster_wide_right_to_write() -> None:
+    roles = of_kind(render("watchNamespace=team"), "ClusterRole")
+    ours = [role for role in roles if role["metadata"]["name"].startswith("heterotrain-operator")]
+    verbs = {verb for role in ours for rule in role["rules"] for verb in rule["verbs"]}
+    assert verbs <= {"get", "list", "watch"}
+
+
+def test_the_crd_stays_when_the_release_goes_unless_asked_otherwise() -> None:
+    (kept,) = of_kind(render(), "CustomResourceDefinition")
+    assert kept["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    (gone,) = of_kind(render("crds.keep=false"), "CustomResourceDefinition")
+    assert "helm.sh/resource-policy" not in (gone["metadata"].get("annotations") or {})
+    assert of_kind(render("crds.enabled=false"), "CustomResourceDefinition") == []
+
+
+def test_one_replica_is_replaced_and_two_take_over_by_lease() -> None:
+    def strategy(*values: str) -> str:
+        (deployment,) = of_kind(render(*values), "Deployment")
+        return str(deployment["spec"]["strategy"]["type"])
+
+    assert strategy() == "Recreate"
+    assert strategy("replicas=2") == "RollingUpdate"
+
+
+def test_prometheus_credentials_reach_the_operator() -> None:
+    (deployment,) = of_kind(render(*EVERYTHING), "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    names = {entry["name"]: entry.get("value") for entry in pod["containers"][0]["env"]}
+    assert names["HETEROTRAIN_OPERATOR_PROMETHEUS_AUTH_DIR"] == "/etc/heterotrain/prometheus-auth"
+    assert names["HETEROTRAIN_OPERATOR_PROMETHEUS_CA_FILE"] == "/etc/heterotrain/prometheus-ca/ca.crt"
+    assert {volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume} == {"secret", "ca"}
+
+
+def test_every_variable_of_the_chart_is_an_option_of_the_command() -> None:
+    (deployment,) = of_kind(render(*EVERYTHING), "Deployment")
+    set_by_chart = {entry["name"] for entry in deployment["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert set_by_chart - {option.envvar for option in run.params} == set()  # type: ignore[attr-defined]  # click's own
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["prometheus.url=prometheus:9090", "replicas=-1", "operator.workers=0", "image.digest=latest", "no.such.value=1"],
+)
+def test_a_wrong_value_is_refused(value: str) -> None:
+    done = helm("template", "release", str(CHART), "--kube-version", "1.36.0", "--set", value)
+    assert done.returncode != 0
+    assert "values don't meet the specifications of the schema" in done.stderr

@@ -1,0 +1,41 @@
+"""What each part loads: an image without torch has to be able to run the operator, and a trainer's image needs no kopf."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MODULES = {
+    "operator": "heterotrain_operator.cli",
+    "core": "heterotrain_core.planning.shares",
+}
+FORBIDDEN = {
+    "operator": {"torch", "heterotrain", "scipy", "matplotlib"},
+    "core": {"torch", "kopf", "pydantic", "kubernetes", "aiohttp", "scipy", "heterotrain", "heterotrain_operator"},
+}
+
+
+def loaded(module: str) -> set[str]:
+    """Return the top-level modules that a fresh interpreter has loaded after importing ``module``."""
+    code = f"import sys, {module}; print(' '.join(sorted({{name.partition('.')[0] for name in sys.modules}})))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("part", sorted(MODULES))
+def test_a_part_loads_nothing_of_the_others(part: str) -> None:
+    assert loaded(MODULES[part]) & FORBIDDEN[part] == set()
+
+
+def test_the_check_would_notice() -> None:
+    assert "kopf" in loaded(MODULES["operator"])
+
+
+@pytest.mark.parametrize("folder", ["core", "operator", "trainer", "cli", "tests"])
+def test_source_roots_are_no_packages(folder: str) -> None:
+    """``operator/__init__.py`` would shadow the standard library's module of that name."""
+    assert not (ROOT / folder / "__init__.py").exists()
