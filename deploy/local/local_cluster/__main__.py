@@ -32,12 +32,16 @@ def _parser() -> argparse.ArgumentParser:
         return commands.add_parser(name, help=text, description=text)
 
     add("setup", "install and build everything a cluster needs, once")
-    for name, text in (("up", "start the cluster"), ("down", "end it, or what a crash has left of it")):
-        add(name, text).add_argument("--prefer-kind", action="store_true", help="use kind where a Docker engine runs")
+    start = add("up", "start the cluster")
+    start.add_argument("--prefer-kind", action="store_true", help="use kind where a Docker engine runs")
+    start.add_argument("--reuse", action="store_true", help="be content with a cluster that runs already")
+    add("down", "end the cluster, or what a crash has left of it")
     add("status", "show the nodes with their power and cables")
     add("kubeconfig", "print the path of the administrator's kubeconfig")
     add("env", "print lines for the shell: KUBECONFIG, and PATH with kubectl and helm")
-    add("images", "build the project's images, or load them into the running cluster").add_argument("what", choices=("build", "load"))
+    add("images", "build the project's images, or load them into the running cluster").add_argument(
+        "what", choices=("build", "load")
+    )
     for name, text in (
         ("power-off", "cut a node's cable, then its power"),
         ("power-on", "give a node its power back"),
@@ -53,9 +57,9 @@ def _run(options: argparse.Namespace) -> None:
         case "setup":
             lifecycle.setup()
         case "up":
-            kind.up() if options.prefer_kind and kind.is_available() else lifecycle.up()
+            (kind if options.prefer_kind and kind.is_available() else lifecycle).up(reuse=options.reuse)
         case "down":
-            kind.down() if options.prefer_kind and kind.is_available() else lifecycle.down()
+            (kind if kind.is_running() else lifecycle).down()
         case "status":
             print(lifecycle.status())
         case "kubeconfig":

@@ -45,7 +45,14 @@ def _branch(path: Path) -> None:
             own.write_text(parent.read_text())
     if is_version_2() and path.name != BRANCH:
         for folder in (path.parent.parent, path.parent, path):
-            wanted = set((folder / "cgroup.controllers").read_text().split()) & {"cpu", "cpuset", "memory", "pids", "io", "hugetlb"}
+            wanted = set((folder / "cgroup.controllers").read_text().split()) & {
+                "cpu",
+                "cpuset",
+                "memory",
+                "pids",
+                "io",
+                "hugetlb",
+            }
             (folder / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in sorted(wanted)))
 
 

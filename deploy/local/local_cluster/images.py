@@ -11,17 +11,17 @@ import json
 import os
 import shutil
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from local_cluster import places
-from local_cluster.process import Problem, niced, run, step
+from local_cluster.process import niced, run, step
 
 BASE = "localhost/heterotrain/base:bookworm"
 CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
-LARGE_BYTES = 200_000_000
+LARGE_BYTES = 20_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,13 @@ def own() -> list[Image]:
         Image(
             name="operator:dev",
             dockerfile=operator / "Dockerfile",
-            inputs=(operator / "Dockerfile", locks / "build.txt", locks / "operator.txt", core, operator / "heterotrain_operator"),
+            inputs=(
+                operator / "Dockerfile",
+                locks / "build.txt",
+                locks / "operator.txt",
+                core,
+                operator / "heterotrain_operator",
+            ),
         ),
         Image(
             name="trainer:dev",
@@ -69,6 +75,7 @@ def own() -> list[Image]:
 
 def of_cluster() -> list[Image]:
     """Return the images that the cluster itself needs."""
+
     def program(name: str) -> Image:
         return Image(
             name=f"{name}:local",
@@ -78,7 +85,11 @@ def of_cluster() -> list[Image]:
         )
 
     prometheus = places.LOCAL / "prometheus/Dockerfile"
-    return [program("pause"), program("coredns"), Image(name="prometheus:local", dockerfile=prometheus, inputs=(prometheus,), prepare=_debian_prometheus)]
+    return [
+        program("pause"),
+        program("coredns"),
+        Image(name="prometheus:local", dockerfile=prometheus, inputs=(prometheus,), prepare=_debian_prometheus),
+    ]
 
 
 def layout() -> Path:
@@ -89,7 +100,7 @@ def layout() -> Path:
 def build(image: Image) -> str:
     """Build the image if anything it is made from has changed, and return its manifest's digest."""
     mark = layout() / f"{image.name.partition(':')[0]}.json"
-    inputs = places.digest(image.inputs, json.dumps(dict(image.arguments), sort_keys=True), places.digest([Path(__file__)]))
+    inputs = places.digest(image.inputs, json.dumps(dict(image.arguments), sort_keys=True))
     if mark.exists() and (known := json.loads(mark.read_text()))["inputs"] == inputs:
         return str(known["manifest"])
     with step(f"image heterotrain/{image.name}"):
@@ -100,7 +111,7 @@ def build(image: Image) -> str:
     return manifest
 
 
-def archive(image: Image, *, without: set[str]) -> Callable[[BinaryIO], None]:
+def archive(image: Image, *, without: set[str]) -> Callable[[IO[bytes]], None]:
     """Return a function that writes the image as an OCI archive, leaving out layers that the reader has already."""
     manifest_digest = str(json.loads((layout() / f"{image.name.partition(':')[0]}.json").read_text())["manifest"])
     manifest = json.loads(_blob(manifest_digest).read_text())
@@ -113,9 +124,11 @@ def archive(image: Image, *, without: set[str]) -> Callable[[BinaryIO], None]:
             "annotations": {"io.containerd.image.name": image.reference},
         }],
     }  # fmt: skip
-    digests = dict.fromkeys([manifest_digest, manifest["config"]["digest"], *(layer["digest"] for layer in manifest["layers"])])
+    digests = dict.fromkeys(
+        [manifest_digest, manifest["config"]["digest"], *(layer["digest"] for layer in manifest["layers"])]
+    )
 
-    def write(target: BinaryIO) -> None:
+    def write(target: IO[bytes]) -> None:
         with tarfile.open(fileobj=target, mode="w|") as tar:
             for name, document in (("oci-layout", {"imageLayoutVersion": "1.0.0"}), ("index.json", index)):
                 text = json.dumps(document).encode()
@@ -136,7 +149,16 @@ def _blob(digest: str) -> Path:
 def _buildah(*words: str | Path, timeout_s: float = 1800) -> str:
     """Run buildah on a storage of our own, so that nothing of the machine's is touched."""
     storage = places.cache() / "buildah"
-    command = ["buildah", "--root", storage / "storage", "--runroot", storage / "run", "--storage-driver", "overlay", *words]
+    command = [
+        "buildah",
+        "--root",
+        storage / "storage",
+        "--runroot",
+        storage / "run",
+        "--storage-driver",
+        "overlay",
+        *words,
+    ]
     return run(*niced(command), timeout_s=timeout_s)
 
 
@@ -183,22 +205,35 @@ def _export(image: Image) -> str:
         # Exporting to a plain folder leaves layers uncompressed, and a layer that lies in the layout is not packed again.
         folder = layout() / "export"
         shutil.rmtree(folder, ignore_errors=True)
-        _buildah("push", name, f"dir:{folder}")
+        _buildah("push", "--disable-compression", name, f"dir:{folder}")
         for path in folder.iterdir():
             if len(path.name) == len("0" * 64):
                 path.replace(blobs / path.name)
         shutil.rmtree(folder)
     _buildah("push", name, f"oci:{layout() / 'oci'}:{image.reference}")
-    for entry in json.loads((layout() / "oci/index.json").read_text())["manifests"]:
-        if entry.get("annotations", {}).get("org.opencontainers.image.ref.name") == image.reference:
-            return str(entry["digest"])
-    raise Problem(f"buildah did not write {image.reference} into {layout()}")
+    manifests: dict[str, str] = {
+        entry.get("annotations", {}).get("org.opencontainers.image.ref.name", ""): entry["digest"]
+        for entry in json.loads((layout() / "oci/index.json").read_text())["manifests"]
+    }
+    _prune(manifests.values())
+    return manifests[image.reference]
+
+
+def _prune(manifests: Iterable[str]) -> None:
+    """Delete every blob of the layout that no image refers to any more."""
+    kept = set(manifests)
+    for digest in list(kept):
+        manifest = json.loads(_blob(digest).read_text())
+        kept |= {manifest["config"]["digest"], *(layer["digest"] for layer in manifest["layers"])}
+    for path in (layout() / "oci/blobs/sha256").iterdir():
+        if f"sha256:{path.name}" not in kept:
+            path.unlink()
 
 
 def _layers(name: str) -> list[tuple[str, int]]:
     """Return digest and size in bytes, unpacked, of each layer of an image in buildah's storage."""
     inspected: dict[str, Any] = json.loads(_buildah("inspect", "--type", "image", name))
-    wanted = {digest for digest in inspected["OCIv1"]["rootfs"]["diff_ids"]}
+    wanted = set(inspected["OCIv1"]["rootfs"]["diff_ids"])
     stored = json.loads((places.cache() / "buildah/storage/overlay-layers/layers.json").read_text())
     return [
         (layer["diff-digest"].removeprefix("sha256:"), int(layer.get("diff-size", 0))) for layer in stored if layer.get("diff-digest") in wanted

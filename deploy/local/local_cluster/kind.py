@@ -27,19 +27,35 @@ def is_running() -> bool:
     return _succeeds("docker", "inspect", f"{_name()}-control-plane")
 
 
-def up() -> None:
+def up(*, reuse: bool = False) -> None:
     """Start the cluster, with the project's images in it.
+
+    Args:
+        reuse: be content with a cluster that runs already.
 
     Raises:
         Problem: it is running already, or kind could not start it.
     """
     if is_running():
+        if reuse:
+            return
         raise Problem("a cluster is running already: use it, or end it with `make cluster-down` first")
     plan = topology.read(CONFIGURATION.read_text())
     for mount in {mount.host_path for node in plan.nodes for mount in node.mounts}:
         _shared_folder(mount)
     say("    kind create cluster")
-    run("kind", "create", "cluster", "--config", CONFIGURATION, "--kubeconfig", kubeconfig(), "--wait", "120s", timeout_s=900)
+    run(
+        "kind",
+        "create",
+        "cluster",
+        "--config",
+        CONFIGURATION,
+        "--kubeconfig",
+        kubeconfig(),
+        "--wait",
+        "120s",
+        timeout_s=900,
+    )
     images(load=True)
 
 
@@ -54,7 +70,19 @@ def images(*, load: bool) -> None:
     for image, dockerfile in IMAGES.items():
         say(f"    docker build {image}")
         arguments = ["--build-arg", f"TORCH_INDEX={TORCH_INDEX}"] if image.startswith("heterotrain/trainer") else []
-        run("docker", "build", "-q", *arguments, "-f", dockerfile, "-t", image, ".", cwd=places.REPOSITORY, timeout_s=3600)
+        run(
+            "docker",
+            "build",
+            "-q",
+            *arguments,
+            "-f",
+            dockerfile,
+            "-t",
+            image,
+            ".",
+            cwd=places.REPOSITORY,
+            timeout_s=3600,
+        )
     upstream, name = PROMETHEUS
     run("docker", "pull", "-q", upstream, timeout_s=600)
     run("docker", "tag", upstream, name)
@@ -102,7 +130,18 @@ def _known(node: str) -> str:
 
 def _shared_folder(path: str) -> None:
     """Make the nodes' common folder writable for pods of any user; only the engine may be root here."""
-    run("docker", "run", "--rm", "--volume", f"{path}:/shared", "docker.io/library/busybox:1.37", "chmod", "1777", "/shared", timeout_s=300)
+    run(
+        "docker",
+        "run",
+        "--rm",
+        "--volume",
+        f"{path}:/shared",
+        "docker.io/library/busybox:1.37",
+        "chmod",
+        "1777",
+        "/shared",
+        timeout_s=300,
+    )
 
 
 def _succeeds(*command: str) -> bool:

@@ -7,7 +7,6 @@ import shutil
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import FrameType
 
 from local_cluster import cgroups, images, network, node, pki, places, record, template, toolchain, topology
@@ -19,14 +18,19 @@ CONFIGURATION = places.REPOSITORY / "kind-config.yaml"
 def setup() -> None:
     """Install and build everything that starting a cluster needs. A second run finds nothing to do."""
     if os.geteuid() != 0:
-        raise Problem("a cluster without Docker needs root: run this as root, or start a Docker engine and install kind")
+        raise Problem(
+            "a cluster without Docker needs root: run this as root, or start a Docker engine and install kind"
+        )
     toolchain.install_packages()
     toolchain.build_programs()
     template.fill([*images.of_cluster(), *images.own()])
 
 
-def up() -> None:
+def up(*, reuse: bool = False) -> None:
     """Start the cluster and return when its nodes and its DNS are ready.
+
+    Args:
+        reuse: be content with a cluster that runs already.
 
     Raises:
         Problem: one is running, or something of it did not start; then nothing is left of it.
@@ -34,6 +38,8 @@ def up() -> None:
     with record.exclusively("up"):
         known = record.load()
         if known is not None and known.is_up and known.is_alive:
+            if reuse:
+                return
             raise Problem("a cluster is running already: use it, or end it with `make cluster-down` first")
         setup()
         _clear()
@@ -45,7 +51,9 @@ def up() -> None:
             say("    the start did not get to its end: taking away what was there")
             _clear()
             raise
-        say(f"    the cluster is ready after {time.monotonic() - started_s:.1f} s: export KUBECONFIG={places.kubeconfig()}")
+        say(
+            f"    the cluster is ready after {time.monotonic() - started_s:.1f} s: export KUBECONFIG={places.kubeconfig()}"
+        )
 
 
 def down() -> None:
@@ -137,16 +145,27 @@ def status() -> str:
 
 
 def load_images() -> None:
-    """Build the project's images and give them to every node that has power; new pods then run them."""
+    """Build the project's images and give them to every node that has power; pods made from now on run them."""
     known = record.present()
-    plan = topology.read(known.topology)
+    powered = [each for each in topology.read(known.topology).nodes if each.name in known.nodes]
     for image in images.own():
-        images.build(image)
-        with step(f"loading heterotrain/{image.name} into {len(known.nodes)} nodes"), ThreadPoolExecutor(2) as pool:
+        manifest = images.build(image)
 
-            def give(each: topology.Node, image: images.Image = image) -> None:
-                enter: list[str | Path] = ["nsenter", "--all", f"--target={known.nodes[each.name].pid}"]
-                prefix = [*enter, places.programs() / "ctr", "--namespace", "k8s.io"]
-                template.load(image, node.folder(each) / "var/lib/containerd", prefix)
+        def give(each: topology.Node, image: images.Image = image, manifest: str = manifest) -> bool:
+            ctr = [
+                "nsenter",
+                "--all",
+                f"--target={known.nodes[each.name].pid}",
+                f"{places.programs()}/ctr",
+                "--namespace=k8s.io",
+            ]
+            if manifest in run(*ctr, "images", "list", f"name=={image.reference}").split():
+                return False
+            template.load(image, node.folder(each) / "var/lib/containerd", ctr)
+            return True
 
-            list(pool.map(give, [each for each in plan.nodes if each.name in known.nodes]))
+        started_s = time.monotonic()
+        with ThreadPoolExecutor(2) as pool:
+            given = sum(pool.map(give, powered))
+        if given:
+            say(f"    heterotrain/{image.name} loaded into {given} nodes: {time.monotonic() - started_s:.1f} s")

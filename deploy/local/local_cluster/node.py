@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from local_cluster import cgroups, network, places, record, services
-from local_cluster.process import ProcessId, Problem, child_of, run, wait_until
+from local_cluster.process import Problem, ProcessId, child_of, run, wait_until
 from local_cluster.topology import Node, Topology
 
 CAP_SYS_RESOURCE = 24
@@ -46,7 +46,12 @@ def power_on(node: Node, topology: Topology) -> None:
             stdin=subprocess.PIPE, stdout=log, stderr=log, cwd="/", start_new_session=True,
         )  # fmt: skip
     # Until it gets its orders the first process waits, and ends if we end: nothing is lost before it is written down.
-    wait_until(lambda: launcher.poll() is not None or child_of(launcher.pid) is not None, f"{node.name} to start", timeout_s=10, every_s=0.005)
+    wait_until(
+        lambda: launcher.poll() is not None or child_of(launcher.pid) is not None,
+        f"{node.name} to start",
+        timeout_s=10,
+        every_s=0.005,
+    )
     pid = child_of(launcher.pid)
     if pid is None:
         raise Problem(f"node {node.name} did not start: {(home / 'init.log').read_text()[-500:]}")
@@ -124,4 +129,3 @@ def _shared_folder(path: Path) -> None:
     if not path.exists():
         path.mkdir(parents=True)
         os.chmod(path, 0o1777)  # noqa: PTH101, S103  # like /tmp: pods run as users of their own
-

@@ -77,7 +77,7 @@ def cover(path: Path, content: str) -> None:
 
 
 def mount(*arguments: str | Path) -> None:
-    """Call mount(8)."""
+    """Attach a file system or a folder; the words are those of the program of that name."""
     subprocess.run(["mount", *map(str, arguments)], check=True, stdin=subprocess.DEVNULL)
 
 
@@ -103,7 +103,11 @@ def supervise(services: dict[str, list[str]], logs: Path, path: str) -> None:
 
 def start(command: list[str], log: int, environment: dict[str, str]) -> int:
     """Start a program in a session of its own and return its process number."""
-    actions = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)]
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, log, 1),
+        (os.POSIX_SPAWN_DUP2, log, 2),
+    ]
     return os.posix_spawn(command[0], command, environment, file_actions=actions, setsid=True)
 
 

@@ -49,8 +49,19 @@ def identities(topology: Topology) -> list[Identity]:
 def issue(folder: Path, topology: Topology) -> None:
     """Fill ``folder`` with keys, certificates and a kubeconfig for each client."""
     folder.mkdir(parents=True, mode=0o700)
-    _openssl(folder, "ca", "/CN=heterotrain-local", ["-addext", "keyUsage=critical,keyCertSign,cRLSign,digitalSignature"])
-    run("openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", folder / "service-account.key")
+    _openssl(
+        folder, "ca", "/CN=heterotrain-local", ["-addext", "keyUsage=critical,keyCertSign,cRLSign,digitalSignature"]
+    )
+    run(
+        "openssl",
+        "genpkey",
+        "-algorithm",
+        "EC",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-out",
+        folder / "service-account.key",
+    )
     run("openssl", "pkey", "-in", folder / "service-account.key", "-pubout", "-out", folder / "service-account.pub")
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda identity: _certify(folder, identity, topology), identities(topology)))

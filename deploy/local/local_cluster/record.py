@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 
 from local_cluster import places
-from local_cluster.process import ProcessId, Problem
+from local_cluster.process import Problem, ProcessId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,9 @@ def load() -> Record | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise Problem(f"{places.cluster()}/record.json is damaged: end the cluster's processes, then delete that folder") from error
+        raise Problem(
+            f"{places.cluster()}/record.json is damaged: end the cluster's processes, then delete that folder"
+        ) from error
     nodes = {name: ProcessId(**process) for name, process in document.pop("nodes").items()}
     return Record(nodes=nodes, **document)
 

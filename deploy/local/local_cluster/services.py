@@ -111,7 +111,11 @@ def _kubelet(topology: Topology, *, machine: Machine, pki: Path, cgroup: str) ->
     return {
         "kind": "KubeletConfiguration",
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
-        "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": True}, "x509": {"clientCAFile": f"{pki}/ca.crt"}},
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": True},
+            "x509": {"clientCAFile": f"{pki}/ca.crt"},
+        },
         "authorization": {"mode": "Webhook"},
         "clusterDNS": [topology.dns_address],
         "clusterDomain": "cluster.local",
@@ -126,7 +130,12 @@ def _kubelet(topology: Topology, *, machine: Machine, pki: Path, cgroup: str) ->
         # The disk is the whole machine's: neither may a node throw away images it shares with the others, nor is it
         # this cluster's business how full the disk is until hardly anything is left.
         "imageGCHighThresholdPercent": 100,
-        "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%", "nodefs.inodesFree": "1%"},
+        "evictionHard": {
+            "memory.available": "100Mi",
+            "nodefs.available": "1%",
+            "imagefs.available": "1%",
+            "nodefs.inodesFree": "1%",
+        },
         **topology.kubelet,
     }
 

