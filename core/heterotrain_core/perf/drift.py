@@ -60,42 +60,51 @@ def changes(points: Sequence[Point]) -> tuple[Change, ...]:
     found: list[Change] = []
     for index, point in enumerate(points):
         latest.append((index, point))
-        change = _change(line, latest) if line.known else None
-        if change is not None:
-            found.append(change)
-            line.rescale(change.ratio)
+        if line.known and _changed(line, [p for _, p in latest]):
+            start, ratio = _located(line, [p for _, p in latest])
+            for _, old in latest[:start]:
+                line.take(old)
+            latest = latest[start:]
+            line.rescale(ratio)
+            found.append(Change(first=latest[0][0], ratio=ratio))
         # Keep back no more than is needed for a test, so that a change is not learned before it is noticed.
-        while latest and sum(p.steps for _, p in latest[1:]) >= LATEST_STEPS:
-            line.take(latest.pop(0)[1])
-        if not line.known and len(latest) > 1:
+        while latest and (not line.known or sum(p.steps for _, p in latest[1:]) >= LATEST_STEPS):
             line.take(latest.pop(0)[1])
     return tuple(found)
 
 
-def _change(line: _Line, latest: Sequence[tuple[int, Point]]) -> Change | None:
-    """Return the change that the longest telling run of latest points shows; the first of them may be half old."""
-    for start in range(len(latest)):
-        points = [point for _, point in latest[start:]]
-        if sum(point.steps for point in points) < LATEST_STEPS:
-            return None
-        ratio = _common_ratio(line, points)
-        if ratio is not None:
-            return Change(first=latest[start][0], ratio=ratio)
-    return None
+def _changed(line: _Line, points: Sequence[Point]) -> bool:
+    """Return whether some run of latest points of enough steps took beyond doubt longer or shorter than the line says."""
+    for start in range(len(points)):
+        run = points[start:]
+        if sum(p.steps for p in run) < LATEST_STEPS:
+            return False
+        shift, doubt = _shift(line, run)
+        doubt = math.hypot(doubt, max(line.error_at(p.size) for p in run))
+        if abs(shift) > max(math.log(NOTICED_RATIO), _DEVIATIONS * doubt):
+            return True
+    return False
 
 
-def _common_ratio(line: _Line, points: Sequence[Point]) -> float | None:
-    """Return by how much the points are slower (or faster) than the line, if beyond doubt."""
-    weights = [point.steps for point in points]
+def _located(line: _Line, points: Sequence[Point]) -> tuple[int, float]:
+    """Return where among the points the change began, and its ratio: old ones fit the line, new ones have one shift."""
+    weights = [1.0 / p.error**2 for p in points]
+    logs = [math.log(p.seconds / line.at(p.size)) for p in points]
+    best = (math.inf, 0, 0.0)
+    for start in range(len(points)):
+        shift, _ = _shift(line, points[start:])
+        old = sum(w * e**2 for w, e in zip(weights[:start], logs[:start], strict=True))
+        new = sum(w * (e - shift) ** 2 for w, e in zip(weights[start:], logs[start:], strict=True))
+        best = min(best, (old + new, start, shift))
+    return best[1], math.exp(best[2])
+
+
+def _shift(line: _Line, points: Sequence[Point]) -> tuple[float, float]:
+    """Return the points' common logarithmic distance from the line and its standard error; noisy points count less."""
+    weights = [1.0 / p.error**2 for p in points]
     whole = sum(weights)
     logs = [math.log(p.seconds / line.at(p.size)) for p in points]
-    shift = sum(w * e for w, e in zip(weights, logs, strict=True)) / whole
-    if abs(shift) < math.log(NOTICED_RATIO):
-        return None
-    own = sum((w / whole) ** 2 * p.variation**2 / p.steps for w, p in zip(weights, points, strict=True))
-    of_line = max(line.error_at(p.size) for p in points)
-    doubt = math.sqrt(own + of_line**2 + _MODEL_ERROR**2)
-    return math.exp(shift) if abs(shift) > _DEVIATIONS * doubt else None
+    return sum(w * e for w, e in zip(weights, logs, strict=True)) / whole, math.sqrt(1.0 / whole)
 
 
 class _Line:

@@ -1,0 +1,75 @@
+"""A changed speed is noticed within 20 steps or two scrapes, and noise of a tenth is not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from heterotrain_core.perf.drift import LATEST_STEPS, Point, changes
+
+
+def scrapes(
+    rng: np.random.Generator, steps: int, *, count: int, changed_at: int, ratio: float, variation: float
+) -> list[Point]:
+    """Return points of ``steps`` steps each; from step ``changed_at`` on the member takes ``ratio`` times as long."""
+    number = np.arange(count * steps)
+    seconds = np.maximum(0.1, 1 + variation * rng.standard_normal(len(number)))
+    seconds *= np.where(number >= changed_at, ratio, 1.0)
+    found = []
+    for i in range(count):
+        part = seconds[i * steps : (i + 1) * steps]
+        deviation = float(part.std(ddof=1) / part.mean()) if steps > 1 else variation
+        found.append(Point(size=100.0, seconds=float(part.mean()), variation=deviation, steps=steps))
+    return found
+
+
+@pytest.mark.parametrize("steps", [1, 5, 10, 30, 100])
+@pytest.mark.parametrize("ratio", [1.5, 2.0, 0.5])
+def test_a_change_is_noticed_in_time(steps: int, ratio: float) -> None:
+    """Slower or faster, in the middle of a scrape: known after 20 full steps or two full scrapes, whichever is longer."""
+    rng = np.random.default_rng(steps)
+    before = max(4, 60 // steps)
+    for _ in range(15):
+        changed_at = before * steps + int(rng.integers(0, steps))
+        first_full = -(-changed_at // steps)
+        enough = first_full + max(2, -(-LATEST_STEPS // steps))
+        points = scrapes(rng, steps, count=enough, changed_at=changed_at, ratio=ratio, variation=0.05)
+        found = changes(points)
+        assert found, (steps, ratio)
+        assert found[0].first >= before - 2
+        assert np.prod([change.ratio for change in found]) == pytest.approx(ratio, rel=0.25)
+
+
+@pytest.mark.parametrize("steps", [1, 5, 10, 30, 100])
+@pytest.mark.parametrize(("ratio", "variation"), [(1.0, 0.1), (1.1, 0.05)])
+def test_noise_of_a_tenth_is_no_change(steps: int, ratio: float, variation: float) -> None:
+    """Neither steps that vary by a tenth nor a lasting tenth is taken for a change of speed."""
+    rng = np.random.default_rng(100 + steps)
+    for _ in range(20):
+        count = max(8, 200 // steps)
+        points = scrapes(rng, steps, count=count, changed_at=count * steps // 2, ratio=ratio, variation=variation)
+        assert changes(points) == ()
+
+
+def test_one_hiccup_is_no_change() -> None:
+    """One step of 20 that took 20 times as long has a spread that explains it."""
+    calm = Point(size=100.0, seconds=1.0, variation=0.03, steps=20)
+    hiccup = Point(size=100.0, seconds=1.95, variation=2.2, steps=20)
+    assert changes([calm, calm, hiccup, calm, calm]) == ()
+
+
+def test_recovery_is_a_change_back() -> None:
+    """Throttled for a while: two changes whose ratios cancel."""
+    rng = np.random.default_rng(9)
+    points = scrapes(rng, 20, count=6, changed_at=60, ratio=2.0, variation=0.03)
+    points += scrapes(rng, 20, count=4, changed_at=0, ratio=1.0, variation=0.03)
+    first, second = changes(points)
+    assert (first.first, second.first) == (3, 6)
+    assert first.ratio * second.ratio == pytest.approx(1.0, rel=0.05)
+
+
+def test_another_share_is_no_change() -> None:
+    """Twice the share takes longer; that is what the line is for, also before it knows the slope."""
+    fixed, slope = 0.2, 0.008
+    sizes = [100.0] * 4 + [170.0] * 4 + [60.0] * 3
+    points = [Point(size=x, seconds=fixed + slope * x, variation=0.03, steps=20) for x in sizes]
+    assert changes(points) == ()

@@ -1,0 +1,171 @@
+"""Time models from telemetry: exact without noise, honest with it, unmoved by outliers, never at a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
+from heterotrain_core.perf.exchange import fit_exchange
+from heterotrain_core.perf.fit import FixedPart, fit_member
+from heterotrain_core.perf.model import Verdict, compute_s
+from heterotrain_core.perf.samples import Moments, Observation
+from unit.core.telemetry import Cluster, three_pools
+
+
+def watched(cluster: Cluster, *runs: tuple[Sequence[int], int]) -> list[Observation]:
+    """Return observations of rank 0, a scrape after each run."""
+    found = []
+    for shares, steps in runs:
+        cluster.run(shares, steps)
+        found += [o for o in cluster.scrape() if o.member == cluster.name(0)]
+    return found
+
+
+def test_without_noise_every_coefficient_is_found() -> None:
+    """Three shares, phases as exported: q, s, k, m and the update come back."""
+    truth = three_pools()[0]
+    model = fit_member(watched(Cluster(truth=[truth]), ([50], 10), ([100], 10), ([200], 10)))
+    assert model.verdict is Verdict.OK
+    assert model.compute is not None
+    for name in ("per_sample_s", "backward_per_sample_s", "fixed_s", "backward_fixed_s", "update_s"):
+        assert getattr(model.compute, name) == pytest.approx(getattr(truth, name), rel=0.02), name
+
+
+def test_accumulated_steps_teach_the_same_line() -> None:
+    """A share in several micro-batches is so many points on the line of one, and the update is paid once."""
+    truth = three_pools()[0]
+    cluster = Cluster(truth=[truth], micro_caps={0: 64})
+    model = fit_member(watched(cluster, ([40], 10), ([64], 10), ([128], 10), ([192], 10)))
+    assert model.compute is not None
+    for share, micro in ((32, 1), (256, 4), (250, 5)):
+        assert compute_s(model.compute, share, micro_batches=micro) == pytest.approx(
+            compute_s(truth, share, micro_batches=micro), rel=0.02
+        )
+
+
+def test_noise_is_averaged_out_and_the_stated_uncertainty_is_honest() -> None:
+    """200 noisy members: the median error at half and twice the share is small, and within what the fit states."""
+    truth = ComputeTime(per_sample_s=0.001, fixed_s=0.03, backward_per_sample_s=0.002, backward_fixed_s=0.02)
+    errors, ratios = [], []
+    for seed in range(200):
+        cluster = Cluster(truth=[truth], variation=0.08, seed=seed)
+        model = fit_member(watched(cluster, *[([b], 12) for b in (100, 70, 130, 70, 130, 100)]))
+        assert model.compute is not None
+        for share in (50, 200):
+            error = compute_s(model.compute, share) / compute_s(truth, share) - 1
+            errors.append(error)
+            ratios.append(error / model.uncertainty_ratio)
+        assert model.variation == pytest.approx(0.08, rel=0.5)
+    assert float(np.median(np.abs(errors))) < 0.025
+    assert abs(float(np.mean(errors))) < 0.01
+    # The stated one is the worse of the two shares, so errors are somewhat smaller than it on average.
+    assert 0.5 < float(np.std(ratios)) < 1.2
+
+
+def test_outliers_and_warm_up_do_not_move_it() -> None:
+    """A scrape of pauses (ten times too long, with the spread they bring or without) is left out."""
+    truth = three_pools()[0]
+    cluster = Cluster(truth=[truth], variation=0.03, warm_up=8.0)
+    seen = watched(cluster, *[([b], 20) for b in (100, 60, 140, 100, 60, 140, 100)])
+    assert seen[0].warm_up
+    steady = Observation(
+        member=seen[0].member, share_samples=100, steps=10, ended_s=61.0, compute=Moments(mean=3.3, variance=0.01)
+    )
+    model = fit_member([*seen[:4], steady, *seen[4:]])
+    assert model.compute is not None
+    assert not model.drifted
+    for share in (50, 200):
+        assert compute_s(model.compute, share) == pytest.approx(compute_s(truth, share), rel=0.04)
+
+
+def test_slowing_down_rescales_what_was_learned_before() -> None:
+    """After a change the new speed holds at shares that were only seen at the old one, and is marked for learning."""
+    truth = three_pools()[0]
+    cluster = Cluster(truth=[truth], variation=0.03)
+    seen = watched(cluster, *[([b], 20) for b in (70, 100, 130, 100, 100)])
+    cluster.slow[0] = 2.0
+    seen += watched(cluster, ([100], 20), ([100], 20))
+    model = fit_member(seen)
+    assert model.drifted
+    assert model.drift_ratio == pytest.approx(2.0, rel=0.1)
+    assert model.compute is not None
+    for share in (60, 150):
+        assert compute_s(model.compute, share) == pytest.approx(2 * compute_s(truth, share), rel=0.06)
+    seen += watched(cluster, ([130], 20))
+    assert not fit_member(seen).drifted
+
+
+def test_one_share_leans_on_the_assumption_and_says_so() -> None:
+    """The time at the seen share is right; the fixed part is the assumed one; the verdict is thin."""
+    truth = three_pools()[0]
+    seen = watched(Cluster(truth=[truth]), ([100], 20), ([100], 20))
+    here = compute_s(truth, 100)
+    for assumed in (0.0, 0.4):
+        model = fit_member(seen, assumed=FixedPart(ratio=assumed, deviation=0.1))
+        assert model.verdict is Verdict.THIN
+        assert "one share" in model.reason
+        assert model.compute is not None
+        assert compute_s(model.compute, 100) == pytest.approx(here, rel=0.01)
+        fixed = model.compute.fixed_s + model.compute.backward_fixed_s
+        assert fixed == pytest.approx(assumed * (here - truth.update_s), abs=0.02 * here)
+        assert model.uncertainty_ratio == float("inf")
+
+
+def test_few_steps_are_thin_and_nothing_is_degenerate() -> None:
+    """Verdicts carry their reason; what cannot be true is as good as nothing."""
+    truth = three_pools()[0]
+    few = fit_member(watched(Cluster(truth=[truth]), ([100], 2), ([50], 2)))
+    assert (few.verdict, few.reason) == (Verdict.THIN, "only 4 steps were seen")
+    nothing = fit_member([])
+    assert (nothing.verdict, nothing.compute) == (Verdict.DEGENERATE, None)
+    broken = Observation(
+        member="w0/0", share_samples=10, steps=5, ended_s=0.0, compute=Moments(mean=float("nan"), variance=1.0)
+    )
+    assert fit_member([broken]).verdict is Verdict.DEGENERATE
+
+
+def test_times_that_do_not_grow_give_no_negative_coefficient() -> None:
+    """A constant or falling time has slope zero, not less; a line through the origin has no negative fixed part."""
+    for seconds in ((0.2, 0.2, 0.2), (0.3, 0.25, 0.2), (0.1, 0.25, 0.6)):
+        seen = [
+            Observation(member="m", share_samples=n, steps=50, ended_s=float(i), compute=Moments(mean=t, variance=1e-6))
+            for i, (n, t) in enumerate(zip((50, 100, 200), seconds, strict=True))
+        ]
+        model = fit_member(seen)
+        assert model.compute is not None
+        assert min(model.compute.per_sample_s, model.compute.fixed_s) >= 0
+        assert min(model.compute.backward_per_sample_s, model.compute.backward_fixed_s) >= 0
+
+
+def test_the_exchange_is_averaged_and_gamma_weighted_by_its_certainty() -> None:
+    """T_o and T_u come back through noise; a member that measures gamma badly hardly counts."""
+    cluster = Cluster(
+        truth=three_pools(),
+        communication=CommunicationTime(overlapped_s=0.04, last_bucket_s=0.01, gamma=0.2),
+        variation=0.05,
+        overhead_s=0.003,
+    )
+    seen = []
+    for _ in range(4):
+        cluster.run([100, 60, 30], 20)
+        seen += cluster.scrape()
+    bad = [
+        Observation(
+            member="w9/0", share_samples=10, steps=2, ended_s=1.0, first_bucket_fraction=Moments(mean=0.9, variance=0.5)
+        )
+    ]
+    found = fit_exchange(seen + bad)
+    assert found.communication is not None
+    assert found.communication.overlapped_s == pytest.approx(0.04, rel=1e-6)
+    assert found.communication.last_bucket_s == pytest.approx(0.01, rel=1e-6)
+    assert found.communication.gamma == pytest.approx(0.2, abs=0.01)
+    assert found.gamma_deviation < 0.01
+    assert found.overhead_s == pytest.approx(0.003, rel=1e-6)
+
+
+def test_an_exchange_that_nobody_timed_is_unknown() -> None:
+    """Missing is missing, never zero."""
+    assert fit_exchange([]).communication is None
+    assert fit_exchange([Observation(member="m", share_samples=1, steps=1, ended_s=0.0)]).communication is None
