@@ -2,15 +2,17 @@
 
 Observations are walked through in time. The last ones, about ``LATEST_STEPS`` steps, are held against a line fitted to
 all before them; a common ratio beyond ``NOTICED_RATIO`` that noise does not explain is a change, and what was seen
-before counts from then on as if it had been seen at the new speed. A change of 1.2 or more is so noticed within 20
+before counts from then on as if it had been seen at the new speed. What one scrape brought happened at one time: shares
+take turns within it, so its points are never torn apart. A change of 1.2 or more is so noticed within 20
 steps or two scrapes, whichever is longer; smaller ones are followed by forgetting.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 LATEST_STEPS = 20
 NOTICED_RATIO = 1.2
@@ -32,12 +34,14 @@ class Point:
         seconds: mean seconds per micro-batch.
         variation: standard deviation of a step relative to the mean.
         steps: steps.
+        scraped_s: when they were scraped.
     """
 
     size: float
     seconds: float
     variation: float
     steps: int
+    scraped_s: float
 
     @property
     def error(self) -> float:
@@ -56,29 +60,35 @@ class Change:
 def changes(points: Sequence[Point]) -> tuple[Change, ...]:
     """Return the changes of speed in time-ordered points, oldest first."""
     line = _Line()
-    latest: list[tuple[int, Point]] = []
+    latest: list[tuple[int, list[Point]]] = []
     found: list[Change] = []
-    for index, point in enumerate(points):
-        latest.append((index, point))
-        if line.known and _changed(line, [p for _, p in latest]):
-            start, ratio = _located(line, [p for _, p in latest])
-            for _, old in latest[:start]:
-                line.take(old)
+    first = 0
+    for _, scrape in groupby(points, key=lambda point: point.scraped_s):
+        latest.append((first, list(scrape)))
+        first += len(latest[-1][1])
+        if line.known and _changed(line, [group for _, group in latest]):
+            start, ratio = _located(line, [group for _, group in latest])
+            for _, group in latest[:start]:
+                line.take(group)
             latest = latest[start:]
             line.rescale(ratio)
             found.append(Change(first=latest[0][0], ratio=ratio))
         # Keep back no more than is needed for a test, so that a change is not learned before it is noticed.
-        while latest and (not line.known or sum(p.steps for _, p in latest[1:]) >= LATEST_STEPS):
+        while latest and (not line.known or _steps(group for _, group in latest[1:]) >= LATEST_STEPS):
             line.take(latest.pop(0)[1])
     return tuple(found)
 
 
-def _changed(line: _Line, points: Sequence[Point]) -> bool:
-    """Return whether some run of latest points of enough steps took beyond doubt longer or shorter than the line says."""
-    for start in range(len(points)):
-        run = points[start:]
-        if sum(p.steps for p in run) < LATEST_STEPS:
+def _steps(groups: Iterable[Sequence[Point]]) -> int:
+    return sum(point.steps for group in groups for point in group)
+
+
+def _changed(line: _Line, groups: Sequence[Sequence[Point]]) -> bool:
+    """Return whether some latest scrapes of enough steps took beyond doubt longer or shorter than the line says."""
+    for start in range(len(groups)):
+        if _steps(groups[start:]) < LATEST_STEPS:
             return False
+        run = [point for group in groups[start:] for point in group]
         shift, doubt = _shift(line, run)
         doubt = math.hypot(doubt, max(line.error_at(p.size) for p in run))
         if abs(shift) > max(math.log(NOTICED_RATIO), _DEVIATIONS * doubt):
@@ -86,16 +96,17 @@ def _changed(line: _Line, points: Sequence[Point]) -> bool:
     return False
 
 
-def _located(line: _Line, points: Sequence[Point]) -> tuple[int, float]:
-    """Return where among the points the change began, and its ratio: old ones fit the line, new ones have one shift."""
-    weights = [1.0 / p.error**2 for p in points]
-    logs = [math.log(p.seconds / line.at(p.size)) for p in points]
+def _located(line: _Line, groups: Sequence[Sequence[Point]]) -> tuple[int, float]:
+    """Return where among the scrapes the change began, and its ratio: old ones fit the line, new ones have one shift."""
     best = (math.inf, 0, 0.0)
-    for start in range(len(points)):
-        shift, _ = _shift(line, points[start:])
-        old = sum(w * e**2 for w, e in zip(weights[:start], logs[:start], strict=True))
-        new = sum(w * (e - shift) ** 2 for w, e in zip(weights[start:], logs[start:], strict=True))
-        best = min(best, (old + new, start, shift))
+    for start in range(len(groups)):
+        shift, _ = _shift(line, [point for group in groups[start:] for point in group])
+        miss = sum(
+            ((math.log(p.seconds / line.at(p.size)) - (shift if place >= start else 0.0)) / p.error) ** 2
+            for place, group in enumerate(groups)
+            for p in group
+        )
+        best = min(best, (miss, start, shift))
     return best[1], math.exp(best[2])
 
 
@@ -117,7 +128,11 @@ class _Line:
     def known(self) -> bool:
         return self.w > 0
 
-    def take(self, point: Point) -> None:
+    def take(self, points: Iterable[Point]) -> None:
+        for point in points:
+            self._take(point)
+
+    def _take(self, point: Point) -> None:
         keep = 0.5 ** (point.steps / _HALF_LIFE_STEPS)
         weight = 1.0 / (point.seconds * point.error) ** 2
         x, y = point.size, point.seconds

@@ -26,6 +26,8 @@ Floats = NDArray[np.float64]
 TRUSTED_ERROR = 0.05
 """A model is ok when it predicts half and twice the typical share this well."""
 LEAST_STEPS = 8
+WARM_UP_STEPS = 3
+"""The first steps of a process choose kernels, build buckets and fill caches."""
 _HALF_LIFE_STEPS = 600
 _OLDEST_WEIGHT = 0.02
 """Old observations at other shares still tell the slope, so they are never forgotten altogether."""
@@ -62,7 +64,7 @@ def fit_member(observations: Sequence[Observation], *, assumed: FixedPart = ASSU
     With one share only, the fixed part is the ``assumed`` one and the verdict is thin. Never raises on telemetry.
     """
     seen = [o for o in sorted(filter(usable, observations), key=lambda o: o.ended_s) if _own(o) is not None]
-    seen = [o for o in seen if o.share_samples > 0]
+    seen = _warm([o for o in seen if o.share_samples > 0])
     if not seen:
         return MemberModel(
             compute=None, verdict=Verdict.DEGENERATE, reason="there is no usable observation of its compute time yet"
@@ -124,6 +126,15 @@ def fit_member(observations: Sequence[Observation], *, assumed: FixedPart = ASSU
         verdict=verdict,
         reason=reason,
     )
+
+
+def _warm(seen: list[Observation]) -> list[Observation]:
+    """Return the observations without those that hold little but a process's first steps, if any others are left.
+
+    In an observation of more steps the slow first ones show as a large variance, which takes its weight away.
+    """
+    warm = [o for o in seen if not (o.warm_up and o.steps <= WARM_UP_STEPS)]
+    return warm or seen
 
 
 def _verdict(own: _Line, compute: ComputeTime, *, shapes: int, steps: int) -> tuple[Verdict, str]:
@@ -264,6 +275,7 @@ def _point(observation: Observation, usual: float) -> Point:
         seconds=own.mean / observation.micro_batches,
         variation=max(deviation, usual / 2),
         steps=observation.steps,
+        scraped_s=observation.ended_s,
     )
 
 

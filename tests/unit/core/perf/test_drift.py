@@ -8,17 +8,26 @@ from heterotrain_core.perf.drift import LATEST_STEPS, Point, changes
 
 
 def scrapes(
-    rng: np.random.Generator, steps: int, *, count: int, changed_at: int, ratio: float, variation: float
+    rng: np.random.Generator,
+    steps: int,
+    *,
+    count: int,
+    changed_at: int,
+    ratio: float,
+    variation: float,
+    began_s: float = 0.0,
 ) -> list[Point]:
     """Return points of ``steps`` steps each; from step ``changed_at`` on the member takes ``ratio`` times as long."""
     number = np.arange(count * steps)
     seconds = np.maximum(0.1, 1 + variation * rng.standard_normal(len(number)))
     seconds *= np.where(number >= changed_at, ratio, 1.0)
-    found = []
+    found: list[Point] = []
     for i in range(count):
         part = seconds[i * steps : (i + 1) * steps]
         deviation = float(part.std(ddof=1) / part.mean()) if steps > 1 else variation
-        found.append(Point(size=100.0, seconds=float(part.mean()), variation=deviation, steps=steps))
+        found.append(
+            Point(size=100.0, seconds=float(part.mean()), variation=deviation, steps=steps, scraped_s=began_s + i)
+        )
     return found
 
 
@@ -52,16 +61,18 @@ def test_noise_of_a_tenth_is_no_change(steps: int, ratio: float, variation: floa
 
 def test_one_hiccup_is_no_change() -> None:
     """One step of 20 that took 20 times as long has a spread that explains it."""
-    calm = Point(size=100.0, seconds=1.0, variation=0.03, steps=20)
-    hiccup = Point(size=100.0, seconds=1.95, variation=2.2, steps=20)
-    assert changes([calm, calm, hiccup, calm, calm]) == ()
+    rows = [(1.0, 0.03), (1.0, 0.03), (1.95, 2.2), (1.0, 0.03), (1.0, 0.03)]
+    assert (
+        changes([Point(size=100.0, seconds=s, variation=v, steps=20, scraped_s=i) for i, (s, v) in enumerate(rows)])
+        == ()
+    )
 
 
 def test_recovery_is_a_change_back() -> None:
     """Throttled for a while: two changes whose ratios cancel."""
     rng = np.random.default_rng(9)
     points = scrapes(rng, 20, count=6, changed_at=60, ratio=2.0, variation=0.03)
-    points += scrapes(rng, 20, count=4, changed_at=0, ratio=1.0, variation=0.03)
+    points += scrapes(rng, 20, count=4, changed_at=0, ratio=1.0, variation=0.03, began_s=6.0)
     first, second = changes(points)
     assert (first.first, second.first) == (3, 6)
     assert first.ratio * second.ratio == pytest.approx(1.0, rel=0.05)
@@ -71,5 +82,7 @@ def test_another_share_is_no_change() -> None:
     """Twice the share takes longer; that is what the line is for, also before it knows the slope."""
     fixed, slope = 0.2, 0.008
     sizes = [100.0] * 4 + [170.0] * 4 + [60.0] * 3
-    points = [Point(size=x, seconds=fixed + slope * x, variation=0.03, steps=20) for x in sizes]
+    points = [
+        Point(size=x, seconds=fixed + slope * x, variation=0.03, steps=20, scraped_s=i) for i, x in enumerate(sizes)
+    ]
     assert changes(points) == ()

@@ -114,10 +114,10 @@ def test_one_share_leans_on_the_assumption_and_says_so() -> None:
 
 
 def test_few_steps_are_thin_and_nothing_is_degenerate() -> None:
-    """Verdicts carry their reason; what cannot be true is as good as nothing."""
+    """Verdicts carry their reason; a process's first steps and what cannot be true are as good as nothing."""
     truth = three_pools()[0]
     few = fit_member(watched(Cluster(truth=[truth]), ([100], 2), ([50], 2)))
-    assert (few.verdict, few.reason) == (Verdict.THIN, "only 4 steps were seen")
+    assert (few.verdict, few.reason) == (Verdict.THIN, "only 2 steps were seen")
     nothing = fit_member([])
     assert (nothing.verdict, nothing.compute) == (Verdict.DEGENERATE, None)
     broken = Observation(
