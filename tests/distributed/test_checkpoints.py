@@ -7,10 +7,9 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from heterotrain_core.contract.outcome import Ending
-
 from distributed.harness import Operator, Worker, assert_same_weights, reference
 from heterotrain.sample_log import lineage
+from heterotrain_core.contract.outcome import Ending
 
 Operate = Callable[..., Operator]
 

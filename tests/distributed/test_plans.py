@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from heterotrain_core.contract.plan import Boundary, BoundaryKind
-
 from distributed.harness import Operator, Worker, assert_same_weights, reference
 from heterotrain.sample_log import lineage
+from heterotrain_core.contract.plan import Boundary, BoundaryKind
 
 Operate = Callable[..., Operator]
 

@@ -47,7 +47,7 @@ def merge(outcomes: Sequence[Outcome | None], codes: Sequence[int]) -> Outcome:
         if outcome is None:
             return last(Ending.FAILED, f"rank {rank} ended without a word: does the script call heterotrain.init()?")
     left = next((outcome for outcome in said if outcome.ending is Ending.LEFT), None)
-    return left or last(Ending.FINISHED, said[0].reason)
+    return last(Ending.LEFT, left.reason) if left else last(Ending.FINISHED, said[0].reason)
 
 
 class Launcher:

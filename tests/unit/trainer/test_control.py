@@ -1,0 +1,76 @@
+"""All ranks draw the same conclusions from the control vector."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from heterotrain.control import HEADER, Slot, Verdict, to_row, verdict
+
+
+def a_slot(**fields: Any) -> Slot:
+    """Return what an undisturbed rank says."""
+    plain = {
+        "vote": True, "steps": 5, "generation": 2, "revision": 7, "plan_bytes": 100, "plan_checksum": 4_000_000_000,
+        "leaving": False, "weight": 4.0, "loss_sum": 8.0, "small_squared": 1.0, "buckets_s": (0.1, 0.2),
+    }  # fmt: skip
+    return Slot(**(plain | fields))
+
+
+def of(*slots: Slot) -> Verdict:
+    """Return the verdict on these slots."""
+    return verdict([to_row(slot) for slot in slots])
+
+
+def test_undisturbed() -> None:
+    """Nothing to tell: committed, weights and losses added up."""
+    assert of(a_slot(), a_slot(weight=2.0, loss_sum=1.0)) == Verdict(
+        committed=True, newest=(2, 7), holder=0, plan_bytes=100, everybody_holds=True, leaving=(), weight=6.0, loss=1.5,
+        small_squared=2.0, buckets_s=(0.1, 0.2),
+    )  # fmt: skip
+    assert len(to_row(a_slot())) == HEADER + 2
+
+
+def test_one_vote_against_repeats_the_step() -> None:
+    """Committed by all or by none."""
+    assert not of(a_slot(), a_slot(vote=False)).committed
+
+
+def test_ranks_at_different_steps_do_not_commit() -> None:
+    """Their gradients belong to different batches."""
+    assert not of(a_slot(), a_slot(steps=6)).committed
+
+
+def test_the_newest_plan_has_a_holder() -> None:
+    """The lowest rank with the highest (generation, revision) sends it, since somebody lacks it."""
+    found = of(
+        a_slot(),
+        a_slot(revision=8, plan_bytes=120),
+        a_slot(revision=8, plan_bytes=120),
+        a_slot(generation=1, revision=9),
+    )
+    assert (found.newest, found.holder, found.plan_bytes, found.everybody_holds) == ((2, 8), 1, 120, False)
+
+
+def test_equal_versions_with_different_bytes_are_sent_again() -> None:
+    """A checksum that differs is a disagreement, even under the same version."""
+    assert not of(a_slot(), a_slot(plan_checksum=1)).everybody_holds
+
+
+def test_who_leaves() -> None:
+    """By rank in the group."""
+    assert of(a_slot(), a_slot(leaving=True), a_slot(leaving=True)).leaving == (1, 2)
+
+
+def test_buckets_are_minima_over_ranks() -> None:
+    """An early rank's own time is mostly waiting; unknown times of one rank make them unknown."""
+    assert of(a_slot(), a_slot(buckets_s=(0.3, 0.05))).buckets_s == (0.1, 0.05)
+    assert of(a_slot(), a_slot(buckets_s=(math.nan, math.nan))).buckets_s == ()
+
+
+@pytest.mark.parametrize(("weight", "loss_sum", "expected"), [(0.0, 0.0, 2.0), (1.0, math.nan, None)])
+def test_loss_of_ranks_without_samples(weight: float, loss_sum: float, expected: float | None) -> None:
+    """A rank without samples has no say in the loss; a loss that is not a number is not hidden."""
+    assert of(a_slot(), replace(a_slot(), weight=weight, loss_sum=loss_sum)).loss == expected

@@ -1,0 +1,56 @@
+"""Who a process is follows from its environment; what contradicts itself is one clear sentence."""
+
+from __future__ import annotations
+
+import pytest
+from heterotrain.errors import UsageError
+from heterotrain.identity import Identity, Mode, read_config, read_identity
+from heterotrain_core.contract import env
+from heterotrain_core.contract.config import TrainingConfig, encode_config
+
+POD = {
+    env.JOB_UID: "j",
+    env.JOB_NAME: "digits",
+    env.WORKER: "digits-w1",
+    env.WORKER_UID: "u",
+    env.WORKER_ADDRESS: "10.1.2.3",
+}
+
+
+def test_alone() -> None:
+    """No environment: one process, no ports, no files."""
+    assert read_identity({}) == Identity(mode=Mode.ALONE)
+
+
+def test_in_a_pod_ports_follow_the_local_rank() -> None:
+    """Local rank r listens on the port plus r."""
+    found = read_identity(POD | {env.LOCAL_RANK: "2", env.RANKS_PER_WORKER: "4"})
+    assert (found.mode, found.name, found.metrics_port, found.peer_port) == (Mode.OPERATED, "digits-w1/2", 9402, 29402)
+    assert found.termination_path == env.DEFAULT_TERMINATION_PATH
+
+
+def test_under_torchrun() -> None:
+    """RANK and WORLD_SIZE fix everything."""
+    found = read_identity({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"})
+    assert (found.mode, found.rank, found.world_size, found.local_rank) == (Mode.TORCHRUN, 3, 4, 1)
+
+
+def test_a_half_set_pod() -> None:
+    """The missing variable is named."""
+    with pytest.raises(UsageError, match=env.WORKER_UID):
+        read_identity({name: value for name, value in POD.items() if name != env.WORKER_UID})
+
+
+def test_a_port_that_is_no_number() -> None:
+    """The variable and its value are named."""
+    with pytest.raises(UsageError, match=r"HETEROTRAIN_PEER_PORT.*'x'"):
+        read_identity(POD | {env.PEER_PORT: "x"})
+
+
+def test_configuration() -> None:
+    """As the operator wrote it, or none, or a clear refusal."""
+    config = TrainingConfig(epochs=9)
+    assert read_config({env.CONFIG: encode_config(config)}) == config
+    assert read_config({}) is None
+    with pytest.raises(UsageError, match="unknown fields"):
+        read_config({env.CONFIG: '{"future": 1}'})

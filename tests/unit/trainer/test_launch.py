@@ -1,0 +1,138 @@
+"""The launcher: several ranks in one pod share their fate and leave one word."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from heterotrain.launch import merge
+from heterotrain_core.contract import env
+from heterotrain_core.contract.outcome import Ending, Outcome, decode_outcome
+
+ROOT = Path(__file__).parents[3]
+
+
+def said(ending: Ending, *, step: int = 3) -> Outcome:
+    """Return a rank's word."""
+    return Outcome(ending=ending, reason=f"because {ending}", epoch=1, step=step)
+
+
+FINISHED, LEFT, FAILED = (said(ending) for ending in Ending)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "codes", "ending", "reason"),
+    [
+        ([FINISHED, FINISHED], [0, 0], Ending.FINISHED, "because finished"),
+        ([FINISHED, LEFT], [0, 0], Ending.LEFT, "because left"),
+        ([LEFT, FAILED], [0, 1], Ending.FAILED, "rank 1: because failed"),
+        ([FINISHED, None], [0, -9], Ending.FAILED, "rank 1 was ended by SIGKILL"),
+        ([FINISHED, FINISHED], [0, -11], Ending.FINISHED, "because finished"),
+        ([LEFT, LEFT], [0, -15], Ending.FAILED, "rank 1 was ended by SIGTERM"),
+        ([FINISHED, None], [0, 3], Ending.FAILED, "rank 1 ended with exit code 3"),
+        (
+            [FINISHED, None],
+            [0, 0],
+            Ending.FAILED,
+            "rank 1 ended without a word: does the script call heterotrain.init()?",
+        ),
+    ],
+)
+def test_outcomes_are_merged(outcomes: list[Outcome | None], codes: list[int], ending: Ending, reason: str) -> None:
+    """One failure is a failure, one leave is a leave; a finished rank that crashes afterwards has finished."""
+    merged = merge(outcomes, codes)
+    assert (merged.ending, merged.reason) == (ending, reason)
+
+
+def test_the_furthest_rank_says_where_it_was() -> None:
+    """Epoch and step are the greatest among the ranks."""
+    assert merge([said(Ending.LEFT, step=7), said(Ending.LEFT, step=8)], [0, 0]).step == 8
+
+
+def launch(tmp_path: Path, script: str, *, ranks: int) -> subprocess.Popen[str]:
+    """Start the launcher on a script; it is not torch's time that is tested here."""
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    environ = {
+        "PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT / 'core'}:{ROOT / 'trainer'}", env.JOB_UID: "j",
+        env.RANKS_PER_WORKER: str(ranks), env.TERMINATION_PATH: str(tmp_path / "word"), "FOLDER": str(tmp_path),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "heterotrain.launch", str(path), "--argument"]
+    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def outcome_of(tmp_path: Path) -> Outcome | None:
+    """Return what the pod left behind."""
+    return decode_outcome((tmp_path / "word").read_text())
+
+
+WORD = """
+import os, sys, json, pathlib, signal, time
+rank = int(os.environ["HETEROTRAIN_LOCAL_RANK"])
+folder = pathlib.Path(os.environ["FOLDER"])
+def say(ending):
+    word = {"ending": ending, "reason": "r", "epoch": 0, "step": rank}
+    pathlib.Path(os.environ["HETEROTRAIN_TERMINATION_PATH"]).write_text(json.dumps(word))
+"""
+
+
+def test_every_rank_gets_its_number_and_the_arguments(tmp_path: Path) -> None:
+    """The script runs once for each rank with the same command line."""
+    running = launch(tmp_path, WORD + "(folder / f'r{rank}').write_text(sys.argv[1]); say('finished')", ranks=3)
+    assert running.wait(timeout=30) == 0
+    assert [(tmp_path / f"r{rank}").read_text() for rank in range(3)] == ["--argument"] * 3
+    assert outcome_of(tmp_path) == Outcome(ending=Ending.FINISHED, reason="r", epoch=0, step=2)
+
+
+def test_sigterm_reaches_every_rank(tmp_path: Path) -> None:
+    """The pod leaves when its ranks have left."""
+    body = "def go(*_):\n    say('left'); sys.exit(0)\nsignal.signal(signal.SIGTERM, go)\n(folder / f'r{rank}').touch()\nwhile True: time.sleep(0.05)"
+    running = launch(tmp_path, WORD + body, ranks=2)
+    end = time.monotonic() + 30
+    while not all((tmp_path / f"r{rank}").exists() for rank in range(2)):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(timeout=30) == 0
+    found = outcome_of(tmp_path)
+    assert found is not None
+    assert found.ending is Ending.LEFT
+
+
+def test_a_failed_rank_takes_the_others_with_it(tmp_path: Path) -> None:
+    """They are told to end, and the pod ends with the failed rank's exit code."""
+    body = "if rank == 1: sys.exit(7)\nwhile True: time.sleep(0.05)"
+    running = launch(tmp_path, WORD + body, ranks=3)
+    assert running.wait(timeout=30) == 7
+    found = outcome_of(tmp_path)
+    assert found is not None
+    assert found.ending is Ending.FAILED
+
+
+def test_orphans_are_reaped_and_do_not_confuse(tmp_path: Path) -> None:
+    """A grandchild that outlives its parent changes nothing for the ranks' outcome."""
+    body = "import subprocess\nsubprocess.Popen(['true'])\nsubprocess.Popen(['sh', '-c', 'exit 5'])\nsay('finished')"
+    running = launch(tmp_path, WORD + body, ranks=2)
+    assert running.wait(timeout=30) == 0
+
+
+def test_the_launcher_never_loads_torch() -> None:
+    """A signal finds a handler from the first moment."""
+    code = "import sys, heterotrain.launch; print('torch' in sys.modules)"
+    path = {"PYTHONPATH": f"{ROOT / 'core'}:{ROOT / 'trainer'}"}
+    found = subprocess.run([sys.executable, "-c", code], env=path, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
+
+
+def test_usage() -> None:
+    """Without a script it says how it is used."""
+    path = {"PYTHONPATH": f"{ROOT / 'core'}:{ROOT / 'trainer'}"}
+    found = subprocess.run(
+        [sys.executable, "-m", "heterotrain.launch"], env=path, capture_output=True, text=True, check=False
+    )
+    assert (found.returncode, found.stdout.startswith("usage: heterotrain-run")) == (2, True)

@@ -1,0 +1,111 @@
+"""What a scrape sees."""
+
+from __future__ import annotations
+
+import re
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+from distributed.harness import free_port
+from heterotrain.identity import Identity, Mode
+from heterotrain.report import Report, StepTimes, serve
+from heterotrain_core.contract import metrics as names
+from prometheus_client import generate_latest
+
+IDENTITY = Identity(mode=Mode.OPERATED, job_uid="j", worker="w0", worker_uid="u0")
+
+
+def rendered(report: Report) -> dict[str, float]:
+    """Return all samples by name and labels, the identity's left out."""
+    found = {}
+    for line in generate_latest(report.registry).decode().splitlines():
+        if not line.startswith("#"):
+            name, labels, value = re.fullmatch(r"(\w+)\{(.*)\} (\S+)", line).groups()  # type: ignore[union-attr]
+            kept = sorted(label for label in labels.split(",") if label.split("=")[0] not in names.IDENTITY_LABELS)
+            found[f"{name}{{{','.join(kept)}}}"] = float(value)
+    return found
+
+
+def times(**fields: float) -> StepTimes:
+    """Return one step's seconds."""
+    plain = {"load_s": 0.1, "forward_s": 0.2, "backward_s": 0.4, "sync_s": 0.05, "update_s": 0.1, "step_s": 0.9}
+    return StepTimes(**(plain | fields))
+
+
+def test_a_step_is_counted_under_its_shape() -> None:
+    """Seconds and squares by phase; compute is its own sum."""
+    report = Report(IDENTITY)
+    for _ in range(2):
+        report.step(share_samples=8, micro_batch_samples=4, times=times(first_bucket_ratio=0.5), peak_bytes=None)
+    found, shape = rendered(report), 'micro_batch="4"'
+    assert found[f'{names.STEPS}{{{shape},share="8"}}'] == 2
+    assert found[f'{names.SAMPLES}{{{shape},share="8"}}'] == 16
+    assert found[f'{names.PHASE_SECONDS}{{{shape},phase="compute",share="8"}}'] == pytest.approx(1.6)
+    assert found[f'{names.PHASE_SECONDS_SQUARED}{{{shape},phase="compute",share="8"}}'] == pytest.approx(2 * 0.8**2)
+    assert found[f'{names.FIRST_BUCKET_FRACTION_SQUARED}{{{shape},share="8"}}'] == pytest.approx(0.5)
+    assert not any(name.startswith(names.PEAK_MEMORY) for name in found)
+
+
+def test_the_shape_unused_for_longest_goes_first() -> None:
+    """Label sets are bounded; a shape that is used again stays."""
+    report = Report(IDENTITY)
+    for share in [*range(names.MAX_LIVE_SHAPES), 0, 99]:
+        report.step(share_samples=share, micro_batch_samples=1, times=times(), peak_bytes=None)
+    shares = {int(re.search(r'share="(\d+)"', name)[1]) for name in rendered(report) if name.startswith(names.STEPS)}  # type: ignore[index]
+    assert shares == ({*range(names.MAX_LIVE_SHAPES)} - {1}) | {99}
+
+
+def test_missing_is_missing() -> None:
+    """A fresh process exports no loss, no plan and no steps, but counters that are truly zero."""
+    found = rendered(Report(IDENTITY))
+    assert found == {
+        f"{names.READY}{{}}": 0.0, f"{names.REPEATED_STEPS}{{}}": 0.0, f"{names.OUT_OF_MEMORY}{{}}": 0.0,
+        f"{names.CHECKPOINT_FAILURES}{{}}": 0.0,
+    }  # fmt: skip
+
+
+def test_buckets_causes_and_user_values() -> None:
+    """The last bucket is T_u, the others T_o; pauses are by cause."""
+    report = Report(IDENTITY)
+    report.buckets((0.2, 0.3, 0.1))
+    report.count(names.PAUSE_SECONDS, 0.5, cause=names.CAUSE_LOSS)
+    report.user({"accuracy": 0.9})
+    found = rendered(report)
+    assert found[f"{names.OVERLAPPED_SECONDS}{{}}"] == pytest.approx(0.5)
+    assert found[f"{names.LAST_BUCKET_SECONDS}{{}}"] == pytest.approx(0.1)
+    assert found[f'{names.PAUSE_SECONDS}{{cause="loss"}}'] == 0.5
+    assert found[f'{names.USER_METRIC}{{name="accuracy"}}'] == 0.9
+
+
+def test_readiness_waits_for_all_local_ranks() -> None:
+    """Local rank 0 answers for the pod; each other rank for itself."""
+    port = next(p for p in iter(free_port, 0) if free_port() == p + 1)
+    reports: list[Report] = []
+    servers: list[Any] = []
+    for rank in range(2):
+        identity = Identity(
+            mode=Mode.OPERATED, job_uid="j", worker="w", worker_uid="u", local_rank=rank, ranks_per_worker=2,
+            metrics_port=port + rank,
+        )  # fmt: skip
+        reports.append(Report(identity))
+        servers.append(serve(reports[-1], identity))
+
+    def status(rank: int) -> int:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port + rank}/ready", timeout=5) as reply:
+                return int(reply.status)
+        except urllib.error.HTTPError as error:
+            return int(error.code)
+
+    try:
+        assert [status(0), status(1)] == [503, 503]
+        reports[0].gauges({names.READY: 1.0})
+        assert [status(0), status(1)] == [503, 503]
+        reports[1].gauges({names.READY: 1.0})
+        assert [status(0), status(1)] == [200, 200]
+    finally:
+        for server in servers:
+            server.shutdown()
+            server.server_close()

@@ -1,0 +1,112 @@
+"""Which shares are in force in a step, and for whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from heterotrain.roster import FormationId, Roster, may_adopt, micro_batch_samples, roster_of, step_shares
+from heterotrain_core.contract.plan import Boundary, BoundaryKind, ComputeTime, Member, Plan
+
+
+def a_member(rank: int, share: int, **fields: Any) -> Member:
+    """Return a member."""
+    return Member(
+        rank=rank, worker=f"w{rank}", worker_uid=f"u{rank}", address="10.0.0.1", peer_port=1, pool="p", on_demand=True,
+        share_samples=share, **fields,
+    )  # fmt: skip
+
+
+def a_plan(*shares: int, **fields: Any) -> Plan:
+    """Return a plan with these shares."""
+    settings: dict[str, Any] = {"job_uid": "j", "generation": 1, "revision": 1} | fields
+    members = settings.pop("members", tuple(a_member(rank, share) for rank, share in enumerate(shares)))
+    return Plan(members=members, global_batch_samples=sum(shares), **settings)
+
+
+def a_roster(plan: Plan, ranks: tuple[int, ...] | None = None, **fields: Any) -> Roster:
+    """Return the roster of a formation of these ranks."""
+    everybody = tuple(range(len(plan.members)))
+    formation = FormationId(generation=plan.generation, number=0 if ranks is None else 1)
+    return roster_of(plan, plan_ranks=everybody if ranks is None else ranks, formation=formation, **fields)
+
+
+def test_a_whole_formation_uses_the_plan() -> None:
+    """Nobody missing: the plan's own shares."""
+    assert a_roster(a_plan(8, 4, 2)).shares == (8, 4, 2)
+
+
+def test_survivors_share_in_proportion_while_speeds_are_unknown() -> None:
+    """What the lost member did falls to the others in proportion."""
+    assert a_roster(a_plan(8, 4, 2), (1, 2)).shares == (9, 5)
+
+
+def test_survivors_share_evenly_when_they_had_nothing() -> None:
+    """Shares of zero give no proportion."""
+    assert a_roster(a_plan(14, 0, 0), (1, 2)).shares == (7, 7)
+
+
+def test_survivors_share_evenly_for_ever_when_the_plan_never_rebalances() -> None:
+    """The baseline stays the baseline."""
+    plan = a_plan(8, 4, 2, boundary=Boundary(kind=BoundaryKind.NEVER))
+    assert a_roster(plan, (0, 2)).shares == (7, 7)
+
+
+def test_survivors_are_balanced_by_their_models_and_caps() -> None:
+    """With models, survivors finish together; a cap binds."""
+    fast, slow = (
+        ComputeTime(per_sample_s=q, fixed_s=0.0, backward_per_sample_s=q, backward_fixed_s=0.0) for q in (1, 3)
+    )
+    members = (a_member(0, 30, compute=fast), a_member(1, 10, compute=slow), a_member(2, 40, compute=fast))
+    plan = a_plan(30, 10, 40, members=members)
+    assert a_roster(plan, (0, 1)).shares == (60, 20)
+    capped = replace(plan, members=(replace(members[0], cap_samples=50), *members[1:]))
+    assert a_roster(capped, (0, 1)).shares == (50, 30)
+
+
+def test_a_short_last_step_is_divided_in_proportion() -> None:
+    """Nobody's share of it is larger than its share of a whole step."""
+    roster = a_roster(a_plan(8, 4, 2))
+    assert step_shares(roster, epoch=0, epoch_step=9, batch_samples=7) == (4, 2, 1)
+    assert step_shares(roster, epoch=0, epoch_step=9, batch_samples=1) == (1, 0, 0)
+
+
+def test_probes_count_from_the_adoption_of_the_plan() -> None:
+    """In the epoch in which the plan was taken they begin there, in later ones at the epoch's start."""
+    plan = a_plan(8, 8, probe=((10, 6), (6, 10)), probe_steps=2)
+    roster = a_roster(plan, epoch=3, epoch_step=5)
+    in_epoch = [step_shares(roster, epoch=3, epoch_step=step, batch_samples=16) for step in range(5, 10)]
+    assert in_epoch == [(10, 6), (10, 6), (6, 10), (6, 10), (8, 8)]
+    assert step_shares(roster, epoch=4, epoch_step=0, batch_samples=16) == (10, 6)
+
+
+def test_survivors_do_not_probe() -> None:
+    """A probe's vectors are for all members of the plan."""
+    plan = a_plan(8, 4, 4, probe=((10, 4, 2),), probe_steps=5)
+    assert step_shares(a_roster(plan, (0, 1)), epoch=0, epoch_step=0, batch_samples=16) == (11, 5)
+
+
+@pytest.mark.parametrize(
+    ("newer", "step", "expected"),
+    [
+        ({"revision": 2}, 0, True),
+        ({"revision": 2}, 3, False),
+        ({"revision": 1}, 0, False),
+        ({"revision": 2, "generation": 2}, 0, False),
+        ({"revision": 2, "boundary": Boundary(kind=BoundaryKind.STEPS, every_steps=3)}, 3, True),
+        ({"revision": 2, "boundary": Boundary(kind=BoundaryKind.STEPS, every_steps=3)}, 4, False),
+        ({"revision": 2, "boundary": Boundary(kind=BoundaryKind.NEVER)}, 3, False),
+    ],
+)
+def test_a_revision_waits_for_its_boundary(newer: dict[str, Any], step: int, expected: bool) -> None:
+    """Only a newer revision of the same generation, and only at the boundary."""
+    assert may_adopt(a_roster(a_plan(8, 8)), a_plan(10, 6, **newer), epoch_step=step) is expected
+
+
+@pytest.mark.parametrize(
+    ("planned", "learned", "expected"), [(0, None, 0), (8, None, 8), (0, 4, 4), (8, 4, 4), (2, 4, 2)]
+)
+def test_the_smaller_micro_batch_wins(planned: int, learned: int | None, expected: int) -> None:
+    """What an out-of-memory taught binds as well as the plan."""
+    assert micro_batch_samples(a_member(0, 8, micro_batch_samples=planned), learned_cap_samples=learned) == expected

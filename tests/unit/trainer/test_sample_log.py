@@ -1,0 +1,44 @@
+"""The lineage of the final weights, read from all ranks' logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from heterotrain.sample_log import SampleLog, lineage
+
+
+def a_line(step: int, rank: int, *, formation: int = 0, generation: int = 1, **fields: Any) -> dict[str, Any]:
+    """Return a rank's line about a step of four samples that two ranks divide."""
+    batch = [4 * step, 4 * step + 1, 4 * step + 2, 4 * step + 3]
+    ids = batch[:3] if rank == 0 else batch[3:]
+    plain = {"epoch": step // 2, "step": step, "generation": generation, "formation": formation, "rank": rank}
+    return plain | {"shares": [3, 1], "ids": ids, "batch_ids": batch} | fields
+
+
+def test_epochs_in_order_from_any_rank(tmp_path: Path) -> None:
+    """A rank that was killed right after a commit leaves no line; the other one's is enough."""
+    one, other = SampleLog(str(tmp_path), name="a"), SampleLog(str(tmp_path), name="b")
+    for step in (0, 1, 2):
+        one.write(a_line(step, 0))
+    other.write(a_line(0, 1))
+    (tmp_path / "b.jsonl").open("a").write('{"epoch": 0, "st')
+    assert lineage(tmp_path) == {0: list(range(8)), 1: [8, 9, 10, 11]}
+
+
+def test_the_newest_formation_wins(tmp_path: Path) -> None:
+    """A step that one rank committed and the others did over counts once, as done over."""
+    log = SampleLog(str(tmp_path), name="a")
+    log.write(a_line(0, 0, batch_ids=[9, 8, 7, 6], ids=[9, 8, 7]))
+    log.write(a_line(0, 0, formation=1))
+    assert lineage(tmp_path) == {0: [0, 1, 2, 3]}
+
+
+def test_a_contradiction_is_an_error(tmp_path: Path) -> None:
+    """Two ranks that trained other samples than they should have are found out."""
+    log = SampleLog(str(tmp_path), name="a")
+    log.write(a_line(0, 0))
+    log.write(a_line(0, 1, ids=[2]))
+    with pytest.raises(ValueError, match="disagree on the samples of step 0"):
+        lineage(tmp_path)

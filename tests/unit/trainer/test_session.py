@@ -1,0 +1,295 @@
+"""The library in one process, as on a laptop: the same code, nobody else."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import heterotrain
+import pytest
+import torch
+from heterotrain.errors import UsageError
+from heterotrain.reducer import Reducer
+from heterotrain.session import Job
+
+X = torch.linspace(-1, 1, 40, dtype=torch.float64).reshape(20, 2)
+DATA = torch.utils.data.TensorDataset(X, X.sum(1, keepdim=True) ** 2)
+
+
+@pytest.fixture(autouse=True)
+def _tidy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Keep what ``init`` does to the process from other tests."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("heterotrain.farewell.Farewell.install", lambda _self: None)
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def a_job(**settings: Any) -> tuple[Job, torch.nn.Module, torch.optim.Optimizer]:
+    """Return a job with a small model."""
+    job = heterotrain.init(**({"epochs": 2, "batch_samples": 8} | settings))
+    torch.manual_seed(1)
+    model = job.wrap(torch.nn.Linear(2, 1).double())
+    return job, model, job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def train(job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> list[int]:
+    """Train to the end and return the sizes of the steps."""
+    sizes = []
+    for step in job.steps(DATA):
+        with step:
+            for x, y in step.micro_batches():
+                step.backward(((model(x) - y) ** 2).mean())
+            step.apply(optimizer, **options)
+        sizes.append(step.batch_samples)
+    return sizes
+
+
+def test_steps_cover_each_epoch() -> None:
+    """The last step of an epoch is smaller; nothing is padded or dropped."""
+    assert train(*a_job()) == [8, 8, 4, 8, 8, 4]
+
+
+def test_the_loop_is_plain_sgd() -> None:
+    """The same order of samples in plain torch gives the same weights."""
+    job, model, optimizer = a_job(epochs=1)
+    torch.manual_seed(1)
+    plain = torch.nn.Linear(2, 1).double()
+    order: list[int] = []
+    for step in job.steps(DATA):
+        with step:
+            order += step.task.ids
+            for x, y in step.micro_batches():
+                step.backward(((model(x) - y) ** 2).mean())
+            step.apply(optimizer)
+    stepper = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for start in (0, 8, 16):
+        x, y = DATA[order[start : start + 8]]
+        stepper.zero_grad()
+        ((plain(x) - y) ** 2).mean().backward()
+        stepper.step()
+    torch.testing.assert_close(model.weight, plain.weight, rtol=1e-12, atol=0)
+
+
+def test_clipping_comes_after_the_reduction() -> None:
+    """One step with a tiny limit moves the weights by learning rate times limit."""
+    job, model, optimizer = a_job(epochs=1, batch_samples=20)
+    before = [p.detach().clone() for p in model.parameters()]
+    train(job, model, optimizer, clip_norm=1e-3)
+    moved = math.sqrt(
+        sum(float((p.detach() - b).square().sum()) for p, b in zip(model.parameters(), before, strict=True))
+    )
+    assert moved == pytest.approx(0.1 * 1e-3)
+
+
+def test_schedulers_count_committed_steps() -> None:
+    """Six steps, six halvings."""
+    job, model, optimizer = a_job()
+    job.scheduler(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
+    train(job, model, optimizer)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**6)
+
+
+def test_hooks_run_once_for_each_epoch_without_gradients() -> None:
+    """In eval mode, and the mode is put back."""
+    job, model, optimizer = a_job(epochs=3)
+    seen = []
+
+    @job.on_epoch_end
+    def hook(epoch: int) -> dict[str, float]:
+        seen.append((epoch, torch.is_grad_enabled(), model.training))
+        return {"samples": job.sum(n=sum(len(x) for x, _ in job.part(DATA, batch_samples=6)))["n"]}
+
+    train(job, model, optimizer)
+    assert seen == [(0, False, False), (1, False, False), (2, False, False)]
+    assert model.training
+
+
+def test_out_of_memory_halves_the_micro_batches() -> None:
+    """The step comes again with smaller pieces, and the weights are those of a run that never failed."""
+    job, model, optimizer = a_job()
+    sizes = []
+    for step in job.steps(DATA):
+        with step:
+            for x, y in step.micro_batches():
+                sizes.append(len(x))
+                if len(x) > 3:
+                    raise torch.OutOfMemoryError("too much")
+                step.backward(((model(x) - y) ** 2).mean())
+            step.apply(optimizer)
+    assert sizes[:6] == [8, 4, 2, 2, 2, 2]
+    other = a_job()
+    train(*other)
+    torch.testing.assert_close(model.weight, other[1].weight, rtol=1e-12, atol=0)
+
+
+def test_a_model_too_large_for_one_sample_is_an_error() -> None:
+    """Halving ends at one."""
+    job, _, _ = a_job()
+
+    def loop() -> None:
+        for step in job.steps(DATA):
+            with step:
+                for _ in step.micro_batches():
+                    raise torch.OutOfMemoryError("too much")
+
+    with pytest.raises(UsageError, match="one sample alone"):
+        loop()
+
+
+def test_buffers_and_random_numbers_are_restored_when_a_step_is_repeated() -> None:
+    """What an attempt changed in the model's buffers, and the numbers it drew, are undone."""
+    job = heterotrain.init(epochs=1, batch_samples=20)
+
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1).double()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return self.layer(x)  # type: ignore[no-any-return]
+
+    model = job.wrap(Counting())
+    optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    drawn = []
+    for step in job.steps(DATA):
+        with step:
+            for x, y in step.micro_batches():
+                step.backward(((model(x) - y) ** 2).mean())
+            drawn.append(float(torch.rand(())))
+            if len(drawn) == 1:
+                raise torch.OutOfMemoryError("once")
+            step.apply(optimizer)
+    assert drawn[0] == drawn[1]
+    assert int(model.calls) == 2  # the repeated attempt's two micro-batches
+
+
+@pytest.mark.parametrize("mistake", ["no apply", "apply early", "apply twice", "backward twice", "vector loss"])
+def test_mistakes_in_the_loop_are_said(mistake: str) -> None:
+    """Each in one sentence that names what to call."""
+    job, model, optimizer = a_job()
+    expected = {
+        "no apply": r"without step\.apply", "apply early": r"0 of 1 micro-batches", "apply twice": r"step\.apply once",
+        "backward twice": r"step\.backward exactly once", "vector loss": r"scalar loss",
+    }[mistake]  # fmt: skip
+
+    def loop() -> None:
+        for step in job.steps(DATA):
+            with step:
+                if mistake == "apply early":
+                    step.apply(optimizer)
+                for x, y in step.micro_batches():
+                    errors = (model(x) - y) ** 2
+                    step.backward(errors if mistake == "vector loss" else errors.mean())
+                    if mistake == "backward twice":
+                        step.backward(errors.mean())
+                if mistake != "no apply":
+                    step.apply(optimizer)
+                if mistake == "apply twice":
+                    step.apply(optimizer)
+
+    with pytest.raises(UsageError, match=expected):
+        loop()
+
+
+def test_a_step_outside_its_with_block_is_said() -> None:
+    """The transaction has to be entered."""
+    job, _, _ = a_job()
+    with pytest.raises(UsageError, match="with step"):
+        for _ in job.steps(DATA):
+            pass
+
+
+def test_layers_that_mix_samples_are_refused_by_name() -> None:
+    """BatchNorm's statistics would depend on the shares."""
+    job = heterotrain.init()
+    with pytest.raises(UsageError, match=r"'1' is a BatchNorm1d"):
+        job.wrap(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)))
+
+
+def test_nothing_to_train() -> None:
+    """No model, no data, or nothing that learns."""
+    job = heterotrain.init()
+    with pytest.raises(UsageError, match=r"job\.wrap"):
+        next(iter(job.steps(DATA)))
+    job, _, _ = a_job()
+    with pytest.raises(UsageError, match="empty"):
+        next(iter(job.steps(torch.utils.data.TensorDataset(torch.empty(0, 2)))))
+    frozen = torch.nn.Linear(2, 1)
+    frozen.requires_grad_(requires_grad=False)
+    with pytest.raises(UsageError, match="requires a gradient"):
+        Reducer(frozen, bucket_bytes=100).begin()
+
+
+def test_parameters_may_be_frozen_and_thawed() -> None:
+    """The buckets follow; a frozen parameter keeps its value."""
+    job, model, optimizer = a_job(epochs=1)
+    bias = model.bias.detach().clone()
+    model.bias.requires_grad = False
+    train(job, model, optimizer)
+    assert torch.equal(model.bias, bias)
+
+
+def test_unused_parameters_get_a_zero_gradient() -> None:
+    """A branch that a step does not use neither blocks nor moves."""
+    job = heterotrain.init(epochs=1, batch_samples=8)
+    model = job.wrap(torch.nn.ModuleDict({"used": torch.nn.Linear(2, 1), "idle": torch.nn.Linear(2, 1)}).double())
+    optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    idle = model["idle"].weight.detach().clone()
+    train(job, model["used"], optimizer)
+    assert torch.equal(model["idle"].weight, idle)
+
+
+def test_a_gradient_that_arrives_twice_is_an_error() -> None:
+    """Reentrant checkpointing would start a reduction too early."""
+    job = heterotrain.init(epochs=1, batch_samples=8)
+    layer = torch.nn.Linear(2, 2).double()
+    model = job.wrap(layer)
+    job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        inner = torch.utils.checkpoint.checkpoint(layer, x.requires_grad_(), use_reentrant=True)
+        return torch.utils.checkpoint.checkpoint(layer, inner, use_reentrant=True)  # type: ignore[no-any-return]
+
+    def loop() -> None:
+        for step in job.steps(DATA):
+            with step:
+                for x, _ in step.micro_batches():
+                    step.backward(twice(x).mean())
+
+    with pytest.raises(UsageError, match="use_reentrant=False"):
+        loop()
+
+
+def test_finish_ends_early(capsys: pytest.CaptureFixture[str]) -> None:
+    """The current step is the last one."""
+    job, model, optimizer = a_job(epochs=50)
+    count = 0
+    for step in job.steps(DATA):
+        with step:
+            for x, y in step.micro_batches():
+                step.backward(((model(x) - y) ** 2).mean())
+            step.apply(optimizer)
+        count += 1
+        if count == 4:
+            job.finish("good enough")
+    assert count == 4
+
+
+def test_fit_trains_without_a_loop() -> None:
+    """The ready-made loop gives the weights of the hand-written one; sums with weights are understood."""
+    by_hand = a_job()
+    train(*by_hand)
+    torch.manual_seed(1)
+    model = torch.nn.Linear(2, 1).double()
+    heterotrain.fit(
+        model, DATA, loss=lambda m, b: (((m(b[0]) - b[1]) ** 2).sum(), float(len(b[0]))),
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1), epochs=2, batch_samples=8,
+    )  # fmt: skip
+    torch.testing.assert_close(model.weight, by_hand[1].weight, rtol=1e-12, atol=0)

@@ -1,0 +1,115 @@
+"""State is taken apart and put together again without running anybody's code."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from heterotrain.errors import UsageError
+from heterotrain.state import Flat, empty_like_skeleton, flatten, unflatten
+from heterotrain.training import Training
+from heterotrain.transfer import Holding, assign, roles
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def test_round_trip() -> None:
+    """Nested containers, tensors of several kinds, and plain values come back as they were."""
+    state = {
+        "a": {1: torch.arange(3), "b": [torch.ones(2, 2, dtype=torch.float64), (True, None, 2.5)]},
+        "empty": torch.empty(0),
+        "scalar": torch.tensor(7, dtype=torch.int16),
+        "text": "x",
+        "bytes": b"y",
+    }
+    back = unflatten(flatten(state))
+    assert str(back) == str(state)
+    assert back["a"]["b"][0].dtype == torch.float64
+
+
+def test_numbers_of_other_libraries_become_plain() -> None:
+    """A numpy float in an optimizer's settings is a number to whoever reads it."""
+    back = unflatten(flatten({"lr": np.float64(0.5), "version": torch.__version__}))
+    assert back == {"lr": 0.5, "version": str(torch.__version__)}
+    assert type(back["lr"]) is float
+
+
+def test_an_empty_copy_has_the_same_shapes() -> None:
+    """A receiver can allocate from the skeleton alone."""
+    flat = flatten({"x": [torch.ones(2, 3), torch.zeros(4, dtype=torch.int64)]})
+    found = empty_like_skeleton(flat.skeleton).tensors
+    assert [(t.shape, t.dtype) for t in found] == [(t.shape, t.dtype) for t in flat.tensors]
+
+
+def test_other_objects_are_refused_by_name() -> None:
+    """The message says where the object is."""
+    with pytest.raises(UsageError, match=r"state\.extras\.mine holds a set"):
+        flatten({"extras": {"mine": {1, 2}}})
+
+
+def test_state_of_another_script_is_refused() -> None:
+    """A resumed run has to have the same optimizers and the same model."""
+    one, other = Training(model=torch.nn.Linear(2, 2)), Training(model=torch.nn.Linear(3, 2))
+    with pytest.raises(UsageError, match="another model"):
+        other.restore(one.capture())
+    other.optimizers.append(torch.optim.SGD([torch.zeros(1, requires_grad=True)]))
+    with pytest.raises(UsageError, match="same script"):
+        other.restore(one.capture())
+
+
+def test_optimizer_and_order_of_state_survive() -> None:
+    """After a restore the next update is the same to the last bit."""
+
+    def made() -> Training:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1)
+        return Training(model=model, optimizers=[torch.optim.Adam(model.parameters(), lr=0.1)])
+
+    def update(training: Training, seed: int) -> OrderedDict[str, Any]:
+        assert training.model is not None
+        x = torch.randn(4, 3, generator=torch.Generator().manual_seed(seed))
+        training.optimizers[0].zero_grad()
+        training.model(x).square().mean().backward()
+        training.optimizers[0].step()
+        return OrderedDict((k, v.clone()) for k, v in training.model.state_dict().items())
+
+    one, other = made(), made()
+    update(one, 1)
+    live = one.flat()
+    other.restore_flat(Flat(live.skeleton, [tensor.clone() for tensor in live.tensors]))
+    torch.testing.assert_close(update(other, 2), update(one, 2), rtol=0, atol=0)
+
+
+@given(sizes=st.lists(st.integers(0, 1000), max_size=30), donors=st.integers(1, 5))
+def test_donors_send_nearly_equal_amounts(sizes: list[int], donors: int) -> None:
+    """No donor sends more than an equal part and the largest tensor."""
+    chosen = assign(sizes, tuple(range(donors)))
+    loads = [sum(size for size, donor in zip(sizes, chosen, strict=True) if donor == d) for d in range(donors)]
+    assert sum(loads) == sum(sizes)
+    assert max(loads) <= sum(sizes) / donors + max(sizes, default=0)
+
+
+@pytest.mark.parametrize(
+    ("holdings", "leader", "donors", "receivers", "fresh"),
+    [
+        ([(-1, -1, -1, -1)] * 3, 0, (0,), (1, 2), True),
+        ([(-1, -1, 1, 5), (-1, -1, 1, 9), (-1, -1, 2, 3)], 2, (2,), (0, 1), True),
+        ([(-1, -1, 9, 9), (7, 1, -1, -1), (7, 1, -1, -1)], 1, (1, 2), (0,), False),
+        ([(6, 1, -1, -1), (7, 1, -1, -1), (6, 1, -1, -1)], 1, (1,), (0, 2), False),
+        ([(7, 0, -1, -1), (7, 1, -1, -1)], 1, (0, 1), (), False),
+    ],
+    ids=["all new", "best checkpoint", "a joiner", "one committed", "one ran its hooks"],
+)
+def test_who_gives_and_who_takes(
+    holdings: list[tuple[int, int, int, int]],
+    leader: int,
+    donors: tuple[int, ...],
+    receivers: tuple[int, ...],
+    fresh: bool,
+) -> None:
+    """The newest state wins, then the best checkpoint, then the lowest rank."""
+    who = roles([Holding(steps=a, evaluated=b, checkpoint_generation=c, checkpoint_step=d) for a, b, c, d in holdings])
+    assert (who.leader, who.donors, who.receivers, who.fresh) == (leader, donors, receivers, fresh)
