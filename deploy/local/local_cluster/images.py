@@ -84,12 +84,7 @@ def of_cluster() -> list[Image]:
             prepare=lambda context: _copy(places.programs() / name, context),
         )
 
-    prometheus = places.LOCAL / "prometheus/Dockerfile"
-    return [
-        program("pause"),
-        program("coredns"),
-        Image(name="prometheus:local", dockerfile=prometheus, inputs=(prometheus,), prepare=_debian_prometheus),
-    ]
+    return [program("pause"), program("coredns"), program("prometheus")]
 
 
 def layout() -> Path:
@@ -242,11 +237,3 @@ def _layers(name: str) -> list[tuple[str, int]]:
 
 def _copy(program: Path, context: Path) -> None:
     shutil.copy2(program, context)
-
-
-def _debian_prometheus(context: Path) -> None:
-    """Take the one program out of Debian's package; its dependencies serve a machine that boots."""
-    run("apt-get", "download", "prometheus", cwd=context, timeout_s=300)
-    package = next(context.glob("prometheus_*.deb"))
-    run("dpkg-deb", "--extract", package, context / "package")
-    _copy(context / "package/usr/bin/prometheus", context)

@@ -31,11 +31,15 @@ class Program:
 
     Attributes:
         source: a folder of this repository, or a module's package with its version.
+        package: what to compile in that folder.
+        tags: build tags.
         flags: for the linker.
     """
 
     name: str
     source: Path | str
+    package: str = "."
+    tags: str = ""
     flags: str = ""
 
 
@@ -44,6 +48,13 @@ PROGRAMS = (
         name="kubernetes",
         source=places.LOCAL / "kubernetes",
         flags=f"-X k8s.io/component-base/version.gitVersion={KUBERNETES_VERSION}",
+    ),
+    Program(
+        name="prometheus",
+        source=places.LOCAL / "prometheus",
+        package="github.com/prometheus/prometheus/cmd/prometheus",
+        # Debian's own lacks service discovery by Kubernetes; here it is the only one.
+        tags="netgo,remove_all_sd,enable_kubernetes_sd",
     ),
     Program(name="coredns", source=places.LOCAL / "coredns"),
     Program(name="pause", source=places.LOCAL / "pause"),
@@ -99,7 +110,7 @@ def _found(program: str) -> str | None:
 
 def _inputs(program: Program) -> str:
     files = [program.source] if isinstance(program.source, Path) else []
-    return places.digest(files, str(program.source) if not files else "", program.flags)
+    return places.digest(files, str(program.source) if not files else program.package, program.tags, program.flags)
 
 
 def _mark(program: Program) -> str:
@@ -109,7 +120,7 @@ def _mark(program: Program) -> str:
 
 def _compile(program: Program, go: Mapping[str, str]) -> None:
     command = [f"{go['GOROOT']}/bin/go" if "GOROOT" in go else "go"]
-    options = ["-trimpath", "-buildvcs=false", "-ldflags", f"-s -w {program.flags}".strip()]
+    options = ["-tags", program.tags, "-trimpath", "-buildvcs=false", "-ldflags", f"-s -w {program.flags}".strip()]
     environment = {**go, "CGO_ENABLED": "0"}
     draft = places.programs() / "draft"
     shutil.rmtree(draft, ignore_errors=True)
@@ -121,7 +132,7 @@ def _compile(program: Program, go: Mapping[str, str]) -> None:
             *options,
             "-o",
             draft / program.name,
-            ".",
+            program.package,
             cwd=program.source,
             environment=environment,
             timeout_s=3600,
