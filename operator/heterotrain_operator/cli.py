@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -118,6 +119,8 @@ async def _run(settings: Settings) -> list[BaseException]:
     prom = None
     if wanted.url is not None:
         prom = PromClient(wanted.url, timeout_s=wanted.timeout_s, auth_dir=wanted.auth_dir, ca_file=wanted.ca_file)
+    # kopf asks for its user's name, and the user of a pod has none.
+    os.environ.setdefault("USER", "heterotrain-operator")
     stop = asyncio.Event()
     registry = kopf.OperatorRegistry()
     failures = register(registry, App(kube, settings, prom), stop=stop)
