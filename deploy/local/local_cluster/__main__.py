@@ -6,7 +6,7 @@ import argparse
 import shlex
 import sys
 
-from local_cluster import control, images, kind, lifecycle, places, template
+from local_cluster import control, kind, lifecycle, places
 from local_cluster.process import Problem
 
 
@@ -73,7 +73,7 @@ def _run(options: argparse.Namespace) -> None:
             elif options.what == "load":
                 lifecycle.load_images()
             else:
-                template.fill(images.own())
+                lifecycle.setup()
         case "power-off":
             control.power_off(options.node)
         case "power-on":

@@ -30,14 +30,14 @@ class Image:
 
     Attributes:
         inputs: files and folders that it is made from; when none has changed it is not built again.
-        prepare: makes further files in the folder it is given, which is then the build's context.
+        context: folder that the Dockerfile copies from.
     """
 
     name: str
     dockerfile: Path
     inputs: tuple[Path, ...]
     arguments: Mapping[str, str] = field(default_factory=dict)
-    prepare: Callable[[Path], None] | None = None
+    context: Path = places.REPOSITORY
 
     @property
     def reference(self) -> str:
@@ -75,16 +75,15 @@ def own() -> list[Image]:
 
 def of_cluster() -> list[Image]:
     """Return the images that the cluster itself needs."""
-
-    def program(name: str) -> Image:
-        return Image(
+    return [
+        Image(
             name=f"{name}:local",
             dockerfile=places.LOCAL / name / "Dockerfile",
-            inputs=(places.LOCAL / name, places.programs() / name),
-            prepare=lambda context: _copy(places.programs() / name, context),
+            inputs=(places.LOCAL / name / "Dockerfile", places.programs() / name),
+            context=places.programs(),
         )
-
-    return [program("pause"), program("coredns"), program("prometheus")]
+        for name in ("pause", "coredns", "prometheus")
+    ]
 
 
 def layout() -> Path:
@@ -177,17 +176,11 @@ def _bud(image: Image) -> None:
     wheels.mkdir(parents=True, exist_ok=True)
     # A machine may trust authorities of its own, and has fetched the wheels already for its own environment.
     mounts = [f"{wheels}:/root/.cache/uv", *([f"{CA_BUNDLE}:{CA_BUNDLE}:ro"] if CA_BUNDLE.exists() else [])]
-    context = places.REPOSITORY
-    if image.prepare is not None:
-        context = places.cache() / "context"
-        shutil.rmtree(context, ignore_errors=True)
-        context.mkdir(parents=True)
-        image.prepare(context)
     _buildah(
         "bud", "--layers", "--isolation", "chroot", "--pull-never", "--network", "host",
         *(word for mount in mounts for word in ("--volume", mount)),
         *(word for name, value in {"BASE": BASE, **image.arguments}.items() for word in ("--build-arg", f"{name}={value}")),
-        "-f", image.dockerfile, "-t", f"localhost/heterotrain/{image.name}", context,
+        "-f", image.dockerfile, "-t", f"localhost/heterotrain/{image.name}", image.context,
     )  # fmt: skip
 
 
@@ -233,7 +226,3 @@ def _layers(name: str) -> list[tuple[str, int]]:
     return [
         (layer["diff-digest"].removeprefix("sha256:"), int(layer.get("diff-size", 0))) for layer in stored if layer.get("diff-digest") in wanted
     ]  # fmt: skip
-
-
-def _copy(program: Path, context: Path) -> None:
-    shutil.copy2(program, context)

@@ -21,9 +21,10 @@ def setup() -> None:
         raise Problem(
             "a cluster without Docker needs root: run this as root, or start a Docker engine and install kind"
         )
-    toolchain.install_packages()
-    toolchain.build_programs()
-    template.fill([*images.of_cluster(), *images.own()])
+    with record.building("setup"):
+        toolchain.install_packages()
+        toolchain.build_programs()
+        template.fill([*images.of_cluster(), *images.own()])
 
 
 def up(*, reuse: bool = False) -> None:
@@ -148,8 +149,9 @@ def load_images() -> None:
     """Build the project's images and give them to every node that has power; pods made from now on run them."""
     known = record.present()
     powered = [each for each in topology.read(known.topology).nodes if each.name in known.nodes]
-    for image in images.own():
-        manifest = images.build(image)
+    with record.building("images load"):
+        built = [(image, images.build(image)) for image in images.own()]
+    for image, manifest in built:
 
         def give(each: topology.Node, image: images.Image = image, manifest: str = manifest) -> bool:
             ctr = [

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 
 from local_cluster import places
-from local_cluster.process import Problem, ProcessId
+from local_cluster.process import Problem, ProcessId, say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,16 +91,39 @@ def exclusively(what: str) -> Iterator[None]:
     Raises:
         Problem: another process is changing it.
     """
-    path = places.cache() / "cluster.lock"
+    with _locked("cluster.lock", what) as holder:
+        if holder:
+            raise Problem(f"{holder} is changing the cluster: wait until it is done")
+        yield
+
+
+@contextmanager
+def building(what: str) -> Iterator[None]:
+    """Let nobody else build programs and images meanwhile, or wait until he is done: then there is less to do."""
+    while True:
+        with _locked("build.lock", what) as holder:
+            if not holder:
+                yield
+                return
+        say(f"    waiting for {holder}, which builds already")
+        with (places.cache() / "build.lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+@contextmanager
+def _locked(name: str, what: str) -> Iterator[str]:
+    """Hold a lock and yield nothing, or yield who holds it."""
+    path = places.cache() / name
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        except BlockingIOError:
             lock.seek(0)
             holder = lock.read().strip() or "another process"
-            raise Problem(f"{holder} is changing the cluster: wait until it is done") from error
-        lock.truncate(0)
-        lock.write(f"`{what}` (process {os.getpid()})")
-        lock.flush()
-        yield
+        else:
+            lock.truncate(0)
+            lock.write(f"`{what}` (process {os.getpid()})")
+            lock.flush()
+            holder = ""
+        yield holder
