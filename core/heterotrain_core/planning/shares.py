@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Prediction
 from heterotrain_core.perf.exchange import fit_exchange
 from heterotrain_core.perf.expected import efficiency_ceiling, expected_maximum
-from heterotrain_core.perf.fit import FixedPart, fit_member
 from heterotrain_core.perf.model import ExchangeModel, MemberModel, Verdict
-from heterotrain_core.perf.samples import Observation
+from heterotrain_core.planning.evidence import MemberEvidence, learned, split_member
 from heterotrain_core.planning.probe import PROBE_STEPS, Limits, probe_vectors
 from heterotrain_core.split.balance import Infeasible, Split, balance, evaluate
 from heterotrain_core.split.curve import SplitMember
@@ -25,29 +24,9 @@ MOST_PROBED_STEPS = 400
 """A member whose speed is still unclear after so many steps is too noisy for probes to help."""
 TRUSTED_GROWTH = 2
 """How many times its largest seen share a member may be given while its model is not ok."""
-_LIKE_ITS_POOL = 0.1
-"""Deviation of the fixed part between members of one pool."""
 _EVEN = ComputeTime(per_sample_s=1.0, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberEvidence:
-    """One member and what is known about it.
-
-    Attributes:
-        member: its name, as in its observations.
-        pool: members of one pool are taken to be alike where one of them has no evidence; empty means no pool.
-        observations: oldest first; may be empty or hold garbage.
-        floor_samples, cap_samples, micro_cap_samples, granularity_samples: as in ``split.curve.SplitMember``.
-    """
-
-    member: str
-    pool: str = ""
-    observations: tuple[Observation, ...] = ()
-    floor_samples: int = 1
-    cap_samples: int | None = None
-    micro_cap_samples: int | None = None
-    granularity_samples: int = 1
+__all__ = ["MemberEvidence", "SharesDecision", "SharesRequest", "decide_shares"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,13 +90,13 @@ def decide_shares(request: SharesRequest) -> SharesDecision | Infeasible:
     Stable: with the decision's shares as current ones, the same evidence gives the same shares and ``changed`` False.
     """
     evidence = request.members
-    even = balance(request.total_samples, [_member(m, _EVEN) for m in evidence])
+    even = balance(request.total_samples, [split_member(m, _EVEN) for m in evidence])
     if isinstance(even, Infeasible):
         return even
-    models = _models(evidence)
+    models = learned(evidence)
     exchange = fit_exchange([o for member in evidence for o in member.observations])
     communication = exchange.communication or CommunicationTime()
-    members = [_member(m, x.compute) for m, x in zip(evidence, models, strict=True) if x.compute is not None]
+    members = [split_member(m, x.compute) for m, x in zip(evidence, models, strict=True) if x.compute is not None]
     known = len(members) == len(evidence)
     shares, reason = _shares(request, models, members, exchange, even.shares)
     final = evaluate(shares, members, communication=communication) if known else None
@@ -161,7 +140,7 @@ def _shares(
     if len(members) < len(models):
         # Telemetry that went missing is no reason to forget shares that were right.
         if current is not None and sum(current) == request.total_samples:
-            unit = [_member(m, _EVEN) for m in request.members]
+            unit = [split_member(m, _EVEN) for m in request.members]
             if isinstance(evaluate(current, unit), Split):
                 return current, "the current shares stay, because there is no evidence of anybody's speed"
         return even, "even shares, because nobody's speed is known yet"
@@ -194,55 +173,6 @@ def _cautious(member: SplitMember, model: MemberModel, even: int) -> SplitMember
         return member
     most = max(TRUSTED_GROWTH * model.largest_share_samples, even, member.floor_samples, member.granularity_samples)
     return replace(member, cap_samples=most if member.cap_samples is None else min(most, member.cap_samples))
-
-
-def _models(evidence: Sequence[MemberEvidence]) -> tuple[MemberModel, ...]:
-    """Return a model for each member: its own, leaning on its pool where it is thin, or an assumed one."""
-    fits = [fit_member(member.observations) for member in evidence]
-    found = []
-    for member, fit in zip(evidence, fits, strict=True):
-        own = fit
-        mates = [f for m, f in zip(evidence, fits, strict=True) if m.pool == member.pool and m.pool]
-        if own.verdict is Verdict.THIN and (mate := _middle([f for f in mates if f.verdict is Verdict.OK])):
-            assumed = FixedPart(ratio=_fixed_ratio(mate), deviation=_LIKE_ITS_POOL)
-            own = fit_member(member.observations, assumed=assumed)
-        if own.compute is None and (like := _middle(mates) or _middle(fits)) is not None:
-            whose = f"pool {member.pool}" if _middle(mates) else "the middle member"
-            own = replace(own, compute=like.compute, variation=like.variation, verdict=Verdict.THIN,
-                          largest_share_samples=like.largest_share_samples,
-                          reason=f"{own.reason}; assumed to be like {whose}")  # fmt: skip
-        found.append(own)
-    return tuple(found)
-
-
-def _middle(models: Sequence[MemberModel]) -> MemberModel | None:
-    """Return the model of middle speed among those that have one (the slower of two), ``None`` where none has."""
-    usable = [(_pace(model.compute), i) for i, model in enumerate(models) if model.compute is not None]
-    return models[sorted(usable)[len(usable) // 2][1]] if usable else None
-
-
-def _pace(compute: ComputeTime) -> float:
-    return compute.per_sample_s + compute.backward_per_sample_s
-
-
-def _fixed_ratio(model: MemberModel) -> float:
-    """Return the fixed part of the model's time at its largest seen share."""
-    compute = model.compute
-    if compute is None:
-        return 0.0
-    fixed = compute.fixed_s + compute.backward_fixed_s
-    whole = fixed + _pace(compute) * max(1, model.largest_share_samples)
-    return fixed / whole if whole > 0 else 0.0
-
-
-def _member(evidence: MemberEvidence, compute: ComputeTime) -> SplitMember:
-    return SplitMember(
-        compute=compute,
-        floor_samples=evidence.floor_samples,
-        cap_samples=evidence.cap_samples,
-        micro_cap_samples=evidence.micro_cap_samples,
-        granularity_samples=evidence.granularity_samples,
-    )
 
 
 def _prediction(split: Split, models: Sequence[MemberModel], exchange: ExchangeModel) -> Prediction:

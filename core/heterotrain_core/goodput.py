@@ -1,0 +1,161 @@
+"""Which global batch learns fastest: throughput times statistical efficiency.
+
+``goodput(B) = B / T(B) * (phi + B_0) / (phi + B)``: samples per second, counted at what a sample is worth in a batch of
+``B_0`` (Pollux, OSDI'21). ``T`` is the split's optimum for these members, so memory and unequal speeds are in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from heterotrain_core.contract.plan import CommunicationTime
+from heterotrain_core.split.balance import Infeasible, Split, balance_many
+from heterotrain_core.split.curve import SplitMember
+
+CANDIDATES = 50
+LEAST_GAIN = 0.05
+"""A change of batch has to promise this much: the noise scale itself is not known better."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One global batch.
+
+    Attributes:
+        samples: the batch.
+        step_s: its least step time.
+        samples_per_s: its throughput.
+        efficiency: what a sample is worth in it, relative to one in the base batch.
+        goodput_per_s: their product.
+    """
+
+    samples: int
+    step_s: float
+    samples_per_s: float
+    efficiency: float
+    goodput_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchChoice:
+    """The decision.
+
+    Attributes:
+        samples: the global batch.
+        split: its shares.
+        changed: whether it differs from the current one.
+        candidates: every feasible batch that was compared, ascending.
+        reason: why, in one sentence.
+    """
+
+    samples: int
+    split: Split
+    changed: bool
+    candidates: tuple[Candidate, ...]
+    reason: str
+
+
+def statistical_efficiency(samples: float, *, base_samples: float, noise_samples: float) -> float:
+    """Return what a sample in a batch of ``samples`` is worth relative to one in the base batch: ``(phi+B_0)/(phi+B)``."""
+    return (noise_samples + base_samples) / (noise_samples + samples)
+
+
+def candidate_batches(
+    *, least: int, most: int, unit: int = 1, count: int = CANDIDATES, also: Sequence[int] = ()
+) -> tuple[int, ...]:
+    """Return up to ``count`` batches spaced geometrically from ``least`` to ``most``, and ``also``, ascending.
+
+    All are multiples of ``unit`` within the limits; what is not, is left out of ``also``.
+    """
+    low, high = -(-least // unit) * unit, most // unit * unit
+    if low < 1 or high < low:
+        return ()
+    steps = max(1, count - 1)
+    spaced = (low * (high / low) ** (i / steps) for i in range(steps + 1))
+    found = {min(high, max(low, round(value / unit) * unit)) for value in spaced}
+    return tuple(sorted(found | {batch for batch in also if low <= batch <= high and batch % unit == 0}))
+
+
+def choose_batch(
+    members: Sequence[SplitMember],
+    *,
+    communication: CommunicationTime,
+    base_samples: int,
+    least_samples: int,
+    most_samples: int,
+    current_samples: int | None,
+    noise_samples: float | None,
+    overhead_s: float = 0.0,
+) -> BatchChoice | Infeasible:
+    """Return the batch of greatest goodput that fits into memory, or the current one where little is to be gained.
+
+    Stable: with the chosen batch as the current one, the same numbers choose it again. While the noise scale is unknown
+    the current batch stays, or the base batch (clipped to the limits) is taken.
+
+    Args:
+        members: by rank; caps and micro-batch caps decide what fits.
+        communication: the exchange.
+        base_samples: B_0, for which the user chose his learning rate.
+        least_samples: least batch.
+        most_samples: largest batch.
+        current_samples: the batch in force; ``None`` at the start or when it is no longer possible.
+        noise_samples: phi; ``None`` while unknown.
+        overhead_s: seconds of a step that are neither compute nor exchange.
+    """
+    start = min(max(base_samples if current_samples is None else current_samples, least_samples), most_samples)
+    unit = math.gcd(*(member.granularity_samples for member in members)) if members else 1
+    batches = candidate_batches(least=least_samples, most=most_samples, unit=unit, also=(start, base_samples))
+    if not batches:
+        return Infeasible(reason=f"no multiple of {unit} lies between {least_samples} and {most_samples} samples")
+    answers = dict(zip(batches, balance_many(batches, members, communication=communication), strict=True))
+    splits = {batch: answer for batch, answer in answers.items() if isinstance(answer, Split)}
+    if not splits:
+        nearest = answers[min(batches, key=lambda batch: abs(batch - start))]
+        assert isinstance(nearest, Infeasible)  # noqa: S101  # no split was found
+        return Infeasible(
+            reason=f"no batch from {least_samples} to {most_samples} fits: {nearest.reason}", limit=nearest.limit
+        )
+    here = start if start in splits else min(splits, key=lambda batch: (abs(batch - start), batch))
+    phi = noise_samples if noise_samples is not None and math.isfinite(noise_samples) else None
+    table = tuple(
+        _candidate(batch, split, base_samples=base_samples, noise_samples=phi, overhead_s=overhead_s)
+        for batch, split in sorted(splits.items())
+    )
+    by_batch = {candidate.samples: candidate for candidate in table}
+
+    def chosen(batch: int, reason: str) -> BatchChoice:
+        return BatchChoice(
+            samples=batch, split=splits[batch], changed=batch != current_samples, candidates=table, reason=reason
+        )
+
+    if phi is None:
+        return chosen(here, f"{here} samples, because the noise scale is not known yet")
+    best = max(table, key=lambda candidate: (candidate.goodput_per_s, -candidate.samples))
+    gained = best.goodput_per_s / by_batch[here].goodput_per_s - 1
+    why = f"at a noise scale of {phi:.4g} samples"
+    if best.samples != here and gained >= LEAST_GAIN:
+        return chosen(best.samples, f"{best.samples} samples learn {gained:.0%} faster than {here} {why}")
+    return chosen(
+        here,
+        f"{here} samples stay: the best batch, {best.samples}, would learn {gained:.1%} faster {why}, less than {LEAST_GAIN:.0%}",
+    )
+
+
+def _candidate(
+    samples: int, split: Split, *, base_samples: int, noise_samples: float | None, overhead_s: float
+) -> Candidate:
+    step_s = split.step_s + overhead_s
+    worth = (
+        1.0
+        if noise_samples is None
+        else statistical_efficiency(samples, base_samples=base_samples, noise_samples=max(0.0, noise_samples))
+    )
+    return Candidate(
+        samples=samples,
+        step_s=step_s,
+        samples_per_s=samples / step_s,
+        efficiency=worth,
+        goodput_per_s=samples / step_s * worth,
+    )

@@ -1,0 +1,155 @@
+"""The gradient noise scale from unequal shares: how large a batch still pays.
+
+Per-sample gradients have mean ``G`` and covariance ``Sigma``. A group of ``b_j`` samples (a rank's share, or one of its
+micro-batches) has the mean gradient ``g_j`` with ``E|g_j|^2 = |G|^2 + tr(Sigma)/b_j``; the global batch of ``B`` has ``g``
+with ``E|g|^2 = |G|^2 + tr(Sigma)/B``. With ``n`` groups
+
+    tr(Sigma) ~ (sum_j b_j |g_j|^2 - B |g|^2) / (n - 1)          |G|^2 ~ |g|^2 - tr(Sigma)/B
+
+For independent Gaussian gradients ``g`` and the sum of squares between groups are complete and sufficient, so these are
+the unbiased estimators of least variance, for any shares and micro-batches; one scalar all-reduce computes them. The
+noise scale is ``phi = tr(Sigma) / |G|^2`` in samples (McCandlish et al. 2018, arXiv 1812.06162, the "simple" one).
+Averages are taken of both parts and the ratio last, since the ratio of noisy numbers is biased.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+DECAY = 0.999
+"""Of the averages, for a step of the base batch; larger batches count for as many base batches as they hold."""
+MOST_BATCHES = 1e4
+"""A noise scale is not stated beyond this multiple of the batch that it was measured with: ``|G|^2`` is lost in noise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseSample:
+    """Unbiased estimates from one step; either may be negative by chance.
+
+    Attributes:
+        gradient_squared: of ``|G|^2``.
+        variance: of ``tr(Sigma)``, per sample.
+    """
+
+    gradient_squared: float
+    variance: float
+
+
+def estimate(*, weighted_squares: float, total_squared: float, samples: float, groups: int) -> NoiseSample | None:
+    """Return the least-variance unbiased estimates of one step; ``None`` where they do not exist.
+
+    Args:
+        weighted_squares: ``sum_j b_j |g_j|^2`` over all groups of all ranks.
+        total_squared: ``|g|^2`` of the global gradient, weighted by true counts.
+        samples: ``B``, true samples (or tokens) of the step.
+        groups: micro-batches of all ranks that held samples, at least 2.
+    """
+    if groups < 2 or samples <= 0 or not (math.isfinite(weighted_squares) and math.isfinite(total_squared)):  # noqa: PLR2004  # one group has no spread
+        return None
+    variance = (weighted_squares - samples * total_squared) / (groups - 1)
+    return NoiseSample(gradient_squared=total_squared - variance / samples, variance=variance)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseAverage:
+    """Bias-corrected exponential averages of both parts.
+
+    Attributes:
+        gradient_squared, variance: weighted sums that start from zero.
+        weight: how much of a full average they hold, in [0, 1).
+        samples: batch of the last step.
+    """
+
+    gradient_squared: float = 0.0
+    variance: float = 0.0
+    weight: float = 0.0
+    samples: float = 0.0
+
+    def after(self, sample: NoiseSample, *, samples: float, base_samples: float) -> NoiseAverage:
+        """Return the averages after one more step of ``samples``; the base batch sets the pace of forgetting."""
+        if not (math.isfinite(sample.gradient_squared) and math.isfinite(sample.variance)):
+            return self
+        keep = DECAY ** max(samples / base_samples, 1e-6)
+        return NoiseAverage(
+            gradient_squared=keep * self.gradient_squared + (1 - keep) * sample.gradient_squared,
+            variance=keep * self.variance + (1 - keep) * sample.variance,
+            weight=keep * self.weight + (1 - keep),
+            samples=samples,
+        )
+
+    def corrected(self) -> NoiseSample | None:
+        """Return the unbiased averages, ``None`` before the first step."""
+        if self.weight <= 0:
+            return None
+        return NoiseSample(gradient_squared=self.gradient_squared / self.weight, variance=self.variance / self.weight)
+
+
+def noise_scale(average: NoiseSample | None, *, samples: float) -> float | None:
+    """Return phi in samples from averaged parts, between 0 and ``MOST_BATCHES * samples``; ``None`` while unknown.
+
+    A ``|G|^2`` that came out at or below zero means noise that hides it, so phi is at its limit then; a variance at or
+    below zero means that no noise was seen, and phi is 0.
+
+    Args:
+        average: averaged estimates.
+        samples: the batch they were measured with.
+    """
+    if average is None or samples <= 0 or not math.isfinite(average.variance + average.gradient_squared):
+        return None
+    limit = MOST_BATCHES * samples
+    if average.variance <= 0:
+        return 0.0 if average.gradient_squared > 0 else None
+    if average.gradient_squared <= average.variance / limit:
+        return limit
+    return average.variance / average.gradient_squared
+
+
+def local_estimates(shares: Sequence[float], squares: Sequence[float], total_squared: float) -> tuple[Floats, Floats]:
+    """Return each group's own unbiased estimates of ``|G|^2`` and ``tr(Sigma)``, from itself against the whole batch.
+
+    ``G_i = (B|g|^2 - b_i|g_i|^2)/(B - b_i)`` and ``S_i = b_i B/(B - b_i) (|g_i|^2 - |g|^2)``. Any weights that sum to one
+    combine them without bias; the functions below differ in variance only.
+    """
+    b, square = np.array(shares, dtype=float), np.array(squares, dtype=float)
+    total = b.sum()
+    return (
+        (total * total_squared - b * square) / (total - b),
+        b * total / (total - b) * (square - total_squared),
+    )
+
+
+def least_variance_weights(shares: Sequence[float]) -> Floats:
+    """Return the weights ``(B - b_i) / ((n - 1) B)`` that make of local estimates what ``estimate`` returns."""
+    b: Floats = np.array(shares, dtype=float)
+    weights: Floats = (b.sum() - b) / ((len(b) - 1) * b.sum())
+    return weights
+
+
+def uniform_weights(shares: Sequence[float]) -> Floats:
+    """Return equal weights, for comparison."""
+    return np.full(len(shares), 1.0 / len(shares))
+
+
+def published_weights(shares: Sequence[float]) -> tuple[Floats, Floats]:
+    """Return Cannikin's weights for ``|G|^2`` and ``tr(Sigma)``, for comparison: ``A^-1 1 / (1' A^-1 1)``.
+
+    The matrices are those of the authors' code (github chengyinie/hetero_adaptdl). They drop the cross terms of
+    ``Cov(|g|^2, |g_i|^2)``, so the result is unbiased but not of least variance, and weights can be negative.
+    """
+    b = np.array(shares, dtype=float)
+    total = b.sum()
+    rest = total - b
+    of_gradient = (total**2 - b[:, None] ** 2 - b[None, :] ** 2) / (total * rest[:, None] * rest[None, :])
+    np.fill_diagonal(of_gradient, (total + 2 * b) / (total**2 - total * b))
+    of_variance = b[:, None] * b[None, :] * (total - b[:, None] - b[None, :]) / (rest[:, None] * rest[None, :])
+    np.fill_diagonal(of_variance, total * b / rest)
+    ones = np.ones(len(b))
+    solved = [np.linalg.lstsq(matrix, ones, rcond=None)[0] for matrix in (of_gradient, of_variance)]
+    return solved[0] / solved[0].sum(), solved[1] / solved[1].sum()

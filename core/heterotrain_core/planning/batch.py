@@ -1,0 +1,103 @@
+"""The global batch of a job's next plan, with the learning rate that goes with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from heterotrain_core.contract.plan import CommunicationTime
+from heterotrain_core.goodput import BatchChoice, choose_batch
+from heterotrain_core.perf.exchange import fit_exchange
+from heterotrain_core.planning.evidence import MemberEvidence, learned, split_member
+from heterotrain_core.rates import Family, Scaling, learning_rate_scale
+from heterotrain_core.split.balance import Infeasible
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRequest:
+    """The question.
+
+    Attributes:
+        members: by rank, as for the shares.
+        base_samples: the batch that the user's learning rate was chosen for.
+        least_samples: least batch (``adaptiveBatch.min``).
+        most_samples: largest batch (``adaptiveBatch.max``).
+        current_samples: the batch in force, ``None`` at the start.
+        noise_samples: phi as measured (of plain gradients: it says what a sample is worth), ``None`` while unknown.
+        scaling: the user's learning-rate rule.
+        family: kind of optimizer.
+        rate_noise_samples: phi of the gradients that the rule needs (``rates.needed_statistics``) where it differs.
+    """
+
+    members: tuple[MemberEvidence, ...]
+    base_samples: int
+    least_samples: int
+    most_samples: int
+    current_samples: int | None = None
+    noise_samples: float | None = None
+    scaling: Scaling = Scaling.NONE
+    family: Family = Family.SGD
+    rate_noise_samples: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchDecision:
+    """The answer.
+
+    Attributes:
+        samples: the global batch.
+        learning_rate_scale: factor on the user's learning rate.
+        changed: whether the batch differs from the current one.
+        choice: every candidate that was compared; ``None`` while speeds are unknown.
+        reason: why, in one sentence.
+    """
+
+    samples: int
+    learning_rate_scale: float
+    changed: bool
+    choice: BatchChoice | None
+    reason: str
+
+
+def decide_batch(request: BatchRequest) -> BatchDecision | Infeasible:
+    """Return the batch of greatest goodput; the current or the base batch while speeds or noise are unknown.
+
+    Stable: with the decided batch as the current one, the same evidence decides it again.
+    """
+    models = learned(request.members)
+    members = [
+        split_member(m, x.compute) for m, x in zip(request.members, models, strict=True) if x.compute is not None
+    ]
+    if len(members) < len(request.members) or not members:
+        wanted = request.base_samples if request.current_samples is None else request.current_samples
+        samples = min(max(wanted, request.least_samples), request.most_samples)
+        return _decision(request, samples, None, f"{samples} samples, because nobody's speed is known yet")
+    exchange = fit_exchange([o for member in request.members for o in member.observations])
+    choice = choose_batch(
+        members,
+        communication=exchange.communication or CommunicationTime(),
+        base_samples=request.base_samples,
+        least_samples=request.least_samples,
+        most_samples=request.most_samples,
+        current_samples=request.current_samples,
+        noise_samples=request.noise_samples,
+        overhead_s=exchange.overhead_s,
+    )
+    return choice if isinstance(choice, Infeasible) else _decision(request, choice.samples, choice, choice.reason)
+
+
+def _decision(request: BatchRequest, samples: int, choice: BatchChoice | None, reason: str) -> BatchDecision:
+    noise = request.noise_samples if request.rate_noise_samples is None else request.rate_noise_samples
+    scale = learning_rate_scale(
+        request.scaling,
+        family=request.family,
+        samples=samples,
+        base_samples=request.base_samples,
+        noise_samples=noise,
+    )
+    return BatchDecision(
+        samples=samples,
+        learning_rate_scale=scale,
+        changed=samples != request.current_samples,
+        choice=choice,
+        reason=reason,
+    )
