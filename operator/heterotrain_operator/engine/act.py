@@ -168,7 +168,14 @@ class Actor:
         body = {
             "apiVersion": JOBS.api_version,
             "kind": keys.KIND,
-            "metadata": {"name": job.key.name, "namespace": job.key.namespace, "uid": job.uid},
+            # Only over what was read: a job that was deleted and made again must not inherit the old one's end. (The API
+            # server does not compare the uid when a status is applied.)
+            "metadata": {
+                "name": job.key.name,
+                "namespace": job.key.namespace,
+                "uid": job.uid,
+                "resourceVersion": job.resource_version,
+            },
             "status": wanted,
         }
         answer = await self._kube.apply(JOBS, body, subresource="status")

@@ -1,0 +1,110 @@
+"""A real API server, a namespace for each test, and the operator as a process.
+
+``KUBECONFIG`` says where (``make cluster`` and ``eval "$(python -m local_cluster env)"``); without one the tests are
+skipped, loudly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from heterotrain_operator.api.crd import crd
+from heterotrain_operator.kube.auth import load_configuration
+from heterotrain_operator.kube.client import Body, KubeClient
+from operator_cluster import (
+    CRDS,
+    NAMESPACES,
+    Cluster,
+    Operator,
+    remove_namespace,
+    scale,
+    served,
+    silence_installed_operators,
+    until,
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark everything here as integration test."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.integration)
+            item.add_marker(pytest.mark.timeout(300))
+
+
+@pytest.fixture(scope="session")
+def quiet_cluster() -> Iterator[None]:
+    """A cluster that serves our CRD and in which no other operator is at work while the tests run."""
+    if not os.environ.get("KUBECONFIG"):
+        pytest.skip(
+            'no cluster: run `make cluster`, then eval "$(PYTHONPATH=deploy/local python -m local_cluster env)"'
+        )
+    silenced = asyncio.run(_prepare())
+    yield
+    asyncio.run(_restore(silenced))
+
+
+async def _prepare() -> list[Body]:
+    client = KubeClient(await load_configuration())
+    try:
+        await client.apply(CRDS, {**crd(), "metadata": {**crd()["metadata"], "namespace": ""}})
+        await until(lambda: served(client), "the CRD is served")
+        return await silence_installed_operators(client)
+    finally:
+        await client.close()
+
+
+async def _restore(silenced: list[Body]) -> None:
+    client = KubeClient(await load_configuration())
+    for deployment in silenced:
+        await scale(client, deployment, deployment["spec"]["replicas"])
+    await client.close()
+
+
+@pytest.fixture
+async def kube(quiet_cluster: None) -> AsyncIterator[KubeClient]:
+    """A client of the real API server."""
+    client = KubeClient(await load_configuration())
+    yield client
+    await client.close()
+
+
+@pytest.fixture
+async def namespace(kube: KubeClient) -> AsyncIterator[str]:
+    """A namespace of the test's own."""
+    name = f"ht-{secrets.token_hex(4)}"
+    await kube.create(
+        NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "namespace": ""}}
+    )
+    try:
+        yield name
+    finally:
+        await remove_namespace(kube, name)
+
+
+@pytest.fixture
+async def cluster(kube: KubeClient, namespace: str) -> AsyncIterator[Cluster]:
+    """The test's namespace and nodes."""
+    found = Cluster(kube, namespace)
+    try:
+        yield found
+    finally:
+        await found.remove_nodes()
+
+
+@pytest.fixture
+async def operator(namespace: str, tmp_path: Path) -> AsyncIterator[Operator]:
+    """The running operator."""
+    found = Operator(namespace, tmp_path / "operator.log")
+    await found.start()
+    try:
+        yield found
+    finally:
+        await found.stop()
+        print((tmp_path / "operator.log").read_text())

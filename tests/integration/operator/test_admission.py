@@ -1,0 +1,172 @@
+"""What the API server refuses at once, each with the sentence that the user reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+from heterotrain_operator.kube.errors import Refused
+from heterotrain_operator.kube.resources import JOBS
+from operator_cluster import ROOT, Cluster
+
+Body = dict[str, Any]
+Change = Callable[[Body], object]
+
+
+def spec(change: Change) -> Change:
+    return lambda job: change(job["spec"])
+
+
+def container(change: Change) -> Change:
+    return lambda job: change(job["spec"]["template"]["spec"]["containers"][0])
+
+
+REFUSED: dict[str, tuple[Change, str]] = {
+    "unknown field": (spec(lambda s: s.update(epoch=3)), 'unknown field "spec.epoch"'),
+    "negative batch": (
+        spec(lambda s: s["training"].update(globalBatchSize=-1)),
+        "should be greater than or equal to 1",
+    ),
+    "no batch": (spec(lambda s: s["training"].clear()), "spec.training.globalBatchSize: Required value"),
+    "no pool": (spec(lambda s: s.update(workerPools=[])), "should have at least 1 items"),
+    "pool twice": (spec(lambda s: s["workerPools"].append(s["workerPools"][0])), "Duplicate value"),
+    "pool without name": (spec(lambda s: s["workerPools"][0].pop("name")), "name: Required value"),
+    "pool name": (spec(lambda s: s["workerPools"][0].update(name="A_100")), "should match"),
+    "min above max": (
+        spec(lambda s: s.update(elasticPolicy={"minReplicas": 3, "maxReplicas": 2})),
+        "minReplicas is larger than maxReplicas: lower minReplicas or raise maxReplicas",
+    ),
+    "pool min above max": (
+        spec(lambda s: s["workerPools"][0].update(minReplicas=3, maxReplicas=2)),
+        "the pool's minReplicas is larger than its maxReplicas",
+    ),
+    "min above pools": (
+        spec(lambda s: s.update(elasticPolicy={"minReplicas": 9})),
+        "elasticPolicy.minReplicas is larger than the sum of the pools' maxReplicas",
+    ),
+    "pools' minimums above max": (
+        spec(
+            lambda s: (
+                s["workerPools"][0].update(minReplicas=2, maxReplicas=2),
+                s.update(elasticPolicy={"maxReplicas": 1}),
+            )
+        ),
+        "the sum of the pools' minReplicas is larger than elasticPolicy.maxReplicas",
+    ),
+    "batch below workers": (
+        spec(lambda s: (s["training"].update(globalBatchSize=3), s["workerPools"][0].update(maxReplicas=8))),
+        "training.globalBatchSize gives some workers no sample",
+    ),
+    "batch below ranks": (
+        spec(lambda s: (s["training"].update(globalBatchSize=3), s["workerPools"][0].update(ranksPerWorker=4))),
+        "training.globalBatchSize gives some workers no sample",
+    ),
+    "every steps without steps": (
+        spec(lambda s: s["training"].update(rebalance={"everySteps": 5})),
+        "everySteps belongs to boundary: steps",
+    ),
+    "steps without every steps": (
+        spec(lambda s: s["training"].update(rebalance={"boundary": "steps"})),
+        "everySteps belongs to boundary: steps",
+    ),
+    "boundary": (spec(lambda s: s["training"].update(rebalance={"boundary": "day"})), 'supported values: "epoch"'),
+    "gain above one": (spec(lambda s: s["training"].update(rebalance={"minGain": 3})), "less than or equal to 1"),
+    "precision": (spec(lambda s: s["training"].update(precision="fp8")), "Unsupported value"),
+    "negative resource": (
+        spec(lambda s: s["workerPools"][0].update(resources={"limits": {"cpu": "-1"}})),
+        "should match",
+    ),
+    "price": (spec(lambda s: s["workerPools"][0].update(pricePerHour="cheap")), "should match"),
+    "checkpoint without scheme": (spec(lambda s: s.update(checkpoint={"uri": "/checkpoints"})), "should match"),
+    "managed by a stranger": (spec(lambda s: s.update(managedBy="me")), "Unsupported value"),
+    "no container": (lambda job: job["spec"]["template"]["spec"].update(containers=[]), "should have at least 1 items"),
+    "no template": (spec(lambda s: s.pop("template")), "spec.template: Required value"),
+    "reserved variable": (
+        container(lambda c: c.update(env=[{"name": "HETEROTRAIN_PLAN_DIR", "value": "/x"}])),
+        "names that start with HETEROTRAIN_ belong to the operator",
+    ),
+    "reserved volume": (
+        lambda job: job["spec"]["template"]["spec"].update(volumes=[{"name": "heterotrain-plan", "emptyDir": {}}]),
+        "belong to the operator: give the volume another name",
+    ),
+    "long name": (lambda job: job["metadata"].update(name="a" * 49), "metadata.name has to start with a letter"),
+    "name with a dot": (lambda job: job["metadata"].update(name="a.b"), "metadata.name has to start with a letter"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+async def test_bad_input_is_refused_with_a_sentence(cluster: Cluster, case: str) -> None:
+    change, sentence = REFUSED[case]
+    job = cluster.job()
+    change(job)
+    with pytest.raises(Refused) as refused:
+        await cluster.kube.create(JOBS, job, dry_run=True)
+    assert sentence in str(refused.value)
+
+
+ACCEPTED: dict[str, Change] = {
+    "the least": lambda _: None,
+    "own variables": container(
+        lambda c: c.update(env=[{"name": "A", "value": "b"}, {"name": "HETEROTRAIN_SAMPLE_LOG_DIR", "value": "/x"}])
+    ),
+    "anything a pod may have": lambda job: job["spec"]["template"]["spec"].update(
+        affinity={"nodeAffinity": {}}, priorityClassName="high", securityContext={"fsGroup": 1}
+    ),
+    "numbers and texts as quantities": spec(
+        lambda s: s["workerPools"][0].update(
+            resources={"limits": {"nvidia.com/gpu": 4, "cpu": "500m", "memory": "1.5Gi"}}
+        )
+    ),
+    "every steps": spec(lambda s: s["training"].update(rebalance={"boundary": "steps", "everySteps": 200})),
+    "no minimum gain": spec(lambda s: s["training"].update(rebalance={"minGain": 0})),
+}
+
+
+@pytest.mark.parametrize("case", ACCEPTED)
+async def test_what_is_right_is_accepted(cluster: Cluster, case: str) -> None:
+    job = cluster.job()
+    ACCEPTED[case](job)
+    await cluster.kube.create(JOBS, job, dry_run=True)
+
+
+async def test_the_example_is_accepted_and_defaults_are_filled_in(cluster: Cluster) -> None:
+    job = yaml.safe_load((ROOT / "deploy/examples/digits/job.yaml").read_text())
+    job["metadata"]["namespace"] = cluster.namespace
+    answer = await cluster.kube.create(JOBS, job, dry_run=True)
+    assert answer["spec"]["training"]["communication"] == {"backend": "auto", "compression": "none", "bucketMiB": 25}
+    assert answer["spec"]["backoffLimit"] == 6
+    assert answer["spec"]["managedBy"] == "heterotrain.dev/operator"
+
+
+CHANGES: dict[str, tuple[Body, str]] = {
+    "batch": ({"training": {"globalBatchSize": 200}}, "training can't change while the job runs"),
+    "epochs": ({"training": {"epochs": 9}}, "training can't change while the job runs"),
+    "backend": ({"training": {"communication": {"backend": "gloo"}}}, "training can't change while the job runs"),
+    "managedBy": ({"managedBy": "kueue.x-k8s.io/multikueue"}, "managedBy can't change after creation"),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+async def test_what_can_t_change_while_the_job_runs(cluster: Cluster, case: str) -> None:
+    patch, sentence = CHANGES[case]
+    await cluster.create(cluster.job())
+    with pytest.raises(Refused) as refused:
+        await cluster.edit(patch)
+    assert sentence in str(refused.value)
+
+
+async def test_training_can_change_while_the_job_is_suspended_and_rebalancing_always(cluster: Cluster) -> None:
+    await cluster.create(cluster.job())
+    await cluster.edit({"training": {"rebalance": {"boundary": "never"}}})
+    await cluster.edit({"suspend": True})
+    changed = await cluster.edit({"training": {"globalBatchSize": 200}})
+    assert changed["spec"]["training"]["globalBatchSize"] == 200
+    await cluster.edit({"suspend": False})
+
+
+async def test_the_elastic_range_can_change_while_the_job_runs(cluster: Cluster) -> None:
+    await cluster.create(cluster.job())
+    changed = await cluster.edit({"elasticPolicy": {"maxReplicas": 1}})
+    assert changed["spec"]["elasticPolicy"]["maxReplicas"] == 1

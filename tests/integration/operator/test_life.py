@@ -1,0 +1,344 @@
+"""The operator as a process against the real API server: from a job to members, through losses, restarts and bad input."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from heterotrain_core.contract import keys
+from heterotrain_core.contract.outcome import Ending
+from heterotrain_operator.kube.client import KubeClient
+from heterotrain_operator.kube.resources import CONFIG_MAPS, DISRUPTION_BUDGETS, JOBS, PODS, SERVICES
+from operator_cluster import Cluster, Operator, until
+
+SPOT_NOTICE = "aws-node-termination-handler/spot-itn"
+
+
+async def state_is(cluster: Cluster, wanted: str, name: str = "job") -> None:
+    async def probe() -> bool:
+        return (await cluster.status(name)).get("state") == wanted
+
+    await until(probe, f"state {wanted} of {name}")
+
+
+async def members_are(cluster: Cluster, *names: str) -> None:
+    async def probe() -> bool:
+        return sorted(await cluster.members()) == sorted(names)
+
+    await until(probe, f"members {names}")
+
+
+async def test_a_job_trains_and_succeeds(cluster: Cluster, operator: Operator) -> None:
+    await cluster.add_node("a")
+    await cluster.add_node("b")
+    await cluster.create(cluster.job())
+    names = await cluster.started(2)
+    await state_is(cluster, "Running")
+    plan = await cluster.plan()
+    assert [member["share_samples"] for member in plan["members"]] == [50, 50]
+
+    async def touched() -> bool:
+        version = f"{plan['generation']}.{plan['revision']}"
+        pods = await cluster.pods()
+        return all(pods[name]["metadata"]["annotations"][keys.ANNOTATION_PLAN] == version for name in names)
+
+    await until(touched, "every pod's annotation names the plan")
+    for name in names:
+        await cluster.end(name, Ending.FINISHED, reason="done")
+    await state_is(cluster, "Succeeded")
+    reasons = await cluster.reasons()
+    assert reasons["TrainingStarted"] == 1
+    assert reasons["Succeeded"] == 1
+
+
+async def test_no_finalizer_and_no_foreign_annotation_is_left_on_anybody(cluster: Cluster, operator: Operator) -> None:
+    await cluster.add_node("a")
+    await cluster.create(cluster.job(cluster.pool("a")))
+    (name,) = await cluster.started(1)
+    job = await cluster.kube.get(JOBS, cluster.namespace, "job")
+    pod = (await cluster.pods())[name]
+    for body in (job, pod):
+        assert "finalizers" not in body["metadata"]
+        assert not [key for key in body["metadata"].get("annotations", {}) if "kopf" in key]
+
+
+async def test_a_pool_without_a_node_delays_nothing_and_is_told(cluster: Cluster, operator: Operator) -> None:
+    await cluster.add_node("a")
+    await cluster.create(cluster.job())
+    await cluster.started(1)
+    await state_is(cluster, "Degraded")
+    _, reason, message = await cluster.condition("Degraded")
+    assert reason == "NoRoom"
+    assert "pool b" in message
+    await cluster.add_node("b")
+    (newcomer,) = set(await cluster.scheduled(2)) - set(await cluster.members())
+    await cluster.run(newcomer)
+    await state_is(cluster, "Running")
+
+
+async def test_too_few_nodes_are_told_with_the_scheduler_s_words(cluster: Cluster, operator: Operator) -> None:
+    await cluster.create(cluster.job(elasticPolicy={"minReplicas": 2}))
+
+    async def told() -> bool:
+        status, reason, message = await cluster.condition("Scheduled")
+        return (status, reason) == ("False", "Unschedulable") and "nodes are available" in message
+
+    await until(told, "the condition Scheduled with the scheduler's message")
+    await state_is(cluster, "Pending")
+
+
+async def test_an_announced_node_is_drained_and_its_worker_comes_back(cluster: Cluster, operator: Operator) -> None:
+    await cluster.add_node("a")
+    node = await cluster.add_node("b")
+    await cluster.create(cluster.job(cluster.pool("a"), cluster.pool("b", capacityType="spot")))
+    names = await cluster.started(2)
+    pods = await cluster.pods()
+    (leaver,) = [name for name in names if pods[name]["spec"]["nodeName"] == node]
+    (stayer,) = set(names) - {leaver}
+    await cluster.set_taints(node, SPOT_NOTICE)
+
+    async def drained() -> bool:
+        return (await cluster.plan())["drain"] == [leaver]
+
+    await until(drained, "the plan's drain list")
+    await cluster.end(leaver, Ending.LEFT, reason="told to go")
+    await members_are(cluster, stayer)
+    await cluster.set_taints(node)
+    (newcomer,) = set(await cluster.scheduled(2)) - {stayer, leaver}
+    await cluster.run(newcomer)
+    await members_are(cluster, stayer, newcomer)
+    status = await cluster.status()
+    assert (status["disruptions"], status["restarts"]) == (1, 0)
+
+
+async def test_a_damaged_and_a_deleted_plan_are_made_again_higher(
+    cluster: Cluster, operator: Operator, kube: KubeClient
+) -> None:
+    await cluster.add_node("a")
+    await cluster.create(cluster.job(cluster.pool("a")))
+    names = await cluster.started(1)
+    before = await cluster.plan()
+    patch = {"data": {keys.PLAN_KEY: "{}"}}
+    await kube.merge(CONFIG_MAPS, cluster.namespace, keys.plan_name("job"), patch)
+
+    async def higher(than: int) -> bool:
+        plan = await cluster.plan()
+        return bool(plan) and plan.get("revision", -1) > than
+
+    await until(lambda: higher(before["revision"]), "a plan above the damaged one")
+    repaired = await cluster.plan()
+    assert repaired["generation"] > before["generation"]
+    found = await kube.get(CONFIG_MAPS, cluster.namespace, keys.plan_name("job"))
+    await kube.delete(CONFIG_MAPS, cluster.namespace, keys.plan_name("job"), uid=found["metadata"]["uid"])
+    await until(lambda: higher(repaired["revision"]), "a plan above the deleted one")
+    assert await cluster.members() == names
+
+
+async def test_a_killed_operator_misses_nothing_and_counts_nothing_twice(
+    cluster: Cluster, operator: Operator, namespace: str, tmp_path: Path
+) -> None:
+    """While no operator runs a worker fails, another one is evicted and gone; the next operator accounts for both, once."""
+    for name in ("a", "b", "c"):
+        await cluster.add_node(name)
+    await cluster.create(cluster.job(*(cluster.pool(name) for name in ("a", "b", "c"))))
+    names = await cluster.started(3)
+    await state_is(cluster, "Running")
+    await operator.kill()
+    failing, evicted, stayer = names
+    await cluster.end(failing, Ending.FAILED, reason="boom")
+    pod = (await cluster.pods())[evicted]
+    await cluster.kube.delete(PODS, namespace, evicted, uid=pod["metadata"]["uid"])
+    await cluster.confirm_deletions()
+    successor = Operator(namespace, tmp_path / "successor.log")
+    await successor.start()
+    try:
+
+        async def accounted() -> bool:
+            status = await cluster.status()
+            return (status["restarts"], status["disruptions"]) == (1, 1)
+
+        await until(accounted, "one restart and one disruption")
+        await members_are(cluster, stayer)
+        await successor.kill()
+        third = Operator(namespace, tmp_path / "third.log", "--relist-seconds", "0.5")
+        await third.start()
+        try:
+            await passes(third, 3)
+            assert await accounted()
+        finally:
+            await third.stop()
+    finally:
+        await successor.stop()
+
+
+async def passes(operator: Operator, more: int) -> None:
+    """Wait until the operator has made so many more passes over jobs."""
+    name = 'heterotrain_operator_passes_total{result="ok"}'
+    before = await operator.metric(name) or 0
+
+    async def probe() -> bool:
+        return (await operator.metric(name) or 0) >= before + more
+
+    await until(probe, f"{more} more passes")
+
+
+async def test_a_planned_end_hands_the_lease_over(operator: Operator, namespace: str, tmp_path: Path) -> None:
+    assert await operator.stop() == 0
+    successor = Operator(namespace, tmp_path / "successor.log")
+    await successor.start()
+    assert await successor.stop() == 0
+
+
+async def test_nothing_is_written_while_nothing_changes(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+    await cluster.add_node("a")
+    operator = Operator(namespace, tmp_path / "operator.log", "--relist-seconds", "0.5")
+    await operator.start()
+    try:
+        await cluster.create(cluster.job(cluster.pool("a")))
+        (name,) = await cluster.started(1)
+        await state_is(cluster, "Running")
+        await passes(operator, 2)
+
+        async def versions() -> list[str]:
+            objects = [
+                await cluster.kube.get(JOBS, namespace, "job"),
+                await cluster.kube.get(CONFIG_MAPS, namespace, keys.plan_name("job")),
+                await cluster.kube.get(SERVICES, namespace, keys.service_name("job")),
+                await cluster.kube.get(PODS, namespace, name),
+            ]
+            return [body["metadata"]["resourceVersion"] for body in objects]
+
+        before = await versions()
+        await passes(operator, 5)
+        assert await versions() == before
+    finally:
+        await operator.stop()
+
+
+async def test_what_somebody_deleted_is_there_again_after_the_next_full_list(
+    cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    operator = Operator(namespace, tmp_path / "operator.log", "--relist-seconds", "0.5")
+    await operator.start()
+    try:
+        await cluster.create(cluster.job())
+        await cluster.kube.get(JOBS, namespace, "job")
+        for resource, name in (
+            (SERVICES, keys.service_name("job")),
+            (DISRUPTION_BUDGETS, keys.disruption_budget_name("job")),
+        ):
+
+            async def there(resource: object = resource, name: str = name) -> str:
+                found = {
+                    b["metadata"]["name"]: b["metadata"]["uid"] async for b in cluster.kube.list(resource, namespace)
+                }  # type: ignore[arg-type]  # bound late on purpose
+                return found.get(name, "")
+
+            uid = await until(there, f"{name} exists")
+            await cluster.kube.delete(resource, namespace, name, uid=uid)
+            await until(there, f"{name} exists again")
+    finally:
+        await operator.stop()
+
+
+async def test_a_bad_job_is_told_why_and_delays_nobody(cluster: Cluster, operator: Operator) -> None:
+    await cluster.add_node("a")
+    bad = cluster.job(cluster.pool("a"), name="bad")
+    bad["spec"]["template"]["spec"]["containers"][0]["comand"] = ["train"]
+    await cluster.create(bad)
+    await cluster.create(cluster.job(cluster.pool("a"), name="good"))
+    await state_is(cluster, "Refused", "bad")
+    status, reason, message = await cluster.condition("Accepted", "bad")
+    assert (status, reason) == ("False", "InvalidTemplate")
+    assert 'unknown field "spec.containers[0].comand"' in message
+    assert await cluster.pods("bad") == {}
+    await cluster.started(1, "good")
+    await state_is(cluster, "Running", "good")
+
+
+async def test_suspend_removes_workers_and_resume_goes_on(cluster: Cluster, operator: Operator) -> None:
+    await cluster.add_node("a")
+    await cluster.create(cluster.job(cluster.pool("a")))
+    await cluster.started(1)
+    before = await cluster.plan()
+    await cluster.edit({"suspend": True})
+
+    async def gone() -> bool:
+        await cluster.confirm_deletions()
+        return not await cluster.pods()
+
+    await until(gone, "no pod is left")
+    await state_is(cluster, "Suspended")
+    assert (await cluster.condition("Ready"))[0] == "True"
+    await cluster.edit({"suspend": False})
+    await cluster.run(*await cluster.scheduled(1))
+
+    async def replanned() -> bool:
+        plan = await cluster.plan()
+        return plan["generation"] > before["generation"] and len(plan["members"]) == 1
+
+    await until(replanned, "a new generation with the new worker")
+    assert (await cluster.status())["disruptions"] == 0
+
+
+async def test_deleting_a_job_leaves_nothing(cluster: Cluster, operator: Operator) -> None:
+    """The garbage collector does it by owner references, with or without an operator."""
+    await cluster.add_node("a")
+    body = await cluster.create(cluster.job(cluster.pool("a")))
+    await cluster.started(1)
+    await operator.stop()
+    await cluster.kube.delete(JOBS, cluster.namespace, "job", uid=body["metadata"]["uid"])
+
+    async def left() -> list[str]:
+        await cluster.confirm_deletions()
+        labels = f"{keys.LABEL_JOB}=job"
+        found = []
+        for resource in (PODS, SERVICES, CONFIG_MAPS, DISRUPTION_BUDGETS):
+            found += [
+                b["metadata"]["name"] async for b in cluster.kube.list(resource, cluster.namespace, labels=labels)
+            ]
+        return found
+
+    async def nothing() -> bool:
+        return not await left()
+
+    await until(nothing, "nothing of the job is left")
+
+
+async def test_a_drain_takes_one_on_demand_worker_at_a_time(
+    cluster: Cluster, operator: Operator, kube: KubeClient
+) -> None:
+    for name in ("a", "b"):
+        await cluster.add_node(name)
+    await cluster.create(cluster.job())
+    await cluster.started(2)
+
+    async def guarded() -> bool:
+        found = await kube.get(DISRUPTION_BUDGETS, cluster.namespace, keys.disruption_budget_name("job"))
+        allowed = found.get("status", {}).get("disruptionsAllowed")
+        return (found["spec"]["minAvailable"], allowed) == (1, 1)
+
+    await until(guarded, "one of two may be evicted")
+
+
+async def test_time_to_live_removes_the_job(cluster: Cluster, operator: Operator) -> None:
+    await cluster.add_node("a")
+    await cluster.create(cluster.job(cluster.pool("a"), ttlSecondsAfterFinished=1))
+    (name,) = await cluster.started(1)
+    await cluster.end(name, Ending.FINISHED)
+
+    async def gone() -> bool:
+        return not [job async for job in cluster.kube.list(JOBS, cluster.namespace)]
+
+    await until(gone, "the job is gone")
+
+
+async def test_many_jobs_at_once_are_all_served(cluster: Cluster, operator: Operator) -> None:
+    await cluster.add_node("a", cpu="40")
+    await asyncio.gather(*(cluster.create(cluster.job(cluster.pool("a"), name=f"job{i}")) for i in range(20)))
+
+    async def all_placed() -> bool:
+        pods = [pod async for pod in cluster.kube.list(PODS, cluster.namespace)]
+        return len([pod for pod in pods if pod["spec"].get("nodeName")]) == 20
+
+    await until(all_placed, "20 jobs have a worker each")

@@ -1,0 +1,138 @@
+"""What the API server makes of our writes: applied twice is applied once, nothing is forced, nobody is brought back to life."""
+
+from __future__ import annotations
+
+import pytest
+from heterotrain_core.contract import keys
+from heterotrain_core.contract.plan import Plan
+from heterotrain_operator.decide.objects import build_disruption_budget, build_plan_object, build_service
+from heterotrain_operator.decide.pods import build_pod
+from heterotrain_operator.kube.client import Body, KubeClient
+from heterotrain_operator.kube.errors import Conflict, NotFound, Refused
+from heterotrain_operator.kube.events import publish
+from heterotrain_operator.kube.resources import CONFIG_MAPS, DISRUPTION_BUDGETS, EVENTS, JOBS, PODS, SERVICES
+from heterotrain_operator.world.parse import parse_job
+from operator_cluster import Cluster
+
+
+async def a_job(cluster: Cluster) -> Body:
+    return await cluster.create(cluster.job())
+
+
+async def test_applying_twice_changes_nothing(cluster: Cluster, kube: KubeClient) -> None:
+    job = parse_job(await a_job(cluster))
+    budget = build_disruption_budget(job, ())
+    assert budget is not None
+    for resource, body in ((SERVICES, build_service(job)), (DISRUPTION_BUDGETS, budget)):
+        first = await kube.apply(resource, body)
+        second = await kube.apply(resource, body)
+        assert second["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
+        assert [each["manager"] for each in first["metadata"]["managedFields"]] == [keys.FIELD_MANAGER]
+
+
+async def test_a_field_that_somebody_changed_is_ours_again_after_an_apply(cluster: Cluster, kube: KubeClient) -> None:
+    job = parse_job(await a_job(cluster))
+    await kube.apply(SERVICES, build_service(job))
+    name = keys.service_name("job")
+    await kube.merge(SERVICES, cluster.namespace, name, {"spec": {"publishNotReadyAddresses": False}})
+    again = await kube.apply(SERVICES, build_service(job))
+    assert again["spec"]["publishNotReadyAddresses"] is True
+
+
+async def test_a_plan_is_only_written_over_the_one_that_was_read(cluster: Cluster, kube: KubeClient) -> None:
+    """A deposed leader that wakes up late must not replace a newer plan."""
+    job = parse_job(await a_job(cluster))
+
+    def plan(revision: int, version: str | None) -> Body:
+        made = Plan(job_uid=job.uid, generation=0, revision=revision, members=(), global_batch_samples=100)
+        return build_plan_object(job, made, resource_version=version)
+
+    first = await kube.create(CONFIG_MAPS, plan(0, None))
+    read = first["metadata"]["resourceVersion"]
+    await kube.replace(CONFIG_MAPS, plan(1, read))
+    with pytest.raises(Conflict):
+        await kube.replace(CONFIG_MAPS, plan(2, read))
+    with pytest.raises(Conflict):
+        await kube.create(CONFIG_MAPS, plan(3, None))
+    assert (await cluster.plan())["revision"] == 1
+
+
+async def test_a_status_brings_no_deleted_job_back(cluster: Cluster, kube: KubeClient) -> None:
+    job = await a_job(cluster)
+    metadata = {"name": "job", "namespace": cluster.namespace, "uid": job["metadata"]["uid"]}
+    body = {"apiVersion": JOBS.api_version, "kind": keys.KIND, "metadata": metadata, "status": {"state": "Running"}}
+    await kube.apply(JOBS, body, subresource="status")
+    await kube.delete(JOBS, cluster.namespace, "job", uid=metadata["uid"])
+    with pytest.raises(NotFound):
+        await kube.apply(JOBS, body, subresource="status")
+
+
+async def test_a_status_for_another_job_of_the_same_name_is_a_conflict(cluster: Cluster, kube: KubeClient) -> None:
+    old = await a_job(cluster)
+    await kube.delete(JOBS, cluster.namespace, "job", uid=old["metadata"]["uid"])
+    await a_job(cluster)
+    metadata = {name: old["metadata"][name] for name in ("name", "namespace", "uid", "resourceVersion")}
+    body = {"apiVersion": JOBS.api_version, "kind": keys.KIND, "metadata": metadata, "status": {"state": "Running"}}
+    with pytest.raises(Conflict):
+        await kube.apply(JOBS, body, subresource="status")
+    assert await cluster.status() == {}
+
+
+async def test_only_the_pod_that_was_meant_is_deleted(cluster: Cluster, kube: KubeClient) -> None:
+    job = parse_job(await a_job(cluster))
+    assert job.spec is not None
+    await kube.create(PODS, build_pod(job, job.spec.worker_pools[0], 0, plan_version="0.0"))
+    with pytest.raises(Conflict):
+        await kube.delete(PODS, cluster.namespace, "job-w0", uid="00000000-0000-0000-0000-000000000000")
+    assert "job-w0" in await cluster.pods()
+
+
+async def test_a_dry_run_finds_what_our_schema_can_t_see(cluster: Cluster, kube: KubeClient) -> None:
+    body = cluster.job()
+    body["spec"]["template"]["spec"]["containers"][0]["imagePullPolice"] = "Always"
+    job = parse_job(await cluster.create(body))
+    assert job.spec is not None
+    with pytest.raises(Refused, match="imagePullPolice"):
+        await kube.create(PODS, build_pod(job, job.spec.worker_pools[0], 0, plan_version=""), dry_run=True)
+    assert await cluster.pods() == {}
+
+
+async def test_the_built_pod_is_taken_word_for_word(cluster: Cluster, kube: KubeClient) -> None:
+    """Everything that a user may write beside our additions survives the round trip."""
+    body = cluster.job()
+    spec = body["spec"]["template"]["spec"]
+    spec["containers"][0] |= {
+        "env": [{"name": "A", "value": "b"}],
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+    }
+    spec["containers"].append({"name": "side", "image": "image.invalid/side:1"})
+    spec["volumes"] = [{"name": "data", "emptyDir": {}}]
+    spec["tolerations"] = [{"key": "mine", "operator": "Exists"}]
+    job = parse_job(await cluster.create(body))
+    assert job.spec is not None
+    pod = await kube.create(PODS, build_pod(job, job.spec.worker_pools[0], 0, plan_version="0.0"))
+    assert [each["name"] for each in pod["spec"]["containers"]] == ["main", "side"]
+    main = pod["spec"]["containers"][0]
+    assert {"name": "A", "value": "b"} in main["env"]
+    assert {"/data", "/dev/shm", "/etc/heterotrain/plan"} <= {each["mountPath"] for each in main["volumeMounts"]}
+    assert {"mine", "ht-test", "node.kubernetes.io/unreachable"} <= {
+        each.get("key") for each in pod["spec"]["tolerations"]
+    }
+    assert pod["spec"]["restartPolicy"] == "Never"
+
+
+async def test_the_same_event_is_counted_not_repeated(cluster: Cluster, kube: KubeClient) -> None:
+    job = await a_job(cluster)
+    for _ in range(3):
+        await publish(
+            kube,
+            namespace=cluster.namespace,
+            name="job",
+            uid=job["metadata"]["uid"],
+            warning=True,
+            reason="WorkerFailed",
+            message="boom",
+            now="2027-01-01T00:00:00Z",
+        )
+    events = [event async for event in kube.list(EVENTS, cluster.namespace)]
+    assert [(event["reason"], event["count"]) for event in events] == [("WorkerFailed", 3)]
