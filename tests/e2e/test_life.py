@@ -12,10 +12,9 @@ if TYPE_CHECKING:
 
 
 def test_a_job_learns_its_shares_and_succeeds(start: Start) -> None:
-    """Three pools at 4 : 2 : 1 begin even, end with shares in the order of their speeds, and no sample is lost."""
+    """Three pools at 4 : 2 : 1 end with shares in the order of their speeds, and no sample is lost."""
     running = start(limits={"a100": "560m", "v100": "280m", "t4": "140m"})
-    first = running.job.wait_members(3, timeout_s=90)
-    assert max(first.shares) - min(first.shares) <= 1, "the first plan knows nothing and is even"
+    running.job.wait_members(3, timeout_s=90)
     running.wait_succeeded()
 
     plan = running.job.plan()

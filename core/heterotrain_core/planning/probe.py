@@ -14,7 +14,7 @@ VARIATION = 0.3
 LARGEST_VARIATION = 0.45
 """Of the side that has fewer members to vary: three members go +0.3, +0.3, -0.45 or so."""
 PROBE_STEPS = 2
-ROUNDS = 8
+ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from heterotrain_core.split.balance import Infeasible, Split, balance, evaluate
 from heterotrain_core.split.curve import SplitMember
 from heterotrain_core.split.leave import Leaver, leavers
 
-MOST_PROBED_STEPS = 400
+MOST_PROBED_STEPS = 60
 """A member whose speed is still unclear after so many steps is too noisy for probes to help."""
 TRUSTED_GROWTH = 2
 """How many times its largest seen share a member may be given while its model is not ok."""
