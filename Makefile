@@ -59,20 +59,23 @@ test: setup ## every tier, from lint to end-to-end on a real cluster; does all s
 
 # cluster
 images: setup ## build the operator's and the trainer's image
-	@$(CLUSTER) setup
 	@$(CLUSTER) images build
 
 cluster: setup ## start the emulated cluster (kind where a Docker engine runs) and load the images
-	@$(CLUSTER) up --prefer-kind
+	@$(CLUSTER) up
+	@$(CLUSTER) images load
+
+cluster-running: setup # for those that are content with a cluster that runs already
+	@$(CLUSTER) up --reuse
 	@$(CLUSTER) images load
 
 cluster-down: setup ## stop it and leave nothing behind
 	@$(CLUSTER) down
 
-demo: setup images cluster ## the main job on a real cluster, from nothing to a table and a picture
+demo: cluster-running ## the main job on a real cluster, from nothing to a table and a picture
 	@$(LAB) -m lab.demo
 
-bench: setup images cluster ## measure what docs/benchmarks.md quotes, each beside its alternative
+bench: cluster-running ## measure what docs/benchmarks.md quotes, each beside its alternative
 	@$(LAB) -m lab.bench
 
-.PHONY: help setup lock lint format test test-unit test-distributed images cluster cluster-down demo bench
+.PHONY: help setup lock lint format test test-unit test-distributed images cluster cluster-running cluster-down demo bench

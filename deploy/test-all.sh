@@ -29,7 +29,7 @@ tier unit tests/unit tests/shell tests/packaging
 tier distributed tests/distributed
 say "cluster"
 if in_cluster status >/dev/null 2>&1; then was_running=yes; fi
-make --no-print-directory images cluster
+make --no-print-directory cluster-running
 eval "$(in_cluster env)"
 tier integration tests/integration --ignore tests/integration/cluster
 tier e2e tests/e2e

@@ -1,12 +1,13 @@
-"""The command line: ``PYTHONPATH=deploy/local python -m local_cluster --help``."""
+"""Starts, ends and breaks the cluster of kind-config.yaml: by kind where a Docker engine runs, else without Docker."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
 import sys
+from types import ModuleType
 
-from local_cluster import control, kind, lifecycle, places
+from local_cluster import control, kind, lifecycle, places, record
 from local_cluster.process import Problem
 
 
@@ -33,7 +34,6 @@ def _parser() -> argparse.ArgumentParser:
 
     add("setup", "install and build everything a cluster needs, once")
     start = add("up", "start the cluster")
-    start.add_argument("--prefer-kind", action="store_true", help="use kind where a Docker engine runs")
     start.add_argument("--reuse", action="store_true", help="be content with a cluster that runs already")
     add("down", "end the cluster, or what a crash has left of it")
     add("status", "show the nodes with their power and cables")
@@ -52,28 +52,28 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _backend() -> ModuleType:
+    """Return what starts and ends the cluster: kind where it can, unless a cluster without it is there already."""
+    return kind if record.load() is None and kind.is_available() else lifecycle
+
+
 def _run(options: argparse.Namespace) -> None:
     match options.command:
         case "setup":
-            lifecycle.setup()
+            _backend().setup()
         case "up":
-            (kind if options.prefer_kind and kind.is_available() else lifecycle).up(reuse=options.reuse)
+            _backend().up(reuse=options.reuse)
         case "down":
-            (kind if kind.is_running() else lifecycle).down()
+            _backend().down()
         case "status":
-            print(lifecycle.status())
+            print(_backend().status())
         case "kubeconfig":
             print(control.kubeconfig_path())
         case "env":
             print(f"export KUBECONFIG={shlex.quote(str(control.kubeconfig_path()))}")
             print(f'export PATH={shlex.quote(str(places.programs()))}:"$PATH"')
         case "images":
-            if kind.is_running():
-                kind.images(load=options.what == "load")
-            elif options.what == "load":
-                lifecycle.load_images()
-            else:
-                lifecycle.setup()
+            (_backend().load_images if options.what == "load" else _backend().build_images)()
         case "power-off":
             control.power_off(options.node)
         case "power-on":

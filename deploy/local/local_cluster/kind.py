@@ -56,7 +56,7 @@ def up(*, reuse: bool = False) -> None:
         "120s",
         timeout_s=900,
     )
-    images(load=True)
+    load_images()
 
 
 def down() -> None:
@@ -65,8 +65,23 @@ def down() -> None:
     kubeconfig().unlink(missing_ok=True)
 
 
-def images(*, load: bool) -> None:
-    """Build the project's images with docker and, if wanted, load them into the nodes."""
+def setup() -> None:
+    """Do nothing: kind brings its programs along."""
+
+
+def status() -> str:
+    """Return the nodes as kubectl shows them.
+
+    Raises:
+        Problem: no cluster is running.
+    """
+    if not is_running():
+        raise Problem("no cluster is running: `make cluster` starts one")
+    return run("kubectl", "--kubeconfig", kubeconfig(), "get", "nodes", "--show-labels").rstrip()
+
+
+def build_images() -> None:
+    """Build the project's images with docker, and fetch Prometheus under the name that manifests use."""
     for image, dockerfile in IMAGES.items():
         say(f"    docker build {image}")
         arguments = ["--build-arg", f"TORCH_INDEX={TORCH_INDEX}"] if image.startswith("heterotrain/trainer") else []
@@ -86,8 +101,12 @@ def images(*, load: bool) -> None:
     upstream, name = PROMETHEUS
     run("docker", "pull", "-q", upstream, timeout_s=600)
     run("docker", "tag", upstream, name)
-    if load:
-        run("kind", "load", "docker-image", "--name", _name(), *IMAGES, name, timeout_s=900)
+
+
+def load_images() -> None:
+    """Build the project's images and give them to every node; pods made from now on run them."""
+    build_images()
+    run("kind", "load", "docker-image", "--name", _name(), *IMAGES, PROMETHEUS[1], timeout_s=900)
 
 
 def kubeconfig() -> Path:

@@ -145,6 +145,11 @@ def status() -> str:
     return "\n".join(lines)
 
 
+def build_images() -> None:
+    """Build the project's images, and whatever else has changed, for the next start."""
+    setup()
+
+
 def load_images() -> None:
     """Build the project's images and give them to every node that has power; pods made from now on run them."""
     known = record.present()
