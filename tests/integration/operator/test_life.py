@@ -269,7 +269,11 @@ async def test_suspend_removes_workers_and_resume_goes_on(cluster: Cluster, oper
 
     await until(gone, "no pod is left")
     await state_is(cluster, "Suspended")
-    assert (await cluster.condition("Ready"))[0] == "True"
+
+    async def at_rest() -> bool:
+        return (await cluster.condition("Ready"))[:2] == ("True", "Suspended")
+
+    await until(at_rest, "suspended and nothing left is what was asked for")
     await cluster.edit({"suspend": False})
     await cluster.run(*await cluster.scheduled(1))
 
