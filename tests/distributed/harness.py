@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import queue
@@ -107,7 +108,7 @@ class Worker:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=2) as reply:
                 text = reply.read().decode()
-        except (urllib.error.URLError, OSError):
+        except (urllib.error.URLError, http.client.HTTPException, OSError):
             return None
         values = re.findall(rf"^{name}{{[^}}]*}} (\S+)$", text, re.MULTILINE)
         return sum(map(float, values)) if values else None
@@ -117,7 +118,7 @@ class Worker:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/ready", timeout=2) as reply:
                 return reply.status == 200
-        except (urllib.error.URLError, OSError):
+        except (urllib.error.URLError, http.client.HTTPException, OSError):
             return False
 
     def log(self) -> str:
@@ -136,6 +137,12 @@ class Operator:
     workers: dict[str, Worker] = field(default_factory=dict)
     generation: int = 0
     revision: int = 0
+    plans: list[Plan] = field(default_factory=list)
+
+    @property
+    def newest(self) -> Plan:
+        """The last plan that was written."""
+        return self.plans[-1]
 
     def start(
         self, name: str, *, incarnation: int = 0, script: str = "distributed.scripts:train", **arguments: Any
@@ -182,6 +189,7 @@ class Operator:
             job_uid=JOB_UID, generation=self.generation, revision=self.revision, members=members,
             global_batch_samples=total, **({"boundary": Boundary()} | fields),
         )  # fmt: skip
+        self.plans.append(plan)
         for worker in workers if to is None else to:
             deliver(plan, worker)
         return plan

@@ -57,6 +57,8 @@ class Entry:
     standing: Standing
     store_address: str
     store_port: int
+    all_cuda: bool
+    """Whether every member has an accelerator that NCCL can use."""
     store: Any = None
     """The store itself on the rank that hosts it."""
 
@@ -67,8 +69,8 @@ class Book:
 
     acceptors: dict[FormationId, Acceptor] = field(default_factory=dict)
     decided: dict[FormationId, tuple[int, ...]] = field(default_factory=dict)
-    arrived: dict[FormationId, set[PeerKey]] = field(default_factory=dict)
-    stores: dict[FormationId, int] = field(default_factory=dict)
+    arrived: dict[FormationId, dict[PeerKey, bool]] = field(default_factory=dict)
+    stores: dict[FormationId, tuple[int, bool]] = field(default_factory=dict)
     broken: set[FormationId] = field(default_factory=set)
 
     def forget_before(self, generation: int) -> None:
@@ -84,9 +86,15 @@ class Assembly:
     """Finds the next formation together with the peers."""
 
     def __init__(
-        self, peers: PeerService, *, host_store: Callable[[], tuple[Any, int]], on_broken: Callable[[str], None]
+        self,
+        peers: PeerService,
+        *,
+        has_cuda: bool,
+        host_store: Callable[[], tuple[Any, int]],
+        on_broken: Callable[[str], None],
     ) -> None:
         self._peers = peers
+        self._has_cuda = has_cuda
         self._me: PeerKey = (peers.identity.worker_uid, peers.identity.local_rank)
         self._host_store = host_store
         self._on_broken = on_broken
@@ -184,7 +192,6 @@ class Assembly:
         self._peers.watch({key_of(m): m for m in self._members(standing)})
         self._break("a member left or was lost")
         await self._peers.ping_all(RETRY_S)
-        attempt = 0
         while instance not in self._book.decided:
             if self._newer_generation(standing) or self._gives_up(standing):
                 return None
@@ -193,14 +200,13 @@ class Assembly:
             # Everybody goes: a vote about nobody tells the leavers that they are agreed.
             leader = min(staying) if staying else min(up)
             enough = len(workers_of(standing.plan, staying)) >= standing.plan.min_replicas or not staying
-            if not enough and self._leaves(standing):
+            settled = not any(self._peers.is_undetermined(self._key(standing.plan, r)) for r in standing.plan_ranks)
+            possible = enough and paxos.is_majority(len(up), len(standing.plan_ranks))
+            if settled and not possible and self._leave_at is not None:
                 self._leave_at = self._peers.loop.time()  # those who stay wait for the operator: our vote is no use
                 continue
-            settled = not any(self._peers.is_undetermined(self._key(standing.plan, r)) for r in standing.plan_ranks)
-            possible = settled and enough and paxos.is_majority(len(up), len(standing.plan_ranks))
-            if possible and self._key(standing.plan, leader) == self._me:
-                attempt += 1
-                await self._propose(standing, instance, Ballot(number=attempt, rank=leader), staying)
+            if settled and possible and self._key(standing.plan, leader) == self._me:
+                await self._propose(standing, instance, leader, staying)
             else:
                 await self._learn(standing, instance, up)
             if instance not in self._book.decided:
@@ -209,8 +215,10 @@ class Assembly:
         _log.info("formation %s: ranks %s of the plan take part", instance, list(ranks))
         return ranks
 
-    async def _propose(self, standing: Standing, instance: FormationId, number: Ballot, wish: tuple[int, ...]) -> None:
+    async def _propose(self, standing: Standing, instance: FormationId, rank: int, wish: tuple[int, ...]) -> None:
         acceptors = self._members(standing)
+        seen = self._acceptor(instance).promised
+        number = Ballot(number=seen.number + 1 if seen else 1, rank=rank)
         body: dict[str, Any] = {"formation": _pack(instance), "ballot": [number.number, number.rank]}
         own, promised = paxos.prepare(self._acceptor(instance), number)
         self._book.acceptors[instance] = own
@@ -220,6 +228,12 @@ class Assembly:
         replies = await self._peers.ask_all(others, "prepare", body)
         promises = [reply for reply in replies.values() if reply.get("promised")]
         if not paxos.is_majority(1 + len(promises), len(acceptors)):
+            return
+        going = {key for key, reply in replies.items() if reply.get("leaving")}
+        if self._leave_at is not None:
+            going.add(self._me)
+        wish = tuple(member for member in wish if self._key(standing.plan, member) not in going)
+        if wish and len(workers_of(standing.plan, wish)) < standing.plan.min_replicas:
             return
         ranks = paxos.value_to_propose(wish, [own.accepted, *(_unpack_accepted(p.get("accepted")) for p in promises)])
         own, voted = paxos.accept(self._acceptor(instance), number, ranks)
@@ -248,29 +262,33 @@ class Assembly:
         host = members[0]
         if key_of(host) != self._me:
             return await self._arrive(standing, host)
-        self._book.arrived.setdefault(formation, set()).add(self._me)
-        while not {key_of(m) for m in members} <= self._book.arrived[formation]:
+        arrived = self._book.arrived.setdefault(formation, {})
+        arrived[self._me] = self._has_cuda
+        while not {key_of(m) for m in members} <= arrived.keys():
             if self._outdated(standing):
                 return None
             await self._peers.wait_change(RETRY_S)
         store, port = self._host_store()
-        self._book.stores[formation] = port
+        all_cuda = all(arrived[key_of(m)] for m in members)
+        self._book.stores[formation] = (port, all_cuda)
         others = [m for m in members if key_of(m) != self._me]
-        await self._peers.ask_all(others, "store", {"formation": _pack(formation), "port": port})
-        return Entry(standing=standing, store_address=host.address, store_port=port, store=store)
+        await self._peers.ask_all(others, "store", {"formation": _pack(formation), "store": [port, all_cuda]})
+        return Entry(
+            standing=standing, store_address=host.address, store_port=port, all_cuda=all_cuda, store=store
+        )  # fmt: skip
 
     async def _arrive(self, standing: Standing, host: Member) -> Entry | None:
         formation = standing.formation
         while formation not in self._book.stores:
             if self._outdated(standing):
                 return None
-            reply = await self._peers.request(host, "arrived", {"formation": _pack(formation)})
-            if reply and reply.get("port") is not None:
-                self._book.stores[formation] = int(reply["port"])
-                break
+            reply = await self._peers.request(host, "arrived", {"formation": _pack(formation), "cuda": self._has_cuda})
+            if reply and reply.get("store") is not None:
+                self._book.stores[formation] = (int(reply["store"][0]), bool(reply["store"][1]))
             if formation not in self._book.stores:
                 await self._peers.wait_change(RETRY_S)
-        return Entry(standing=standing, store_address=host.address, store_port=self._book.stores[formation])
+        port, all_cuda = self._book.stores[formation]
+        return Entry(standing=standing, store_address=host.address, store_port=port, all_cuda=all_cuda)
 
     def _outdated(self, standing: Standing) -> bool:
         """Return whether it is in vain to wait for the others to arrive; tells them, too."""
@@ -319,6 +337,7 @@ class Assembly:
         accepted = acceptor.accepted
         return {
             "promised": promised,
+            "leaving": self._leave_at is not None,
             "accepted": [[accepted.ballot.number, accepted.ballot.rank], list(accepted.ranks)] if accepted else None,
         }
 
@@ -337,12 +356,13 @@ class Assembly:
 
     async def _on_arrived(self, message: dict[str, Any]) -> dict[str, Any]:
         formation = _unpack(message["formation"])
-        self._book.arrived.setdefault(formation, set()).add((message["from"][0], message["from"][1]))
+        key = (str(message["from"][0]), int(message["from"][1]))
+        self._book.arrived.setdefault(formation, {})[key] = bool(message["cuda"])
         self._peers.nudge()
-        return {"port": self._book.stores.get(formation)}
+        return {"store": self._book.stores.get(formation)}
 
     async def _on_store(self, message: dict[str, Any]) -> dict[str, Any]:
-        self._book.stores[_unpack(message["formation"])] = int(message["port"])
+        self._book.stores[_unpack(message["formation"])] = (int(message["store"][0]), bool(message["store"][1]))
         self._peers.nudge()
         return {}
 

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -27,6 +28,7 @@ _log = logging.getLogger(__name__)
 
 FORMAT = 1
 _NAME = re.compile(r"^checkpoint-g(\d{9})-s(\d{12})\.json$")
+_ANY = re.compile(r"^\.?checkpoint-g(\d{9})-s(\d{12})(?:\.json|-[0-9a-f]{8}(?:\.pt)?)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,19 +63,19 @@ class CheckpointFolder:
             OSError: it could not be written; what was there before is untouched.
         """
         self.path.mkdir(parents=True, exist_ok=True)
+        mark = secrets.token_hex(4)  # no write ever touches another one's files, not even one of the same step
         stem = f"checkpoint-g{generation:09d}-s{step:012d}"
-        data = self.path / f"{stem}.pt"
-        scratch = self.path / f".{stem}.{os.getpid()}.{threading.get_ident()}"
+        scratch, data = self.path / f".{stem}-{mark}", self.path / f"{stem}-{mark}.pt"
         try:
             with scratch.open("wb") as file:
                 torch.save({"skeleton": state.skeleton, "tensors": state.tensors}, file)
                 file.flush()
                 os.fsync(file.fileno())
-            scratch.replace(data)
             manifest = Manifest(
-                format=FORMAT, generation=generation, step=step, data=data.name, size_bytes=data.stat().st_size,
-                sha256=_sha256(data), written_unix_s=now_s,
+                format=FORMAT, generation=generation, step=step, data=data.name, size_bytes=scratch.stat().st_size,
+                sha256=_sha256(scratch), written_unix_s=now_s,
             )  # fmt: skip
+            scratch.replace(data)
             with scratch.open("w", encoding="utf-8") as file:
                 json.dump(asdict(manifest), file)
                 file.flush()
@@ -118,10 +120,15 @@ class CheckpointFolder:
         return None
 
     def _prune(self) -> None:
-        manifests = self.manifests()
-        for old in manifests[self._keep :]:
-            (self.path / f"checkpoint-g{old.generation:09d}-s{old.step:012d}.json").unlink(missing_ok=True)
-            (self.path / old.data).unlink(missing_ok=True)
+        """Drop what is older than the checkpoints that are kept, and what writers that died have left behind."""
+        kept = self.manifests()[: self._keep]
+        needed = {manifest.data for manifest in kept}
+        for name in os.listdir(self.path):  # noqa: PTH208 - names are all we need
+            found = _ANY.match(name)
+            if found is None or name in needed:
+                continue
+            if (int(found[1]), int(found[2])) < kept[-1].order:
+                (self.path / name).unlink(missing_ok=True)
 
 
 class CheckpointWriter:

@@ -58,6 +58,7 @@ class Group:
         self._own: frozenset[OpenSocket] | None = None
         self._lock = threading.Lock()
         self._cut = ""
+        self._backend = ""
         self._control: Any = None
         self._store: Any = None
 
@@ -76,6 +77,10 @@ class Group:
         Raises:
             PeerLost: a member went away meanwhile.
         """
+        self._backend = backend
+        if backend == "nccl":
+            # Its own watchdog would end the process when a peer is lost; here the links notice, and ``cut`` aborts.
+            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         name = interface_of(own_address) if own_address else None
         if name is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
@@ -100,6 +105,8 @@ class Group:
         with self._lock:
             first, self._cut = not self._cut, self._cut or reason
             candidates = self._own if self._own is not None else open_sockets() - self._before
+        if first and self._backend == "nccl":
+            _abort_nccl()
         count = cut(candidates, addresses=self._address.members, spare_ports=self._address.spare_ports)
         if first:
             _log.info("cut %d connections of the group: %s", count, reason)
@@ -203,6 +210,18 @@ class Group:
         except RuntimeError as error:
             raise PeerLost(self._cut or str(error)) from error
 
+    def finish_device(self) -> None:
+        """Wait until the accelerator has done everything that was queued, then look whether the group still stands.
+
+        On CUDA a reduction that was aborted looks done; the optimizer must not run on what it left behind.
+
+        Raises:
+            PeerLost: the group is broken.
+        """
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.current_stream().synchronize()
+            self.check()
+
     def _control_group(self) -> Any:
         if self._control is None:
             raise PeerLost("the group is closed")
@@ -215,6 +234,12 @@ class Group:
         except RuntimeError as error:
             raise PeerLost(self._cut or str(error)) from error
         return work
+
+
+def _abort_nccl() -> None:
+    """Abort the gradients' communicator: unlike gloo, NCCL can be, from any thread."""
+    with contextlib.suppress(Exception):  # whatever it says, the group is over
+        c10d.group.WORLD._get_backend(torch.device("cuda")).abort()  # noqa: SLF001 - torch has no public way
 
 
 def settle(works: Sequence[dist.Work]) -> None:

@@ -41,7 +41,7 @@ class CheckpointKeeper:
         self._writer: CheckpointWriter | None = None
         self._last_s = time.monotonic()
         self._wanted = threading.Event()
-        self._written_step = -1
+        self._writing = self._written = (-1, -1)
         if config.checkpoint_uri is not None:
             folder = folder_of(config.checkpoint_uri, identity)
             self._folder = CheckpointFolder(folder, keep=config.checkpoint_keep)
@@ -73,15 +73,15 @@ class CheckpointKeeper:
             return
         due = time.monotonic() - self._last_s >= self._every_s
         if (due or self._wanted.is_set()) and not self._writer.busy:
-            self._start(formed, training)
+            self._start(training, generation=formed.roster.formation.generation)
 
-    def write_now(self, formed: Formed, training: Training) -> None:
-        """Write a checkpoint and return when it is complete, unless this very step has been written."""
-        if self._writer is None:
+    def write_now(self, training: Training, *, generation: int) -> None:
+        """Write a checkpoint and return when it is complete, unless this very state has been written."""
+        if self._writer is None or not training.has_state:
             return
         self._writer.wait()
-        if self._written_step != training.progress.steps or training.progress.evaluated < training.progress.epoch:
-            self._start(formed, training)
+        if self._written != training.progress.order:
+            self._start(training, generation=generation)
             self._writer.wait()
 
     def wait(self) -> None:
@@ -92,27 +92,26 @@ class CheckpointKeeper:
     def write_final(self, formed: Formed, training: Training) -> None:
         """Keep the final state; on the writer this returns when it is complete."""
         if self._is_writer(formed):
-            self.write_now(formed, training)
+            self.write_now(training, generation=formed.roster.formation.generation)
 
     def _is_writer(self, formed: Formed) -> bool:
         roster = formed.roster
         return writer_among(roster.plan, roster.plan_ranks) == roster.plan_ranks[formed.rank]
 
-    def _start(self, formed: Formed, training: Training) -> None:
+    def _start(self, training: Training, *, generation: int) -> None:
         if self._writer is None:
             return
         self._wanted.clear()
         self._last_s = time.monotonic()
-        pause_s = self._writer.start(
-            training.capture(), generation=formed.roster.formation.generation, step=training.progress.steps
-        )
+        self._writing = training.progress.order
+        pause_s = self._writer.start(training.capture(), generation=generation, step=training.progress.steps)
         self._report.gauges({names.CHECKPOINT_PAUSE: pause_s})
 
     def _on_done(self, manifest: Manifest | None, seconds: float) -> None:
         if manifest is None:
             self._report.count(names.CHECKPOINT_FAILURES)
             return
-        self._written_step = manifest.step
+        self._written = self._writing
         self._report.gauges({
             names.CHECKPOINT_STEP: float(manifest.step), names.CHECKPOINT_TIME: manifest.written_unix_s,
             names.CHECKPOINT_DURATION: seconds,

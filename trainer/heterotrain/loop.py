@@ -150,6 +150,10 @@ class Loop:
 
     def _leave(self) -> NoReturn:
         """End this rank as announced."""
+        standing = self._standing
+        if standing is not None and not standing.leaving:
+            # It had to go while it waited for others: nobody took the state over from it.
+            self._keeper.write_now(self._training, generation=standing.formation.generation)
         self._keeper.wait()
         self._farewell.say(Ending.LEFT, "told to go; the others know")
         self._membership.close()
@@ -287,6 +291,7 @@ class Loop:
             work, slots = formed.group.gather(torch.tensor(row, dtype=torch.float64))
             reducer.wait()
             formed.group.wait(work)
+            formed.group.finish_device()
             decision = verdict([other.tolist() for other in slots])
             held = agreed_plan(formed.group, decision, held, job_uid=self._identity.job_uid)
             self._membership.offer(held.text)
@@ -325,7 +330,9 @@ class Loop:
             self._membership.leave_soon(self._config.grace_s / 3)
             lowest_leaver = min(leaving)
             if len(leaving) == len(roster.plan_ranks) and roster.plan_ranks[formed.rank] == lowest_leaver:
-                self._keeper.write_now(formed, self._training)  # nobody stays: the job cannot go on without it
+                self._keeper.write_now(
+                    self._training, generation=roster.formation.generation
+                )  # nobody stays: the job cannot go on without it
 
     # -- small things ------------------------------------------------------------------------------------------------
 

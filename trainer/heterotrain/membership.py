@@ -100,7 +100,9 @@ class Elastic:
         self._group: Group | None = None
         self._source = PlanSource(identity.plan_dir, job_uid=identity.job_uid)
         self._peers = PeerService(identity, self._source, timeout_s=timeout_s)
-        self._assembly = Assembly(self._peers, host_store=host_store, on_broken=self._on_broken)
+        self._assembly = Assembly(
+            self._peers, has_cuda=torch.cuda.is_available(), host_store=host_store, on_broken=self._on_broken
+        )
         self._source.on_change = self._peers.nudge
         self._peers.start()
         self._source.start()
@@ -152,8 +154,8 @@ class Elastic:
             group.cut("given up before it was built")
         try:
             group.build(
-                store=entry.store, host=entry.store_address, port=entry.store_port, backend=self._backend,
-                own_address=self._identity.address,
+                store=entry.store, host=entry.store_address, port=entry.store_port,
+                backend=backend_of(self._backend, all_cuda=entry.all_cuda), own_address=self._identity.address,
             )  # fmt: skip
             held = self._source.newest
             mine = held if held and held.plan.generation == standing.plan.generation else standing.held
@@ -220,7 +222,8 @@ class Fixed:
                 address=Address(members=frozenset(), spare_ports=frozenset()),
             )  # fmt: skip
             prefixed = c10d.PrefixStore(f"heterotrain-{attempt}", store)
-            group.build(store=prefixed, host="", port=0, backend=self._backend, own_address=None)
+            backend = backend_of(self._backend, all_cuda=torch.cuda.is_available())
+            group.build(store=prefixed, host="", port=0, backend=backend, own_address=None)
         _agree_on_state(group, self._training, self._checkpoints)
         ranks = tuple(range(len(self._held.plan.members)))
         standing = Standing(held=self._held, formation=FormationId(generation=1, number=0), plan_ranks=ranks)
@@ -300,6 +303,13 @@ def _agree_on_state(group: Group | None, training: Training, checkpoints: Checkp
             training.restore_flat(received)
     if not who.fresh:
         training.progress = replace(training.progress, evaluated=holdings[who.leader].evaluated)
+
+
+def backend_of(setting: str, *, all_cuda: bool) -> str:
+    """Return the backend for gradients: as set, or NCCL where every member can, else gloo."""
+    if setting != "auto":
+        return setting
+    return "nccl" if all_cuda else "gloo"
 
 
 def device_of(identity: Identity) -> torch.device:

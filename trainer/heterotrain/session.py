@@ -83,7 +83,7 @@ class Job:
         self._report = Report(identity)
         self._server = serve(self._report, identity)
         keeper = CheckpointKeeper(identity, config, report=self._report)
-        self._membership = _membership(identity, config, self._training, keeper, device=self.device)
+        self._membership = _membership(identity, config, self._training, keeper)
         self._loop = Loop(
             identity=identity, config=config, device=self.device, training=self._training, membership=self._membership,
             keeper=keeper, observer=Observer(self._report, self._training), report=self._report, farewell=farewell,
@@ -157,6 +157,7 @@ class Job:
             yield from self._loop.steps(Source(dataset=dataset, samples=samples, collate=collate, shuffle=shuffle))
         except Excluded as excluded:
             self._farewell.say(Ending.LEFT, str(excluded))
+            self._membership.close()
             raise SystemExit(0) from excluded
 
     def report(self, **values: float) -> None:
@@ -219,12 +220,7 @@ class Job:
         self._membership.leave_soon(self.config.grace_s / 3)
 
 
-def _membership(
-    identity: Identity, config: TrainingConfig, training: Training, keeper: CheckpointKeeper, *, device: torch.device
-) -> Membership:
-    backend = config.backend
-    if backend == "auto":
-        backend = "nccl" if device.type == "cuda" else "gloo"
+def _membership(identity: Identity, config: TrainingConfig, training: Training, keeper: CheckpointKeeper) -> Membership:
     if identity.mode is Mode.OPERATED:
-        return Elastic(identity, training, keeper, timeout_s=config.peer_timeout_s, backend=backend)
-    return Fixed(identity, training, keeper, batch_samples=config.base_batch_samples, backend=backend)
+        return Elastic(identity, training, keeper, timeout_s=config.peer_timeout_s, backend=config.backend)
+    return Fixed(identity, training, keeper, batch_samples=config.base_batch_samples, backend=config.backend)

@@ -229,7 +229,7 @@ class Step:
             return False
         if isinstance(error, PeerLost | RepeatStep):
             self.failure = error
-        elif isinstance(error, torch.OutOfMemoryError):
+        elif isinstance(error, torch.OutOfMemoryError) and not self._voted:
             self.failure = error
             self._stand_down()
         elif isinstance(error, RuntimeError) and self.host.is_broken():

@@ -42,6 +42,37 @@ def test_the_newest_few_are_kept(tmp_path: Path) -> None:
     assert loaded_step(folder) == 4
 
 
+def test_what_dead_writers_left_goes_with_its_age(tmp_path: Path) -> None:
+    """Half-written files older than what is kept are removed; those of a writer that may still live stay."""
+    folder = CheckpointFolder(tmp_path, keep=1)
+    old, new = ".checkpoint-g000000001-s000000000001-00000000", "checkpoint-g000000001-s000000000009-00000000.pt"
+    (tmp_path / old).touch()
+    (tmp_path / new).touch()
+    (tmp_path / "somebody-elses.pt").touch()
+    written(folder, 2)
+    assert not (tmp_path / old).exists()
+    assert (tmp_path / new).exists()
+    assert (tmp_path / "somebody-elses.pt").exists()
+
+
+def test_the_same_step_again_replaces_only_when_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second write of a step that fails half-way leaves the first one whole."""
+    folder = CheckpointFolder(tmp_path, keep=2)
+    written(folder, 1)
+    calls = []
+
+    def fails_the_second_time(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == 2:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fails_the_second_time)
+    with pytest.raises(OSError, match="Input/output"):
+        written(folder, 1)
+    monkeypatch.undo()
+    assert loaded_step(folder) == 1
+
+
 def test_a_later_generation_outranks_a_higher_step(tmp_path: Path) -> None:
     """What a given-up writer wrote late is not what its successors continue from."""
     folder = CheckpointFolder(tmp_path, keep=3)
@@ -56,7 +87,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: str) -> Non
     folder = CheckpointFolder(tmp_path, keep=3)
     written(folder, 1)
     manifest = written(folder, 2)
-    data, card = tmp_path / manifest.data, (tmp_path / manifest.data).with_suffix(".json")
+    data, card = tmp_path / manifest.data, tmp_path / f"{manifest.data.rsplit('-', 1)[0]}.json"
     if damage == "flip":
         content = bytearray(data.read_bytes())
         content[len(content) // 2] ^= 255
