@@ -1,0 +1,169 @@
+"""The batch that learns fastest, and the planning around it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
+from heterotrain_core.goodput import (
+    LEAST_GAIN,
+    BatchChoice,
+    candidate_batches,
+    choose_batch,
+    statistical_efficiency,
+)
+from heterotrain_core.planning.batch import BatchDecision, BatchRequest, decide_batch
+from heterotrain_core.planning.evidence import MemberEvidence
+from heterotrain_core.rates import Scaling
+from heterotrain_core.split.balance import Infeasible
+from heterotrain_core.split.curve import SplitMember
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from unit.core.telemetry import Cluster, three_pools
+
+EXCHANGE = CommunicationTime(overlapped_s=0.1, last_bucket_s=0.05, gamma=0.2)
+MEMBERS = tuple(SplitMember(compute=c) for c in three_pools())
+
+
+def chosen(noise: float | None, current: int | None, members: tuple[SplitMember, ...] = MEMBERS) -> BatchChoice:
+    """Return the choice for three pools between 64 and 8,192 samples."""
+    found = choose_batch(
+        members,
+        communication=EXCHANGE,
+        base_samples=128,
+        least_samples=64,
+        most_samples=8192,
+        current_samples=current,
+        noise_samples=noise,
+    )
+    assert isinstance(found, BatchChoice)
+    return found
+
+
+def test_more_noise_wants_larger_batches() -> None:
+    """From the smallest noise scale to the largest the batch never falls, and it is the best of the table."""
+    batches = []
+    for phi in (1.0, 50.0, 500.0, 5000.0, 1e6):
+        choice = chosen(phi, 128)
+        batches.append(choice.samples)
+        best = max(c.goodput_per_s for c in choice.candidates)
+        mine = next(c for c in choice.candidates if c.samples == choice.samples)
+        assert mine.goodput_per_s >= best / (1 + LEAST_GAIN)
+        assert sum(choice.split.shares) == choice.samples
+    assert batches == sorted(batches)
+    assert batches[-1] > 10 * batches[0]
+
+
+@settings(max_examples=40)
+@given(st.floats(0, 1e7), st.integers(64, 8192))
+def test_choosing_again_changes_nothing(phi: float, current: int) -> None:
+    """No flip-flop: the chosen batch is chosen again."""
+    choice = chosen(phi, current)
+    again = chosen(phi, choice.samples)
+    assert (again.samples, again.changed) == (choice.samples, False)
+
+
+def test_small_gains_are_left_alone() -> None:
+    """Nobody changes the batch for less than 5 %."""
+    moved = [chosen(phi, 512) for phi in (100.0, 200.0, 400.0, 800.0, 1600.0, 3200.0)]
+    assert any(choice.changed for choice in moved)
+    for choice in moved:
+        table = {c.samples: c.goodput_per_s for c in choice.candidates}
+        gained = max(table.values()) / table[512] - 1
+        assert choice.changed == (gained >= LEAST_GAIN)
+
+
+def test_without_a_noise_scale_the_batch_stays() -> None:
+    """The base batch at the start, the current one later."""
+    assert chosen(None, None).samples == 128
+    assert chosen(None, 700).samples == 700
+    assert chosen(math.nan, 700).samples == 700
+
+
+def test_only_batches_that_fit_are_candidates() -> None:
+    """Caps end the table; a batch that does not fit any more is left for the nearest that does."""
+    capped = tuple(replace(m, cap_samples=200) for m in MEMBERS)
+    choice = chosen(1e6, 4096, capped)
+    assert max(c.samples for c in choice.candidates) <= 600
+    assert choice.samples <= 600
+    assert choice.changed
+    accumulated = tuple(replace(m, micro_cap_samples=64) for m in MEMBERS)
+    assert chosen(1e6, 4096, accumulated).samples > 600
+    none = choose_batch(
+        tuple(replace(m, cap_samples=10) for m in MEMBERS),
+        communication=EXCHANGE,
+        base_samples=128,
+        least_samples=64,
+        most_samples=100,
+        current_samples=None,
+        noise_samples=1.0,
+    )
+    assert isinstance(none, Infeasible)
+    assert none.limit == 30
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 16), st.integers(1, 60))
+def test_candidates_are_geometric_multiples_within_limits(least: int, more: int, unit: int, count: int) -> None:
+    """Both ends, at most so many, and never two further apart than a geometric step and rounding."""
+    found = candidate_batches(least=least, most=least + more, unit=unit, count=count)
+    assert list(found) == sorted(set(found))
+    assert len(found) <= max(2, count)
+    assert all(least <= b <= least + more and b % unit == 0 for b in found)
+    if found:
+        assert found[0] - least < unit
+        assert least + more - found[-1] < unit
+
+
+def test_efficiency_is_one_at_the_base_and_falls() -> None:
+    """Pollux' statistical efficiency: half at phi much smaller than B = 2 B_0 … and one where noise is all there is."""
+    assert statistical_efficiency(128, base_samples=128, noise_samples=77) == 1.0
+    assert statistical_efficiency(256, base_samples=128, noise_samples=0) == 0.5
+    assert statistical_efficiency(256, base_samples=128, noise_samples=1e9) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_the_plan_of_an_adaptive_job() -> None:
+    """Blind: the base batch. With speeds and noise: the best batch, its rate, and the same when asked again."""
+    cluster = Cluster(truth=three_pools(), communication=EXCHANGE)
+    members = tuple(MemberEvidence(member=cluster.name(rank)) for rank in range(3))
+    request = BatchRequest(
+        members=members, base_samples=128, least_samples=64, most_samples=8192, noise_samples=3000.0,
+        scaling=Scaling.LINEAR,
+    )  # fmt: skip
+    blind = decide_batch(request)
+    assert isinstance(blind, BatchDecision)
+    assert (blind.samples, blind.learning_rate_scale, blind.choice) == (128, 1.0, None)
+    seen = []
+    for shares in ((40, 40, 48), (60, 40, 28), (30, 50, 48)):
+        cluster.run(shares, 20)
+        seen += cluster.scrape()
+    known = replace(
+        request,
+        current_samples=128,
+        members=tuple(replace(m, observations=tuple(o for o in seen if o.member == m.member)) for m in members),
+    )
+    decision = decide_batch(known)
+    assert isinstance(decision, BatchDecision)
+    assert decision.changed
+    assert decision.samples > 300
+    assert decision.learning_rate_scale == decision.samples / 128
+    again = decide_batch(replace(known, current_samples=decision.samples))
+    assert isinstance(again, BatchDecision)
+    assert (again.samples, again.changed) == (decision.samples, False)
+
+
+def test_an_impossible_adaptive_range_is_a_value() -> None:
+    """No batch in range fits: a reason, not an exception."""
+    slow = ComputeTime(per_sample_s=1.0, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
+    found = choose_batch(
+        (SplitMember(compute=slow, granularity_samples=64),),
+        communication=EXCHANGE,
+        base_samples=10,
+        least_samples=10,
+        most_samples=20,
+        current_samples=None,
+        noise_samples=1.0,
+    )
+    assert isinstance(found, Infeasible)
+    assert "multiple of 64" in found.reason
