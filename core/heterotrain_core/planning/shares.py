@@ -24,6 +24,8 @@ MOST_PROBED_STEPS = 60
 """A member whose speed is still unclear after so many steps is too noisy for probes to help."""
 TRUSTED_GROWTH = 2
 """How many times its largest seen share a member may be given while its model is not ok."""
+SURE_GROWTH = 4
+"""The same while its model is ok, which says that half and twice the typical share are predicted well, and no more."""
 _EVEN = ComputeTime(per_sample_s=1.0, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
 
 __all__ = ["MemberEvidence", "SharesDecision", "SharesRequest", "decide_shares"]
@@ -168,10 +170,12 @@ def _shares(
 
 
 def _cautious(member: SplitMember, model: MemberModel, even: int) -> SplitMember:
-    """Return the member with a share that does not run far ahead of what was seen, while its model is not ok."""
-    if model.verdict is Verdict.OK:
-        return member
-    most = max(TRUSTED_GROWTH * model.largest_share_samples, even, member.floor_samples, member.granularity_samples)
+    """Return the member with a share that does not run far ahead of what was seen; less far while its model is not ok.
+
+    A slope seen where fixed costs dominate may be zero within its error, and would then attract any number of samples.
+    """
+    growth = SURE_GROWTH if model.verdict is Verdict.OK else TRUSTED_GROWTH
+    most = max(growth * model.largest_share_samples, even, member.floor_samples, member.granularity_samples)
     return replace(member, cap_samples=most if member.cap_samples is None else min(most, member.cap_samples))
 
 
