@@ -85,6 +85,7 @@ def start(installed: Cluster, request: pytest.FixtureRequest) -> Iterator[Start]
         namespace: str = "",
         limits: Mapping[str, str] | None = None,
         epochs: int = EPOCHS,
+        epoch_samples: int = EPOCH_SAMPLES,
         **changes: Any,
     ) -> Running:
         cluster = Cluster(environment=installed.environment, namespace=f"e2e-{base}{namespace}")
@@ -98,7 +99,7 @@ def start(installed: Cluster, request: pytest.FixtureRequest) -> Iterator[Start]
         training = {"epochs": epochs, "globalBatchSize": BATCH, **changes.pop("training", {})}
         manifest = example(
             name,
-            arguments=["--samples-per-epoch", str(EPOCH_SAMPLES), *changes.pop("arguments", [])],
+            arguments=["--samples-per-epoch", str(epoch_samples), *changes.pop("arguments", [])],
             training=training,
             limits=limits or EVEN_LIMITS,
             environment={env.SAMPLE_LOG_DIR: "/checkpoints/samples"},
@@ -108,7 +109,7 @@ def start(installed: Cluster, request: pytest.FixtureRequest) -> Iterator[Start]
         cluster.apply(manifest)
         job = Job(cluster, name)
         made.append(job)
-        return Running(job, folder, epochs, EPOCH_SAMPLES)
+        return Running(job, folder, epochs, epoch_samples)
 
     yield begin
     if getattr(request.node, "failed_call", False):

@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 def test_a_job_learns_its_shares_and_succeeds(start: Start) -> None:
     """Three pools at 4 : 2 : 1 end with shares in the order of their speeds, and no sample is lost."""
-    running = start(limits={"a100": "560m", "v100": "280m", "t4": "140m"})
+    running = start(
+        limits={"a100": "560m", "v100": "280m", "t4": "140m"},
+        epoch_samples=6720,
+        training={"globalBatchSize": 336},  # steps that are long beside the noise
+    )
     running.job.wait_members(3, timeout_s=90)
     running.wait_succeeded()
 

@@ -49,6 +49,8 @@ def install(cluster: Cluster) -> None:
             "--values", str(REPOSITORY / "deploy/lab/values.yaml"),
         ],
     )  # fmt: skip
+    # The tag stays the same when the image was built anew: only a restart brings the new one.
+    cluster.run("kubectl", "-n", OPERATOR_NAMESPACE, "rollout", "restart", "deployment/heterotrain-operator")
     for namespace, name in (("monitoring", "prometheus"), (OPERATOR_NAMESPACE, "heterotrain-operator")):
         rollout(cluster, namespace, name)
 

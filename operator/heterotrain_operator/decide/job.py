@@ -128,7 +128,7 @@ def _active(known: _Known, spec: HeteroTrainJobSpec) -> Decision:
     seen, workers, force, accounts, life = known.seen, known.workers, known.force, known.accounts, known.life
     job, now_s = seen.job, seen.now_s
     membership = decide_membership(spec, workers, force.plan, gather_s=seen.gather_s, now_s=now_s)
-    shares = _shares(spec, membership, force.plan, seen.telemetry)
+    shares = _shares(spec, membership, workers, force.plan, seen.telemetry)
     written = next_plan(job, spec, force, membership, shares)
     plan = written or force.plan
     newest = (max(force.newest[0], plan.generation), max(force.newest[1], plan.revision)) if plan else force.newest
@@ -228,14 +228,23 @@ def _situation(known: _Known, accounts: Accounts, plan: Plan | None, wanted: Wan
     )
 
 
-def _shares(spec: HeteroTrainJobSpec, membership: Membership, plan: Plan | None, telemetry: Telemetry) -> Shares | None:
+def _shares(
+    spec: HeteroTrainJobSpec,
+    membership: Membership,
+    workers: Sequence[Worker],
+    plan: Plan | None,
+    telemetry: Telemetry,
+) -> Shares | None:
     if membership.workers is not None:
         members = ranks_of(membership.workers)
         same = plan is not None and [_name(m) for m in plan.members] == [_name(m) for m in members]
         return share_out(spec, members, telemetry, current=plan if same else None)
-    if plan is not None and plan.members:
-        return share_out(spec, plan.members, telemetry, current=plan)
-    return None
+    if plan is None or not plan.members:
+        return None
+    ended = {worker.pod.uid for worker in workers if worker.ended}
+    if any(member.worker_uid in ended for member in plan.members):
+        return None  # the job is finishing, or its membership changes next: shares among these members are moot
+    return share_out(spec, plan.members, telemetry, current=plan)
 
 
 def _name(member: Member) -> MemberId:
