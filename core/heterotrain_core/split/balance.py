@@ -95,7 +95,7 @@ def balance_many(
     feasible = [total for total, limit in zip(totals, limits, strict=True) if limit is None]
     if not feasible:
         return tuple(limit for limit in limits if limit is not None)
-    odd = [int(c) for table in timing.tables if np.any(table.step_G != table.reach_G) for c in table.columns]
+    odd = [int(c) for table in timing.tables if np.any(table.own_G != table.reach_G) for c in table.columns]
     if odd or len(set(timing.granularity_W.tolist())) > 1:
         answers = iter([_with_gaps(total, members, communication, timing, sorted(odd)) for total in feasible])
     else:
@@ -185,6 +185,8 @@ def _with_gaps(
     columns_of = {g: np.array([i for i in smooth if members[i].granularity_samples == g]) for g in groups}
     grids = {int(column): table for table in timing.tables for column in table.columns if int(column) in set(odd)}
 
+    exchange_s = communication.overlapped_s + communication.last_bucket_s
+
     def choice(level: float) -> tuple[int, ...] | None:
         most_W = timing.most(np.array([level]))
         sets: list[list[Run]] = []
@@ -193,7 +195,8 @@ def _with_gaps(
             sets.append([Run(first // unit, last // unit, g // unit)])
         for index in odd:
             table = grids[index]
-            allowed = table.step_G <= max(level, float(table.step_G.min()))
+            step_G = table.own_G + exchange_s
+            allowed = step_G <= max(level, float(step_G.min()))
             edges = np.flatnonzero(np.diff(np.concatenate(([False], allowed, [False])).astype(np.int8)))
             runs = zip(edges[::2].tolist(), (edges[1::2] - 1).tolist(), strict=True)
             at = [tuple((table.lo + x * table.granularity) // unit for x in run) for run in runs]
@@ -201,7 +204,7 @@ def _with_gaps(
         return pick(sets, total // unit)
 
     low = 0.0
-    high = max([float(timing.step_s(timing.hi_W).max()), *(float(grids[i].step_G.max()) for i in odd)])
+    high = max([float(timing.step_s(timing.hi_W).max()), *(float(grids[i].own_G.max()) + exchange_s for i in odd)])
     best = choice(high)
     if best is None:
         return Infeasible(

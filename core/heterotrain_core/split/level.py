@@ -26,18 +26,27 @@ def least_shares(timing: Timing, totals: Sequence[int]) -> Ints:
 
     All members have one granularity, of which each total is a multiple between the sums of floors and caps.
     """
-    starts = _real_levels(timing, np.array(totals, dtype=float))
+    starts = real_levels(timing, np.array(totals, dtype=float))
     firsts = timing.most(starts[:, None])
     return np.stack([_exact(timing, t, float(s), f) for t, s, f in zip(totals, starts, firsts, strict=True)])
 
 
-def _real_levels(timing: Timing, totals_C: Floats) -> Floats:
-    """Return for each total the level of the real-valued relaxation, by Newton steps kept inside a shrinking bracket."""
-    low = np.full_like(totals_C, float(timing.step_s(timing.lo_W).min()))
-    high = np.full_like(totals_C, float(timing.step_s(timing.hi_W).max()))
+def real_levels(timing: Timing, totals_C: Floats, *, counts_CW: Floats | None = None) -> Floats:
+    """Return for each total the level of the real-valued relaxation, by Newton steps kept inside a shrinking bracket.
+
+    Args:
+        timing: the members.
+        totals_C: samples; between the sums of floors and caps.
+        counts_CW: how many members of each kind there are; ``None`` for one of each.
+    """
+    shape = (len(totals_C), len(timing.lo_W))
+    low: Floats = timing.step_s(np.broadcast_to(timing.lo_W, shape)).min(axis=1)
+    high: Floats = timing.step_s(np.broadcast_to(timing.hi_W, shape)).max(axis=1)
     level = (low + high) / 2
     for _ in range(_NEWTON_STEPS):
         shares, slopes = timing.real_most(level[:, None])
+        if counts_CW is not None:
+            shares, slopes = shares * counts_CW, slopes * counts_CW
         missing = totals_C - shares.sum(axis=1)
         slope = slopes.sum(axis=1)
         if np.all(np.abs(missing) < 1e-6 * np.maximum(totals_C, 1.0)):

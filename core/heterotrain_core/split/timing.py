@@ -34,25 +34,24 @@ UNLIMITED = 2**40
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """One distinct table with its communication, on the grid of shares that its members may have.
+    """One distinct table, on the grid of shares that its members may have.
 
     Attributes:
         columns: the members that share it.
         lo, granularity: grid point ``x`` is the share ``lo + x * granularity``.
-        own_G, step_G: compute and step seconds on the grid.
-        reach_G: least step time of this share or any larger one up to the cap, so that it never falls: a share counts
-            as reached as soon as any share at least as large is.
+        own_G: compute seconds on the grid.
+        reach_G: least of them for this share or any larger one up to the cap, so that it never falls: a share counts as
+            reached as soon as any share at least as large is.
     """
 
     columns: Ints
     lo: int
     granularity: int
     own_G: Floats
-    step_G: Floats
     reach_G: Floats
 
     def index(self, samples: Ints) -> Ints:
-        return np.clip((samples - self.lo) // self.granularity, 0, len(self.step_G) - 1)
+        return np.clip((samples - self.lo) // self.granularity, 0, len(self.own_G) - 1)
 
 
 def table_seconds(table: TableTime, samples: Ints, micro_cap: int) -> Floats:
@@ -67,8 +66,18 @@ def table_seconds(table: TableTime, samples: Ints, micro_cap: int) -> Floats:
 class Timing:
     """The members of one split as arrays."""
 
-    def __init__(self, members: Sequence[SplitMember], communication: CommunicationTime, most_samples: int) -> None:
-        """Lay out ``members`` (sound by ``member_problem``); shares above ``most_samples`` will not be asked for."""
+    def __init__(
+        self,
+        members: Sequence[SplitMember],
+        communication: CommunicationTime,
+        most_samples: int,
+        *,
+        exchange_L1: Floats | float = 1.0,
+    ) -> None:
+        """Lay out ``members`` (sound by ``member_problem``); shares above ``most_samples`` will not be asked for.
+
+        ``exchange_L1`` scales the exchange along the leading axes, where each of them stands for another cluster.
+        """
         models = [m.compute if isinstance(m.compute, ComputeTime) else _NO_MODEL for m in members]
         self.k_W: Floats = np.array([c.backward_per_sample_s for c in models])
         self.m_W: Floats = np.array([c.backward_fixed_s for c in models])
@@ -82,8 +91,9 @@ class Timing:
         self.lo_W: Ints = -(-floors // self.granularity_W) * self.granularity_W
         self.cap_W: Ints = caps // self.granularity_W * self.granularity_W
         self.hi_W: Ints = np.minimum(self.cap_W, most_samples // self.granularity_W * self.granularity_W)
-        self.overlapped_s = communication.overlapped_s
-        self.last_s = communication.last_bucket_s
+        self.overlapped_s: Floats | float = communication.overlapped_s * exchange_L1
+        self.last_s: Floats | float = communication.last_bucket_s * exchange_L1
+        self.overlaps = communication.overlapped_s > 0
         self.hidden = 1.0 - communication.gamma
         self.accumulates = bool(np.any(self.micro_W < self.hi_W))
         self.is_table_W = np.array([isinstance(m.compute, TableTime) for m in members])
@@ -102,11 +112,8 @@ class Timing:
         for (compute, lo, hi, micro_cap, granularity), columns in groups.items():
             grid = np.arange(lo, hi + 1, granularity, dtype=np.int64)
             own = table_seconds(compute, grid, micro_cap)
-            step = own + (self.last_s + self.overlapped_s)
-            reach = np.minimum.accumulate(step[::-1])[::-1]
-            found.append(
-                _Table(np.array(columns, dtype=np.int64), lo, granularity, own, step, np.ascontiguousarray(reach))
-            )
+            reach = np.ascontiguousarray(np.minimum.accumulate(own[::-1])[::-1])
+            found.append(_Table(np.array(columns, dtype=np.int64), lo, granularity, own, reach))
         return tuple(found)
 
     def micro_batches(self, samples_LW: Ints) -> Ints:
@@ -133,7 +140,8 @@ class Timing:
         """Return t(n): when the step would end if this member alone held it up."""
         times = self._model_step(samples_LW, slice(None))
         for table in self.tables:
-            times[..., table.columns] = table.reach_G[table.index(samples_LW[..., table.columns])]
+            own = table.reach_G[table.index(samples_LW[..., table.columns])]
+            times[..., table.columns] = own + (self.last_s + self.overlapped_s)
         return times
 
     def step_at(self, columns: Ints, samples: Ints) -> Floats:
@@ -141,7 +149,7 @@ class Timing:
         times = self._model_step(samples, columns)
         for table in self.tables:
             mine = np.isin(columns, table.columns)
-            times[mine] = table.reach_G[table.index(samples[mine])]
+            times[mine] = table.reach_G[table.index(samples[mine])] + (self.last_s + self.overlapped_s)
         return times
 
     def _model_step(self, samples_LW: Ints, columns: Ints | slice) -> Floats:
@@ -155,7 +163,7 @@ class Timing:
         times = (
             self.rate_W[columns] * samples_LW + self.fixed_W[columns] * micro + (self.update_W[columns] + self.last_s)
         )
-        if self.overlapped_s > 0:
+        if self.overlaps:
             backward = self.k_W[columns] * last + self.m_W[columns] * some
             times += np.maximum(self.overlapped_s - self.hidden * backward, 0.0)
         return times
@@ -183,14 +191,16 @@ class Timing:
             lower, upper = full * self.micro_W, micro * self.micro_W
         by_compute = _divide(budget - micro * self.fixed_W, self.rate_W)
         most, slope = by_compute, _inverse(self.rate_W)
-        if self.overlapped_s > 0:
+        if self.overlaps:
             by_exchange = _divide(budget - self.overlapped_s - micro * self.fixed_W + self.hidden * self.m_W, late)
             slope = np.where(by_exchange < by_compute, _inverse(late), slope)
             most = np.minimum(by_compute, by_exchange)
         most = np.clip(most, lower, upper)
         for table in self.tables:
-            cells = np.searchsorted(table.reach_G, level_L1[..., 0], side="right") - 1
-            most[..., table.columns] = (table.lo + cells * table.granularity)[..., None]
+            own_L1 = level_L1 - (self.last_s + self.overlapped_s)
+            most[..., table.columns] = (
+                table.lo + (np.searchsorted(table.reach_G, own_L1, side="right") - 1) * table.granularity
+            )
         free = (most > self.lo_W) & (most < self.hi_W)
         return np.clip(most, self.lo_W, self.hi_W), np.where(free, slope, 0.0)
 
