@@ -1,0 +1,158 @@
+"""Grants for all jobs at once, with the reason for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from heterotrain_core.allocate.room import Room
+from heterotrain_core.allocate.search import Candidate, Choice, exact, searched
+from heterotrain_core.allocate.value import Floats, Ints, Option, options, possible_counts, rates
+from heterotrain_core.allocate.views import Grant, JobDemand, Pool, Proposal
+
+EXACT_JOBS = 12
+_SETTLING = 5
+
+
+def propose(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> Proposal:
+    """Return the workers that each job should have.
+
+    Admission goes by weight, then running before waiting, then arrival. Beyond minimums, workers go where they add most
+    to the sum of the logarithms of what the jobs' objectives count. What a job has counts without, anything else with
+    the cost of getting there: its pause over the time that the new workers are expected to last, and a margin. So a
+    change that does not pay is not proposed, and proposing again after a proposal was carried out changes nothing.
+
+    Args:
+        pools: each name once.
+        jobs: each key once; the grants come in their order.
+    """
+    by_name = {pool.name: pool for pool in pools}
+    ordered = sorted(jobs, key=lambda job: (-job.weight, not any(job.current.values()), job.arrived_s, job.key))
+    known: dict[object, tuple[Ints, Floats]] = {}
+    candidates = [_candidate(job, by_name, known) for job in ordered]
+    few = len(ordered) <= EXACT_JOBS
+    choice = exact(candidates, pools) if few else None
+    certain = choice is not None
+    if choice is None:
+        choice = _settled(candidates, pools, by_name, known)
+    grants = {
+        candidate.job.key: _grant(candidate, option, by_name, pools)
+        for candidate, option in zip(candidates, choice, strict=True)
+    }
+    return Proposal(
+        grants=tuple(grants[job.key] for job in jobs),
+        exact=certain,
+        reason=f"{sum(option is not None for option in choice)} of {len(jobs)} jobs run; "
+        + ("no allocation is better" if certain else "searched, because there are too many combinations to try all"),
+    )
+
+
+def _candidate(job: JobDemand, pools: Mapping[str, Pool], known: dict[object, tuple[Ints, Floats]]) -> Candidate:
+    room = Room(pools.values())
+    places = tuple(room.places(offer.pool, max(1, offer.accelerators)) for offer in job.offers)
+    current = tuple(job.current.get(offer.pool, 0) for offer in job.offers)
+    # Jobs from one template have the same rates whatever their names.
+    shape = (places, replace(job, key="", arrived_s=0.0, current={}, deadline_s=None, remaining_samples=None), current)
+    key = repr(shape)
+    if key not in known:
+        counts_OP = possible_counts(job, places)
+        known[key] = (counts_OP, rates(job, counts_OP) if len(counts_OP) else counts_OP.sum(axis=1) * 1.0)
+    counts_OP, rate_O = known[key]
+    return Candidate(job, options(job, pools, counts_OP=counts_OP, rate_O=rate_O))
+
+
+def _settled(
+    candidates: Sequence[Candidate],
+    pools: Sequence[Pool],
+    by_name: Mapping[str, Pool],
+    known: dict[object, tuple[Ints, Floats]],
+) -> Choice:
+    """Return a choice that the search would choose again once it is carried out."""
+    choice = searched(candidates, pools)
+    for _ in range(_SETTLING):
+        then = [
+            _candidate(replace(c.job, current=_workers(c.job, option)), by_name, known)
+            for c, option in zip(candidates, choice, strict=True)
+        ]
+        again = searched(then, pools)
+        same = [_counts(a) == _counts(b) for a, b in zip(again, choice, strict=True)]
+        if all(same):
+            break
+        tables = [{option.counts: option for option in c.options} for c in candidates]
+        choice = tuple(
+            None if option is None else table[option.counts] for option, table in zip(again, tables, strict=True)
+        )
+    return choice
+
+
+def _counts(option: Option | None) -> tuple[int, ...] | None:
+    return None if option is None else option.counts
+
+
+def _workers(job: JobDemand, option: Option | None) -> dict[str, int]:
+    if option is None:
+        return {}
+    return {offer.pool: count for offer, count in zip(job.offers, option.counts, strict=True) if count}
+
+
+def _grant(candidate: Candidate, option: Option | None, by_name: Mapping[str, Pool], pools: Sequence[Pool]) -> Grant:
+    job = candidate.job
+    now = {pool: count for pool, count in job.current.items() if count}
+    workers = _workers(job, option)
+    return Grant(
+        key=job.key,
+        workers=workers,
+        rate_per_s=option.rate_per_s if option else 0.0,
+        price_per_hour=option.price_per_hour if option else 0.0,
+        changed=workers != now,
+        reason=_why_not(candidate, by_name, pools) if option is None else _why(candidate, option, now, workers),
+    )
+
+
+def _why_not(candidate: Candidate, by_name: Mapping[str, Pool], pools: Sequence[Pool]) -> str:
+    job = candidate.job
+    room = Room(pools)
+    places = [room.places(offer.pool, max(1, offer.accelerators)) for offer in job.offers]
+    reachable = min(
+        sum(min(place, offer.max_workers) for place, offer in zip(places, job.offers, strict=True)), job.max_workers
+    )
+    if reachable < max(1, job.min_workers):
+        without = [o.pool for o, place in zip(job.offers, places, strict=True) if place < o.max_workers]
+        dry = [name for name in without if name in by_name and by_name[name].out_of_stock]
+        why = f"; {', '.join(dry)} out of stock" if dry else ""
+        return f"waits: it needs {job.min_workers} workers and its pools hold {reachable}{why}"
+    if not candidate.options:
+        return (
+            f"waits: no allowed number of workers can share a batch of {job.batch_samples} samples within their limits"
+        )
+    return f"waits: jobs before it leave less than its {job.min_workers} workers"
+
+
+def _why(candidate: Candidate, option: Option, now: Mapping[str, int], workers: Mapping[str, int]) -> str:
+    job = candidate.job
+    what = " + ".join(f"{count} {pool}" for pool, count in workers.items())
+    speed = f"{option.rate_per_s:.4g} samples/s"
+    late = "" if option.in_time else ", too late for its deadline"
+    if not now:
+        return f"starts with {what}: {speed}{late}"
+    before = next((o for o in candidate.options if _workers(job, o) == dict(now)), None)
+    if workers == dict(now):
+        best = candidate.options[0]
+        if best is option:
+            return f"stays with {what}: nothing that pays for its change is better ({speed}{late})"
+        return f"stays with {what}: other jobs need what would make it faster ({speed}{late})"
+    moves = ", ".join(
+        f"{workers.get(pool, 0) - now.get(pool, 0):+d} {pool}"
+        for pool in sorted({*workers, *now})
+        if workers.get(pool, 0) != now.get(pool, 0)
+    )
+    if before is None:
+        return f"{moves}: what it has is no longer possible; {what} give {speed}{late}"
+    gain = option.rate_per_s / before.rate_per_s - 1
+    if option.score < before.score:
+        return f"{moves}: other jobs need them more; {what} give {speed}{late}"
+    pays = f", pays for a pause of {job.pause_s:.3g} s in {job.pause_s * (1 + 1 / gain):.3g} s" if gain > 0 else ""
+    price = ""
+    if option.price_per_hour != before.price_per_hour:
+        price = f", {option.price_per_hour:.4g} instead of {before.price_per_hour:.4g} an hour"
+    return f"{moves}: {gain:+.1%} speed{pays}{price}; {what} give {speed}{late}"

@@ -1,0 +1,281 @@
+"""The best joint choice of options: exact by branch and bound for few jobs, otherwise grown, answered and traded.
+
+Jobs are admitted in order: a job that comes first is never left waiting for one that comes later, and no job is stopped
+for a later one, but a running job may shrink to its minimum to let another run. Among equal admissions the sum of
+scores counts; scores are logarithms of rates, so the sum is the proportionally fair one (Nash). Everything is
+deterministic: the same input gives the same output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from heterotrain_core.allocate.room import Room
+from heterotrain_core.allocate.value import Option
+from heterotrain_core.allocate.views import JobDemand, Pool
+
+MOST_TRIALS = 20_000
+"""Options that branch and bound may try before the heuristic takes over: about a fifth of a second."""
+_ROUNDS = 4
+_OTHER_WAYS = 16
+_NOTHING = 1e-9
+
+Choice = tuple[Option | None, ...]
+Need = Mapping[tuple[str, int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A job with its options, best first; the sequence of candidates is the order of admission."""
+
+    job: JobDemand
+    options: tuple[Option, ...]
+
+    def need(self, option: Option | None, *, sign: int = 1) -> dict[tuple[str, int], int]:
+        """Return the workers of an option by pool and accelerators."""
+        if option is None:
+            return {}
+        return {
+            (offer.pool, max(1, offer.accelerators)): sign * count
+            for offer, count in zip(self.job.offers, option.counts, strict=True)
+            if count
+        }
+
+
+def exact(candidates: Sequence[Candidate], pools: Sequence[Pool]) -> Choice | None:
+    """Return the best choice of all, ``None`` when there are too many to be sure."""
+    room = Room(pools)
+    size = len(candidates)
+    best_after = [0.0] * (size + 1)
+    for i in range(size - 1, -1, -1):
+        options = candidates[i].options
+        best_after[i] = best_after[i + 1] + max(0.0, options[0].score if options else 0.0)
+    best: tuple[int, float, Choice] = (-1, 0.0, ())
+    trials = 0
+
+    def visit(i: int, admitted: int, score: float, chosen: list[Option | None]) -> bool:
+        nonlocal best, trials
+        if i == size:
+            if (admitted, score) > (best[0], best[1] + _NOTHING):
+                best = (admitted, score, tuple(chosen))
+            return True
+        rest = (1 << (size - i)) - 1
+        if (admitted << (size - i) | rest, score + best_after[i]) <= (best[0], best[1] + _NOTHING):
+            return True
+        candidate = candidates[i]
+        for option in candidate.options:
+            trials += 1
+            if trials > MOST_TRIALS:
+                return False
+            need = candidate.need(option)
+            if room.fits(need):
+                room.hold(need)
+                finished = visit(i + 1, admitted << 1 | 1, score + option.score, [*chosen, option])
+                room.hold(candidate.need(option, sign=-1))
+                if not finished:
+                    return False
+        return visit(i + 1, admitted << 1, score, [*chosen, None])
+
+    return best[2] if visit(0, 0, 0.0, []) else None
+
+
+def searched(candidates: Sequence[Candidate], pools: Sequence[Pool]) -> Choice:
+    """Return a good choice: the better of one built from nothing and one built on what the jobs have."""
+    starts = [_admitted(candidates, pools, keep=keep) for keep in (True, False)]
+    return max((_improved(candidates, pools, start) for start in starts), key=rank)
+
+
+def rank(choice: Choice) -> tuple[tuple[bool, ...], float]:
+    """Return what choices are compared by: who is admitted, in order, then the sum of scores."""
+    return tuple(option is not None for option in choice), sum(option.score for option in choice if option is not None)
+
+
+def _admitted(candidates: Sequence[Candidate], pools: Sequence[Pool], *, keep: bool) -> list[Option | None]:
+    """Return everybody's smallest option that fits, in order; with ``keep`` running jobs hold what they have first."""
+    room = Room(pools)
+    chosen: list[Option | None] = [None] * len(candidates)
+    if keep:
+        for i, candidate in enumerate(candidates):
+            held = tuple(candidate.job.current.get(offer.pool, 0) for offer in candidate.job.offers)
+            option = next((o for o in candidate.options if o.counts == held), None)
+            if option is not None and room.fits(candidate.need(option)):
+                chosen[i] = option
+                room.hold(candidate.need(option))
+    for i in range(len(candidates)):
+        if chosen[i] is None and not _seated(candidates, room, chosen, i):
+            _seated_by_moving_one(candidates, room, chosen, i)
+    return chosen
+
+
+def _smallest(candidate: Candidate) -> list[Option]:
+    return sorted(candidate.options, key=lambda option: (option.workers, -option.score))
+
+
+def _seated(candidates: Sequence[Candidate], room: Room, chosen: list[Option | None], i: int) -> bool:
+    """Give the job its smallest option that fits; return whether there is one."""
+    for option in _smallest(candidates[i]):
+        need = candidates[i].need(option)
+        if room.fits(need):
+            room.hold(need)
+            chosen[i] = option
+            return True
+    return False
+
+
+def _seated_by_moving_one(candidates: Sequence[Candidate], room: Room, chosen: list[Option | None], i: int) -> None:
+    """Give the job its smallest option after some other job took another way to run, the latest first."""
+    if not candidates[i].options:
+        return
+    for j in range(len(candidates) - 1, -1, -1):
+        now = chosen[j]
+        if now is None or j == i:
+            continue
+        room.hold(candidates[j].need(now, sign=-1))
+        for other in _smallest(candidates[j])[:_OTHER_WAYS]:
+            need = candidates[j].need(other)
+            if not room.fits(need):
+                continue
+            room.hold(need)
+            chosen[j] = other
+            if _seated(candidates, room, chosen, i):
+                return
+            room.hold(candidates[j].need(other, sign=-1))
+        chosen[j] = now
+        room.hold(candidates[j].need(now))
+
+
+def _improved(candidates: Sequence[Candidate], pools: Sequence[Pool], start: Sequence[Option | None]) -> Choice:
+    chosen = list(start)
+    room = Room(pools)
+    for candidate, option in zip(candidates, chosen, strict=True):
+        room.hold(candidate.need(option))
+    tables = [{option.counts: option for option in candidate.options} for candidate in candidates]
+    for _ in range(_ROUNDS):
+        before = tuple(chosen)
+        _grow(candidates, tables, room, chosen)
+        _answer(candidates, room, chosen)
+        _trade(candidates, tables, room, chosen)
+        if tuple(chosen) == before:
+            break
+    return tuple(chosen)
+
+
+def _grow(
+    candidates: Sequence[Candidate],
+    tables: Sequence[Mapping[tuple[int, ...], Option]],
+    room: Room,
+    chosen: list[Option | None],
+) -> None:
+    """Give one worker at a time to the job that gains most by it, per accelerator."""
+    gains: dict[int, tuple[float, Option]] = {}
+    stale = set(range(len(candidates)))
+    while True:
+        for i in stale:
+            best = _best_step(candidates[i], tables[i], room, chosen[i])
+            gains.pop(i, None)
+            if best is not None:
+                gains[i] = best
+        if not gains:
+            return
+        i = min(gains, key=lambda k: (-gains[k][0], k))
+        option = gains[i][1]
+        now = chosen[i]
+        step = _difference(candidates[i], now, option)
+        if room.fits(step):
+            room.hold(step)
+            chosen[i] = option
+        stale = {i}
+
+
+def _best_step(
+    candidate: Candidate, table: Mapping[tuple[int, ...], Option], room: Room, now: Option | None
+) -> tuple[float, Option] | None:
+    """Return the best single worker more that fits, as (gain per accelerator, option)."""
+    if now is None:
+        return None
+    best: tuple[float, Option] | None = None
+    for place, offer in enumerate(candidate.job.offers):
+        counts = (*now.counts[:place], now.counts[place] + 1, *now.counts[place + 1 :])
+        option = table.get(counts)
+        if option is None or option.score <= now.score + _NOTHING:
+            continue
+        gain = (option.score - now.score) / max(1, offer.accelerators)
+        if (best is None or gain > best[0] + _NOTHING) and room.fits(_difference(candidate, now, option)):
+            best = (gain, option)
+    return best
+
+
+def _answer(candidates: Sequence[Candidate], room: Room, chosen: list[Option | None]) -> None:
+    """Let each job in order take the best of its options that fits beside what the others hold."""
+    for i, candidate in enumerate(candidates):
+        now = chosen[i]
+        for option in candidate.options:
+            if now is not None and option.score <= now.score + _NOTHING:
+                break
+            step = _difference(candidate, now, option)
+            if room.fits(step):
+                room.hold(step)
+                chosen[i] = option
+                break
+
+
+def _trade(
+    candidates: Sequence[Candidate],
+    tables: Sequence[Mapping[tuple[int, ...], Option]],
+    room: Room,
+    chosen: list[Option | None],
+) -> None:
+    """Move single workers from the job that misses them least to the one that gains most, pool by pool."""
+    names = sorted({offer.pool for candidate in candidates for offer in candidate.job.offers})
+    for _ in range(4 * len(candidates) + 16):
+        moved = False
+        for name in names:
+            giving: list[tuple[float, int, Option]] = []
+            taking: list[tuple[float, int, Option]] = []
+            for i, candidate in enumerate(candidates):
+                now = chosen[i]
+                if now is None:
+                    continue
+                for place, offer in enumerate(candidate.job.offers):
+                    if offer.pool != name:
+                        continue
+                    for change, found in ((-1, giving), (1, taking)):
+                        counts = (*now.counts[:place], now.counts[place] + change, *now.counts[place + 1 :])
+                        option = tables[i].get(counts)
+                        if option is not None:
+                            found.append((option.score - now.score, i, option))
+            giving.sort(key=lambda x: (-x[0], x[1]))
+            taking.sort(key=lambda x: (-x[0], x[1]))
+            moved |= _swap(candidates, room, chosen, giving[:8], taking[:8])
+        if not moved:
+            return
+
+
+def _swap(
+    candidates: Sequence[Candidate],
+    room: Room,
+    chosen: list[Option | None],
+    giving: Sequence[tuple[float, int, Option]],
+    taking: Sequence[tuple[float, int, Option]],
+) -> bool:
+    """Carry out the first trade that helps and fits; return whether there was one."""
+    for gain, taker, larger in taking:
+        for loss, giver, smaller in giving:
+            if giver == taker or gain + loss <= _NOTHING:
+                continue
+            step = _difference(candidates[giver], chosen[giver], smaller)
+            for key, count in _difference(candidates[taker], chosen[taker], larger).items():
+                step[key] = step.get(key, 0) + count
+            if room.fits(step):
+                room.hold(step)
+                chosen[giver], chosen[taker] = smaller, larger
+                return True
+    return False
+
+
+def _difference(candidate: Candidate, before: Option | None, after: Option | None) -> dict[tuple[str, int], int]:
+    step = candidate.need(after)
+    for key, count in candidate.need(before, sign=-1).items():
+        step[key] = step.get(key, 0) + count
+    return {key: count for key, count in step.items() if count}

@@ -1,0 +1,206 @@
+"""What sets of workers are worth to a job: expected rates of many of them at once, with what a change costs.
+
+Legend: ``O`` options (how many workers from each offer), ``P`` offers, ``C`` = options times candidate batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heterotrain_core.allocate.risk import losses_per_s
+from heterotrain_core.allocate.views import JobDemand, Objective, Pool
+from heterotrain_core.contract.plan import ComputeTime
+from heterotrain_core.goodput import statistical_efficiency
+from heterotrain_core.perf.expected import efficiency_ceiling
+from heterotrain_core.split.curve import SplitMember, member_problem
+from heterotrain_core.split.level import real_levels
+from heterotrain_core.split.timing import Timing
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+LEAST_GAIN = 0.03
+"""A change has to promise this much beyond its pause: models are not known better, and every change is a risk."""
+LONGEST_DWELL_S = 7 * 24 * 3600.0
+SHORTEST_DWELL_S = 60.0
+BATCHES = 9
+"""Candidate batches of an adaptive job here; the plan itself looks at more."""
+MOST_OPTIONS = 2048
+"""Options that are looked at for one job; beyond it the numbers of workers are thinned out evenly."""
+_IN_TIME = 20.0
+"""Score of meeting the deadline: more than any rate or price makes up for."""
+_UNKNOWN = SplitMember(
+    compute=ComputeTime(per_sample_s=1.0, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to serve a job.
+
+    Attributes:
+        counts: workers from each offer, in the order of the offers.
+        rate_per_s: expected samples per second (of worth), losses included, before the cost of getting there.
+        price_per_hour: of all workers.
+        score: what the search adds up: the logarithm of what the objective counts, after the cost of getting there.
+        in_time: whether it meets the deadline (or there is none).
+    """
+
+    counts: tuple[int, ...]
+    rate_per_s: float
+    price_per_hour: float
+    score: float
+    in_time: bool
+
+    @property
+    def workers(self) -> int:
+        """Workers over all offers."""
+        return sum(self.counts)
+
+
+def options(job: JobDemand, pools: Mapping[str, Pool], *, counts_OP: Ints, rate_O: Floats) -> tuple[Option, ...]:
+    """Return the ways to serve the job that make progress, with their scores, best first.
+
+    Args:
+        job: the demand.
+        pools: by name.
+        counts_OP: from ``possible_counts``.
+        rate_O: from ``rates``.
+    """
+    if not len(counts_OP):
+        return ()
+    loss_P = np.array([losses_per_s(pools[o.pool]) if o.pool in pools else 0.0 for o in job.offers])
+    price_P = np.array([offer.price_per_hour for offer in job.offers])
+    loss_O = counts_OP @ loss_P
+    price_O = counts_OP @ price_P
+    # Each loss stops the job for one pause.
+    rate_O = rate_O * np.maximum(0.0, 1.0 - loss_O * job.pause_s)
+    found = []
+    for counts, rate, price, loss in zip(
+        counts_OP.tolist(), rate_O.tolist(), price_O.tolist(), loss_O.tolist(), strict=True
+    ):
+        if rate > 0:
+            found.append(_option(job, tuple(counts), rate=rate, price=price, loss=loss))
+    return tuple(sorted(found, key=lambda option: (-option.score, option.workers, option.counts)))
+
+
+def rates(job: JobDemand, counts_OP: Ints) -> Floats:
+    """Return samples per second (worth as much as the objective says) for each option; 0 where the batch cannot be shared.
+
+    Real-valued shares: whole samples matter little here, and the plan rounds exactly later.
+    """
+    members = _members(job)
+    ranks_P = np.array([offer.ranks for offer in job.offers])
+    members_OP = counts_OP * ranks_P
+    total_O = members_OP.sum(axis=1)
+    batches = _batches(job)
+    worth = _worth(job, batches)
+    counts_CP: Floats = np.repeat(members_OP, len(batches), axis=0).astype(float)
+    batch_C = np.tile(np.array(batches, dtype=float), len(counts_OP))
+    timing = Timing(
+        members, job.communication, max(batches), exchange_L1=np.repeat(_exchange(job, total_O), len(batches))[:, None]
+    )
+    floor_C, cap_C = counts_CP @ timing.lo_W, counts_CP @ timing.hi_W
+    possible_C = (floor_C <= batch_C) & (batch_C <= cap_C)
+    # Where it cannot be shared, any feasible batch keeps the arithmetic going; the answer is thrown away.
+    level_C = real_levels(timing, np.clip(batch_C, floor_C, cap_C), counts_CW=counts_CP)
+    at_floor_CP = timing.step_s(np.broadcast_to(timing.lo_W, counts_CP.shape))
+    step_C = np.maximum(level_C, np.where(counts_CP > 0, at_floor_CP, 0.0).max(axis=1))
+    # Noise makes the slowest of many slower.
+    noise_C = np.repeat(_ceilings(job.variation, total_O), len(batches))
+    rate_C = np.where(possible_C & (step_C > 0), batch_C * noise_C / np.maximum(step_C, 1e-300), 0.0)
+    rate_O: Floats = (rate_C.reshape(len(counts_OP), len(batches)) * worth).max(axis=1)
+    return rate_O
+
+
+def _option(job: JobDemand, counts: tuple[int, ...], *, rate: float, price: float, loss: float) -> Option:
+    current = tuple(job.current.get(offer.pool, 0) for offer in job.offers)
+    remaining_s = LONGEST_DWELL_S if job.remaining_samples is None else job.remaining_samples / rate
+    effective = rate
+    if counts != current and any(current):
+        # A change is worth what is left of the time that the new workers are expected to last.
+        dwell_s = max(min(1.0 / loss if loss > 0 else math.inf, LONGEST_DWELL_S, remaining_s), SHORTEST_DWELL_S)
+        effective = rate * max(1e-6, 1.0 - job.pause_s / dwell_s) * (1.0 - LEAST_GAIN)
+    in_time = True
+    by_price = job.objective is Objective.COST and price > 0
+    score = math.log(effective) - (math.log(price) if by_price else 0.0)
+    if job.deadline_s is not None and job.remaining_samples is not None:
+        in_time = job.remaining_samples / effective <= job.deadline_s
+        # In time is enough: then the price of the whole counts. Too late, only speed does.
+        score = math.log(effective)
+        if in_time:
+            score += _IN_TIME - (math.log(price) if price > 0 else 0.0)
+    return Option(counts=counts, rate_per_s=rate, price_per_hour=price, score=job.weight * score, in_time=in_time)
+
+
+def possible_counts(job: JobDemand, places: Sequence[int]) -> Ints:
+    """Return the numbers of workers from each offer that limits and places allow, one row each.
+
+    Args:
+        job: the demand.
+        places: workers of the job's size that each offer's pool could hold if it were empty.
+    """
+    highest = [max(0, min(o.max_workers, place, job.max_workers)) for o, place in zip(job.offers, places, strict=True)]
+    lowest = [min(o.min_workers, high) for o, high in zip(job.offers, highest, strict=True)]
+    axes = [list(range(low, high + 1)) for low, high in zip(lowest, highest, strict=True)]
+    current = [job.current.get(offer.pool, 0) for offer in job.offers]
+    while math.prod(len(axis) for axis in axes) > MOST_OPTIONS:
+        widest = max(range(len(axes)), key=lambda i: (len(axes[i]), -i))
+        axis = axes[widest]
+        axes[widest] = sorted({axis[0], *axis[::2], axis[-1], *(n for n in axis if n == current[widest])})
+        if len(axes[widest]) == len(axis):
+            break
+    rows = [row for row in product(*axes) if max(1, job.min_workers) <= sum(row) <= job.max_workers]
+    return np.array(rows, dtype=np.int64).reshape(len(rows), len(job.offers))
+
+
+def _members(job: JobDemand) -> list[SplitMember]:
+    """Return one member for each offer; where its speed is unknown, one like the job's known offer of middle speed."""
+    known = [offer.member for offer in job.offers if offer.member is not None and member_problem(offer.member) is None]
+    like = sorted(known, key=_seconds)[len(known) // 2] if known else _UNKNOWN
+    return [offer.member if offer.member in known and offer.member is not None else like for offer in job.offers]
+
+
+def _seconds(member: SplitMember) -> float:
+    """Return seconds per sample, for comparison only."""
+    compute = member.compute
+    if isinstance(compute, ComputeTime):
+        return compute.per_sample_s + compute.backward_per_sample_s
+    samples, seconds = compute.points[-1]
+    return seconds / max(1, samples)
+
+
+def _batches(job: JobDemand) -> tuple[int, ...]:
+    """Return candidate batches; one for a fixed batch or while the noise scale is unknown."""
+    if job.largest_batch_samples is None or job.noise_samples is None:
+        return (job.batch_samples,)
+    ratio = max(1.0, job.largest_batch_samples / job.batch_samples)
+    return tuple(sorted({round(job.batch_samples * ratio ** (i / (BATCHES - 1))) for i in range(BATCHES)}))
+
+
+def _worth(job: JobDemand, batches: Sequence[int]) -> Floats:
+    if job.noise_samples is None or job.objective is Objective.THROUGHPUT:
+        return np.ones(len(batches))
+    phi = max(0.0, job.noise_samples)
+    return np.array([statistical_efficiency(b, base_samples=job.batch_samples, noise_samples=phi) for b in batches])
+
+
+def _exchange(job: JobDemand, total_O: Ints) -> Floats:
+    """Return the factor on the measured exchange for other numbers of members: a ring moves (n-1)/n of the data twice."""
+    if job.communication_members < 2:  # noqa: PLR2004  # alone there is no exchange
+        return np.where(total_O > 1, 1.0, 0.0)
+    measured = (job.communication_members - 1) / job.communication_members
+    return (total_O - 1) / np.maximum(total_O, 1) / measured
+
+
+def _ceilings(variation: float, total_O: Ints) -> Floats:
+    if variation <= 0:
+        return np.ones(len(total_O))
+    known = {n: efficiency_ceiling([variation] * n) for n in set(total_O.tolist())}
+    return np.array([known[n] for n in total_O.tolist()])
