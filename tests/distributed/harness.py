@@ -32,6 +32,8 @@ from heterotrain_core.split.proportion import evenly
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60.0
+START_S = 300.0
+"""For the zygote to load torch, on a machine that does much else."""
 JOB_UID = "job-uid"
 
 
@@ -162,9 +164,9 @@ class Operator:
             "environ": environ, "output": str(home / "output"), "script": script,
             "arguments": {"out": str(self.folder)} | arguments,
         }  # fmt: skip
-        inbox = self.zygote.start(uid, command)
+        inbox = self.zygote.start(str(home), command)  # a name that no other test uses
         worker = Worker(name=name, uid=uid, folder=home, peer_port=peer_port, metrics_port=metrics_port, inbox=inbox)
-        worker.pid = inbox.get(timeout=LIMIT_S)["pid"]
+        worker.pid = inbox.get(timeout=START_S)["pid"]
         self.workers[uid] = worker
         return worker
 

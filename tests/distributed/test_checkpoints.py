@@ -107,3 +107,22 @@ def test_a_killed_job_goes_on_from_its_last_checkpoint(operate: Operate, tmp_pat
     operator.until_ready(*resumed)
     operator.plan(resumed)
     assert_finished(operator, resumed, epochs=3)
+
+
+def test_a_survivor_that_has_to_go_while_it_waits_writes_first(operate: Operate, tmp_path: Path) -> None:
+    """One of two is killed, the other waits for the operator and is told to go: its state is the only one there is."""
+    operator = operate(epochs=2, checkpoint_uri=f"file://{tmp_path}/checkpoints")
+    workers = [operator.start(f"w{i}", trap={"place": "backward", "step": 5} if i == 0 else None) for i in range(2)]
+    operator.until_ready(*workers)
+    operator.plan(workers)
+    operator.finish(workers[:1])
+    operator.until(lambda: "is over" in workers[1].log(), "the survivor notices")
+    workers[1].signal(signal.SIGTERM)
+    operator.finish(workers[1:])
+    assert workers[1].outcome is not None
+    assert workers[1].outcome.ending is Ending.LEFT
+    resumed = operator.start("w2")
+    operator.until_ready(resumed)
+    operator.plan([resumed])
+    assert_finished(operator, [resumed], epochs=2)
+    assert "continuing from the checkpoint of step 5" in resumed.log()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ class Group:
                 store=c10d.PrefixStore("gradients", self._store), rank=self.rank, world_size=self.world_size, timeout=long,
             )  # fmt: skip
         except (RuntimeError, ValueError, OSError) as error:
-            raise PeerLost(f"the group could not be built: {error}") from error
+            raise PeerLost(f"the group could not be built: {_sentence(error)}") from error
         with self._lock:
             self._own = open_sockets() - self._before
         self.check()
@@ -208,7 +209,7 @@ class Group:
         try:
             work.wait()
         except RuntimeError as error:
-            raise PeerLost(self._cut or str(error)) from error
+            raise PeerLost(self._cut or _sentence(error)) from error
 
     def finish_device(self) -> None:
         """Wait until the accelerator has done everything that was queued, then look whether the group still stands.
@@ -232,8 +233,14 @@ class Group:
         try:
             work: dist.Work = start()
         except RuntimeError as error:
-            raise PeerLost(self._cut or str(error)) from error
+            raise PeerLost(self._cut or _sentence(error)) from error
         return work
+
+
+def _sentence(error: BaseException) -> str:
+    """Return what the library's message says, without where in its source it says so and without its advice."""
+    text = str(error).partition("\n")[0]
+    return re.sub(r"^\[[^]]*\.cc:\d+\] ", "", text).partition(". This is typically")[0]
 
 
 def _abort_nccl() -> None:

@@ -1,0 +1,103 @@
+"""Whole interpreters, as users start them: the launcher with several ranks in a pod, and torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from distributed.harness import ROOT, Worker, assert_same_weights, deliver, free_port, reference
+from heterotrain_core.contract import env
+from heterotrain_core.contract.config import TrainingConfig, encode_config
+from heterotrain_core.contract.outcome import Ending
+from heterotrain_core.contract.plan import Member, Plan
+
+SCRIPT = """
+import json, os, pathlib, torch, heterotrain
+from distributed.scripts import net, optimizer_of, problem
+torch.set_num_threads(1)
+job = heterotrain.init(epochs=2, batch_samples=16)
+model = job.wrap(net())
+optimizer = job.optimizer(optimizer_of(model))
+for step in job.steps(problem(96)):
+    with step:
+        for x, y in step.micro_batches():
+            step.backward(((model(x) - y) ** 2).mean())
+        step.apply(optimizer)
+name = os.environ.get("RANK") or os.environ.get("HETEROTRAIN_LOCAL_RANK")
+torch.save(model.state_dict(), f"{os.environ['FOLDER']}/weights-{name}.pt")
+"""
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return variables that let a fresh interpreter find our packages."""
+    paths = [str(ROOT / part) for part in ("core", "trainer", "tests")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "FOLDER": str(folder), "OMP_NUM_THREADS": "1"}
+
+
+def test_a_torchrun_script_runs_at_fixed_shares(tmp_path: Path) -> None:
+    """The same script under torchrun: even shares, the weights of one process."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()),
+        str(tmp_path / "train.py"),
+    ]  # fmt: skip
+    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    expected, _ = reference(epochs=2)
+    for rank in range(2):
+        assert_same_weights(dict(torch.load(tmp_path / f"weights-{rank}.pt")), expected)
+
+
+def test_two_ranks_in_one_pod(tmp_path: Path) -> None:
+    """The launcher starts them, the plan names both, and the pod leaves one word."""
+    peer_port, metrics_port = pair_of_ports(), pair_of_ports()
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "plan").mkdir()
+    variables = {
+        env.JOB_UID: "job-uid", env.JOB_NAME: "test", env.WORKER: "w0", env.WORKER_UID: "u0",
+        env.WORKER_ADDRESS: "127.0.0.1", env.PEER_PORT: str(peer_port), env.METRICS_PORT: str(metrics_port),
+        env.PLAN_DIR: str(tmp_path / "plan"), env.TERMINATION_PATH: str(tmp_path / "word"), env.RANKS_PER_WORKER: "2",
+        env.CONFIG: encode_config(TrainingConfig(epochs=2)),
+    }  # fmt: skip
+    members = tuple(
+        Member(
+            rank=rank, worker="w0", worker_uid="u0", address="127.0.0.1", peer_port=peer_port + rank, pool="pool",
+            on_demand=True, local_rank=rank, share_samples=share,
+        )
+        for rank, share in enumerate((10, 6))
+    )  # fmt: skip
+    plan = Plan(job_uid="job-uid", generation=1, revision=1, members=members, global_batch_samples=16)
+    command = [sys.executable, "-m", "heterotrain.launch", str(tmp_path / "train.py")]
+    pod = subprocess.Popen(command, env=environment(tmp_path) | variables)
+    worker = Worker(
+        name="w0", uid="u0", folder=tmp_path, peer_port=peer_port, metrics_port=metrics_port, inbox=queue.Queue()
+    )  # fmt: skip
+    try:
+        end_s = time.monotonic() + 60
+        while not worker.ready():
+            assert pod.poll() is None
+            assert time.monotonic() < end_s
+            time.sleep(0.05)
+        deliver(plan, worker)
+        assert pod.wait(timeout=60) == 0
+    finally:
+        if pod.poll() is None:
+            pod.terminate()
+    assert json.loads((tmp_path / "word").read_text())["ending"] == Ending.FINISHED
+    expected, _ = reference(epochs=2)
+    for rank in range(2):
+        assert_same_weights(dict(torch.load(tmp_path / f"weights-{rank}.pt")), expected)
+
+
+def pair_of_ports() -> int:
+    """Return a port whose successor is free, too."""
+    while True:
+        port = free_port()
+        if free_port() == port + 1:
+            return port
