@@ -98,8 +98,8 @@ def decide_wanted(
                 remove.append((worker, f"it waits in vain for a node: {worker.reason}"))
             else:
                 again_s = left_s if again_s is None else min(again_s, left_s)
-        for worker in stuck[pool.name]:
-            short.stuck(pool, worker)
+        if stuck[pool.name]:
+            short.stuck(pool, room_of(pool), stuck[pool.name][0])
     return Wanted(create=tuple(create), remove=tuple(remove), desired=count, reason=short.sentence(), again_s=again_s)
 
 
@@ -132,19 +132,20 @@ class _Shortage:
         self._said: dict[str, str] = {}
 
     def note(self, pool: WorkerPool, room: Room, *, wanted: int) -> None:
-        if wanted <= 0:
-            return
-        if room.matching_nodes == 0:
-            self._said[pool.name] = f"pool {pool.name} has no node that matches and is ready"
-        elif not room.possible:
-            self._said[pool.name] = (
-                f"no node of pool {pool.name} is large enough for a worker: lower resources.requests"
-            )
-        else:
-            self._said[pool.name] = f"pool {pool.name} has no more room"
+        if wanted > 0:
+            self._said[pool.name] = _impossible(pool, room) or f"pool {pool.name} has no more room"
 
-    def stuck(self, pool: WorkerPool, worker: Worker) -> None:
-        self._said[pool.name] = f"pool {pool.name}: {worker.pod.unschedulable}"
+    def stuck(self, pool: WorkerPool, room: Room, worker: Worker) -> None:
+        self._said[pool.name] = _impossible(pool, room) or f"pool {pool.name}: {worker.pod.unschedulable}"
 
     def sentence(self) -> str:
         return "; ".join(self._said.values())
+
+
+def _impossible(pool: WorkerPool, room: Room) -> str:
+    """Return why waiting alone will not help; empty when it may."""
+    if room.matching_nodes == 0:
+        return f"pool {pool.name} has no node that matches and is ready"
+    if not room.possible:
+        return f"no node of pool {pool.name} is large enough for a worker: lower resources.requests"
+    return ""

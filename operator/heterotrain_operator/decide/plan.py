@@ -122,7 +122,8 @@ def next_plan(
     if wanted == current:
         return None
     reason = "; ".join(filter(None, reasons)) or "the spec changed"
-    return replace(wanted, generation=generation, revision=revision + 1, reason=reason)
+    kept = generation if current.members else 0  # a plan that names nobody is always of generation 0
+    return replace(wanted, generation=kept, revision=revision + 1, reason=reason)
 
 
 def _boundary(spec: HeteroTrainJobSpec) -> Boundary:

@@ -18,34 +18,36 @@ from heterotrain_operator.world.telemetry import MemberId, Rates, Telemetry
 MOST_OBSERVATIONS = 400
 """Of each member; a model forgets what is older than some 600 steps anyway."""
 RATE_WINDOW_S = 30.0
+FORGET_S = 600.0
+"""A member that was not scraped for so long is forgotten; before, it may just be that Prometheus was restarted."""
 
 
 class JobTelemetry:
     """One job's telemetry."""
 
     def __init__(self) -> None:
-        self._counters: Mapping[CounterKey, Counters] = {}
+        self._counters: dict[CounterKey, Counters] = {}
         self._observations: dict[MemberId, deque[Observation]] = {}
         self._committed: deque[tuple[float, int]] = deque()
+        self._scraped_s: dict[MemberId, float] = {}
         self._times: Mapping[MemberId, float] = {}
         self.telemetry = Telemetry()
 
     def take(self, snapshot: Snapshot, times: Mapping[MemberId, float]) -> bool:
-        """Take what a read brought; tell whether there was anything new in it."""
-        newest_s = max(times.values(), default=0.0)
+        """Take what a read brought; tell whether there was anything new in it.
+
+        An empty read (Prometheus was restarted, or does not reach the pods) takes nothing of what is known away.
+        """
         if times == self._times and snapshot.gauges == self.telemetry.gauges:
             return False
         self._times = dict(times)
+        newest_s = max([self.telemetry.newest_sample_s, *times.values()])
         names = {counter_name(member): member for member in snapshot.gauges}
         for found in observe(self._counters, snapshot.counters, ended_s=newest_s):
-            member = names[found.member]
-            self._observations.setdefault(member, deque(maxlen=MOST_OBSERVATIONS)).append(found)
-        # A member that missed one scrape keeps its counters, or all it ever did would count as new when it is back.
-        kept = {
-            key: counters for key, counters in self._counters.items() if key.member in {counter_name(m) for m in times}
-        }
-        self._counters = {**kept, **snapshot.counters}
-        self._observations = {m: found for m, found in self._observations.items() if m in times or m in snapshot.gauges}
+            self._observations.setdefault(names[found.member], deque(maxlen=MOST_OBSERVATIONS)).append(found)
+        self._counters.update(snapshot.counters)
+        self._scraped_s.update(times)
+        self._forget(newest_s)
         self.telemetry = replace(
             self.telemetry,
             newest_sample_s=newest_s,
@@ -55,6 +57,15 @@ class JobTelemetry:
             sequence=self.telemetry.sequence + 1,
         )
         return True
+
+    def _forget(self, newest_s: float) -> None:
+        old = {member for member, scraped_s in self._scraped_s.items() if newest_s - scraped_s > FORGET_S}
+        names = {counter_name(member) for member in old}
+        for member in old:
+            del self._scraped_s[member]
+            self._observations.pop(member, None)
+        if names:
+            self._counters = {key: counters for key, counters in self._counters.items() if key.member not in names}
 
     def judge(self, *, reason: str, problem: str) -> bool:
         """Set what is wrong with telemetry (an empty ``problem`` for nothing); tell whether that changed."""
@@ -79,6 +90,8 @@ class JobTelemetry:
         step_s, steps = 0.0, 0
         solo: dict[MemberId, float] = {}
         for member, found in self._observations.items():
+            if member not in snapshot.gauges:
+                continue
             recent = [o for o in found if now_s - o.ended_s <= RATE_WINDOW_S and not o.warm_up] or list(found)[-1:]
             step_s += sum(o.step.mean * o.steps for o in recent if o.step)
             steps += sum(o.steps for o in recent if o.step)

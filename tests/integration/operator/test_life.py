@@ -77,7 +77,8 @@ async def test_a_pool_without_a_node_delays_nothing_and_is_told(cluster: Cluster
 
 
 async def test_too_few_nodes_are_told_with_the_scheduler_s_words(cluster: Cluster, operator: Operator) -> None:
-    await cluster.create(cluster.job(elasticPolicy={"minReplicas": 2}))
+    await cluster.add_node("a", cpu="1")
+    await cluster.create(cluster.job(cluster.pool("a", maxReplicas=2), elasticPolicy={"minReplicas": 2}))
 
     async def told() -> bool:
         status, reason, message = await cluster.condition("Scheduled")

@@ -1,0 +1,217 @@
+"""Shares follow what telemetry has shown, are kept while nothing better is known, and never wait for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from heterotrain_core.contract import metrics
+from heterotrain_core.perf.samples import CounterKey, Counters, Observation, observe
+from heterotrain_operator.world.telemetry import MemberGauges, MemberId, Telemetry
+from operator_world import World
+
+# Seconds per sample and fixed seconds of the workers of pools a, b and c: 4 : 2 : 1 or so.
+SPEEDS = {"job-w0": (0.01, 0.02), "job-w1": (0.02, 0.02), "job-w2": (0.04, 0.02)}
+
+
+def steps_of(name: str, member: str, shares: tuple[int, ...], *, ended_s: float) -> tuple[Observation, ...]:
+    """Return observations of ten steps at each of these shares."""
+    per_sample_s, fixed_s = SPEEDS[name]
+    counters = {}
+    for share in shares:
+        own_s = fixed_s + per_sample_s * share
+        phases = {
+            metrics.PHASE_LOAD: 0.0,
+            metrics.PHASE_FORWARD: own_s / 3,
+            metrics.PHASE_BACKWARD: own_s * 2 / 3,
+            metrics.PHASE_UPDATE: 0.0,
+            metrics.PHASE_SYNC: 0.0,
+            metrics.PHASE_COMPUTE: own_s,
+            metrics.PHASE_STEP: own_s,
+        }
+        key = CounterKey(member=member, share_samples=share, micro_batch_samples=share)
+        counters[key] = Counters(
+            steps=10,
+            phase_s={phase: 10 * seconds for phase, seconds in phases.items()},
+            phase_s2={phase: 10 * seconds**2 for phase, seconds in phases.items()},
+        )
+    return tuple(replace(found, warm_up=False) for found in observe({}, counters, ended_s=ended_s))
+
+
+def told(world: World, *, shares: tuple[int, ...] = (20, 30, 40)) -> Telemetry:
+    """Return telemetry in which every member has been seen at these shares."""
+    observations, gauges = {}, {}
+    for member in world.plan_json["members"]:
+        identity = MemberId(member["worker_uid"], member["local_rank"])
+        name = f"{member['worker_uid']}/{member['local_rank']}"
+        observations[identity] = steps_of(member["worker"], name, shares, ended_s=100.0)
+        gauges[identity] = MemberGauges(worker=member["worker"], generation=1, revision=1)
+    return Telemetry(observations=observations, gauges=gauges, newest_sample_s=world.now_s, sequence=1)
+
+
+def a_running_job(**training: object) -> World:
+    return World(spec={"training": training}).with_nodes("a", "b", "c").start()
+
+
+def shares_of(world: World) -> list[int]:
+    return [member["share_samples"] for member in world.plan_json["members"]]
+
+
+def test_shares_follow_measured_speed_in_a_new_revision_of_the_same_generation() -> None:
+    world = a_running_job()
+    generation, revision = world.version()
+    world.telemetry = told(world)
+    world.settle()
+    assert world.version()[0] == generation
+    assert world.version()[1] > revision
+    fast, middle, slow = shares_of(world)
+    assert fast + middle + slow == 100
+    assert fast > 1.5 * middle
+    assert middle > 1.5 * slow
+    assert world.plan_json["members"][0]["compute"] is not None
+    assert world.plan_json["prediction"]["step_s"] > 0
+    assert "SharesPlanned" in world.notices
+
+
+def test_the_same_evidence_changes_nothing_twice() -> None:
+    world = a_running_job()
+    world.telemetry = told(world)
+    world.settle()
+    version = world.version()
+    world.telemetry = replace(world.telemetry, sequence=2)
+    world.settle()
+    assert world.version() == version
+
+
+def test_never_keeps_even_shares_whatever_is_seen() -> None:
+    world = a_running_job(rebalance={"boundary": "never"})
+    world.telemetry = told(world)
+    world.settle()
+    assert shares_of(world) == [34, 33, 33]
+    assert world.plan_json["boundary"]["kind"] == "never"
+    assert world.plan_json["probe"] == []
+
+
+def test_telemetry_that_goes_away_leaves_the_last_good_plan() -> None:
+    world = a_running_job()
+    world.telemetry = told(world)
+    world.settle()
+    version, shares = world.version(), shares_of(world)
+    world.telemetry = replace(world.telemetry, problem="Prometheus can't be reached", reason="Unavailable")
+    world.settle()
+    assert (world.version(), shares_of(world)) == (version, shares)
+    assert world.condition("TelemetryAvailable") == ("False", "Unavailable")
+    assert world.status["state"] == "Running"
+    assert "samplesPerSecond" not in world.status
+    assert world.notices.count("TelemetryUnavailable") == 1
+
+
+def test_an_operator_that_remembers_nothing_keeps_the_shares_of_the_plan() -> None:
+    world = a_running_job()
+    world.telemetry = told(world)
+    world.settle()
+    shares = shares_of(world)
+    world.telemetry = Telemetry()
+    world.settle()
+    assert shares_of(world) == shares
+
+
+def test_survivors_are_shared_out_by_what_is_known_of_them() -> None:
+    world = a_running_job()
+    world.telemetry = told(world)
+    world.settle()
+    world.vanish("job-w1")
+    world.step()
+    assert world.members() == ["job-w0", "job-w2"]
+    fast, slow = shares_of(world)
+    assert fast + slow == 100
+    assert fast > 3 * slow
+
+
+def test_a_changed_boundary_reaches_the_plan_without_a_new_generation() -> None:
+    world = a_running_job()
+    generation, revision = world.version()
+    world.edit(lambda spec: spec["training"].update(rebalance={"boundary": "steps", "everySteps": 50}))
+    world.settle()
+    assert world.version() == (generation, revision + 1)
+    assert world.plan_json["boundary"] == {"kind": "steps", "every_steps": 50}
+
+
+def test_a_micro_batch_cap_that_a_worker_learned_is_in_the_next_plan() -> None:
+    world = a_running_job()
+    telemetry = told(world)
+    first = MemberId(world.plan_json["members"][0]["worker_uid"], 0)
+    capped = {**telemetry.gauges, first: replace(telemetry.gauges[first], micro_batch_cap_samples=8)}
+    world.telemetry = replace(telemetry, gauges=capped)
+    world.settle()
+    assert world.plan_json["members"][0]["micro_batch_samples"] == 8
+
+
+def test_applied_versions_are_those_that_every_member_reports() -> None:
+    world = a_running_job()
+    world.settle()
+    generation, revision = world.version()
+    telemetry = told(world)
+    gauges = {m: replace(g, generation=generation, revision=revision) for m, g in telemetry.gauges.items()}
+    world.telemetry = Telemetry(gauges=gauges, sequence=1)
+    world.settle()
+    assert world.status["plan"]["applied"] == f"{generation}.{revision}"
+    assert world.condition("SharesApplied") == ("True", "Applied")
+    assert world.notices.count("PlanApplied") == 1
+    first = next(iter(gauges))
+    world.telemetry = Telemetry(gauges={**gauges, first: replace(gauges[first], revision=revision - 1)}, sequence=2)
+    world.settle()
+    assert world.condition("SharesApplied") == ("False", "WaitingForBoundary")
+
+
+def test_progress_comes_from_the_member_that_is_furthest() -> None:
+    world = a_running_job(epochs=2)
+    first, second, _ = (MemberId(m["worker_uid"], 0) for m in world.plan_json["members"])
+    world.telemetry = Telemetry(
+        gauges={
+            first: MemberGauges(
+                worker="job-w0", step=10, samples_committed=1000, epoch_samples=1000, epoch=1, loss=0.51234
+            ),
+            second: MemberGauges(
+                worker="job-w1",
+                step=9,
+                samples_committed=900,
+                epoch_samples=1000,
+                epoch=0,
+                user_metrics={"accuracy": 0.9},
+            ),
+        },
+        sequence=1,
+    )
+    world.settle()
+    status = world.status
+    assert (status["epoch"], status["step"], status["samples"]) == (1, 10, 1000)
+    assert (status["loss"], status["accuracy"]) == (0.5123, 0.9)
+    assert (status["progress"], status["progressPercentage"]) == ("50%", 50)
+
+
+def test_progress_never_falls_when_the_furthest_member_is_gone() -> None:
+    world = a_running_job(epochs=2)
+    first = MemberId(world.plan_json["members"][0]["worker_uid"], 0)
+    gauges = MemberGauges(worker="job-w0", step=10, samples_committed=1000, epoch_samples=1000, epoch=1)
+    world.telemetry = Telemetry(gauges={first: gauges}, sequence=1)
+    world.settle()
+    world.telemetry = Telemetry(gauges={first: replace(gauges, step=3, samples_committed=300)}, sequence=2)
+    world.settle()
+    assert (world.status["step"], world.status["progress"]) == (10, "50%")
+
+
+@pytest.mark.parametrize("age_minutes", [1, 30])
+def test_a_late_checkpoint_is_told(age_minutes: float) -> None:
+    spec = {"checkpoint": {"uri": "file:///x", "everyMinutes": 10}}
+    world = World(spec=spec).with_nodes("a", "b", "c").start()
+    first = MemberId(world.plan_json["members"][0]["worker_uid"], 0)
+    saved_s = world.now_s
+    world.pass_time(age_minutes * 60)
+    gauges = MemberGauges(worker="job-w0", step=5, checkpoint_step=4, checkpoint_time_s=saved_s)
+    world.telemetry = Telemetry(gauges={first: gauges}, sequence=1)
+    world.settle()
+    late = age_minutes > 21
+    assert world.condition("CheckpointHealthy") == (("False", "CheckpointLate") if late else ("True", "Saved"))
+    assert world.status["lastCheckpoint"]["step"] == 4
+    assert "CheckpointSaved" in world.notices
