@@ -13,6 +13,9 @@ from heterotrain_core.allocate.views import Grant, JobDemand, Pool, Proposal
 EXACT_JOBS = 12
 _SETTLING = 5
 
+_Known = dict[str, tuple[Ints, Floats]]
+"""Options and rates by the shape of the job."""
+
 
 def propose(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> Proposal:
     """Return the workers that each job should have.
@@ -27,11 +30,9 @@ def propose(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> Proposal:
         jobs: each key once; the grants come in their order.
     """
     by_name = {pool.name: pool for pool in pools}
-    ordered = sorted(jobs, key=lambda job: (-job.weight, not any(job.current.values()), job.arrived_s, job.key))
-    known: dict[object, tuple[Ints, Floats]] = {}
-    candidates = [_candidate(job, by_name, known) for job in ordered]
-    few = len(ordered) <= EXACT_JOBS
-    choice = exact(candidates, pools) if few else None
+    known: _Known = {}
+    candidates = tables(pools, jobs, known=known)
+    choice = exact(candidates, pools) if len(jobs) <= EXACT_JOBS else None
     certain = choice is not None
     if choice is None:
         choice = _settled(candidates, pools, by_name, known)
@@ -47,7 +48,15 @@ def propose(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> Proposal:
     )
 
 
-def _candidate(job: JobDemand, pools: Mapping[str, Pool], known: dict[object, tuple[Ints, Floats]]) -> Candidate:
+def tables(pools: Sequence[Pool], jobs: Sequence[JobDemand], *, known: _Known | None = None) -> list[Candidate]:
+    """Return every job with its options, in the order of admission; ``known`` keeps rates from one call to the next."""
+    by_name = {pool.name: pool for pool in pools}
+    ordered = sorted(jobs, key=lambda job: (-job.weight, not any(job.current.values()), job.arrived_s, job.key))
+    rates_of = {} if known is None else known
+    return [_candidate(job, by_name, rates_of) for job in ordered]
+
+
+def _candidate(job: JobDemand, pools: Mapping[str, Pool], known: _Known) -> Candidate:
     room = Room(pools.values())
     places = tuple(room.places(offer.pool, max(1, offer.accelerators)) for offer in job.offers)
     current = tuple(job.current.get(offer.pool, 0) for offer in job.offers)
@@ -65,7 +74,7 @@ def _settled(
     candidates: Sequence[Candidate],
     pools: Sequence[Pool],
     by_name: Mapping[str, Pool],
-    known: dict[object, tuple[Ints, Floats]],
+    known: _Known,
 ) -> Choice:
     """Return a choice that the search would choose again once it is carried out."""
     choice = searched(candidates, pools)

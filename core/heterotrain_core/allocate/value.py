@@ -28,7 +28,6 @@ Ints = NDArray[np.int64]
 LEAST_GAIN = 0.03
 """A change has to promise this much beyond its pause: models are not known better, and every change is a risk."""
 LONGEST_DWELL_S = 7 * 24 * 3600.0
-SHORTEST_DWELL_S = 60.0
 BATCHES = 9
 """Candidate batches of an adaptive job here; the plan itself looks at more."""
 MOST_OPTIONS = 2048
@@ -121,12 +120,13 @@ def rates(job: JobDemand, counts_OP: Ints) -> Floats:
 
 def _option(job: JobDemand, counts: tuple[int, ...], *, rate: float, price: float, loss: float) -> Option:
     current = tuple(job.current.get(offer.pool, 0) for offer in job.offers)
-    remaining_s = LONGEST_DWELL_S if job.remaining_samples is None else job.remaining_samples / rate
     effective = rate
     if counts != current and any(current):
-        # A change is worth what is left of the time that the new workers are expected to last.
-        dwell_s = max(min(1.0 / loss if loss > 0 else math.inf, LONGEST_DWELL_S, remaining_s), SHORTEST_DWELL_S)
-        effective = rate * max(1e-6, 1.0 - job.pause_s / dwell_s) * (1.0 - LEAST_GAIN)
+        # The pause is paid out of the time that the new workers are expected to last, or that the job still needs.
+        lasting_s = LONGEST_DWELL_S if loss <= 0 else min(1.0 / loss, LONGEST_DWELL_S)
+        if job.remaining_samples is not None:
+            lasting_s = min(lasting_s, job.remaining_samples / rate + job.pause_s)
+        effective = rate * max(1e-6, 1.0 - job.pause_s / max(lasting_s, 1e-9)) * (1.0 - LEAST_GAIN)
     in_time = True
     by_price = job.objective is Objective.COST and price > 0
     score = math.log(effective) - (math.log(price) if by_price else 0.0)

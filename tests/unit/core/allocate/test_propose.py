@@ -1,0 +1,274 @@
+"""What holds for every allocation, and how far the search may be from the best one."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from heterotrain_core.allocate.propose import propose, tables
+from heterotrain_core.allocate.risk import losses_per_s
+from heterotrain_core.allocate.room import Room
+from heterotrain_core.allocate.search import exact, rank, searched
+from heterotrain_core.allocate.value import rates
+from heterotrain_core.allocate.views import JobDemand, Objective, Offer, Pool, Proposal
+from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
+from heterotrain_core.split.balance import Split, balance
+from heterotrain_core.split.curve import SplitMember
+
+SIZES = (1, 1, 2, 4)
+
+
+def a_member(rng: random.Random) -> SplitMember:
+    """Return a rank of a random speed."""
+    third = 1 / rng.choice([200, 400, 800]) / 3
+    return SplitMember(
+        compute=ComputeTime(
+            per_sample_s=third,
+            fixed_s=0.02,
+            backward_per_sample_s=2 * third,
+            backward_fixed_s=0.01,
+        ),
+        cap_samples=rng.choice([None, 200]),
+        micro_cap_samples=rng.choice([None, 64]),
+    )
+
+
+def an_instance(seed: int) -> tuple[list[Pool], list[JobDemand]]:
+    """Return up to three pools and five jobs, some of them running."""
+    rng = random.Random(seed)
+    pools = [
+        Pool(
+            name=f"p{i}",
+            nodes=tuple(rng.choice([1, 2, 4, 8]) for _ in range(rng.randint(1, 3))),
+            spot=rng.random() < 0.5,
+            losses=rng.randint(0, 3),
+            watched_s=rng.choice([0.0, 1e5]),
+        )
+        for i in range(rng.randint(1, 3))
+    ]
+    jobs = []
+    for j in range(rng.randint(1, 5)):
+        names = rng.sample([pool.name for pool in pools], rng.randint(1, len(pools)))
+        least = rng.randint(1, 2)
+        jobs.append(
+            JobDemand(
+                key=f"j{j}",
+                offers=tuple(
+                    Offer(
+                        pool=name,
+                        min_workers=rng.choice([0, 0, 1]),
+                        max_workers=rng.randint(1, 4),
+                        accelerators=rng.choice(SIZES),
+                        price_per_hour=rng.choice([0.0, 0.5, 3.0]),
+                        member=rng.choice([None, a_member(rng), a_member(rng)]),
+                    )
+                    for name in names
+                ),
+                min_workers=least,
+                max_workers=rng.randint(least, 6),
+                batch_samples=rng.choice([64, 256, 512]),
+                communication=CommunicationTime(overlapped_s=0.05, last_bucket_s=0.02, gamma=0.2),
+                communication_members=3,
+                objective=rng.choice(list(Objective)),
+                remaining_samples=rng.choice([None, 1e5, 1e8]),
+                deadline_s=rng.choice([None, None, 3600.0]),
+                weight=rng.choice([1.0, 1.0, 2.0]),
+                arrived_s=float(rng.randint(0, 9)),
+                current={names[0]: rng.randint(1, 3)} if rng.random() < 0.4 else {},
+            )
+        )
+    return pools, jobs
+
+
+def carried_out(jobs: list[JobDemand], proposal: Proposal) -> list[JobDemand]:
+    """Return the jobs as they stand afterwards."""
+    return [replace(job, current=grant.workers) for job, grant in zip(jobs, proposal.grants, strict=True)]
+
+
+def fits_by_trying(nodes: tuple[int, ...], sizes: list[int]) -> bool:
+    """Return whether the workers fit, by trying every placement."""
+    if not sizes:
+        return True
+    for i in sorted(set(range(len(nodes))), key=lambda i: nodes[i]):
+        if nodes[i] >= sizes[0]:
+            left = (*nodes[:i], nodes[i] - sizes[0], *nodes[i + 1 :])
+            if fits_by_trying(left, sizes[1:]):
+                return True
+    return False
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_grants_keep_every_limit(seed: int) -> None:
+    """Nodes hold what is granted; gangs, minimums and maximums are kept; every grant has a reason."""
+    pools, jobs = an_instance(seed)
+    proposal = propose(pools, jobs)
+    held: dict[str, list[int]] = {}
+    for job, grant in zip(jobs, proposal.grants, strict=True):
+        assert grant.key == job.key
+        assert grant.reason
+        workers = sum(grant.workers.values())
+        assert workers == 0 or job.min_workers <= workers <= job.max_workers
+        assert grant.changed == (dict(grant.workers) != dict(job.current))
+        for offer in job.offers:
+            count = grant.workers.get(offer.pool, 0)
+            assert count <= offer.max_workers
+            held.setdefault(offer.pool, []).extend([offer.accelerators] * count)
+            room = Room(pools).places(offer.pool, offer.accelerators)
+            assert not workers or count >= min(offer.min_workers, room)
+    for pool in pools:
+        assert fits_by_trying(pool.nodes, sorted(held.get(pool.name, []), reverse=True))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_carrying_a_proposal_out_settles_it(seed: int) -> None:
+    """The order of the jobs in the question does not matter, and asking again afterwards changes nothing."""
+    pools, jobs = an_instance(seed)
+    proposal = propose(pools, jobs)
+    backwards = propose(pools, jobs[::-1])
+    assert {g.key: dict(g.workers) for g in backwards.grants} == {g.key: dict(g.workers) for g in proposal.grants}
+    again = propose(pools, carried_out(jobs, proposal))
+    assert [dict(g.workers) for g in again.grants] == [dict(g.workers) for g in proposal.grants]
+    assert not any(grant.changed for grant in again.grants)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_few_jobs_are_allocated_exactly(seed: int) -> None:
+    """Branch and bound against all combinations."""
+    pools, jobs = an_instance(seed)
+    candidates = tables(pools, jobs[:3])
+    found = exact(candidates, pools)
+    assert found is not None
+    best = ((False,) * len(candidates), 0.0)
+    for choice in product(*[(None, *candidate.options) for candidate in candidates]):
+        room = Room(pools)
+        need = Counter[tuple[str, int]]()
+        for candidate, option in zip(candidates, choice, strict=True):
+            need.update(candidate.need(option))
+        if rank(choice) > best and room.fits(need):
+            best = rank(choice)
+    assert rank(found)[0] == best[0]
+    assert rank(found)[1] == pytest.approx(best[1], abs=1e-6)
+
+
+def test_the_search_comes_close_to_the_best() -> None:
+    """Where both can be had: the same jobs run in 97 % of cases; a job's rate is 2 % lower on average, 0.5 % in the median."""
+    admitted, gaps = 0, []
+    for seed in range(100):
+        pools, jobs = an_instance(1000 + seed)
+        candidates = tables(pools, jobs)
+        best, near = exact(candidates, pools), searched(candidates, pools)
+        assert best is not None
+        assert rank(near) <= (rank(best)[0], rank(best)[1] + 1e-6)
+        if rank(near)[0] == rank(best)[0]:
+            admitted += 1
+            gaps.append((rank(best)[1] - rank(near)[1]) / max(1, sum(rank(best)[0])))
+    assert admitted >= 0.97 * 100
+    assert float(np.mean(gaps)) < 0.02
+    assert float(np.median(gaps)) < 0.005
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_another_node_never_hurts(seed: int) -> None:
+    """With one node more, as many jobs run in order, and what they score together is no less (nothing runs yet)."""
+    pools, jobs = an_instance(seed)
+    jobs = [
+        replace(job, current={}, offers=tuple(replace(offer, min_workers=0) for offer in job.offers)) for job in jobs
+    ]
+    more = [replace(pools[0], nodes=(*pools[0].nodes, 4)), *pools[1:]]
+    before = exact(tables(pools, jobs), pools)
+    after = exact(tables(more, jobs), more)
+    assert before is not None
+    assert after is not None
+    assert rank(after)[0] >= rank(before)[0]
+    if rank(after)[0] == rank(before)[0]:
+        assert rank(after)[1] >= rank(before)[1] - 1e-9
+
+
+def test_many_jobs_are_served_and_settled() -> None:
+    """60 jobs on 120 nodes: everything runs that can, deterministic, stable, and every accelerator accounted for."""
+    rng = random.Random(5)
+    pools = [Pool(name=f"p{i}", nodes=(4,) * 30, spot=i % 2 == 0) for i in range(4)]
+    shapes = [an_instance(seed)[1][0] for seed in range(2000, 2010)]
+    jobs = [
+        replace(
+            shape,
+            key=f"j{j:02d}",
+            arrived_s=float(j),
+            current={},
+            offers=tuple(replace(o, pool=f"p{rng.randrange(4)}") for o in shape.offers[:1]),
+        )
+        for j, shape in ((j, shapes[j % 10]) for j in range(60))
+    ]
+    proposal = propose(pools, jobs)
+    assert not proposal.exact
+    assert propose(pools, jobs) == proposal
+    assert sum(bool(grant.workers) for grant in proposal.grants) >= 40
+    assert all(grant.workers or "its pools hold" in grant.reason for grant in proposal.grants)
+    assert not any(grant.changed for grant in propose(pools, carried_out(jobs, proposal)).grants)
+
+
+def test_rates_agree_with_the_split() -> None:
+    """The real-valued rate of many options at once is the exact split's, to what whole samples cost."""
+    rng = random.Random(3)
+    offers = tuple(
+        Offer(pool=f"p{i}", max_workers=4, ranks=ranks, member=a_member(rng)) for i, ranks in enumerate((1, 2, 4))
+    )
+    exchange = CommunicationTime(overlapped_s=0.2, last_bucket_s=0.05, gamma=0.2)
+    job = JobDemand(
+        key="j", offers=offers, max_workers=12, batch_samples=3000, communication=exchange, communication_members=2
+    )
+    counts = np.array(list(product(range(3), repeat=3))[1:])
+    found = rates(job, counts)
+    compared = 0
+    for row, rate in zip(counts.tolist(), found.tolist(), strict=True):
+        members = [
+            offer.member
+            for offer, count in zip(offers, row, strict=True)
+            for _ in range(count * offer.ranks)
+            if offer.member is not None
+        ]
+        ring = (len(members) - 1) / len(members) / 0.5
+        split = balance(
+            3000,
+            members,
+            communication=replace(exchange, overlapped_s=0.2 * ring, last_bucket_s=0.05 * ring),
+        )
+        if isinstance(split, Split):
+            compared += 1
+            assert rate == pytest.approx(3000 / split.step_s, rel=0.02)
+        else:
+            assert rate == 0.0
+    assert compared > 10
+
+
+def test_room_is_exact_for_nested_sizes() -> None:
+    """Counting by size equals trying every placement where larger sizes are multiples of smaller ones."""
+    rng = random.Random(8)
+    full = 0
+    for _ in range(400):
+        nodes = tuple(rng.choice([1, 2, 3, 4, 6, 8]) for _ in range(rng.randint(1, 4)))
+        sizes = sorted((rng.choice([1, 2, 4]) for _ in range(rng.randint(1, 7))), reverse=True)
+        room = Room([Pool(name="p", nodes=nodes)])
+        fits = room.fits({("p", size): count for size, count in Counter(sizes).items()})
+        assert fits == fits_by_trying(nodes, sizes)
+        full += not fits
+    assert 50 < full < 350
+    mixed = Room([Pool(name="p", nodes=(3, 2))])
+    assert mixed.fits({("p", 3): 1, ("p", 2): 1})
+    assert not mixed.fits({("p", 3): 1, ("p", 2): 2})
+    assert not mixed.fits({("nowhere", 1): 1})
+
+
+def test_losses_are_learned_from_an_assumption() -> None:
+    """Unseen spot capacity is taken to last a day; evidence takes over; on-demand capacity is trusted more."""
+    day = 24 * 3600.0
+    assert losses_per_s(Pool(name="p", spot=True)) == pytest.approx(1 / day)
+    assert losses_per_s(Pool(name="p")) < losses_per_s(Pool(name="p", spot=True)) / 50
+    seen = Pool(name="p", spot=True, losses=100, watched_s=100 * day / 8)
+    assert losses_per_s(seen) == pytest.approx(8 / day, rel=0.05)
+    calm = Pool(name="p", spot=True, losses=0, watched_s=50 * day)
+    assert losses_per_s(calm) < 0.02 / day
