@@ -1,0 +1,100 @@
+"""The elector in fake time: who leads when, and that a leader stops before anybody else may start."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+from heterotrain_operator.kube.errors import KubeError, Unavailable
+from heterotrain_operator.kube.lease import Elector, LeadershipLost, LeaseSettings
+from operator_fakes import FakeKube
+
+pytestmark = pytest.mark.looptime
+
+
+def an_elector(kube: FakeKube, identity: str) -> Elector:
+    settings = LeaseSettings(namespace="ns", name="leader", identity=identity)
+    loop = asyncio.get_running_loop()
+    return Elector(kube, settings, wall_clock=lambda: "2027-01-01T00:00:00.000000Z", clock=loop.time)
+
+
+async def test_the_first_leads_and_the_second_waits() -> None:
+    kube = FakeKube()
+    first, second = an_elector(kube, "first"), an_elector(kube, "second")
+    await first.acquire()
+    keeping = asyncio.create_task(first.keep())
+    waiting = asyncio.create_task(second.acquire())
+    await asyncio.sleep(120)
+    assert first.leads
+    assert not waiting.done()
+    keeping.cancel()
+    waiting.cancel()
+
+
+async def test_a_released_lease_is_taken_within_a_second() -> None:
+    kube = FakeKube()
+    first, second = an_elector(kube, "first"), an_elector(kube, "second")
+    await first.acquire()
+    waiting = asyncio.create_task(second.acquire())
+    await asyncio.sleep(5)
+    await first.release()
+    await asyncio.sleep(1.1)
+    assert second.leads
+    assert not first.leads
+    await waiting
+
+
+@pytest.mark.parametrize("hanging", [False, True])
+async def test_a_leader_that_can_t_renew_stops_before_another_may_start(hanging: bool) -> None:
+    """Once with errors, once with calls that never come back."""
+    kube = FakeKube()
+    first, second = an_elector(kube, "first"), an_elector(kube, "second")
+    await first.acquire()
+    down = True
+
+    async def hang(*_: object) -> dict[str, object]:
+        await asyncio.sleep(1e6)
+        return {}
+
+    def fail(verb: str, _plural: str, _name: str) -> KubeError | None:
+        return Unavailable("cable pulled") if down and verb == "replace" and not hanging else None
+
+    kube.fail = fail
+    original = kube.replace
+    if hanging:
+        kube.replace = hang  # type: ignore[method-assign]  # on purpose
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+    with pytest.raises(LeadershipLost):
+        await first.keep()
+    stopped_s = loop.time() - started_s
+    assert not first.leads
+    assert stopped_s < LeaseSettings(namespace="", name="", identity="").duration_s
+    down = False
+    kube.replace = original  # type: ignore[method-assign]  # back again
+    await second.acquire()
+    assert loop.time() - started_s > stopped_s
+
+
+async def test_somebody_else_in_the_lease_ends_leadership_at_the_next_renewal() -> None:
+    kube = FakeKube()
+    first = an_elector(kube, "first")
+    await first.acquire()
+    kube.objects["leases", "ns", "leader"]["metadata"]["resourceVersion"] = "9999"
+    with pytest.raises(LeadershipLost, match="somebody else"):
+        await first.keep()
+
+
+async def test_an_api_server_that_starts_later_is_waited_for() -> None:
+    kube = FakeKube()
+    kube.fail = lambda *_: Unavailable("not yet")
+    first = an_elector(kube, "first")
+    waiting = asyncio.create_task(first.acquire())
+    await asyncio.sleep(60)
+    assert not waiting.done()
+    kube.fail = lambda *_: None
+    await asyncio.sleep(2)
+    assert first.leads
+    with suppress(KubeError):
+        await waiting

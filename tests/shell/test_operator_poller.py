@@ -1,0 +1,140 @@
+"""Reading telemetry in fake time: new data wakes the job, an outage is told once, and training never waits."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from heterotrain_core.contract import metrics
+from heterotrain_operator.engine.metrics import OperatorMetrics
+from heterotrain_operator.engine.queue import Queue
+from heterotrain_operator.engine.telemetry import Poller
+from heterotrain_operator.prom.errors import PromUnavailable
+from heterotrain_operator.prom.queries import Series
+from heterotrain_operator.settings import PrometheusSettings
+from heterotrain_operator.world.parse import parse_job
+from heterotrain_operator.world.store import Store
+from heterotrain_operator.world.views import JobKey
+from operator_fakes import FakeProm
+from operator_world import World
+
+pytestmark = pytest.mark.looptime
+
+LABELS = {"job_uid": "job-uid", "worker": "job-w0", "worker_uid": "uid-a", "local_rank": "0"}
+
+
+class Bench:
+    """A poller with a running job, a Prometheus and a queue."""
+
+    def __init__(self, prom: FakeProm | None) -> None:
+        self.world = World().with_nodes("a", "b", "c").start()
+        self.queue: Queue[JobKey] = Queue()
+        self.prom = prom
+        store = Store()
+        self.job = parse_job(self.world.job)
+        store.jobs.put(self.job)
+        loop = asyncio.get_running_loop()
+        self.started_s = loop.time()
+        self.poller = Poller(
+            prom,
+            store,
+            self.queue,
+            OperatorMetrics(),
+            PrometheusSettings(url="http://prometheus", poll_s=1.0, stale_s=30.0),
+            clock=loop.time,
+            wall_clock_s=lambda: self.world.now_s + loop.time() - self.started_s,
+        )
+
+    def answer(self, step: int, at_s: float) -> None:
+        """Let Prometheus hold one scrape of one member."""
+
+        def answers(promql: str) -> tuple[Series, ...]:
+            if promql.startswith("timestamp"):
+                return (Series(LABELS, self.world.now_s + at_s),)
+            return (Series({"__name__": metrics.STEP, **LABELS}, step),)
+
+        assert self.prom is not None
+        self.prom.answers = answers
+
+    async def woken(self) -> bool:
+        """Tell whether the job was woken since the last time, and hand it back."""
+        if not len(self.queue):
+            return False
+        self.queue.done(await self.queue.get())
+        return True
+
+
+async def test_new_data_wakes_the_job_and_old_data_does_not() -> None:
+    bench = Bench(FakeProm())
+    bench.answer(step=1, at_s=0)
+    task = asyncio.create_task(bench.poller.run())
+    await asyncio.sleep(0.1)
+    assert await bench.woken()
+    await asyncio.sleep(5)
+    assert not await bench.woken()
+    bench.answer(step=2, at_s=5)
+    await asyncio.sleep(1)
+    assert await bench.woken()
+    task.cancel()
+
+
+async def test_an_outage_is_told_after_a_moment_once_and_so_is_its_end() -> None:
+    prom = FakeProm()
+    bench = Bench(prom)
+    bench.answer(step=1, at_s=0)
+    task = asyncio.create_task(bench.poller.run())
+    await asyncio.sleep(0.5)
+    await bench.woken()
+    prom.error = PromUnavailable("Prometheus can't be reached: refused")
+    await asyncio.sleep(3)
+    assert not await bench.woken(), "one late answer is no outage"
+    await asyncio.sleep(5)
+    assert await bench.woken()
+    assert bench.poller.of(bench.job).problem == "Prometheus can't be reached: refused"
+    await asyncio.sleep(20)
+    assert not await bench.woken()
+    prom.error = None
+    bench.answer(step=3, at_s=28)
+    await asyncio.sleep(1.5)
+    assert await bench.woken()
+    assert bench.poller.of(bench.job).problem == ""
+    task.cancel()
+
+
+async def test_a_prometheus_that_does_not_scrape_the_pods_is_told_with_what_to_do() -> None:
+    bench = Bench(FakeProm())
+    task = asyncio.create_task(bench.poller.run())
+    await asyncio.sleep(20)
+    assert bench.poller.of(bench.job).problem == ""
+    await asyncio.sleep(20)
+    telemetry = bench.poller.of(bench.job)
+    assert telemetry.reason == "NoSeries"
+    assert "ht-metrics-0" in telemetry.problem
+    task.cancel()
+
+
+async def test_samples_that_grow_old_are_told() -> None:
+    bench = Bench(FakeProm())
+    bench.answer(step=1, at_s=0)
+    task = asyncio.create_task(bench.poller.run())
+    await asyncio.sleep(40)
+    assert bench.poller.of(bench.job).reason == "Stale"
+    task.cancel()
+
+
+async def test_without_a_prometheus_the_condition_says_what_to_set() -> None:
+    bench = Bench(None)
+    assert bench.poller.of(bench.job).reason == "NotConfigured"
+    assert "prometheus.url" in bench.poller.of(bench.job).problem
+
+
+async def test_jobs_that_do_not_train_are_not_asked_for() -> None:
+    prom = FakeProm()
+    bench = Bench(prom)
+    bench.world.job["status"]["completionTime"] = "2027-01-01T00:00:00Z"
+    bench.world.job["metadata"]["resourceVersion"] = "2"
+    bench.poller._store.jobs.put(parse_job(bench.world.job))
+    task = asyncio.create_task(bench.poller.run())
+    await asyncio.sleep(5)
+    assert prom.queries == 0
+    task.cancel()

@@ -1,0 +1,243 @@
+"""Passes over jobs with a fake API server: the order of writes, what a crash in between leaves, and what errors do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from heterotrain_core.contract.outcome import Ending
+from heterotrain_operator.api.status import as_body
+from heterotrain_operator.engine.app import App
+from heterotrain_operator.engine.resync import relist
+from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Refused, Unavailable
+from heterotrain_operator.settings import Settings
+from heterotrain_operator.world.parse import parse_job, parse_node
+from heterotrain_operator.world.views import JobKey
+from operator_fakes import FakeKube
+from operator_world import World, job_body, node_body
+
+KEY = JobKey("ns", "job")
+
+
+def an_app(kube: FakeKube, world: World | None = None) -> App:
+    """Return an operator that has seen a world."""
+    app = App(kube, Settings(leader_election=False, status_interval_s=0.0))
+    world = world or World().with_nodes("a", "b", "c")
+    for body in world.nodes.values():
+        app.store.nodes.put(parse_node(body))
+    kube.objects["heterotrainjobs", "ns", "job"] = world.job
+    app.store.jobs.put(parse_job(world.job))
+    return app
+
+
+def failing(verb: str, plural: str, error: KubeError) -> Callable[[str, str, str], KubeError | None]:
+    return lambda v, p, _: error if (v, p) == (verb, plural) else None
+
+
+async def test_what_pods_need_is_written_before_them_and_the_status_after() -> None:
+    kube = FakeKube()
+    await an_app(kube).reconciler.run_once(KEY)
+    assert [(verb, plural) for verb, plural, _ in kube.writes] == [
+        ("apply", "services"),
+        ("apply", "poddisruptionbudgets"),
+        ("create", "configmaps"),
+        ("create", "pods"),
+        ("create", "pods"),
+        ("create", "pods"),
+        ("apply status", "heterotrainjobs"),
+    ]
+
+
+async def test_our_own_writes_are_seen_although_no_watch_event_came() -> None:
+    """The API's answers go into the store: the second pass only counts the new pods, the third has nothing to do."""
+    kube = FakeKube()
+    app = an_app(kube)
+    await app.reconciler.run_once(KEY)
+    kube.calls.clear()
+    await app.reconciler.run_once(KEY)
+    assert [call[0] for call in kube.writes] == ["apply status"]
+    await app.reconciler.run_once(KEY)
+    assert len(kube.writes) == 1
+
+
+@pytest.mark.parametrize("crash_after", range(8))
+async def test_a_crash_after_any_write_is_made_good_by_the_next_operator(crash_after: int) -> None:
+    kube = FakeKube()
+
+    class Crash(BaseException):
+        pass
+
+    def fail(*_: str) -> None:
+        if len(kube.writes) > crash_after:
+            raise Crash
+
+    kube.fail = fail
+    with pytest.raises(Crash) if crash_after < 7 else _nothing():
+        await an_app(kube).reconciler.run_once(KEY)
+    kube.fail = lambda *_: None
+    successor = App(kube, Settings(leader_election=False, status_interval_s=0.0))
+    for name in ("a", "b", "c"):
+        kube.objects["nodes", "", name] = node_body(name, name)
+    for _ in range(3):
+        await relist(kube, successor.store, None)
+        await successor.reconciler.run_once(KEY)
+    assert sorted(name for plural, _, name in kube.objects if plural == "pods") == ["job-w0", "job-w1", "job-w2"]
+    assert ("configmaps", "ns", "job-plan") in kube.objects
+
+
+class _nothing:  # noqa: N801  # stands for a context manager that does nothing
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+async def test_a_failed_worker_is_in_the_status_before_its_pod_may_go() -> None:
+    world = World(spec={"cleanPodPolicy": "All", "backoffLimit": 0}).with_nodes("a", "b", "c").start()
+    world.end("job-w0", Ending.FAILED, exit_code=1, reason="boom")
+    kube = FakeKube()
+    app = an_app(kube, world)
+    for body in world.pods.values():
+        kube.objects["pods", "ns", body["metadata"]["name"]] = body
+        app.pod_event(body, deleted=False)
+    assert world.plan is not None
+    app.plan_event(world.plan, deleted=False)
+    await app.reconciler.run_once(KEY)
+    order = [call[0] for call in kube.writes]
+    assert order.index("apply status") < order.index("delete")
+    assert kube.objects["heterotrainjobs", "ns", "job"]["status"]["restarts"] == 1
+
+
+async def test_a_pod_that_the_server_refuses_is_told_in_the_status_and_tried_again() -> None:
+    kube = FakeKube()
+    app = an_app(kube)
+    kube.fail = failing("create", "pods", Refused("exceeded quota: team", status_code=403))
+    await app.reconciler.run_once(KEY)
+    again_s = await app.reconciler.run_once(KEY)
+    status = kube.objects["heterotrainjobs", "ns", "job"]["status"]
+    (scheduled,) = [c for c in status["conditions"] if c["type"] == "Scheduled"]
+    assert scheduled["reason"] == "PodsRefused"
+    assert "exceeded quota: team" in scheduled["message"]
+    assert again_s is not None
+    assert again_s <= 20.0
+
+
+async def test_a_template_is_tried_out_once_for_each_generation_of_the_spec() -> None:
+    kube = FakeKube()
+    app = an_app(kube)
+    for _ in range(3):
+        await app.reconciler.run_once(KEY)
+    assert [name for verb, _, name in kube.calls if verb == "dry-run"] == ["job-try-a", "job-try-b", "job-try-c"]
+
+
+async def test_a_refused_template_is_asked_again_later_because_a_policy_may_change() -> None:
+    kube = FakeKube()
+    app = an_app(kube)
+    kube.fail = failing("dry-run", "pods", Refused("violates PodSecurity", status_code=403))
+    again_s = await app.reconciler.run_once(KEY)
+    status = kube.objects["heterotrainjobs", "ns", "job"]["status"]
+    assert status["state"] == "Refused"
+    assert "violates PodSecurity" in status["reason"]
+    assert again_s == pytest.approx(20.0, abs=1.0)
+
+
+async def test_a_job_that_went_away_while_we_acted_is_no_error() -> None:
+    kube = FakeKube()
+    app = an_app(kube)
+
+    def gone(verb: str, plural: str, _: str) -> KubeError | None:
+        if (verb, plural) == ("apply status", "heterotrainjobs"):
+            app.store.jobs.discard(KEY)
+            return NotFound("job")
+        return None
+
+    kube.fail = gone
+    assert await app.reconciler.run_once(KEY) is None
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("error", [Unavailable("down"), Conflict("changed"), NotFound("gone"), RuntimeError("a bug")])
+async def test_whatever_goes_wrong_with_one_job_another_is_served_at_once(error: Exception) -> None:
+    kube = FakeKube()
+    app = an_app(kube)
+    other = job_body()
+    other["metadata"] |= {"name": "good", "uid": "other"}
+    kube.objects["heterotrainjobs", "ns", "good"] = other
+    app.store.jobs.put(parse_job(other))
+
+    def fail(_verb: str, plural: str, name: str) -> KubeError | None:
+        if plural == "services" and name == "job-workers":
+            raise error
+        return None
+
+    kube.fail = fail
+    app.queue.add(KEY)
+    app.queue.add(JobKey("ns", "good"))
+    worker = asyncio.create_task(app.reconciler.work())
+    await asyncio.sleep(0.01)
+    assert ("apply status", "heterotrainjobs", "good") in kube.writes
+    assert not worker.done(), "the loop survives"
+    before = len([call for call in kube.writes if call[2] == "job-workers"])
+    await asyncio.sleep(30)
+    tries = len([call for call in kube.writes if call[2] == "job-workers"])
+    assert before < tries < 12, "it is tried again, ever more rarely"
+    worker.cancel()
+
+
+@pytest.mark.looptime
+async def test_numbers_are_written_now_and_then_and_news_at_once() -> None:
+    kube = FakeKube()
+    app = App(kube, Settings(leader_election=False, status_interval_s=5.0))
+    app.actor._clock = asyncio.get_running_loop().time
+    world = World().with_nodes("a", "b", "c")
+    kube.objects["heterotrainjobs", "ns", "job"] = world.job
+    app.store.jobs.put(parse_job(world.job))
+    await app.reconciler.run_once(KEY)
+    memory = app.reconciler._memories[KEY]
+    job = app.store.jobs.get(KEY)
+    assert job is not None
+
+    def writes() -> int:
+        return len([call for call in kube.writes if call[0] == "apply status"])
+
+    first = writes()
+    await asyncio.sleep(1)
+    numbers = replace_status(job, step=5)
+    assert await app.actor._write_status(job, numbers, memory) == pytest.approx(4.0)
+    assert writes() == first
+    news = replace_status(job, step=5, restarts=1)
+    assert await app.actor._write_status(job, news, memory) is None
+    assert writes() == first + 1
+
+
+def replace_status(job: object, **fields: object) -> object:
+    """Return the job's status with other fields."""
+    status = job.status  # type: ignore[attr-defined]  # a JobView
+    return type(status).model_validate({**as_body(status), **fields})
+
+
+async def test_nothing_is_done_for_a_job_that_is_not_there() -> None:
+    kube = FakeKube()
+    app = an_app(kube)
+    app.store.jobs.discard(KEY)
+    assert await app.reconciler.run_once(KEY) is None
+    assert kube.calls == []
+
+
+async def test_heartbeats_of_nodes_wake_nobody_and_taints_wake_all() -> None:
+    app = an_app(FakeKube())
+    body = node_body("a", "a")
+    body["metadata"]["resourceVersion"] = "7"
+    app.node_event(body, deleted=False)
+    assert len(app.queue) == 0
+    tainted = node_body("a", "a", taints=["karpenter.sh/disrupted:NoSchedule"])
+    tainted["metadata"]["resourceVersion"] = "8"
+    app.node_event(tainted, deleted=False)
+    assert len(app.queue) == 1
+
+
+def test_views_are_frozen() -> None:
+    job = parse_job(job_body())
+    with pytest.raises(AttributeError):
+        job.uid = "other"  # type: ignore[misc]  # that is the point
+    assert replace(job, uid="other").uid == "other"
