@@ -24,7 +24,8 @@ def setup() -> None:
     with record.building("setup"):
         toolchain.install_packages()
         toolchain.build_programs()
-        template.fill([*images.of_cluster(), *images.own()])
+        for image in [*images.of_cluster(), *images.own()]:
+            images.build(image)
 
 
 def up(*, reuse: bool = False) -> None:
@@ -44,6 +45,8 @@ def up(*, reuse: bool = False) -> None:
             raise Problem("a cluster is running already: use it, or end it with `make cluster-down` first")
         setup()
         _clear()
+        with record.building("up"):  # what is left of a cluster uses the template: not before it has gone
+            template.fill([*images.of_cluster(), *images.own()])
         started_s = time.monotonic()
         signal.signal(signal.SIGTERM, _interrupt)
         try:

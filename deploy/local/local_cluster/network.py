@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import socket
-from pathlib import Path
 
 from local_cluster.process import Problem, run
 from local_cluster.topology import NODE_SUBNET, Node, Topology
@@ -66,10 +66,9 @@ def devices() -> set[str]:
 
 def is_plugged(node: Node) -> bool:
     """Return whether the machine's end of the node's cable is up."""
-    try:
-        return int(Path(f"/sys/class/net/{node.host_device}/flags").read_text(), 16) & 1 == 1
-    except FileNotFoundError:
+    if node.host_device not in devices():
         return False
+    return "UP" in json.loads(run("ip", "-json", "link", "show", "dev", node.host_device))[0]["flags"]
 
 
 def _exists(node: Node) -> None:

@@ -86,18 +86,24 @@ def inside(node: Node, *command: str | Path, stdin: str | None = None, timeout_s
 
 
 def furnish(node: Node, template: Path) -> None:
-    """Give the node the template's images: hard links for all but the databases, which each node writes.
+    """Give the node the template's images: no copy, so it costs neither time nor disk, and all nodes share one in memory.
 
-    Committed layers and blobs never change in place, so sharing them is safe; it costs no disk, and one copy in memory
-    serves all nodes.
+    Committed snapshots are only ever lower layers, so a link to the template's serves each node; blobs never change in
+    place, so hard links do. Only the databases are written, and copied. The template stays as it is while nodes use it.
     """
     target = folder(node) / "var/lib/containerd"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    run("cp", "--archive", "--link", template, target)
-    for database in target.rglob("*.db"):
-        copy = database.with_suffix(".copy")
-        shutil.copy2(database, copy)
-        copy.replace(database)
+    for top, folders, files in os.walk(template):
+        here, there = Path(top), target / Path(top).relative_to(template)
+        there.mkdir(parents=True, mode=here.stat().st_mode & 0o7777)
+        if here.name == "snapshots":
+            for name in folders:
+                (there / name).symlink_to(here / name)
+            folders.clear()
+        for name in files:
+            if name.endswith(".db"):
+                shutil.copy2(here / name, there / name)
+            else:
+                (there / name).hardlink_to(here / name)
 
 
 def machine() -> services.Machine:

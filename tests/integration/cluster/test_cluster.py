@@ -79,7 +79,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
 
 def traces() -> dict[str, Any]:
     """What a cluster could leave on the machine."""
-    programs = str(places.programs())
+    programs, init = str(places.programs()), str(places.LOCAL / "local_cluster/node_init.py")
     sysctls = {}
     for top in ("vm", "kernel", "net/ipv4/conf/all", "net/ipv4/conf/default"):
         for path in sorted(Path("/proc/sys", top).rglob("*")):
@@ -95,7 +95,7 @@ def traces() -> dict[str, Any]:
             line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if programs in line or "node_init.py" in line:
+        if programs in line or init in line:
             processes.append(line)
     return {
         "devices": sorted(name for _, name in socket.if_nameindex()),
