@@ -87,16 +87,16 @@ def _start(text: str) -> None:
         begin(plan.control_plane)
         list(pool.map(begin, [each for each in plan.nodes if not each.is_control_plane]))
     with step("control plane"):
-        wait_until(lambda: _answers("get", "--raw", "/readyz"), "the API server", timeout_s=60)
-        wait_until(lambda: _answers("get", "node", plan.control_plane.name), "the control plane's node", timeout_s=60)
+        wait_until(lambda: _answers("get", "--raw", "/readyz"), "the API server", timeout_s=120)
+        wait_until(lambda: _answers("get", "node", plan.control_plane.name), "the control plane's node", timeout_s=120)
         kubectl("label", "node", plan.control_plane.name, "node-role.kubernetes.io/control-plane=")
         kubectl("apply", "-f", str(places.LOCAL / "coredns/coredns.yaml"))
     with step("nodes Ready"):
         for each in plan.nodes:
-            wait_until(lambda name=each.name: _answers("get", "node", name), f"node {each.name}", timeout_s=60)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
-        kubectl("wait", "--for=condition=Ready", "nodes", "--all", "--timeout=90s")
+            wait_until(lambda name=each.name: _answers("get", "node", name), f"node {each.name}", timeout_s=120)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+        kubectl("wait", "--for=condition=Ready", "nodes", "--all", "--timeout=180s")
     with step("DNS"):
-        kubectl("rollout", "status", "deployment/coredns", "--namespace=kube-system", "--timeout=90s")
+        kubectl("rollout", "status", "deployment/coredns", "--namespace=kube-system", "--timeout=180s")
     record.update(lambda known: record.Record(topology=known.topology, nodes=known.nodes, is_up=True))
 
 

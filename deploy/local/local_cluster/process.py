@@ -71,7 +71,7 @@ def run(
     stdin: str | None = None,
     environment: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-    timeout_s: float = 120,
+    timeout_s: float = 240,
 ) -> str:
     """Return the standard output of a command.
 
