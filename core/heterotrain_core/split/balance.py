@@ -7,7 +7,6 @@ shares from the same models.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -91,7 +90,7 @@ def balance_many(
     if problem := _problem(members, communication):
         return tuple(problem for _ in totals)
     timing = Timing(members, communication, max(totals, default=0))
-    limits = [_limit_problem(total, members, timing) for total in totals]
+    limits = _limit_problems(totals, members, timing)
     feasible = [total for total, limit in zip(totals, limits, strict=True) if limit is None]
     if not feasible:
         return tuple(limit for limit in limits if limit is not None)
@@ -140,20 +139,26 @@ def _problem(members: Sequence[SplitMember], communication: CommunicationTime) -
     return None
 
 
-def _limit_problem(total: int, members: Sequence[SplitMember], timing: Timing) -> Infeasible | None:
+def _limit_problems(totals: Sequence[int], members: Sequence[SplitMember], timing: Timing) -> list[Infeasible | None]:
+    """Return for each batch what limits it out, ``None`` where they allow it."""
+    crossed = np.flatnonzero(timing.lo_W > timing.cap_W).tolist()
+    if crossed:
+        member = members[crossed[0]]
+        broken = Infeasible(
+            reason=f"member {crossed[0]} needs at least {member.floor_samples} samples but may have at most "
+            f"{int(timing.cap_W[crossed[0]])} (granularity {member.granularity_samples}): lower its floor or leave it out"
+        )
+        return [broken] * len(totals)
+    least, most = int(timing.lo_W.sum()), int(timing.cap_W.sum())
+    unit = math.gcd(*(member.granularity_samples for member in members))
+    return [_limit_problem(total, least, most, unit) for total in totals]
+
+
+def _limit_problem(total: int, least: int, most: int, unit: int) -> Infeasible | None:
     if total < 1:
         return Infeasible(
-            reason=f"a global batch of {total} samples cannot be shared: it has to be at least 1", limit=1
+            reason=f"a global batch of {total} samples cannot be shared: it has to be at least 1", limit=max(1, least)
         )
-    crossed = np.flatnonzero(timing.lo_W > timing.cap_W)
-    if crossed.size:
-        index = int(crossed[0])
-        member = members[index]
-        return Infeasible(
-            reason=f"member {index} needs at least {member.floor_samples} samples but may have at most "
-            f"{int(timing.cap_W[index])} (granularity {member.granularity_samples}): lower its floor or leave it out"
-        )
-    least, most = int(timing.lo_W.sum()), int(timing.cap_W.sum())
     if total < least:
         return Infeasible(
             reason=f"the global batch of {total} is below the sum of all floors, {least}: use fewer members or a "
@@ -166,7 +171,6 @@ def _limit_problem(total: int, members: Sequence[SplitMember], timing: Timing) -
             "batch",
             limit=most,
         )
-    unit = math.gcd(*(member.granularity_samples for member in members))
     if total % unit:
         return Infeasible(
             reason=f"the global batch of {total} is no multiple of the granularity {unit}",
@@ -258,7 +262,7 @@ def _described(timing: Timing, members: Sequence[SplitMember], shares_CW: Ints) 
     ]
 
 
-_BINDINGS = np.array([Binding.COMPUTE, Binding.COMMUNICATION, Binding.MEMORY, Binding.FLOOR], dtype=object)
+_BINDINGS = np.array(list(Binding), dtype=object)  # by code: compute, communication, memory, floor
 
 
 def _split(
@@ -270,8 +274,8 @@ def _split(
     codes: Ints,
     solo: float,
 ) -> Split:
-    counts = Counter(codes.tolist())
-    bound = ", ".join(f"{_BINDINGS[code].value} {counts[code]}" for code in sorted(counts))
+    counts = np.bincount(codes, minlength=len(_BINDINGS)).tolist()
+    bound = ", ".join(f"{binding.value} {count}" for binding, count in zip(Binding, counts, strict=True) if count)
     total, step_s = sum(shares), max(member_s)
     return Split(
         shares=shares,

@@ -26,18 +26,23 @@ def least_shares(timing: Timing, totals: Sequence[int]) -> Ints:
 
     All members have one granularity, of which each total is a multiple between the sums of floors and caps.
     """
-    starts = real_levels(timing, np.array(totals, dtype=float))
+    # The exact step below makes up for a quarter of a granule a member, and jumps between micro-batches leave no less.
+    near = 0.25 * float(timing.granularity_W.sum())
+    starts = real_levels(timing, np.array(totals, dtype=float), near_samples=near)
     firsts = timing.most(starts[:, None])
     return np.stack([_exact(timing, t, float(s), f) for t, s, f in zip(totals, starts, firsts, strict=True)])
 
 
-def real_levels(timing: Timing, totals_C: Floats, *, counts_CW: Floats | None = None) -> Floats:
+def real_levels(
+    timing: Timing, totals_C: Floats, *, counts_CW: Floats | None = None, near_samples: float = 0.0
+) -> Floats:
     """Return for each total the level of the real-valued relaxation, by Newton steps kept inside a shrinking bracket.
 
     Args:
         timing: the members.
         totals_C: samples; between the sums of floors and caps.
         counts_CW: how many members of each kind there are; ``None`` for one of each.
+        near_samples: by how much the samples at the level may miss the total, besides rounding.
     """
     shape = (len(totals_C), len(timing.lo_W))
     low: Floats = timing.step_s(np.broadcast_to(timing.lo_W, shape)).min(axis=1)
@@ -49,7 +54,7 @@ def real_levels(timing: Timing, totals_C: Floats, *, counts_CW: Floats | None = 
             shares, slopes = shares * counts_CW, slopes * counts_CW
         missing = totals_C - shares.sum(axis=1)
         slope = slopes.sum(axis=1)
-        if np.all(np.abs(missing) < 1e-6 * np.maximum(totals_C, 1.0)):
+        if np.all(np.abs(missing) < near_samples + 1e-6 * np.maximum(totals_C, 1.0)):
             break
         low = np.where(missing > 0, level, low)
         high = np.where(missing > 0, high, level)

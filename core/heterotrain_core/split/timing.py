@@ -178,21 +178,23 @@ class Timing:
         The slope is 0 where a limit holds the share. Both are ``_LW``; exact for models without accumulation.
         """
         budget = level_L1 - (self.update_W + self.last_s)
-        micro = np.ones_like(self.rate_W)
-        late = self.late_W
-        lower, upper = np.zeros_like(late), self.micro_W.astype(float)
+        fixed, late = self.fixed_W, self.late_W
+        lower: Floats = np.zeros_like(late)
+        upper: Floats = self.micro_W.astype(float)
         if self.accumulates:
             # Whole micro-batches of full size first, then the largest share in one micro-batch more.
             exposed = np.maximum(self.overlapped_s - self.hidden * (self.k_W * self.micro_W + self.m_W), 0.0)
             full = np.floor(_divide(budget - exposed, self.rate_W * self.micro_W + self.fixed_W))
             full = np.clip(full, 0.0, np.ceil(self.hi_W / self.micro_W))
             micro = full + 1.0
+            fixed = micro * self.fixed_W
             late = self.rate_W - self.hidden * self.k_W / micro
             lower, upper = full * self.micro_W, micro * self.micro_W
-        by_compute = _divide(budget - micro * self.fixed_W, self.rate_W)
+        left = budget - fixed
+        by_compute = _divide(left, self.rate_W)
         most, slope = by_compute, _inverse(self.rate_W)
         if self.overlaps:
-            by_exchange = _divide(budget - self.overlapped_s - micro * self.fixed_W + self.hidden * self.m_W, late)
+            by_exchange = _divide(left - (self.overlapped_s - self.hidden * self.m_W), late)
             slope = np.where(by_exchange < by_compute, _inverse(late), slope)
             most = np.minimum(by_compute, by_exchange)
         most = np.clip(most, lower, upper)
@@ -236,10 +238,14 @@ def _cap(member: SplitMember) -> int:
 
 def _divide(amount: Floats, rate: Floats) -> Floats:
     """Return amount / rate, with unlimited or nothing where the rate is zero."""
+    if rate.all():
+        return amount / rate
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return np.where(rate > 0, amount / rate, np.where(amount >= 0, float(UNLIMITED), -1.0))
 
 
 def _inverse(rate: Floats) -> Floats:
+    if rate.all():
+        return 1.0 / rate
     with np.errstate(divide="ignore"):
         return np.where(rate > 0, 1.0 / rate, 0.0)
