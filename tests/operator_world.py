@@ -146,6 +146,7 @@ class World:
             telemetry=self.telemetry,
             acceptance=self.acceptance,
             refusal=self.refusal,
+            replan=True,
             gather_s=5.0,
             now_s=self.now_s,
         )

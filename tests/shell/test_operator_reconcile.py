@@ -9,11 +9,14 @@ from dataclasses import replace
 import pytest
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_operator.api.status import as_body
+from heterotrain_operator.decide.job import Decision, Observation
 from heterotrain_operator.engine.app import App
+from heterotrain_operator.engine.reconcile import PLANNING_PART
 from heterotrain_operator.engine.resync import relist
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Refused, Unavailable
 from heterotrain_operator.settings import Settings
 from heterotrain_operator.world.parse import parse_job, parse_node
+from heterotrain_operator.world.telemetry import Telemetry
 from heterotrain_operator.world.views import JobKey
 from operator_fakes import FakeKube
 from operator_world import World, job_body, node_body
@@ -241,3 +244,34 @@ def test_views_are_frozen() -> None:
     with pytest.raises(AttributeError):
         job.uid = "other"  # type: ignore[misc]  # that is the point
     assert replace(job, uid="other").uid == "other"
+
+
+async def test_shares_are_decided_anew_on_news_only_and_not_all_the_time() -> None:
+    """Fitting models costs time in proportion to the job's size: it may take a small part of the processor only."""
+    kube = FakeKube()
+    app = an_app(kube)
+    seen: list[bool] = []
+    clock_s = 0.0
+    telemetry = Telemetry()
+
+    def watch(observation: Observation) -> Decision:
+        nonlocal clock_s
+        seen.append(observation.replan)
+        clock_s += 0.5
+        return Decision()
+
+    app.reconciler._clock = lambda: clock_s
+    app.reconciler._telemetry_of = lambda _: telemetry
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("heterotrain_operator.engine.reconcile.decide", watch)
+        telemetry = Telemetry(sequence=1)
+        await app.reconciler.run_once(KEY)
+        await app.reconciler.run_once(KEY)
+        assert seen == [True, False], "the same telemetry is no news"
+        telemetry = Telemetry(sequence=2)
+        again_s = await app.reconciler.run_once(KEY)
+        assert seen[-1] is False, "half a second of fitting buys ten seconds of rest"
+        assert again_s == pytest.approx(0.5 * PLANNING_PART - 1.0)
+        clock_s += 10.0
+        await app.reconciler.run_once(KEY)
+        assert seen[-1] is True

@@ -123,6 +123,8 @@ class _Line:
 
     def __init__(self) -> None:
         self.w = self.wx = self.wy = self.wxx = self.wxy = 0.0
+        self._solution: tuple[float, float, float, float, float] | None = None
+        """Solved once for each state of the sums: every point of every window is held against it."""
 
     @property
     def known(self) -> bool:
@@ -133,6 +135,7 @@ class _Line:
             self._take(point)
 
     def _take(self, point: Point) -> None:
+        self._solution = None
         keep = 0.5 ** (point.steps / _HALF_LIFE_STEPS)
         weight = 1.0 / (point.seconds * point.error) ** 2
         x, y = point.size, point.seconds
@@ -143,11 +146,17 @@ class _Line:
         self.wxy = self.wxy * keep + weight * x * y
 
     def rescale(self, ratio: float) -> None:
+        self._solution = None
         trust = _TRUST_IN_THE_PAST / ratio**2
         self.w, self.wx, self.wxx = self.w * trust, self.wx * trust, self.wxx * trust
         self.wy, self.wxy = self.wy * trust * ratio, self.wxy * trust * ratio
 
     def _solved(self) -> tuple[float, float, float, float, float]:
+        if self._solution is None:
+            self._solution = self._solve()
+        return self._solution
+
+    def _solve(self) -> tuple[float, float, float, float, float]:
         """Return slope, fixed part and their covariance (xx, x, 1 entries of the inverse), assumption included."""
         typical = self.wy / self.w
         weight = 1.0 / (_FIXED_PART_DEVIATION * typical) ** 2

@@ -45,6 +45,8 @@ class Observation:
         used: by node, the sum of what running pods request, those of others included.
         acceptance: what the API server says to the job's pods in a dry run.
         refusal: the API server's answer when it refused to create a pod in the pass before; empty when it did not.
+        replan: whether telemetry holds anything that the plan in force does not rest on yet; what is asked for anew
+            (another member) is shared out in any case.
         gather_s: longest time that a ready worker waits for others that start.
     """
 
@@ -56,6 +58,7 @@ class Observation:
     telemetry: Telemetry
     acceptance: Acceptance
     refusal: str
+    replan: bool
     gather_s: float
     now_s: float
 
@@ -128,7 +131,7 @@ def _active(known: _Known, spec: HeteroTrainJobSpec) -> Decision:
     seen, workers, force, accounts, life = known.seen, known.workers, known.force, known.accounts, known.life
     job, now_s = seen.job, seen.now_s
     membership = decide_membership(spec, workers, force.plan, gather_s=seen.gather_s, now_s=now_s)
-    shares = _shares(spec, membership, workers, force.plan, seen.telemetry)
+    shares = _shares(spec, membership, workers, force.plan, seen)
     written = next_plan(job, spec, force, membership, shares)
     plan = written or force.plan
     newest = (max(force.newest[0], plan.generation), max(force.newest[1], plan.revision)) if plan else force.newest
@@ -233,18 +236,18 @@ def _shares(
     membership: Membership,
     workers: Sequence[Worker],
     plan: Plan | None,
-    telemetry: Telemetry,
+    seen: Observation,
 ) -> Shares | None:
     if membership.workers is not None:
         members = ranks_of(membership.workers)
         same = plan is not None and [_name(m) for m in plan.members] == [_name(m) for m in members]
-        return share_out(spec, members, telemetry, current=plan if same else None)
-    if plan is None or not plan.members:
+        return share_out(spec, members, seen.telemetry, current=plan if same else None)
+    if plan is None or not plan.members or not seen.replan:
         return None
     ended = {worker.pod.uid for worker in workers if worker.ended}
     if any(member.worker_uid in ended for member in plan.members):
         return None  # the job is finishing, or its membership changes next: shares among these members are moot
-    return share_out(spec, plan.members, telemetry, current=plan)
+    return share_out(spec, plan.members, seen.telemetry, current=plan)
 
 
 def _name(member: Member) -> MemberId:

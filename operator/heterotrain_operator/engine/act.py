@@ -52,6 +52,8 @@ class JobMemory:
         refusal: the API server's answer when it refused a pod; empty when the last creation went well.
         status_s: when the status was written last, on the actor's clock.
         reason: the decision's reason that was logged last.
+        planned: generation of the spec and sequence of the telemetry that shares were decided on last.
+        replan_s: when they may be decided anew because of telemetry, on the actor's clock.
     """
 
     uid: str
@@ -62,6 +64,8 @@ class JobMemory:
     refusal: str = ""
     status_s: float = float("-inf")
     reason: str = ""
+    planned: tuple[int, int] = (0, 0)
+    replan_s: float = float("-inf")
 
 
 class Actor:

@@ -24,6 +24,8 @@ from heterotrain_operator.world.views import JobKey, JobView
 
 RETRY_REFUSED_S = 20.0
 """A refusal by policy or quota may be lifted without any change of the job: it is asked again after this long."""
+PLANNING_PART = 20
+"""Deciding shares anew on new telemetry takes at most this part of a processor, however large the job."""
 _FORBIDDEN = 403
 
 log = structlog.get_logger()
@@ -117,7 +119,7 @@ class Reconciler:
         if memory is None or memory.uid != job.uid:
             memory = self._memories[key] = JobMemory(uid=job.uid)
         acceptance, ask_again_s = await self._acceptance(job, memory)
-        decision = self._decide(job, acceptance, memory)
+        decision, replan_again_s = self._decide(job, acceptance, memory)
         if decision.reason and decision.reason != memory.reason:
             log.info("decided", job=key.name, namespace=key.namespace, reason=decision.reason)
             memory.reason = decision.reason
@@ -129,10 +131,14 @@ class Reconciler:
             raise
         if memory.refusal:
             ask_again_s = RETRY_REFUSED_S if ask_again_s is None else min(ask_again_s, RETRY_REFUSED_S)
-        return min((each for each in (again_s, ask_again_s) if each is not None), default=None)
+        return min((each for each in (again_s, ask_again_s, replan_again_s) if each is not None), default=None)
 
-    def _decide(self, job: JobView, acceptance: Acceptance, memory: JobMemory) -> Decision:
+    def _decide(self, job: JobView, acceptance: Acceptance, memory: JobMemory) -> tuple[Decision, float | None]:
+        """Decide; return the seconds after which telemetry that had to wait may be looked at, too."""
         started_s = self._clock()
+        telemetry = self._telemetry_of(job)
+        news = memory.planned != (job.generation, telemetry.sequence)
+        due = started_s >= memory.replan_s
         nodes = self._store.nodes.all()
         decision = decide(
             Observation(
@@ -141,15 +147,20 @@ class Reconciler:
                 nodes=nodes,
                 used=self._used,
                 plan=self._store.plans.get(job.key),
-                telemetry=self._telemetry_of(job),
+                telemetry=telemetry,
                 acceptance=acceptance,
                 refusal=memory.refusal,
+                replan=news and due,
                 gather_s=self._gather_s,
                 now_s=self._wall_clock_s(),
             )
         )
-        self._metrics.decide_seconds.observe(self._clock() - started_s)
-        return decision
+        took_s = self._clock() - started_s
+        self._metrics.decide_seconds.observe(took_s)
+        if news and due:
+            memory.planned = (job.generation, telemetry.sequence)
+            memory.replan_s = started_s + took_s * PLANNING_PART
+        return decision, memory.replan_s - started_s if news and not due else None
 
     def _used(self) -> Mapping[str, Mapping[str, float]]:
         own, foreign = self._store.pods.used, self._store.foreign_requests

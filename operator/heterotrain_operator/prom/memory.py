@@ -10,13 +10,12 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
+from heterotrain_core.perf.condense import condense
 from heterotrain_core.perf.samples import CounterKey, Counters, Observation, observe
 
 from heterotrain_operator.prom.queries import Snapshot, counter_name
 from heterotrain_operator.world.telemetry import MemberId, Rates, Telemetry
 
-MOST_OBSERVATIONS = 400
-"""Of each member; a model forgets what is older than some 600 steps anyway."""
 RATE_WINDOW_S = 30.0
 FORGET_S = 600.0
 """A member that was not scraped for so long is forgotten; before, it may just be that Prometheus was restarted."""
@@ -27,7 +26,7 @@ class JobTelemetry:
 
     def __init__(self) -> None:
         self._counters: dict[CounterKey, Counters] = {}
-        self._observations: dict[MemberId, deque[Observation]] = {}
+        self._observations: dict[MemberId, tuple[Observation, ...]] = {}
         self._committed: deque[tuple[float, int]] = deque()
         self._scraped_s: dict[MemberId, float] = {}
         self._times: Mapping[MemberId, float] = {}
@@ -44,7 +43,8 @@ class JobTelemetry:
         newest_s = max([self.telemetry.newest_sample_s, *times.values()])
         names = {counter_name(member): member for member in snapshot.gauges}
         for found in observe(self._counters, snapshot.counters, ended_s=newest_s):
-            self._observations.setdefault(names[found.member], deque(maxlen=MOST_OBSERVATIONS)).append(found)
+            member = names[found.member]
+            self._observations[member] = condense([*self._observations.get(member, ()), found])
         self._counters.update(snapshot.counters)
         self._scraped_s.update(times)
         self._forget(newest_s)
@@ -53,7 +53,7 @@ class JobTelemetry:
             newest_sample_s=newest_s,
             gauges=snapshot.gauges,
             rates=self._rates(snapshot, newest_s),
-            observations={member: tuple(found) for member, found in self._observations.items()},
+            observations=dict(self._observations),
             sequence=self.telemetry.sequence + 1,
         )
         return True
@@ -92,7 +92,7 @@ class JobTelemetry:
         for member, found in self._observations.items():
             if member not in snapshot.gauges:
                 continue
-            recent = [o for o in found if now_s - o.ended_s <= RATE_WINDOW_S and not o.warm_up] or list(found)[-1:]
+            recent = [o for o in found if now_s - o.ended_s <= RATE_WINDOW_S and not o.warm_up] or found[-1:]
             step_s += sum(o.step.mean * o.steps for o in recent if o.step)
             steps += sum(o.steps for o in recent if o.step)
             own_s = sum(o.compute.mean * o.steps for o in recent if o.compute)
