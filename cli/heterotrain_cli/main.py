@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from heterotrain_cli.forecast.command import forecast
+from heterotrain_cli.simulate.command import simulate
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -14,3 +15,4 @@ def main() -> None:
 
 
 main.add_command(forecast)
+main.add_command(simulate)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from heterotrain_core.contract.plan import CommunicationTime
 from heterotrain_core.perf.exchange import fit_exchange
 from heterotrain_core.perf.fit import fit_member
-from heterotrain_core.simulate.policy import LEAST_GAIN, Orders, View, candidates, goodput
+from heterotrain_core.simulate.policy import Orders, View, batches, best_batch
 from heterotrain_core.split.balance import Split, evaluate, evenly, in_proportion
 from heterotrain_core.split.curve import SplitMember
 
@@ -40,19 +40,15 @@ class AdaptiveEven:
 
     def decide(self, view: View) -> Orders:
         """Return even shares of the batch with the best goodput."""
-        current = self.batch_samples or view.batch_samples
-        self.batch_samples = max(current, len(view.seats))
+        self.batch_samples = max(self.batch_samples or view.batch_samples, len(view.seats))
         members = fitted(view)
         predicted = None
         if members and view.adaptive:
             communication = exchange(view)
-            times = {b: _even_s(b, members, communication) for b in {*candidates(view), self.batch_samples}}
-            now = times[self.batch_samples]
+            times = {b: _even_s(b, members, communication) for b in batches(view, self.batch_samples)}
             known = {b: step_s for b, step_s in times.items() if step_s is not None}
-            best = max(known, key=lambda b: (goodput(b, known[b], view), -b), default=self.batch_samples)
-            if now is None or goodput(best, known[best], view) > LEAST_GAIN * goodput(self.batch_samples, now, view):
-                self.batch_samples = best
-            predicted = times[self.batch_samples]
+            self.batch_samples = best_batch(known, self.batch_samples, view)
+            predicted = known.get(self.batch_samples)
         return Orders(
             batch_samples=self.batch_samples,
             shares=evenly(self.batch_samples, len(view.seats)),
@@ -83,7 +79,7 @@ class Proportional:
             middle = sorted(known)[len(known) // 2]
             wanted = [speed or middle for speed in speeds]
             scale = 2**40 / max(wanted)
-            self.shares = _at_least_one(in_proportion(view.batch_samples, [round(s * scale) for s in wanted]))
+            self.shares = at_least_one(in_proportion(view.batch_samples, [round(s * scale) for s in wanted]))
         return Orders(batch_samples=view.batch_samples, shares=self.shares, reason="shares in proportion to speed")
 
 
@@ -122,7 +118,7 @@ def _newest_speed(view: View, member: str) -> float | None:
     return samples / seconds if seconds > 0 else None
 
 
-def _at_least_one(shares: tuple[int, ...]) -> tuple[int, ...]:
+def at_least_one(shares: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shares with every zero raised to one, taken from the largest."""
     raised = [max(1, share) for share in shares]
     for _ in range(sum(raised) - sum(shares)):

@@ -5,7 +5,7 @@ third on a least-squares line through each node's epoch means, gamma by inverse 
 and the optimal split of the two-term model (its equal-finish conditions; solved here by our exact split, which gives
 the same optimum). The global batch, where it may be chosen, has the best goodput of a table of candidates.
 
-What is not in the paper and is given to it all the same: memory limits (as caps on shares; it has no accumulation),
+What is not in the paper and is given to it all the same: accumulation where a share does not fit into memory,
 non-negative coefficients, optimal integer rounding, and the newest ten epochs only. A change of members restarts it.
 """
 
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.perf.samples import Observation
-from heterotrain_core.simulate.baselines import exchange
-from heterotrain_core.simulate.policy import LEAST_GAIN, Orders, View, candidates, goodput
+from heterotrain_core.simulate.baselines import at_least_one, exchange
+from heterotrain_core.simulate.policy import Orders, View, batches, best_batch
 from heterotrain_core.split.balance import Split, balance, balance_many, evenly, in_proportion
 from heterotrain_core.split.curve import SplitMember
 
@@ -60,7 +60,7 @@ class Cannikin:
         if self.epochs > 1 and all(pace is not None for pace in paces):
             scale = 2**40 * min(pace for pace in paces if pace is not None)
             wanted = [round(scale / pace) for pace in paces if pace is not None]
-            self.shares = _limited(in_proportion(self.batch_samples, wanted), view)
+            self.shares = at_least_one(in_proportion(self.batch_samples, wanted))
         return Orders(batch_samples=self.batch_samples, shares=self.shares, reason="learning")
 
     def _take(self, view: View) -> None:
@@ -89,20 +89,16 @@ class Cannikin:
         compute = ComputeTime(
             per_sample_s=before[0], fixed_s=before[1], backward_per_sample_s=backward[0], backward_fixed_s=backward[1]
         )
-        return SplitMember(compute=compute, cap_samples=memory_samples)
+        return SplitMember(compute=compute, micro_cap_samples=memory_samples)
 
     def _optimal(self, members: Sequence[SplitMember], view: View) -> Orders:
         communication: CommunicationTime = exchange(view)
-        current = balance(self.batch_samples, members, communication=communication)
-        best = current
         if view.adaptive:
-            batches = candidates(view)
-            splits = balance_many(batches, members, communication=communication)
-            known = {b: s for b, s in zip(batches, splits, strict=True) if isinstance(s, Split)}
-            batch = max(known, key=lambda b: (goodput(b, known[b].step_s, view), -b), default=self.batch_samples)
-            now = goodput(self.batch_samples, current.step_s, view) if isinstance(current, Split) else 0.0
-            if batch in known and goodput(batch, known[batch].step_s, view) > LEAST_GAIN * now:
-                self.batch_samples, best = batch, known[batch]
+            compared = batches(view, self.batch_samples)
+            splits = balance_many(compared, members, communication=communication)
+            times = {b: split.step_s for b, split in zip(compared, splits, strict=True) if isinstance(split, Split)}
+            self.batch_samples = best_batch(times, self.batch_samples, view)
+        best = balance(self.batch_samples, members, communication=communication)
         if isinstance(best, Split):
             self.shares = best.shares
             return Orders(
@@ -111,7 +107,7 @@ class Cannikin:
                 predicted_step_s=best.step_s,
                 reason="optimal shares of the two-term model",
             )
-        self.shares = _limited(evenly(self.batch_samples, len(members)), view)
+        self.shares = evenly(self.batch_samples, len(members))
         return Orders(batch_samples=self.batch_samples, shares=self.shares, reason=best.reason)
 
 
@@ -142,17 +138,3 @@ def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
         return y_mean / x_mean, 0.0
     slope = max(0.0, sum((x - x_mean) * (y - y_mean) for x, y in points) / spread)
     return slope, max(0.0, y_mean - slope * x_mean)
-
-
-def _limited(shares: tuple[int, ...], view: View) -> tuple[int, ...]:
-    """Return the shares within 1 and the members' memory where their sum allows it, the rest moved to those with room."""
-    caps = [seat.memory_samples for seat in view.seats]
-    if sum(caps) < sum(shares):
-        return shares
-    found = [min(max(1, share), cap) for share, cap in zip(shares, caps, strict=True)]
-    while (missing := sum(shares) - sum(found)) != 0:
-        step = 1 if missing > 0 else -1
-        free = [i for i, n in enumerate(found) if (n < caps[i] if step > 0 else n > 1)]
-        for i in free[: abs(missing)]:
-            found[i] += step
-    return tuple(found)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 
+from heterotrain_core.goodput import statistical_efficiency
 from heterotrain_core.simulate.published import Workload
 
 
@@ -28,12 +29,8 @@ def noise_scale(workload: Workload, progress_steps: float) -> float:
 
 
 def gain(batch_samples: int, *, base_batch: int, noise_samples: float) -> float:
-    """Return how many steps of the base batch one step of this batch is worth, between 1 / B_0 and B / B_0."""
-    return batch_samples / base_batch * efficiency(batch_samples, base_batch=base_batch, noise_samples=noise_samples)
-
-
-def efficiency(batch_samples: int, *, base_batch: int, noise_samples: float) -> float:
-    """Return what a sample of this batch is worth against one of the base batch: 1 where no noise scale is known."""
-    if math.isinf(noise_samples):
-        return 1.0
-    return (noise_samples + base_batch) / (noise_samples + batch_samples)
+    """Return how many steps of the base batch one step of this batch is worth; without a noise scale, ``B / B_0``."""
+    worth = 1.0
+    if math.isfinite(noise_samples):
+        worth = statistical_efficiency(batch_samples, base_samples=base_batch, noise_samples=noise_samples)
+    return batch_samples / base_batch * worth

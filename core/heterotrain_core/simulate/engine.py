@@ -26,7 +26,7 @@ from heterotrain_core.split.balance import in_proportion
 Floats = NDArray[np.float64]
 
 _MOST_STEPS_AT_ONCE = 512
-_SCRAPES_PER_EPOCH = 16
+_SCRAPES_PER_EPOCH = 8
 """Looks at the telemetry that are simulated in each epoch at most; more bring nothing new within one epoch."""
 _HOUR_S = 3600.0
 

@@ -1,4 +1,4 @@
-"""What a policy sees, and what it orders; and the batches that adaptive policies choose from."""
+"""What a policy sees, and what it orders; and how the published adaptive policies choose a batch."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from heterotrain_core.goodput import LEAST_GAIN, candidate_batches, statistical_efficiency
 from heterotrain_core.perf.samples import Observation
-from heterotrain_core.simulate.convergence import efficiency
 
-CANDIDATES = 50
-"""Global batches that adaptive policies compare, in geometric steps."""
-LEAST_GAIN = 1.05
-"""Goodput has to grow by this factor before the batch changes (AdaptDL's hysteresis, which all adaptive policies use)."""
-KEPT_OBSERVATIONS = 200
-"""Newest observations of each member that are kept."""
+KEPT_OBSERVATIONS = 64
+"""Newest observations of each member that are kept; each is of many steps, more than a fit remembers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,15 +107,20 @@ class Memory:
         return {member: tuple(self.by_member[member]) for member in members if member in self.by_member}
 
 
-def candidates(view: View) -> tuple[int, ...]:
-    """Return the global batches to compare: geometric from the least sensible to the largest allowed one."""
-    low = max(view.base_batch, len(view.seats))
-    high = max(view.most_batch, low)
-    ratio = (high / low) ** (1 / (CANDIDATES - 1))
-    return tuple(sorted({round(low * ratio**i) for i in range(CANDIDATES)}))
+def batches(view: View, current: int) -> tuple[int, ...]:
+    """Return the global batches that an adaptive policy compares: geometric, and the current one."""
+    least = max(view.base_batch, len(view.seats))
+    return candidate_batches(least=least, most=max(view.most_batch, least), also=(current,))
 
 
-def goodput(batch_samples: int, step_s: float, view: View) -> float:
-    """Return useful samples per second: throughput times what a sample of this batch is worth."""
-    worth = efficiency(batch_samples, base_batch=view.base_batch, noise_samples=view.noise_samples)
-    return batch_samples / step_s * worth
+def best_batch(step_s: Mapping[int, float], current: int, view: View) -> int:
+    """Return the batch of greatest goodput, the current one where little is to be gained (AdaptDL's hysteresis)."""
+
+    def goodput(batch: int) -> float:
+        worth = statistical_efficiency(batch, base_samples=view.base_batch, noise_samples=view.noise_samples)
+        return batch / step_s[batch] * worth
+
+    best = max(step_s, key=lambda batch: (goodput(batch), -batch), default=current)
+    if best not in step_s or (current in step_s and goodput(best) < (1 + LEAST_GAIN) * goodput(current)):
+        return current
+    return best

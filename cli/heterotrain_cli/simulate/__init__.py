@@ -1,0 +1,1 @@
+"""Scenarios on simulated clusters: policies side by side, as tables and pictures."""

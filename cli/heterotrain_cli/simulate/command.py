@@ -1,0 +1,170 @@
+"""``heterotrain simulate``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+from heterotrain_core.simulate.engine import simulate as run_once
+from heterotrain_core.simulate.outcome import Outcome
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from heterotrain_cli.documents import schema_text
+from heterotrain_cli.errors import InputError
+from heterotrain_cli.forecast.tables import plain_table, say
+from heterotrain_cli.simulate.pictures import draw
+from heterotrain_cli.simulate.reading import POLICIES, SCHEMA, Comparison, read_scenario, shipped
+from heterotrain_cli.simulate.summary import Summary, as_document, summarise
+from heterotrain_cli.simulate.tables import markdown, show, title
+
+
+def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> None:  # noqa: FBT001  # click's own signature
+    if wanted:
+        click.echo(schema_text(SCHEMA), nl=False)
+        context.exit()
+
+
+def _print_list(context: click.Context, _: click.Parameter, wanted: bool) -> None:  # noqa: FBT001  # click's own signature
+    if wanted:
+        table = plain_table("scenario")
+        table.add_column("what")
+        for name, what in shipped().items():
+            table.add_row(name, what)
+        Console().print(table)
+        context.exit()
+
+
+@click.command()
+@click.argument("scenario")
+@click.option(
+    "--policy", "policies", multiple=True, type=click.Choice(list(POLICIES)), help="Only these; may be repeated."
+)
+@click.option("--seed", "seeds", multiple=True, type=click.IntRange(0, 10**9), help="These seeds; may be repeated.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for tables and pictures.")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option(
+    "--list", is_flag=True, is_eager=True, expose_value=False, callback=_print_list, help="List the shipped scenarios."
+)
+@click.option(
+    "--schema",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_schema,
+    help="Print a scenario's JSON schema.",
+)
+def simulate(scenario: str, policies: tuple[str, ...], seeds: tuple[int, ...], out: Path | None, output: str) -> None:
+    """Run policies side by side on a simulated cluster.
+
+    SCENARIO is the name of a shipped one (--list) or a YAML file. All figures are simulated: published step times of
+    real GPUs, a bucket-level exchange, seeded noise, and the operator's own decision code.
+    """
+    comparison = read_scenario(scenario)
+    comparison = replace(
+        comparison, policies=policies or comparison.policies, seeds=tuple(dict.fromkeys(seeds)) or comparison.seeds
+    )
+    runs = run_all(comparison, Console(stderr=True))
+    target = comparison.scenario.workload.target_steps
+    summaries = [summarise(outcomes, target_steps=target) for outcomes in runs.values()]
+    if output == "json":
+        click.echo(json.dumps(document(comparison, summaries), indent=2, ensure_ascii=False))
+    else:
+        show(Console(), comparison.scenario, summaries)
+    if out is not None:
+        for path in write(out, comparison, runs, summaries):
+            say(Console(stderr=True), str(path))
+
+
+def run_all(comparison: Comparison, console: Console) -> dict[str, list[Outcome]]:
+    """Return the outcomes by policy, with a progress bar on a terminal."""
+    total = len(comparison.policies) * len(comparison.seeds)
+    runs: dict[str, list[Outcome]] = {policy: [] for policy in comparison.policies}
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("simulating", total=total)
+        for policy in comparison.policies:
+            for seed in comparison.seeds:
+                done = sum(map(len, runs.values()))
+                progress.update(task, description=f"{policy}, seed {seed}", completed=done)
+
+                def report(part: float, done: int = done) -> None:
+                    progress.update(task, completed=done + part)
+
+                runs[policy].append(run_once(comparison.scenario, POLICIES[policy](), seed=seed, report=report))
+    return runs
+
+
+def document(comparison: Comparison, summaries: Sequence[Summary]) -> dict[str, object]:
+    """Return the comparison for JSON."""
+    return {
+        "simulated": True,
+        "scenario": comparison.scenario.name,
+        "what": title(comparison.scenario),
+        "seeds": list(comparison.seeds),
+        "policies": [as_document(summary) for summary in summaries],
+    }
+
+
+def write(
+    out: Path, comparison: Comparison, runs: dict[str, list[Outcome]], summaries: Sequence[Summary]
+) -> list[Path]:
+    """Write table, figures, stretches and pictures into a folder and return their paths.
+
+    Raises:
+        InputError: the folder can't be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        table, figures, stretches = out / "summary.md", out / "summary.json", out / "stretches.csv"
+        table.write_text(markdown(comparison.scenario, summaries), encoding="utf-8")
+        figures.write_text(
+            json.dumps(document(comparison, summaries), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
+        stretches.write_text(_stretches(comparison, runs), encoding="utf-8")
+        return [table, figures, stretches, *draw(out, comparison.scenario, runs)]
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written: {error.strerror}") from error
+
+
+def _stretches(comparison: Comparison, runs: dict[str, list[Outcome]]) -> str:
+    """Return every stretch of training under one set of orders as CSV."""
+    pools = [group.pool for group in comparison.scenario.groups]
+    lines = [
+        ",".join(
+            [
+                "policy",
+                "seed",
+                "from_s",
+                "until_s",
+                "epoch",
+                "batch_samples",
+                "steps",
+                "step_s",
+                "predicted_s",
+                "planned_s",
+            ]
+            + ["progress", "cost"]
+            + [f"samples_{pool}" for pool in pools]
+        )
+    ]
+    for policy, outcomes in runs.items():
+        for seed, outcome in zip(comparison.seeds, outcomes, strict=True):
+            for row in outcome.rows:
+                by_pool = [sum(s for s, p in zip(row.shares, row.pools, strict=True) if p == pool) for pool in pools]
+                cells = [
+                    policy,
+                    seed,
+                    f"{row.from_s:.3f}",
+                    f"{row.until_s:.3f}",
+                    row.epoch,
+                    row.batch_samples,
+                    row.steps,
+                ]
+                cells += ["" if x is None else f"{x:.6f}" for x in (row.step_s, row.predicted_s, row.planned_s)]
+                cells += [f"{row.progress:.1f}", f"{row.cost:.4f}", *by_pool]
+                lines.append(",".join(map(str, cells)))
+    return "\n".join(lines) + "\n"

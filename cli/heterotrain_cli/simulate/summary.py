@@ -1,0 +1,98 @@
+"""What several runs of one policy come to: figures for tables and for JSON."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from heterotrain_core.simulate.outcome import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Means over seeds; ``None`` where some run has no such figure.
+
+    Attributes:
+        policy: which.
+        runs: how many.
+        reached: runs that reached the target.
+        target_s, target_low_s, target_high_s: seconds to the target: mean, least, largest.
+        cost_at_target: US dollars until then.
+        end_s, cost: of the whole run.
+        progress: of the way to the target, in [0, 1], at the end.
+        samples_per_s: over the whole run.
+        efficiency: samples per second over the sum of solo rates in the last stretch.
+        effective_part: part of the time with members in which steps were made that count.
+        paused_s, changes, repeated_steps: means.
+        prediction_error: median of |predicted / measured - 1| over all stretches; ``None`` where nothing was predicted.
+    """
+
+    policy: str
+    runs: int
+    reached: int
+    target_s: float | None
+    target_low_s: float | None
+    target_high_s: float | None
+    cost_at_target: float | None
+    end_s: float
+    cost: float
+    progress: float
+    samples_per_s: float
+    efficiency: float | None
+    effective_part: float
+    paused_s: float
+    changes: float
+    repeated_steps: float
+    prediction_error: float | None
+
+
+def summarise(outcomes: Sequence[Outcome], *, target_steps: float) -> Summary:
+    """Return the figures of one policy's runs, at least one."""
+    targets = [o.target_s for o in outcomes if o.target_s is not None]
+    costs = [o.cost_at_target for o in outcomes if o.cost_at_target is not None]
+    everyone = len(targets) == len(outcomes)
+    errors = [abs(error) for o in outcomes for error in o.prediction_errors]
+    efficiencies = [e for o in outcomes if (e := _last_efficiency(o)) is not None]
+    return Summary(
+        policy=outcomes[0].policy,
+        runs=len(outcomes),
+        reached=len(targets),
+        target_s=statistics.mean(targets) if everyone else None,
+        target_low_s=min(targets) if everyone else None,
+        target_high_s=max(targets) if everyone else None,
+        cost_at_target=statistics.mean(costs) if everyone else None,
+        end_s=statistics.mean(o.end_s for o in outcomes),
+        cost=statistics.mean(o.cost for o in outcomes),
+        progress=statistics.mean(min(1.0, o.rows[-1].progress / target_steps) if o.rows else 0.0 for o in outcomes),
+        samples_per_s=statistics.mean(o.samples / o.end_s for o in outcomes),
+        efficiency=statistics.mean(efficiencies) if efficiencies else None,
+        effective_part=statistics.mean(o.effective_part for o in outcomes),
+        paused_s=statistics.mean(o.paused_s for o in outcomes),
+        changes=statistics.mean(o.changes for o in outcomes),
+        repeated_steps=statistics.mean(o.repeated_steps for o in outcomes),
+        prediction_error=statistics.median(errors) if errors else None,
+    )
+
+
+def as_document(summary: Summary) -> dict[str, Any]:
+    """Return the summary in JSON's names, units at their end."""
+    names = {
+        "target_s": "targetSeconds", "target_low_s": "targetSecondsLeast", "target_high_s": "targetSecondsMost",
+        "end_s": "endSeconds", "paused_s": "pausedSeconds", "samples_per_s": "samplesPerSecond",
+    }  # fmt: skip
+    return {names.get(key, _camel(key)): value for key, value in asdict(summary).items()}
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+def _last_efficiency(outcome: Outcome) -> float | None:
+    measured = [row for row in outcome.rows if row.step_s is not None]
+    if not measured:
+        return None
+    row = measured[-1]
+    return row.batch_samples / (row.step_s or 1.0) / row.solo_samples_per_s

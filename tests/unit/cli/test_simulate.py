@@ -1,0 +1,167 @@
+"""``heterotrain simulate``: scenarios are read as written, figures are those of the engine, files say that they are simulated."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from heterotrain_cli.documents import schema_text
+from heterotrain_cli.main import main
+from heterotrain_cli.simulate.reading import POLICIES, read_scenario, scenario_of, shipped
+from heterotrain_core.simulate.baselines import Even
+from heterotrain_core.simulate.engine import simulate
+from heterotrain_core.simulate.traces import P3
+from jsonschema import Draft202012Validator
+
+SMALL: dict[str, Any] = {
+    "workload": "opt-350m",
+    "batch": 64,
+    "pools": [
+        {"name": "fast", "gpu": "a100-40", "count": 1},
+        {"name": "slow", "gpu": "v100", "count": 2, "pricePerHour": 1.5},
+    ],
+    "network": {"gigabitsPerSecond": 100},
+    "policies": ["even", "ours"],
+    "end": {"epochs": 3},
+}
+
+
+def run(folder: Path, document: Any, *more: str) -> Result:
+    """Simulate a document."""
+    path = folder / "scenario.yaml"
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    return CliRunner().invoke(main, ["simulate", str(path), *more], catch_exceptions=False)
+
+
+def refusal(folder: Path, **changes: Any) -> str:
+    """Return the one line that refuses the small scenario with changes."""
+    result = run(folder, {**SMALL, **changes})
+    assert result.exit_code == 2, result.output
+    return result.stderr.rstrip("\n").removeprefix("Error: ").removeprefix(f"{folder}/scenario.yaml: ")
+
+
+def test_figures_are_the_engine_s(tmp_path: Path) -> None:
+    """The JSON answer is what the core's simulation of the same scenario and seed comes to."""
+    result = run(tmp_path, SMALL, "-o", "json", "--seed", "7")
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    assert found["simulated"] is True
+    assert found["seeds"] == [7]
+    assert [policy["policy"] for policy in found["policies"]] == ["even", "ours"]
+    outcome = simulate(scenario_of(SMALL, name="x", where="x").scenario, Even(), seed=7)
+    assert found["policies"][0]["endSeconds"] == pytest.approx(outcome.end_s)
+    assert found["policies"][0]["cost"] == pytest.approx(outcome.cost)
+    assert found["policies"][1]["samplesPerSecond"] > 1.3 * found["policies"][0]["samplesPerSecond"]
+
+
+def test_the_table_says_that_it_is_simulated(tmp_path: Path) -> None:
+    """And names cluster, workload, batch and target."""
+    text = run(tmp_path, SMALL).stdout
+    assert text.startswith(
+        "simulated: OPT-350M at sequence 2048 on 1 a100-40 + 2 v100, batch 64; target ten passes over 20,480 sequences\n"
+    )
+    assert [line.split()[0] for line in text.splitlines() if line.split()[:1] in (["even"], ["ours"])] == [
+        "even",
+        "ours",
+    ]
+
+
+def test_files(tmp_path: Path) -> None:
+    """Table, figures, stretches and pictures are written; stretches add up to the run."""
+    out = tmp_path / "out"
+    assert run(tmp_path, {**SMALL, "seeds": [1, 2]}, "--out", str(out)).exit_code == 0
+    assert sorted(path.name for path in out.iterdir()) == [
+        "cost.png", "progress.png", "shares.png", "stretches.csv", "summary.json", "summary.md",
+    ]  # fmt: skip
+    assert (out / "summary.md").read_text(encoding="utf-8").startswith("simulated: ")
+    rows = list(csv.DictReader(io.StringIO((out / "stretches.csv").read_text(encoding="utf-8"))))
+    assert {(row["policy"], row["seed"]) for row in rows} == {(p, s) for p in ("even", "ours") for s in ("1", "2")}
+    assert sum(int(row["steps"]) for row in rows if row["policy"] == "even" and row["seed"] == "1") == 960
+    assert {int(row["samples_fast"]) + int(row["samples_slow"]) for row in rows} == {64}
+    for name in ("cost.png", "progress.png", "shares.png"):
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_options_choose_policies_and_seeds(tmp_path: Path) -> None:
+    """They win over the file."""
+    found = json.loads(
+        run(tmp_path, SMALL, "-o", "json", "--policy", "proportional", "--seed", "3", "--seed", "3").stdout
+    )
+    assert found["seeds"] == [3]
+    assert [policy["policy"] for policy in found["policies"]] == ["proportional"]
+
+
+def test_every_shipped_scenario_is_sound_and_listed() -> None:
+    """Each has a sentence, and reads."""
+    assert {"mixed", "adaptive", "spot", "throttle"} <= set(shipped())
+    listed = CliRunner().invoke(main, ["simulate", "--list"]).stdout
+    for name, what in shipped().items():
+        assert what
+        assert name in listed
+        assert read_scenario(name).scenario.name == name
+
+
+def test_defaults_are_the_schema_s() -> None:
+    """What the schema calls a default is what a scenario without it gets."""
+    schema = json.loads(schema_text("scenario"))
+    Draft202012Validator.check_schema(schema)
+    bare = scenario_of({"workload": "bert", "batch": 64, "pools": [{"name": "x", "gpu": "t4"}]}, name="x", where="x")
+    stated: dict[str, Any] = {}
+    for name, field in schema["properties"].items():
+        if "default" in field:
+            stated[name] = field["default"]
+        elif field.get("type") == "object":
+            stated[name] = {part: inner["default"] for part, inner in field["properties"].items() if "default" in inner}
+    full = {"workload": "bert", "batch": 64, "pools": [{"name": "x", "gpu": "t4", "count": 1}], **stated}
+    assert scenario_of(full, name="x", where="x") == bare
+    assert bare.policies == tuple(POLICIES)
+
+
+def test_a_trace_is_a_pool_s_workers() -> None:
+    """Nodes of the trace come and go as the pool's workers; none is there before."""
+    document = {
+        "workload": "bert",
+        "batch": 64,
+        "pools": [{"name": "x", "gpu": "v100", "trace": "p3"}],
+        "end": {"seconds": 60},
+    }
+    scenario = scenario_of(document, name="x", where="x").scenario
+    assert scenario.groups[0].count == 0
+    assert len(scenario.changes) == len(P3.rows)
+    assert {change.pool for change in scenario.changes} == {"x"}
+
+
+def test_wrong_scenarios_are_one_sentence(tmp_path: Path) -> None:
+    """Each names the place and what is expected."""
+    assert refusal(tmp_path, batch=0) == "batch is 0, but has to be at least 1"
+    assert refusal(tmp_path, workload="gpt").startswith("workload has to be one of cifar10, imagenet")
+    assert refusal(tmp_path, polices=[]) == "the document has the unknown field polices: did you mean policies?"
+    assert refusal(tmp_path, pools=[{"name": "x", "gpu": "k80"}]).startswith(
+        "opt-350m was not measured on k80, only on gh200"
+    )
+    assert (
+        refusal(tmp_path, adaptive=True) == "no noise scale was published for opt-350m, so its batch cannot be adapted"
+    )
+    assert refusal(tmp_path, changes=[{"pool": "y", "atSeconds": 1}]) == "a change names the pool y, which no group has"
+    assert (
+        refusal(tmp_path, network={"gigabitsPerSecond": 0})
+        == "network.gigabitsPerSecond is 0, but has to be more than 0"
+    )
+    missing = CliRunner().invoke(main, ["simulate", "/nowhere.yaml"])
+    assert missing.exit_code == 2
+    assert missing.stderr == "Error: /nowhere.yaml: cannot be read: No such file or directory\n"
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    """It is named."""
+    blocked = tmp_path / "file"
+    blocked.write_text("", encoding="utf-8")
+    result = run(tmp_path, SMALL, "--out", str(blocked / "below"))
+    assert result.exit_code == 2
+    assert "cannot be written" in result.stderr
