@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -16,9 +16,16 @@ from heterotrain_core.contract.outcome import Ending, Outcome, encode_outcome
 class Farewell:
     """Writes one outcome; the first one said stands."""
 
-    def __init__(self, path: str | None, *, where: Callable[[], tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        path: str | None,
+        *,
+        where: Callable[[], tuple[int, int]],
+        metrics: Callable[[], Mapping[str, float]] = dict,
+    ) -> None:
         self._path = Path(path) if path else None
         self._where = where
+        self._metrics = metrics
         self._lock = threading.Lock()
         self.said: Outcome | None = None
 
@@ -43,7 +50,7 @@ class Farewell:
             if self.said is not None:
                 return
             epoch, step = self._where()
-            self.said = Outcome(ending=ending, reason=reason, epoch=epoch, step=step)
+            self.said = Outcome(ending=ending, reason=reason, epoch=epoch, step=step, metrics=self._metrics())
             if self._path is not None:
                 with contextlib.suppress(OSError):  # a read-only termination file: the exit code still speaks
                     self._path.write_text(encode_outcome(self.said), encoding="utf-8")

@@ -32,9 +32,10 @@ def merge(outcomes: Sequence[Outcome | None], codes: Sequence[int]) -> Outcome:
     """
     said = [outcome for outcome in outcomes if outcome is not None]
     epoch, step = max((o.epoch for o in said), default=0), max((o.step for o in said), default=0)
+    metrics = next((o.metrics for o in said if o.metrics), {})
 
     def last(ending: Ending, reason: str) -> Outcome:
-        return Outcome(ending=ending, reason=reason, epoch=epoch, step=step)
+        return Outcome(ending=ending, reason=reason, epoch=epoch, step=step, metrics=metrics)
 
     for rank, outcome in enumerate(outcomes):
         if outcome is not None and outcome.ending is Ending.FAILED:

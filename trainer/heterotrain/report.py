@@ -119,6 +119,11 @@ class Report:
         with self._lock:
             self._gauges.update(values)
 
+    def reported(self) -> dict[str, float]:
+        """Return the newest value of everything that the script reported."""
+        with self._lock:
+            return dict(self._user)
+
     def user(self, values: Mapping[str, float]) -> None:
         """Set what the script reports."""
         with self._lock:

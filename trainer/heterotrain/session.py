@@ -77,10 +77,10 @@ class Job:
         self.device = device_of(identity)
         self._training = Training()
         self._hooks: list[EpochHook] = []
-        farewell = Farewell(identity.termination_path, where=self._where)
+        self._report = Report(identity)
+        farewell = Farewell(identity.termination_path, where=self._where, metrics=self._report.reported)
         farewell.install()
         self._farewell = farewell
-        self._report = Report(identity)
         self._server = serve(self._report, identity)
         keeper = CheckpointKeeper(identity, config, report=self._report)
         self._membership = _membership(identity, config, self._training, keeper)

@@ -6,11 +6,17 @@ Exit code 0 alone says nothing: an evicted worker leaves with 0, too. A job succ
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
 MAX_MESSAGE_BYTES = 4096
 """The kubelet keeps this much of a termination message."""
+
+
+MAX_METRICS = 16
+MAX_METRIC_NAME = 64
 
 
 class Ending(StrEnum):
@@ -26,19 +32,32 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A worker's last word: how it ended, why in one sentence, and where the training stood (epoch, committed step)."""
+    """A worker's last word: how it ended, why in one sentence, where the training stood, and what was last reported.
+
+    Attributes:
+        epoch: epochs that were begun, from 0.
+        step: committed steps.
+        metrics: newest values that the script reported, at most ``MAX_METRICS``; here because a process that ends is
+            not scraped again.
+    """
 
     ending: Ending
     reason: str
     epoch: int
     step: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 def encode_outcome(outcome: Outcome) -> str:
     """Return the outcome as JSON that fits a termination message; a long reason is cut."""
     reason = outcome.reason
+    few = {
+        name: value
+        for name, value in sorted(outcome.metrics.items())[:MAX_METRICS]
+        if len(name) <= MAX_METRIC_NAME and math.isfinite(value)
+    }
     while True:
-        text = json.dumps({**asdict(outcome), "reason": reason}, sort_keys=True)
+        text = json.dumps({**asdict(outcome), "reason": reason, "metrics": few}, sort_keys=True)
         excess = len(text.encode()) - MAX_MESSAGE_BYTES
         if excess <= 0:
             return text
@@ -50,7 +69,11 @@ def decode_outcome(text: str) -> Outcome | None:
     try:
         raw = json.loads(text)
         return Outcome(
-            ending=Ending(raw["ending"]), reason=str(raw["reason"]), epoch=int(raw["epoch"]), step=int(raw["step"])
+            ending=Ending(raw["ending"]),
+            reason=str(raw["reason"]),
+            epoch=int(raw["epoch"]),
+            step=int(raw["step"]),
+            metrics={str(name): float(value) for name, value in raw.get("metrics", {}).items()},
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from heterotrain_core.contract.outcome import decode_outcome
+
 from heterotrain_operator.api.status import CheckpointStatus
 from heterotrain_operator.decide.lifecycle import Stage
 from heterotrain_operator.decide.situation import Situation
+from heterotrain_operator.decide.verdicts import Fate
 from heterotrain_operator.world.parse import rfc3339, seconds
 
 _HUNDRED = 100
@@ -41,6 +44,7 @@ def measured(it: Situation) -> dict[str, Any]:
             "metrics": {**old.metrics, **{k: _rounded(v) for k, v in sorted(user.items())[:16] if k != "accuracy"}},
         }
         fields |= _progress(it, newest.samples_committed, newest.epoch_samples)
+    fields |= _last_words(it, fields["metrics"])
     if it.life.stage is Stage.SUCCEEDED:
         fields |= {"progress": "100%", "progress_percentage": _HUNDRED}
     saved = [
@@ -55,6 +59,23 @@ def measured(it: Situation) -> dict[str, Any]:
     if it.runs and it.life.stage is Stage.ACTIVE and not it.telemetry.problem:
         fields |= _rates(it)
     return fields
+
+
+def _last_words(it: Situation, metrics: dict[str, float]) -> dict[str, Any]:
+    """Return what the workers that finished left in their outcome: nobody scrapes a process that has ended."""
+    said = [decode_outcome(w.pod.ended.message) for w in it.workers if w.fate is Fate.FINISHED and w.pod.ended]
+    outcomes = [outcome for outcome in said if outcome is not None]
+    if not outcomes:
+        return {}
+    newest = max(outcomes, key=lambda outcome: outcome.step)
+    last = {name: _rounded(value) for outcome in outcomes for name, value in sorted(outcome.metrics.items())}
+    accuracy = {"accuracy": last.pop("accuracy")} if "accuracy" in last else {}
+    return {
+        "epoch": newest.epoch,
+        "step": newest.step,
+        "metrics": dict([*{**metrics, **last}.items()][:16]),
+        **accuracy,
+    }
 
 
 def _progress(it: Situation, samples: int | None, epoch_samples: int | None) -> dict[str, Any]:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from heterotrain_core.contract.config import TrainingConfig, decode_config, encode_config
-from heterotrain_core.contract.outcome import MAX_MESSAGE_BYTES, Ending, Outcome, decode_outcome, encode_outcome
+from heterotrain_core.contract.outcome import (
+    MAX_MESSAGE_BYTES,
+    MAX_METRICS,
+    Ending,
+    Outcome,
+    decode_outcome,
+    encode_outcome,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +26,18 @@ def test_an_outcome_fits_a_termination_message(reason: str, ending: Ending, step
     read = decode_outcome(text)
     assert read is not None
     assert (ending, 1, step) == (read.ending, read.epoch, read.step)
+
+
+@given(st.dictionaries(st.text(max_size=80), st.floats(), max_size=40))
+def test_an_outcome_carries_what_was_reported_last(metrics: dict[str, float]) -> None:
+    """Finite values under reasonable names survive, at most sixteen; anything else is left out, not broken."""
+    sent = Outcome(ending=Ending.FINISHED, reason="done", epoch=3, step=7, metrics=metrics)
+    read = decode_outcome(encode_outcome(sent))
+    assert read is not None
+    assert len(read.metrics) <= MAX_METRICS
+    assert all(math.isfinite(value) and metrics[name] == value for name, value in read.metrics.items())
+    if len(metrics) <= MAX_METRICS and all(math.isfinite(v) and len(n) <= 64 for n, v in metrics.items()):
+        assert metrics == read.metrics
 
 
 @pytest.mark.parametrize("text", ["", "Segmentation fault", "[]", '{"ending": "vanished"}', '{"ending": "finished"}'])
