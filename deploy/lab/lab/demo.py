@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from heterotrain_core.contract import keys
 from rich.console import Console
 from rich.table import Table
 
@@ -27,13 +28,14 @@ SPOT_POOL = "t4"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A finished job, with what it took and what happened on the way."""
+    """A finished job, with what it took and what happened on the way; ``pools`` names each worker's pool."""
 
     name: str
     uid: str
     started_s: float
     ended_s: float
     accuracy: float | None
+    pools: Mapping[str, str]
     events: tuple[Event, ...]
 
 
@@ -78,7 +80,7 @@ def prepare(cluster: Cluster) -> None:
 def run_even(cluster: Cluster) -> Run:
     """Train one epoch with even shares."""
     training = {"epochs": 1, "rebalance": {"boundary": "never"}}
-    job = start(cluster, "digits-even", training)
+    job = start(cluster, "digits-even", training, spec={"elasticPolicy": {"minReplicas": 3, "maxReplicas": 3}})
     started_s = time.time()
     with Live(job):
         job.wait_true("Succeeded", timeout_s=240)
@@ -86,7 +88,7 @@ def run_even(cluster: Cluster) -> Run:
 
 
 def run_learned(cluster: Cluster) -> Run:
-    """Train with learned shares, lose the spot node in epoch 3 and get it back two epochs later."""
+    """Train with learned shares, lose the spot node in epoch 2 and get it back two epochs later."""
     events: list[Event] = []
     job = start(cluster, "digits", {})
     started_s = time.time()
@@ -96,14 +98,14 @@ def run_learned(cluster: Cluster) -> Run:
             events.append(Event(at_s=time.time(), text=text))
             live.say(text)
 
-        job.wait_epoch(3, timeout_s=240)
+        job.wait_epoch(2, timeout_s=240)
         node = spot.node_of_pool(cluster, SPOT_POOL)
         happens(f"spot notice for node {node}: taint, eviction, power off")
         spot.take_away(cluster, node)
         happens(f"node {node} is gone")
         job.wait_members(2, timeout_s=60)
         happens("the job goes on with two workers")
-        job.wait_epoch(5, timeout_s=120)
+        job.wait_epoch(4, timeout_s=120)
         happens(f"node {node} comes back")
         spot.give_back(cluster, node)
         job.wait_members(3, timeout_s=90)
@@ -112,10 +114,16 @@ def run_learned(cluster: Cluster) -> Run:
     return finish(job, started_s, tuple(events))
 
 
-def start(cluster: Cluster, name: str, training: Mapping[str, object], arguments: Sequence[str] = ()) -> Job:
-    """Apply the example under a name and return it."""
+def start(
+    cluster: Cluster,
+    name: str,
+    training: Mapping[str, object],
+    arguments: Sequence[str] = (),
+    spec: Mapping[str, object] | None = None,
+) -> Job:
+    """Apply the example under a name, with fields of its own, and return it."""
     fresh_folder(name)  # an earlier demo's checkpoint would be resumed
-    manifest = example(name, training=training, arguments=arguments)
+    manifest = example(name, training=training, arguments=arguments, spec=spec)
     cluster.apply(manifest)
     return Job(cluster, name)
 
@@ -130,6 +138,7 @@ def finish(job: Job, started_s: float, events: tuple[Event, ...]) -> Run:
         started_s=started_s,
         ended_s=time.time(),
         accuracy=status.get("accuracy"),
+        pools={pod["metadata"]["name"]: pod["metadata"]["labels"][keys.LABEL_POOL] for pod in job.pods()},
         events=events,
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from matplotlib import pyplot as plt
 from lab.telemetry import Prometheus
 
 _WINDOW = "6s"
+_GAP_S = 3.0
+_UNUSUAL = 4.0
+"""Steps that take so many times the usual one (the first, of a cold start) leave the picture."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +31,26 @@ class Event:
 
 
 def draw(
-    prometheus: Prometheus, *, job_uid: str, start_s: float, end_s: float, events: Sequence[Event], path: Path
+    prometheus: Prometheus,
+    *,
+    job_uid: str,
+    pools: Mapping[str, str],
+    start_s: float,
+    end_s: float,
+    events: Sequence[Event],
+    path: Path,
 ) -> None:
-    """Write a PNG of a job's shares (stacked, samples) and step time (seconds) between two Unix times."""
+    """Write a PNG of a job's shares (samples) and step time (seconds) between two Unix times.
+
+    Args:
+        prometheus: where the job was recorded.
+        job_uid: whose picture.
+        pools: pool by worker, for the legend.
+        start_s: left end of the picture.
+        end_s: right end.
+        events: marked by number, and told below.
+        path: the file to write.
+    """
     selector = f'{{{metrics.LABEL_JOB_UID}="{job_uid}"}}'
     by = f"sum by ({metrics.LABEL_WORKER})"
     samples = f"{by} (rate({metrics.SAMPLES}{selector}[{_WINDOW}]))"
@@ -37,35 +58,53 @@ def draw(
     shares = prometheus.series(f"({samples}) / ({steps} > 0)", start_s=start_s, end_s=end_s)
     step_s = prometheus.series(f"1 / (max({steps}) > 0)", start_s=start_s, end_s=end_s)
 
-    figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(11, 6), height_ratios=[3, 2])
+    figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(11, 6.5), height_ratios=[3, 2])
     for row in sorted(shares, key=lambda row: str(row["metric"].get(metrics.LABEL_WORKER))):
-        times = [float(at) - start_s for at, _ in row["values"]]
-        above.step(
-            times, [float(value) for _, value in row["values"]], where="post", label=row["metric"][metrics.LABEL_WORKER]
-        )
+        worker = row["metric"][metrics.LABEL_WORKER]
+        label = f"{worker} ({pools[worker]})" if worker in pools else worker
+        for number, (times, values) in enumerate(_pieces(row["values"], start_s)):
+            above.step(times, values, where="post", color=_color(worker), label=label if number == 0 else None)
     above.set_ylabel("share (samples of each step)")
     above.set_ylim(bottom=0)
-    above.legend(loc="upper right")
+    above.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     for row in step_s:
-        below.plot(
-            [float(at) - start_s for at, _ in row["values"]],
-            [float(value) for _, value in row["values"]],
-            color="black",
-        )
+        for times, values in _pieces(row["values"], start_s):
+            below.plot(times, values, color="black")
     below.set_ylabel("step time (s)")
-    below.set_ylim(bottom=0)
+    below.set_ylim(0, _UNUSUAL * _median([value for row in step_s for _, value in row["values"]]))
     below.set_xlabel("seconds since kubectl apply")
-    for number, event in enumerate(events):
+    told = []
+    for number, event in enumerate(events, start=1):
+        at_s = event.at_s - start_s
+        told.append(f"{number}  {at_s:.0f} s: {event.text}")
         for axis in (above, below):
-            axis.axvline(event.at_s - start_s, color="tab:red", linestyle=":", linewidth=1)
-        above.annotate(
-            event.text,
-            (event.at_s - start_s, 0.02 + 0.07 * (number % 6)),
-            xycoords=("data", "axes fraction"),
-            fontsize=8,
-            color="tab:red",
-        )
+            axis.axvline(at_s, color="tab:red", linestyle=":", linewidth=1)
+        above.annotate(str(number), (at_s, 1.01), xycoords=("data", "axes fraction"), color="tab:red", ha="center")
     figure.suptitle("Shares follow the machines; the global batch stays the same")
+    figure.text(0.08, 0.0, "\n".join(told), fontsize=8, color="tab:red", va="top")
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=110, bbox_inches="tight")
     plt.close(figure)
+
+
+def _pieces(values: Sequence[tuple[float, str]], start_s: float) -> list[tuple[list[float], list[float]]]:
+    """Cut a series where nothing was known for a while: a line over the gap would tell of steps that never were."""
+    pieces: list[tuple[list[float], list[float]]] = []
+    last_s = float("-inf")
+    for at_s, value in values:
+        if float(at_s) - last_s > _GAP_S:
+            pieces.append(([], []))
+        last_s = float(at_s)
+        pieces[-1][0].append(last_s - start_s)
+        pieces[-1][1].append(float(value))
+    return pieces
+
+
+def _color(worker: str) -> str:
+    """Return the same colour for the same worker index in every picture."""
+    index = worker.rpartition("-w")[2]
+    return f"C{int(index) % 10}" if index.isdecimal() else "C0"
+
+
+def _median(values: Sequence[str]) -> float:
+    return statistics.median(map(float, values)) if values else 1.0
