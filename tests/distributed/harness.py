@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -93,8 +94,9 @@ class Worker:
         return decode_outcome(path.read_text()) if path.exists() else None
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
-        os.kill(self.pid, number)
+        """Send it a signal, if it is still there."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
 
     def poll(self) -> int | None:
         """Return its exit code, ``None`` while it runs."""

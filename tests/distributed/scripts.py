@@ -11,6 +11,7 @@ from typing import Any
 
 import heterotrain
 import torch
+from heterotrain.group import Group
 from heterotrain.reducer import Reducer
 from heterotrain.step import Step
 
@@ -90,8 +91,11 @@ def token_weights(x: torch.Tensor) -> torch.Tensor:
 
 
 def _set_traps(trap: Trap) -> None:
-    """Reach places inside the library: in the middle of the reductions, and after they are done."""
-    wait, launch = Reducer.wait, Reducer._launch
+    """Reach places inside the library: before, in and after the reductions, and before and after a group is built.
+
+    For the last two, ``step`` counts this process's groups from 0.
+    """
+    wait, launch, build = Reducer.wait, Reducer._launch, Group.build
 
     def wait_trapped(self: Reducer) -> None:
         trap.at("reducing", _STEP[0])
@@ -103,11 +107,18 @@ def _set_traps(trap: Trap) -> None:
         if self._next == 1:
             trap.at("launched", _STEP[0])
 
+    def build_trapped(self: Group, **options: Any) -> None:
+        trap.at("building", _BUILT[0])
+        _BUILT[0] += 1
+        build(self, **options)
+        trap.at("built", _BUILT[0] - 1)
+
     def entered(self: Step) -> Step:
         _STEP[0] = self.number
         return self
 
     Reducer.wait, Reducer._launch, Step.__enter__ = wait_trapped, launch_trapped, entered  # type: ignore[method-assign]
+    Group.build = build_trapped  # type: ignore[method-assign]
 
 
-_STEP = [-1]
+_STEP, _BUILT = [-1], [0]

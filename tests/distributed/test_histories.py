@@ -22,7 +22,7 @@ from heterotrain_core.contract.plan import Boundary, BoundaryKind
 HISTORIES = int(os.environ.get("HETEROTRAIN_HISTORIES", "12"))
 EPOCHS = 3
 STEPS = 18
-PLACES = ("step", "launched", "backward", "reducing", "reduced", "applied")
+PLACES = ("step", "launched", "backward", "reducing", "reduced", "applied", "building", "built")
 
 
 @dataclass(slots=True)
@@ -54,7 +54,8 @@ class Story:
         """Start one more worker."""
         trap = None
         if self.chance.random() < 0.4:
-            trap = {"place": self.chance.choice(PLACES), "step": self.chance.randint(0, STEPS - 1)}
+            place = self.chance.choice(PLACES)
+            trap = {"place": place, "step": self.chance.randint(0, 2 if place in ("building", "built") else STEPS - 1)}
         worker = self.operator.start(f"w{self.count}", trap=trap, slow_s=0.005)
         self.count += 1
         self.known.append(worker)

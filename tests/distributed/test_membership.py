@@ -110,6 +110,19 @@ def test_two_of_five_are_killed_at_once_and_one_more_later(operate: Operate) -> 
     assert_finished(operator, [workers[0], workers[2]])
 
 
+@pytest.mark.parametrize("place", ["building", "built"])
+def test_a_loss_while_forming_anew_is_survived(operate: Operate, place: str) -> None:
+    """While the survivors of one loss connect to each other, another one is lost."""
+    operator = operate(epochs=3)
+    traps = {3: {"place": "reducing", "step": 4}, 1: {"place": place, "step": 1}}
+    workers = [operator.start(f"w{i}", trap=traps.get(i)) for i in range(4)]
+    operator.until_ready(*workers)
+    operator.plan(workers)
+    operator.finish(workers)
+    assert [w.code for w in workers] == [0, -signal.SIGKILL, 0, -signal.SIGKILL]
+    assert_finished(operator, [workers[0], workers[2]], epochs=3)
+
+
 def test_one_of_two_waits_for_the_operator(operate: Operate) -> None:
     """One of two is no majority: the survivor waits, then goes on as the new plan says."""
     operator = operate()

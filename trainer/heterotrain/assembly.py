@@ -19,6 +19,7 @@ from heterotrain_core.contract.plan import Member, Plan
 from heterotrain import ballot as paxos
 from heterotrain.ballot import Accepted, Acceptor, Ballot
 from heterotrain.errors import Excluded
+from heterotrain.group import HostedStore
 from heterotrain.peers import PeerKey, PeerService, key_of
 from heterotrain.plan_source import Held
 from heterotrain.roster import FormationId, workers_of
@@ -59,8 +60,8 @@ class Entry:
     store_port: int
     all_cuda: bool
     """Whether every member has an accelerator that NCCL can use."""
-    store: Any = None
-    """The store itself on the rank that hosts it."""
+    hosted: HostedStore | None = None
+    """The store itself, on the rank that hosts it."""
 
 
 @dataclass(slots=True)
@@ -90,7 +91,7 @@ class Assembly:
         peers: PeerService,
         *,
         has_cuda: bool,
-        host_store: Callable[[], tuple[Any, int]],
+        host_store: Callable[[], HostedStore],
         on_broken: Callable[[str], None],
     ) -> None:
         self._peers = peers
@@ -268,23 +269,26 @@ class Assembly:
             if self._outdated(standing):
                 return None
             await self._peers.wait_change(RETRY_S)
-        store, port = self._host_store()
+        hosted = self._host_store()
         all_cuda = all(arrived[key_of(m)] for m in members)
-        self._book.stores[formation] = (port, all_cuda)
+        self._book.stores[formation] = (hosted.port, all_cuda)
         others = [m for m in members if key_of(m) != self._me]
-        await self._peers.ask_all(others, "store", {"formation": _pack(formation), "store": [port, all_cuda]})
+        replies = await self._peers.ask_all(
+            others, "store", {"formation": _pack(formation), "store": [hosted.port, all_cuda]}
+        )
+        if not all(reply.get("comes") for reply in replies.values()) or len(replies) < len(others):
+            self._break("a member thought better of it")  # otherwise those who come would wait for it in vain
+            return None
         return Entry(
-            standing=standing, store_address=host.address, store_port=port, all_cuda=all_cuda, store=store
+            standing=standing, store_address=host.address, store_port=hosted.port, all_cuda=all_cuda, hosted=hosted
         )  # fmt: skip
 
     async def _arrive(self, standing: Standing, host: Member) -> Entry | None:
         formation = standing.formation
-        while formation not in self._book.stores:
+        while formation not in self._book.stores:  # whoever was told where the store is has promised to come
             if self._outdated(standing):
                 return None
-            reply = await self._peers.request(host, "arrived", {"formation": _pack(formation), "cuda": self._has_cuda})
-            if reply and reply.get("store") is not None:
-                self._book.stores[formation] = (int(reply["store"][0]), bool(reply["store"][1]))
+            await self._peers.request(host, "arrived", {"formation": _pack(formation), "cuda": self._has_cuda})
             if formation not in self._book.stores:
                 await self._peers.wait_change(RETRY_S)
         port, all_cuda = self._book.stores[formation]
@@ -359,12 +363,17 @@ class Assembly:
         key = (str(message["from"][0]), int(message["from"][1]))
         self._book.arrived.setdefault(formation, {})[key] = bool(message["cuda"])
         self._peers.nudge()
-        return {"store": self._book.stores.get(formation)}
+        return {}
 
     async def _on_store(self, message: dict[str, Any]) -> dict[str, Any]:
-        self._book.stores[_unpack(message["formation"])] = (int(message["store"][0]), bool(message["store"][1]))
-        self._peers.nudge()
-        return {}
+        """Take the store's place as a summons; to answer yes is to promise to come."""
+        formation = _unpack(message["formation"])
+        waiting = self._standing is not None and self._standing.formation == formation
+        comes = waiting and formation not in self._book.broken
+        if comes:
+            self._book.stores[formation] = (int(message["store"][0]), bool(message["store"][1]))
+            self._peers.nudge()
+        return {"comes": comes}
 
     async def _on_broken_elsewhere(self, message: dict[str, Any]) -> dict[str, Any]:
         formation = _unpack(message["formation"])

@@ -26,8 +26,9 @@ _log = logging.getLogger(__name__)
 c10d: Any = dist
 """torch.distributed, whose type information lacks half of what it exports."""
 
-RENDEZVOUS_S = 20.0
-"""For the store's keys and connections: everybody has arrived before, so this is for the unforeseen only."""
+RENDEZVOUS_S = 10.0
+"""For the store's keys and connections. Everybody has promised to come, so this only bounds a loss in these milliseconds:
+a group that waits for a connection has no socket yet that ``cut`` could shut."""
 COLLECTIVE_S = 1800.0
 """Long on purpose: lost peers are noticed by their links, and a slow rank is no lost rank."""
 
@@ -40,38 +41,59 @@ class Address:
     spare_ports: frozenset[int]
 
 
-def host_store() -> tuple[Any, int]:
-    """Start a store on a free port of this host; return it and the port."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostedStore:
+    """A store that this process hosts.
+
+    Attributes:
+        store: the store.
+        port: where the others find it.
+        before: sockets that were open before it: all later ones may belong to the group.
+    """
+
+    store: Any
+    port: int
+    before: frozenset[OpenSocket]
+
+
+def host_store() -> HostedStore:
+    """Start a store on a free port of this host."""
+    before = open_sockets()
     store = c10d.TCPStore(
         "localhost", 0, None, is_master=True, timeout=timedelta(seconds=RENDEZVOUS_S), wait_for_workers=False
     )
-    return store, int(store.port)
+    return HostedStore(store=store, port=int(store.port), before=before)
+
+
+def connect_store(host: str, port: int) -> Any:
+    """Connect to a store that another rank hosts."""
+    return c10d.TCPStore(host, port, None, is_master=False, timeout=timedelta(seconds=RENDEZVOUS_S))
 
 
 class Group:
     """The connections of one formation, from this rank's side."""
 
-    def __init__(self, *, rank: int, world_size: int, address: Address) -> None:
+    def __init__(self, *, rank: int, world_size: int, address: Address, hosted: HostedStore | None = None) -> None:
+        """``hosted`` is the store, on the rank that hosts it."""
         self.rank = rank
         self.world_size = world_size
         self._address = address
-        self._before = open_sockets()
+        self._before = hosted.before if hosted else open_sockets()
+        self._store: Any = hosted.store if hosted else None
         self._own: frozenset[OpenSocket] | None = None
         self._lock = threading.Lock()
+        self._closed = threading.Event()
         self._cut = ""
         self._backend = ""
         self._control: Any = None
-        self._store: Any = None
 
     # -- life --------------------------------------------------------------------------------------------------------
 
-    def build(self, *, store: Any, host: str, port: int, backend: str, own_address: str | None) -> None:
+    def build(self, *, connect: Callable[[], Any], backend: str, own_address: str | None) -> None:
         """Connect to everybody.
 
         Args:
-            store: the store, on the rank that hosts it, else ``None``.
-            host: address of the store.
-            port: its port.
+            connect: connects to the store, where this rank does not host it.
             backend: ``gloo`` or ``nccl`` for the gradients.
             own_address: address of this rank, which names the interface for gloo; ``None`` leaves that to gloo.
 
@@ -87,14 +109,19 @@ class Group:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         limit = timedelta(seconds=RENDEZVOUS_S)
         try:
-            self._store = store or c10d.TCPStore(host, port, None, is_master=False, timeout=limit)
-            long = timedelta(seconds=COLLECTIVE_S)
-            control = c10d.PrefixStore("control", self._store)
-            self._control = c10d.ProcessGroupGloo(control, self.rank, self.world_size, long)
+            self.check()
+            self._store = self._store or connect()
+            prefixed = c10d.PrefixStore("control", self._store)
+            self._control = c10d.ProcessGroupGloo(prefixed, self.rank, self.world_size, limit)
+            self.check()
             dist.init_process_group(
                 "cuda:nccl,cpu:gloo" if backend == "nccl" else "gloo",
-                store=c10d.PrefixStore("gradients", self._store), rank=self.rank, world_size=self.world_size, timeout=long,
+                store=c10d.PrefixStore("gradients", self._store), rank=self.rank, world_size=self.world_size,
+                timeout=limit,
             )  # fmt: skip
+            long = timedelta(seconds=COLLECTIVE_S)
+            self._control._set_default_timeout(long)  # noqa: SLF001 - torch has no public way
+            _set_timeout(long)
         except (RuntimeError, ValueError, OSError) as error:
             raise PeerLost(f"the group could not be built: {_sentence(error)}") from error
         with self._lock:
@@ -108,9 +135,18 @@ class Group:
             candidates = self._own if self._own is not None else open_sockets() - self._before
         if first and self._backend == "nccl":
             _abort_nccl()
-        count = cut(candidates, addresses=self._address.members, spare_ports=self._address.spare_ports)
+        # The store on this rank's own host is reached through the loopback interface.
+        addresses = self._address.members | {"127.0.0.1", "::1"}
+        count = cut(candidates, addresses=addresses, spare_ports=self._address.spare_ports)
         if first:
             _log.info("cut %d connections of the group: %s", count, reason)
+            if self._own is None:
+                threading.Thread(target=self._keep_cutting, name="heterotrain-cut", daemon=True).start()
+
+    def _keep_cutting(self) -> None:
+        """While the group is still being built, shut what it opens after it was cut."""
+        while self._own is None and not self._closed.wait(0.05):
+            self.cut(self._cut)
 
     @property
     def is_cut(self) -> bool:
@@ -128,6 +164,7 @@ class Group:
 
     def close(self) -> None:
         """Drop the groups; waits for their threads, so it comes after ``cut`` or after the last operation."""
+        self._closed.set()
         self._control = None
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError, ValueError):
@@ -235,6 +272,15 @@ class Group:
         except RuntimeError as error:
             raise PeerLost(self._cut or _sentence(error)) from error
         return work
+
+
+def _set_timeout(limit: timedelta) -> None:
+    """Set the default group's time-out, by torch's newer or older name for it."""
+    newer = getattr(c10d, "set_timeout", None)
+    if newer is not None:
+        newer(limit)
+    else:
+        c10d.distributed_c10d._set_pg_timeout(limit)  # noqa: SLF001 - all there is before torch 2.15
 
 
 def _sentence(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from heterotrain import transfer
 from heterotrain.assembly import Assembly, Entry, Standing
 from heterotrain.control import HEADER, Slot, Verdict, to_row, verdict
 from heterotrain.errors import PeerLost, UsageError
-from heterotrain.group import Address, Group, c10d, host_store
+from heterotrain.group import Address, Group, c10d, connect_store, host_store
 from heterotrain.identity import Identity
 from heterotrain.peers import PeerService
 from heterotrain.plan_source import Held, PlanSource
@@ -118,6 +118,7 @@ class Elastic:
             formed = self._connect(entry)
             if formed is not None:
                 return formed
+            del entry  # and with it the store: whoever still waits for its keys is woken
 
     def newest(self) -> Held | None:
         """Return the newest plan that this rank has heard of."""
@@ -149,12 +150,12 @@ class Elastic:
         address = Address(
             members=frozenset(m.address for m in members), spare_ports=frozenset(m.peer_port for m in members)
         )
-        group = self._group = Group(rank=rank, world_size=len(members), address=address)
+        group = self._group = Group(rank=rank, world_size=len(members), address=address, hosted=entry.hosted)
         if self._assembly.is_broken(standing.formation):
             group.cut("given up before it was built")
         try:
             group.build(
-                store=entry.store, host=entry.store_address, port=entry.store_port,
+                connect=lambda: connect_store(entry.store_address, entry.store_port),
                 backend=backend_of(self._backend, all_cuda=entry.all_cuda), own_address=self._identity.address,
             )  # fmt: skip
             held = self._source.newest
@@ -223,7 +224,7 @@ class Fixed:
             )  # fmt: skip
             prefixed = c10d.PrefixStore(f"heterotrain-{attempt}", store)
             backend = backend_of(self._backend, all_cuda=torch.cuda.is_available())
-            group.build(store=prefixed, host="", port=0, backend=backend, own_address=None)
+            group.build(connect=lambda: prefixed, backend=backend, own_address=None)
         _agree_on_state(group, self._training, self._checkpoints)
         ranks = tuple(range(len(self._held.plan.members)))
         standing = Standing(held=self._held, formation=FormationId(generation=1, number=0), plan_ranks=ranks)
