@@ -129,6 +129,10 @@ class World:
         """Return status and reason of a condition."""
         return next((c["status"], c["reason"]) for c in self.status["conditions"] if c["type"] == kind)
 
+    def message(self, kind: str) -> str:
+        """Return the message of a condition."""
+        return next(str(c["message"]) for c in self.status["conditions"] if c["type"] == kind)
+
     def observe(self) -> Observation:
         def used() -> Mapping[str, Mapping[str, float]]:
             own: dict[str, dict[str, float]] = copy.deepcopy(self.foreign)

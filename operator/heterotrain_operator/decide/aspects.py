@@ -105,10 +105,10 @@ def _restarting(it: Situation) -> Aspect:
 
 def _degraded(it: Situation) -> Aspect:
     kind = ConditionType.DEGRADED
-    wanted = sum(it.desired.values())
-    if not it.runs or it.life.stage is Stage.FINISHING or len(it.training) - len(it.draining) >= wanted:
+    wanted, staying = sum(it.desired.values()), len(it.training) - len(it.draining)
+    if not it.runs or it.life.stage is Stage.FINISHING or staying >= wanted:
         return Aspect(type=kind, holds=False, reason="Complete" if it.runs else "NotTraining")
-    message = f"{len(it.training)} of {wanted} workers train"
+    message = f"{staying} of {wanted} workers train" + (" on" if it.draining else "")
     if it.trouble is not None:
         worker = it.trouble
         return Aspect(

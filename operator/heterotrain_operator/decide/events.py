@@ -35,8 +35,8 @@ class _Rule:
     only: frozenset[str] = frozenset()
     """Reasons of the condition that are told; empty means all."""
     never: frozenset[str] = frozenset()
-    first: bool = True
-    """Told on the job's first pass, too."""
+    after: frozenset[str] = frozenset({"", "True", "False", "Unknown"})
+    """Told only when the condition had one of these statuses before; empty stands for the job's first pass."""
 
 
 _RULES = {
@@ -55,10 +55,10 @@ _RULES = {
     (ConditionType.TELEMETRY_AVAILABLE, "False"): _Rule(
         reason="TelemetryUnavailable", warning=True, each_reason=True, never=frozenset({"NotConfigured"})
     ),
-    (ConditionType.TELEMETRY_AVAILABLE, "True"): _Rule(reason="TelemetryAvailable"),
+    (ConditionType.TELEMETRY_AVAILABLE, "True"): _Rule(reason="TelemetryAvailable", after=frozenset({"False"})),
     (ConditionType.CHECKPOINT_HEALTHY, "False"): _Rule(reason="CheckpointLate", warning=True),
     (ConditionType.SUSPENDED, "True"): _Rule(reason="Suspended"),
-    (ConditionType.SUSPENDED, "False"): _Rule(reason="Resumed", first=False),
+    (ConditionType.SUSPENDED, "False"): _Rule(reason="Resumed", after=frozenset({"True"})),
     (ConditionType.SUCCEEDED, "True"): _Rule(reason="Succeeded"),
     (ConditionType.FAILED, "True"): _Rule(reason="Failed", warning=True),
 }
@@ -86,7 +86,7 @@ def notices_of(
     for name, why in it.accounts.disrupted.items():
         found.append(_notice("WorkerDisrupted", f"{name}: {why}" if why else name, warning=True))
     if new_plan is not None and new_plan.members:
-        found.append(_plan_notice(it, new_plan))
+        found += _plan_notices(it, new_plan)
     found += _condition_notices(before.conditions, after.conditions)
     if after.last_checkpoint is not None and after.last_checkpoint != before.last_checkpoint:
         found.append(_notice("CheckpointSaved", f"step {after.last_checkpoint.step}"))
@@ -101,7 +101,7 @@ def _condition_notices(before: Sequence[Condition], after: Sequence[Condition]) 
     for condition in after:
         rule = _RULES.get((ConditionType(condition.type), condition.status))
         old = known.get(condition.type)
-        if rule is None or (old is None and not rule.first):
+        if rule is None or (old.status if old else "") not in rule.after:
             continue
         flipped = old is None or old.status != condition.status
         changed = old is not None and old.reason != condition.reason
@@ -111,15 +111,18 @@ def _condition_notices(before: Sequence[Condition], after: Sequence[Condition]) 
     return found
 
 
-def _plan_notice(it: Situation, plan: Plan) -> Notice:
-    version = f"{plan.generation}.{plan.revision}"
-    grew = plan.generation > it.job.status.plan.desired_generation
-    if plan.drain and not grew:
-        return _notice("WorkersLeaving", f"plan {version}: {plan.reason}", warning=True)
-    shares = [f"{m.worker}{f'/{m.local_rank}' if m.local_rank else ''} {m.share_samples}" for m in plan.members]
-    return _notice(
-        "MembershipPlanned" if grew else "SharesPlanned", f"plan {version}: {plan.reason} ({_listed(shares)})"
+def _plan_notices(it: Situation, plan: Plan) -> list[Notice]:
+    version, before = f"{plan.generation}.{plan.revision}", it.job.status.plan
+    shares = _listed(
+        [f"{m.worker}{f'/{m.local_rank}' if m.local_rank else ''} {m.share_samples}" for m in plan.members]
     )
+    if plan.generation > before.desired_generation:
+        return [_notice("MembershipPlanned", f"plan {version}: {plan.reason} ({shares})")]
+    if plan.drain:
+        return [_notice("WorkersLeaving", f"plan {version}: {plan.reason}", warning=True)]
+    if before.applied is not None and before.applied != before.desired:
+        return []  # the one before still waits for its boundary, and may be replaced with every scrape
+    return [_notice("SharesPlanned", f"plan {version}: {plan.reason} ({shares})")]
 
 
 def _notice(reason: str, message: str, *, warning: bool = False) -> Notice:

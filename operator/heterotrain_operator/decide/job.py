@@ -244,8 +244,8 @@ def _shares(
         return share_out(spec, members, seen.telemetry, current=plan if same else None)
     if plan is None or not plan.members or not seen.replan:
         return None
-    ended = {worker.pod.uid for worker in workers if worker.ended}
-    if any(member.worker_uid in ended for member in plan.members):
+    going = {worker.pod.uid for worker in workers if worker.ended or worker.fate is Fate.LEAVING}
+    if any(member.worker_uid in going for member in plan.members):
         return None  # the job is finishing, or its membership changes next: shares among these members are moot
     return share_out(spec, plan.members, seen.telemetry, current=plan)
 

@@ -110,6 +110,7 @@ def test_an_announced_loss_is_drained_then_left_out() -> None:
     assert world.version() == (generation, revision + 1)
     assert world.plan_json["drain"] == ["job-w2"]
     assert world.status["state"] == "Resizing"
+    assert world.message("Degraded").startswith("2 of 3 workers train on")
     world.end("job-w2", Ending.LEFT, reason="told to go")
     world.settle()
     assert world.version()[0] == generation + 1

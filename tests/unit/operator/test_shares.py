@@ -215,3 +215,30 @@ def test_a_late_checkpoint_is_told(age_minutes: float) -> None:
     assert world.condition("CheckpointHealthy") == (("False", "CheckpointLate") if late else ("True", "Saved"))
     assert world.status["lastCheckpoint"]["step"] == 4
     assert "CheckpointSaved" in world.notices
+
+
+def test_shares_stay_while_a_member_is_about_to_go() -> None:
+    """They would be those of members that are not together any more when they could take effect."""
+    world = a_running_job()
+    world.taint("c", "karpenter.sh/disrupted:NoSchedule")
+    world.settle()
+    version = world.version()
+    world.telemetry = told(world)
+    world.settle()
+    assert world.version() == version
+
+
+def test_shares_that_are_refined_before_their_boundary_are_told_once() -> None:
+    world = a_running_job()
+    world.telemetry = told(world, shares=(20, 30))
+    world.settle()
+    gauges = {m: replace(g, generation=1, revision=1) for m, g in world.telemetry.gauges.items()}
+    for sequence, fixed_s in enumerate((0.5, 1.0, 2.0)):
+        SPEEDS["job-w0"] = (0.01, fixed_s)
+        try:
+            world.telemetry = replace(told(world, shares=(20, 30)), gauges=gauges, sequence=10 + sequence)
+        finally:
+            SPEEDS["job-w0"] = (0.01, 0.02)
+        world.settle()
+    assert world.version()[1] > 3
+    assert world.notices.count("SharesPlanned") == 1
