@@ -159,21 +159,31 @@ def _fitted(x_O: Floats, y_O: Floats, *, weight_O: Floats, assumed: FixedPart) -
     if not positive.any():
         return _Line(0.0, 0.0, 0.0)
     x_O, y_O, weight_O = x_O[positive], y_O[positive], weight_O[positive]
-    robust_O = np.ones_like(y_O)
-    slope = fixed = 0.0
-    for _ in range(8):
-        w_O = weight_O * robust_O / y_O**2
-        slope, fixed = _least_squares(x_O, y_O, w_O, assumed)
-        if len(y_O) < 4:  # noqa: PLR2004  # three points do not tell which of them is the outlier
-            break
-        miss_O = np.abs(y_O / np.maximum(slope * x_O + fixed, 1e-300) - 1) * np.sqrt(weight_O)
-        scale = max(1.0, 1.4826 * float(np.median(miss_O)))
-        following_O = np.maximum(1 - (miss_O / (4.685 * scale)) ** 2, 0.0) ** 2
-        if not following_O.any() or np.allclose(following_O, robust_O, atol=1e-3):
-            break
-        robust_O = following_O
-    w_O = weight_O * robust_O / y_O**2
+    w_O = weight_O / y_O**2
+    slope, fixed = _least_squares(x_O, y_O, w_O, assumed)
+    if len(y_O) > 3:  # noqa: PLR2004  # three points do not tell which of them is the outlier
+        slope, fixed = _middle_line(x_O, y_O)
+        robust_O = np.zeros_like(y_O)
+        for _ in range(8):
+            expected_O = np.maximum(slope * x_O + fixed, _NOTHING_S)
+            miss_O = np.abs(y_O / expected_O - 1) * np.sqrt(weight_O)
+            scale = max(1.0, 1.4826 * float(np.median(miss_O)))
+            following_O = np.maximum(1 - (miss_O / (4.685 * scale)) ** 2, 0.0) ** 2
+            if np.allclose(following_O, robust_O, atol=1e-3):
+                break
+            robust_O = following_O
+            w_O = weight_O * robust_O / expected_O**2
+            slope, fixed = _least_squares(x_O, y_O, w_O, assumed)
     return _Line(slope, fixed, _uncertainty(x_O, y_O, w_O, slope=slope, fixed=fixed))
+
+
+def _middle_line(x_O: Floats, y_O: Floats) -> tuple[float, float]:
+    """Return the line of median slope through the median point (Theil-Sen): a start that a few outliers do not move."""
+    i, j = np.triu_indices(len(x_O), k=1)
+    run, rise = x_O[j] - x_O[i], y_O[j] - y_O[i]
+    apart = run != 0
+    slope = max(0.0, float(np.median(rise[apart] / run[apart]))) if apart.any() else 0.0
+    return slope, max(0.0, float(np.median(y_O - slope * x_O)))
 
 
 def _least_squares(x_O: Floats, y_O: Floats, w_O: Floats, assumed: FixedPart) -> tuple[float, float]:

@@ -155,20 +155,19 @@ def test_few_jobs_are_allocated_exactly(seed: int) -> None:
 
 
 def test_the_search_comes_close_to_the_best() -> None:
-    """Where both can be had: the same jobs run in 97 % of cases; a job's rate is 2 % lower on average, 0.5 % in the median."""
-    admitted, gaps = 0, []
-    for seed in range(100):
+    """Where both can be had: the same jobs run, and a job's rate is 0.1 % lower on average, 10 % at worst."""
+    gaps = []
+    for seed in range(150):
         pools, jobs = an_instance(1000 + seed)
         candidates = tables(pools, jobs)
         best, near = exact(candidates, pools), searched(candidates, pools)
         assert best is not None
-        assert rank(near) <= (rank(best)[0], rank(best)[1] + 1e-6)
-        if rank(near)[0] == rank(best)[0]:
-            admitted += 1
-            gaps.append((rank(best)[1] - rank(near)[1]) / max(1, sum(rank(best)[0])))
-    assert admitted >= 0.97 * 100
-    assert float(np.mean(gaps)) < 0.02
-    assert float(np.median(gaps)) < 0.005
+        assert rank(near)[0] == rank(best)[0]
+        assert rank(near)[1] <= rank(best)[1] + 1e-6
+        gaps.append((rank(best)[1] - rank(near)[1]) / max(1, sum(rank(best)[0])))
+    assert float(np.mean(gaps)) < 0.001
+    assert float(np.quantile(gaps, 0.95)) < 0.005
+    assert max(gaps) < 0.1
 
 
 @pytest.mark.parametrize("seed", range(20))

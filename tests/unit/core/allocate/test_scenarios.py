@@ -168,6 +168,20 @@ SCENARIOS = [
         words={"new": "jobs before it leave less than its 2 workers"},
     ),
     Scenario(
+        name="running comes before waiting, even before what has waited for longer",
+        pools=(a_pool("a100", 3),),
+        jobs=(a_job("old", offers=(A100,)), a_job("new", offers=(A100,), arrived_s=9.0, current={"a100": 3})),
+        expected={"old": {}, "new": {"a100": 3}},
+    ),
+    Scenario(
+        name="two pools of one speed: the one that loses fewer workers",
+        pools=(
+            a_pool("a100", 2, losses=40, watched_s=2 * DAY_S), Pool(name="b100", nodes=(1, 1), watched_s=2 * DAY_S)
+        ),
+        jobs=(a_job(offers=(A100, replace(A100, pool="b100")), max_workers=2, pause_s=60.0),),
+        expected={"digits": {"b100": 2}},
+    ),
+    Scenario(
         name="weight: the weightier job runs first, even before one that runs",
         pools=(a_pool("a100", 3),),
         jobs=(a_job("old", offers=(A100,), current={"a100": 3}), a_job("new", offers=(A100,), weight=2.0)),

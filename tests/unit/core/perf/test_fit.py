@@ -64,20 +64,40 @@ def test_noise_is_averaged_out_and_the_stated_uncertainty_is_honest() -> None:
     assert 0.5 < float(np.std(ratios)) < 1.2
 
 
-def test_outliers_and_warm_up_do_not_move_it() -> None:
-    """A scrape of pauses (ten times too long, with the spread they bring or without) is left out."""
+@pytest.mark.parametrize("seconds", [3.3, 0.1])
+def test_outliers_and_warm_up_do_not_move_it(seconds: float) -> None:
+    """A scrape of steps ten times too long or four times too short is left out, and so are a process's first steps."""
     truth = three_pools()[0]
     cluster = Cluster(truth=[truth], variation=0.03, warm_up=8.0)
     seen = watched(cluster, *[([b], 20) for b in (100, 60, 140, 100, 60, 140, 100)])
     assert seen[0].warm_up
     steady = Observation(
-        member=seen[0].member, share_samples=100, steps=10, ended_s=61.0, compute=Moments(mean=3.3, variance=0.01)
+        member=seen[0].member, share_samples=100, steps=10, ended_s=61.0, compute=Moments(mean=seconds, variance=1e-4)
     )
     model = fit_member([*seen[:4], steady, *seen[4:]])
     assert model.compute is not None
     assert not model.drifted
     for share in (50, 200):
         assert compute_s(model.compute, share) == pytest.approx(compute_s(truth, share), rel=0.04)
+
+
+def test_an_outlier_among_its_own_scrape_is_left_out() -> None:
+    """Five shares of one scrape, one of them steadily four times too short: no change of speed, just wrong."""
+    truth = three_pools()[0]
+    seen = [
+        Observation(
+            member="m",
+            share_samples=n,
+            steps=20,
+            ended_s=1.0,
+            compute=Moments(mean=compute_s(truth, n) * (0.25 if n == 100 else 1.0), variance=1e-4),
+        )
+        for n in (60, 80, 100, 120, 140)
+    ]
+    model = fit_member(seen)
+    assert model.compute is not None
+    for share in (50, 200):
+        assert compute_s(model.compute, share) == pytest.approx(compute_s(truth, share), rel=0.03)
 
 
 def test_slowing_down_rescales_what_was_learned_before() -> None:

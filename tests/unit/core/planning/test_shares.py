@@ -93,7 +93,7 @@ def test_the_prediction_holds_for_batches_never_seen() -> None:
     errors = []
     for seed in range(4):
         cluster = Cluster(
-            truth=three_pools(0.002), communication=EXCHANGE, variation=0.06, seed=seed, overhead_s=0.01, warm_up=4.0
+            truth=three_pools(0.002), communication=EXCHANGE, variation=0.06, seed=seed, overhead_s=0.15, warm_up=4.0
         )
         job = Job(cluster)
         job.epoch()

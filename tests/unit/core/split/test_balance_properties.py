@@ -153,6 +153,16 @@ def test_bindings_say_what_would_help() -> None:
     assert met == set(Binding)
 
 
+def test_equal_members_at_their_floors_are_bound_by_compute() -> None:
+    """Where moving a sample would change nothing for the better, no limit binds: ties count as compute."""
+    one = ComputeTime(per_sample_s=0.1, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
+    flat = TableTime(points=((1, 1.0), (9, 1.0)))
+    for some in ([SplitMember(compute=one)] * 3, [SplitMember(compute=flat)] * 3):
+        found = balance(3, some)
+        assert isinstance(found, Split)
+        assert (found.shares, set(found.bindings)) == ((1, 1, 1), {Binding.COMPUTE})
+
+
 def test_a_table_is_linear_between_points_and_ends_at_the_last() -> None:
     """The curve is the measured one: no share beyond it, flat below it, and it may fall."""
     falling = TableTime(points=((2, 1.0), (4, 3.0), (8, 1.5)))
