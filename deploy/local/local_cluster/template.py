@@ -46,7 +46,12 @@ def load(image: images.Image, storage: Path, ctr: Sequence[str | Path]) -> None:
     """
     known = {f"sha256:{path.name}" for path in (storage / CONTENT).glob("*")}
     write = images.archive(image, without=known)
-    command = [str(word) for word in ctr] + ["images", "import", "--local", "--digests=false", "-"]
+    start = [str(word) for word in ctr]
+    # An import names the new image before it unpacks it. Without another name the old one would be collected meanwhile,
+    # and with it the layers that both share. There is no old one the first time.
+    tag = [*start, "images", "tag", "--force", image.reference, f"{image.reference}-before"]
+    subprocess.run(tag, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    command = [*start, "images", "import", "--local", "--digests=false", "-"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stderr is not None  # noqa: S101, PT018  # both are pipes
         try:
