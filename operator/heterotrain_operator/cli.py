@@ -20,12 +20,13 @@ from heterotrain_operator.handlers import register
 from heterotrain_operator.kube.auth import load_configuration
 from heterotrain_operator.kube.client import KubeClient
 from heterotrain_operator.kube.errors import KubeError
-from heterotrain_operator.kube.resources import JOBS
+from heterotrain_operator.kube.resources import JOBS, LEASES, NODES
 from heterotrain_operator.logs import set_up_logs
 from heterotrain_operator.prom.client import PromClient
 from heterotrain_operator.settings import PrometheusSettings, Settings
 
 PREFIX = "HETEROTRAIN_OPERATOR"
+API_RETRY_S = 2.0
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 log = structlog.get_logger()
 
@@ -79,14 +80,14 @@ def run(**options: Any) -> None:
 @_option("prometheus-url", default="", help="Where telemetry is read.")
 @_option("metrics-url", default="", help="The operator's own metrics.")
 def check(**options: Any) -> None:
-    """Check that the API is served, the operator leads, and Prometheus answers."""
+    """Check that the API is served, an operator leads, and Prometheus answers."""
     logging.basicConfig(level="WARNING")
     problems = asyncio.run(_problems(options))
     for problem in problems:
         click.echo(f"✗ {problem}")
     if problems:
         sys.exit(1)
-    click.echo("✓ the API is served, the operator leads, telemetry can be read")
+    click.echo("✓ the API is served, an operator leads, Prometheus answers")
 
 
 def _settings(options: dict[str, Any]) -> Settings:
@@ -115,6 +116,7 @@ def _settings(options: dict[str, Any]) -> Settings:
 
 async def _run(settings: Settings) -> list[BaseException]:
     kube = KubeClient(await load_configuration(settings.kubeconfig))
+    await _reachable(kube)
     wanted = settings.prometheus
     prom = None
     if wanted.url is not None:
@@ -139,6 +141,19 @@ async def _run(settings: Settings) -> list[BaseException]:
     return failures
 
 
+async def _reachable(kube: KubeClient) -> None:
+    """Wait until the API server answers and lets us read: it may be starting, and our rights may come a moment later."""
+    while True:
+        try:
+            async for _ in kube.list(NODES):
+                break
+        except KubeError as error:
+            log.warning("waiting for the API server", error=str(error))
+            await asyncio.sleep(API_RETRY_S)
+        else:
+            return
+
+
 async def _problems(options: dict[str, Any]) -> list[str]:
     problems = []
     try:
@@ -146,27 +161,25 @@ async def _problems(options: dict[str, Any]) -> list[str]:
         try:
             async for _ in kube.list(JOBS, options["watch_namespace"] or None):
                 break
+            lease = await kube.get(LEASES, options["namespace"], Settings().lease_name)
+            if not lease["spec"].get("holderIdentity"):
+                problems.append("no operator holds the Lease: look at the operator's log")
         finally:
             await kube.close()
     except KubeError as error:
-        problems.append(f"the API of HeteroTrainJob can't be read: {error}")
+        problems.append(f"the API server says: {error}")
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
-        for url, wanted, complaint in (
-            (options["metrics_url"], "heterotrain_operator_leader 1.0", "the operator does not lead"),
-            (
-                f"{options['prometheus_url']}/api/v1/query?query=1" if options["prometheus_url"] else "",
-                '"success"',
-                "no answer",
-            ),
-        ):
+        asked = ((options["metrics_url"], "heterotrain_operator_leader"), (options["prometheus_url"], "success"))
+        for url, wanted in asked:
             if not url:
                 continue
+            full = url if wanted != "success" else f"{url.rstrip('/')}/api/v1/query?query=1"
             try:
-                async with session.get(url) as response:
+                async with session.get(full) as response:
                     if wanted not in await response.text():
-                        problems.append(f"{url}: {complaint} (HTTP {response.status})")
+                        problems.append(f"{full} answers HTTP {response.status} without {wanted!r}")
             except (aiohttp.ClientError, TimeoutError) as error:
-                problems.append(f"{url} can't be reached: {error}")
+                problems.append(f"{full} can't be reached: {error}")
     return problems
 
 

@@ -91,4 +91,5 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.scanning.disabled = True  # no rights on namespaces and CRDs needed
     settings.posting.enabled = False  # we publish Events ourselves
     settings.networking.request_timeout = 30
+    settings.networking.error_backoffs = (1, 1, 2, 3, 5, 8, *[10] * 10_000)  # no outage of the API server ends us
     settings.persistence.finalizer = f"{keys.GROUP}/never-used"

@@ -184,6 +184,8 @@ class Actor:
         }
         answer = await self._kube.apply(JOBS, body, subresource="status")
         memory.status_s = self._clock()
+        self._metrics.failures.inc(max(0, status.restarts - job.status.restarts))
+        self._metrics.disruptions.inc(max(0, status.disruptions - job.status.disruptions))
         if self._store.jobs.get(job.key) is not None:
             self._store.jobs.put(parse_job(answer))
         return None

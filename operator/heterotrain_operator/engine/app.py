@@ -93,6 +93,7 @@ class App:
             self.elector = Elector(kube, lease, wall_clock=lambda: rfc3339_micro(time.time()))
         self.listed_s = float("-inf")
         """When the last full list was complete, on the monotonic clock."""
+        self.metrics.listed_age.set_function(lambda: time.monotonic() - self.listed_s)
         self._synced = asyncio.Event()
 
     # --- what the watch brings -------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
@@ -12,6 +12,7 @@ class OperatorMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)  # memory and processor time
         self.leader = Gauge("heterotrain_operator_leader", "1 while this replica leads.", registry=self.registry)
         self.jobs = Gauge("heterotrain_operator_jobs", "Jobs that are known.", registry=self.registry)
         self.pods = Gauge("heterotrain_operator_pods", "Worker pods that are known.", registry=self.registry)
