@@ -178,7 +178,7 @@ SCENARIOS = [
         pools=(
             a_pool("a100", 2, losses=40, watched_s=2 * DAY_S), Pool(name="b100", nodes=(1, 1), watched_s=2 * DAY_S)
         ),
-        jobs=(a_job(offers=(A100, replace(A100, pool="b100")), max_workers=2, pause_s=60.0),),
+        jobs=(a_job(offers=(replace(A100, pool="b100"), A100), max_workers=2, pause_s=60.0),),
         expected={"digits": {"b100": 2}},
     ),
     Scenario(

@@ -294,7 +294,7 @@ evidence = st.builds(
 )
 
 
-@settings(max_examples=250)
+@settings(max_examples=120)
 @given(
     st.builds(
         SharesRequest,

@@ -20,7 +20,7 @@ def test_integers_are_optimal_by_brute_force(seed: int) -> None:
     """Floors, caps, granularities, micro-batches, tables that fall: never slower than the best of all divisions."""
     rng = random.Random(seed)
     feasible = 0
-    for _ in range(200):
+    for _ in range(150):
         total, members, communication = a_problem(rng)
         found = balance(total, members, communication=communication)
         best = least_step_s(total, members, communication)
@@ -32,7 +32,7 @@ def test_integers_are_optimal_by_brute_force(seed: int) -> None:
         assert sum(found.shares) == total
         assert found.step_s == pytest.approx(best, rel=1e-12)
         assert found.step_s == pytest.approx(step_s(members, found.shares, communication), rel=1e-12)
-    assert feasible > 100
+    assert feasible > 75
 
 
 def _levels_by_linear_programme(instances: list[dict[str, Any]]) -> list[float]:
