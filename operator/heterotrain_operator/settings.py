@@ -49,7 +49,7 @@ class Settings:
     identity: str = "heterotrain-operator"
     watch_namespace: str | None = None
     kubeconfig: str | None = None
-    workers: int = 4
+    workers: int = 8
     relist_s: float = 300.0
     foreign_s: float = 30.0
     gather_s: float = 5.0

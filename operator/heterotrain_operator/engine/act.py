@@ -101,8 +101,7 @@ class Actor:
             KubeError: a call failed; what was done before stands, and the next pass goes on from there.
         """
         started_s = self._clock()
-        for body in decision.apply:
-            await self._apply(body, memory)
+        await asyncio.gather(*(self._apply(body, memory) for body in decision.apply))
         if decision.plan is not None:
             await self._write_plan(decision.plan)
             self._metrics.plans.inc()
@@ -197,18 +196,20 @@ class Actor:
             return  # it is gone already
 
     async def _publish(self, job: JobView, notices: tuple[Notice, ...]) -> None:
-        """Publish Events; one that does not get through is only logged, because nothing depends on it."""
-        for notice in notices:
-            try:
-                await publish(
-                    self._kube,
-                    namespace=job.key.namespace,
-                    name=job.key.name,
-                    uid=job.uid,
-                    warning=notice.warning,
-                    reason=notice.reason,
-                    message=notice.message,
-                    now=rfc3339(self._wall_clock_s()),
-                )
-            except KubeError as error:
-                log.warning("event not published", job=job.key.name, namespace=job.key.namespace, error=str(error))
+        await asyncio.gather(*(self._tell(job, notice) for notice in notices))
+
+    async def _tell(self, job: JobView, notice: Notice) -> None:
+        """Publish an Event; one that does not get through is only logged, because nothing depends on it."""
+        try:
+            await publish(
+                self._kube,
+                namespace=job.key.namespace,
+                name=job.key.name,
+                uid=job.uid,
+                warning=notice.warning,
+                reason=notice.reason,
+                message=notice.message,
+                now=rfc3339(self._wall_clock_s()),
+            )
+        except KubeError as error:
+            log.warning("event not published", job=job.key.name, namespace=job.key.namespace, error=str(error))
