@@ -31,6 +31,8 @@ say "cluster"
 if in_cluster status >/dev/null 2>&1; then was_running=yes; fi
 make --no-print-directory cluster-running
 eval "$(in_cluster env)"
+# Integration tests run operators of their own: one that an earlier demo installed would do the same jobs' work.
+helm uninstall heterotrain --namespace heterotrain-system --ignore-not-found --wait
 tier integration tests/integration --ignore tests/integration/cluster
 tier e2e tests/e2e
 if [ "$was_running" = no ]; then

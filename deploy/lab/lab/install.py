@@ -7,6 +7,8 @@ import shlex
 import subprocess
 import sys
 
+from heterotrain_core.contract import keys
+
 from lab.cluster import REPOSITORY, Cluster, ClusterError, commands, wait_for
 
 OPERATOR_NAMESPACE = "heterotrain-system"
@@ -39,6 +41,7 @@ def this_cluster(namespace: str = "default") -> Cluster:
 def install(cluster: Cluster) -> None:
     """Install Prometheus and the operator's chart and wait until both are ready; safe to repeat."""
     chart = str(REPOSITORY / "helm/heterotrain")
+    _adopt_definition(cluster)
     commands(
         cluster,
         ["kubectl", "apply", "-f", str(REPOSITORY / "deploy/monitoring/prometheus.yaml")],
@@ -53,6 +56,15 @@ def install(cluster: Cluster) -> None:
     cluster.run("kubectl", "-n", OPERATOR_NAMESPACE, "rollout", "restart", "deployment/heterotrain-operator")
     for namespace, name in (("monitoring", "prometheus"), (OPERATOR_NAMESPACE, "heterotrain-operator")):
         rollout(cluster, namespace, name)
+
+
+def _adopt_definition(cluster: Cluster) -> None:
+    """Let Helm take over a definition that was applied by hand (tests do); it refuses what is not marked as its own."""
+    name = f"customresourcedefinition/{keys.PLURAL}.{keys.GROUP}"
+    if cluster.run("kubectl", "get", name, "--ignore-not-found", "-o", "name").strip():
+        cluster.run("kubectl", "label", name, "--overwrite", "app.kubernetes.io/managed-by=Helm")
+        release = ["meta.helm.sh/release-name=heterotrain", f"meta.helm.sh/release-namespace={OPERATOR_NAMESPACE}"]
+        cluster.run("kubectl", "annotate", name, "--overwrite", *release)
 
 
 def rollout(cluster: Cluster, namespace: str, name: str) -> None:
