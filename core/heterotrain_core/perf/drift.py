@@ -16,6 +16,7 @@ from itertools import groupby
 
 LATEST_STEPS = 20
 NOTICED_RATIO = 1.2
+_NOTICED = math.log(NOTICED_RATIO)
 _DEVIATIONS = 4.0
 _HALF_LIFE_STEPS = 600
 _MODEL_ERROR = 0.02
@@ -90,8 +91,9 @@ def _changed(line: _Line, groups: Sequence[Sequence[Point]]) -> bool:
             return False
         run = [point for group in groups[start:] for point in group]
         shift, doubt = _shift(line, run)
-        doubt = math.hypot(doubt, max(line.error_at(p.size) for p in run))
-        if abs(shift) > max(math.log(NOTICED_RATIO), _DEVIATIONS * doubt):
+        if abs(shift) <= max(_NOTICED, _DEVIATIONS * doubt):
+            continue
+        if abs(shift) > _DEVIATIONS * math.hypot(doubt, max(line.error_at(p.size) for p in run)):
             return True
     return False
 
@@ -112,10 +114,12 @@ def _located(line: _Line, groups: Sequence[Sequence[Point]]) -> tuple[int, float
 
 def _shift(line: _Line, points: Sequence[Point]) -> tuple[float, float]:
     """Return the points' common logarithmic distance from the line and its standard error; noisy points count less."""
-    weights = [1.0 / p.error**2 for p in points]
-    whole = sum(weights)
-    logs = [math.log(p.seconds / line.at(p.size)) for p in points]
-    return sum(w * e for w, e in zip(weights, logs, strict=True)) / whole, math.sqrt(1.0 / whole)
+    whole = shift = 0.0
+    for point in points:
+        weight = 1.0 / point.error**2
+        whole += weight
+        shift += weight * math.log(point.seconds / line.at(point.size))
+    return shift / whole, math.sqrt(1.0 / whole)
 
 
 class _Line:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from heterotrain_core.contract import metrics
 
@@ -200,14 +200,15 @@ def _exchange(before: Counters | None, after: Counters) -> tuple[int, float | No
 
 def usable(observation: Observation) -> bool:
     """Return whether every number of the observation can be true (whoever built it)."""
-    seconds = [x for x in (observation.overlapped_s, observation.last_bucket_s) if x is not None]
-    variances: list[float] = []
-    for field in fields(observation):
-        value = getattr(observation, field.name)
-        if isinstance(value, Moments):
-            seconds.append(value.mean)
-            variances.append(value.variance or 0.0)
-    sound = all(0 <= x <= LONGEST_STEP_S for x in seconds) and all(0 <= x <= LONGEST_STEP_S**2 for x in variances)
+    phases = (
+        observation.load, observation.forward, observation.backward, observation.sync, observation.update,
+        observation.compute, observation.step, observation.first_bucket_fraction,
+    )  # fmt: skip
+    sound = all(
+        0 <= phase.mean <= LONGEST_STEP_S and (phase.variance is None or 0 <= phase.variance <= LONGEST_STEP_S**2)
+        for phase in phases
+        if phase is not None
+    ) and all(x is None or 0 <= x <= LONGEST_STEP_S for x in (observation.overlapped_s, observation.last_bucket_s))
     counted = observation.steps >= 1 and 0 <= observation.share_samples <= MOST_SAMPLES
     micro = 1 <= observation.micro_batches <= max(1, observation.share_samples)
     return sound and counted and micro and math.isfinite(observation.ended_s)
