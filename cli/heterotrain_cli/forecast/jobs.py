@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from heterotrain_core.contract.plan import CommunicationTime
+from heterotrain_core.contract.plan import CommunicationTime, Prediction
 from rich.console import Console
 
 from heterotrain_cli.documents import place, read_document
@@ -45,9 +45,16 @@ class JobReport:
             "reason": self.forecast.reason,
             **(self._figures(outcome) if outcome else {"stepSeconds": None}),
             "measuredStepSeconds": self.learned.measured_step_s if self.learned else None,
+            "plannedStepSeconds": self._prediction.step_s if self._prediction else None,
+            "efficiencyCeiling": self._prediction.efficiency_ceiling if self._prediction else None,
             "unknownPools": [pool.name for pool in self.job.pools if pool.rank is None],
             "alternatives": [self._figures(other) for other in self.forecast.alternatives],
         }
+
+    @property
+    def _prediction(self) -> Prediction | None:
+        """What the plan in force expects of its own members and shares, noise included."""
+        return self.learned.plan.prediction if self.learned else None
 
     def _figures(self, outcome: Outcome) -> dict[str, Any]:
         return {
@@ -120,6 +127,12 @@ class JobReport:
         elif not self.job.even:
             longer = outcome.even_step_s / outcome.step_s
             say(console, f"even shares: {outcome.even_step_s:.4g} s, {longer:.2f} times as long")
+        if self._prediction is not None:
+            say(
+                console,
+                f"the plan in force expects {self._prediction.step_s:.4g} s of its members, noise included, which allows "
+                f"an efficiency of {self._prediction.efficiency_ceiling:.3f} at most",
+            )
         if self.learned and self.learned.measured_step_s is not None:
             say(console, f"measured now, with the members it has: {self.learned.measured_step_s:.4g} s")
         if self.samples_per_epoch is not None:

@@ -14,7 +14,7 @@ import yaml
 from click.testing import CliRunner, Result
 from heterotrain_cli.main import main
 from heterotrain_core.contract.codec import encode_plan
-from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Member, Plan
+from heterotrain_core.contract.plan import Binding, CommunicationTime, ComputeTime, Member, Plan, Prediction
 from unit.cli import oracle
 
 JOB: dict[str, Any] = {
@@ -242,6 +242,7 @@ def a_plan() -> Plan:
         job_uid="uid-1", generation=3, revision=7, global_batch_samples=60,
         members=(member(0, "a100", 0.004), member(1, "a100", 0.006), member(2, "t4", 0.02)),
         communication=CommunicationTime(overlapped_s=0.0, last_bucket_s=0.01, gamma=0.0),
+        prediction=Prediction(step_s=0.21, efficiency=0.8, efficiency_ceiling=0.93, bindings=(Binding.COMPUTE,) * 3),
     )  # fmt: skip
 
 
@@ -269,6 +270,7 @@ def test_speeds_of_the_running_job(folder: Path, monkeypatch: pytest.MonkeyPatch
     found = json.loads(result.stdout)
     assert found["unknownPools"] == ["v100"]
     assert found["measuredStepSeconds"] == 0.123
+    assert (found["plannedStepSeconds"], found["efficiencyCeiling"]) == (0.21, 0.93)
     members = [{"name": "a100", "perSampleSeconds": 0.006, "count": 4}, {"name": "t4", "perSampleSeconds": 0.02, "maxSamples": 40, "count": 3}]  # fmt: skip
     document = {"members": members, "communication": {"lastBucketSeconds": 0.01}}
     assert found["stepSeconds"] == pytest.approx(oracle.least_step_s(document, 60))
@@ -278,6 +280,9 @@ def test_speeds_of_the_running_job(folder: Path, monkeypatch: pytest.MonkeyPatch
     ]
     text = CliRunner().invoke(main, arguments, catch_exceptions=False).stdout
     assert "measured now, with the members it has: 0.123 s" in text
+    assert (
+        "the plan in force expects 0.21 s of its members, noise included, which allows an efficiency of 0.930" in text
+    )
 
 
 def test_a_running_job_that_cannot_be_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
