@@ -71,7 +71,7 @@ def test_a_killed_worker_costs_one_step_and_counts_as_a_failure(start: Start) ->
 def test_a_node_that_loses_power_and_returns(start: Start) -> None:
     """Power cut, cable first: no goodbye reaches anyone, the others go on, and the node's return brings its worker back."""
     # Long enough that the control plane notices (40 to 50 s) and the node is back before the job is over.
-    running = start(epochs=24, epoch_samples=6720, training={"globalBatchSize": 336})
+    running = start(epochs=14, epoch_samples=6720, training={"globalBatchSize": 336})
     running.job.wait_members(3, timeout_s=90)
     running.wait_steps(6)
     node = spot.node_of_pool(running.job.cluster, "t4")
