@@ -40,8 +40,8 @@ def show_answer(console: Console, profile: Profile, batch_samples: int, found: A
 
 def plain_table(first: str) -> Table:
     """Return a table without frames whose first column is ``first``, so that it can be cut and pasted."""
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column(first)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(first, no_wrap=True)
     return table
 
 
