@@ -93,6 +93,17 @@ def test_ready_workers_wait_a_moment_for_those_that_start_then_go_ahead() -> Non
     assert world.members() == ["job-w0"]
 
 
+def test_a_loss_waits_for_nobody_and_takes_those_in_who_are_ready() -> None:
+    world = World(pool("a"), pool("b"), pool("c"), pool("d")).with_nodes("a", "b").start()
+    world.with_nodes("c", "d").schedule().run(ready=False)
+    world.set_ready("job-w2")
+    world.settle()
+    assert world.members() == ["job-w0", "job-w1"], "the two that come are gathered"
+    world.vanish("job-w1")
+    world.settle()
+    assert world.members() == ["job-w0", "job-w2"]
+
+
 def test_readiness_lets_in_but_its_loss_throws_nobody_out() -> None:
     """A slow device answers its probe late; that is no reason to make everybody pause."""
     world = a_running_job()
@@ -400,6 +411,21 @@ def test_an_older_plan_put_back_by_somebody_is_replaced_above_the_newest() -> No
     assert world.version() > newest
 
 
+def test_an_older_plan_that_only_differs_in_its_version_is_replaced_too() -> None:
+    """Workers that hold the newer version refuse it, newcomers would not: they have to hear of one version."""
+    world = a_running_job()
+    assert world.plan is not None
+    old = world.plan["data"][keys.PLAN_KEY]
+    world.taint("c", SPOT_NOTICE)
+    world.settle()
+    world.nodes["c"]["spec"]["taints"].clear()
+    world.settle()
+    newest = world.version()
+    world.plan["data"][keys.PLAN_KEY] = old
+    world.settle()
+    assert world.version() > newest
+
+
 def test_a_plan_lost_while_nobody_is_ready_waits_below_the_one_that_members_hold() -> None:
     """Generation 0 ranks below what running members hold, so they go on; newcomers learn that they have to wait."""
     world = a_running_job()
@@ -409,6 +435,9 @@ def test_a_plan_lost_while_nobody_is_ready_waits_below_the_one_that_members_hold
     world.plan = None
     world.settle()
     assert world.version() == (0, revision + 1)
+    world.edit(lambda spec: spec.update(elasticPolicy={"minReplicas": 2}))
+    world.settle()
+    assert world.version() == (0, revision + 2), "a change of the spec does not lift it above them"
     for name in ("job-w0", "job-w1", "job-w2"):
         world.set_ready(name)
     world.settle()

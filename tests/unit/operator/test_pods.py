@@ -1,0 +1,223 @@
+"""A worker's pod: the user's template kept whole, the pool's nodes and resources, and what the contract needs."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from heterotrain_core.contract import env, keys
+from heterotrain_core.contract.config import decode_config
+from heterotrain_operator.decide.pods import build_pod, ranks_per_worker, template_hash, template_problem
+from heterotrain_operator.world.parse import parse_job
+from operator_world import Body, job_body, pool
+
+
+def a_template(**spec: Any) -> Body:
+    return {"spec": {"containers": [{"name": "main", "image": "image"}], **spec}}
+
+
+def built(template: Body | None = None, pool_body: Body | None = None, **spec: Any) -> Body:
+    job = parse_job(job_body(pool_body or pool("a"), template=template, spec=spec))
+    assert job.spec is not None, job.problem
+    return build_pod(job, job.spec.worker_pools[0], 3, plan_version="2.7")
+
+
+def main_of(pod: Body) -> Body:
+    found: Body = pod["spec"]["containers"][0]
+    return found
+
+
+def test_labels_annotations_and_owner_say_whose_it_is() -> None:
+    template = a_template() | {"metadata": {"labels": {"team": "x"}, "annotations": {"note": "y"}}}
+    metadata = built(template, pool("a", capacityType="spot"))["metadata"]
+    assert metadata["name"] == "job-w3"
+    assert (
+        metadata["labels"]
+        | {
+            "team": "x",
+            keys.LABEL_JOB: "job",
+            keys.LABEL_POOL: "a",
+            keys.LABEL_WORKER_INDEX: "3",
+            keys.LABEL_CAPACITY_TYPE: "spot",
+            keys.LABEL_MANAGED_BY: keys.MANAGED_BY,
+        }
+        == metadata["labels"]
+    )
+    assert metadata["annotations"]["note"] == "y"
+    assert metadata["annotations"][keys.ANNOTATION_PLAN] == "2.7"
+    (owner,) = metadata["ownerReferences"]
+    assert (owner["kind"], owner["uid"], owner["controller"]) == (keys.KIND, "job-uid", True)
+
+
+def test_our_labels_win_over_a_template_that_uses_their_names() -> None:
+    template = a_template() | {"metadata": {"labels": {keys.LABEL_JOB: "other"}}}
+    assert built(template)["metadata"]["labels"][keys.LABEL_JOB] == "job"
+
+
+def test_the_pool_s_nodes_tolerations_and_resources_are_merged_into_the_template_s() -> None:
+    template = a_template(
+        nodeSelector={"zone": "z", "pool": "other"}, tolerations=[{"key": "mine", "operator": "Exists"}]
+    )
+    template["spec"]["containers"][0]["resources"] = {
+        "limits": {"cpu": "9", "memory": "1Gi"},
+        "claims": [{"name": "c"}],
+    }
+    body = pool(
+        "a",
+        nodeSelector={"pool": "a"},
+        tolerations=[{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        resources={"limits": {"cpu": "2", "nvidia.com/gpu": 1}},
+    )
+    pod = built(template, body)
+    assert pod["spec"]["nodeSelector"] == {"zone": "z", "pool": "a"}
+    assert [each["key"] for each in pod["spec"]["tolerations"]] == [
+        "mine",
+        "gpu",
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unreachable",
+    ]
+    assert main_of(pod)["resources"] == {
+        "limits": {"cpu": "2", "memory": "1Gi", "nvidia.com/gpu": 1},
+        "claims": [{"name": "c"}],
+    }
+
+
+def test_a_toleration_of_silent_nodes_that_the_user_wrote_stays() -> None:
+    mine = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "tolerationSeconds": 600}
+    tolerations = built(a_template(tolerations=[mine]))["spec"]["tolerations"]
+    assert [each for each in tolerations if each["key"] == mine["key"]] == [mine]
+
+
+def test_the_user_s_environment_comes_after_ours_and_both_are_there() -> None:
+    template = a_template()
+    template["spec"]["containers"][0]["env"] = [{"name": "A", "value": "$(HETEROTRAIN_JOB_NAME)"}]
+    entries = main_of(built(template))["env"]
+    assert entries[-1] == {"name": "A", "value": "$(HETEROTRAIN_JOB_NAME)"}
+    names = [entry["name"] for entry in entries]
+    assert set(env.RESERVED) - {env.LOCAL_RANK} <= set(names)
+    assert len(names) == len(set(names))
+
+
+def test_the_fixed_configuration_is_the_spec_s() -> None:
+    pod = built(
+        a_template(terminationGracePeriodSeconds=90),
+        training={
+            "globalBatchSize": 100,
+            "epochs": 7,
+            "seed": 3,
+            "precision": "bf16",
+            "communication": {"backend": "gloo", "compression": "fp16", "bucketMiB": 4},
+        },
+        elasticPolicy={"minReplicas": 1},
+        checkpoint={"uri": "file:///x", "everyMinutes": 2, "keep": 5},
+    )
+    value = next(entry["value"] for entry in main_of(pod)["env"] if entry["name"] == env.CONFIG)
+    config = decode_config(value)
+    assert (config.epochs, config.seed, config.precision, config.base_batch_samples) == (7, 3, "bf16", 100)
+    assert (config.backend, config.compression, config.bucket_mib) == ("gloo", "fp16", 4)
+    assert (config.checkpoint_uri, config.checkpoint_every_s, config.checkpoint_keep) == ("file:///x", 120.0, 5)
+    assert config.grace_s == 90
+
+
+def test_a_folder_for_the_plan_and_memory_for_shm() -> None:
+    pod = built()
+    mounts = {each["mountPath"]: each["name"] for each in main_of(pod)["volumeMounts"]}
+    volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
+    assert volumes[mounts[env.DEFAULT_PLAN_DIR]]["configMap"] == {"name": "job-plan"}
+    assert volumes[mounts["/dev/shm"]]["emptyDir"] == {"medium": "Memory"}
+    assert all("subPath" not in each for each in main_of(pod)["volumeMounts"]), "a subPath is never refreshed"
+
+
+def test_a_shm_that_the_user_mounted_stays() -> None:
+    template = a_template(volumes=[{"name": "mine", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}}])
+    template["spec"]["containers"][0]["volumeMounts"] = [{"name": "mine", "mountPath": "/dev/shm"}]
+    pod = built(template)
+    assert [each["name"] for each in pod["spec"]["volumes"]] == ["mine", keys.CONTAINER_PLAN_VOLUME]
+
+
+def test_the_annotated_container_trains_and_sidecars_are_left_alone() -> None:
+    side = {"name": "side", "image": "side", "env": [{"name": "B", "value": "c"}]}
+    template = {
+        "metadata": {"annotations": {"kubectl.kubernetes.io/default-container": "main"}},
+        "spec": {"containers": [side, {"name": "main", "image": "image"}]},
+    }
+    first, second = built(template)["spec"]["containers"]
+    assert first == side
+    assert second["readinessProbe"]["httpGet"]["path"] == keys.READY_PATH
+
+
+def test_each_rank_has_a_named_port() -> None:
+    pod = built(pool_body=pool("a", ranksPerWorker=3))
+    ports = {each["name"]: each["containerPort"] for each in main_of(pod)["ports"]}
+    assert ports == {"ht-metrics-0": 9400, "ht-metrics-1": 9401, "ht-metrics-2": 9402}
+    value = next(entry["value"] for entry in main_of(pod)["env"] if entry["name"] == env.RANKS_PER_WORKER)
+    assert value == "3"
+
+
+@pytest.mark.parametrize(
+    ("limits", "ranks"),
+    [
+        ({"nvidia.com/gpu": 4}, 4),
+        ({"amd.com/gpu": "2", "cpu": "8"}, 2),
+        ({"cpu": "8", "memory": "1Gi"}, 1),
+        ({"hugepages-2Mi": "4Mi", "example.kubernetes.io/thing": 3}, 1),
+    ],
+)
+def test_ranks_are_the_accelerators_unless_declared(limits: Body, ranks: int) -> None:
+    job = parse_job(job_body(pool("a", resources={"limits": limits})))
+    assert job.spec is not None
+    assert ranks_per_worker(job.spec.worker_pools[0], job.template) == ranks
+
+
+def test_building_a_pod_leaves_the_template_as_it_was() -> None:
+    body = job_body(pool("a"), template=a_template(tolerations=[{"key": "mine"}]))
+    before = copy.deepcopy(body)
+    job = parse_job(body)
+    assert job.spec is not None
+    build_pod(job, job.spec.worker_pools[0], 0, plan_version="")
+    assert body == before
+
+
+def test_a_changed_template_pool_or_training_changes_the_hash_and_rebalancing_does_not() -> None:
+    def digest(**spec: Any) -> str:
+        job = parse_job(job_body(pool("a", **spec.pop("pool", {})), template=spec.pop("template", None), spec=spec))
+        assert job.spec is not None
+        return template_hash(job, job.spec.worker_pools[0])
+
+    assert digest() == digest(training={"rebalance": {"boundary": "never"}})
+    others = [digest(template=a_template()), digest(training={"epochs": 2}), digest(pool={"pricePerHour": "1"})]
+    assert len({digest(), *others}) == 4
+
+
+PROBLEMS: dict[str, tuple[Body, str]] = {
+    "no container": ({"spec": {"containers": []}}, "containers is empty"),
+    "restart policy": (a_template(restartPolicy="OnFailure"), "restartPolicy has to be left out"),
+    "unknown main container": (
+        a_template() | {"metadata": {"annotations": {"kubectl.kubernetes.io/default-container": "x"}}},
+        "names 'x', but the containers are ['main']",
+    ),
+    "readiness probe": (
+        {"spec": {"containers": [{"name": "main", "readinessProbe": {}}]}},
+        "container main has a readinessProbe",
+    ),
+    "port name": (
+        {"spec": {"containers": [{"name": "main", "ports": [{"name": "ht-metrics-0"}]}]}},
+        "the port name ht-metrics-0 belongs to the operator",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PROBLEMS)
+def test_what_the_operator_itself_can_t_work_with(case: str) -> None:
+    template, sentence = PROBLEMS[case]
+    assert sentence in template_problem(template)
+
+
+def test_a_good_template_has_no_problem() -> None:
+    assert template_problem(a_template(restartPolicy="Never")) == ""
+
+
+def test_a_pod_is_plain_json() -> None:
+    assert json.loads(json.dumps(built())) == built()

@@ -1,0 +1,109 @@
+"""Whose fault a worker's end was: by condition, node and last word, never by the exit code alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from heterotrain_core.contract.outcome import Ending, Outcome, encode_outcome
+from heterotrain_operator.decide.signals import ANNOUNCEMENTS, NodeFate, judge_node
+from heterotrain_operator.decide.verdicts import Fate, judge_worker
+from heterotrain_operator.world.parse import parse_node
+from heterotrain_operator.world.views import Ended, JobKey, NodeView, PodView
+from operator_world import node_body
+
+POD = PodView(
+    key=JobKey("ns", "job"), name="job-w0", uid="u", resource_version="1", pool="a", index=0, on_demand=True, ranks=1,
+    phase="Running", node="n", address="10.0.0.1",
+)  # fmt: skip
+
+
+def a_node(**fields: object) -> NodeView:
+    return parse_node(node_body("n", "a", **fields))  # type: ignore[arg-type]  # passed through
+
+
+def judged(pod: PodView, node: NodeView | None = None) -> tuple[Fate, str]:
+    found = judge_worker(pod, {"n": node or a_node()})
+    return found.fate, found.reason
+
+
+def ended(exit_code: int = 0, *, ending: Ending | None = None, reason: str = "", said: str = "") -> PodView:
+    message = encode_outcome(Outcome(ending=ending, reason=said, epoch=0, step=0)) if ending else said
+    phase = "Failed" if exit_code else "Succeeded"
+    return replace(POD, phase=phase, ended=Ended(exit_code=exit_code, reason=reason, message=message, finished_s=0.0))
+
+
+@pytest.mark.parametrize("key", ANNOUNCEMENTS)
+def test_every_cloud_s_announcement_is_understood(key: str) -> None:
+    assert judge_node(a_node(taints=[f"{key}:NoSchedule"]), "n").fate is NodeFate.LEAVING
+
+
+@pytest.mark.parametrize(
+    ("taint", "fate"),
+    [
+        ("node.kubernetes.io/unreachable:NoExecute", NodeFate.LOST),
+        ("node.kubernetes.io/out-of-service:NoExecute", NodeFate.LOST),
+        ("node.kubernetes.io/unschedulable:NoSchedule", NodeFate.STAYS),
+        ("aws-node-termination-handler/rebalance-recommendation:NoSchedule", NodeFate.STAYS),
+        ("DeletionCandidateOfClusterAutoscaler:PreferNoSchedule", NodeFate.STAYS),
+        ("nvidia.com/gpu:NoSchedule", NodeFate.STAYS),
+    ],
+)
+def test_other_taints(taint: str, fate: NodeFate) -> None:
+    assert judge_node(a_node(taints=[taint]), "n").fate is fate
+
+
+def test_a_node_that_is_not_in_the_cluster_is_lost() -> None:
+    assert judge_node(None, "n").fate is NodeFate.LOST
+    assert judge_worker(POD, {}).fate is Fate.LOST
+
+
+RUNNING: dict[str, tuple[PodView, NodeView, Fate]] = {
+    "ready": (replace(POD, ready=True), a_node(), Fate.READY),
+    "starting": (POD, a_node(), Fate.STARTING),
+    "without a node": (replace(POD, node="", phase="Pending"), a_node(), Fate.WAITING),
+    "being deleted": (replace(POD, deleting=True, ready=True), a_node(), Fate.LEAVING),
+    "being evicted": (replace(POD, disruption="EvictionByEvictionAPI", ready=True), a_node(), Fate.LEAVING),
+    "on a silent node": (replace(POD, ready=True), a_node(ready="Unknown"), Fate.LOST),
+    "deleted on a silent node": (replace(POD, deleting=True), a_node(ready="Unknown"), Fate.LOST),
+    "on a node that is not ready": (replace(POD, ready=True), a_node(ready="False"), Fate.LEAVING),
+}
+
+
+@pytest.mark.parametrize("case", RUNNING)
+def test_a_worker_that_runs(case: str) -> None:
+    pod, node, fate = RUNNING[case]
+    assert judged(pod, node)[0] is fate
+
+
+ENDS: dict[str, tuple[PodView, NodeView, Fate, str]] = {
+    "finished": (ended(ending=Ending.FINISHED, said="done"), a_node(), Fate.FINISHED, "done"),
+    "finished while being evicted": (
+        replace(ended(ending=Ending.FINISHED), disruption="EvictionByEvictionAPI"), a_node(), Fate.FINISHED, ""
+    ),
+    "left": (ended(ending=Ending.LEFT, said="told to go"), a_node(), Fate.LEFT, "told to go"),
+    "failed": (ended(1, ending=Ending.FAILED, said="ValueError: x"), a_node(), Fate.FAILED, "ValueError: x"),
+    "failed because it was evicted": (
+        replace(ended(1, ending=Ending.FAILED), disruption="PreemptionByScheduler"), a_node(), Fate.DISRUPTED, "Preemption"
+    ),
+    "failed because its node went": (ended(1, ending=Ending.FAILED), a_node(ready="Unknown"), Fate.DISRUPTED, "hear"),
+    "failed on an announced node": (
+        ended(1), a_node(taints=["karpenter.sh/disrupted:NoSchedule"]), Fate.DISRUPTED, "Karpenter"
+    ),
+    "shut down with its node": (replace(ended(137), disruption="NodeShutdown"), a_node(), Fate.DISRUPTED, "NodeShutdown"),
+    "deleted by somebody": (replace(ended(143), deleting=True), a_node(), Fate.DISRUPTED, "deleted"),
+    "out of memory": (ended(137, reason="OOMKilled"), a_node(), Fate.FAILED, "raise resources.limits.memory"),
+    "killed from outside": (ended(137, reason="Error"), a_node(), Fate.DISRUPTED, "killed from outside"),
+    "refused by the kubelet": (replace(POD, phase="Failed"), a_node(), Fate.DISRUPTED, "node n refused the pod"),
+    "zero without a word": (ended(0), a_node(), Fate.FAILED, "heterotrain-run"),
+    "an ordinary crash": (ended(1, said="Traceback\nKeyError: 'x'"), a_node(), Fate.FAILED, "exit code 1: KeyError: 'x'"),
+    "a segmentation fault": (ended(139, reason="Error"), a_node(), Fate.FAILED, "exit code 139"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_a_worker_that_ended(case: str) -> None:
+    pod, node, fate, words = ENDS[case]
+    found, reason = judged(pod, node)
+    assert found is fate
+    assert words in reason
