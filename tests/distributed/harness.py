@@ -208,9 +208,16 @@ class Operator:
         end = time.monotonic() + LIMIT_S
         while not condition():
             if time.monotonic() > end:
-                logs = "\n".join(f"--- {w.uid} (code {w.poll()})\n{w.log()[-4000:]}" for w in self.workers.values())
-                raise AssertionError(f"in vain waited {LIMIT_S:g} s until {what}\n{logs}")
+                raise AssertionError(f"in vain waited {LIMIT_S:g} s until {what}\n{self.evidence()}")
             time.sleep(0.01)
+
+    def evidence(self) -> str:
+        """Return what all workers printed, and where those stand that still run."""
+        running = [worker for worker in self.workers.values() if worker.poll() is None]
+        for worker in running:
+            worker.signal(signal.SIGUSR1)
+        time.sleep(1.0)
+        return "\n".join(f"--- {w.uid} (code {w.poll()})\n{w.log()[-6000:]}" for w in self.workers.values())
 
     def until_ready(self, *workers: Worker) -> None:
         """Wait until these workers have reached ``job.steps``."""

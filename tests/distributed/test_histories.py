@@ -89,7 +89,7 @@ class Story:
         """Let everything happen, and react as an operator does, until somebody has finished and all have ended."""
         end_s = time.monotonic() + LIMIT_S
         while not self.over():
-            assert time.monotonic() < end_s, "\n".join(f"--- {w.uid} {w.poll()}\n{w.log()[-3000:]}" for w in self.known)
+            assert time.monotonic() < end_s, self.operator.evidence()
             step = self.step()
             while self.events and self.events[0][0] <= step:
                 self.happen(self.events.pop(0)[1])

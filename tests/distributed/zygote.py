@@ -8,6 +8,7 @@ thread and has computed nothing, which is the state in which forking torch is sa
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import importlib
 import json
 import os
@@ -67,6 +68,7 @@ def _child(command: dict[str, Any]) -> None:
         for standard in (1, 2):
             os.dup2(output, standard)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        faulthandler.register(signal.SIGUSR1, file=2)
         os.environ.update(command["environ"])
         torch.set_num_threads(1)
         module, function = command["script"].split(":")

@@ -117,7 +117,7 @@ class Assembly:
     # -- from the training thread ------------------------------------------------------------------------------------
 
     def next_formation(self, standing: Standing | None, *, patience_s: float) -> Entry | None:
-        """Return the next formation that this rank takes part in; ``None`` when it left, as announced.
+        """Return the next formation that this rank takes part in; ``None`` when it left, or nobody needs it any more.
 
         Args:
             standing: the formation that ended, or ``None`` for a process that was in none yet.
@@ -138,10 +138,6 @@ class Assembly:
         """Return whether the formation has been given up."""
         return formation in self._book.broken
 
-    def everybody_finished(self, standing: Standing) -> bool:
-        """Return whether every peer that still answers has finished, too."""
-        return self._peers.call(self._everybody_finished(standing)).result()
-
     def finish(self) -> None:
         """Say from now on that this rank has committed everything."""
         self._finished = True
@@ -150,28 +146,16 @@ class Assembly:
 
     async def _next_formation(self, standing: Standing | None, *, patience_s: float) -> Entry | None:
         deadline = self._peers.loop.time() + patience_s
-        while True:
-            held = self._peers.source.newest
-            if held and held.plan.generation > (standing.plan.generation if standing else 0):
-                named = self._rank_in(held.plan)
-                self._book.forget_before(held.plan.generation)
-                if named is not None:
-                    standing = _whole(held)
-                    entry = await self._enter(standing)
-                    if entry is not None:
-                        return entry
-                    continue
-                if standing is not None and self._takes_part(standing):
-                    standing = replace(standing, plan_ranks=())  # a plan without us outranks our formation
-            if self._gives_up(standing):
-                return None
-            if standing is None:
-                await self._peers.wait_change(RETRY_S)
+        while not await self._may_go(standing):
+            newer = self._newer_standing(standing)
+            if newer is not None:
+                standing = newer
+                entry = await self._enter(standing) if self._takes_part(standing) else None
+                if entry is not None:
+                    return entry
                 continue
-            if not self._takes_part(standing):
-                if self._leaves(standing):
-                    return None
-                if self._peers.loop.time() > deadline:
+            if standing is None or not self._takes_part(standing):
+                if standing is not None and self._peers.loop.time() > deadline:
                     raise Excluded(f"the others went on without {self._peers.identity.name} and no plan names it")
                 await self._peers.wait_change(RETRY_S)
                 continue
@@ -185,6 +169,29 @@ class Assembly:
                 if entry is not None:
                     return entry
             deadline = self._peers.loop.time() + patience_s
+        return None
+
+    async def _may_go(self, standing: Standing | None) -> bool:
+        """Return whether this rank needs no formation any more: it leaves, or everything is done."""
+        if self._gives_up(standing):
+            return True
+        if standing is None:
+            return False
+        if self._leaves(standing) and not self._takes_part(standing):
+            return True
+        return self._finished and not await self._is_needed(standing)
+
+    def _newer_standing(self, standing: Standing | None) -> Standing | None:
+        """Return where a newer generation puts this rank: into it, or out of its formation; ``None`` for no change."""
+        held = self._peers.source.newest
+        if held is None or held.plan.generation <= (standing.plan.generation if standing else 0):
+            return None
+        self._book.forget_before(held.plan.generation)
+        if any(key_of(m) == self._me for m in held.plan.members):
+            return _whole(held)
+        if standing is not None and self._takes_part(standing):
+            return replace(standing, plan_ranks=())
+        return None
 
     async def _vote(self, standing: Standing) -> tuple[int, ...] | None:
         """Return the decided members of the next formation, or ``None`` when a newer generation ends the vote."""
@@ -195,6 +202,8 @@ class Assembly:
         await self._peers.ping_all(RETRY_S)
         while instance not in self._book.decided:
             if self._newer_generation(standing) or self._gives_up(standing):
+                return None
+            if self._finished and not await self._is_needed(standing):
                 return None
             up = [rank for rank in standing.plan_ranks if self._is_up(standing.plan, rank)]
             staying = tuple(rank for rank in up if rank not in standing.leaving)
@@ -309,10 +318,11 @@ class Assembly:
         held = self._peers.source.newest
         return held is not None and held.plan.generation > standing.plan.generation
 
-    async def _everybody_finished(self, standing: Standing) -> bool:
+    async def _is_needed(self, standing: Standing) -> bool:
+        """Return whether a peer that still answers has not committed everything."""
         others = [m for m in self._members(standing) if key_of(m) != self._me]
         replies = await self._peers.ask_all(others, "status", {"formation": _pack(standing.formation)})
-        return all(reply.get("finished") for reply in replies.values())
+        return not all(reply.get("finished") for reply in replies.values())
 
     # -- breaking ----------------------------------------------------------------------------------------------------
 
@@ -411,9 +421,6 @@ class Assembly:
     def _is_up(self, plan: Plan, rank: int) -> bool:
         key = self._key(plan, rank)
         return key == self._me or self._peers.is_up(key)
-
-    def _rank_in(self, plan: Plan) -> int | None:
-        return next((m.rank for m in plan.members if key_of(m) == self._me), None)
 
     def _takes_part(self, standing: Standing) -> bool:
         return any(key_of(m) == self._me for m in self._members(standing))

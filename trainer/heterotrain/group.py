@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import re
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ c10d: Any = dist
 RENDEZVOUS_S = 10.0
 """For the store's keys and connections. Everybody has promised to come, so this only bounds a loss in these milliseconds:
 a group that waits for a connection has no socket yet that ``cut`` could shut."""
+CONNECT_S = 2.0
 COLLECTIVE_S = 1800.0
 """Long on purpose: lost peers are noticed by their links, and a slow rank is no lost rank."""
 
@@ -66,8 +68,16 @@ def host_store() -> HostedStore:
 
 
 def connect_store(host: str, port: int) -> Any:
-    """Connect to a store that another rank hosts."""
-    return c10d.TCPStore(host, port, None, is_master=False, timeout=timedelta(seconds=RENDEZVOUS_S))
+    """Connect to a store that another rank hosts.
+
+    Raises:
+        OSError, RuntimeError: it cannot be reached.
+    """
+    # torch's own client knocks at a dead host's port until its time-out, and more than once.
+    socket.create_connection((host, port), timeout=CONNECT_S).close()
+    store = c10d.TCPStore(host, port, None, is_master=False, timeout=timedelta(seconds=CONNECT_S))
+    store.set_timeout(timedelta(seconds=RENDEZVOUS_S))
+    return store
 
 
 class Group:
@@ -110,6 +120,7 @@ class Group:
         limit = timedelta(seconds=RENDEZVOUS_S)
         try:
             self.check()
+            _forget_names()
             self._store = self._store or connect()
             prefixed = c10d.PrefixStore("control", self._store)
             self._control = c10d.ProcessGroupGloo(prefixed, self.rank, self.world_size, limit)
@@ -281,6 +292,16 @@ def _set_timeout(limit: timedelta) -> None:
         newer(limit)
     else:
         c10d.distributed_c10d._set_pg_timeout(limit)  # noqa: SLF001 - all there is before torch 2.15
+
+
+def _forget_names() -> None:
+    """Let torch count its groups from 0 again.
+
+    The count is part of the keys in the store, and a build that failed leaves it ahead of the other ranks' counts.
+    """
+    world = getattr(c10d.distributed_c10d, "_world", None)
+    if world is not None and not dist.is_initialized():
+        world.group_count = 0
 
 
 def _sentence(error: BaseException) -> str:

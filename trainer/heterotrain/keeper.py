@@ -41,7 +41,6 @@ class CheckpointKeeper:
         self._writer: CheckpointWriter | None = None
         self._last_s = time.monotonic()
         self._wanted = threading.Event()
-        self._writing = self._written = (-1, -1)
         if config.checkpoint_uri is not None:
             folder = folder_of(config.checkpoint_uri, identity)
             self._folder = CheckpointFolder(folder, keep=config.checkpoint_keep)
@@ -76,11 +75,11 @@ class CheckpointKeeper:
             self._start(training, generation=formed.roster.formation.generation)
 
     def write_now(self, training: Training, *, generation: int) -> None:
-        """Write a checkpoint and return when it is complete, unless this very state has been written."""
+        """Write a checkpoint and return when it is complete, unless there is one of this step already."""
         if self._writer is None or not training.has_state:
             return
         self._writer.wait()
-        if self._written != training.progress.order:
+        if self.best()[1] != training.progress.steps:
             self._start(training, generation=generation)
             self._writer.wait()
 
@@ -103,7 +102,6 @@ class CheckpointKeeper:
             return
         self._wanted.clear()
         self._last_s = time.monotonic()
-        self._writing = training.progress.order
         pause_s = self._writer.start(training.capture(), generation=generation, step=training.progress.steps)
         self._report.gauges({names.CHECKPOINT_PAUSE: pause_s})
 
@@ -111,7 +109,6 @@ class CheckpointKeeper:
         if manifest is None:
             self._report.count(names.CHECKPOINT_FAILURES)
             return
-        self._written = self._writing
         self._report.gauges({
             names.CHECKPOINT_STEP: float(manifest.step), names.CHECKPOINT_TIME: manifest.written_unix_s,
             names.CHECKPOINT_DURATION: seconds,

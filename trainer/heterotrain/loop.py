@@ -45,6 +45,10 @@ class Source:
     shuffle: bool
 
 
+class NobodyNeedsUs(Exception):  # noqa: N818 - names the event; it never leaves this file
+    """Everything is committed and nobody is left who would need this rank's state."""
+
+
 class Loop:
     """Drives one rank from its first formation to its farewell."""
 
@@ -91,24 +95,30 @@ class Loop:
             try:
                 formed = self.formed or self._form()
                 self._finish_epoch()
-                if self._training.progress.epoch >= self._config.epochs or self.stop_reason:
-                    if self._conclude(formed):
-                        return
-                    continue
+                if self._is_done():
+                    self._conclude(formed)
+                    return
                 self._keeper.maybe_write(formed, self._training)
                 step = self._prepare(formed, source)
             except PeerLost as lost:
                 self._break(lost)
                 continue
+            except NobodyNeedsUs:
+                self._finish()
+                return
             yield step
             if not step.committed:
                 self._repeat(step)
+            elif self.stop_reason:
+                self._training.progress = replace(self._training.progress, stopped=True)
 
     # -- formations --------------------------------------------------------------------------------------------------
 
     def _form(self) -> Formed:
         formed = self._membership.form(self._standing)
         if formed is None:
+            if self._is_done():
+                raise NobodyNeedsUs
             self._leave()
         self.formed = formed
         roster = formed.roster
@@ -159,21 +169,31 @@ class Loop:
         self._membership.close()
         raise SystemExit(0)
 
-    def _conclude(self, formed: Formed) -> bool:
-        """Return whether the training is over for this rank: everything is committed and kept, here and elsewhere."""
+    def _conclude(self, formed: Formed) -> None:
+        """End the training together: nobody goes before everybody has committed everything and it is kept.
+
+        Raises:
+            PeerLost: somebody went away meanwhile; whoever is left may still need this rank's state.
+        """
+        self._membership.everything_committed()
         self._keeper.write_final(formed, self._training)
         if formed.group is not None:
-            try:
-                formed.group.gather_now([0.0])
-            except PeerLost as lost:
-                if not self._membership.may_finish(formed.standing):
-                    self._break(lost)
-                    return False
-        self._farewell.say(Ending.FINISHED, self.stop_reason or "every epoch is committed")
-        self._membership.close()
+            formed.group.gather_now([0.0])
+        self._finish()
         if formed.group is not None:
             formed.group.close()
-        return True
+
+    def _finish(self) -> None:
+        """Say the last word of a rank that has committed everything."""
+        if self.formed is None and self._standing is not None:
+            self._keeper.write_now(self._training, generation=self._standing.formation.generation)
+        self._keeper.wait()
+        self._farewell.say(Ending.FINISHED, self.stop_reason or "every epoch is committed")
+        self._membership.close()
+
+    def _is_done(self) -> bool:
+        progress = self._training.progress
+        return progress.stopped or (progress.epoch >= self._config.epochs and progress.evaluated >= progress.epoch)
 
     # -- steps -------------------------------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ class Membership(Protocol):
     """Finds formations."""
 
     def form(self, previous: Standing | None) -> Formed | None:
-        """Return the next formation, or ``None`` when this rank leaves as announced."""
+        """Return the next formation, or ``None`` when this rank leaves as announced or nobody needs it any more."""
 
     def newest(self) -> Held | None:
         """Return the newest plan that this rank has heard of."""
@@ -77,8 +77,8 @@ class Membership(Protocol):
     def leave_soon(self, within_s: float) -> None:
         """Do not wait longer than this for a formation."""
 
-    def may_finish(self, standing: Standing) -> bool:
-        """Return whether a rank that has committed everything may end although the last barrier failed."""
+    def everything_committed(self) -> None:
+        """From now on this rank is needed only by those who have not committed everything."""
 
     def close(self) -> None:
         """Let go of everything."""
@@ -132,10 +132,9 @@ class Elastic:
         """Do not wait longer than this for a formation."""
         self._assembly.leave_soon(within_s)
 
-    def may_finish(self, standing: Standing) -> bool:
-        """Return whether every peer that still answers has committed everything, too."""
+    def everything_committed(self) -> None:
+        """From now on this rank is needed only by those who have not committed everything."""
         self._assembly.finish()
-        return self._assembly.everybody_finished(standing)
 
     def close(self) -> None:
         """Let go of everything."""
@@ -199,6 +198,7 @@ class Fixed:
             boundary=Boundary(kind=BoundaryKind.NEVER), reason="no operator: even shares",
         )  # fmt: skip
         self._held = Held(plan=plan, text=encode_plan(plan))
+        self._done = False
         self._identity = identity
         self._training = training
         self._checkpoints = checkpoints
@@ -211,7 +211,7 @@ class Fixed:
             PeerLost: it is over: whoever started the processes has to start them again.
         """
         if previous is not None:
-            if previous.leaving:
+            if previous.leaving or self._done:
                 return None
             raise PeerLost("a rank was lost, and without an operator nobody replaces it: start the job again")
         group = None
@@ -242,9 +242,9 @@ class Fixed:
     def leave_soon(self, within_s: float) -> None:
         """Nobody waits here."""
 
-    def may_finish(self, standing: Standing) -> bool:  # noqa: ARG002 - the protocol's signature
-        """Nobody else is left to wait for."""
-        return True
+    def everything_committed(self) -> None:
+        """A rank that is lost from now on is no loss."""
+        self._done = True
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -285,11 +285,17 @@ def _agree_on_state(group: Group | None, training: Training, checkpoints: Checkp
     progress = training.progress
     best = (-1, -1) if training.has_state else checkpoints.best()
     steps, evaluated = progress.order if training.has_state else (-1, -1)
-    rows = [[float(steps), float(evaluated), float(best[0]), float(best[1])]]
+    rows = [[float(steps), float(evaluated), float(best[0]), float(best[1]), float(progress.stopped)]]
     if group is not None:
         rows = group.gather_now(rows[0])
     holdings = [
-        Holding(steps=int(r[0]), evaluated=int(r[1]), checkpoint_generation=int(r[2]), checkpoint_step=int(r[3]))
+        Holding(
+            steps=int(r[0]),
+            evaluated=int(r[1]),
+            checkpoint_generation=int(r[2]),
+            checkpoint_step=int(r[3]),
+            stopped=r[4] == 1.0,
+        )
         for r in rows
     ]
     who = transfer.roles(holdings)
@@ -302,8 +308,9 @@ def _agree_on_state(group: Group | None, training: Training, checkpoints: Checkp
         received = transfer.exchange(group, who, training.flat)
         if received is not None:
             training.restore_flat(received)
-    if not who.fresh:
-        training.progress = replace(training.progress, evaluated=holdings[who.leader].evaluated)
+    if not who.fresh:  # of those who had committed the same steps, some may be a hook or a farewell ahead
+        stopped = any(holdings[donor].stopped for donor in who.donors)
+        training.progress = replace(training.progress, evaluated=holdings[who.leader].evaluated, stopped=stopped)
 
 
 def backend_of(setting: str, *, all_cuda: bool) -> str:

@@ -6,10 +6,9 @@ only state is (epoch, cursor), so neither a change of membership nor a repeated 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +25,7 @@ class Progress:
         epoch_steps: committed steps of the running epoch.
         cursor: samples of the running epoch that are committed.
         evaluated: epochs whose end-of-epoch hooks are done.
+        stopped: the script has ended the training before its last epoch.
     """
 
     steps: int = 0
@@ -34,6 +34,7 @@ class Progress:
     epoch_steps: int = 0
     cursor: int = 0
     evaluated: int = 0
+    stopped: bool = False
 
     @property
     def order(self) -> tuple[int, int]:
@@ -94,8 +95,3 @@ def step_seed(*, seed: int, epoch: int, position: int) -> int:
     with the same shares does so under any history of membership.
     """
     return int(np.random.SeedSequence([seed, epoch, position]).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-def to_json(progress: Progress) -> dict[str, Any]:
-    """Return the progress as a JSON object."""
-    return asdict(progress)

@@ -207,11 +207,16 @@ def serve(report: Report, identity: Identity) -> ThreadingHTTPServer | None:
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it
             """Scrapes are no news."""
 
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, request: object, client_address: object) -> None:
+            """A scraper that hung up is no news either."""
+
     try:
-        server = ThreadingHTTPServer(("", identity.metrics_port), Handler)
+        server = Server(("", identity.metrics_port), Handler)
     except OSError as error:
         raise UsageError(f"the metrics port {identity.metrics_port} cannot be used: {error}") from error
-    server.daemon_threads = True
     threading.Thread(target=server.serve_forever, name="heterotrain-metrics", daemon=True).start()
     return server
 

@@ -23,6 +23,7 @@ class Holding:
     evaluated: int
     checkpoint_generation: int = -1
     checkpoint_step: int = -1
+    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
