@@ -176,3 +176,18 @@ def test_an_impossible_worker_is_told_what_to_do() -> None:
     world.schedule()
     world.settle()
     assert "no node of pool a is large enough for a worker: lower resources.requests" in world.status["reason"]
+
+
+def test_the_scheduler_s_no_counts_more_than_our_estimate() -> None:
+    """There seems to be room for four, but something that we can't see keeps the scheduler from placing anybody."""
+    world = World(pool("a", maxReplicas=8, tolerations=[{"key": "k", "operator": "Exists"}]))
+    world.with_nodes("a", taints=["k:NoSchedule"])
+    world.settle()
+    assert len(world.pods) == 4
+    for _ in range(3):
+        world.schedule()
+        world.settle()
+    assert len(world.pods) == 4
+    world.pass_time(11)
+    world.settle()
+    assert len(world.pods) == 1

@@ -239,6 +239,20 @@ def test_beyond_the_backoff_limit_the_job_fails_with_the_last_reason() -> None:
     assert world.status["completionTime"]
 
 
+def test_a_worker_that_is_killed_at_once_is_not_replaced_at_once() -> None:
+    """Whatever killed it may go on killing: without a pause, workers would be made and killed in a hot loop."""
+    world = a_running_job()
+    world.pass_time(3)
+    world.end("job-w0", exit_code=137)
+    decision = world.step()
+    assert decision.create == ()
+    assert decision.again_s == pytest.approx(10.0)
+    assert "job-w0" in world.pods
+    world.pass_time(11)
+    world.settle()
+    assert sorted(world.pods) == ["job-w1", "job-w2", "job-w3"]
+
+
 def test_disruptions_never_fail_a_job() -> None:
     world = a_running_job(backoffLimit=0)
     for _ in range(4):
@@ -452,6 +466,7 @@ def test_fewer_replicas_remove_the_least_preferred_first_and_charge_nobody() -> 
     going = [name for name, body in world.pods.items() if "deletionTimestamp" in body["metadata"]]
     assert [world.pods[name]["spec"]["nodeName"] for name in going] == ["b"]
     assert world.plan_json["drain"] == going
+    assert world.step().remove == (), "nobody is deleted twice"
     world.end(going[0], Ending.LEFT).vanish(going[0])
     world.settle()
     assert len(world.members()) == 3
