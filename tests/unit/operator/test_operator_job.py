@@ -552,3 +552,23 @@ def test_start_is_told_once_however_many_passes_there_are() -> None:
         world.step()
     assert world.notices.count("TrainingStarted") == 1
     assert world.notices.count("WorkersCreated") == 1
+
+
+@pytest.mark.parametrize(("ready", "least"), [(0, 0), (1, 0), (2, 1), (3, 2)])
+def test_a_drain_may_always_take_one_on_demand_worker_and_no_spot_worker_is_guarded(ready: int, least: int) -> None:
+    """A budget that never lets anybody go would block a node's drain for ever."""
+    world = World(pool("a", maxReplicas=3), pool("c", capacityType="spot")).with_nodes("a", "c", cpu="8")
+    world.settle()
+    world.schedule().run(ready=False)
+    world.set_ready("job-w3")
+    for index in range(ready):
+        world.set_ready(f"job-w{index}")
+    budget = next(body for body in world.step().apply if body["kind"] == "PodDisruptionBudget")
+    assert budget["spec"]["minAvailable"] == least
+    assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+    assert budget["spec"]["selector"]["matchLabels"][keys.LABEL_CAPACITY_TYPE] == "on-demand"
+
+
+def test_a_job_on_spot_nodes_only_has_no_budget() -> None:
+    world = World(pool("c", capacityType="spot")).with_nodes("c")
+    assert [body["kind"] for body in world.step().apply] == ["Service"]
