@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from heterotrain_core.contract import keys
 from rich.console import Console
 from rich.table import Table
 
 from lab import spot
 from lab.cluster import REPOSITORY, Cluster, ClusterError, wait_for
-from lab.efficiency import Efficiency, measure, splits
+from lab.efficiency import Efficiency, measure
 from lab.install import install, this_cluster
 from lab.jobs import Job, example, fresh_folder, script
 from lab.live import Live
@@ -99,6 +98,7 @@ def run_learned(cluster: Cluster) -> Run:
             live.say(text)
 
         job.wait_epoch(2, timeout_s=240)
+        pools = job.pools()
         node = spot.node_of_pool(cluster, SPOT_POOL)
         happens(f"spot notice for node {node}: taint, eviction, power off")
         spot.take_away(cluster, node)
@@ -111,7 +111,7 @@ def run_learned(cluster: Cluster) -> Run:
         job.wait_members(3, timeout_s=90)
         happens("its worker is in again")
         job.wait_true("Succeeded", timeout_s=240)
-    return finish(job, started_s, tuple(events))
+    return finish(job, started_s, tuple(events), pools)
 
 
 def start(
@@ -128,8 +128,8 @@ def start(
     return Job(cluster, name)
 
 
-def finish(job: Job, started_s: float, events: tuple[Event, ...]) -> Run:
-    """Read what a succeeded job reached."""
+def finish(job: Job, started_s: float, events: tuple[Event, ...], before: Mapping[str, str] | None = None) -> Run:
+    """Read what a succeeded job reached; ``before`` has the pools of workers that are gone by now."""
     status = job.status()
     time.sleep(1.5)  # one more scrape, so that the last steps are in Prometheus
     return Run(
@@ -138,21 +138,20 @@ def finish(job: Job, started_s: float, events: tuple[Event, ...]) -> Run:
         started_s=started_s,
         ended_s=time.time(),
         accuracy=status.get("accuracy"),
-        pools={pod["metadata"]["name"]: pod["metadata"]["labels"][keys.LABEL_POOL] for pod in job.pods()},
+        pools={**(before or {}), **job.pools()},
         events=events,
     )
 
 
 def best(prometheus: Prometheus, run: Run) -> Efficiency:
-    """Return the measured efficiency of the split that the run used for most steps with all its workers.
+    """Return the measured efficiency of the split that the run used for most steps with all its pools.
 
     Raises:
         ClusterError: Prometheus holds no such steps.
     """
-    found = wait_for(lambda: splits(prometheus, run.uid) or None, f"telemetry of {run.name}", timeout_s=20)
-    full = max(len(shares) for shares in found)
-    measured = [measure(prometheus, run.uid, shares) for shares in found if len(shares) == full]
-    return max((each for each in measured if each is not None), key=lambda each: each.steps)
+    return wait_for(lambda: measure(prometheus, run.uid, run.pools) or None, f"telemetry of {run.name}", timeout_s=20)[
+        0
+    ]
 
 
 def report(prometheus: Prometheus, even: Run, learned: Run, out: Path) -> None:
@@ -187,6 +186,7 @@ def report(prometheus: Prometheus, even: Run, learned: Run, out: Path) -> None:
     draw(
         prometheus,
         job_uid=learned.uid,
+        pools=learned.pools,
         start_s=learned.started_s,
         end_s=learned.ended_s,
         events=learned.events,

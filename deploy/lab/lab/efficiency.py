@@ -21,9 +21,9 @@ from lab.telemetry import PhaseTotals, Prometheus, Shape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One worker's part in the steps that were measured."""
+    """One pool's worker's part in the steps that were measured."""
 
-    worker: str
+    pool: str
     share_samples: int
     steps: float
     compute_s: float
@@ -64,50 +64,52 @@ class Efficiency:
         return efficiency_ceiling([row.deviation_s / row.compute_s for row in self.rows])
 
 
-def measure(prometheus: Prometheus, job_uid: str, shares: Mapping[str, int]) -> Efficiency | None:
-    """Measure the steps in which the workers had exactly these shares; ``None`` when there were none.
+def measure(prometheus: Prometheus, job_uid: str, pools: Mapping[str, str]) -> list[Efficiency]:
+    """Measure every split that a job's workers were seen with, one worker in each of all its pools; best proved first.
+
+    Prometheus tells which shares each worker had and for how many steps, not which ones were in force together: shares
+    of all pools belong together when they sum to the job's global batch.
 
     Args:
         prometheus: where the run was recorded.
         job_uid: whose run.
-        shares: samples by worker (pod name), one rank a worker.
+        pools: pool by worker (pod name); workers that followed each other in a pool count as one.
     """
-    compute = prometheus.totals(job_uid, metrics.PHASE_COMPUTE)
-    step = prometheus.totals(job_uid, metrics.PHASE_STEP)
-    mine = [shape for shape in compute if shares.get(shape.worker) == shape.share_samples]
-    if {shape.worker for shape in mine} != set(shares):
-        return None
-    rows = tuple(_row(shape, compute[shape]) for shape in sorted(mine, key=lambda shape: shape.worker))
-    steps_s = [step[shape].mean_s for shape in mine if shape in step]
-    if not steps_s:
-        return None
-    return Efficiency(rows=rows, step_s=math.fsum(steps_s) / len(steps_s), steps=min(row.steps for row in rows))
+    compute = _by_pool(prometheus.totals(job_uid, metrics.PHASE_COMPUTE), pools)
+    step = _by_pool(prometheus.totals(job_uid, metrics.PHASE_STEP), pools)
+    batch = prometheus.value(f'max(max_over_time({metrics.GLOBAL_BATCH}{{{metrics.LABEL_JOB_UID}="{job_uid}"}}[2h]))')
+    names = sorted({pool for pool, _ in compute})
+    seen = [sorted(share for pool, share in compute if pool == name) for name in names]
+    found = []
+    for shares in itertools.product(*seen):
+        keys = list(zip(names, shares, strict=True))
+        if sum(shares) != batch or any(key not in step for key in keys):
+            continue
+        rows = tuple(_row(pool, share, compute[pool, share]) for pool, share in keys)
+        step_s = math.fsum(step[key].mean_s for key in keys) / len(keys)
+        found.append(Efficiency(rows=rows, step_s=step_s, steps=min(row.steps for row in rows)))
+    return sorted(found, key=lambda split: -split.steps)
 
 
-def _row(shape: Shape, totals: PhaseTotals) -> Row:
+def _by_pool(totals: Mapping[Shape, PhaseTotals], pools: Mapping[str, str]) -> dict[tuple[str, int], PhaseTotals]:
+    """Return totals by pool and share."""
+    sums: dict[tuple[str, int], PhaseTotals] = {}
+    for shape, one in totals.items():
+        key = (pools.get(shape.worker, shape.worker), shape.share_samples)
+        other = sums.get(key, PhaseTotals(steps=0.0, seconds=0.0, squared_seconds=0.0))
+        sums[key] = PhaseTotals(
+            steps=one.steps + other.steps,
+            seconds=one.seconds + other.seconds,
+            squared_seconds=one.squared_seconds + other.squared_seconds,
+        )
+    return sums
+
+
+def _row(pool: str, share_samples: int, totals: PhaseTotals) -> Row:
     return Row(
-        worker=shape.worker,
-        share_samples=shape.share_samples,
+        pool=pool,
+        share_samples=share_samples,
         steps=totals.steps,
         compute_s=totals.mean_s,
         deviation_s=totals.deviation_s,
     )
-
-
-def splits(prometheus: Prometheus, job_uid: str) -> list[dict[str, int]]:
-    """Return every combination of shares that the job's workers were seen with, as samples by worker.
-
-    Prometheus tells which shares each worker had and for how many steps, not which ones were in force together; two
-    shares of two workers belong together when they sum, with the others', to one of the job's global batches.
-    """
-    shapes = prometheus.totals(job_uid, metrics.PHASE_COMPUTE)
-    of_worker: dict[str, dict[int, float]] = {}
-    for shape, totals in shapes.items():
-        of_worker.setdefault(shape.worker, {})[shape.share_samples] = totals.steps
-    batch = prometheus.value(f'max(max_over_time({metrics.GLOBAL_BATCH}{{{metrics.LABEL_JOB_UID}="{job_uid}"}}[2h]))')
-    workers = sorted(of_worker)
-    return [
-        dict(zip(workers, shares, strict=True))
-        for shares in itertools.product(*(sorted(of_worker[worker]) for worker in workers))
-        if sum(shares) == batch
-    ]

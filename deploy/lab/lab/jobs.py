@@ -114,6 +114,10 @@ class Job:
         """Return its pods."""
         return self.cluster.list("pods", f"{keys.LABEL_JOB}={self.name}")
 
+    def pools(self) -> dict[str, str]:
+        """Return the pool of each worker that has a pod, by pod name."""
+        return {pod["metadata"]["name"]: pod["metadata"]["labels"][keys.LABEL_POOL] for pod in self.pods()}
+
     def pod_on(self, pool: str) -> dict[str, Any] | None:
         """Return a running pod of this pool."""
         running = (
