@@ -19,9 +19,9 @@ from heterotrain_core.contract.plan import Member, Plan
 from heterotrain import ballot as paxos
 from heterotrain.ballot import Accepted, Acceptor, Ballot
 from heterotrain.errors import Excluded
-from heterotrain.group import HostedStore
 from heterotrain.peers import PeerKey, PeerService, key_of
 from heterotrain.plan_source import Held
+from heterotrain.rendezvous import HostedStore
 from heterotrain.roster import FormationId, workers_of
 
 _log = logging.getLogger(__name__)

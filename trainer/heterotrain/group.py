@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,18 +19,13 @@ import torch
 import torch.distributed as dist
 
 from heterotrain.errors import PeerLost
+from heterotrain.rendezvous import COLLECTIVE_S, Connections, Dial, HostedStore, c10d, sentence
 from heterotrain.sockets import OpenSocket, cut, interface_of, open_sockets
 
 _log = logging.getLogger(__name__)
-c10d: Any = dist
-"""torch.distributed, whose type information lacks half of what it exports."""
 
-RENDEZVOUS_S = 10.0
-"""For the store's keys and connections. Everybody has promised to come, so this only bounds a loss in these milliseconds:
-a group that waits for a connection has no socket yet that ``cut`` could shut."""
-CONNECT_S = 2.0
-COLLECTIVE_S = 1800.0
-"""Long on purpose: lost peers are noticed by their links, and a slow rank is no lost rank."""
+BACKEND = "heterotrain"
+"""The name under which torch knows our gloo group for gradients, so that scripts can use torch.distributed as usual."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,43 +34,6 @@ class Address:
 
     members: frozenset[str]
     spare_ports: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostedStore:
-    """A store that this process hosts.
-
-    Attributes:
-        store: the store.
-        port: where the others find it.
-        before: sockets that were open before it: all later ones may belong to the group.
-    """
-
-    store: Any
-    port: int
-    before: frozenset[OpenSocket]
-
-
-def host_store() -> HostedStore:
-    """Start a store on a free port of this host."""
-    before = open_sockets()
-    store = c10d.TCPStore(
-        "localhost", 0, None, is_master=True, timeout=timedelta(seconds=RENDEZVOUS_S), wait_for_workers=False
-    )
-    return HostedStore(store=store, port=int(store.port), before=before)
-
-
-def connect_store(host: str, port: int) -> Any:
-    """Connect to a store that another rank hosts.
-
-    Raises:
-        OSError, RuntimeError: it cannot be reached.
-    """
-    # torch's own client knocks at a dead host's port until its time-out, and more than once.
-    socket.create_connection((host, port), timeout=CONNECT_S).close()
-    store = c10d.TCPStore(host, port, None, is_master=False, timeout=timedelta(seconds=CONNECT_S))
-    store.set_timeout(timedelta(seconds=RENDEZVOUS_S))
-    return store
 
 
 class Group:
@@ -92,7 +48,6 @@ class Group:
         self._store: Any = hosted.store if hosted else None
         self._own: frozenset[OpenSocket] | None = None
         self._lock = threading.Lock()
-        self._closed = threading.Event()
         self._cut = ""
         self._backend = ""
         self._control: Any = None
@@ -117,24 +72,12 @@ class Group:
         name = interface_of(own_address) if own_address else None
         if name is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-        limit = timedelta(seconds=RENDEZVOUS_S)
-        try:
-            self.check()
-            _forget_names()
-            self._store = self._store or connect()
-            prefixed = c10d.PrefixStore("control", self._store)
-            self._control = c10d.ProcessGroupGloo(prefixed, self.rank, self.world_size, limit)
-            self.check()
-            dist.init_process_group(
-                "cuda:nccl,cpu:gloo" if backend == "nccl" else "gloo",
-                store=c10d.PrefixStore("gradients", self._store), rank=self.rank, world_size=self.world_size,
-                timeout=limit,
-            )  # fmt: skip
-            long = timedelta(seconds=COLLECTIVE_S)
-            self._control._set_default_timeout(long)  # noqa: SLF001 - torch has no public way
-            _set_timeout(long)
-        except (RuntimeError, ValueError, OSError) as error:
-            raise PeerLost(f"the group could not be built: {_sentence(error)}") from error
+        store = self._store
+        self.check()
+        dial = Dial(lambda: store or connect(), rank=self.rank, world_size=self.world_size)
+        connections = dial.result(self.check)
+        self._store, self._control = connections.store, connections.control
+        _publish(connections, backend=backend, rank=self.rank, world_size=self.world_size)
         with self._lock:
             self._own = open_sockets() - self._before
         self.check()
@@ -151,13 +94,6 @@ class Group:
         count = cut(candidates, addresses=addresses, spare_ports=self._address.spare_ports)
         if first:
             _log.info("cut %d connections of the group: %s", count, reason)
-            if self._own is None:
-                threading.Thread(target=self._keep_cutting, name="heterotrain-cut", daemon=True).start()
-
-    def _keep_cutting(self) -> None:
-        """While the group is still being built, shut what it opens after it was cut."""
-        while self._own is None and not self._closed.wait(0.05):
-            self.cut(self._cut)
 
     @property
     def is_cut(self) -> bool:
@@ -175,7 +111,6 @@ class Group:
 
     def close(self) -> None:
         """Drop the groups; waits for their threads, so it comes after ``cut`` or after the last operation."""
-        self._closed.set()
         self._control = None
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError, ValueError):
@@ -257,7 +192,7 @@ class Group:
         try:
             work.wait()
         except RuntimeError as error:
-            raise PeerLost(self._cut or _sentence(error)) from error
+            raise PeerLost(self._cut or sentence(error)) from error
 
     def finish_device(self) -> None:
         """Wait until the accelerator has done everything that was queued, then look whether the group still stands.
@@ -281,33 +216,29 @@ class Group:
         try:
             work: dist.Work = start()
         except RuntimeError as error:
-            raise PeerLost(self._cut or _sentence(error)) from error
+            raise PeerLost(self._cut or sentence(error)) from error
         return work
 
 
-def _set_timeout(limit: timedelta) -> None:
-    """Set the default group's time-out, by torch's newer or older name for it."""
-    newer = getattr(c10d, "set_timeout", None)
-    if newer is not None:
-        newer(limit)
-    else:
-        c10d.distributed_c10d._set_pg_timeout(limit)  # noqa: SLF001 - all there is before torch 2.15
+def _publish(connections: Connections, *, backend: str, rank: int, world_size: int) -> None:
+    """Make the connections torch's default group; nothing is exchanged, since gloo's are there and NCCL's come later."""
+    _MADE.append(connections.gradients)
+    try:
+        if BACKEND not in c10d.Backend.backend_list:
+            c10d.Backend.register_backend(BACKEND, lambda *_: _MADE[-1], devices=["cpu", "cuda"])
+        dist.init_process_group(
+            f"cuda:nccl,cpu:{BACKEND}" if backend == "nccl" else BACKEND,
+            store=c10d.PrefixStore("default", connections.store), rank=rank, world_size=world_size,
+            timeout=timedelta(seconds=COLLECTIVE_S),
+        )  # fmt: skip
+    except (RuntimeError, ValueError) as error:
+        raise PeerLost(f"the group could not be built: {sentence(error)}") from error
+    finally:
+        _MADE.clear()
 
 
-def _forget_names() -> None:
-    """Let torch count its groups from 0 again.
-
-    The count is part of the keys in the store, and a build that failed leaves it ahead of the other ranks' counts.
-    """
-    world = getattr(c10d.distributed_c10d, "_world", None)
-    if world is not None and not dist.is_initialized():
-        world.group_count = 0
-
-
-def _sentence(error: BaseException) -> str:
-    """Return what the library's message says, without where in its source it says so and without its advice."""
-    text = str(error).partition("\n")[0]
-    return re.sub(r"^\[[^]]*\.cc:\d+\] ", "", text).partition(". This is typically")[0]
+_MADE: list[Any] = []
+"""The group that torch is about to take over."""
 
 
 def _abort_nccl() -> None:

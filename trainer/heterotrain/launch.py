@@ -83,11 +83,16 @@ class Launcher:
         return next((code for code in codes if code > 0), 1)
 
     def _start(self, rank: int, word: Path) -> None:
-        environ = self._environ | {
-            env.LOCAL_RANK: str(rank),
-            env.RANKS_PER_WORKER: str(self._ranks),
-            env.TERMINATION_PATH: str(word),
-        }
+        # torch's C++ side prints a stack for each connection that a lost peer leaves behind; only its errors are news.
+        environ = (
+            {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+            | self._environ
+            | {
+                env.LOCAL_RANK: str(rank),
+                env.RANKS_PER_WORKER: str(self._ranks),
+                env.TERMINATION_PATH: str(word),
+            }
+        )
         child = subprocess.Popen(self._command, env=environ)
         self._children[child.pid] = rank
 

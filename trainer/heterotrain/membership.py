@@ -16,11 +16,12 @@ from heterotrain import transfer
 from heterotrain.assembly import Assembly, Entry, Standing
 from heterotrain.control import HEADER, Slot, Verdict, to_row, verdict
 from heterotrain.errors import PeerLost, UsageError
-from heterotrain.group import Address, Group, c10d, connect_store, host_store
+from heterotrain.group import Address, Group
 from heterotrain.identity import Identity
 from heterotrain.peers import PeerService
 from heterotrain.plan_source import Held, PlanSource
 from heterotrain.progress import Progress
+from heterotrain.rendezvous import c10d, connect_store, host_store
 from heterotrain.roster import FormationId, Roster, roster_of
 from heterotrain.training import Training
 from heterotrain.transfer import Holding
