@@ -56,7 +56,7 @@ def test_more_noise_wants_larger_batches() -> None:
     assert batches[-1] > 10 * batches[0]
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.floats(0, 1e7), st.integers(64, 8192))
 def test_choosing_again_changes_nothing(phi: float, current: int) -> None:
     """No flip-flop: the chosen batch is chosen again."""

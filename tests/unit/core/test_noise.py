@@ -50,7 +50,7 @@ def drawn(
 @pytest.mark.parametrize(("shares", "ratio", "spread"), GRID)
 def test_unbiased_and_never_of_larger_variance(shares: tuple[int, ...], ratio: float, spread: str) -> None:
     """Against equal weights and the published ones: no bias, and no larger variance in either part."""
-    squares, whole, gradient, trace = drawn(shares, ratio, spread, 3000)
+    squares, whole, gradient, trace = drawn(shares, ratio, spread, 2000)
     total = float(sum(shares))
     ours = [
         estimate(

@@ -63,11 +63,11 @@ def _levels_by_linear_programme(instances: list[dict[str, Any]]) -> list[float]:
 
 
 def test_real_numbers_agree_with_a_linear_programme() -> None:
-    """With samples so fine that whole ones do not matter, 2,500 instances with floors and caps match HiGHS to 1e-6."""
+    """With samples so fine that whole ones do not matter, 2,100 instances with floors and caps match HiGHS to 1e-6."""
     rng = np.random.default_rng(7)
     fine = 10_000_000
     instances = []
-    for _ in range(2500):
+    for _ in range(2100):
         n = int(rng.integers(2, 9))
         lo, hi = rng.uniform(0, 4, n), rng.uniform(5, 60, n)
         instances.append(
@@ -77,7 +77,7 @@ def test_real_numbers_agree_with_a_linear_programme() -> None:
                 "t_o": float(rng.uniform(0, 30)), "t_u": float(rng.uniform(0, 5)), "gamma": float(rng.uniform(0, 1)),
             }
         )  # fmt: skip
-    levels = [level for i in range(0, 2500, 50) for level in _levels_by_linear_programme(instances[i : i + 50])]
+    levels = [level for i in range(0, 2100, 50) for level in _levels_by_linear_programme(instances[i : i + 50])]
     regimes = {"compute": 0, "communication": 0, "mixed": 0}
     for x, level in zip(instances, levels, strict=True):
         members = [
