@@ -22,10 +22,16 @@ from heterotrain_core.perf.model import MemberModel, Verdict
 from heterotrain_core.perf.samples import SHORTEST_STEP_S, Moments, Observation, usable
 
 Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 TRUSTED_ERROR = 0.05
 """A model is ok when it predicts half and twice the typical share this well."""
 LEAST_STEPS = 8
+NEWEST_STEPS = 20
+"""What so many last steps show is how fast the member is now."""
+_SAME_SIZE_RATIO = 1.25
+_SAME_TIME = 0.15
+_NEW_GROUND = 1.5
 WARM_UP_STEPS = 3
 """The first steps of a process choose kernels, build buckets and fill caches."""
 _HALF_LIFE_STEPS = 600
@@ -80,6 +86,9 @@ def fit_member(observations: Sequence[Observation], *, assumed: FixedPart = ASSU
     after_O = np.cumsum(steps_O[::-1])[::-1] - steps_O
     trust_O = np.maximum(0.5 ** (after_O / _HALF_LIFE_STEPS), _OLDEST_WEIGHT)
 
+    later_O = np.array([o.ended_s > seen[0].ended_s for o in seen])
+    newest_O = later_O & (after_O < NEWEST_STEPS) & (steps_O >= LEAST_STEPS)
+
     def line(phases: Sequence[Moments | None]) -> _Line:
         means_O = np.array([p.mean if p else math.nan for p in phases])
         error_O = np.array([_error(o, p, usual) for o, p in zip(seen, phases, strict=True)])
@@ -88,6 +97,7 @@ def fit_member(observations: Sequence[Observation], *, assumed: FixedPart = ASSU
             x_O[have_O],
             (means_O * pace_O / micro_O)[have_O],
             weight_O=(trust_O / error_O**2)[have_O],
+            newest_O=newest_O[have_O],
             assumed=assumed,
         )
 
@@ -153,28 +163,52 @@ def _verdict(own: _Line, compute: ComputeTime, *, shapes: int, steps: int) -> tu
     return Verdict.OK, f"{shapes} shares in {steps} steps predict other shares to {own.uncertainty_ratio:.1%}"
 
 
-def _fitted(x_O: Floats, y_O: Floats, *, weight_O: Floats, assumed: FixedPart) -> _Line:
-    """Return the robust non-negative weighted line; ``weight_O`` are relative weights (of y / its mean)."""
+def _fitted(x_O: Floats, y_O: Floats, *, weight_O: Floats, newest_O: Flags, assumed: FixedPart) -> _Line:
+    """Return the robust non-negative weighted line; ``weight_O`` are relative weights (of y / its mean).
+
+    What the newest steps show far beyond all other sizes is no outlier if it can be true, however far it is from the line of
+    all others: then the time is no line, as where small shares leave a GPU half idle, and shares are decided here.
+    """
     positive = y_O > _NOTHING_S
     if not positive.any():
         return _Line(0.0, 0.0, 0.0)
-    x_O, y_O, weight_O = x_O[positive], y_O[positive], weight_O[positive]
+    x_O, y_O, weight_O, newest_O = x_O[positive], y_O[positive], weight_O[positive], newest_O[positive]
     w_O = weight_O / y_O**2
     slope, fixed = _least_squares(x_O, y_O, w_O, assumed)
     if len(y_O) > 3:  # noqa: PLR2004  # three points do not tell which of them is the outlier
         slope, fixed = _middle_line(x_O, y_O)
         robust_O = np.zeros_like(y_O)
+        firm_O = newest_O & _new_ground(x_O, y_O)
         for _ in range(8):
             expected_O = np.maximum(slope * x_O + fixed, _NOTHING_S)
             miss_O = np.abs(y_O / expected_O - 1) * np.sqrt(weight_O)
             scale = max(1.0, 1.4826 * float(np.median(miss_O)))
             following_O = np.maximum(1 - (miss_O / (4.685 * scale)) ** 2, 0.0) ** 2
+            following_O = np.where(firm_O, 1.0, following_O)
             if np.allclose(following_O, robust_O, atol=1e-3):
                 break
             robust_O = following_O
             w_O = weight_O * robust_O / expected_O**2
             slope, fixed = _least_squares(x_O, y_O, w_O, assumed)
     return _Line(slope, fixed, _uncertainty(x_O, y_O, w_O, slope=slope, fixed=fixed))
+
+
+def _new_ground(x_O: Floats, y_O: Floats) -> Flags:
+    """Return which observations lie far beyond all other sizes, agree with those at their own, and can be true.
+
+    More samples take no less time, and no more time a sample, as long as memory holds.
+    """
+    found_O = np.zeros(len(x_O), dtype=bool)
+    for i, (x, y) in enumerate(zip(x_O.tolist(), y_O.tolist(), strict=True)):
+        beside_O = np.abs(np.log(x_O / x)) < math.log(_SAME_SIZE_RATIO)
+        others_x, others_y = x_O[~beside_O], y_O[~beside_O]
+        if not len(others_x) or abs(y / float(np.median(y_O[beside_O])) - 1) > _SAME_TIME:
+            continue
+        time, pace = float(np.median(others_y)), float(np.median(others_y / others_x))
+        larger = x > _NEW_GROUND * others_x.max() and y >= time and y / x <= pace
+        smaller = x * _NEW_GROUND < others_x.min() and y <= time and y / x >= pace
+        found_O[i] = larger or smaller
+    return found_O
 
 
 def _middle_line(x_O: Floats, y_O: Floats) -> tuple[float, float]:

@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from heterotrain_core.goodput import LEAST_GAIN, candidate_batches, statistical_efficiency
+from heterotrain_core.perf.condense import condense
 from heterotrain_core.perf.samples import Observation
-
-KEPT_OBSERVATIONS = 64
-"""Newest observations of each member that are kept; each is of many steps, more than a fit remembers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,20 +89,21 @@ class Policy(Protocol):
 
 @dataclass(slots=True)
 class Memory:
-    """Observations by member, the newest ``KEPT_OBSERVATIONS`` of each."""
+    """Observations by member, condensed as the operator keeps them."""
 
-    by_member: dict[str, list[Observation]] = field(default_factory=dict)
+    by_member: dict[str, tuple[Observation, ...]] = field(default_factory=dict)
 
     def take(self, observations: Sequence[Observation]) -> None:
-        """Add observations, oldest first."""
+        """Add what one scrape brought."""
+        fresh: dict[str, list[Observation]] = {}
         for observation in observations:
-            mine = self.by_member.setdefault(observation.member, [])
-            mine.append(observation)
-            del mine[:-KEPT_OBSERVATIONS]
+            fresh.setdefault(observation.member, []).append(observation)
+        for member, found in fresh.items():
+            self.by_member[member] = condense([*self.by_member.get(member, ()), *found])
 
     def of(self, members: Sequence[str]) -> dict[str, tuple[Observation, ...]]:
         """Return what is known of these members now."""
-        return {member: tuple(self.by_member[member]) for member in members if member in self.by_member}
+        return {member: self.by_member[member] for member in members if member in self.by_member}
 
 
 def batches(view: View, current: int) -> tuple[int, ...]:

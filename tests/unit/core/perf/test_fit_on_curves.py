@@ -1,0 +1,48 @@
+"""Real GPUs are no lines: half idle below some share, their time hardly depends on it. A fit has to follow to new ground."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from heterotrain_core.perf.fit import fit_member
+from heterotrain_core.perf.model import compute_s
+from heterotrain_core.perf.samples import Moments, Observation
+
+# Milliseconds of ResNet-18 on an A100 (figures of Sia's artifact): flat up to 90 samples.
+CURVE = ((32, 34.33), (64, 34.73), (91, 36.61), (182, 40.78), (257, 49.05), (513, 71.57), (1025, 118.7))
+
+
+def seen(share: int, steps: int, ended_s: float) -> Observation:
+    """Return an observation on the curve."""
+    xs, ys = zip(*CURVE, strict=True)
+    mean = float(np.interp(share, xs, ys)) * 1e-3
+    return Observation(
+        member="a",
+        share_samples=share,
+        steps=steps,
+        ended_s=ended_s,
+        compute=Moments(mean=mean, variance=(0.02 * mean) ** 2),
+    )
+
+
+def an_epoch_of_small_shares() -> list[Observation]:
+    """Even shares of 32, and a probe around them."""
+    probe = [seen(share, 8, 5.0) for share in (22, 32, 42)]
+    return [*probe, seen(32, 40, 10.0), seen(32, 40, 15.0)]
+
+
+@pytest.mark.parametrize("steps", [10, 30, 200])
+def test_new_ground_is_believed(steps: int) -> None:
+    """One scrape at eight times the share, far above the line of all before it, is predicted at once."""
+    model = fit_member([*an_epoch_of_small_shares(), seen(257, steps, 20.0)])
+    assert model.compute is not None
+    assert compute_s(model.compute, 257) == pytest.approx(0.049, rel=0.1)
+    assert compute_s(model.compute, 513) > 0.06
+
+
+def test_and_stays_believed() -> None:
+    """After more scrapes there, too."""
+    later = [seen(257, 13, 20.0 + 2 * i) for i in range(6)]
+    model = fit_member([*an_epoch_of_small_shares(), *later])
+    assert model.compute is not None
+    assert compute_s(model.compute, 257) == pytest.approx(0.049, rel=0.1)
