@@ -11,6 +11,7 @@ from typing import Any
 
 import heterotrain
 import torch
+from heterotrain.errors import PeerLost
 from heterotrain.group import Group
 from heterotrain.reducer import Reducer
 from heterotrain.step import Step
@@ -39,7 +40,7 @@ def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 class Trap:
-    """Makes this worker die or wait at a given place of a given step. Each place is reached once for each attempt."""
+    """Makes this worker die, wait or lose a message at a given place of a given step."""
 
     def __init__(self, spec: dict[str, Any] | None) -> None:
         self._spec = spec or {}
@@ -50,6 +51,9 @@ class Trap:
             return
         if self._spec.get("do", "die") == "die":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self._spec["do"] == "lose":
+            self._spec = {}
+            raise PeerLost("as if the last message had been lost")
         Path(self._spec["reached"]).touch()
         while not Path(self._spec["release"]).exists():
             time.sleep(0.01)

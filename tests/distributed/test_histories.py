@@ -56,6 +56,8 @@ class Story:
         if self.chance.random() < 0.4:
             place = self.chance.choice(PLACES)
             trap = {"place": place, "step": self.chance.randint(0, 2 if place in ("building", "built") else STEPS - 1)}
+            if place in ("reducing", "reduced", "built"):
+                trap["do"] = self.chance.choice(["die", "lose"])
         worker = self.operator.start(f"w{self.count}", trap=trap, slow_s=0.005)
         self.count += 1
         self.known.append(worker)

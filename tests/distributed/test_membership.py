@@ -130,10 +130,22 @@ def test_one_of_two_waits_for_the_operator(operate: Operate) -> None:
     operator.until_ready(*workers)
     operator.plan(workers)
     operator.finish([workers[1]])
-    operator.until(lambda: "is over" in workers[0].log(), "the survivor notices")
-    assert workers[0].poll() is None
+    operator.until(lambda: "waiting for the operator's plan" in workers[0].log(), "the survivor waits")
     operator.plan(workers[:1])
     assert_finished(operator, workers[:1])
+    assert "formation 1.1" not in workers[0].log()
+
+
+def test_a_step_that_only_some_have_committed_is_taken_over(operate: Operate) -> None:
+    """One survivor loses the last message of a step that the others commit: it takes their state, and repeats nothing."""
+    operator = operate()
+    trap = {"place": "reduced", "step": 4, "do": "lose"}
+    workers = [operator.start("w0"), operator.start("w1", trap=trap), operator.start("w2")]
+    operator.until_ready(*workers)
+    operator.plan(workers)
+    assert_finished(operator, workers)
+    assert "step 4 is repeated" in workers[1].log()
+    assert "step 4 is repeated" not in workers[0].log() + workers[2].log()
 
 
 def test_a_late_joiner_gets_its_state_from_the_survivors(operate: Operate) -> None:

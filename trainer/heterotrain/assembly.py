@@ -103,6 +103,7 @@ class Assembly:
         self._standing: Standing | None = None
         self._finished = False
         self._leave_at: float | None = None
+        self._said = ""
         peers.on_lost = self._on_lost
         peers.handlers |= {
             "prepare": self._on_prepare,
@@ -215,6 +216,8 @@ class Assembly:
             if settled and not possible and self._leave_at is not None:
                 self._leave_at = self._peers.loop.time()  # those who stay wait for the operator: our vote is no use
                 continue
+            if settled and not possible:
+                self._say(f"{len(up)} of {len(standing.plan_ranks)} members are left: waiting for the operator's plan")
             if settled and possible and self._key(standing.plan, leader) == self._me:
                 await self._propose(standing, instance, leader, staying)
             else:
@@ -408,6 +411,12 @@ class Assembly:
             self._peers.nudge()
 
     # -- small views -------------------------------------------------------------------------------------------------
+
+    def _say(self, text: str) -> None:
+        """Log a state of waiting, once until it changes."""
+        if text != self._said:
+            self._said = text
+            _log.info("%s", text)
 
     def _acceptor(self, instance: FormationId) -> Acceptor:
         return self._book.acceptors.get(instance, Acceptor())
