@@ -78,4 +78,7 @@ demo: cluster-running ## the main job on a real cluster, from nothing to a table
 bench: cluster-running ## measure what docs/benchmarks.md quotes, each beside its alternative
 	@$(LAB) -m lab.bench
 
-.PHONY: help setup lock lint format test test-unit test-distributed images cluster cluster-running cluster-down demo bench
+bench-simulated: setup ## the simulated tables of docs/simulation.md, the longest of them about an hour
+	@for what in model_error spot fleet comparison; do $(PY) deploy/bench/simulated_$$what.py; echo; done
+
+.PHONY: bench-simulated help setup lock lint format test test-unit test-distributed images cluster cluster-running cluster-down demo bench

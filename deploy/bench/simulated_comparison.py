@@ -82,7 +82,7 @@ def fixed(workloads: Sequence[str], seeds: int) -> None:
                 even_s = even_s or step_s
                 summary = summarise(outcomes, target_steps=of.workload.target_steps)
                 near = [epochs_until_near(of, o) for o in outcomes]
-                after = "never" if None in near else f"after {max(n for n in near if n is not None)} epochs"
+                after = "never" if None in near else f"after epoch {max(n for n in near if n is not None)}"
                 off = "–" if summary.prediction_error is None else f"{summary.prediction_error:.1%}"
                 print(
                     f"| {workload}, {of.batch_samples} | {name} | {policy} | {step_s:.3f} s | {even_s / step_s:.2f} × "
