@@ -109,6 +109,7 @@ def run_learned(cluster: Cluster) -> Run:
         happens(f"node {node} comes back")
         spot.give_back(cluster, node)
         job.wait_members(3, timeout_s=90)
+        pools |= job.pools()  # what still runs at the end is removed then
         happens("its worker is in again")
         job.wait_true("Succeeded", timeout_s=240)
     return finish(job, started_s, tuple(events), pools)
