@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import torch
-from distributed.harness import ROOT, Worker, assert_same_weights, deliver, free_port, reference
+from distributed.harness import ROOT, START_S, Worker, assert_same_weights, deliver, free_port, reference
 from heterotrain_core.contract import env
 from heterotrain_core.contract.config import TrainingConfig, encode_config
 from heterotrain_core.contract.outcome import Ending
@@ -47,7 +47,9 @@ def test_a_torchrun_script_runs_at_fixed_shares(tmp_path: Path) -> None:
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()),
         str(tmp_path / "train.py"),
     ]  # fmt: skip
-    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, env=environment(tmp_path), capture_output=True, text=True, timeout=START_S, check=False
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     expected, _ = reference(epochs=2)
     for rank in range(2):
@@ -79,13 +81,13 @@ def test_two_ranks_in_one_pod(tmp_path: Path) -> None:
         name="w0", uid="u0", folder=tmp_path, peer_port=peer_port, metrics_port=metrics_port, inbox=queue.Queue()
     )  # fmt: skip
     try:
-        end_s = time.monotonic() + 60
+        end_s = time.monotonic() + START_S
         while not worker.ready():
             assert pod.poll() is None
             assert time.monotonic() < end_s
             time.sleep(0.05)
         deliver(plan, worker)
-        assert pod.wait(timeout=60) == 0
+        assert pod.wait(timeout=START_S) == 0
     finally:
         if pod.poll() is None:
             pod.terminate()
