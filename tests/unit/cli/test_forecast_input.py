@@ -151,9 +151,23 @@ def test_the_schema_is_valid_and_printed() -> None:
     assert [name for name, field in fields.items() if "description" not in field] == []
 
 
+DOCUMENT = Path(__file__).parents[3] / "docs" / "forecast.md"
+
+
+def test_the_documented_example_gives_the_documented_answer() -> None:
+    """The profile in docs/forecast.md, run as it says, prints what it says."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    profile = text.split("```yaml\n")[1].split("```")[0]
+    shown = text.split("$ heterotrain forecast --profile gpus.yaml --batch 512\n")[1].split("```")[0]
+    printed = run(profile, batch=512).stdout
+    assert [line.strip() for line in printed.splitlines() if line.strip()] == [
+        line.strip() for line in shown.splitlines() if line.strip()
+    ]
+
+
 def test_documented_fields_are_the_schema_s() -> None:
     """docs/forecast.md has every field of the schema."""
-    text = (Path(__file__).parents[3] / "docs" / "forecast.md").read_text(encoding="utf-8")
+    text = DOCUMENT.read_text(encoding="utf-8")
     schema = json.loads(schema_text("profile"))
     item = schema["properties"]["members"]["items"]["properties"]
     names = [*item, *schema["properties"]["communication"]["properties"]]
