@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -190,6 +190,27 @@ def price_per_hour(job: Job, choice: Choice) -> float | None:
     return total
 
 
-def exchange_of(ranks: Sequence[object], communication: CommunicationTime) -> CommunicationTime:
-    """Return what the exchange costs that many ranks: one alone exchanges nothing, otherwise it is taken as it is."""
-    return communication if len(ranks) > 1 else CommunicationTime()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A gradient exchange as it was measured, and among how many ranks.
+
+    Attributes:
+        communication: T_o, T_u and gamma.
+        ranks: among which it was measured, at least 1.
+    """
+
+    communication: CommunicationTime
+    ranks: int
+
+    def among(self, ranks: int) -> CommunicationTime:
+        """Return the exchange among another number of ranks: a ring moves (n - 1) / n of the data twice, one rank none."""
+        if ranks < 2:  # noqa: PLR2004  # alone there is nothing to exchange
+            return CommunicationTime()
+        if self.ranks < 2:  # noqa: PLR2004
+            return self.communication
+        factor = (ranks - 1) / ranks / ((self.ranks - 1) / self.ranks)
+        return replace(
+            self.communication,
+            overlapped_s=self.communication.overlapped_s * factor,
+            last_bucket_s=self.communication.last_bucket_s * factor,
+        )

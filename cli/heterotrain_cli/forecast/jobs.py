@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from heterotrain_core.contract.plan import CommunicationTime, Prediction
+from heterotrain_core.contract.plan import Prediction
 from rich.console import Console
 
 from heterotrain_cli.documents import place, read_document
@@ -187,7 +187,8 @@ def report_from_profile(path: str, profile_path: str, *, batch: int | None, samp
     where = place(profile_path)
     profile = read_profile(read_document(profile_path), where=where)
     job = with_profile(_with_batch(read_job(path), batch), profile, where=where)
-    return _report(job, profile.communication, samples_per_epoch)
+    forecast = forecast_job(job, profile.communication)
+    return JobReport(job=job, forecast=forecast, samples_per_epoch=samples_per_epoch)
 
 
 def report_from_cluster(
@@ -202,11 +203,8 @@ def report_from_cluster(
     written = _with_batch(read_job(path), batch)
     found = learned(written, namespace=namespace or written.namespace)
     job = with_plan(written, found.plan)
-    return replace(_report(job, exchange(found.plan), samples_per_epoch), learned=found)
-
-
-def _report(job: Job, communication: CommunicationTime, samples_per_epoch: int | None) -> JobReport:
-    return JobReport(job=job, forecast=forecast_job(job, communication), samples_per_epoch=samples_per_epoch)
+    forecast = forecast_job(job, exchange(found.plan), measured_ranks=len(found.plan.members))
+    return JobReport(job=job, forecast=forecast, samples_per_epoch=samples_per_epoch, learned=found)
 
 
 def _with_batch(job: Job, batch: int | None) -> Job:

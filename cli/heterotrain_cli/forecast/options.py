@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from heterotrain_core.contract.plan import Binding, CommunicationTime
 from heterotrain_core.split.balance import Infeasible, Split, balance, evaluate, evenly
 
-from heterotrain_cli.forecast.job import Choice, Job, Pool, exchange_of, preferred, price_per_hour, ranks_of
+from heterotrain_cli.forecast.job import Choice, Exchange, Job, Pool, preferred, price_per_hour, ranks_of
 
 MOST_CHOICES = 2000
 """Choices that are looked at; where there are more, fewer counts of each pool are tried."""
@@ -84,28 +84,35 @@ class JobForecast:
     alternatives: tuple[Outcome, ...] = ()
 
 
-def forecast_job(job: Job, communication: CommunicationTime) -> JobForecast:
-    """Return the forecast with shares as the operator would divide them."""
+def forecast_job(job: Job, communication: CommunicationTime, *, measured_ranks: int | None = None) -> JobForecast:
+    """Return the forecast with shares as the operator would divide them.
+
+    Args:
+        job: with the speeds that are known.
+        communication: the exchange.
+        measured_ranks: among how many ranks it was measured; ``None`` for the ranks of the preferred workers.
+    """
     choice = preferred(job)
     if isinstance(choice, str):
         return JobForecast(feasible=False, reason=choice)
-    first = outcome_of(job, choice, communication)
-    others = [outcome_of(job, other, communication) for other in _choices(job)]
+    exchange = Exchange(communication=communication, ranks=measured_ranks or len(ranks_of(job, choice)))
+    first = outcome_of(job, choice, exchange)
+    others = [outcome_of(job, other, exchange) for other in _choices(job)]
     best = not_beaten([other for other in others if isinstance(other, Outcome)])
     if isinstance(first, Infeasible):
         return JobForecast(feasible=False, reason=first.reason, alternatives=best)
     return JobForecast(feasible=True, reason=first.reason, outcome=first, alternatives=best)
 
 
-def outcome_of(job: Job, choice: Choice, communication: CommunicationTime) -> Outcome | Infeasible:
+def outcome_of(job: Job, choice: Choice, exchange: Exchange) -> Outcome | Infeasible:
     """Return what a choice of workers reaches with the job's batch."""
     ranks = ranks_of(job, choice)
     members = [member for _, member in ranks]
-    exchange = exchange_of(members, communication)
+    communication = exchange.among(len(members))
     even: Split | Infeasible = Infeasible(reason="there is no rank")
     if members:
-        even = evaluate(evenly(job.batch_samples, len(members)), members, communication=exchange)
-    split = even if job.even else balance(job.batch_samples, members, communication=exchange)
+        even = evaluate(evenly(job.batch_samples, len(members)), members, communication=communication)
+    split = even if job.even else balance(job.batch_samples, members, communication=communication)
     if isinstance(split, Infeasible):
         return split
     per_hour = price_per_hour(job, choice)
