@@ -210,7 +210,7 @@ class Loop:
         size = micro_batch_samples(formed.member, learned_cap_samples=self._micro_cap)
         task = Task(
             epoch=progress.epoch, number=progress.steps, batch_samples=batch, shares=shares, rank=formed.rank, cursor=progress.cursor,
-            ids=ids,            micro_batches=micro_batches(len(ids), size), learning_rate_scale=roster.plan.learning_rate_scale,
+            ids=ids, micro_batches=micro_batches(len(ids), size),
         )  # fmt: skip
         torch.manual_seed(step_seed(seed=self._config.seed, epoch=progress.epoch, position=progress.cursor + start))
         self._keep_buffers()

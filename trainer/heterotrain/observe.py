@@ -127,7 +127,6 @@ class Observer:
             names.SAMPLES_COMMITTED: float(progress.samples),
             names.CURSOR: float(progress.cursor),
             names.GLOBAL_BATCH: float(formed.roster.plan.global_batch_samples),
-            names.LEARNING_RATE_SCALE: step.task.learning_rate_scale,
         }
         averages = self.averages
         optional = {

@@ -37,7 +37,6 @@ class Task:
         cursor: committed samples of the epoch before it.
         ids: this rank's samples, as indices into the data set.
         micro_batches: sizes into which they are cut.
-        learning_rate_scale: factor on the optimizer's learning rate.
     """
 
     epoch: int
@@ -48,7 +47,6 @@ class Task:
     cursor: int
     ids: tuple[int, ...]
     micro_batches: tuple[int, ...]
-    learning_rate_scale: float
 
     @property
     def share_samples(self) -> int:
@@ -204,7 +202,7 @@ class Step:
             self.reducer.scale(self.task.batch_samples / decision.weight if decision.weight > 0 else 0.0)
         if clip_norm is not None:
             self._clip(clip_norm)
-        self._update(optimizer)
+        optimizer.step()
         self.clock.update_s = time.perf_counter() - reduced_s
         self.committed = True
         self.host.commit(self, decision)
@@ -262,17 +260,3 @@ class Step:
         norm = float(self.reducer.squared_norm().sqrt())
         if norm > limit:
             self.reducer.scale(limit / norm)
-
-    def _update(self, optimizer: torch.optim.Optimizer) -> None:
-        scale = self.task.learning_rate_scale
-        if scale == 1.0:
-            optimizer.step()
-            return
-        rates = [group["lr"] for group in optimizer.param_groups]
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * scale
-        try:
-            optimizer.step()
-        finally:
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate  # schedulers see the user's own rate

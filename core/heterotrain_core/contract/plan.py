@@ -1,7 +1,7 @@
 """The plan: the operator's current decision for one job, as a value.
 
 Ordered by ``(generation, revision)``: the generation grows with every change of membership (a new process group), the
-revision with every change of shares, batch or learning rate (no rebuild). The symbols q, s, k, m, T_o, T_u, gamma are
+revision with every change of shares or batch (no rebuild). The symbols q, s, k, m, T_o, T_u, gamma are
 those of the performance model (docs/mathematics.md).
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class BoundaryKind(StrEnum):
@@ -125,7 +125,6 @@ class Plan:
         revision: grows with everything else; never falls when the generation grows.
         members: by rank; shares sum to ``global_batch_samples``.
         global_batch_samples: samples of one step over all members.
-        learning_rate_scale: factor on the user's learning rate.
         boundary: when shares of a newer revision take effect.
         min_replicas: formations may not have fewer workers.
         drain: workers (pod names) that are about to go; they leave after their current step.
@@ -142,7 +141,6 @@ class Plan:
     revision: int
     members: tuple[Member, ...]
     global_batch_samples: int
-    learning_rate_scale: float = 1.0
     boundary: Boundary = Boundary()
     min_replicas: int = 1
     drain: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""The global batch of a job's next plan, with the learning rate that goes with it."""
+"""The global batch of a job's next plan; the learning rate that goes with it is the trainer's (docs/adr)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from heterotrain_core.contract.plan import CommunicationTime
 from heterotrain_core.goodput import BatchChoice, choose_batch
 from heterotrain_core.perf.exchange import fit_exchange
 from heterotrain_core.planning.evidence import MemberEvidence, learned, split_member
-from heterotrain_core.rates import Family, Scaling, learning_rate_scale
 from heterotrain_core.split.balance import Infeasible
 
 
@@ -23,9 +22,6 @@ class BatchRequest:
         most_samples: largest batch (``adaptiveBatch.max``).
         current_samples: the batch in force, ``None`` at the start.
         noise_samples: phi as measured (of plain gradients: it says what a sample is worth), ``None`` while unknown.
-        scaling: the user's learning-rate rule.
-        family: kind of optimizer.
-        rate_noise_samples: phi of the gradients that the rule needs (``rates.needed_statistics``) where it differs.
     """
 
     members: tuple[MemberEvidence, ...]
@@ -34,9 +30,6 @@ class BatchRequest:
     most_samples: int
     current_samples: int | None = None
     noise_samples: float | None = None
-    scaling: Scaling = Scaling.NONE
-    family: Family = Family.SGD
-    rate_noise_samples: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +38,12 @@ class BatchDecision:
 
     Attributes:
         samples: the global batch.
-        learning_rate_scale: factor on the user's learning rate.
         changed: whether the batch differs from the current one.
         choice: every candidate that was compared; ``None`` while speeds are unknown.
         reason: why, in one sentence.
     """
 
     samples: int
-    learning_rate_scale: float
     changed: bool
     choice: BatchChoice | None
     reason: str
@@ -86,18 +77,4 @@ def decide_batch(request: BatchRequest) -> BatchDecision | Infeasible:
 
 
 def _decision(request: BatchRequest, samples: int, choice: BatchChoice | None, reason: str) -> BatchDecision:
-    noise = request.noise_samples if request.rate_noise_samples is None else request.rate_noise_samples
-    scale = learning_rate_scale(
-        request.scaling,
-        family=request.family,
-        samples=samples,
-        base_samples=request.base_samples,
-        noise_samples=noise,
-    )
-    return BatchDecision(
-        samples=samples,
-        learning_rate_scale=scale,
-        changed=samples != request.current_samples,
-        choice=choice,
-        reason=reason,
-    )
+    return BatchDecision(samples=samples, changed=samples != request.current_samples, choice=choice, reason=reason)

@@ -16,7 +16,6 @@ from heterotrain_core.goodput import (
 )
 from heterotrain_core.planning.batch import BatchDecision, BatchRequest, decide_batch
 from heterotrain_core.planning.evidence import MemberEvidence
-from heterotrain_core.rates import Scaling
 from heterotrain_core.split.balance import Infeasible
 from heterotrain_core.split.curve import SplitMember
 from hypothesis import given, settings
@@ -124,16 +123,15 @@ def test_efficiency_is_one_at_the_base_and_falls() -> None:
 
 
 def test_the_plan_of_an_adaptive_job() -> None:
-    """Blind: the base batch. With speeds and noise: the best batch, its rate, and the same when asked again."""
+    """Blind: the base batch. With speeds and noise: the best batch, and the same when asked again."""
     cluster = Cluster(truth=three_pools(), communication=EXCHANGE)
     members = tuple(MemberEvidence(member=cluster.name(rank)) for rank in range(3))
     request = BatchRequest(
         members=members, base_samples=128, least_samples=64, most_samples=8192, noise_samples=3000.0,
-        scaling=Scaling.LINEAR,
     )  # fmt: skip
     blind = decide_batch(request)
     assert isinstance(blind, BatchDecision)
-    assert (blind.samples, blind.learning_rate_scale, blind.choice) == (128, 1.0, None)
+    assert (blind.samples, blind.choice) == (128, None)
     seen = []
     for shares in ((40, 40, 48), (60, 40, 28), (30, 50, 48)):
         cluster.run(shares, 20)
@@ -147,7 +145,6 @@ def test_the_plan_of_an_adaptive_job() -> None:
     assert isinstance(decision, BatchDecision)
     assert decision.changed
     assert decision.samples > 300
-    assert decision.learning_rate_scale == decision.samples / 128
     again = decide_batch(replace(known, current_samples=decision.samples))
     assert isinstance(again, BatchDecision)
     assert (again.samples, again.changed) == (decision.samples, False)
