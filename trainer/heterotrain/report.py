@@ -6,6 +6,8 @@ without a value is not exported.
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -21,6 +23,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity
+
+_log = logging.getLogger(__name__)
+
+REQUEST_S = 10.0
+"""For a scraper to send its request or to take the answer: Prometheus gives up after ten seconds, too."""
 
 
 @dataclass(slots=True)
@@ -188,6 +195,8 @@ def serve(report: Report, identity: Identity) -> ThreadingHTTPServer | None:
     sibling_ports = [identity.metrics_port + local_rank for local_rank in siblings]
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = REQUEST_S
+
         def do_GET(self) -> None:
             if self.path == keys.METRICS_PATH:
                 self._reply(200, generate_latest(report.registry), "text/plain; version=0.0.4; charset=utf-8")
@@ -210,8 +219,10 @@ def serve(report: Report, identity: Identity) -> ThreadingHTTPServer | None:
     class Server(ThreadingHTTPServer):
         daemon_threads = True
 
-        def handle_error(self, request: object, client_address: object) -> None:
-            """A scraper that hung up is no news either."""
+        def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - the base class names it
+            """A scraper that hung up or fell asleep is no news either; anything else is a defect of ours."""
+            if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+                _log.exception("a request for metrics from %s could not be answered", client_address)
 
     try:
         server = Server(("", identity.metrics_port), Handler)

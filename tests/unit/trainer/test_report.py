@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+import socket
+import struct
+import threading
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +17,7 @@ from heterotrain.identity import Identity, Mode
 from heterotrain.report import Report, StepTimes, serve
 from heterotrain_core.contract import metrics as names
 from prometheus_client import generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 IDENTITY = Identity(mode=Mode.OPERATED, job_uid="j", worker="w0", worker_uid="u0")
 
@@ -109,3 +114,37 @@ def test_readiness_waits_for_all_local_ranks() -> None:
         for server in servers:
             server.shutdown()
             server.server_close()
+
+
+@pytest.mark.parametrize("fault", ["hangs up", "defect"])
+def test_only_a_defect_of_ours_is_news(fault: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A scraper that hangs up while its answer is made leaves no trace; an exception of ours is logged."""
+    identity = Identity(mode=Mode.OPERATED, job_uid="j", worker="w", worker_uid="u", metrics_port=free_port())
+    report, asked, answer = Report(identity), threading.Event(), threading.Event()
+
+    class Slow:
+        def collect(self) -> Iterator[Metric]:
+            asked.set()
+            answer.wait(20)
+            if fault == "defect":
+                raise KeyError("of ours")
+            yield GaugeMetricFamily("large", "x" * 10_000_000, value=1.0)
+
+    server = serve(report, identity)
+    assert server is not None
+    report.registry.register(Slow())
+    handled, finish = threading.Event(), server.shutdown_request
+    server.shutdown_request = lambda request: (finish(request), handled.set())  # type: ignore[method-assign]
+    try:
+        with socket.create_connection(("127.0.0.1", identity.metrics_port or 0)) as scraper:
+            scraper.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            assert asked.wait(20)
+            scraper.setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )  # reset, not an orderly end
+        answer.set()
+        assert handled.wait(20)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert ["of ours" in str(record.exc_info) for record in caplog.records] == ([True] if fault == "defect" else [])
