@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -14,35 +14,25 @@ from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.outcome import Ending
 
-from heterotrain import data
 from heterotrain.assembly import Standing
-from heterotrain.control import Verdict, to_row, verdict
+from heterotrain.attempt import Attempts
+from heterotrain.control import Verdict
 from heterotrain.errors import PeerLost, RepeatStep, UsageError
 from heterotrain.farewell import Farewell
+from heterotrain.feed import Feed, Source
 from heterotrain.identity import Identity
 from heterotrain.keeper import CheckpointKeeper
-from heterotrain.membership import Formed, Membership, agreed_plan, plan_slot
+from heterotrain.membership import Formed, Membership, plan_slot
 from heterotrain.observe import Observer
 from heterotrain.plan_source import Held
-from heterotrain.progress import advance, micro_batches, next_batch_samples, permutation, slice_of, step_seed
 from heterotrain.reducer import Reducer
 from heterotrain.report import Report
-from heterotrain.roster import may_adopt, micro_batch_samples, roster_of, step_shares, workers_of
-from heterotrain.sample_log import SampleLog
+from heterotrain.roster import may_adopt, roster_of, workers_of
 from heterotrain.step import Step, Task
 from heterotrain.training import Training
+from heterotrain.vote import exchange_votes
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Where samples come from: the same data set, in the same order, on every rank."""
-
-    dataset: data.MapDataset
-    samples: int
-    collate: data.Collate | None
-    shuffle: bool
 
 
 class NobodyNeedsUs(Exception):  # noqa: N818 - names the event; it never leaves this file
@@ -80,17 +70,14 @@ class Loop:
         self._observer = observer
         self._report = report
         self._farewell = farewell
-        self._source: Source | None = None
+        self._attempts = Attempts(report)
+        self._feed: Feed | None = None
         self._standing: Standing | None = None
-        self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._micro_cap: int | None = None
         self._uncommitted: Step | None = None
-        folder = identity.sample_log_dir
-        self._log = SampleLog(folder, name=identity.name.replace("/", "-")) if folder else None
 
     def steps(self, source: Source) -> Iterator[Step]:
         """Yield steps until everything is committed."""
-        self._source = source
+        self._feed = Feed(source, seed=self._config.seed, device=self._device, identity=self._identity)
         while True:
             try:
                 formed = self.formed or self._form()
@@ -99,7 +86,7 @@ class Loop:
                     self._conclude(formed)
                     return
                 self._keeper.maybe_write(formed, self._training)
-                step = self._prepare(formed, source)
+                step = self._prepare(formed, self._feed)
             except PeerLost as lost:
                 self._break(lost)
                 continue
@@ -197,26 +184,14 @@ class Loop:
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
-    def _prepare(self, formed: Formed, source: Source) -> Step:
-        progress = self._training.progress
+    def _prepare(self, formed: Formed, feed: Feed) -> Step:
         self._adopt(formed)
-        roster = formed.roster
-        batch = next_batch_samples(
-            progress, global_batch_samples=roster.plan.global_batch_samples, epoch_samples=source.samples
-        )
-        shares = step_shares(roster, epoch=progress.epoch, epoch_step=progress.epoch_steps, batch_samples=batch)
-        start, stop = slice_of(shares, formed.rank)
-        ids = tuple(self._order()[progress.cursor + start : progress.cursor + stop].tolist())
-        size = micro_batch_samples(formed.member, learned_cap_samples=self._micro_cap)
-        task = Task(
-            epoch=progress.epoch, number=progress.steps, batch_samples=batch, shares=shares, rank=formed.rank, cursor=progress.cursor,
-            ids=ids, micro_batches=micro_batches(len(ids), size),
-        )  # fmt: skip
-        torch.manual_seed(step_seed(seed=self._config.seed, epoch=progress.epoch, position=progress.cursor + start))
-        self._keep_buffers()
+        task = feed.task(formed, self._training.progress, cap_samples=self._attempts.cap_samples)
+        torch.manual_seed(feed.seed_of(task))
+        self._attempts.begin(self._training.model)
         reducer = self._must_reduce()
         reducer.begin()
-        wanted = self._observer.begin(reducer, progress.steps)
+        wanted = self._observer.begin(reducer, task.number)
         return Step(
             task=task, reducer=reducer, group=formed.group, host=self,
             on_launch=self._observer.on_launch if wanted else None,
@@ -237,36 +212,16 @@ class Loop:
 
     def _repeat(self, step: Step) -> None:
         """Undo an attempt; the next turn of the loop yields the step again."""
-        for buffer, kept in self._buffers:
-            buffer.copy_(kept)
+        self._attempts.undo()
         if isinstance(step.failure, PeerLost):
             self._uncommitted = step
             self._break(step.failure)
         elif isinstance(step.failure, torch.OutOfMemoryError):
-            self._halve(step)
+            self._attempts.halve(step)
+            self._observer.forget()
         elif not isinstance(step.failure, RepeatStep):
             raise UsageError("run each step inside `with step:` and end it with step.apply(optimizer)")
         self._report.count(names.REPEATED_STEPS)
-
-    def _halve(self, step: Step) -> None:
-        """After running out of memory: from now on half the largest micro-batch."""
-        largest = max(step.task.micro_batches)
-        if largest == 1:
-            raise UsageError(
-                "one sample alone does not fit into memory: use a smaller model or sample"
-            ) from step.failure
-        self._micro_cap = largest // 2
-        self._observer.forget()
-        self._report.count(names.OUT_OF_MEMORY)
-        self._report.gauges({names.MICRO_BATCH_CAP: float(self._micro_cap)})
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-        _log.warning("out of memory with micro-batches of %d samples: using %d from now on", largest, self._micro_cap)
-
-    def _keep_buffers(self) -> None:
-        """Copy the model's buffers (running statistics and the like), so that a repeated step starts from the same."""
-        model = self._training.model
-        self._buffers = [(b, b.detach().clone()) for b in model.buffers()] if model is not None else []
 
     def _finish_epoch(self) -> None:
         """Run what the script wants done after an epoch, once per epoch."""
@@ -278,10 +233,9 @@ class Loop:
 
     # -- a step's host -----------------------------------------------------------------------------------------------
 
-    def fetch(self, ids: Sequence[int]) -> Any:
-        """Return the batch of these samples on the device."""
-        source = self._must_source()
-        return data.to_device(data.fetch(source.dataset, ids, source.collate), self._device)
+    def fetch(self, task: Task, offset: int, size: int) -> Any:
+        """Return ``size`` samples of the task from its ``offset``-th on, as a batch on the device."""
+        return self._must_feed().fetch(task, offset, size)
 
     def is_broken(self) -> bool:
         """Return whether the formation is known to be broken."""
@@ -304,17 +258,8 @@ class Loop:
             small_squared=observer.small_squared,
             buckets_s=observer.buckets_s or (math.nan,) * len(reducer.flats),
         )
-        row = to_row(slot)
-        if formed.group is None:
-            decision = verdict([row])
-        else:
-            work, slots = formed.group.gather(torch.tensor(row, dtype=torch.float64))
-            reducer.wait()
-            formed.group.wait(work)
-            formed.group.finish_device()
-            decision = verdict([other.tolist() for other in slots])
-            held = agreed_plan(formed.group, decision, held, job_uid=self._identity.job_uid)
-            self._membership.offer(held.text)
+        decision, held = exchange_votes(formed, reducer, slot, held, job_uid=self._identity.job_uid)
+        self._membership.offer(held.text)
         if held.plan.version > formed.agreed.plan.version:
             formed.agreed = held
         return decision
@@ -323,10 +268,9 @@ class Loop:
         """Everything that follows a step that all ranks finished."""
         now_s = time.perf_counter()
         formed = self._must_form()
-        self._training.progress = advance(
-            self._training.progress, batch_samples=step.task.batch_samples, epoch_samples=self._must_source().samples
-        )
-        self._write_log(step, formed.standing)
+        feed = self._must_feed()
+        self._training.progress = feed.advanced(self._training.progress, step.task)
+        feed.log(step.task, formed.standing)
         for scheduler in self.schedulers:
             scheduler.step()
         self._observer.committed(step, decision, formed, now_s=now_s)
@@ -360,31 +304,11 @@ class Loop:
         newest = self._membership.newest()
         return newest if newest is not None and newest.plan.version > formed.agreed.plan.version else formed.agreed
 
-    def _order(self) -> Any:
-        source = self._must_source()
-        return permutation(
-            seed=self._config.seed, epoch=self._training.progress.epoch, epoch_samples=source.samples,
-            shuffle=source.shuffle,
-        )  # fmt: skip
-
-    def _write_log(self, step: Step, standing: Standing) -> None:
-        if self._log is None:
-            return
-        task, source = step.task, self._must_source()
-        order = permutation(
-            seed=self._config.seed, epoch=task.epoch, epoch_samples=source.samples, shuffle=source.shuffle
-        )
-        self._log.write({
-            "at_s": time.time(), "epoch": task.epoch, "step": task.number, "generation": standing.formation.generation,
-            "formation": standing.formation.number, "rank": task.rank, "shares": task.shares, "ids": task.ids,
-            "batch_ids": order[task.cursor : task.cursor + task.batch_samples].tolist(),
-        })  # fmt: skip
-
     def _log_late_commit(self, formed: Formed) -> None:
         """Write the line of a step that others had committed when this rank lost them."""
         step, self._uncommitted = self._uncommitted, None
         if step is not None and formed.group is not None and self._training.progress.steps > step.task.number:
-            self._write_log(step, self._standing or formed.standing)
+            self._must_feed().log(step.task, self._standing or formed.standing)
 
     def _must_form(self) -> Formed:
         if self.formed is None:
@@ -396,7 +320,7 @@ class Loop:
             raise UsageError("call model = job.wrap(model) before job.steps")
         return self.reducer
 
-    def _must_source(self) -> Source:
-        if self._source is None:
+    def _must_feed(self) -> Feed:
+        if self._feed is None:
             raise UsageError("call job.steps first")
-        return self._source
+        return self._feed

@@ -18,9 +18,10 @@ from heterotrain_core.contract.outcome import Ending
 from heterotrain import data
 from heterotrain.errors import Excluded, UsageError
 from heterotrain.farewell import Farewell
+from heterotrain.feed import Source
 from heterotrain.identity import Identity, Mode, read_config, read_identity
 from heterotrain.keeper import CheckpointKeeper
-from heterotrain.loop import Loop, Source
+from heterotrain.loop import Loop
 from heterotrain.membership import Elastic, Fixed, Membership, device_of
 from heterotrain.observe import Observer
 from heterotrain.progress import slice_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -69,8 +69,8 @@ class Clock:
 class Host(Protocol):
     """What a step needs of its job."""
 
-    def fetch(self, ids: Sequence[int]) -> Any:
-        """Return the batch of these samples on the device."""
+    def fetch(self, task: Task, offset: int, size: int) -> Any:
+        """Return ``size`` samples of the task from its ``offset``-th on, as a batch on the device."""
 
     def vote(self, step: Step, *, ok: bool) -> Verdict:
         """Exchange the control vector and wait for the buckets."""
@@ -129,7 +129,7 @@ class Step:
             if self.host.is_broken():
                 raise PeerLost("the formation broke during the step")
             began_s = time.perf_counter()
-            batch = self.host.fetch(self.task.ids[start : start + size])
+            batch = self.host.fetch(self.task, start, size)
             start += size
             self._handed_out += 1
             self._mark_s = time.perf_counter()

@@ -1,0 +1,54 @@
+"""What a repeated step starts from: the buffers before it, and micro-batches that fit."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from heterotrain_core.contract import metrics as names
+
+from heterotrain.errors import UsageError
+from heterotrain.report import Report
+from heterotrain.step import Step
+
+_log = logging.getLogger(__name__)
+
+
+class Attempts:
+    """Keeps what an attempt changes besides gradients, and learns from those that ran out of memory.
+
+    Attributes:
+        cap_samples: the largest micro-batch that is tried; ``None`` while nothing was learned.
+    """
+
+    def __init__(self, report: Report) -> None:
+        self.cap_samples: int | None = None
+        self._report = report
+        self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def begin(self, model: torch.nn.Module | None) -> None:
+        """Copy the model's buffers (running statistics and the like), so that a repeated step starts from the same."""
+        self._buffers = [(b, b.detach().clone()) for b in model.buffers()] if model is not None else []
+
+    def undo(self) -> None:
+        """Put the buffers back."""
+        for buffer, kept in self._buffers:
+            buffer.copy_(kept)
+
+    def halve(self, step: Step) -> None:
+        """After running out of memory: from now on half the largest micro-batch.
+
+        Raises:
+            UsageError: one sample alone does not fit.
+        """
+        largest = max(step.task.micro_batches)
+        if largest == 1:
+            raise UsageError(
+                "one sample alone does not fit into memory: use a smaller model or sample"
+            ) from step.failure
+        self.cap_samples = largest // 2
+        self._report.count(names.OUT_OF_MEMORY)
+        self._report.gauges({names.MICRO_BATCH_CAP: float(self.cap_samples)})
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.empty_cache()
+        _log.warning("out of memory with micro-batches of %d samples: using %d from now on", largest, self.cap_samples)
