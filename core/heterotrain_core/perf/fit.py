@@ -178,7 +178,7 @@ def _fitted(x_O: Floats, y_O: Floats, *, weight_O: Floats, newest_O: Flags, assu
     if len(y_O) > 3:  # noqa: PLR2004  # three points do not tell which of them is the outlier
         slope, fixed = _middle_line(x_O, y_O)
         robust_O = np.zeros_like(y_O)
-        firm_O = newest_O & _new_ground(x_O, y_O)
+        firm_O = _new_ground(x_O, y_O, newest_O)
         for _ in range(8):
             expected_O = np.maximum(slope * x_O + fixed, _NOTHING_S)
             miss_O = np.abs(y_O / expected_O - 1) * np.sqrt(weight_O)
@@ -193,21 +193,23 @@ def _fitted(x_O: Floats, y_O: Floats, *, weight_O: Floats, newest_O: Flags, assu
     return _Line(slope, fixed, _uncertainty(x_O, y_O, w_O, slope=slope, fixed=fixed))
 
 
-def _new_ground(x_O: Floats, y_O: Floats) -> Flags:
-    """Return which observations lie far beyond all other sizes, agree with those at their own, and can be true.
+def _new_ground(x_O: Floats, y_O: Floats, newest_O: Flags) -> Flags:
+    """Return which of the newest observations lie far beyond all other sizes, agree with those at their own, and can be true.
 
     More samples take no less time, and no more time a sample, as long as memory holds.
     """
     found_O = np.zeros(len(x_O), dtype=bool)
-    for i, (x, y) in enumerate(zip(x_O.tolist(), y_O.tolist(), strict=True)):
+    for i in np.flatnonzero(newest_O).tolist():
+        x, y = float(x_O[i]), float(y_O[i])
         beside_O = np.abs(np.log(x_O / x)) < math.log(_SAME_SIZE_RATIO)
         others_x, others_y = x_O[~beside_O], y_O[~beside_O]
-        if not len(others_x) or abs(y / float(np.median(y_O[beside_O])) - 1) > _SAME_TIME:
+        if not len(others_x):
+            continue
+        larger, smaller = x > _NEW_GROUND * others_x.max(), x * _NEW_GROUND < others_x.min()
+        if not (larger or smaller) or abs(y / float(np.median(y_O[beside_O])) - 1) > _SAME_TIME:
             continue
         time, pace = float(np.median(others_y)), float(np.median(others_y / others_x))
-        larger = x > _NEW_GROUND * others_x.max() and y >= time and y / x <= pace
-        smaller = x * _NEW_GROUND < others_x.min() and y <= time and y / x >= pace
-        found_O[i] = larger or smaller
+        found_O[i] = (y >= time and y / x <= pace) if larger else (y <= time and y / x >= pace)
     return found_O
 
 

@@ -56,6 +56,8 @@ def leavers(
         for place, binding in enumerate(split.bindings):
             if binding is not Binding.FLOOR or split.shares[place] == 0:
                 continue
+            if split.member_s[place] < split.step_s:
+                continue  # others set the pace, and without it they would have more to do
             rest = [members[i] for i in staying[:place] + staying[place + 1 :]]
             without = balance(total_samples, rest, communication=communication)
             if isinstance(without, Split) and without.step_s < (best[0] if best else split.step_s):
