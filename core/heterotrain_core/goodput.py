@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from heterotrain_core.contract.plan import CommunicationTime
-from heterotrain_core.split.balance import Infeasible, Split, balance_many
+from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
+from heterotrain_core.split.balance import Infeasible, Split, balance_many, evaluate
 from heterotrain_core.split.curve import SplitMember
 
 CANDIDATES = 50
 LEAST_GAIN = 0.05
 """A change of batch has to promise this much: the noise scale itself is not known better."""
+_ALIKE = ComputeTime(per_sample_s=1.0, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +89,7 @@ def choose_batch(
     current_samples: int | None,
     noise_samples: float | None,
     overhead_s: float = 0.0,
+    even: bool = False,
 ) -> BatchChoice | Infeasible:
     """Return the batch of greatest goodput that fits into memory, or the current one where little is to be gained.
 
@@ -103,13 +105,15 @@ def choose_batch(
         current_samples: the batch in force; ``None`` at the start or when it is no longer possible.
         noise_samples: phi; ``None`` while unknown.
         overhead_s: seconds of a step that are neither compute nor exchange.
+        even: divide each batch evenly (as far as caps allow) instead of optimally.
     """
     start = min(max(base_samples if current_samples is None else current_samples, least_samples), most_samples)
     unit = math.gcd(*(member.granularity_samples for member in members)) if members else 1
     batches = candidate_batches(least=least_samples, most=most_samples, unit=unit, also=(start, base_samples))
     if not batches:
         return Infeasible(reason=f"no multiple of {unit} lies between {least_samples} and {most_samples} samples")
-    answers = dict(zip(batches, balance_many(batches, members, communication=communication), strict=True))
+    divide = _evenly if even else balance_many
+    answers = dict(zip(batches, divide(batches, members, communication=communication), strict=True))
     splits = {batch: answer for batch, answer in answers.items() if isinstance(answer, Split)}
     if not splits:
         nearest = answers[min(batches, key=lambda batch: abs(batch - start))]
@@ -140,6 +144,17 @@ def choose_batch(
     return chosen(
         here,
         f"{here} samples stay: the best batch, {best.samples}, would learn {gained:.1%} faster {why}, less than {LEAST_GAIN:.0%}",
+    )
+
+
+def _evenly(
+    totals: Sequence[int], members: Sequence[SplitMember], *, communication: CommunicationTime
+) -> tuple[Split | Infeasible, ...]:
+    """Return what each batch comes to when it is divided as if all members were alike."""
+    alike = balance_many(totals, [replace(member, compute=_ALIKE) for member in members])
+    return tuple(
+        each if isinstance(each, Infeasible) else evaluate(each.shares, members, communication=communication)
+        for each in alike
     )
 
 

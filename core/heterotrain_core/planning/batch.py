@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from heterotrain_core.contract.plan import CommunicationTime
 from heterotrain_core.goodput import BatchChoice, choose_batch
 from heterotrain_core.perf.exchange import fit_exchange
-from heterotrain_core.planning.evidence import MemberEvidence, learned, split_member
+from heterotrain_core.planning.evidence import MemberEvidence, learned, split_member, trusted_samples
 from heterotrain_core.split.balance import Infeasible
 
 
@@ -17,19 +17,23 @@ class BatchRequest:
 
     Attributes:
         members: by rank, as for the shares.
+        former: members that have left, as for the shares.
         base_samples: the batch that the user's learning rate was chosen for.
         least_samples: least batch (``adaptiveBatch.min``).
         most_samples: largest batch (``adaptiveBatch.max``).
         current_samples: the batch in force, ``None`` at the start.
         noise_samples: phi as measured (of plain gradients: it says what a sample is worth), ``None`` while unknown.
+        even: whether shares stay even whatever the speeds: a batch then takes as long as its slowest member.
     """
 
     members: tuple[MemberEvidence, ...]
+    former: tuple[MemberEvidence, ...] = ()
     base_samples: int
     least_samples: int
     most_samples: int
     current_samples: int | None = None
     noise_samples: float | None = None
+    even: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,26 +56,29 @@ class BatchDecision:
 def decide_batch(request: BatchRequest) -> BatchDecision | Infeasible:
     """Return the batch of greatest goodput; the current or the base batch while speeds or noise are unknown.
 
-    Stable: with the decided batch as the current one, the same evidence decides it again.
+    The batch grows step by step: not beyond what the members may be trusted with after the shares that were seen of
+    them, because both speeds and noise are extrapolated. Stable: with the decided batch as the current one, the same
+    evidence decides it again.
     """
-    models = learned(request.members)
+    models = learned(request.members, request.former)
     members = [
         split_member(m, x.compute) for m, x in zip(request.members, models, strict=True) if x.compute is not None
     ]
+    wanted = request.base_samples if request.current_samples is None else request.current_samples
+    start = min(max(wanted, request.least_samples), request.most_samples)
     if len(members) < len(request.members) or not members:
-        wanted = request.base_samples if request.current_samples is None else request.current_samples
-        samples = min(max(wanted, request.least_samples), request.most_samples)
-        return _decision(request, samples, None, f"{samples} samples, because nobody's speed is known yet")
+        return _decision(request, start, None, f"{start} samples, because nobody's speed is known yet")
     exchange = fit_exchange([o for member in request.members for o in member.observations])
     choice = choose_batch(
         members,
         communication=exchange.communication or CommunicationTime(),
         base_samples=request.base_samples,
         least_samples=request.least_samples,
-        most_samples=request.most_samples,
+        most_samples=min(request.most_samples, max(start, sum(map(trusted_samples, models)))),
         current_samples=request.current_samples,
         noise_samples=request.noise_samples,
         overhead_s=exchange.overhead_s,
+        even=request.even,
     )
     return choice if isinstance(choice, Infeasible) else _decision(request, choice.samples, choice, choice.reason)
 

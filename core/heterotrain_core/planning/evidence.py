@@ -13,6 +13,10 @@ from heterotrain_core.split.curve import SplitMember
 
 _LIKE_ITS_POOL = 0.1
 """Deviation of the fixed part between members of one pool."""
+TRUSTED_GROWTH = 2
+"""How many times its largest seen share a member may be given while its model is not ok."""
+SURE_GROWTH = 4
+"""The same while its model is ok, which says that half and twice the typical share are predicted well, and no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,16 +39,21 @@ class MemberEvidence:
     granularity_samples: int = 1
 
 
-def learned(evidence: Sequence[MemberEvidence]) -> tuple[MemberModel, ...]:
+def learned(evidence: Sequence[MemberEvidence], former: Sequence[MemberEvidence] = ()) -> tuple[MemberModel, ...]:
     """Return a model for each member: its own, leaning on its pool where it is thin, or an assumed one.
 
     Only where nobody at all has been seen is a model's ``compute`` ``None``.
+
+    Args:
+        evidence: by rank.
+        former: members that have left; they say what their pools are like and get no model.
     """
-    fits = [fit_member(member.observations) for member in evidence]
+    known = (*evidence, *former)
+    fits = [fit_member(member.observations) for member in known]
     found = []
-    for member, fit in zip(evidence, fits, strict=True):
+    for member, fit in zip(evidence, fits, strict=False):
         own = fit
-        mates = [f for m, f in zip(evidence, fits, strict=True) if m.pool == member.pool and m.pool]
+        mates = [f for m, f in zip(known, fits, strict=True) if m.pool == member.pool and m.pool]
         if own.verdict is Verdict.THIN and (mate := _middle([f for f in mates if f.verdict is Verdict.OK])):
             assumed = FixedPart(ratio=_fixed_ratio(mate), deviation=_LIKE_ITS_POOL)
             own = fit_member(member.observations, assumed=assumed)
@@ -55,6 +64,15 @@ def learned(evidence: Sequence[MemberEvidence]) -> tuple[MemberModel, ...]:
                           reason=f"{own.reason}; assumed to be like {whose}")  # fmt: skip
         found.append(own)
     return tuple(found)
+
+
+def trusted_samples(model: MemberModel) -> int:
+    """Return the largest share that does not run far ahead of what was seen; less far while the model is not ok.
+
+    A slope seen where fixed costs dominate may be zero within its error, and would then attract any number of samples.
+    """
+    growth = SURE_GROWTH if model.verdict is Verdict.OK else TRUSTED_GROWTH
+    return growth * model.largest_share_samples
 
 
 def _middle(models: Sequence[MemberModel]) -> MemberModel | None:

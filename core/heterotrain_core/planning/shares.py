@@ -14,7 +14,7 @@ from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Predi
 from heterotrain_core.perf.exchange import fit_exchange
 from heterotrain_core.perf.expected import efficiency_ceiling, expected_maximum
 from heterotrain_core.perf.model import ExchangeModel, MemberModel, Verdict
-from heterotrain_core.planning.evidence import MemberEvidence, learned, split_member
+from heterotrain_core.planning.evidence import MemberEvidence, learned, split_member, trusted_samples
 from heterotrain_core.planning.probe import PROBE_STEPS, Limits, probe_vectors
 from heterotrain_core.split.balance import Infeasible, Split, balance, evaluate
 from heterotrain_core.split.curve import SplitMember
@@ -22,10 +22,6 @@ from heterotrain_core.split.leave import Leaver, leavers
 
 MOST_PROBED_STEPS = 60
 """A member whose speed is still unclear after so many steps is too noisy for probes to help."""
-TRUSTED_GROWTH = 2
-"""How many times its largest seen share a member may be given while its model is not ok."""
-SURE_GROWTH = 4
-"""The same while its model is ok, which says that half and twice the typical share are predicted well, and no more."""
 _EVEN = ComputeTime(per_sample_s=1.0, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
 
 __all__ = ["MemberEvidence", "SharesDecision", "SharesRequest", "decide_shares"]
@@ -38,6 +34,7 @@ class SharesRequest:
     Attributes:
         total_samples: the global batch.
         members: by rank.
+        former: members that have left; they only tell what a newcomer of their pool will be like.
         current_shares: shares of the plan in force, by rank of the same members; ``None`` when the members changed.
         min_gain_ratio: predicted gain in step time below which the current shares stay, e.g. 0.03.
         rebalance: ``False`` keeps even shares for ever: the baseline.
@@ -45,6 +42,7 @@ class SharesRequest:
 
     total_samples: int
     members: tuple[MemberEvidence, ...]
+    former: tuple[MemberEvidence, ...] = ()
     current_shares: tuple[int, ...] | None = None
     min_gain_ratio: float = 0.03
     rebalance: bool = True
@@ -62,6 +60,8 @@ class SharesDecision:
         prediction: expected step, efficiency and ceiling of ``shares``; ``None`` while a model is missing.
         probe: share vectors for the first steps of an epoch; empty when nothing has to be learned.
         probe_steps: steps for each vector.
+        gain_ratio: predicted part of a step that ``shares`` save against the current ones, e.g. 0.1; 0 when those stay,
+            1 when there are none that could.
         changed: whether ``shares`` differ from the current ones. A probe that appears or goes away is no change of
             shares, but a reason for a new revision, too.
         relearn: members whose speed changed.
@@ -78,6 +78,7 @@ class SharesDecision:
     prediction: Prediction | None
     probe: tuple[tuple[int, ...], ...]
     probe_steps: int
+    gain_ratio: float
     changed: bool
     relearn: tuple[str, ...]
     leaving: tuple[Leaver, ...]
@@ -95,12 +96,12 @@ def decide_shares(request: SharesRequest) -> SharesDecision | Infeasible:
     even = balance(request.total_samples, [split_member(m, _EVEN) for m in evidence])
     if isinstance(even, Infeasible):
         return even
-    models = learned(evidence)
+    models = learned(evidence, request.former)
     exchange = fit_exchange([o for member in evidence for o in member.observations])
     communication = exchange.communication or CommunicationTime()
     members = [split_member(m, x.compute) for m, x in zip(evidence, models, strict=True) if x.compute is not None]
     known = len(members) == len(evidence)
-    shares, reason = _shares(request, models, members, exchange, even.shares)
+    shares, gain, reason = _shares(request, models, members, exchange, even.shares)
     final = evaluate(shares, members, communication=communication) if known else None
     relearn = tuple(m.member for m, model in zip(evidence, models, strict=True) if model.drifted)
     if relearn:
@@ -119,6 +120,7 @@ def decide_shares(request: SharesRequest) -> SharesDecision | Infeasible:
         prediction=_prediction(final, models, exchange) if isinstance(final, Split) else None,
         probe=probe,
         probe_steps=PROBE_STEPS if probe else 0,
+        gain_ratio=gain if shares != request.current_shares else 0.0,
         changed=shares != request.current_shares,
         relearn=relearn,
         leaving=leaving,
@@ -134,48 +136,44 @@ def _shares(
     members: Sequence[SplitMember],
     exchange: ExchangeModel,
     even: tuple[int, ...],
-) -> tuple[tuple[int, ...], str]:
-    """Return even, current or optimal shares, and why."""
+) -> tuple[tuple[int, ...], float, str]:
+    """Return even, current or optimal shares, the part of a step that they save against the current ones, and why."""
     if not request.rebalance:
-        return even, "even shares, because rebalancing is off"
+        return even, 1.0, "even shares, because rebalancing is off"
     current = request.current_shares
     if len(members) < len(models):
         # Telemetry that went missing is no reason to forget shares that were right.
         if current is not None and sum(current) == request.total_samples:
             unit = [split_member(m, _EVEN) for m in request.members]
             if isinstance(evaluate(current, unit), Split):
-                return current, "the current shares stay, because there is no evidence of anybody's speed"
-        return even, "even shares, because nobody's speed is known yet"
+                return current, 0.0, "the current shares stay, because there is no evidence of anybody's speed"
+        return even, 1.0, "even shares, because nobody's speed is known yet"
     communication = exchange.communication or CommunicationTime()
     cautious = [_cautious(member, model, share) for member, model, share in zip(members, models, even, strict=True)]
     best = balance(request.total_samples, cautious, communication=communication)
     if isinstance(best, Infeasible):
         best = balance(request.total_samples, members, communication=communication)
     if isinstance(best, Infeasible):
-        return even, f"even shares, because the learned models cannot be used: {best.reason}"
+        return even, 1.0, f"even shares, because the learned models cannot be used: {best.reason}"
     sure = f"{sum(model.verdict is Verdict.OK for model in models)} of {len(models)} models are ok"
     if current is None:
-        return best.shares, f"optimal shares for these members ({sure}): {best.reason}"
+        return best.shares, 1.0, f"optimal shares for these members ({sure}): {best.reason}"
     now = evaluate(current, members, communication=communication)
     if isinstance(now, Infeasible) or sum(current) != request.total_samples:
         why = now.reason if isinstance(now, Infeasible) else f"they sum to {sum(current)}"
-        return best.shares, f"optimal shares ({sure}); the current ones cannot stay: {why}"
+        return best.shares, 1.0, f"optimal shares ({sure}); the current ones cannot stay: {why}"
     gain = 1 - (best.step_s + exchange.overhead_s) / (now.step_s + exchange.overhead_s)
     if gain <= 0 or gain < request.min_gain_ratio:
-        return current, (
+        return current, 0.0, (
             f"the current shares stay ({sure}): the optimal ones would save {max(gain, 0.0):.1%} of a step, "
             f"a change has to save {request.min_gain_ratio:.1%}"
         )
-    return best.shares, f"optimal shares save {gain:.1%} of a step ({sure}): {best.reason}"
+    return best.shares, gain, f"optimal shares save {gain:.1%} of a step ({sure}): {best.reason}"
 
 
 def _cautious(member: SplitMember, model: MemberModel, even: int) -> SplitMember:
-    """Return the member with a share that does not run far ahead of what was seen; less far while its model is not ok.
-
-    A slope seen where fixed costs dominate may be zero within its error, and would then attract any number of samples.
-    """
-    growth = SURE_GROWTH if model.verdict is Verdict.OK else TRUSTED_GROWTH
-    most = max(growth * model.largest_share_samples, even, member.floor_samples, member.granularity_samples)
+    """Return the member with a share that does not run far ahead of what was seen."""
+    most = max(trusted_samples(model), even, member.floor_samples, member.granularity_samples)
     return replace(member, cap_samples=most if member.cap_samples is None else min(most, member.cap_samples))
 
 

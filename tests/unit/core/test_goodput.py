@@ -150,6 +150,63 @@ def test_the_plan_of_an_adaptive_job() -> None:
     assert (again.samples, again.changed) == (decision.samples, False)
 
 
+def learned_members(cluster: Cluster, *shares: tuple[int, ...]) -> tuple[MemberEvidence, ...]:
+    """Return evidence of 20 steps at each of these share vectors."""
+    seen = []
+    for vector in shares:
+        cluster.run(vector, 20)
+        seen += cluster.scrape()
+    names = [cluster.name(rank) for rank in range(len(cluster.truth))]
+    return tuple(MemberEvidence(member=n, observations=tuple(o for o in seen if o.member == n)) for n in names)
+
+
+def test_a_batch_grows_no_faster_than_what_was_seen() -> None:
+    """However much noise asks for more: at most four times the shares that good models rest on, and twice that of poor ones."""
+    cluster = Cluster(truth=three_pools(), communication=EXCHANGE)
+    poor = learned_members(cluster, (40, 40, 48))
+    good = learned_members(cluster, (50, 30, 48), (30, 50, 48), (40, 40, 30))
+    request = BatchRequest(
+        members=poor, base_samples=128, least_samples=128, most_samples=10**6, current_samples=128, noise_samples=1e9
+    )
+    for members, growth in ((poor, 2), (good, 4)):
+        largest = sum(max(o.share_samples for o in member.observations) for member in members)
+        decision = decide_batch(replace(request, members=members))
+        assert isinstance(decision, BatchDecision)
+        assert decision.samples == growth * largest
+        again = decide_batch(replace(request, members=members, current_samples=decision.samples))
+        assert isinstance(again, BatchDecision)
+        assert not again.changed
+
+
+def test_an_even_division_is_judged_by_its_slowest_member() -> None:
+    """Against the closed form: everybody has the same share, so the last one sets the step."""
+    truth = three_pools()
+    choice = choose_batch(
+        tuple(SplitMember(compute=c) for c in truth),
+        communication=CommunicationTime(),
+        base_samples=120,
+        least_samples=120,
+        most_samples=1200,
+        current_samples=120,
+        noise_samples=400.0,
+        even=True,
+    )
+    assert isinstance(choice, BatchChoice)
+    slow = truth[2]
+    for candidate in choice.candidates:
+        share = -(-candidate.samples // 3)
+        least = (
+            share if candidate.samples % 3 == 0 else share - 1
+        )  # the slowest is the last: it never has the extra one
+        seconds = [
+            n * (slow.per_sample_s + slow.backward_per_sample_s) + slow.fixed_s + slow.backward_fixed_s + slow.update_s
+            for n in (least, share)
+        ]
+        assert min(seconds) - 1e-9 <= candidate.step_s <= max(seconds) + 1e-9
+    best = max(choice.candidates, key=lambda c: c.samples / c.step_s * 520 / (400 + c.samples))
+    assert choice.samples == best.samples
+
+
 def test_an_impossible_adaptive_range_is_a_value() -> None:
     """No batch in range fits: a reason, not an exception."""
     slow = ComputeTime(per_sample_s=1.0, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)

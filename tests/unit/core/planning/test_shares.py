@@ -189,6 +189,24 @@ def test_a_joiner_is_taken_to_be_like_its_pool() -> None:
         assert len(varied) == 3
 
 
+def test_a_newcomer_is_like_those_of_its_pool_that_left() -> None:
+    """Nobody of its pool is there any more, but what is known of them is: it gets their share at once."""
+    job = Job(Cluster(truth=three_pools(), communication=EXCHANGE, variation=0.02))
+    job.epoch()
+    known = tuple(replace(m, pool=pool) for m, pool in zip(job.request.members, ("a", "b", "c"), strict=True))
+    for rank, pool in ((2, "c"), (0, "a")):
+        staying = tuple(m for i, m in enumerate(known) if i != rank)
+        newcomer = MemberEvidence(member="new/0", pool=pool)
+        returned = replace(job.request, members=(*staying, newcomer), former=(known[rank],), current_shares=None)
+        decision = decide_shares(returned)
+        assert isinstance(decision, SharesDecision)
+        assert decision.compute[2] == job.decision.compute[rank]
+        assert abs(decision.shares[2] - job.decision.shares[rank]) <= 2
+        blind = decide_shares(replace(returned, former=()))
+        assert isinstance(blind, SharesDecision)
+        assert abs(blind.shares[2] - job.decision.shares[rank]) > 20
+
+
 def test_lost_telemetry_is_no_reason_to_forget() -> None:
     """With no evidence at all, shares that are legal stay; with a new batch they become even."""
     blind = SharesRequest(
