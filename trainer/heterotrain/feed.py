@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from heterotrain import data
-from heterotrain.assembly import Standing
 from heterotrain.identity import Identity
 from heterotrain.membership import Formed
 from heterotrain.progress import Progress, advance, micro_batches, next_batch_samples, permutation, slice_of, step_seed
 from heterotrain.roster import micro_batch_samples, step_shares
 from heterotrain.sample_log import SampleLog
+from heterotrain.standing import Standing
 from heterotrain.step import Task
 
 

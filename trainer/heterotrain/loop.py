@@ -14,7 +14,7 @@ from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.outcome import Ending
 
-from heterotrain.assembly import Standing
+from heterotrain.agreement import plan_slot
 from heterotrain.attempt import Attempts
 from heterotrain.control import Verdict
 from heterotrain.errors import PeerLost, RepeatStep, UsageError
@@ -22,12 +22,13 @@ from heterotrain.farewell import Farewell
 from heterotrain.feed import Feed, Source
 from heterotrain.identity import Identity
 from heterotrain.keeper import CheckpointKeeper
-from heterotrain.membership import Formed, Membership, plan_slot
+from heterotrain.membership import Formed, Membership
 from heterotrain.observe import Observer
 from heterotrain.plan_source import Held
 from heterotrain.reducer import Reducer
 from heterotrain.report import Report
 from heterotrain.roster import may_adopt, roster_of, workers_of
+from heterotrain.standing import Standing
 from heterotrain.step import Step, Task
 from heterotrain.training import Training
 from heterotrain.vote import exchange_votes

@@ -1,58 +1,28 @@
-"""The peer service of a rank: a listener for the whole life of the process, and links that notice a lost peer.
+"""The peer service of a rank: a listener for the whole life of the process, requests to peers, and links to them.
 
-It runs an asyncio loop in a thread of its own, so that a rank answers its peers while it computes. Three ways to notice
-a loss, from fast to slow: the connection ends (the process died), the kernel's ``TCP_USER_TIMEOUT`` passes without an
-acknowledgement (node or network gone), or the process answers no beat although its host does (frozen).
+It runs an asyncio loop in a thread of its own, so that a rank answers its peers while it computes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import socket
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from heterotrain_core.contract.plan import Member
 
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity
+from heterotrain.links import CONNECT_S, Links, PeerKey, key_of
 from heterotrain.plan_source import PlanSource
 from heterotrain.wire import read_frame, write_frame
 
-_log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-PeerKey = tuple[str, int]
-"""A rank for its whole life: (worker uid, local rank)."""
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
-
-FROZEN_FACTOR = 4.0
-"""A process may hold the interpreter for seconds (a large load, a driver's start); its host still acknowledges."""
-CONNECT_S = 1.0
-RECONNECT_S = 0.3
-
-
-def key_of(member: Member) -> PeerKey:
-    """Return the key of a plan's member."""
-    return (member.worker_uid, member.local_rank)
-
-
-@dataclass(slots=True)
-class Link:
-    """This rank's view of one peer."""
-
-    member: Member
-    task: asyncio.Task[None] | None = None
-    up: bool = False
-    ever_up: bool = False
-    lost: str = ""
-    ping: asyncio.Event = field(default_factory=asyncio.Event)
-    pong: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class PeerService:
@@ -63,10 +33,11 @@ class PeerService:
         self.source = source
         self.timeout_s = timeout_s
         self.handlers: dict[str, Handler] = {"beat": self._on_beat, "plan": self._on_plan, "offer": self._on_offer}
-        self.on_lost: Callable[[PeerKey, str], None] = lambda _key, _reason: None
-        self.links: dict[PeerKey, Link] = {}
         self.loop = asyncio.new_event_loop()
         self._changed = asyncio.Event()
+        self.links = Links(
+            timeout_s=timeout_s, beat=lambda member: self._envelope(member, "beat"), heard=self._gossip, changed=self._changed
+        )  # fmt: skip
         self._thread = threading.Thread(target=self._run, name="heterotrain-peers", daemon=True)
         self._server: asyncio.Server | None = None
 
@@ -107,40 +78,10 @@ class PeerService:
             await asyncio.wait_for(self._changed.wait(), timeout_s)
         self._changed.clear()
 
-    def watch(self, members: Mapping[PeerKey, Member]) -> None:
+    def watch(self, members: Iterable[Member]) -> None:
         """Keep a link to exactly these peers (oneself is left out)."""
         me = (self.identity.worker_uid, self.identity.local_rank)
-        for key in [key for key in self.links if key not in members]:
-            link = self.links.pop(key)
-            if link.task is not None:
-                link.task.cancel()
-        for key, member in members.items():
-            if key != me and key not in self.links:
-                link = self.links[key] = Link(member=member)
-                link.task = self.loop.create_task(self._keep(key, link))
-
-    def is_up(self, key: PeerKey) -> bool:
-        """Return whether the link to this peer works at the moment."""
-        link = self.links.get(key)
-        return link is not None and link.up
-
-    def is_undetermined(self, key: PeerKey) -> bool:
-        """Return whether the link neither works nor has been given up: it soon will be one or the other."""
-        link = self.links.get(key)
-        return link is not None and not link.up and not link.lost
-
-    async def ping_all(self, timeout_s: float) -> None:
-        """Exchange a beat with every linked peer now, so that connections that ended are known to have ended."""
-        waiting = []
-        for link in self.links.values():
-            if link.up:
-                link.pong.clear()
-                link.ping.set()
-                waiting.append(asyncio.ensure_future(link.pong.wait()))
-        if waiting:
-            _, pending = await asyncio.wait(waiting, timeout=timeout_s)
-            for task in pending:
-                task.cancel()
+        self.links.watch({key_of(member): member for member in members if key_of(member) != me})
 
     async def request(
         self, member: Member, op: str, body: Mapping[str, Any], *, timeout_s: float = CONNECT_S
@@ -167,66 +108,6 @@ class PeerService:
         replies = await asyncio.gather(*(self.request(m, op, body, timeout_s=timeout_s) for m in members))
         return {key_of(m): reply for m, reply in zip(members, replies, strict=True) if reply is not None}
 
-    # -- links -------------------------------------------------------------------------------------------------------
-
-    async def _keep(self, key: PeerKey, link: Link) -> None:
-        """Connect, beat, and connect again for as long as the peer is watched."""
-        deadline = self.loop.time() + self.timeout_s
-        while True:
-            try:
-                async with asyncio.timeout(RECONNECT_S if link.ever_up else CONNECT_S):
-                    reader, writer = await asyncio.open_connection(link.member.address, link.member.peer_port)
-            except OSError as error:
-                if link.ever_up or self.loop.time() > deadline:
-                    self._lose(key, link, f"cannot be reached: {error or type(error).__name__}")
-                await asyncio.sleep(0.1)
-                continue
-            _unacknowledged_limit(writer, self.timeout_s)
-            try:
-                await self._beat(link, reader, writer)
-            except asyncio.IncompleteReadError:
-                reason = "closed its connection"
-            except TimeoutError:
-                reason = f"answered nothing for {FROZEN_FACTOR * self.timeout_s:g} s"
-                self._lose(key, link, reason)
-            except (OSError, ValueError) as error:
-                reason = f"broke its connection: {error}"
-                if isinstance(error, OSError) and not isinstance(error, ConnectionError):
-                    self._lose(key, link, reason)  # no acknowledgement: a new connection would wait in vain as well
-            finally:
-                writer.close()
-            if link.up:
-                link.up = False
-                link.pong.set()
-                self._changed.set()
-
-    async def _beat(self, link: Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while True:
-            link.ping.clear()
-            await write_frame(writer, self._envelope(link.member, "beat"))
-            async with asyncio.timeout(FROZEN_FACTOR * self.timeout_s):
-                reply = await read_frame(reader)
-            if "error" in reply:
-                raise ValueError(str(reply["error"]))
-            await self._gossip(link.member, reply)
-            if not link.up:
-                link.up = link.ever_up = True
-                link.lost = ""
-                self._changed.set()
-            link.pong.set()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(link.ping.wait(), self.timeout_s / 4)
-
-    def _lose(self, key: PeerKey, link: Link, reason: str) -> None:
-        link.up = False
-        if link.lost:
-            return
-        link.lost = reason
-        link.pong.set()
-        _log.warning("peer %s/%d %s", link.member.worker, link.member.local_rank, reason)
-        self.on_lost(key, reason)
-        self._changed.set()
-
     # -- listener ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -244,7 +125,7 @@ class PeerService:
     async def _shut(self) -> None:
         if self._server is not None:
             self._server.close()
-        self.watch({})
+        self.links.watch({})
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
@@ -307,10 +188,3 @@ class PeerService:
             held = self.source.newest
             if held is not None:
                 await self.request(member, "offer", {"text": held.text})
-
-
-def _unacknowledged_limit(writer: asyncio.StreamWriter, seconds: float) -> None:
-    connection = writer.get_extra_info("socket")
-    option = getattr(socket, "TCP_USER_TIMEOUT", None)
-    if connection is not None and option is not None:
-        connection.setsockopt(socket.IPPROTO_TCP, option, int(seconds * 1000))

@@ -16,13 +16,15 @@ from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.outcome import Ending
 
 from heterotrain import data
+from heterotrain.elastic import Elastic
 from heterotrain.errors import Excluded, UsageError
 from heterotrain.farewell import Farewell
 from heterotrain.feed import Source
+from heterotrain.fixed import Fixed
 from heterotrain.identity import Identity, Mode, read_config, read_identity
 from heterotrain.keeper import CheckpointKeeper
 from heterotrain.loop import Loop
-from heterotrain.membership import Elastic, Fixed, Membership, device_of
+from heterotrain.membership import Membership, device_of
 from heterotrain.observe import Observer
 from heterotrain.progress import slice_of
 from heterotrain.reducer import MIB, Reducer

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from heterotrain.agreement import agreed_plan
 from heterotrain.control import Slot, Verdict, to_row, verdict
-from heterotrain.membership import Formed, agreed_plan
+from heterotrain.membership import Formed
 from heterotrain.plan_source import Held
 from heterotrain.reducer import Reducer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import queue
 import socket
 import time
@@ -12,7 +13,8 @@ import pytest
 from distributed.harness import free_port
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode
-from heterotrain.peers import PeerService, key_of
+from heterotrain.links import key_of, silence
+from heterotrain.peers import PeerService
 from heterotrain.plan_source import PlanSource
 from heterotrain.sockets import cut, interface_of, open_sockets
 from heterotrain_core.contract.codec import encode_plan
@@ -60,7 +62,7 @@ def watch(service: PeerService, *members: Member) -> None:
     """Keep links to these peers."""
 
     async def do() -> None:
-        service.watch({key_of(member): member for member in members})
+        service.watch(members)
 
     service.call(do()).result()
 
@@ -98,25 +100,32 @@ def test_a_peer_that_ends_is_lost_at_once(make: Make) -> None:
     """Its connection ends and cannot be made again."""
     (one, _), (two, other) = make("a"), make("b")
     lost: queue.Queue[tuple[str, int]] = queue.Queue()
-    one.on_lost = lambda key, _reason: lost.put(key)
+    one.links.on_lost = lambda key, _reason: lost.put(key)
     watch(one, other)
-    until(lambda: one.is_up(key_of(other)))
+    until(lambda: one.links.is_up(key_of(other)))
     two.close()
     assert lost.get(timeout=20) == ("b-uid", 0)
-    assert not one.is_up(key_of(other))
+    assert not one.links.is_up(key_of(other))
 
 
 def test_a_peer_that_is_no_longer_watched_is_not_lost(make: Make) -> None:
     """Those who left as announced end without alarm."""
     (one, _), (two, other), (_, third) = make("a"), make("b"), make("c")
     lost: list[tuple[str, int]] = []
-    one.on_lost = lambda key, _reason: lost.append(key)
+    one.links.on_lost = lambda key, _reason: lost.append(key)
     watch(one, other, third)
-    until(lambda: one.is_up(key_of(other)) and one.is_up(key_of(third)))
+    until(lambda: one.links.is_up(key_of(other)) and one.links.is_up(key_of(third)))
     watch(one, third)
     two.close()
-    one.call(one.ping_all(5.0)).result()
+    one.call(one.links.ping_all(5.0)).result()
     assert lost == []
+
+
+def test_silence_is_told_with_the_time_that_really_passed() -> None:
+    """A host that acknowledges nothing, a frozen process and a broken route are three things."""
+    assert silence(OSError(errno.ETIMEDOUT, "timed out"), timeout_s=3.0) == "acknowledged nothing for 3 s"
+    assert silence(TimeoutError(), timeout_s=3.0) == "answered no beat for 12 s"
+    assert "No route to host" in silence(OSError(errno.EHOSTUNREACH, "No route to host"), timeout_s=3.0)
 
 
 def test_a_taken_port_is_said(make: Make) -> None:
