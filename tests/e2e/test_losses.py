@@ -86,6 +86,28 @@ def test_a_node_that_loses_power_and_returns(start: Start) -> None:
     assert running.job.status()["restarts"] == 0
 
 
+def test_a_cut_cable_and_its_repair(start: Start) -> None:
+    """A cut cable: both sides live on. The others go on; the cut-off rank is fenced, and its worker comes back anew."""
+    running = start(epochs=10, epoch_samples=6720, training={"globalBatchSize": 336})
+    generation = running.job.wait_members(3, timeout_s=90).generation
+    running.wait_steps(6)
+    node = spot.node_of_pool(running.job.cluster, "t4")
+    control.unplug(node)
+    try:
+        before = running.steps()
+        running.wait_steps(before + 3, timeout_s=60)
+    finally:
+        control.plug(node)
+    # The control plane may have noticed nothing: it is the rank that finds itself out of the formation and leaves.
+    wait_for(
+        lambda: (plan := running.job.plan()) and plan.generation > generation and len(plan.members) == 3,
+        "a worker of the repaired node to be taken in again",
+        timeout_s=120,
+    )
+    running.wait_succeeded(timeout_s=240)
+    assert running.job.status()["restarts"] == 0
+
+
 def test_the_operator_killed_in_the_middle(start: Start) -> None:
     """Training does not notice; the next operator knows all it needs from the cluster."""
     running = start(epochs=6)
