@@ -63,6 +63,12 @@ class Identity:
         """Return ``worker/local rank``, for people."""
         return f"{self.worker}/{self.local_rank}"
 
+    @property
+    def tags(self) -> dict[str, str | int]:
+        """Return what every log line of this process says about who it is."""
+        who: dict[str, str | int] = {"worker": self.worker, "local_rank": self.local_rank}
+        return who | {"job": self.job_name, "namespace": self.namespace} if self.mode is Mode.OPERATED else who
+
 
 def read_identity(environ: Mapping[str, str] = os.environ) -> Identity:
     """Return who this process is.

@@ -7,6 +7,7 @@ fails, and writes one outcome for the pod. It never loads torch, so that a signa
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -18,6 +19,10 @@ from types import FrameType
 
 from heterotrain_core.contract import env
 from heterotrain_core.contract.outcome import Ending, Outcome, decode_outcome, encode_outcome
+
+from heterotrain.logs import set_up_logs
+
+_log = logging.getLogger(__name__)
 
 KILL_AFTER_S = 20
 """After one rank failed, the others get this long to end before they are killed."""
@@ -42,9 +47,9 @@ def merge(outcomes: Sequence[Outcome | None], codes: Sequence[int]) -> Outcome:
             return last(Ending.FAILED, f"rank {rank}: {outcome.reason}")
     for rank, (outcome, code) in enumerate(zip(outcomes, codes, strict=True)):
         if code < 0 and (outcome is None or outcome.ending is not Ending.FINISHED):
-            return last(Ending.FAILED, f"rank {rank} was ended by {signal.Signals(-code).name}")
+            return last(Ending.FAILED, f"rank {rank} was ended by {_how(code)}")
         if code > 0:
-            return last(Ending.FAILED, f"rank {rank} ended with exit code {code}")
+            return last(Ending.FAILED, f"rank {rank} ended with {_how(code)}")
         if outcome is None:
             return last(Ending.FAILED, f"rank {rank} ended without a word: does the script call heterotrain.init()?")
     left = next((outcome for outcome in said if outcome.ending is Ending.LEFT), None)
@@ -64,6 +69,9 @@ class Launcher:
 
     def run(self) -> int:
         """Run all ranks to their end; write the pod's outcome and return its exit code."""
+        known = {"worker": env.WORKER, "job": env.JOB_NAME, "namespace": env.JOB_NAMESPACE}
+        who = {tag: self._environ[name] for tag, name in known.items() if name in self._environ}
+        set_up_logs(who, environ=self._environ)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         signal.signal(signal.SIGALRM, self._on_alarm)
@@ -106,6 +114,9 @@ class Launcher:
             self._codes[rank] = os.waitstatus_to_exitcode(status)
             if self._codes[rank] != 0 and not self._ending:
                 self._ending = True
+                _log.error(
+                    "rank %d of the pod ended with %s: the others are told to end", rank, _how(self._codes[rank])
+                )
                 self._tell(signal.SIGTERM)
                 signal.alarm(KILL_AFTER_S)
         signal.alarm(0)
@@ -119,7 +130,12 @@ class Launcher:
         self._tell(number)
 
     def _on_alarm(self, _number: int, _frame: FrameType | None) -> None:
+        _log.error("%d ranks of the pod did not end within %d s: they are killed", len(self._children), KILL_AFTER_S)
         self._tell(signal.SIGKILL)
+
+
+def _how(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
 def _read(word: Path) -> Outcome | None:

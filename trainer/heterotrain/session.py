@@ -23,6 +23,7 @@ from heterotrain.feed import Source
 from heterotrain.fixed import Fixed
 from heterotrain.identity import Identity, Mode, read_config, read_identity
 from heterotrain.keeper import CheckpointKeeper
+from heterotrain.logs import Tags, set_up_logs
 from heterotrain.loop import Loop
 from heterotrain.membership import Membership, device_of
 from heterotrain.observe import Observer
@@ -62,13 +63,12 @@ def init(
     Raises:
         UsageError: the environment contradicts itself.
     """
-    if not logging.getLogger().handlers:
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    identity = read_identity()
     config = read_config() or TrainingConfig(
         epochs=epochs, base_batch_samples=batch_samples, seed=seed, checkpoint_uri=checkpoint_uri,
         checkpoint_every_s=checkpoint_every_s,
     )  # fmt: skip
-    return Job(read_identity(), config)
+    return Job(identity, config)
 
 
 class Job:
@@ -78,6 +78,7 @@ class Job:
         self.identity = identity
         self.config = config
         self.device = device_of(identity)
+        tagged = set_up_logs(identity.tags)
         self._training = Training()
         self._hooks: list[EpochHook] = []
         self._report = Report(identity)
@@ -92,6 +93,7 @@ class Job:
             keeper=keeper, observer=Observer(self._report, self._training), report=self._report, farewell=farewell,
         )  # fmt: skip
         self._loop.run_hooks = self._run_hooks
+        tagged.where = self._place
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_sigterm)
         torch.manual_seed(config.seed)
@@ -217,6 +219,14 @@ class Job:
 
     def _where(self) -> tuple[int, int]:
         return (self._training.progress.epoch, self._training.progress.steps)
+
+    def _place(self) -> Tags:
+        """Return how far this rank is, for its log lines."""
+        epoch, step = self._where()
+        formed = self._loop.formed
+        if formed is None:
+            return {"epoch": epoch, "step": step}
+        return {"rank": formed.rank, "formation": str(formed.roster.formation), "epoch": epoch, "step": step}
 
     def _on_sigterm(self, _signal: int, _frame: FrameType | None) -> None:
         self._loop.leave_requested = True

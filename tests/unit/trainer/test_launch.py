@@ -109,6 +109,8 @@ def test_a_failed_rank_takes_the_others_with_it(tmp_path: Path) -> None:
     body = "if rank == 1: sys.exit(7)\nwhile True: time.sleep(0.05)"
     running = launch(tmp_path, WORD + body, ranks=3)
     assert running.wait(timeout=30) == 7
+    assert running.stderr is not None
+    assert "rank 1 of the pod ended with exit code 7" in running.stderr.read()
     found = outcome_of(tmp_path)
     assert found is not None
     assert found.ending is Ending.FAILED
