@@ -106,7 +106,8 @@ class Poller:
                 return
         self._good_s[job.uid] = self._clock()
         self._metrics.telemetry_reads.labels(result="ok").inc()
-        if known.take(snapshot, times):
+        pools = {pod.uid: pod.pool for pod in self._store.pods.of_job(job.key)}
+        if known.take(snapshot, times, pools=pools):
             self._queue.add(job.key)
         self._judge(job, known, *self._verdict(job, known.telemetry))
 

@@ -1,7 +1,8 @@
 """What is remembered of one job's telemetry from scrape to scrape. Pure: it is told the time.
 
 Losing it costs nothing but detail: counters are sums since each process began, so the first read after a restart of the
-operator brings one observation for each shape that is still exported.
+operator brings one observation for each shape that is still exported. What is known of members that have left is kept
+for those that follow them in their pool.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from heterotrain_core.perf.condense import condense
 from heterotrain_core.perf.samples import CounterKey, Counters, Observation, observe
 
 from heterotrain_operator.prom.queries import Snapshot, counter_name
-from heterotrain_operator.world.telemetry import MemberId, Rates, Telemetry
+from heterotrain_operator.world.telemetry import MemberId, Rates, StepsInForce, Telemetry
 
 RATE_WINDOW_S = 30.0
 FORGET_S = 600.0
-"""A member that was not scraped for so long is forgotten; before, it may just be that Prometheus was restarted."""
+"""A member that was not scraped for so long has left; before, it may just be that Prometheus was restarted."""
+KEPT_FORMER = 4
+"""Members of each pool that are remembered after they left, the newest of them: a few tell what the pool is like."""
 
 
 class JobTelemetry:
@@ -30,42 +33,82 @@ class JobTelemetry:
         self._committed: deque[tuple[float, int]] = deque()
         self._scraped_s: dict[MemberId, float] = {}
         self._times: Mapping[MemberId, float] = {}
+        self._pools: dict[MemberId, str] = {}
+        self._in_force: dict[MemberId, StepsInForce] = {}
         self.telemetry = Telemetry()
 
-    def take(self, snapshot: Snapshot, times: Mapping[MemberId, float]) -> bool:
+    def take(self, snapshot: Snapshot, times: Mapping[MemberId, float], *, pools: Mapping[str, str]) -> bool:
         """Take what a read brought; tell whether there was anything new in it.
 
         An empty read (Prometheus was restarted, or does not reach the pods) takes nothing of what is known away.
+
+        Args:
+            snapshot: what Prometheus holds now.
+            times: when each member was scraped last.
+            pools: by uid, the pool of each worker that has a pod now.
         """
         if times == self._times and snapshot.gauges == self.telemetry.gauges:
             return False
         self._times = dict(times)
-        newest_s = max([self.telemetry.newest_sample_s, *times.values()])
+        before_s = self.telemetry.newest_sample_s
+        newest_s = max([before_s, *times.values()])
+        interval_s = newest_s - before_s if before_s and newest_s > before_s else self.telemetry.scrape_interval_s
         names = {counter_name(member): member for member in snapshot.gauges}
+        known = {member: pools[member.worker_uid] for member in snapshot.gauges if member.worker_uid in pools}
+        self._pools.update(known)
+        counted = self._counted(snapshot)
         for found in observe(self._counters, snapshot.counters, ended_s=newest_s):
             member = names[found.member]
             self._observations[member] = condense([*self._observations.get(member, ()), found])
+            if member in counted and found.step is not None and not found.warm_up:
+                self._in_force[member] = self._in_force[member].after(found.share_samples, found.steps, found.step.mean)
         self._counters.update(snapshot.counters)
         self._scraped_s.update(times)
         self._forget(newest_s)
         self.telemetry = replace(
             self.telemetry,
             newest_sample_s=newest_s,
+            scrape_interval_s=interval_s,
             gauges=snapshot.gauges,
             rates=self._rates(snapshot, newest_s),
             observations=dict(self._observations),
+            pools=dict(self._pools),
+            in_force=dict(self._in_force),
             sequence=self.telemetry.sequence + 1,
         )
         return True
 
+    def _counted(self, snapshot: Snapshot) -> set[MemberId]:
+        """Return the members all of whose newest steps were made under the plan that they have in force.
+
+        The scrape that first shows a version brings steps of the one before as well, so it only begins the count.
+        """
+        same = set()
+        for member, gauges in snapshot.gauges.items():
+            if gauges.generation is None or gauges.revision is None:
+                continue
+            version = (gauges.generation, gauges.revision)
+            if member in self._in_force and self._in_force[member].version == version:
+                same.add(member)
+            else:
+                self._in_force[member] = StepsInForce(version=version)
+        return same
+
     def _forget(self, newest_s: float) -> None:
-        old = {member for member, scraped_s in self._scraped_s.items() if newest_s - scraped_s > FORGET_S}
-        names = {counter_name(member) for member in old}
-        for member in old:
-            del self._scraped_s[member]
-            self._observations.pop(member, None)
-        if names:
+        """Drop the counters of members that have left, and all but the newest members of each pool."""
+        left = [member for member, scraped_s in self._scraped_s.items() if newest_s - scraped_s > FORGET_S]
+        for member in left:
+            self._in_force.pop(member, None)
+        if names := {counter_name(member) for member in left}:
             self._counters = {key: counters for key, counters in self._counters.items() if key.member not in names}
+        kept: dict[str, int] = {}
+        for member in sorted(left, key=lambda member: -self._scraped_s[member]):
+            pool = self._pools.get(member, "")
+            kept[pool] = kept.get(pool, 0) + 1
+            if not pool or kept[pool] > KEPT_FORMER:
+                del self._scraped_s[member]
+                self._observations.pop(member, None)
+                self._pools.pop(member, None)
 
     def judge(self, *, reason: str, problem: str) -> bool:
         """Set what is wrong with telemetry (an empty ``problem`` for nothing); tell whether that changed."""

@@ -8,7 +8,7 @@ import pytest
 from heterotrain_core.contract import metrics
 from heterotrain_core.perf.samples import CounterKey
 from heterotrain_operator.prom.errors import PromBadAnswer
-from heterotrain_operator.prom.memory import FORGET_S, RATE_WINDOW_S, JobTelemetry
+from heterotrain_operator.prom.memory import FORGET_S, KEPT_FORMER, RATE_WINDOW_S, JobTelemetry
 from heterotrain_operator.prom.queries import (
     Series,
     Snapshot,
@@ -21,6 +21,7 @@ from heterotrain_operator.prom.queries import (
 from heterotrain_operator.world.telemetry import MemberGauges, MemberId
 
 ME = MemberId("uid-a", 0)
+POOLS = {"uid-a": "a"}
 
 
 def row(series: str, value: float, /, *, uid: str = "uid-a", **labels: str) -> Series:
@@ -119,8 +120,8 @@ def test_scrape_times_are_by_member() -> None:
 
 def test_what_happened_between_scrapes_becomes_observations() -> None:
     job = JobTelemetry()
-    job.take(snapshot(10), {ME: 100.0})
-    job.take(snapshot(14), {ME: 101.0})
+    job.take(snapshot(10), {ME: 100.0}, pools=POOLS)
+    job.take(snapshot(14), {ME: 101.0}, pools=POOLS)
     first, second = job.telemetry.observations[ME]
     assert (first.steps, first.warm_up) == (10, True)
     assert (second.steps, second.warm_up, second.ended_s) == (4, False, 101.0)
@@ -130,27 +131,68 @@ def test_what_happened_between_scrapes_becomes_observations() -> None:
 
 def test_the_same_scrape_read_twice_is_nothing_new() -> None:
     job = JobTelemetry()
-    assert job.take(snapshot(10), {ME: 100.0})
-    assert not job.take(snapshot(10), {ME: 100.0})
+    assert job.take(snapshot(10), {ME: 100.0}, pools=POOLS)
+    assert not job.take(snapshot(10), {ME: 100.0}, pools=POOLS)
     assert job.telemetry.sequence == 1
 
 
 def test_a_prometheus_that_was_restarted_takes_nothing_away_and_counts_nothing_twice() -> None:
     job = JobTelemetry()
-    job.take(snapshot(10), {ME: 100.0})
-    job.take(Snapshot(counters={}, gauges={}), {})
+    job.take(snapshot(10), {ME: 100.0}, pools=POOLS)
+    job.take(Snapshot(counters={}, gauges={}), {}, pools=POOLS)
     assert len(job.telemetry.observations[ME]) == 1
-    job.take(snapshot(12), {ME: 110.0})
+    job.take(snapshot(12), {ME: 110.0}, pools=POOLS)
     assert [found.steps for found in job.telemetry.observations[ME]] == [10, 2]
 
 
-def test_a_member_that_is_gone_for_long_is_forgotten() -> None:
+def test_a_member_of_no_known_pool_that_is_gone_for_long_is_forgotten() -> None:
     other = MemberId("uid-b", 0)
     job = JobTelemetry()
-    job.take(snapshot(10), {ME: 100.0})
+    job.take(snapshot(10), {ME: 100.0}, pools={})
     for later_s in (1.0, FORGET_S + 1):
-        job.take(snapshot(10 + later_s, uid="uid-b"), {other: 100.0 + later_s})
+        job.take(snapshot(10 + later_s, uid="uid-b"), {other: 100.0 + later_s}, pools=POOLS)
     assert set(job.telemetry.observations) == {other}
+
+
+def test_the_newest_that_left_each_pool_are_remembered_for_those_who_follow() -> None:
+    """However long they are gone, and however many there were; what is counted of a process that is gone is not."""
+    job = JobTelemetry()
+    many = KEPT_FORMER + 3
+    for number in range(many):
+        uid = f"old-{number}"
+        job.take(snapshot(10, uid=uid), {MemberId(uid, 0): 100.0 + number}, pools={uid: "a"})
+    for later_s in (2 * FORGET_S, 50 * FORGET_S):
+        job.take(snapshot(later_s, uid="uid-b"), {MemberId("uid-b", 0): 100.0 + later_s}, pools={"uid-b": "b"})
+    kept = {MemberId(f"old-{number}", 0) for number in range(many - KEPT_FORMER, many)}
+    assert set(job.telemetry.observations) == {*kept, MemberId("uid-b", 0)}
+    assert job.telemetry.pools == {**dict.fromkeys(kept, "a"), MemberId("uid-b", 0): "b"}
+    assert {key.member for key in job._counters} == {"uid-b/0"}
+
+
+def in_force(steps: float, revision: int, *, share: int = 40) -> Snapshot:
+    versions = [row(metrics.PLAN_GENERATION, 1), row(metrics.PLAN_REVISION, revision)]
+    return parse_everything([*versions, *shape_rows(steps, share=share)])
+
+
+def test_steps_are_counted_from_the_scrape_after_the_plan_took_effect() -> None:
+    """The scrape that shows it first brings steps of the plan before as well, which may have had the same shares."""
+    job = JobTelemetry()
+    for second, (steps, revision) in enumerate([(10, 1), (14, 1), (20, 2), (23, 2), (30, 2)]):
+        job.take(in_force(steps, revision), {ME: 100.0 + second}, pools=POOLS)
+    found = job.telemetry.in_force[ME]
+    assert (found.version, found.steps) == ((1, 2), {40: 10})
+    assert found.step_s[40] == pytest.approx(10 * 0.55)
+    job.take(in_force(31, 3), {ME: 200.0}, pools=POOLS)
+    assert job.telemetry.in_force[ME].steps == {}
+
+
+def test_the_scrape_interval_is_what_lies_between_the_newest_two() -> None:
+    job = JobTelemetry()
+    intervals = []
+    for at_s in (100.0, 115.0, 115.0, 130.5):
+        job.take(snapshot(at_s), {ME: at_s}, pools=POOLS)
+        intervals.append(job.telemetry.scrape_interval_s)
+    assert intervals == [None, 15.0, 15.0, 15.5]
 
 
 def test_rates_are_those_of_the_last_half_minute() -> None:
@@ -158,7 +200,7 @@ def test_rates_are_those_of_the_last_half_minute() -> None:
     for second in range(60):
         slow = second < 20
         steps = second if slow else 20 + 2 * (second - 20)
-        job.take(snapshot(steps, committed=100 * steps, compute_s=0.4), {ME: 1000.0 + second})
+        job.take(snapshot(steps, committed=100 * steps, compute_s=0.4), {ME: 1000.0 + second}, pools=POOLS)
     rates = job.telemetry.rates
     assert rates.samples_per_s == pytest.approx(200, rel=0.05)
     assert rates.solo_samples_per_s[ME] == pytest.approx(100.0)
@@ -167,18 +209,18 @@ def test_rates_are_those_of_the_last_half_minute() -> None:
 
 def test_no_progress_for_long_is_no_rate() -> None:
     job = JobTelemetry()
-    job.take(snapshot(10, committed=1000), {ME: 100.0})
-    job.take(snapshot(20, committed=2000), {ME: 110.0})
+    job.take(snapshot(10, committed=1000), {ME: 100.0}, pools=POOLS)
+    job.take(snapshot(20, committed=2000), {ME: 110.0}, pools=POOLS)
     assert job.telemetry.rates.samples_per_s == pytest.approx(100)
-    job.take(snapshot(20, committed=2000), {ME: 110.0 + RATE_WINDOW_S + 1})
+    job.take(snapshot(20, committed=2000), {ME: 110.0 + RATE_WINDOW_S + 1}, pools=POOLS)
     assert job.telemetry.rates.samples_per_s is None
 
 
 def test_going_back_to_a_checkpoint_is_no_negative_rate() -> None:
     job = JobTelemetry()
-    job.take(snapshot(10, committed=1000), {ME: 100.0})
-    job.take(snapshot(10, committed=400), {ME: 101.0})
-    job.take(snapshot(11, committed=500), {ME: 102.0})
+    job.take(snapshot(10, committed=1000), {ME: 100.0}, pools=POOLS)
+    job.take(snapshot(10, committed=400), {ME: 101.0}, pools=POOLS)
+    job.take(snapshot(11, committed=500), {ME: 102.0}, pools=POOLS)
     assert job.telemetry.rates.samples_per_s == pytest.approx(100)
 
 
