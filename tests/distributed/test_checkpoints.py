@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from distributed.harness import Operator, Worker, assert_same_weights, reference
 from heterotrain.sample_log import lineage
@@ -14,14 +15,15 @@ from heterotrain_core.contract.outcome import Ending
 Operate = Callable[..., Operator]
 
 
-def manifests(folder: Path) -> list[dict[str, object]]:
-    """Return all manifests, oldest first."""
-    return [json.loads(path.read_text()) for path in sorted((folder / "checkpoints").rglob("checkpoint-*.json"))]
+def manifests(folder: Path) -> list[dict[str, Any]]:
+    """Return all manifests, oldest first (beside them lie what the parts of a large state say of themselves)."""
+    paths = sorted((folder / "checkpoints").rglob("checkpoint-*.json"))
+    return [json.loads(path.read_text()) for path in paths if "-p" not in path.name]
 
 
-def data_of(folder: Path, manifest: dict[str, object]) -> Path:
+def data_of(folder: Path, manifest: dict[str, Any]) -> Path:
     """Return the path of a checkpoint's data."""
-    return next((folder / "checkpoints").rglob(str(manifest["data"])))
+    return next((folder / "checkpoints").rglob(manifest["parts"][0]["name"]))
 
 
 def assert_finished(operator: Operator, workers: list[Worker], *, epochs: int) -> None:

@@ -19,21 +19,24 @@ class Attempts:
 
     Attributes:
         cap_samples: the largest micro-batch that is tried; ``None`` while nothing was learned.
+        kept: the model's buffers before the running attempt, by name.
     """
 
     def __init__(self, report: Report) -> None:
         self.cap_samples: int | None = None
         self._report = report
-        self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.kept: dict[str, torch.Tensor] = {}
+        self._model: torch.nn.Module | None = None
 
     def begin(self, model: torch.nn.Module | None) -> None:
         """Copy the model's buffers (running statistics and the like), so that a repeated step starts from the same."""
-        self._buffers = [(b, b.detach().clone()) for b in model.buffers()] if model is not None else []
+        self._model = model
+        self.kept = {name: b.detach().clone() for name, b in model.named_buffers()} if model is not None else {}
 
     def undo(self) -> None:
         """Put the buffers back."""
-        for buffer, kept in self._buffers:
-            buffer.copy_(kept)
+        for name, buffer in self._model.named_buffers() if self._model is not None else ():
+            buffer.copy_(self.kept[name])
 
     def halve(self, step: Step) -> None:
         """After running out of memory: from now on half the largest micro-batch.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 FIELDS = (
     "vote", "steps", "generation", "revision", "plan_bytes", "plan_checksum", "leaving", "weight", "loss_sum",
-    "small_squared",
+    "checkpoint", "mark", "small_squared",
 )  # fmt: skip
 HEADER = len(FIELDS)
 
@@ -33,6 +33,8 @@ class Slot:
         leaving: whether this rank's pod was told to go.
         weight: samples or tokens behind this rank's gradient.
         loss_sum: sum of the loss over them; NaN when the script told none.
+        checkpoint: whether this rank proposes that all write their parts of a checkpoint after this step.
+        mark: a fresh random number below 2^53; the lowest rank's would tell that checkpoint's files from all others.
         small_squared: one step late: b_i |g_i|^2 for the noise scale; NaN when unknown.
         buckets_s: one step late: seconds of each bucket's transfer; NaN when unknown.
     """
@@ -46,6 +48,8 @@ class Slot:
     leaving: bool
     weight: float
     loss_sum: float = math.nan
+    checkpoint: bool = False
+    mark: int = 0
     small_squared: float = math.nan
     buckets_s: tuple[float, ...] = ()
 
@@ -63,6 +67,8 @@ class Verdict:
         leaving: ranks in the group whose pod was told to go.
         weight: total samples or tokens of the step.
         loss: weighted mean loss; ``None`` when no rank told one.
+        checkpoint: whether all ranks write their parts of a checkpoint after this step.
+        mark: what tells that checkpoint's files from all others.
         small_squared: sum over ranks, one step late; ``None`` when some rank does not know.
         buckets_s: minimum over ranks per bucket, one step late; a rank that arrives early sees mostly waiting.
     """
@@ -75,6 +81,8 @@ class Verdict:
     leaving: tuple[int, ...]
     weight: float
     loss: float | None
+    checkpoint: bool = False
+    mark: int = 0
     small_squared: float | None
     buckets_s: tuple[float, ...]
 
@@ -83,7 +91,8 @@ def to_row(slot: Slot) -> list[float]:
     """Return the slot as a row of float64; every integer in it is below 2^53."""
     return [
         float(slot.vote), float(slot.steps), float(slot.generation), float(slot.revision), float(slot.plan_bytes),
-        float(slot.plan_checksum), float(slot.leaving), slot.weight, slot.loss_sum, slot.small_squared, *slot.buckets_s,
+        float(slot.plan_checksum), float(slot.leaving), slot.weight, slot.loss_sum,
+        float(slot.checkpoint), float(slot.mark), slot.small_squared, *slot.buckets_s,
     ]  # fmt: skip
 
 
@@ -111,6 +120,8 @@ def verdict(slots_WF: Sequence[Sequence[float]]) -> Verdict:  # noqa: N803 - sha
         leaving=tuple(rank for rank, row in enumerate(rows) if row["leaving"] == 1.0),
         weight=weight,
         loss=math.fsum(losses) / weight if known and weight > 0 else None,
+        checkpoint=any(row["checkpoint"] == 1.0 for row in rows),
+        mark=int(rows[0]["mark"]),
         small_squared=None if any(math.isnan(value) for value in small) else math.fsum(small),
         buckets_s=_minima(buckets),
     )

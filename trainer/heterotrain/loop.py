@@ -16,6 +16,7 @@ from heterotrain_core.contract.outcome import Ending
 
 from heterotrain.agreement import plan_slot
 from heterotrain.attempt import Attempts
+from heterotrain.checkpoint import new_mark
 from heterotrain.control import Verdict
 from heterotrain.errors import PeerLost, RepeatStep, UsageError
 from heterotrain.farewell import Farewell
@@ -23,6 +24,7 @@ from heterotrain.feed import Feed, Source
 from heterotrain.identity import Identity
 from heterotrain.keeper import CheckpointKeeper
 from heterotrain.membership import Formed, Membership
+from heterotrain.numerics import Numerics
 from heterotrain.observe import Observer
 from heterotrain.plan_source import Held
 from heterotrain.reducer import Reducer
@@ -52,6 +54,7 @@ class Loop:
         training: Training,
         membership: Membership,
         keeper: CheckpointKeeper,
+        numerics: Numerics,
         observer: Observer,
         report: Report,
         farewell: Farewell,
@@ -59,6 +62,7 @@ class Loop:
         self.formed: Formed | None = None
         self.stop_reason = ""
         self.leave_requested = False
+        self.told_to_go_s: float | None = None
         self.reducer: Reducer | None = None
         self.run_hooks: Callable[[int], None] = lambda _epoch: None
         self.schedulers: list[Any] = []
@@ -68,6 +72,7 @@ class Loop:
         self._training = training
         self._membership = membership
         self._keeper = keeper
+        self._numerics = numerics
         self._observer = observer
         self._report = report
         self._farewell = farewell
@@ -75,6 +80,8 @@ class Loop:
         self._feed: Feed | None = None
         self._standing: Standing | None = None
         self._uncommitted: Step | None = None
+        self._began_s = time.monotonic()
+        self._step_s = 0.0
 
     def steps(self, source: Source) -> Iterator[Step]:
         """Yield steps until everything is committed."""
@@ -112,6 +119,7 @@ class Loop:
         roster = formed.roster
         self._log_late_commit(formed)
         self._observer.forget()
+        self._numerics.form(formed.group)
         self._report.gauges({
             names.PLAN_GENERATION: float(roster.formation.generation),
             names.PLAN_REVISION: float(roster.plan.revision),
@@ -132,6 +140,7 @@ class Loop:
             if self.reducer is not None:
                 self.reducer.abandon()
             formed.group.close()
+        self._keeper.lost_a_member()
         self._standing = formed.standing
 
     def _disband(self, formed: Formed, *, leaving: frozenset[int], cause: str) -> None:
@@ -151,8 +160,8 @@ class Loop:
         standing = self._standing
         if standing is not None and not standing.leaving:
             # It had to go while it waited for others: nobody took the state over from it.
-            self._keeper.write_now(self._training, generation=standing.formation.generation)
-        self._keeper.wait()
+            self._keeper.write_now(self._training, generation=standing.formation.generation, within_s=self._left_s())
+        self._keeper.wait(self._left_s())
         self._farewell.say(Ending.LEFT, "told to go; the others know")
         self._membership.close()
         raise SystemExit(0)
@@ -187,16 +196,17 @@ class Loop:
 
     def _prepare(self, formed: Formed, feed: Feed) -> Step:
         self._adopt(formed)
+        self._began_s = time.monotonic()
         task = feed.task(formed, self._training.progress, cap_samples=self._attempts.cap_samples)
+        self._numerics.check_cut(len(task.micro_batches))
         torch.manual_seed(feed.seed_of(task))
         self._attempts.begin(self._training.model)
         reducer = self._must_reduce()
         reducer.begin()
-        wanted = self._observer.begin(reducer, task.number)
+        measurement = self._observer.begin(reducer, task)
         return Step(
-            task=task, reducer=reducer, group=formed.group, host=self,
-            on_launch=self._observer.on_launch if wanted else None,
-        )  # fmt: skip
+            task=task, reducer=reducer, numerics=self._numerics, group=formed.group, host=self, measurement=measurement
+        )
 
     def _adopt(self, formed: Formed) -> None:
         """Put a newer revision into force when this is a boundary."""
@@ -236,6 +246,13 @@ class Loop:
 
     def fetch(self, task: Task, offset: int, size: int) -> Any:
         """Return ``size`` samples of the task from its ``offset``-th on, as a batch on the device."""
+        left_s = self._left_s()
+        if left_s is not None and self.formed is not None:
+            # Nothing but buffers has changed since the last committed step, and those are kept.
+            self._keeper.hurry(
+                self.formed, self._training, self._attempts.kept, left_s=left_s,
+                step_left_s=max(0.0, self._step_s - (time.monotonic() - self._began_s)),
+            )  # fmt: skip
         return self._must_feed().fetch(task, offset, size)
 
     def is_broken(self) -> bool:
@@ -256,7 +273,10 @@ class Loop:
                 held, vote=ok, steps=step.task.number, leaving=self.leave_requested or drained, weight=step.weight
             ),
             loss_sum=float(step.loss_sum),
-            small_squared=observer.small_squared,
+            checkpoint=self._keeper.proposes(formed, self._training),
+            mark=new_mark(),
+            plain=observer.plain,
+            steered=observer.steered,
             buckets_s=observer.buckets_s or (math.nan,) * len(reducer.flats),
         )
         decision, held = exchange_votes(formed, reducer, slot, held, job_uid=self._identity.job_uid)
@@ -270,10 +290,12 @@ class Loop:
         now_s = time.perf_counter()
         formed = self._must_form()
         feed = self._must_feed()
+        self._step_s = time.monotonic() - self._began_s
         self._training.progress = feed.advanced(self._training.progress, step.task)
         feed.log(step.task, formed.standing)
-        for scheduler in self.schedulers:
-            scheduler.step()
+        for _ in range(self._numerics.committed(finite=not step.skipped)):
+            for scheduler in self.schedulers:
+                scheduler.step()
         self._observer.committed(step, decision, formed, now_s=now_s)
         self._follow(formed, decision)
 
@@ -282,6 +304,9 @@ class Loop:
         roster = formed.roster
         pods = workers_of(roster.plan, tuple(roster.plan_ranks[rank] for rank in decision.leaving))
         leaving = frozenset(rank for rank in roster.plan_ranks if roster.plan.members[rank].worker in pods)
+        everybody_leaves = len(leaving) == len(roster.plan_ranks)
+        if decision.checkpoint and not everybody_leaves:
+            self._keeper.write_part(formed, self._training, mark=decision.mark)
         newer = formed.agreed.plan.generation > roster.formation.generation
         if not leaving and not newer:
             return
@@ -293,13 +318,19 @@ class Loop:
         if roster.plan_ranks[formed.rank] in leaving:
             self.leave_requested = True
             self._membership.leave_soon(self._config.grace_s / 3)
-            lowest_leaver = min(leaving)
-            if len(leaving) == len(roster.plan_ranks) and roster.plan_ranks[formed.rank] == lowest_leaver:
-                self._keeper.write_now(
-                    self._training, generation=roster.formation.generation
-                )  # nobody stays: the job cannot go on without it
+            if everybody_leaves:  # the job cannot go on without a checkpoint
+                left_s = self._left_s()
+                self._keeper.rescue(
+                    formed, self._training, mark=decision.mark, left_s=self._config.grace_s if left_s is None else left_s
+                )  # fmt: skip
 
     # -- small things ------------------------------------------------------------------------------------------------
+
+    def _left_s(self) -> float | None:
+        """Return the seconds until this process is killed, ``None`` while nobody has told it to go."""
+        if self.told_to_go_s is None:
+            return None
+        return max(0.0, self.told_to_go_s + self._config.grace_s - time.monotonic())
 
     def _newest_for(self, formed: Formed) -> Held:
         newest = self._membership.newest()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
 from heterotrain.errors import UsageError
+from heterotrain.parts import sizes_bytes
 from heterotrain.progress import Progress
 from heterotrain.state import Flat, Stateful, flatten, unflatten
 
@@ -27,15 +29,23 @@ class Training:
     progress: Progress = field(default_factory=Progress)
     has_state: bool = False
 
-    def capture(self) -> dict[str, Any]:
-        """Return everything that a joiner or a checkpoint needs; the tensors are the live ones."""
+    def capture(self, buffers: Mapping[str, torch.Tensor] | None = None) -> dict[str, Any]:
+        """Return everything that a joiner or a checkpoint needs; the tensors are the live ones.
+
+        ``buffers`` stand in for the model's own, where a step is under way and may have changed those.
+        """
+        model = self._model().state_dict()
         return {
             "progress": asdict(self.progress),
-            "model": self._model().state_dict(),
+            "model": model | {name: buffer for name, buffer in (buffers or {}).items() if name in model},
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "extras": {name: extra.state_dict() for name, extra in self.extras.items()},
             "versions": {"torch": str(torch.__version__), "python": sys.version.split()[0]},
         }
+
+    def size_bytes(self) -> int:
+        """Return how much there is to copy; all its tensors together."""
+        return sum(sizes_bytes(self.flat().tensors))
 
     def flat(self) -> Flat:
         """Return the state taken apart."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from heterotrain.group import Group
+from heterotrain.parts import byte_view, cut, sizes_bytes
 from heterotrain.state import Flat, empty_like_skeleton
 
 
@@ -59,17 +58,6 @@ def roles(holdings: Sequence[Holding]) -> Roles:
     return Roles(leader=leader, donors=donors, receivers=receivers, fresh=False)
 
 
-def assign(sizes_bytes: Sequence[int], donors: Sequence[int]) -> tuple[int, ...]:
-    """Return the donor of each tensor so that donors send nearly equal amounts: largest first, to whoever has least."""
-    load = dict.fromkeys(donors, 0)
-    chosen = [donors[0]] * len(sizes_bytes)
-    for index in sorted(range(len(sizes_bytes)), key=lambda i: (-sizes_bytes[i], i)):
-        donor = min(donors, key=lambda d: (load[d], d))
-        load[donor] += sizes_bytes[index]
-        chosen[index] = donor
-    return tuple(chosen)
-
-
 def exchange(group: Group, who: Roles, own: Callable[[], Flat]) -> Flat | None:
     """Move the state; return it on receivers, ``None`` elsewhere.
 
@@ -90,10 +78,8 @@ def exchange(group: Group, who: Roles, own: Callable[[], Flat]) -> Flat | None:
     flat = mine or empty_like_skeleton(skeleton)
     if len(who.donors) == 1:
         for tensor in flat.tensors:
-            wire = _wire(tensor)
-            group.broadcast(wire, source=who.leader)
-            if mine is None:
-                _copy_back(wire, tensor)
+            if tensor.numel():
+                group.broadcast(byte_view(tensor.cpu()), source=who.leader)  # a receiver's are on the CPU: no copies
     elif mine is not None:
         _give(group, who, mine)
     elif group.rank in who.receivers:
@@ -102,38 +88,20 @@ def exchange(group: Group, who: Roles, own: Callable[[], Flat]) -> Flat | None:
 
 
 def _give(group: Group, who: Roles, flat: Flat) -> None:
-    owner = assign([t.numel() * t.element_size() for t in flat.tensors], who.donors)
-    works, kept = [], []
-    for receiver in who.receivers:
-        for tensor, donor in zip(flat.tensors, owner, strict=True):
-            if donor == group.rank and tensor.numel():
-                wire = _wire(tensor)
-                kept.append(wire)
-                works.append(group.send(wire, to=receiver))
-    for work in works:
+    """Send this donor's part of the state, a tensor's stretch at a time, to every receiver."""
+    part = cut(sizes_bytes(flat.tensors), len(who.donors))[who.donors.index(group.rank)]
+    wires = [byte_view(flat.tensors[stretch.tensor])[stretch.start : stretch.stop].cpu() for stretch in part]
+    for work in [group.send(wire, to=receiver) for receiver in who.receivers for wire in wires]:
         group.wait(work)
 
 
 def _take(group: Group, who: Roles, flat: Flat) -> None:
-    owner = assign([t.numel() * t.element_size() for t in flat.tensors], who.donors)
-    pending = []
-    for tensor, donor in zip(flat.tensors, owner, strict=True):
-        if tensor.numel():
-            wire = _wire(tensor)
-            pending.append((group.receive(wire, source=donor), wire, tensor))
-    for work, wire, tensor in pending:
+    """Receive every donor's part into the place where it belongs."""
+    wires = [byte_view(tensor) for tensor in flat.tensors]
+    works = [
+        group.receive(wires[stretch.tensor][stretch.start : stretch.stop], source=donor)
+        for donor, part in zip(who.donors, cut(sizes_bytes(flat.tensors), len(who.donors)), strict=True)
+        for stretch in part
+    ]
+    for work in works:
         group.wait(work)
-        _copy_back(wire, tensor)
-
-
-def _wire(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor's bytes as a contiguous CPU tensor; shares memory with it where possible."""
-    flat = tensor.contiguous().cpu().reshape(-1)
-    if flat.numel() == 0:
-        return torch.empty(0, dtype=torch.uint8)
-    return flat.view(torch.uint8)
-
-
-def _copy_back(wire: torch.Tensor, tensor: torch.Tensor) -> None:
-    if tensor.numel() and wire.data_ptr() != tensor.data_ptr():
-        tensor.copy_(wire.view(tensor.dtype).view_as(tensor))

@@ -1,24 +1,52 @@
-"""Nothing good is ever lost, whatever happens while writing or on the disk."""
+"""Nothing good is ever lost, whatever happens while writing, on the disk or in the store."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
+import resource
+import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import fsspec
 import pytest
 import torch
-from heterotrain.checkpoint import CheckpointFolder, CheckpointWriter, Manifest
-from heterotrain.state import flatten
+from heterotrain import storage
+from heterotrain.checkpoint import CheckpointFolder, Label, Manifest
+from heterotrain.errors import UsageError
+from heterotrain.parts import cut, pack, sizes_bytes
+from heterotrain.state import Flat, flatten
+from heterotrain.storage import Storage
+from heterotrain.writer import CheckpointWriter, Errand, Missing, Written
 
 
-def written(folder: CheckpointFolder, step: int, *, generation: int = 1) -> Manifest:
+@pytest.fixture(params=["file", "memory"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A folder of the local file system, and one of a store without renaming."""
+    if request.param == "file":
+        yield f"file://{tmp_path}/checkpoints"
+        return
+    fsspec.filesystem("memory").store.clear()
+    yield "memory://bucket/checkpoints"
+    fsspec.filesystem("memory").store.clear()
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here gets better by waiting."""
+    monkeypatch.setattr(storage, "PAUSES_S", (0.0,))
+
+
+def state_of(step: int) -> Flat:
+    """Return a state that knows its step."""
+    return flatten({"step": step, "x": torch.full((50,), step), "y": [torch.arange(7.0), torch.tensor(step)]})
+
+
+def written(folder: CheckpointFolder, step: int, *, generation: int = 1, now_s: float = 0.0) -> Manifest:
     """Write a checkpoint that knows its step."""
-    return folder.write(
-        flatten({"step": step, "x": torch.full((50,), step)}), generation=generation, step=step, now_s=0.0
-    )
+    return folder.write(state_of(step), generation=generation, step=step, now_s=now_s)
 
 
 def loaded_step(folder: CheckpointFolder) -> int | None:
@@ -29,125 +57,238 @@ def loaded_step(folder: CheckpointFolder) -> int | None:
     manifest, state = found
     assert state["step"] == manifest.step
     torch.testing.assert_close(state["x"], torch.full((50,), manifest.step))
+    torch.testing.assert_close(state["y"], [torch.arange(7.0), torch.tensor(manifest.step)])
     return manifest.step
 
 
-def test_the_newest_few_are_kept(tmp_path: Path) -> None:
+def test_the_newest_few_are_kept(place: str) -> None:
     """Older ones go, data and manifest; nothing else is left behind."""
-    folder = CheckpointFolder(tmp_path, keep=2)
+    folder = CheckpointFolder(place, keep=2)
     for step in (1, 2, 3, 4):
         written(folder, step)
     assert [manifest.step for manifest in folder.manifests()] == [4, 3]
-    assert len(list(tmp_path.iterdir())) == 4
+    assert len(folder.storage.names()) == 6
     assert loaded_step(folder) == 4
+
+
+def test_old_ones_go_by_age_but_never_the_newest(place: str) -> None:
+    """Whoever comes back after weeks finds at least one."""
+    folder = CheckpointFolder(place, keep=9, keep_s=100.0)
+    for step, now_s in ((1, 0.0), (2, 50.0), (3, 120.0)):
+        written(folder, step, now_s=now_s)
+    assert [manifest.step for manifest in folder.manifests()] == [3, 2]
+    written(folder, 4, now_s=1000.0)
+    assert [manifest.step for manifest in folder.manifests()] == [4]
 
 
 def test_what_dead_writers_left_goes_with_its_age(tmp_path: Path) -> None:
     """Half-written files older than what is kept are removed; those of a writer that may still live stay."""
     folder = CheckpointFolder(tmp_path, keep=1)
-    old, new = ".checkpoint-g000000001-s000000000001-00000000", "checkpoint-g000000001-s000000000009-00000000.pt"
-    (tmp_path / old).touch()
-    (tmp_path / new).touch()
-    (tmp_path / "somebody-elses.pt").touch()
+    old = ".checkpoint-g000000001-s000000000001-00000000000a-p0of1.bin"
+    new = "checkpoint-g000000001-s000000000009-00000000000b-p0of1.bin"
+    for name in (old, new, "somebody-elses.bin"):
+        (tmp_path / name).touch()
     written(folder, 2)
     assert not (tmp_path / old).exists()
     assert (tmp_path / new).exists()
-    assert (tmp_path / "somebody-elses.pt").exists()
+    assert (tmp_path / "somebody-elses.bin").exists()
 
 
-def test_the_same_step_again_replaces_only_when_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second write of a step that fails half-way leaves the first one whole."""
-    folder = CheckpointFolder(tmp_path, keep=2)
-    written(folder, 1)
-    calls = []
-
-    def fails_the_second_time(descriptor: int) -> None:
-        calls.append(descriptor)
-        if len(calls) == 2:
-            raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "fsync", fails_the_second_time)
-    with pytest.raises(OSError, match="Input/output"):
-        written(folder, 1)
-    monkeypatch.undo()
-    assert loaded_step(folder) == 1
-
-
-def test_a_later_generation_outranks_a_higher_step(tmp_path: Path) -> None:
-    """What a given-up writer wrote late is not what its successors continue from."""
-    folder = CheckpointFolder(tmp_path, keep=3)
+def test_a_later_generation_outranks_a_higher_step(place: str) -> None:
+    """What a given-up writer wrote late is not what its successors continue from, and does not push it out."""
+    folder, given_up = CheckpointFolder(place, keep=1), CheckpointFolder(place, keep=1)
     written(folder, 5, generation=2)
-    written(folder, 9, generation=1)
+    written(given_up, 9, generation=1)
     assert loaded_step(folder) == 5
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "no data", "no manifest", "manifest cut", "other format"])
-def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_state_in_parts_is_read_by_anybody(place: str, count: int) -> None:
+    """Parts are written in any order by several writers; there is no checkpoint before the last one is there."""
+    folder, flat = CheckpointFolder(place, keep=2), state_of(7)
+    label = Label(generation=1, step=7, mark=123)
+    parts = cut(sizes_bytes(flat.tensors), count)
+    for index in reversed(range(count)):
+        assert loaded_step(folder) is None
+        folder.write_part(label, pack(flat.tensors, parts[index], None), index=index, count=count)
+        if count > 1:
+            assert (folder.parts_there(label, count) is None) == (index > 0)
+    stored = folder.parts_there(label, count) if count > 1 else [folder.write_part(
+        label, pack(flat.tensors, parts[0], None), index=0, count=1
+    )]  # fmt: skip
+    assert stored is not None
+    folder.complete(label, flat.skeleton, stored, now_s=0.0)
+    assert loaded_step(folder) == 7
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "longer", "no data", "no manifest", "manifest cut", "other format"])
+def test_a_damaged_checkpoint_is_passed_over(place: str, damage: str) -> None:
     """The one before it is good and is taken."""
-    folder = CheckpointFolder(tmp_path, keep=3)
+    folder = CheckpointFolder(place, keep=3)
     written(folder, 1)
     manifest = written(folder, 2)
-    data, card = tmp_path / manifest.data, tmp_path / f"{manifest.data.rsplit('-', 1)[0]}.json"
+    files, _, root = fsspec.get_fs_token_paths(place)
+    data = f"{root[0] if isinstance(root, list) else root}/{manifest.parts[0].name}"
+    card = data.replace("-p0of1.bin", ".json")
+    content = files.cat_file(data)
     if damage == "flip":
-        content = bytearray(data.read_bytes())
-        content[len(content) // 2] ^= 255
-        data.write_bytes(content)
+        half = len(content) // 2
+        files.pipe_file(data, content[:half] + bytes([content[half] ^ 255]) + content[half + 1 :])
     elif damage == "cut":
-        data.write_bytes(data.read_bytes()[:-1])
+        files.pipe_file(data, content[:-1])
+    elif damage == "longer":
+        files.pipe_file(data, content + b"x")
     elif damage == "no data":
-        data.unlink()
+        files.rm_file(data)
     elif damage == "no manifest":
-        card.unlink()
+        files.rm_file(card)
     elif damage == "manifest cut":
-        card.write_text(card.read_text()[:20])
+        files.pipe_file(card, files.cat_file(card)[:20])
     else:
-        card.write_text(json.dumps(json.loads(card.read_text()) | {"format": 99}))
+        files.pipe_file(card, json.dumps(json.loads(files.cat_file(card)) | {"format": 99}).encode())
     assert loaded_step(folder) == 1
+
+
+def test_a_job_does_not_begin_anew_where_checkpoints_are(place: str) -> None:
+    """When none is whole, a person decides; nothing is removed."""
+    folder = CheckpointFolder(place, keep=3)
+    manifest = written(folder, 1)
+    folder.storage.remove([manifest.parts[0].name])
+    before = sorted(folder.storage.names())
+    with pytest.raises(UsageError, match="none of the 1 checkpoints"):
+        folder.load_newest()
+    assert sorted(folder.storage.names()) == before
 
 
 def test_no_checkpoint_at_all(tmp_path: Path) -> None:
     """An empty folder, or none, is a fresh start."""
     assert CheckpointFolder(tmp_path / "absent", keep=1).load_newest() is None
+    assert CheckpointFolder(tmp_path / "absent", keep=1).newest_order() == (-1, -1)
 
 
-def test_a_full_disk_costs_nothing_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failed write raises, leaves no scratch file, and the old checkpoint stays."""
+@pytest.mark.parametrize("uri", ["s3://bucket/x", "nosuch://x"])
+def test_a_protocol_that_nobody_speaks_is_told(uri: str) -> None:
+    """The sentence names the package to add, or the protocols there are."""
+    with pytest.raises(UsageError, match=r"training image"):
+        Storage(uri)
+
+
+def test_a_disk_that_is_full_half_way(tmp_path: Path) -> None:
+    """The kernel refuses to go on within the data: the write raises, leaves nothing, and the old checkpoint stays."""
     folder = CheckpointFolder(tmp_path, keep=1)
     written(folder, 1)
     before = sorted(tmp_path.iterdir())
-
-    def full(_descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        written(folder, 2)
-    monkeypatch.undo()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            written(folder, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert sorted(tmp_path.iterdir()) == before
     assert loaded_step(folder) == 1
 
 
-def test_the_writer_copies_before_it_returns(tmp_path: Path) -> None:
-    """What training changes afterwards is not in the checkpoint."""
-    folder, done = CheckpointFolder(tmp_path, keep=1), []
-    writer = CheckpointWriter(folder, on_done=lambda manifest, seconds: done.append((manifest, seconds)))
+def test_the_same_step_again_replaces_only_when_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second write of a step that fails at the manifest leaves the first one whole."""
+    folder, calls = CheckpointFolder(tmp_path, keep=2), []
+    written(folder, 1)
+    synced = os.fsync
+
+    def fails_at_the_manifest(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == 5:  # data and its folder, skeleton and its folder, manifest
+            raise OSError(errno.EIO, "Input/output error")
+        synced(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fails_at_the_manifest)
+    with pytest.raises(OSError, match="Input/output"):
+        written(folder, 1)
+    monkeypatch.undo()
+    assert len(list(tmp_path.iterdir())) == 3
+    assert loaded_step(folder) == 1
+
+
+def test_two_writers_of_one_step_do_not_disturb_each_other(place: str) -> None:
+    """Each has files of its own; whoever reads takes one of them, whole."""
+    folders = [CheckpointFolder(place, keep=1) for _ in range(2)]
+    threads = [threading.Thread(target=written, args=(folder, 4)) for folder in folders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert loaded_step(folders[0]) == 4
+
+
+# -- in the background -----------------------------------------------------------------------------------------------
+
+
+def a_writer(folder: CheckpointFolder) -> tuple[CheckpointWriter, list[Written]]:
+    """Return a writer and the list of how its attempts ended."""
+    done: list[Written] = []
+    return CheckpointWriter(folder, on_done=done.append), done
+
+
+def test_the_writer_copies_before_it_returns(place: str) -> None:
+    """What training changes afterwards is not in the checkpoint, nor is what a later copy overwrites."""
+    folder = CheckpointFolder(place, keep=2)
+    writer, done = a_writer(folder)
     weights = torch.zeros(1000)
-    writer.start({"step": 3, "x": weights}, generation=1, step=3)
-    weights.fill_(1.0)
-    writer.wait()
+    for step in (3, 4):
+        writer.start({"step": step, "x": weights}, generation=1, step=step)
+        weights.fill_(float(step))
+    assert writer.wait()
     found = folder.load_newest()
     assert found is not None
-    assert float(found[1]["x"].sum()) == 0.0
-    assert done[0][0].step == 3
+    assert found[1]["x"].unique().tolist() == [3.0]
+    assert [written.step for written in done] == [3, 4]
+    assert all(written.manifest and written.size_bytes == 4000 for written in done)
 
 
 def test_a_failed_write_is_told(tmp_path: Path) -> None:
     """Training goes on; whoever counts failures hears of it."""
     (tmp_path / "file").touch()
-    done: list[Any] = []
-    writer = CheckpointWriter(
-        CheckpointFolder(tmp_path / "file" / "below", keep=1), on_done=lambda m, _s: done.append(m)
-    )
+    writer, done = a_writer(CheckpointFolder(tmp_path / "file" / "below", keep=1))
     writer.start({"step": 1}, generation=1, step=1)
     writer.wait()
-    assert done == [None]
+    assert done[0].manifest is None
+    assert "Not a directory" in done[0].failure
+
+
+def test_a_store_that_hangs_does_not_stop_training(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy is all that training waits for; how long the rest takes is known meanwhile."""
+    release = threading.Event()
+    put = Storage.put
+
+    def hangs(self: Storage, name: str, chunks: list[memoryview]) -> storage.Stored:
+        release.wait()
+        return put(self, name, chunks)
+
+    monkeypatch.setattr(Storage, "put", hangs)
+    folder = CheckpointFolder(place, keep=1)
+    writer, done = a_writer(folder)
+    writer.start({"step": 1}, generation=1, step=1)
+    assert writer.running_s is not None
+    assert not writer.wait(0.0)
+    assert not done
+    release.set()
+    assert writer.wait()
+    assert done[0].manifest is not None
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_parts_that_never_come(place: str, lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no checkpoint then, nothing is left behind, and why is known."""
+    monkeypatch.setattr("heterotrain.writer.PATIENCE_S", 3600.0 if lost else 0.0)
+    folder = CheckpointFolder(place, keep=1)
+    writer, done = a_writer(folder)
+    written(folder, 1)
+    before = sorted(folder.storage.names())
+    errand = Errand(label=Label(generation=1, step=2, mark=5), index=1, count=2)
+    writer.start_part({"step": 2, "x": torch.ones(9)}, errand)
+    if lost:
+        writer.expect_nobody()
+    assert writer.wait()
+    assert done[0].missing is (Missing.LOST if lost else Missing.UNSEEN)
+    assert sorted(folder.storage.names()) == before
+    assert loaded_step(folder) == 1

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from heterotrain.errors import UsageError
+from heterotrain.parts import byte_view, cut, pack, sizes_bytes
 from heterotrain.state import Flat, empty_like_skeleton, flatten, unflatten
 from heterotrain.training import Training
-from heterotrain.transfer import Holding, assign, roles
+from heterotrain.transfer import Holding, roles
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,13 +84,35 @@ def test_optimizer_and_order_of_state_survive() -> None:
     torch.testing.assert_close(update(other, 2), update(one, 2), rtol=0, atol=0)
 
 
-@given(sizes=st.lists(st.integers(0, 1000), max_size=30), donors=st.integers(1, 5))
-def test_donors_send_nearly_equal_amounts(sizes: list[int], donors: int) -> None:
-    """No donor sends more than an equal part and the largest tensor."""
-    chosen = assign(sizes, tuple(range(donors)))
-    loads = [sum(size for size, donor in zip(sizes, chosen, strict=True) if donor == d) for d in range(donors)]
-    assert sum(loads) == sum(sizes)
-    assert max(loads) <= sum(sizes) / donors + max(sizes, default=0)
+@given(sizes=st.lists(st.integers(0, 50), max_size=30), parts=st.integers(1, 7))
+def test_parts_are_equal_and_hold_every_byte_once(sizes: list[int], parts: int) -> None:
+    """In order, none twice, none left out, and no part longer than another by more than a byte."""
+    by_part = cut(sizes, parts)
+    lengths = [sum(s.stop - s.start for s in stretches) for stretches in by_part]
+    assert len(lengths) == parts
+    assert max(lengths) - min(lengths) <= 1
+    found = [(s.tensor, byte) for stretches in by_part for s in stretches for byte in range(s.start, s.stop)]
+    assert found == [(tensor, byte) for tensor, size in enumerate(sizes) for byte in range(size)]
+
+
+@given(parts=st.integers(1, 9))
+def test_packed_parts_are_the_state(parts: int) -> None:
+    """Of any dtype, layout and shape, to the last bit."""
+    tensors = [
+        torch.randn(3, 5, generator=torch.Generator().manual_seed(0)).t(), torch.tensor(2.5, dtype=torch.bfloat16),
+        torch.empty(0), torch.tensor([True, False]), torch.arange(4, dtype=torch.int64),
+    ]  # fmt: skip
+    flat = flatten({"x": tensors})
+    packed = [pack(flat.tensors, stretches, None) for stretches in cut(sizes_bytes(flat.tensors), parts)]
+    back = empty_like_skeleton(flat.skeleton)
+    whole = torch.cat(packed)
+    position = 0
+    for tensor in back.tensors:
+        size = tensor.numel() * tensor.element_size()
+        byte_view(tensor).copy_(whole[position : position + size])
+        position += size
+    for one, other in zip(back.tensors, tensors, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

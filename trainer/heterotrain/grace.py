@@ -1,0 +1,53 @@
+"""Whether a checkpoint fits into what is left of a grace period, judged by how fast earlier ones were written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SLACK = 1.5
+"""Stores are slower when many pods leave at once."""
+LAST_WORD_S = 1.0
+"""For the outcome and the end of the process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What is to be expected of a write.
+
+    Attributes:
+        needed_s: seconds that it will take; ``None`` while no write was measured.
+        fits: whether that is less than what is left; a write whose speed is unknown is taken to fit.
+        reason: a sentence for people.
+    """
+
+    needed_s: float | None
+    fits: bool
+    reason: str
+
+
+def outlook(*, size_bytes: int, speed_bytes_per_s: float | None, left_s: float) -> Outlook:
+    """Judge a write of ``size_bytes`` by this rank that has to be complete in ``left_s`` seconds."""
+    left_s = max(0.0, left_s - LAST_WORD_S)
+    size = f"{size_bytes / 1e6:.0f} MB"
+    if speed_bytes_per_s is None or speed_bytes_per_s <= 0:
+        return Outlook(needed_s=None, fits=True, reason=f"{size} have to be written within {left_s:.0f} s")
+    needed_s = SLACK * size_bytes / speed_bytes_per_s
+    fits = needed_s <= left_s
+    reason = (
+        f"{size} need about {needed_s:.1f} s at the {speed_bytes_per_s / 1e6:.0f} MB/s of the last write, and "
+        f"{left_s:.0f} s are left"
+    )
+    return Outlook(needed_s=needed_s, fits=fits, reason=reason)
+
+
+def must_start_now(seen: Outlook, *, left_s: float, step_left_s: float) -> bool:
+    """Return whether a write would come too late after the running step, but not yet now.
+
+    Args:
+        seen: the outlook for ``left_s``.
+        left_s: seconds until the process is killed.
+        step_left_s: seconds until the running step is likely to be committed.
+    """
+    if seen.needed_s is None:
+        return step_left_s > left_s / 2
+    return seen.fits and left_s - LAST_WORD_S - step_left_s < seen.needed_s

@@ -1,0 +1,87 @@
+"""A state's tensors as one long string of bytes, cut into parts of equal length.
+
+Checkpoints and transfers cut the same way: by bytes, not by tensors, so that one huge tensor is divided, too, and a state
+that was cut into any number of parts is put together for any other number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Bytes ``[start, stop)`` of one tensor."""
+
+    tensor: int
+    start: int
+    stop: int
+
+
+def sizes_bytes(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """Return the length of each tensor."""
+    return tuple(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def cut(lengths_bytes: Sequence[int], parts: int) -> tuple[tuple[Stretch, ...], ...]:
+    """Cut the string of all tensors into ``parts`` whose lengths differ by at most one byte.
+
+    Args:
+        lengths_bytes: the length of each tensor, in order.
+        parts: at least 1.
+    """
+    total = sum(lengths_bytes)
+    ends = [total * (part + 1) // parts for part in range(parts)]
+    result: list[list[Stretch]] = [[] for _ in range(parts)]
+    part = position = 0
+    for tensor, length in enumerate(lengths_bytes):
+        start = 0
+        while start < length:
+            while ends[part] <= position:
+                part += 1
+            stop = min(length, start + ends[part] - position)
+            result[part].append(Stretch(tensor, start, stop))
+            position += stop - start
+            start = stop
+    return tuple(tuple(stretches) for stretches in result)
+
+
+def byte_view(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor as flat bytes; it shares the tensor's memory when that is contiguous."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    if flat.numel() == 0:
+        return torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return flat.view(torch.uint8)
+
+
+def memory_of(tensor: torch.Tensor) -> memoryview:
+    """Return the memory of a contiguous CPU tensor as bytes that can be read and written."""
+    view: Any = byte_view(tensor).numpy()
+    return memoryview(view)
+
+
+def pack(tensors: Sequence[torch.Tensor], stretches: Sequence[Stretch], into: torch.Tensor | None) -> torch.Tensor:
+    """Copy stretches to host memory, one behind the other.
+
+    Args:
+        tensors: the whole state, on any device.
+        stretches: the part that is wanted.
+        into: bytes of an earlier copy to write over, when they are as many: fresh memory costs more than copying.
+    """
+    length = sum(stretch.stop - stretch.start for stretch in stretches)
+    if into is None or into.numel() != length:
+        on_device = any(tensor.is_cuda for tensor in tensors)
+        into = torch.empty(length, dtype=torch.uint8, pin_memory=on_device)
+    position = 0
+    for stretch in stretches:
+        count = stretch.stop - stretch.start
+        source = byte_view(tensors[stretch.tensor])[stretch.start : stretch.stop]
+        into[position : position + count].copy_(source, non_blocking=source.is_cuda)
+        position += count
+    if any(tensor.is_cuda for tensor in tensors):
+        torch.cuda.synchronize()
+    return into
