@@ -31,8 +31,8 @@ lock: $(UV) ## resolve pyproject.toml into requirements/*.txt
 	@for part in operator trainer; do \
 	  $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --extra $$part pyproject.toml -o requirements/$$part.txt; done
 	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --group build -o requirements/build.txt
-	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --extra trainer --group examples pyproject.toml -o requirements/examples.txt
-	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --extra operator --extra trainer --extra cli --group examples --group dev pyproject.toml -o requirements/dev.txt
+	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --extra trainer --extra tensorboard --group examples pyproject.toml -o requirements/examples.txt
+	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --extra operator --extra trainer --extra tensorboard --extra cli --group examples --group dev pyproject.toml -o requirements/dev.txt
 
 lint: setup ## ruff, mypy, import-linter
 	@$(VENV)/bin/ruff check .

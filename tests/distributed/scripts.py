@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import heterotrain
+import heterotrain.board
 import torch
 from heterotrain.errors import PeerLost
 from heterotrain.group import Group
@@ -61,11 +62,21 @@ class Trap:
 
 
 def train(
-    *, out: str, samples: int = 96, trap: dict[str, Any] | None = None, tokens: bool = False, slow_s: float = 0.0
+    *,
+    out: str,
+    samples: int = 96,
+    trap: dict[str, Any] | None = None,
+    tokens: bool = False,
+    slow_s: float = 0.0,
+    board: str | None = None,
 ) -> None:
-    """Train, then write the final weights. ``tokens`` weighs samples differently; ``slow_s`` stretches each step."""
+    """Train, then write the final weights.
+
+    ``tokens`` weighs samples differently; ``slow_s`` stretches each step; ``board`` is a folder for TensorBoard files.
+    """
     trapped = Trap(trap)
-    job = heterotrain.init()
+    heterotrain.board.GAP_S = 0.0
+    job = heterotrain.init(tensorboard_dir=board)
     trapped.at("init", 0)
     model = job.wrap(net())
     optimizer = job.optimizer(optimizer_of(model))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from heterotrain_core.contract import env, keys
@@ -39,6 +39,7 @@ class Identity:
         plan_dir: folder with the mounted plan; ``None`` when there is no operator.
         termination_path: file for the outcome; ``None`` writes none.
         sample_log_dir: folder for the log of committed samples; ``None`` writes none.
+        tensorboard_dir: folder for TensorBoard files, as the environment names it; ``None`` leaves that to the script.
     """
 
     mode: Mode
@@ -57,6 +58,7 @@ class Identity:
     plan_dir: str | None = None
     termination_path: str | None = None
     sample_log_dir: str | None = None
+    tensorboard_dir: str | None = None
 
     @property
     def name(self) -> str:
@@ -76,7 +78,12 @@ def read_identity(environ: Mapping[str, str] = os.environ) -> Identity:
     Raises:
         UsageError: a variable is missing or is no number.
     """
-    sample_log_dir = environ.get(env.SAMPLE_LOG_DIR)
+    return replace(
+        _who(environ), sample_log_dir=environ.get(env.SAMPLE_LOG_DIR), tensorboard_dir=environ.get(env.TENSORBOARD_DIR)
+    )
+
+
+def _who(environ: Mapping[str, str]) -> Identity:
     if env.JOB_UID in environ:
         local_rank = _number(environ, env.LOCAL_RANK, 0)
         return Identity(
@@ -93,7 +100,6 @@ def read_identity(environ: Mapping[str, str] = os.environ) -> Identity:
             peer_port=_number(environ, env.PEER_PORT, keys.PEER_PORT) + local_rank,
             plan_dir=environ.get(env.PLAN_DIR, env.DEFAULT_PLAN_DIR),
             termination_path=environ.get(env.TERMINATION_PATH, env.DEFAULT_TERMINATION_PATH),
-            sample_log_dir=sample_log_dir,
         )
     if "RANK" in environ and "WORLD_SIZE" in environ:
         rank, local_rank = _number(environ, "RANK", 0), _number(environ, "LOCAL_RANK", 0)
@@ -105,9 +111,8 @@ def read_identity(environ: Mapping[str, str] = os.environ) -> Identity:
             rank=rank,
             world_size=_number(environ, "WORLD_SIZE", 1),
             metrics_port=_optional_port(environ, local_rank),
-            sample_log_dir=sample_log_dir,
         )
-    return Identity(mode=Mode.ALONE, metrics_port=_optional_port(environ, 0), sample_log_dir=sample_log_dir)
+    return Identity(mode=Mode.ALONE, metrics_port=_optional_port(environ, 0))
 
 
 def read_config(environ: Mapping[str, str] = os.environ) -> TrainingConfig | None:

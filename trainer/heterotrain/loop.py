@@ -16,6 +16,7 @@ from heterotrain_core.contract.outcome import Ending
 
 from heterotrain.agreement import plan_slot
 from heterotrain.attempt import Attempts
+from heterotrain.board import Board
 from heterotrain.checkpoint import new_mark
 from heterotrain.control import Verdict
 from heterotrain.errors import PeerLost, RepeatStep, UsageError
@@ -64,6 +65,7 @@ class Loop:
         self.reducer: Reducer | None = None
         self.run_hooks: Callable[[int], None] = lambda _epoch: None
         self.schedulers: list[Any] = []
+        self.board: Board | None = None
         self._identity = identity
         self._config = config
         self._device = device
@@ -291,6 +293,8 @@ class Loop:
         for scheduler in self.schedulers:
             scheduler.step()
         self._observer.committed(step, decision, formed, now_s=now_s)
+        if self.board is not None:
+            self.board.committed(formed, self._training.optimizers, step=self._training.progress.steps)
         self._follow(formed, decision)
 
     def _follow(self, formed: Formed, decision: Verdict) -> None:

@@ -126,6 +126,11 @@ class Report:
         with self._lock:
             self._gauges.update(values)
 
+    def current(self) -> dict[str, float]:
+        """Return the newest value of every gauge that has one."""
+        with self._lock:
+            return dict(self._gauges)
+
     def reported(self) -> dict[str, float]:
         """Return the newest value of everything that the script reported."""
         with self._lock:

@@ -17,6 +17,7 @@ from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.outcome import Ending
 
 from heterotrain import data
+from heterotrain.board import Board
 from heterotrain.elastic import Elastic
 from heterotrain.errors import Excluded, UsageError
 from heterotrain.farewell import Farewell
@@ -48,11 +49,12 @@ def init(
     seed: int = 0,
     checkpoint_uri: str | None = None,
     checkpoint_every_s: float = 600.0,
+    tensorboard_dir: str | None = None,
 ) -> Job:
     """Return the job that this process belongs to.
 
-    In a worker pod everything comes from the operator, and the arguments are ignored; they serve a script that runs alone
-    or under torchrun.
+    In a worker pod everything but ``tensorboard_dir`` comes from the operator, and the arguments are ignored; they serve a
+    script that runs alone or under torchrun.
 
     Args:
         epochs: passes over the data set.
@@ -60,6 +62,7 @@ def init(
         seed: seeds the order of samples and all random numbers.
         checkpoint_uri: folder for checkpoints (``file:///…`` or a path); ``None`` keeps none.
         checkpoint_every_s: seconds between checkpoints.
+        tensorboard_dir: folder for TensorBoard files; the environment's ``HETEROTRAIN_TENSORBOARD_DIR`` goes before it.
 
     Raises:
         UsageError: the environment contradicts itself.
@@ -69,13 +72,13 @@ def init(
         epochs=epochs, base_batch_samples=batch_samples, seed=seed, checkpoint_uri=checkpoint_uri,
         checkpoint_every_s=checkpoint_every_s,
     )  # fmt: skip
-    return Job(identity, config)
+    return Job(identity, config, tensorboard_dir=identity.tensorboard_dir or tensorboard_dir)
 
 
 class Job:
     """One training job from this rank's side. Made by ``heterotrain.init``."""
 
-    def __init__(self, identity: Identity, config: TrainingConfig) -> None:
+    def __init__(self, identity: Identity, config: TrainingConfig, *, tensorboard_dir: str | None = None) -> None:
         self.identity = identity
         self.config = config
         self.device = device_of(identity)
@@ -94,6 +97,7 @@ class Job:
             keeper=keeper, observer=Observer(self._report, self._training), report=self._report, farewell=farewell,
         )  # fmt: skip
         self._loop.run_hooks = self._run_hooks
+        self._loop.board = Board(tensorboard_dir, identity, report=self._report) if tensorboard_dir else None
         tagged.where = self._place
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_sigterm)

@@ -34,8 +34,10 @@ SAMPLE_LOG_DIR: Final = "HETEROTRAIN_SAMPLE_LOG_DIR"
 """When set (by the user: it is not reserved), each rank appends a JSON line per committed step with its sample ids."""
 LOG_FORMAT: Final = "HETEROTRAIN_LOG_FORMAT"
 """``text`` (the default) or ``json``: how the launcher's and the ranks' log lines look (set by the user)."""
+TENSORBOARD_DIR: Final = "HETEROTRAIN_TENSORBOARD_DIR"
+"""When set (by the user), the lowest rank writes TensorBoard files below this folder."""
 
-USER_SETTABLE: Final = frozenset({SAMPLE_LOG_DIR, LOG_FORMAT})
+USER_SETTABLE: Final = frozenset({SAMPLE_LOG_DIR, LOG_FORMAT, TENSORBOARD_DIR})
 RESERVED: Final = frozenset(
     {
         JOB_NAME, JOB_NAMESPACE, JOB_UID, WORKER, WORKER_UID, WORKER_ADDRESS, RANKS_PER_WORKER, LOCAL_RANK, PLAN_DIR,
