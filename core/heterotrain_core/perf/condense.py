@@ -2,12 +2,14 @@
 
 The newest scrapes stay as they came, because a change of speed is found in them. Older ones are merged over blocks of
 some dozens of steps, shape by shape; means and variances of what is merged are those of all its steps together. Scrapes
-between which the speed changed are not merged: the mean of two speeds is nobody's speed.
+between which the speed changed are not merged: the mean of two speeds is nobody's speed. What is very old is dropped,
+except for the newest observation of each share that was not used since: without it, nobody could tell a slope any more
+after some thousands of steps with one and the same share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -17,6 +19,8 @@ RECENT_STEPS = 60
 BLOCK_STEPS = 40
 MOST_STEPS = 3000
 """Five half-lives of what a fit remembers."""
+MOST_OLD_SIZES = 8
+"""Of so many shares that were used long ago something is kept, the newest ones."""
 _SAME_SPEED_RATIO = 1.15
 
 
@@ -35,9 +39,27 @@ def condense(observations: Sequence[Observation]) -> tuple[Observation, ...]:
         open_block.append(scrape)
     if open_block:
         blocks.append(_merged(open_block))
-    while blocks and _steps(blocks) + _steps(recent) > MOST_STEPS:
-        blocks.pop(0)
+    dropped: list[tuple[Observation, ...]] = []
+    while blocks and _steps(blocks[1:]) + _steps(recent) >= MOST_STEPS:
+        dropped.append(blocks.pop(0))
+    old = _remembered(dropped, used={_size(o) for block in (*blocks, *recent) for o in block})
+    if old and blocks:
+        # In the oldest block that is left, not before it, so that condensing again finds the same blocks.
+        oldest = blocks[0]
+        blocks[0] = (*(replace(o, ended_s=oldest[-1].ended_s) for o in old), *oldest)
+    elif old:
+        blocks = [tuple(replace(o, ended_s=dropped[-1][-1].ended_s) for o in old)]
     return tuple(o for block in (*blocks, *recent) for o in block)
+
+
+def _remembered(dropped: Sequence[Sequence[Observation]], *, used: Collection[tuple[int, int]]) -> list[Observation]:
+    """Return the newest observation of each size that nothing later tells of, oldest first."""
+    newest: dict[tuple[int, int], Observation] = {}
+    for block in reversed(dropped):
+        for observation in reversed(block):
+            if _size(observation) not in used:
+                newest.setdefault(_size(observation), observation)
+    return list(newest.values())[:MOST_OLD_SIZES][::-1]
 
 
 def _steps(scrapes: Iterable[Sequence[Observation]]) -> int:
@@ -56,8 +78,12 @@ def _alike(block: Sequence[Sequence[Observation]], scrape: Sequence[Observation]
     return True
 
 
+def _size(observation: Observation) -> tuple[int, int]:
+    return (observation.share_samples, observation.micro_batches)
+
+
 def _shape(observation: Observation) -> tuple[int, int, bool]:
-    return (observation.share_samples, observation.micro_batches, observation.warm_up)
+    return (*_size(observation), observation.warm_up)
 
 
 def _merged(block: Sequence[Sequence[Observation]]) -> tuple[Observation, ...]:

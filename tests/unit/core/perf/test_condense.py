@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+from dataclasses import replace
 
 import pytest
 from heterotrain_core.contract import metrics
@@ -112,8 +113,31 @@ def test_two_speeds_are_not_merged_into_one_that_nobody_had() -> None:
 def test_what_is_very_old_is_dropped() -> None:
     observations = [scrape(20, [0.25] * 10, float(number)) for number in range(1000)]
     kept = condense(observations)
-    assert MOST_STEPS - BLOCK_STEPS - 10 <= sum(o.steps for o in kept) <= MOST_STEPS
+    assert MOST_STEPS <= sum(o.steps for o in kept) <= MOST_STEPS + BLOCK_STEPS + 10
     assert kept[-1] == observations[-1]
+
+
+@pytest.mark.parametrize("steps_a_scrape", [10, 500, 4000])
+def test_shares_of_long_ago_still_tell_the_slope(steps_a_scrape: int) -> None:
+    """A probe in the first scrape, then one share for ten thousand steps: the line is still known."""
+    kept: tuple[Observation, ...] = ()
+    arrived = [replace(scrape(share, [0.1 + 0.01 * share] * 6, 1.0), warm_up=True) for share in (14, 26)]
+    later = 10_000 // steps_a_scrape
+    arrived += [scrape(20, [0.3] * steps_a_scrape, 100.0 + number) for number in range(later)]
+    for observation in arrived:
+        kept = condense((*kept, observation))
+        assert condense(kept) == kept
+    assert len(kept) < MOST_STEPS / BLOCK_STEPS + RECENT_STEPS
+    model = fit_member(kept)
+    assert model.shapes == 3
+    assert model.compute is not None
+    assert model.compute.fixed_s + model.compute.backward_fixed_s == pytest.approx(0.1, rel=0.1)
+
+
+def test_no_more_old_shares_are_kept_than_are_of_use() -> None:
+    old = [scrape(share, [0.01 * share] * 6, float(share)) for share in range(10, 40)]
+    kept = condense([*old, *(scrape(50, [0.5] * 500, 100.0 + number) for number in range(20))])
+    assert [o.share_samples for o in kept if o.share_samples != 50] == list(range(32, 40))
 
 
 @given(st.lists(st.tuples(st.sampled_from([10, 20]), st.integers(1, 5)), max_size=80))
