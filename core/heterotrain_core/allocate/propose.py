@@ -58,7 +58,7 @@ def tables(pools: Sequence[Pool], jobs: Sequence[JobDemand], *, known: _Known | 
 
 def _candidate(job: JobDemand, pools: Mapping[str, Pool], known: _Known) -> Candidate:
     room = Room(pools.values())
-    places = tuple(room.places(offer.pool, max(1, offer.accelerators)) for offer in job.offers)
+    places = tuple(room.places(offer.pool, offer.size) for offer in job.offers)
     current = tuple(job.current.get(offer.pool, 0) for offer in job.offers)
     # Jobs from one template have the same rates whatever their names.
     shape = (places, replace(job, key="", arrived_s=0.0, current={}, deadline_s=None, remaining_samples=None), current)
@@ -121,13 +121,17 @@ def _grant(candidate: Candidate, option: Option | None, by_name: Mapping[str, Po
 def _why_not(candidate: Candidate, by_name: Mapping[str, Pool], pools: Sequence[Pool]) -> str:
     job = candidate.job
     room = Room(pools)
-    places = [room.places(offer.pool, max(1, offer.accelerators)) for offer in job.offers]
-    reachable = min(
-        sum(min(place, offer.max_workers) for place, offer in zip(places, job.offers, strict=True)), job.max_workers
-    )
+    places = [room.places(offer.pool, offer.size) for offer in job.offers]
+    held: dict[str, int] = {}
+    for place, offer in zip(places, job.offers, strict=True):
+        held[offer.label] = min(held.get(offer.label, 0) + place, offer.max_workers)
+    reachable = min(sum(held.values()), job.max_workers)
     if reachable < max(1, job.min_workers):
-        without = [o.pool for o, place in zip(job.offers, places, strict=True) if place < o.max_workers]
-        dry = [name for name in without if name in by_name and by_name[name].out_of_stock]
+        dry = [
+            offer.label
+            for place, offer in zip(places, job.offers, strict=True)
+            if place < offer.max_workers and offer.pool in by_name and by_name[offer.pool].out_of_stock
+        ]
         why = f"; {', '.join(dry)} out of stock" if dry else ""
         return f"waits: it needs {job.min_workers} workers and its pools hold {reachable}{why}"
     if not candidate.options:
@@ -139,29 +143,44 @@ def _why_not(candidate: Candidate, by_name: Mapping[str, Pool], pools: Sequence[
 
 def _why(candidate: Candidate, option: Option, now: Mapping[str, int], workers: Mapping[str, int]) -> str:
     job = candidate.job
-    what = " + ".join(f"{count} {pool}" for pool, count in workers.items())
-    speed = f"{option.rate_per_s:.4g} samples/s"
+    have, get = _by_label(job, now), _by_label(job, workers)
+    what = " + ".join(f"{count} {pool}" for pool, count in get.items())
+    measured = any(offer.member is not None for offer in job.offers)
     late = "" if option.in_time else ", too late for its deadline"
+    speed = f"{option.rate_per_s:.4g} samples/s{late}" if measured else f"speeds are not known yet{late}"
     if not now:
-        return f"starts with {what}: {speed}{late}"
+        return f"starts with {what}: {speed}"
     before = next((o for o in candidate.options if _workers(job, o) == dict(now)), None)
     if workers == dict(now):
         best = candidate.options[0]
         if best is option:
-            return f"stays with {what}: nothing that pays for its change is better ({speed}{late})"
-        return f"stays with {what}: other jobs need what would make it faster ({speed}{late})"
+            return f"stays with {what}: nothing that pays for its change is better ({speed})"
+        return f"stays with {what}: other jobs need what would make it faster ({speed})"
     moves = ", ".join(
-        f"{workers.get(pool, 0) - now.get(pool, 0):+d} {pool}"
-        for pool in sorted({*workers, *now})
-        if workers.get(pool, 0) != now.get(pool, 0)
+        f"{get.get(pool, 0) - have.get(pool, 0):+d} {pool}"
+        for pool in sorted({*get, *have})
+        if get.get(pool, 0) != have.get(pool, 0)
     )
+    moves = moves or "the same numbers on other nodes"
+    gives = f"; {what} give {speed}" if measured else f"; {speed}"
     if before is None:
-        return f"{moves}: what it has is no longer possible; {what} give {speed}{late}"
+        return f"{moves}: what it has is no longer possible{gives}"
     gain = option.rate_per_s / before.rate_per_s - 1
     if option.score < before.score:
-        return f"{moves}: other jobs need them more; {what} give {speed}{late}"
+        return f"{moves}: other jobs need them more{gives}"
     pays = f", pays for a pause of {job.pause_s:.3g} s in {job.pause_s * (1 + 1 / gain):.3g} s" if gain > 0 else ""
     price = ""
     if option.price_per_hour != before.price_per_hour:
         price = f", {option.price_per_hour:.4g} instead of {before.price_per_hour:.4g} an hour"
-    return f"{moves}: {gain:+.1%} speed{pays}{price}; {what} give {speed}{late}"
+    return f"{moves}: {gain:+.1%} speed{pays}{price}{gives}"
+
+
+def _by_label(job: JobDemand, workers: Mapping[str, int]) -> dict[str, int]:
+    """Return the workers by the job's own names of its pools, in the order of its offers."""
+    label_of = {offer.pool: offer.label for offer in job.offers}
+    found: dict[str, int] = {}
+    for pool in [*label_of, *(pool for pool in workers if pool not in label_of)]:
+        if workers.get(pool, 0):
+            label = label_of.get(pool, pool)
+            found[label] = found.get(label, 0) + workers[pool]
+    return found

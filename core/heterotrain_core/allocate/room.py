@@ -1,35 +1,43 @@
-"""Whether workers fit on nodes: each worker's accelerators have to be on one node."""
+"""Whether workers fit on nodes: everything that one worker needs has to be on one node."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
-from heterotrain_core.allocate.views import Pool
+from heterotrain_core.allocate.views import Pool, Size
+
+_Amounts = tuple[int, ...]
 
 
 class Room:
     """What each pool holds, and whether more would fit.
 
-    Exact where larger worker sizes are multiples of smaller ones (1, 2, 4, 8 …): larger workers are placed first and a
-    smaller one fits wherever its size is left, so counting per size is enough. Other mixes are placed largest first into
-    the fullest node that takes them, which may miss a packing but never claims one that does not exist.
+    Larger workers are placed first, each on the fullest nodes that take it. That is exact for one resource where larger
+    sizes are multiples of smaller ones (1, 2, 4, 8 …): wherever a large worker goes, it takes the places of as many
+    small ones. With other sizes or several resources it may miss a packing, but never claims one that does not exist.
     """
 
     def __init__(self, pools: Iterable[Pool]) -> None:
         """Start empty."""
-        self._nodes = {pool.name: pool.usable for pool in pools}
-        self._held: dict[str, dict[int, int]] = {name: {} for name in self._nodes}
-        self._places: dict[tuple[str, int], int] = {}
+        self._nodes = {pool.name: Counter(map(_amounts, pool.usable)) for pool in pools}
+        self._held: dict[str, dict[Size, int]] = {name: {} for name in self._nodes}
+        self._places: dict[tuple[str, Size], int] = {}
+        self._known: dict[tuple[str, frozenset[tuple[Size, int]]], bool] = {}
 
-    def places(self, pool: str, size: int) -> int:
+    def places(self, pool: str, size: Size) -> int:
         """Return how many workers of this size the pool holds when it is empty; 0 for an unknown pool."""
         key = (pool, size)
         if key not in self._places:
-            self._places[key] = sum(node // size for node in self._nodes.get(pool, ()))
+            nodes = self._nodes.get(pool, Counter[_Amounts]())
+            self._places[key] = sum(_times(node, _amounts(size)) * count for node, count in nodes.items())
         return self._places[key]
 
-    def fits(self, more: Mapping[tuple[str, int], int]) -> bool:
+    def per_node(self, pool: str, size: Size) -> float:
+        """Return how many workers of this size an average node of the pool holds; 0 for an unknown pool."""
+        return self.places(pool, size) / max(1, sum(self._nodes.get(pool, Counter[_Amounts]()).values()))
+
+    def fits(self, more: Mapping[tuple[str, Size], int]) -> bool:
         """Return whether these workers fit beside what is held; keys are (pool, size), counts may be negative."""
         for pool in {pool for pool, _ in more}:
             if pool not in self._nodes:
@@ -40,35 +48,55 @@ class Room:
             for (name, size), count in more.items():
                 if name == pool:
                     held[size] = held.get(size, 0) + count
-            if not self._packed(pool, {size: count for size, count in held.items() if count > 0}):
+            if not self._holds(pool, frozenset((size, count) for size, count in held.items() if count > 0)):
                 return False
         return True
 
-    def hold(self, more: Mapping[tuple[str, int], int]) -> None:
+    def hold(self, more: Mapping[tuple[str, Size], int]) -> None:
         """Take these workers in (negative counts: let them go), whether they fit or not."""
         for (pool, size), count in more.items():
             held = self._held.setdefault(pool, {})
             held[size] = held.get(size, 0) + count
 
-    def _packed(self, pool: str, held: Mapping[int, int]) -> bool:
-        sizes = sorted(held, reverse=True)
-        if all(larger % smaller == 0 for larger, smaller in pairwise(sizes)):
-            used = 0
-            for size in sizes:
-                used += held[size] * size
-                if used > self.places(pool, size) * size:
-                    return False
-            return True
-        return _placed(self._nodes[pool], [size for size in sizes for _ in range(held[size])])
+    def _holds(self, pool: str, held: frozenset[tuple[Size, int]]) -> bool:
+        key = (pool, held)
+        if key not in self._known:
+            # Fewest places first: a larger worker has fewer, whatever the resource that limits it.
+            ordered = sorted(held, key=lambda item: (self.places(pool, item[0]), _amounts(item[0])))
+            self._known[key] = all(count <= self.places(pool, size) for size, count in held) and (
+                len(held) <= 1 or _packed(self._nodes[pool], ordered)
+            )
+        return self._known[key]
 
 
-def _placed(nodes: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Return whether the workers, largest first, each find a node; the fullest that takes it."""
-    free = sorted(nodes)
-    for size in sizes:
-        place = next((i for i, left in enumerate(free) if left >= size), None)
-        if place is None:
+def _packed(nodes: Mapping[_Amounts, int], workers: Iterable[tuple[Size, int]]) -> bool:
+    """Return whether the workers find nodes, in the order given. Nodes are counted by what is free on them."""
+    free = Counter(nodes)
+    for size, count in workers:
+        need, left = _amounts(size), count
+        takes = sorted((times, node) for node in free if (times := _times(node, need)))
+        for times, node in takes:
+            filled = min(free[node], left // times)
+            rest = left - filled * times if filled < free[node] else 0
+            last = min(rest, times)
+            for nodes_now, workers_each in ((filled, times), (1 if last else 0, last)):
+                if nodes_now:
+                    free[node] -= nodes_now
+                    free[tuple(have - workers_each * one for have, one in zip(node, need, strict=True))] += nodes_now
+            if not free[node]:
+                del free[node]
+            left -= filled * times + last
+            if not left:
+                break
+        if left:
             return False
-        free[place] -= size
-        free.sort()
     return True
+
+
+def _amounts(size: Size) -> _Amounts:
+    return (size,) if isinstance(size, int) else size
+
+
+def _times(node: _Amounts, need: _Amounts) -> int:
+    """Return how many workers with this need the node takes."""
+    return min((have // one for have, one in zip(node, need, strict=True) if one > 0), default=0)

@@ -13,16 +13,18 @@ from dataclasses import dataclass
 
 from heterotrain_core.allocate.room import Room
 from heterotrain_core.allocate.value import Option
-from heterotrain_core.allocate.views import JobDemand, Pool
+from heterotrain_core.allocate.views import JobDemand, Pool, Size
 
 MOST_TRIALS = 20_000
 """Options that branch and bound may try before the heuristic takes over: about a fifth of a second."""
 _ROUNDS = 4
 _OTHER_WAYS = 16
+_MOST_MOVES = 1000
+"""Other ways of other jobs that are tried, over all jobs, to seat some that find no room."""
 _NOTHING = 1e-9
 
 Choice = tuple[Option | None, ...]
-Need = Mapping[tuple[str, int], int]
+Need = Mapping[tuple[str, Size], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +34,12 @@ class Candidate:
     job: JobDemand
     options: tuple[Option, ...]
 
-    def need(self, option: Option | None, *, sign: int = 1) -> dict[tuple[str, int], int]:
-        """Return the workers of an option by pool and accelerators."""
+    def need(self, option: Option | None, *, sign: int = 1) -> dict[tuple[str, Size], int]:
+        """Return the workers of an option by pool and size."""
         if option is None:
             return {}
         return {
-            (offer.pool, max(1, offer.accelerators)): sign * count
+            (offer.pool, offer.size): sign * count
             for offer, count in zip(self.job.offers, option.counts, strict=True)
             if count
         }
@@ -102,9 +104,10 @@ def _admitted(candidates: Sequence[Candidate], pools: Sequence[Pool], *, keep: b
             if option is not None and room.fits(candidate.need(option)):
                 chosen[i] = option
                 room.hold(candidate.need(option))
+    moves = _MOST_MOVES
     for i in range(len(candidates)):
         if chosen[i] is None and not _seated(candidates, room, chosen, i):
-            _seated_by_moving_one(candidates, room, chosen, i)
+            moves -= _seated_by_moving_one(candidates, room, chosen, i, moves)
     return chosen
 
 
@@ -123,26 +126,37 @@ def _seated(candidates: Sequence[Candidate], room: Room, chosen: list[Option | N
     return False
 
 
-def _seated_by_moving_one(candidates: Sequence[Candidate], room: Room, chosen: list[Option | None], i: int) -> None:
-    """Give the job its smallest option after some other job took another way to run, the latest first."""
+def _seated_by_moving_one(
+    candidates: Sequence[Candidate], room: Room, chosen: list[Option | None], i: int, most_moves: int
+) -> int:
+    """Give the job its smallest option after some other job took another way to run, the latest first.
+
+    Return how many ways were tried.
+    """
+    moves = 0
     if not candidates[i].options:
-        return
+        return moves
+    pools = {offer.pool for offer in candidates[i].job.offers}
     for j in range(len(candidates) - 1, -1, -1):
         now = chosen[j]
-        if now is None or j == i:
+        if now is None or j == i or pools.isdisjoint(pool for pool, _ in candidates[j].need(now)):
             continue
         room.hold(candidates[j].need(now, sign=-1))
         for other in _smallest(candidates[j])[:_OTHER_WAYS]:
             need = candidates[j].need(other)
-            if not room.fits(need):
+            if moves >= most_moves or not room.fits(need):
                 continue
+            moves += 1
             room.hold(need)
             chosen[j] = other
             if _seated(candidates, room, chosen, i):
-                return
+                return moves
             room.hold(candidates[j].need(other, sign=-1))
         chosen[j] = now
         room.hold(candidates[j].need(now))
+        if moves >= most_moves:
+            break
+    return moves
 
 
 def _improved(candidates: Sequence[Candidate], pools: Sequence[Pool], start: Sequence[Option | None]) -> Choice:
@@ -167,7 +181,7 @@ def _grow(
     room: Room,
     chosen: list[Option | None],
 ) -> None:
-    """Give one worker at a time to the job that gains most by it, per accelerator."""
+    """Give one worker at a time to the job that gains most by it, per part of a node."""
     gains: dict[int, tuple[float, Option]] = {}
     stale = set(range(len(candidates)))
     while True:
@@ -191,7 +205,7 @@ def _grow(
 def _best_step(
     candidate: Candidate, table: Mapping[tuple[int, ...], Option], room: Room, now: Option | None
 ) -> tuple[float, Option] | None:
-    """Return the best single worker more that fits, as (gain per accelerator, option)."""
+    """Return the best single worker more that fits, as (gain per part of a node, option)."""
     if now is None:
         return None
     best: tuple[float, Option] | None = None
@@ -200,7 +214,7 @@ def _best_step(
         option = table.get(counts)
         if option is None or option.score <= now.score + _NOTHING:
             continue
-        gain = (option.score - now.score) / max(1, offer.accelerators)
+        gain = (option.score - now.score) * room.per_node(offer.pool, offer.size)
         if (best is None or gain > best[0] + _NOTHING) and room.fits(_difference(candidate, now, option)):
             best = (gain, option)
     return best
@@ -274,7 +288,7 @@ def _swap(
     return False
 
 
-def _difference(candidate: Candidate, before: Option | None, after: Option | None) -> dict[tuple[str, int], int]:
+def _difference(candidate: Candidate, before: Option | None, after: Option | None) -> dict[tuple[str, Size], int]:
     step = candidate.need(after)
     for key, count in candidate.need(before, sign=-1).items():
         step[key] = step.get(key, 0) + count

@@ -147,7 +147,13 @@ def possible_counts(job: JobDemand, places: Sequence[int]) -> Ints:
         places: workers of the job's size that each offer's pool could hold if it were empty.
     """
     highest = [max(0, min(o.max_workers, place, job.max_workers)) for o, place in zip(job.offers, places, strict=True)]
-    lowest = [min(o.min_workers, high) for o, high in zip(job.offers, highest, strict=True)]
+    labels = [offer.label for offer in job.offers]
+    parts = {label: [i for i, each in enumerate(labels) if each == label] for label in labels}
+    limits = {
+        label: (min(job.offers[own[0]].min_workers, sum(highest[i] for i in own)), job.offers[own[0]].max_workers)
+        for label, own in parts.items()
+    }
+    lowest = [limits[label][0] if len(parts[label]) == 1 else 0 for label in labels]
     axes = [list(range(low, high + 1)) for low, high in zip(lowest, highest, strict=True)]
     current = [job.current.get(offer.pool, 0) for offer in job.offers]
     while math.prod(len(axis) for axis in axes) > MOST_OPTIONS:
@@ -156,7 +162,13 @@ def possible_counts(job: JobDemand, places: Sequence[int]) -> Ints:
         axes[widest] = sorted({axis[0], *axis[::2], axis[-1], *(n for n in axis if n == current[widest])})
         if len(axes[widest]) == len(axis):
             break
-    rows = [row for row in product(*axes) if max(1, job.min_workers) <= sum(row) <= job.max_workers]
+    split = [(own, *limits[label]) for label, own in parts.items() if len(own) > 1]
+    rows = [
+        row
+        for row in product(*axes)
+        if max(1, job.min_workers) <= sum(row) <= job.max_workers
+        and all(least <= sum(row[i] for i in own) <= most for own, least, most in split)
+    ]
     return np.array(rows, dtype=np.int64).reshape(len(rows), len(job.offers))
 
 

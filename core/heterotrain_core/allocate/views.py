@@ -9,6 +9,9 @@ from enum import StrEnum
 from heterotrain_core.contract.plan import CommunicationTime
 from heterotrain_core.split.curve import SplitMember
 
+Size = int | tuple[int, ...]
+"""What a node has or a worker takes: accelerators, or amounts of several resources in one order for the whole pool."""
+
 
 class Objective(StrEnum):
     """What a job wants most."""
@@ -27,7 +30,8 @@ class Pool:
 
     Attributes:
         name: as in jobs' offers.
-        nodes: accelerators on each node that jobs of this allocation may use, whoever of them holds these now.
+        nodes: accelerators (or amounts of several resources) on each node that jobs of this allocation may use, whoever
+            of them holds these now.
         spot: whether its workers may be taken away at any time.
         growth: accelerators on each further node that the provider would start on demand.
         out_of_stock: the provider has refused lately: no further nodes for now.
@@ -36,16 +40,16 @@ class Pool:
     """
 
     name: str
-    nodes: tuple[int, ...] = ()
+    nodes: tuple[Size, ...] = ()
     spot: bool = False
-    growth: tuple[int, ...] = ()
+    growth: tuple[Size, ...] = ()
     out_of_stock: bool = False
     losses: int = 0
     watched_s: float = 0.0
 
     @property
-    def usable(self) -> tuple[int, ...]:
-        """Accelerators on each node that can be had now."""
+    def usable(self) -> tuple[Size, ...]:
+        """What each node has that can be had now."""
         return self.nodes if self.out_of_stock else self.nodes + self.growth
 
 
@@ -53,23 +57,38 @@ class Pool:
 class Offer:
     """A pool as one job may use it.
 
+    A job may know several pools under one name of its own, because only part of their nodes is open to others. Offers
+    of one name follow each other, share their limits (the numbers of each have to be the same) and differ in ``pool``.
+
     Attributes:
-        pool: its name.
+        pool: the pool's name.
+        name: the job's own name for it; empty for ``pool``.
         min_workers: workers that the job always has there when it runs; waived while the pool cannot give them.
         max_workers: most workers.
-        accelerators: that one worker takes, all on one node; 0 for plain CPUs is counted as 1.
+        accelerators: that one worker takes, all on one node, in the terms of ``Pool.nodes``; 0 is counted as 1.
         ranks: members that one worker runs.
         price_per_hour: of one worker.
         member: one rank's time curve and limits; ``None`` while unknown, then all such members count alike.
     """
 
     pool: str
+    name: str = ""
     min_workers: int = 0
     max_workers: int
-    accelerators: int = 1
+    accelerators: Size = 1
     ranks: int = 1
     price_per_hour: float = 0.0
     member: SplitMember | None = None
+
+    @property
+    def size(self) -> Size:
+        """What one worker takes, at least 1."""
+        return self.accelerators or 1
+
+    @property
+    def label(self) -> str:
+        """The job's name for the pool."""
+        return self.name or self.pool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -294,6 +294,48 @@ def test_room_is_exact_for_nested_sizes() -> None:
     assert not mixed.fits({("nowhere", 1): 1})
 
 
+def fits_in_vectors(nodes: tuple[tuple[int, ...], ...], needs: list[tuple[int, ...]]) -> bool:
+    """Return whether workers with several needs fit, by trying every placement."""
+    if not needs:
+        return True
+    for i, node in enumerate(nodes):
+        left = tuple(have - one for have, one in zip(node, needs[0], strict=True))
+        if min(left) >= 0 and fits_in_vectors((*nodes[:i], left, *nodes[i + 1 :]), needs[1:]):
+            return True
+    return False
+
+
+def test_room_with_several_resources_never_claims_a_packing_that_does_not_exist() -> None:
+    """Accelerators beside processors: what fits by counting fits by trying, and little that fits is missed."""
+    rng = random.Random(9)
+    shapes = [(1, 2), (0, 3), (2, 1)]
+    missed = held = 0
+    for _ in range(400):
+        nodes = tuple((rng.choice([0, 2, 4]), rng.choice([4, 6, 9])) for _ in range(rng.randint(1, 3)))
+        workers = [rng.choice(shapes) for _ in range(rng.randint(1, 6))]
+        found = Room([Pool(name="p", nodes=nodes)]).fits({("p", need): n for need, n in Counter(workers).items()})
+        truth = fits_in_vectors(nodes, workers)
+        assert truth or not found
+        missed += truth and not found
+        held += found
+    assert held > 50
+    assert missed < 0.1 * held
+    beside = Room([Pool(name="p", nodes=((4, 64),))])
+    assert beside.fits({("p", (4, 4)): 1, ("p", (0, 60)): 1}), "a job of processors stands beside one of accelerators"
+
+
+def test_one_pool_of_a_job_on_two_sets_of_nodes_keeps_its_limits_together() -> None:
+    """Three workers at most and one at least over both, wherever they are; the reason uses the job's own name."""
+    offers = tuple(Offer(pool=name, name="any", min_workers=1, max_workers=3) for name in ("left", "right"))
+    pools = [Pool(name="left", nodes=(2,)), Pool(name="right", nodes=(4,))]
+    job = JobDemand(key="j", offers=offers, max_workers=9, batch_samples=64)
+    rows = [option.counts for option in tables(pools, [job])[0].options]
+    assert sorted(rows) == sorted(row for row in product(range(3), range(4)) if 1 <= sum(row) <= 3)
+    grant = propose(pools, [job]).grants[0]
+    assert sum(grant.workers.values()) == 3
+    assert grant.reason == "starts with 3 any: speeds are not known yet"
+
+
 def test_losses_are_learned_from_an_assumption() -> None:
     """Unseen spot capacity is taken to last a day; evidence takes over; on-demand capacity is trusted more."""
     day = 24 * 3600.0
