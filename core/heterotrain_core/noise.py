@@ -28,6 +28,9 @@ DECAY = 0.999
 MOST_BATCHES = 1e4
 """A noise scale is not stated beyond this multiple of the batch that it was measured with: ``|G|^2`` is lost in noise."""
 
+LEAST_BATCHES = 10
+"""Base batches that averages have to hold before a noise scale is made of them: a few steps' ratio can be anything."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseSample:
@@ -89,6 +92,12 @@ class NoiseAverage:
         if self.weight <= 0:
             return None
         return NoiseSample(gradient_squared=self.gradient_squared / self.weight, variance=self.variance / self.weight)
+
+    def scale(self) -> float | None:
+        """Return phi in samples, ``None`` before the averages hold ``LEAST_BATCHES`` base batches."""
+        if self.weight < (1 - DECAY**LEAST_BATCHES) * (1 - 1e-9):
+            return None
+        return noise_scale(self.corrected(), samples=self.samples)
 
 
 def noise_scale(average: NoiseSample | None, *, samples: float) -> float | None:

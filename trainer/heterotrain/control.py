@@ -9,14 +9,30 @@ Legend: ``slots_WF`` has a row for each of W ranks and a column for each of F fi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 FIELDS = (
     "vote", "steps", "generation", "revision", "plan_bytes", "plan_checksum", "leaving", "weight", "loss_sum",
-    "checkpoint", "mark", "small_squared",
+    "checkpoint", "mark",
+    "plain_weighted", "plain_groups", "plain_total", "steered_weighted", "steered_groups", "steered_total",
 )  # fmt: skip
 HEADER = len(FIELDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Squares:
+    """Squared norms of gradients, from which the noise scale is estimated (``heterotrain_core.noise.estimate``).
+
+    Attributes:
+        weighted: ``sum_j b_j |g_j|^2`` over groups, b_j in samples; NaN when unknown.
+        groups: how many groups those are.
+        total: ``|g|^2`` of the whole batch; NaN when unknown.
+    """
+
+    weighted: float = math.nan
+    groups: int = 0
+    total: float = math.nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +51,8 @@ class Slot:
         loss_sum: sum of the loss over them; NaN when the script told none.
         checkpoint: whether this rank proposes that all write their parts of a checkpoint after this step.
         mark: a fresh random number below 2^53; the lowest rank's would tell that checkpoint's files from all others.
-        small_squared: one step late: b_i |g_i|^2 for the noise scale; NaN when unknown.
+        plain: one step late: of this rank's gradients.
+        steered: one step late: of the same, as an adaptive optimizer divides them.
         buckets_s: one step late: seconds of each bucket's transfer; NaN when unknown.
     """
 
@@ -50,7 +67,8 @@ class Slot:
     loss_sum: float = math.nan
     checkpoint: bool = False
     mark: int = 0
-    small_squared: float = math.nan
+    plain: Squares = Squares()
+    steered: Squares = Squares()
     buckets_s: tuple[float, ...] = ()
 
 
@@ -69,7 +87,9 @@ class Verdict:
         loss: weighted mean loss; ``None`` when no rank told one.
         checkpoint: whether all ranks write their parts of a checkpoint after this step.
         mark: what tells that checkpoint's files from all others.
-        small_squared: sum over ranks, one step late; ``None`` when some rank does not know.
+        plain: one step late: over all ranks; ``None`` when some rank does not know. The total is the lowest rank's word,
+            because devices of different kinds may differ in its last digit.
+        steered: the same, as an adaptive optimizer divides gradients.
         buckets_s: minimum over ranks per bucket, one step late; a rank that arrives early sees mostly waiting.
     """
 
@@ -83,7 +103,8 @@ class Verdict:
     loss: float | None
     checkpoint: bool = False
     mark: int = 0
-    small_squared: float | None
+    plain: Squares | None
+    steered: Squares | None
     buckets_s: tuple[float, ...]
 
 
@@ -92,7 +113,9 @@ def to_row(slot: Slot) -> list[float]:
     return [
         float(slot.vote), float(slot.steps), float(slot.generation), float(slot.revision), float(slot.plan_bytes),
         float(slot.plan_checksum), float(slot.leaving), slot.weight, slot.loss_sum,
-        float(slot.checkpoint), float(slot.mark), slot.small_squared, *slot.buckets_s,
+        float(slot.checkpoint), float(slot.mark),
+        slot.plain.weighted, float(slot.plain.groups), slot.plain.total,
+        slot.steered.weighted, float(slot.steered.groups), slot.steered.total, *slot.buckets_s,
     ]  # fmt: skip
 
 
@@ -109,7 +132,6 @@ def verdict(slots_WF: Sequence[Sequence[float]]) -> Verdict:  # noqa: N803 - sha
     weight = math.fsum(row["weight"] for row in rows)
     losses = [row["loss_sum"] for row in rows if row["weight"] > 0]
     known = bool(losses) and not any(math.isnan(loss) for loss in losses)
-    small = [row["small_squared"] for row in rows]
     buckets = [row[HEADER:] for row in slots_WF]
     return Verdict(
         committed=all(row["vote"] == 1.0 and row["steps"] == rows[0]["steps"] for row in rows),
@@ -122,9 +144,18 @@ def verdict(slots_WF: Sequence[Sequence[float]]) -> Verdict:  # noqa: N803 - sha
         loss=math.fsum(losses) / weight if known and weight > 0 else None,
         checkpoint=any(row["checkpoint"] == 1.0 for row in rows),
         mark=int(rows[0]["mark"]),
-        small_squared=None if any(math.isnan(value) for value in small) else math.fsum(small),
+        plain=_squares(rows, "plain"),
+        steered=_squares(rows, "steered"),
         buckets_s=_minima(buckets),
     )
+
+
+def _squares(rows: Sequence[Mapping[str, float]], kind: str) -> Squares | None:
+    weighted, totals = [row[f"{kind}_weighted"] for row in rows], [row[f"{kind}_total"] for row in rows]
+    if not all(math.isfinite(value) for value in (*weighted, *totals)):
+        return None
+    groups = sum(int(row[f"{kind}_groups"]) for row in rows)
+    return Squares(weighted=math.fsum(weighted), groups=groups, total=totals[0])
 
 
 def _minima(buckets_WN: Sequence[Sequence[float]]) -> tuple[float, ...]:  # noqa: N803 - shape in the name

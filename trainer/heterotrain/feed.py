@@ -46,11 +46,13 @@ class Feed:
         )
         shares = step_shares(roster, epoch=progress.epoch, epoch_step=progress.epoch_steps, batch_samples=batch)
         start, stop = slice_of(shares, formed.rank)
-        ids = tuple(self._order(progress.epoch)[progress.cursor + start : progress.cursor + stop].tolist())
+        order = self._order(progress.epoch)
+        ids = tuple(order[progress.cursor + start : progress.cursor + stop].tolist())
         size = micro_batch_samples(formed.member, learned_cap_samples=cap_samples)
         return Task(
             epoch=progress.epoch, number=progress.steps, batch_samples=batch, shares=shares, rank=formed.rank,
-            cursor=progress.cursor, ids=ids, micro_batches=micro_batches(len(ids), size),
+            cursor=progress.cursor, ids=ids, spare_id=int(order[progress.cursor]),
+            global_batch_samples=roster.plan.global_batch_samples, micro_batches=micro_batches(len(ids), size),
         )  # fmt: skip
 
     def seed_of(self, task: Task) -> int:

@@ -25,6 +25,7 @@ from heterotrain.feed import Feed, Source
 from heterotrain.identity import Identity
 from heterotrain.keeper import CheckpointKeeper
 from heterotrain.membership import Formed, Membership
+from heterotrain.numerics import Numerics
 from heterotrain.observe import Observer
 from heterotrain.plan_source import Held
 from heterotrain.reducer import Reducer
@@ -54,6 +55,7 @@ class Loop:
         training: Training,
         membership: Membership,
         keeper: CheckpointKeeper,
+        numerics: Numerics,
         observer: Observer,
         report: Report,
         farewell: Farewell,
@@ -72,6 +74,7 @@ class Loop:
         self._training = training
         self._membership = membership
         self._keeper = keeper
+        self._numerics = numerics
         self._observer = observer
         self._report = report
         self._farewell = farewell
@@ -118,6 +121,7 @@ class Loop:
         roster = formed.roster
         self._log_late_commit(formed)
         self._observer.forget()
+        self._numerics.form(formed.group)
         self._report.gauges({
             names.PLAN_GENERATION: float(roster.formation.generation),
             names.PLAN_REVISION: float(roster.plan.revision),
@@ -196,15 +200,15 @@ class Loop:
         self._adopt(formed)
         self._began_s = time.monotonic()
         task = feed.task(formed, self._training.progress, cap_samples=self._attempts.cap_samples)
+        self._numerics.check_cut(len(task.micro_batches))
         torch.manual_seed(feed.seed_of(task))
         self._attempts.begin(self._training.model)
         reducer = self._must_reduce()
         reducer.begin()
-        wanted = self._observer.begin(reducer, task.number)
+        measurement = self._observer.begin(reducer, task)
         return Step(
-            task=task, reducer=reducer, group=formed.group, host=self,
-            on_launch=self._observer.on_launch if wanted else None,
-        )  # fmt: skip
+            task=task, reducer=reducer, numerics=self._numerics, group=formed.group, host=self, measurement=measurement
+        )
 
     def _adopt(self, formed: Formed) -> None:
         """Put a newer revision into force when this is a boundary."""
@@ -273,7 +277,8 @@ class Loop:
             loss_sum=float(step.loss_sum),
             checkpoint=self._keeper.proposes(formed, self._training),
             mark=new_mark(),
-            small_squared=observer.small_squared,
+            plain=observer.plain,
+            steered=observer.steered,
             buckets_s=observer.buckets_s or (math.nan,) * len(reducer.flats),
         )
         decision, held = exchange_votes(formed, reducer, slot, held, job_uid=self._identity.job_uid)
@@ -290,8 +295,9 @@ class Loop:
         self._step_s = time.monotonic() - self._began_s
         self._training.progress = feed.advanced(self._training.progress, step.task)
         feed.log(step.task, formed.standing)
-        for scheduler in self.schedulers:
-            scheduler.step()
+        for _ in range(self._numerics.committed(finite=not step.skipped)):
+            for scheduler in self.schedulers:
+                scheduler.step()
         self._observer.committed(step, decision, formed, now_s=now_s)
         if self.board is not None:
             self.board.committed(formed, self._training.optimizers, step=self._training.progress.steps)

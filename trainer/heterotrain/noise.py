@@ -1,66 +1,124 @@
-"""Gradient noise scale from uneven shares, minimum-variance unbiased.
+"""What a rank measures for the gradient's noise scale; the mathematics is core's (``heterotrain_core.noise``).
 
-With n ranks of batches b_i that sum to B, local mean gradients g_i and the step's gradient g::
+A group is one micro-batch. Its mean gradient ``g_j`` is seen before anything is added up over ranks or rounded for the
+wire: where a rank has one micro-batch, its buckets hold it; where it has several, each gradient is looked at on its way
+into the buckets. The squares are measured with the factors that the loss was given, and freed from them at the end.
 
-    tr(Sigma) = (sum_i b_i |g_i|^2 - B |g|^2) / (n - 1)        |G|^2 = |g|^2 - tr(Sigma) / B
-
-The ratio of their running means estimates the noise scale tr(Sigma) / |G|^2 in samples (S. McCandlish et al., "An
-Empirical Model of Large-Batch Training", 2018, appendix A.1, extended to uneven batches).
+Preconditioned squares are those of the step that an adaptive optimizer takes: each element of the gradient divided by
+``sqrt(v_hat) + eps`` (AdaScale's Adam form needs them).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Sequence
+
+import torch
+
+from heterotrain.control import Squares
+from heterotrain.reducer import Bucket, Reducer, squared_norm
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoiseAverages:
-    """Exponential running means; the weight makes up for the first steps' bias."""
+class Measurement:
+    """The squares of one attempt at one step."""
 
-    squared: float = 0.0
-    variance: float = 0.0
-    weight: float = 0.0
-    decay: float = 0.95
+    def __init__(
+        self, reducer: Reducer, *, micro_batches: int, loss_scale: float, preconditioner: Preconditioner | None
+    ) -> None:
+        """Begin to look at gradients.
+
+        Args:
+            reducer: where they arrive.
+            micro_batches: how many this rank has.
+            loss_scale: factor on the loss beside its weight.
+            preconditioner: for the preconditioned squares; without it only plain ones are measured.
+        """
+        self._reducer = reducer
+        self._loss_scale = loss_scale
+        self._preconditioner = preconditioner
+        self._now: list[list[torch.Tensor]] = [[], []]
+        self._weighted: list[torch.Tensor | float] = [0.0, 0.0]
+        self._totals = [math.nan, math.nan]
+        self._groups = 0
+        if micro_batches > 1:
+            reducer.watch(self._gradient)
+        else:
+            reducer.on_launch = self._bucket
+
+    def group_done(self, weight: float) -> None:
+        """Note that one micro-batch of ``weight`` samples (or tokens) is through; without weight it is no group."""
+        if weight > 0:
+            self._groups += 1
+            for kind, parts in enumerate(self._now):
+                if parts:
+                    self._weighted[kind] = self._weighted[kind] + torch.stack(parts).sum() / weight
+        self._now = [[], []]
+
+    def reduced(self) -> float:
+        """Look at the step's gradient, over all ranks and free of factors; return its squared norm."""
+        self._totals[0] = float(squared_norm(self._reducer.flats))
+        if self._preconditioner is not None:
+            self._totals[1] = sum(float(torch.stack(self._steered(b)).sum()) for b in self._reducer.buckets)
+        return self._totals[0]
+
+    def squares(self, *, batch_samples: int, weight: float) -> tuple[Squares, Squares]:
+        """Return this rank's plain and preconditioned squares; unknown where they were not measured.
+
+        The gradient of micro-batch j came as ``loss_scale * w_j / B * g_j``. In samples, ``b_j = w_j B / W``, so
+        ``b_j |g_j|^2`` is what was seen, divided by ``w_j``, times ``B^3 / (W loss_scale^2)``.
+
+        Args:
+            batch_samples: B, samples of the step over all ranks.
+            weight: W, their weight (samples or tokens).
+        """
+        factor = batch_samples**3 / (weight * self._loss_scale**2) if weight > 0 else math.nan
+        plain, steered = (
+            Squares(weighted=float(weighted) * factor, groups=self._groups, total=total)
+            for weighted, total in zip(self._weighted, self._totals, strict=True)
+        )
+        return plain, (steered if self._preconditioner is not None else Squares())
+
+    def _bucket(self, bucket: Bucket) -> None:
+        self._now[0].append(squared_norm([bucket.flat]))
+        self._now[1] += self._steered(bucket)
+
+    def _gradient(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        self._now[0].append(squared_norm([gradient]))
+        if self._preconditioner is not None:
+            self._now[1].append(self._preconditioner.square(parameter, gradient))
+
+    def _steered(self, bucket: Bucket) -> list[torch.Tensor]:
+        if self._preconditioner is None:
+            return []
+        pairs = zip(bucket.parameters, bucket.views, strict=True)
+        return [self._preconditioner.square(parameter, view) for parameter, view in pairs]
+
+
+class Preconditioner:
+    """Divides gradients as the optimizers do, from their state before the step."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._of = {
+            id(parameter): (optimizer.state.get(parameter, {}), group)
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.requires_grad
+        }
 
     @property
-    def gradient_squared(self) -> float | None:
-        """Estimate of |G|^2, ``None`` while nothing was seen."""
-        return self.squared / self.weight if self.weight else None
+    def is_known(self) -> bool:
+        """Whether every parameter has a second moment already: not before an optimizer's first step."""
+        return all("exp_avg_sq" in state for state, _group in self._of.values())
 
-    @property
-    def gradient_variance(self) -> float | None:
-        """Estimate of tr(Sigma) per sample, ``None`` while nothing was seen."""
-        return self.variance / self.weight if self.weight else None
+    def square(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        """Return ``sum (g / (sqrt(v_hat) + eps))^2`` as a float64 scalar, 0 for what no optimizer moves.
 
-    @property
-    def noise_scale_samples(self) -> float | None:
-        """Estimate of tr(Sigma) / |G|^2 in samples; ``None`` while it is not positive and finite."""
-        squared, variance = self.gradient_squared, self.gradient_variance
-        if squared is None or variance is None or squared <= 0 or variance <= 0:
-            return None
-        return variance / squared
-
-
-def observe(
-    averages: NoiseAverages, *, small_squared: float, big_squared: float, batch_samples: int, ranks: int
-) -> NoiseAverages:
-    """Return the averages after one more step.
-
-    Args:
-        averages: those before it.
-        small_squared: sum over ranks of b_i |g_i|^2.
-        big_squared: |g|^2.
-        batch_samples: B.
-        ranks: n, ranks with samples; fewer than two tell nothing.
-    """
-    if ranks < 2:  # noqa: PLR2004 - the formula divides by n - 1
-        return averages
-    variance = (small_squared - batch_samples * big_squared) / (ranks - 1)
-    squared = big_squared - variance / batch_samples
-    keep, add = averages.decay, 1.0 - averages.decay
-    return replace(
-        averages,
-        squared=keep * averages.squared + add * squared,
-        variance=keep * averages.variance + add * variance,
-        weight=keep * averages.weight + add,
-    )
+        v_hat is Adam's bias-corrected second moment (Kingma and Ba 2015), or its maximum with ``amsgrad``.
+        """
+        if id(parameter) not in self._of:
+            return torch.zeros((), dtype=torch.float64, device=gradient.device)
+        state, group = self._of[id(parameter)]
+        moment = state.get("max_exp_avg_sq", state["exp_avg_sq"])
+        correction = 1 - group["betas"][1] ** float(state["step"])
+        return squared_norm([gradient / ((moment / correction).sqrt() + group["eps"])])

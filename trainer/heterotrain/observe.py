@@ -8,58 +8,52 @@ import time
 
 import torch
 from heterotrain_core.contract import metrics as names
+from heterotrain_core.noise import estimate
+from heterotrain_core.rates import Statistics
 
-from heterotrain import noise
-from heterotrain.control import Verdict
+from heterotrain.control import Squares, Verdict
 from heterotrain.membership import Formed
+from heterotrain.noise import Measurement, Preconditioner
+from heterotrain.numerics import Numerics
 from heterotrain.progress import Progress
-from heterotrain.reducer import Reducer, squared_norm
+from heterotrain.reducer import Reducer
 from heterotrain.report import Report, StepTimes
-from heterotrain.step import Step
+from heterotrain.step import Step, Task
 from heterotrain.training import Training
 
 _log = logging.getLogger(__name__)
 
-NOISE_EVERY_SAMPLES = 5_000_000
+NOISE_EVERY_ELEMENTS = 5_000_000
 """|g_i|^2 costs a pass over the gradient: every step below this many elements, every tenth above."""
 
 
 class Observer:
-    """Telemetry of one rank's steps; its noise averages are part of the replicated state."""
+    """Telemetry of one rank's steps; it also feeds the noise averages, which are part of the replicated state."""
 
-    def __init__(self, report: Report, training: Training) -> None:
+    def __init__(self, report: Report, training: Training, numerics: Numerics) -> None:
         self._report = report
         self._training = training
-        self.averages = noise.NoiseAverages()
+        self._numerics = numerics
         self.buckets_s: tuple[float, ...] = ()
-        self.small_squared = math.nan
-        self._small: torch.Tensor | None = None
-        self._big: tuple[float, int, int] | None = None
+        self.plain = self.steered = Squares()
+        self._measured_samples = 0
         self._committed_s: float | None = None
         self._pause_cause: str | None = None
         self._skip = True
-        training.extras["heterotrain-noise"] = self
-
-    def state_dict(self) -> dict[str, float]:
-        """Return the noise averages."""
-        return {"squared": self.averages.squared, "variance": self.averages.variance, "weight": self.averages.weight}
-
-    def load_state_dict(self, state: dict[str, float], /) -> None:
-        """Take noise averages over."""
-        self.averages = noise.NoiseAverages(**state)
 
     # -- around a step -----------------------------------------------------------------------------------------------
 
-    def begin(self, reducer: Reducer, number: int) -> bool:
-        """Prepare for a step; return whether this step's gradient norms are wanted."""
-        self._small = None
+    def begin(self, reducer: Reducer, task: Task) -> Measurement | None:
+        """Prepare for a step; return what measures its gradients, where that is wanted."""
         elements = sum(flat.numel() for flat in reducer.flats)
-        return elements <= NOISE_EVERY_SAMPLES or number % 10 == 0
-
-    def on_launch(self, flat: torch.Tensor) -> None:
-        """Add a bucket's own squared norm, before it is reduced."""
-        part = squared_norm([flat])
-        self._small = part if self._small is None else self._small + part
+        if elements > NOISE_EVERY_ELEMENTS and task.number % 10:
+            return None
+        steered = Preconditioner(self._training.optimizers) if self._numerics.wants_preconditioned else None
+        if steered is not None and not steered.is_known:
+            steered = None
+        return Measurement(
+            reducer, micro_batches=len(task.micro_batches), loss_scale=self._numerics.loss_scale, preconditioner=steered
+        )
 
     def membership_changed(self, cause: str) -> None:
         """Note why the next step comes late."""
@@ -69,7 +63,7 @@ class Observer:
 
     def forget(self) -> None:
         """Drop what belongs to the formation or attempt that ended; the next step's times are no typical ones."""
-        self.buckets_s, self.small_squared, self._big = (), math.nan, None
+        self.buckets_s, self.plain, self.steered = (), Squares(), Squares()
         self._skip = True
 
     def evaluated(self) -> None:
@@ -79,7 +73,7 @@ class Observer:
     def committed(self, step: Step, decision: Verdict, formed: Formed, *, now_s: float) -> None:
         """Count a committed step and keep what the next control vector will carry."""
         task = step.task
-        self._noise(step, decision, ranks=sum(share > 0 for share in task.shares))
+        self._noise(step, decision)
         if decision.buckets_s:
             self._report.buckets(decision.buckets_s)
         self.buckets_s = step.reducer.timing.buckets_s
@@ -102,23 +96,26 @@ class Observer:
         self._committed_s = now_s
         self._gauges(step, decision, formed, self._training.progress)
 
-    def _noise(self, step: Step, decision: Verdict, *, ranks: int) -> None:
-        """Join |g|^2 of the step before with the sum that arrived now, and keep this step's own terms."""
-        if decision.small_squared is not None and self._big is not None:
-            big_squared, batch_samples, big_ranks = self._big
-            self.averages = noise.observe(
-                self.averages, small_squared=decision.small_squared, big_squared=big_squared,
-                batch_samples=batch_samples, ranks=big_ranks,
+    def _noise(self, step: Step, decision: Verdict) -> None:
+        """Average what arrived of the step before, and keep this step's own part for the next control vector."""
+        kinds = ((Statistics.PLAIN, decision.plain), (Statistics.PRECONDITIONED, decision.steered))
+        for kind, squares in kinds:
+            if squares is None:
+                continue
+            sample = estimate(
+                weighted_squares=squares.weighted, total_squared=squares.total, samples=self._measured_samples,
+                groups=squares.groups,
             )  # fmt: skip
-        self._big, self.small_squared = None, math.nan
-        batch, share = step.task.batch_samples, step.task.share_samples
-        if share == 0:
-            self.small_squared = 0.0
-        elif self._small is not None and step.weight > 0:
-            # The buffers hold (n_i / B) g_i, so b_i |g_i|^2 = |buffer|^2 B^2 / n_i.
-            self.small_squared = float(self._small) * batch * batch / share
-        if step.on_launch is not None:
-            self._big = (float(step.reducer.squared_norm()), batch, ranks)
+            if sample is not None:
+                self._numerics.noise[kind] = self._numerics.noise[kind].after(
+                    sample, samples=self._measured_samples, base_samples=self._numerics.base_samples
+                )
+        self.plain = self.steered = Squares()
+        if step.measurement is not None and not step.skipped:
+            self._measured_samples = step.task.batch_samples
+            self.plain, self.steered = step.measurement.squares(
+                batch_samples=step.task.batch_samples, weight=decision.weight
+            )
 
     def _gauges(self, step: Step, decision: Verdict, formed: Formed, progress: Progress) -> None:
         values = {
@@ -127,13 +124,19 @@ class Observer:
             names.SAMPLES_COMMITTED: float(progress.samples),
             names.CURSOR: float(progress.cursor),
             names.GLOBAL_BATCH: float(formed.roster.plan.global_batch_samples),
+            names.LEARNING_RATE_SCALE: self._numerics.learning_rate_scale,
         }
-        averages = self.averages
+        if self._numerics.precision.scales_loss:
+            values[names.LOSS_SCALE] = self._numerics.loss_scale
+        if step.skipped:
+            self._report.count(names.SKIPPED_STEPS)
+        average = self._numerics.noise[Statistics.PLAIN]
+        parts = average.corrected()
         optional = {
             names.LOSS: decision.loss,
-            names.GRADIENT_SQUARED: averages.gradient_squared,
-            names.GRADIENT_VARIANCE: averages.gradient_variance,
-            names.NOISE_SCALE: averages.noise_scale_samples,
+            names.GRADIENT_SQUARED: parts.gradient_squared if parts else None,
+            names.GRADIENT_VARIANCE: parts.variance if parts else None,
+            names.NOISE_SCALE: average.scale(),
         }
         values |= {name: value for name, value in optional.items() if value is not None and math.isfinite(value)}
         self._report.gauges(values)

@@ -14,10 +14,12 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
+from heterotrain.compression import Wire, largest
 from heterotrain.errors import UsageError
 from heterotrain.group import Group, settle
 
@@ -31,6 +33,8 @@ class Bucket:
     flat: torch.Tensor
     parameters: list[torch.nn.Parameter]
     views: list[torch.Tensor]
+    wire: Wire | None = None
+    packed: torch.Tensor | None = None
     missing: int = 0
     work: dist.Work | None = None
     started_s: float = math.nan
@@ -49,10 +53,19 @@ class Timing:
 
 @dataclass(slots=True)
 class Reducer:
-    """Buckets over a model's parameters; knows nothing of steps or plans."""
+    """Buckets over a model's parameters; knows nothing of steps or plans.
+
+    Attributes:
+        model: whose parameters they are.
+        bucket_bytes: most bytes of a bucket.
+        wire: makes a bucket's way to the other ranks; ``None`` when gradients travel as they are.
+        on_launch: sees each bucket before it is reduced.
+    """
 
     model: torch.nn.Module
     bucket_bytes: int
+    wire: Callable[[], Wire] | None = None
+    on_launch: Callable[[Bucket], None] | None = None
     timing: Timing = field(default_factory=Timing)
     _buckets: list[Bucket] = field(default_factory=list)
     _bucket_of: dict[int, Bucket] = field(default_factory=dict)
@@ -62,7 +75,13 @@ class Reducer:
     _group: Group | None = None
     _armed: bool = False
     _next: int = 0
-    _on_launch: Callable[[torch.Tensor], None] | None = None
+    _watching: bool = False
+    _on_gradient: Callable[[torch.Tensor, torch.Tensor], None] | None = None
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        """The buckets, in the order in which they are reduced."""
+        return self._buckets
 
     @property
     def flats(self) -> list[torch.Tensor]:
@@ -76,18 +95,34 @@ class Reducer:
             self._build()
             self._signature = signature
         self.abandon()
+        self.on_launch = self._on_gradient = None
         for bucket in self._buckets:
             bucket.flat.zero_()
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 if parameter.grad is not view:
                     parameter.grad = view
 
-    def arm(self, group: Group | None, *, on_launch: Callable[[torch.Tensor], None] | None = None) -> None:
-        """Let the next backward pass start the reductions over ``group`` (``None``: this rank is alone).
+    def watch(self, on_gradient: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+        """Show each parameter with what a backward pass adds to its gradient, until the next step begins."""
+        self._on_gradient = on_gradient
+        if self._watching:
+            return
+        self._watching = True  # from now on, because a call for each parameter costs time
 
-        ``on_launch`` sees each flat buffer before it is reduced.
-        """
-        self._group, self._armed, self._next, self._on_launch = group, True, 0, on_launch
+        def look(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+            if self._on_gradient is not None:
+                self._on_gradient(parameter, gradient)
+
+        for bucket in self._buckets:
+            for parameter in bucket.parameters:
+                self._hooks.append(parameter.register_hook(partial(look, parameter)))  # type: ignore[no-untyped-call]
+
+    def arm(self, group: Group | None) -> None:
+        """Let the next backward pass start the reductions over ``group`` (``None``: this rank is alone)."""
+        if group is not self._group and self.wire is not None:
+            for bucket in self._buckets:
+                bucket.wire = self.wire()  # what one formation has learned, a newcomer does not know
+        self._group, self._armed, self._next = group, True, 0
         self._arrived.clear()
         self.timing = Timing(backward_began_s=time.perf_counter())
         for bucket in self._buckets:
@@ -112,21 +147,31 @@ class Reducer:
         for bucket in self._buckets:
             if bucket.work is not None:
                 self._group.wait(bucket.work)
+                self._unpack(bucket, self._group)
         self.timing.buckets_s = self._transfers()
         for bucket in self._buckets:
-            bucket.work = None
+            bucket.work = bucket.packed = None
 
     def abandon(self) -> None:
         """Forget a step that failed; returns when its operations have let go of the buffers (cut the group before)."""
         settle([bucket.work for bucket in self._buckets if bucket.work is not None])
         for bucket in self._buckets:
-            bucket.work = None
+            bucket.work = bucket.packed = None
         self._armed = False
 
     def scale(self, factor: float) -> None:
         """Multiply every gradient."""
         for bucket in self._buckets:
             bucket.flat.mul_(factor)
+
+    def clamp(self, limit: float) -> None:
+        """Bring every element of the gradients into [-limit, limit]."""
+        for bucket in self._buckets:
+            bucket.flat.clamp_(-limit, limit)
+
+    def is_finite(self) -> bool:
+        """Return whether every element is finite: the same on all ranks once the buckets are reduced."""
+        return all(math.isfinite(largest(bucket.flat)) for bucket in self._buckets)
 
     def squared_norm(self) -> torch.Tensor:
         """Return the squared norm over all gradients as a float64 scalar."""
@@ -137,7 +182,7 @@ class Reducer:
     def _build(self) -> None:
         for handle in self._hooks:
             handle.remove()
-        self._hooks, self._buckets, self._bucket_of = [], [], {}
+        self._hooks, self._buckets, self._bucket_of, self._watching = [], [], {}, False
         trainable = [p for p in self.model.parameters() if p.requires_grad]
         if not trainable:
             raise UsageError("the model has no parameter that requires a gradient: nothing can be trained")
@@ -149,14 +194,13 @@ class Reducer:
             for parameter in parameters:
                 views.append(flat[offset : offset + parameter.numel()].view_as(parameter))
                 offset += parameter.numel()
-            bucket = Bucket(flat=flat, parameters=parameters, views=views)
+            bucket = Bucket(flat=flat, parameters=parameters, views=views, wire=self.wire() if self.wire else None)
             self._buckets.append(bucket)
             for parameter in parameters:
                 self._bucket_of[id(parameter)] = bucket
-                hook = parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
-                self._hooks.append(hook)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrive))  # type: ignore[no-untyped-call]
 
-    def _on_gradient(self, parameter: torch.Tensor) -> None:
+    def _arrive(self, parameter: torch.Tensor) -> None:
         if not self._armed:
             return
         if id(parameter) in self._arrived:
@@ -180,16 +224,24 @@ class Reducer:
                 if parameter.grad is not None:
                     view.copy_(parameter.grad)
                 parameter.grad = view
-        if self._on_launch is not None:
-            self._on_launch(bucket.flat)
+        if self.on_launch is not None:
+            self.on_launch(bucket)
         if self._group is None or self._group.world_size == 1:
             return
 
         def note(_future: object) -> None:
             bucket.done_s = time.perf_counter()
 
-        bucket.work = self._group.all_reduce(bucket.flat)
+        bucket.packed = bucket.wire.pack(bucket.flat) if bucket.wire is not None else None
+        bucket.work = self._group.all_reduce(bucket.flat if bucket.packed is None else bucket.packed)
         bucket.work.get_future().add_done_callback(note)
+
+    def _unpack(self, bucket: Bucket, group: Group) -> None:
+        if bucket.wire is None:
+            return
+        if bucket.packed is not None and not bucket.wire.unpack(bucket.packed, bucket.flat):
+            group.wait(group.all_reduce(bucket.flat))  # every rank sees the same sum that did not fit
+        bucket.wire.learn(bucket.flat)
 
     def _transfers(self) -> tuple[float, ...]:
         """Return each bucket's transfer seconds; time in which an earlier bucket still used the wire is not its own."""
@@ -201,10 +253,12 @@ class Reducer:
         return tuple(seconds)
 
 
-def squared_norm(flats: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the sum of squares of all buffers as a float64 scalar."""
-    total = torch.zeros((), dtype=torch.float64, device=flats[0].device)
-    for flat in flats:
+def squared_norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the sum of squares of all elements as a float64 scalar; half formats are summed in fp32."""
+    total = torch.zeros((), dtype=torch.float64, device=tensors[0].device)
+    for tensor in tensors:
+        flat = tensor.reshape(-1)
+        flat = flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat
         total += torch.dot(flat, flat)
     return total
 

@@ -28,9 +28,9 @@ from heterotrain.keeper import CheckpointKeeper
 from heterotrain.logs import Tags, set_up_logs
 from heterotrain.loop import Loop
 from heterotrain.membership import Membership, device_of
+from heterotrain.numerics import Numerics
 from heterotrain.observe import Observer
 from heterotrain.progress import slice_of
-from heterotrain.reducer import MIB, Reducer
 from heterotrain.report import Report, serve
 from heterotrain.state import Stateful
 from heterotrain.step import Step
@@ -84,6 +84,7 @@ class Job:
         self.device = device_of(identity)
         tagged = set_up_logs(identity.tags)
         self._training = Training()
+        self._numerics = Numerics(config, self.device, self._training)
         self._hooks: list[EpochHook] = []
         self._report = Report(identity)
         farewell = Farewell(identity.termination_path, where=self._where, metrics=self._report.reported)
@@ -94,7 +95,8 @@ class Job:
         self._membership = _membership(identity, config, self._training, keeper)
         self._loop = Loop(
             identity=identity, config=config, device=self.device, training=self._training, membership=self._membership,
-            keeper=keeper, observer=Observer(self._report, self._training), report=self._report, farewell=farewell,
+            keeper=keeper, numerics=self._numerics, report=self._report, farewell=farewell,
+            observer=Observer(self._report, self._training, self._numerics),
         )  # fmt: skip
         self._loop.run_hooks = self._run_hooks
         self._loop.board = Board(tensorboard_dir, identity, report=self._report) if tensorboard_dir else None
@@ -106,23 +108,24 @@ class Job:
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return the same model, on the device; from now on its gradients are those of the global batch.
 
+        BatchNorm layers stay the same objects and count over the global batch from now on.
+
         Raises:
-            UsageError: it was called before, or the model has layers that mix samples (BatchNorm).
+            UsageError: it was called before, or the model has an unknown kind of BatchNorm layer.
         """
         if self._training.model is not None:
             raise UsageError("job.wrap takes one model: put several into one torch.nn.ModuleDict")
-        for name, module in model.named_modules():
-            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):  # noqa: SLF001 - the only common base
-                raise UsageError(
-                    f"layer {name!r} is a {type(module).__name__}: its statistics depend on how the batch is divided, so "
-                    "the gradient would not be that of the global batch; use GroupNorm or LayerNorm"
-                )
         self._training.model = model = model.to(self.device)
-        self._loop.reducer = Reducer(model, bucket_bytes=int(self.config.bucket_mib * MIB))
+        self._loop.reducer = self._numerics.reducer(model)
         return model
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """Return the optimizer; its state now travels to joiners and into checkpoints."""
+        """Return the optimizer; its state now travels to joiners and into checkpoints.
+
+        Raises:
+            UsageError: the learning-rate rule is adascale, and this kind of optimizer is not known.
+        """
+        self._numerics.check(optimizer)
         self._training.optimizers.append(optimizer)
         return optimizer
 

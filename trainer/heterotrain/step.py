@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -19,6 +20,8 @@ import torch
 from heterotrain.control import Verdict
 from heterotrain.errors import PeerLost, RepeatStep, UsageError
 from heterotrain.group import Group
+from heterotrain.noise import Measurement
+from heterotrain.numerics import Numerics
 from heterotrain.reducer import Reducer
 
 _log = logging.getLogger(__name__)
@@ -36,6 +39,8 @@ class Task:
         rank: this rank in the process group.
         cursor: committed samples of the epoch before it.
         ids: this rank's samples, as indices into the data set.
+        spare_id: a sample of the step, for a rank without any that has to run the model all the same.
+        global_batch_samples: the plan's; an epoch's last step may be smaller.
         micro_batches: sizes into which they are cut.
     """
 
@@ -46,6 +51,8 @@ class Task:
     rank: int
     cursor: int
     ids: tuple[int, ...]
+    spare_id: int
+    global_batch_samples: int
     micro_batches: tuple[int, ...]
 
     @property
@@ -88,11 +95,13 @@ class Step:
 
     task: Task
     reducer: Reducer
+    numerics: Numerics
     group: Group | None
     host: Host
-    on_launch: Callable[[torch.Tensor], None] | None = None
+    measurement: Measurement | None = None
     clock: Clock = field(default_factory=Clock)
     committed: bool = False
+    skipped: bool = False
     failure: Exception | None = None
     weight: float = 0.0
     loss_sum: torch.Tensor | float = 0.0
@@ -101,6 +110,7 @@ class Step:
     _backwards: int = 0
     _mark_s: float = math.nan
     _voted: bool = False
+    _forward: AbstractContextManager[object] | None = None
 
     @property
     def epoch(self) -> int:
@@ -123,18 +133,19 @@ class Step:
         return self.task.share_samples
 
     def micro_batches(self) -> Iterator[Any]:
-        """Yield this rank's share of the batch, cut to fit memory; nothing when the share is zero."""
+        """Yield this rank's share of the batch, cut to fit memory; nothing when the share is zero.
+
+        What the script does with each one, up to ``step.backward``, runs in the configured precision. When layers count
+        over the global batch (BatchNorm), a rank without a share gets one sample, which has no weight in anything.
+        """
+        if not self._sizes and self._is_guest:
+            yield self._hand_out(replace(self.task, ids=(self.task.spare_id,)), 0, 1)
+            self._leave_forward()
         start = 0
-        for size in self.task.micro_batches:
-            if self.host.is_broken():
-                raise PeerLost("the formation broke during the step")
-            began_s = time.perf_counter()
-            batch = self.host.fetch(self.task, start, size)
+        for size in self._sizes:
+            yield self._hand_out(self.task, start, size)
+            self._leave_forward()
             start += size
-            self._handed_out += 1
-            self._mark_s = time.perf_counter()
-            self.clock.load_s += self._mark_s - began_s
-            yield batch
 
     def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
         """Add this micro-batch's gradient.
@@ -147,6 +158,7 @@ class Step:
         Raises:
             UsageError: it was called more or less often than once for each micro-batch, or the loss is no scalar.
         """
+        self._leave_forward()
         began_s = time.perf_counter()
         self.clock.forward_s += began_s - self._mark_s
         if self._backwards + 1 != self._handed_out:
@@ -155,15 +167,24 @@ class Step:
             )
         if loss.numel() != 1:
             raise UsageError(f"step.backward needs a scalar loss, not one of shape {tuple(loss.shape)}: take its mean")
-        samples = self.task.micro_batches[self._backwards]
+        if loss.dtype in (torch.float16, torch.bfloat16):
+            loss = loss.float()  # the factors below would overflow
+        last = self._backwards + 1 >= len(self._sizes)
+        samples = self._sizes[self._backwards] if self._sizes else 0
         self._backwards += 1
-        self.weight += float(samples if weight is None else weight)
-        value = loss.detach().float()
-        self.loss_sum = self.loss_sum + (value * samples if weight is None else value)
-        scaled = loss * ((samples if weight is None else 1.0) / self.task.batch_samples)
-        last = self._backwards == len(self.task.micro_batches)
+        if not samples:
+            counted, factor = 0.0, 0.0
+        elif weight is None:
+            counted, factor = float(samples), samples / self.task.batch_samples
+        else:
+            counted, factor = float(weight), 1.0 / self.task.batch_samples
+        if samples:
+            value = loss.detach().float()
+            self.loss_sum = self.loss_sum + (value * samples if weight is None else value)
+        self.weight += counted
         if last:
-            self.reducer.arm(self.group, on_launch=self.on_launch)
+            self.reducer.arm(self.group)
+        scaled = loss * (factor * self.numerics.loss_scale)
         scaled.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         ended_s = time.perf_counter()
         self.clock.backward_s += ended_s - began_s
@@ -173,36 +194,48 @@ class Step:
             length_s = ended_s - timing.backward_began_s
             if length_s > 0:
                 self.clock.first_bucket_ratio = min(1.0, (timing.first_bucket_s - timing.backward_began_s) / length_s)
+        if self.measurement is not None:
+            self.measurement.group_done(counted)
 
-    def apply(self, optimizer: torch.optim.Optimizer, *, clip_norm: float | None = None) -> None:
+    def apply(
+        self, optimizer: torch.optim.Optimizer, *, clip_norm: float | None = None, clip_value: float | None = None
+    ) -> None:
         """Reduce the gradient over all ranks, clip it, update the model and advance.
+
+        In fp16 a step whose gradient overflowed leaves the weights alone (``step.skipped``) and halves the loss scale, on
+        all ranks alike; it is committed with its samples as any other.
 
         Args:
             optimizer: one that ``job.optimizer`` returned.
             clip_norm: greatest norm of the step's gradient; ``None`` leaves it alone.
+            clip_value: greatest magnitude of the gradient's elements, after the norm; ``None`` leaves them alone.
 
         Raises:
             UsageError: some micro-batch had no ``step.backward``, or the step was applied before.
         """
         if self.committed:
             raise UsageError("call step.apply once for each step")
-        if self._backwards != len(self.task.micro_batches):
+        wanted = max(len(self._sizes), self._handed_out)
+        if self._backwards != wanted:
             raise UsageError(
-                f"step.apply came after {self._backwards} of {len(self.task.micro_batches)} micro-batches: "
+                f"step.apply came after {self._backwards} of {wanted} micro-batches: "
                 "loop over all of step.micro_batches() and call step.backward in each"
             )
-        self._without_samples()
+        if not self._handed_out:
+            self.reducer.arm(self.group)
+            self.reducer.flush()
         began_s = time.perf_counter()
         decision = self._vote(ok=True)
         reduced_s = time.perf_counter()
         self.clock.sync_s = reduced_s - began_s
         if not decision.committed:
             raise RepeatStep("another rank could not finish its part")
-        if decision.weight != self.task.batch_samples:
-            self.reducer.scale(self.task.batch_samples / decision.weight if decision.weight > 0 else 0.0)
-        if clip_norm is not None:
-            self._clip(clip_norm)
-        optimizer.step()
+        self.skipped = self.numerics.precision.scales_loss and not self.reducer.is_finite()
+        if self.skipped:
+            self.numerics.skip(optimizer, global_batch_samples=self.task.global_batch_samples)
+        else:
+            self._finish_gradient(decision.weight, clip_norm=clip_norm, clip_value=clip_value)
+            self.numerics.update(optimizer, global_batch_samples=self.task.global_batch_samples)
         self.clock.update_s = time.perf_counter() - reduced_s
         self.committed = True
         self.host.commit(self, decision)
@@ -214,11 +247,14 @@ class Step:
     # -- the transaction ---------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
+        self.numerics.link.group, self.numerics.link.counts = self.group, bool(self._sizes)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        self._leave_forward()
+        self.numerics.link.group = None  # outside of steps a model belongs to its rank alone
         if error is None:
             if not self.committed:
                 raise UsageError("the step ended without step.apply(optimizer)")
@@ -239,7 +275,7 @@ class Step:
 
     def _stand_down(self) -> None:
         """After running out of memory: when peers already add this rank's buckets up, all of them have to repeat."""
-        if self._backwards < len(self.task.micro_batches):
+        if not self._sizes or self._backwards < len(self._sizes):
             return  # nobody has seen anything of this step yet
         try:
             self.reducer.flush()
@@ -247,16 +283,47 @@ class Step:
         except PeerLost as lost:
             self.failure = lost
 
-    def _without_samples(self) -> None:
-        if not self.task.micro_batches:
-            self.reducer.arm(self.group, on_launch=self.on_launch)
-            self.reducer.flush()
-
     def _vote(self, *, ok: bool) -> Verdict:
         self._voted = True
         return self.host.vote(self, ok=ok)
 
-    def _clip(self, limit: float) -> None:
-        norm = float(self.reducer.squared_norm().sqrt())
-        if norm > limit:
-            self.reducer.scale(limit / norm)
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        return self.task.micro_batches
+
+    @property
+    def _is_guest(self) -> bool:
+        return self.group is not None and self.numerics.needs_everybody
+
+    def _hand_out(self, task: Task, start: int, size: int) -> Any:
+        if self.host.is_broken():
+            raise PeerLost("the formation broke during the step")
+        began_s = time.perf_counter()
+        batch = self.host.fetch(task, start, size)
+        self._handed_out += 1
+        self._mark_s = time.perf_counter()
+        self.clock.load_s += self._mark_s - began_s
+        self._forward = self.numerics.precision.autocast()
+        self._forward.__enter__()
+        return batch
+
+    def _leave_forward(self) -> None:
+        forward, self._forward = self._forward, None
+        if forward is not None:
+            forward.__exit__(None, None, None)
+
+    def _finish_gradient(self, weight: float, *, clip_norm: float | None, clip_value: float | None) -> None:
+        """Free the sum of the factors on the losses, look at it, and clip it."""
+        factor = self.task.batch_samples / weight if weight > 0 else 0.0
+        factor /= self.numerics.loss_scale
+        if factor != 1.0:
+            self.reducer.scale(factor)
+        squared = None if self.measurement is None else self.measurement.reduced()
+        if clip_norm is not None:
+            norm = math.sqrt(float(self.reducer.squared_norm()) if squared is None else squared)
+            if norm > clip_norm:
+                self.reducer.scale(clip_norm / norm)
+        if clip_value is not None:
+            self.reducer.clamp(clip_value)

@@ -18,6 +18,8 @@ class TrainingConfig:
         seed: seeds the sample permutation and every rank's generators.
         precision: ``fp32``, ``bf16``, ``fp16`` or ``auto`` (bf16 where the accelerator has it, else fp32).
         learning_rate_scaling: ``none``, ``linear``, ``sqrt`` or ``adascale``.
+        learning_rate_warm_up_samples: samples over which a changed factor on the learning rate comes into force; ``None``
+            leaves it to the trainer.
         backend: ``gloo``, ``nccl`` or ``auto`` (nccl where every member has CUDA, else gloo).
         compression: ``none``, ``fp16`` or ``bf16`` on the wire.
         bucket_mib: DDP's bucket size in MiB.
@@ -35,6 +37,7 @@ class TrainingConfig:
     seed: int = 0
     precision: str = "auto"
     learning_rate_scaling: str = "none"
+    learning_rate_warm_up_samples: int | None = None
     backend: str = "auto"
     compression: str = "none"
     bucket_mib: float = 25.0

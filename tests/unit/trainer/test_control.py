@@ -7,14 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from heterotrain.control import HEADER, Slot, Verdict, to_row, verdict
+from heterotrain.control import HEADER, Slot, Squares, Verdict, to_row, verdict
 
 
 def a_slot(**fields: Any) -> Slot:
     """Return what an undisturbed rank says."""
     plain = {
         "vote": True, "steps": 5, "generation": 2, "revision": 7, "plan_bytes": 100, "plan_checksum": 4_000_000_000,
-        "leaving": False, "weight": 4.0, "loss_sum": 8.0, "small_squared": 1.0, "buckets_s": (0.1, 0.2),
+        "leaving": False, "weight": 4.0, "loss_sum": 8.0,
+        "plain": Squares(weighted=1.0, groups=2, total=0.5), "buckets_s": (0.1, 0.2),
     }  # fmt: skip
     return Slot(**(plain | fields))
 
@@ -28,7 +29,7 @@ def test_undisturbed() -> None:
     """Nothing to tell: committed, weights and losses added up."""
     assert of(a_slot(), a_slot(weight=2.0, loss_sum=1.0)) == Verdict(
         committed=True, newest=(2, 7), holder=0, plan_bytes=100, everybody_holds=True, leaving=(), weight=6.0, loss=1.5,
-        small_squared=2.0, buckets_s=(0.1, 0.2),
+        plain=Squares(weighted=2.0, groups=4, total=0.5), steered=None, buckets_s=(0.1, 0.2),
     )  # fmt: skip
     assert len(to_row(a_slot())) == HEADER + 2
 

@@ -206,11 +206,11 @@ def test_a_step_outside_its_with_block_is_said() -> None:
             pass
 
 
-def test_layers_that_mix_samples_are_refused_by_name() -> None:
-    """BatchNorm's statistics would depend on the shares."""
+def test_unknown_layers_that_mix_samples_are_refused_by_name() -> None:
+    """What cannot be made to count over the global batch is refused, with a way out."""
     job = heterotrain.init()
-    with pytest.raises(UsageError, match=r"'1' is a BatchNorm1d"):
-        job.wrap(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)))
+    with pytest.raises(UsageError, match=r"'1' is a SyncBatchNorm.*GroupNorm"):
+        job.wrap(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.SyncBatchNorm(2)))
 
 
 def test_nothing_to_train() -> None:

@@ -1,0 +1,124 @@
+"""The factor on the user's learning rate while the global batch differs from the one that the rate was chosen for.
+
+Every rank computes it in every step from replicated values: the rule, the plan's global batch, the base batch and the
+noise averages. Its own state travels to joiners and into checkpoints.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from heterotrain_core.rates import Family, Scaling, learning_rate_scale, warmed_up
+
+from heterotrain.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """Where the factor stands.
+
+    Attributes:
+        batch_samples: global batch in force; 0 before the first step.
+        since_samples: committed samples when that batch came into force.
+        before: factor in force until then.
+        factor: factor of the last step.
+        worth_steps: steps of the base batch that all steps so far were worth: the time of schedules.
+    """
+
+    batch_samples: int = 0
+    since_samples: int = 0
+    before: float = 1.0
+    factor: float = 1.0
+    worth_steps: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatePolicy:
+    """The user's rule.
+
+    Attributes:
+        scaling: how the factor follows the batch.
+        base_samples: the batch that the user's rate was chosen for.
+        warm_up_samples: samples over which a changed factor comes into force.
+    """
+
+    scaling: Scaling
+    base_samples: int
+    warm_up_samples: int
+
+    def next(
+        self, rate: Rate, *, family: Family, batch_samples: int, done_samples: int, noise_samples: float | None
+    ) -> Rate:
+        """Return where the factor stands in the next step.
+
+        The rule decides what a step is worth in steps of the base batch: the gain for AdaScale (its scale-invariant
+        schedule), what it holds for linear and sqrt (equally many samples, equally far), and one without a rule.
+
+        Args:
+            rate: after the last committed step.
+            family: kind of optimizer.
+            batch_samples: the plan's global batch; an epoch's short last step belongs to it.
+            done_samples: samples committed so far.
+            noise_samples: phi of the gradients that the rule needs, ``None`` while unknown.
+        """
+        if rate.batch_samples != batch_samples:
+            rate = replace(rate, batch_samples=batch_samples, since_samples=done_samples, before=rate.factor)
+        target = learning_rate_scale(
+            self.scaling, family=family, samples=batch_samples, base_samples=self.base_samples,
+            noise_samples=noise_samples,
+        )  # fmt: skip
+        worth = {
+            Scaling.NONE: 1.0,
+            Scaling.LINEAR: batch_samples / self.base_samples,
+            Scaling.SQRT: batch_samples / self.base_samples,
+            Scaling.ADASCALE: target**2 if family is Family.ADAPTIVE else target,
+        }[self.scaling]
+        factor = warmed_up(
+            target, since_samples=done_samples - rate.since_samples, warm_up_samples=self.warm_up_samples,
+            before=rate.before,
+        )  # fmt: skip
+        return replace(rate, factor=factor, worth_steps=rate.worth_steps + worth)
+
+
+def schedule_steps(before: Rate, after: Rate) -> int:
+    """Return how often schedulers are stepped between the two: whenever another whole base step is complete."""
+    return math.floor(after.worth_steps + 1e-9) - math.floor(before.worth_steps + 1e-9)
+
+
+def family_of(optimizer: torch.optim.Optimizer) -> Family | None:
+    """Return the optimizer's kind; ``None`` for one of which this library does not know how it divides gradients."""
+    if isinstance(optimizer, torch.optim.SGD):
+        return Family.SGD
+    if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW | torch.optim.NAdam):
+        return Family.ADAPTIVE
+    return None
+
+
+def check(scaling: Scaling, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse a rule that cannot be applied to the optimizer.
+
+    Raises:
+        UsageError: AdaScale with an unknown kind of optimizer.
+    """
+    if scaling is Scaling.ADASCALE and family_of(optimizer) is None:
+        raise UsageError(
+            f"learningRateScaling adascale has to know how an optimizer divides gradients, and {type(optimizer).__name__} "
+            "is none of SGD, Adam, AdamW and NAdam: use one of them, or the rule linear, sqrt or none"
+        )
+
+
+def step_scaled(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Take the optimizer's step with all its learning rates times ``factor``; schedulers see the user's own rates."""
+    if factor == 1.0:
+        optimizer.step()
+        return
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate * factor
+    try:
+        optimizer.step()
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate

@@ -1,0 +1,167 @@
+"""How one step's numbers are computed, as far as all ranks have to agree on it: format, scale, rate, statistics, wire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+from heterotrain_core.contract.config import TrainingConfig
+from heterotrain_core.noise import NoiseAverage
+from heterotrain_core.rates import Family, Scaling, Statistics, needed_statistics
+
+from heterotrain import batch_norm, learning_rate
+from heterotrain.compression import Wire
+from heterotrain.errors import UsageError
+from heterotrain.group import Group
+from heterotrain.learning_rate import Rate, RatePolicy
+from heterotrain.precision import LossScale, Precision
+from heterotrain.reducer import MIB, Reducer
+from heterotrain.training import Training
+
+WARM_UP_BATCHES = 100
+"""Base batches over which a changed learning-rate factor comes into force, where the user names no samples."""
+
+
+class Numerics:
+    """The numeric settings in force, and the replicated state behind them.
+
+    Attributes:
+        precision: format of the forward pass.
+        link: what BatchNorm layers know of the step.
+        noise: averages by kind of statistics; whoever observes steps sets them.
+        base_samples: the batch that the user's learning rate was chosen for.
+    """
+
+    def __init__(self, config: TrainingConfig, device: torch.device, training: Training) -> None:
+        """Register the state with ``training``.
+
+        Raises:
+            UsageError: this device cannot compute in the configured format.
+        """
+        self.precision = Precision(config.precision, device)
+        self.link = batch_norm.Link()
+        self.noise = dict.fromkeys(Statistics, NoiseAverage())
+        self.base_samples = base = config.base_batch_samples
+        self._config = config
+        self._training = training
+        warm_up = config.learning_rate_warm_up_samples
+        self._policy = RatePolicy(
+            scaling=Scaling(config.learning_rate_scaling), base_samples=base,
+            warm_up_samples=WARM_UP_BATCHES * base if warm_up is None else warm_up,
+        )  # fmt: skip
+        self._rate = self._next = Rate()
+        self._loss_scale = LossScale()
+        self._mixing_layer: str | None = None
+        training.extras["heterotrain-numerics"] = self
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what joiners and checkpoints need."""
+        return {
+            "rate": asdict(self._rate),
+            "loss_scale": asdict(self._loss_scale),
+            "noise": {str(kind): asdict(average) for kind, average in self.noise.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        """Take it over."""
+        self._rate = self._next = Rate(**state["rate"])
+        self._loss_scale = LossScale(**state["loss_scale"])
+        self.noise = {Statistics(kind): NoiseAverage(**average) for kind, average in state["noise"].items()}
+
+    # -- what the script hands over ----------------------------------------------------------------------------------
+
+    def reducer(self, model: torch.nn.Module) -> Reducer:
+        """Make layers that mix samples count over the global batch, and return the model's buckets.
+
+        Raises:
+            UsageError: a layer mixes samples in a way that is not known.
+        """
+        self._mixing_layer = batch_norm.synchronise(model, self.link)
+        wire: Callable[[], Wire] | None = None
+        if self._config.compression != "none":
+            wire = partial(Wire, self._config.compression)
+        return Reducer(model, bucket_bytes=int(self._config.bucket_mib * MIB), wire=wire)
+
+    def check(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse an optimizer that the learning-rate rule does not know.
+
+        Raises:
+            UsageError: it is one.
+        """
+        learning_rate.check(self._policy.scaling, optimizer)
+
+    # -- around a step -----------------------------------------------------------------------------------------------
+
+    @property
+    def needs_everybody(self) -> bool:
+        """Whether a rank without samples has to run the model, because layers wait for all ranks."""
+        return self._mixing_layer is not None
+
+    def check_cut(self, micro_batches: int) -> None:
+        """Refuse to cut a share whose samples have to be seen at once.
+
+        Raises:
+            UsageError: it would be cut into several micro-batches.
+        """
+        if self._mixing_layer is not None and micro_batches > 1:
+            raise UsageError(
+                f"layer {self._mixing_layer!r} is a BatchNorm over the global batch, but this rank's share does not fit into "
+                "memory at once, and statistics of a part would be others: use a smaller global batch, more workers, "
+                "GroupNorm or LayerNorm"
+            )
+
+    def form(self, group: Group | None) -> None:
+        """Agree with a new formation.
+
+        Raises:
+            PeerLost: the group is broken.
+        """
+        self.precision.agree(group)
+
+    @property
+    def loss_scale(self) -> float:
+        """Factor on the loss."""
+        return self._loss_scale.factor if self.precision.scales_loss else 1.0
+
+    @property
+    def wants_preconditioned(self) -> bool:
+        """Whether the learning-rate rule needs the noise of preconditioned gradients."""
+        families = {learning_rate.family_of(optimizer) for optimizer in self._training.optimizers}
+        return any(
+            needed_statistics(self._policy.scaling, family) is Statistics.PRECONDITIONED
+            for family in families
+            if family is not None
+        )
+
+    def update(self, optimizer: torch.optim.Optimizer, *, global_batch_samples: int) -> None:
+        """Take the optimizer's step at the learning rate that belongs to the plan's global batch."""
+        self._plan(optimizer, global_batch_samples)
+        learning_rate.step_scaled(optimizer, self._next.factor)
+
+    def skip(self, optimizer: torch.optim.Optimizer, *, global_batch_samples: int) -> None:
+        """Leave the weights alone: the gradient overflowed in fp16. The step counts as any other."""
+        self._plan(optimizer, global_batch_samples)
+
+    def committed(self, *, finite: bool) -> int:
+        """Take over the state that follows a committed step; return how often schedulers are to be stepped."""
+        if self.precision.scales_loss:
+            self._loss_scale = self._loss_scale.after(finite=finite)
+        steps = learning_rate.schedule_steps(self._rate, self._next)
+        self._rate = self._next
+        return steps
+
+    @property
+    def learning_rate_scale(self) -> float:
+        """Factor on the learning rate in the last committed step."""
+        return self._rate.factor
+
+    def _plan(self, optimizer: torch.optim.Optimizer, global_batch_samples: int) -> None:
+        family = learning_rate.family_of(optimizer) or Family.SGD  # the other rules treat all alike
+        kind = needed_statistics(self._policy.scaling, family)
+        self._next = self._policy.next(
+            self._rate, family=family, batch_samples=global_batch_samples,
+            done_samples=self._training.progress.samples, noise_samples=self.noise[kind].scale() if kind else None,
+        )  # fmt: skip
