@@ -59,7 +59,7 @@ def tables(pools: Sequence[Pool], jobs: Sequence[JobDemand], *, known: _Known | 
 def _candidate(job: JobDemand, pools: Mapping[str, Pool], known: _Known) -> Candidate:
     room = Room(pools.values())
     places = tuple(room.places(offer.pool, offer.size) for offer in job.offers)
-    current = tuple(job.current.get(offer.pool, 0) for offer in job.offers)
+    current = tuple(job.current.get(offer.key, 0) for offer in job.offers)
     # Jobs from one template have the same rates whatever their names.
     shape = (places, replace(job, key="", arrived_s=0.0, current={}, deadline_s=None, remaining_samples=None), current)
     key = repr(shape)
@@ -101,7 +101,7 @@ def _counts(option: Option | None) -> tuple[int, ...] | None:
 def _workers(job: JobDemand, option: Option | None) -> dict[str, int]:
     if option is None:
         return {}
-    return {offer.pool: count for offer, count in zip(job.offers, option.counts, strict=True) if count}
+    return {offer.key: count for offer, count in zip(job.offers, option.counts, strict=True) if count}
 
 
 def _grant(candidate: Candidate, option: Option | None, by_name: Mapping[str, Pool], pools: Sequence[Pool]) -> Grant:
@@ -177,7 +177,7 @@ def _why(candidate: Candidate, option: Option, now: Mapping[str, int], workers: 
 
 def _by_label(job: JobDemand, workers: Mapping[str, int]) -> dict[str, int]:
     """Return the workers by the job's own names of its pools, in the order of its offers."""
-    label_of = {offer.pool: offer.label for offer in job.offers}
+    label_of = {offer.key: offer.label for offer in job.offers}
     found: dict[str, int] = {}
     for pool in [*label_of, *(pool for pool in workers if pool not in label_of)]:
         if workers.get(pool, 0):

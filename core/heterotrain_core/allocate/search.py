@@ -36,13 +36,12 @@ class Candidate:
 
     def need(self, option: Option | None, *, sign: int = 1) -> dict[tuple[str, Size], int]:
         """Return the workers of an option by pool and size."""
-        if option is None:
-            return {}
-        return {
-            (offer.pool, offer.size): sign * count
-            for offer, count in zip(self.job.offers, option.counts, strict=True)
-            if count
-        }
+        found: dict[tuple[str, Size], int] = {}
+        if option is not None:
+            for offer, count in zip(self.job.offers, option.counts, strict=True):
+                if count:
+                    found[offer.pool, offer.size] = found.get((offer.pool, offer.size), 0) + sign * count
+        return found
 
 
 def exact(candidates: Sequence[Candidate], pools: Sequence[Pool]) -> Choice | None:
@@ -99,7 +98,7 @@ def _admitted(candidates: Sequence[Candidate], pools: Sequence[Pool], *, keep: b
     chosen: list[Option | None] = [None] * len(candidates)
     if keep:
         for i, candidate in enumerate(candidates):
-            held = tuple(candidate.job.current.get(offer.pool, 0) for offer in candidate.job.offers)
+            held = tuple(candidate.job.current.get(offer.key, 0) for offer in candidate.job.offers)
             option = next((o for o in candidate.options if o.counts == held), None)
             if option is not None and room.fits(candidate.need(option)):
                 chosen[i] = option

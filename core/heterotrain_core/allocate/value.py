@@ -119,7 +119,7 @@ def rates(job: JobDemand, counts_OP: Ints) -> Floats:
 
 
 def _option(job: JobDemand, counts: tuple[int, ...], *, rate: float, price: float, loss: float) -> Option:
-    current = tuple(job.current.get(offer.pool, 0) for offer in job.offers)
+    current = tuple(job.current.get(offer.key, 0) for offer in job.offers)
     effective = rate
     if counts != current and any(current):
         # The pause is paid out of the time that the new workers are expected to last, or that the job still needs.
@@ -155,7 +155,7 @@ def possible_counts(job: JobDemand, places: Sequence[int]) -> Ints:
     }
     lowest = [limits[label][0] if len(parts[label]) == 1 else 0 for label in labels]
     axes = [list(range(low, high + 1)) for low, high in zip(lowest, highest, strict=True)]
-    current = [job.current.get(offer.pool, 0) for offer in job.offers]
+    current = [job.current.get(offer.key, 0) for offer in job.offers]
     while math.prod(len(axis) for axis in axes) > MOST_OPTIONS:
         widest = max(range(len(axes)), key=lambda i: (len(axes[i]), -i))
         axis = axes[widest]

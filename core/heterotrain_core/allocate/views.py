@@ -35,7 +35,7 @@ class Pool:
         spot: whether its workers may be taken away at any time.
         growth: accelerators on each further node that the provider would start on demand.
         out_of_stock: the provider has refused lately: no further nodes for now.
-        losses: workers that were lost here, as far as anybody remembers.
+        losses: workers that were lost here, as far as anybody remembers; a part where they may have been elsewhere.
         watched_s: worker-seconds over which they were lost.
     """
 
@@ -44,7 +44,7 @@ class Pool:
     spot: bool = False
     growth: tuple[Size, ...] = ()
     out_of_stock: bool = False
-    losses: int = 0
+    losses: float = 0.0
     watched_s: float = 0.0
 
     @property
@@ -86,6 +86,11 @@ class Offer:
         return self.accelerators or 1
 
     @property
+    def key(self) -> str:
+        """Names the offer within its job."""
+        return f"{self.name} on {self.pool}" if self.name else self.pool
+
+    @property
     def label(self) -> str:
         """The job's name for the pool."""
         return self.name or self.pool
@@ -112,7 +117,7 @@ class JobDemand:
         pause_s: seconds without progress that one change of membership costs it, measured or assumed.
         weight: its claim relative to others; larger first.
         arrived_s: when it came; earlier first. Only differences matter.
-        current: workers that it has now, by pool; empty when it does not run.
+        current: workers that it has now, by the offer's key; empty when it does not run.
     """
 
     key: str
@@ -140,7 +145,8 @@ class Grant:
 
     Attributes:
         key: the job.
-        workers: by pool, only pools with any; empty when it has to wait.
+        workers: by the offer's key (the pool, unless the job has a name of its own for it), only where there are any;
+            empty when it has to wait.
         rate_per_s: expected samples per second (worth as much as the objective says).
         price_per_hour: of all its workers.
         changed: whether it differs from what the job has.
