@@ -15,7 +15,7 @@ from heterotrain.progress import Progress, advance, micro_batches, next_batch_sa
 from heterotrain.roster import micro_batch_samples, step_shares
 from heterotrain.sample_log import SampleLog
 from heterotrain.standing import Standing
-from heterotrain.step import Task
+from heterotrain.task import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,8 @@ from heterotrain.reducer import Reducer
 from heterotrain.report import Report
 from heterotrain.roster import may_adopt, roster_of, workers_of
 from heterotrain.standing import Standing
-from heterotrain.step import Step, Task
+from heterotrain.step import Step
+from heterotrain.task import Task
 from heterotrain.training import Training
 from heterotrain.vote import exchange_votes
 

@@ -18,7 +18,8 @@ from heterotrain.numerics import Numerics
 from heterotrain.progress import Progress
 from heterotrain.reducer import Reducer
 from heterotrain.report import Report, StepTimes
-from heterotrain.step import Step, Task
+from heterotrain.step import Step
+from heterotrain.task import Task
 from heterotrain.training import Training
 
 _log = logging.getLogger(__name__)

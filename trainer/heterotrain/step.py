@@ -23,54 +23,9 @@ from heterotrain.group import Group
 from heterotrain.noise import Measurement
 from heterotrain.numerics import Numerics
 from heterotrain.reducer import Reducer
+from heterotrain.task import Clock, Task
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """What this rank has to do in one step.
-
-    Attributes:
-        epoch: epoch of the step, from 0.
-        number: committed steps before it.
-        batch_samples: samples of the step over all ranks.
-        shares: samples by rank.
-        rank: this rank in the process group.
-        cursor: committed samples of the epoch before it.
-        ids: this rank's samples, as indices into the data set.
-        spare_id: a sample of the step, for a rank without any that has to run the model all the same.
-        global_batch_samples: the plan's; an epoch's last step may be smaller.
-        micro_batches: sizes into which they are cut.
-    """
-
-    epoch: int
-    number: int
-    batch_samples: int
-    shares: tuple[int, ...]
-    rank: int
-    cursor: int
-    ids: tuple[int, ...]
-    spare_id: int
-    global_batch_samples: int
-    micro_batches: tuple[int, ...]
-
-    @property
-    def share_samples(self) -> int:
-        """This rank's samples."""
-        return len(self.ids)
-
-
-@dataclass(slots=True)
-class Clock:
-    """Seconds of this attempt's phases; communication is not in ``backward_s``, waiting only in ``sync_s``."""
-
-    load_s: float = 0.0
-    forward_s: float = 0.0
-    backward_s: float = 0.0
-    sync_s: float = 0.0
-    update_s: float = 0.0
-    first_bucket_ratio: float | None = None
 
 
 class Host(Protocol):
@@ -179,7 +134,7 @@ class Step:
         else:
             counted, factor = float(weight), 1.0 / self.task.batch_samples
         if samples:
-            value = loss.detach().float()
+            value = loss.detach().double()
             self.loss_sum = self.loss_sum + (value * samples if weight is None else value)
         self.weight += counted
         if last:

@@ -1,0 +1,79 @@
+"""What a gradient loses on the wire, and that nothing is lost that does not fit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from heterotrain.compression import ROUNDOFF, Wire, largest
+
+
+def exchanged(wires: list[Wire], flats: list[torch.Tensor]) -> tuple[torch.Tensor, bool]:
+    """Play one all-reduce of these ranks; return what they all hold after it, and whether it was packed."""
+    packed = [wire.pack(flat) for wire, flat in zip(wires, flats, strict=True)]
+    travelled = [p for p in packed if p is not None]
+    assert len(travelled) in (0, len(wires)), "ranks disagree on what travels"
+    total = torch.stack(flats).sum(0)
+    fits = bool(travelled)
+    if travelled:
+        whole = travelled[0].clone()
+        for other in travelled[1:]:
+            whole += other  # each partial sum is rounded, as on the wire
+        results = [torch.zeros_like(total) for _ in wires]
+        done = {wire.unpack(whole, result) for wire, result in zip(wires, results, strict=True)}
+        assert len(done) == 1
+        fits = done.pop()
+        total = results[0] if fits else total
+    for wire in wires:
+        wire.learn(total)
+    return total, fits
+
+
+@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+@pytest.mark.parametrize("size", [1e-9, 1.0, 1e6])
+def test_the_error_is_within_its_bound_at_any_size(compression: str, size: float) -> None:
+    """W u sum|c| for each element, plus what fp16 loses below its range; the first step of fp16 is exact."""
+    generator, ranks = torch.Generator().manual_seed(3), 5
+    wires = [Wire(compression) for _ in range(ranks)]
+    for step in range(4):
+        flats = [size * torch.randn(10_000, generator=generator).pow(3) for _ in range(ranks)]
+        scale = wires[0]._scale or 1.0
+        found, packed = exchanged(wires, flats)
+        assert packed == (compression == "bf16" or step > 0)
+        exact = torch.stack(flats).double().sum(0)
+        allowed = ranks * ROUNDOFF[compression] * torch.stack(flats).double().abs().sum(0) * 1.01
+        if compression == "fp16":
+            allowed += ranks * 2.0**-25 / scale
+        assert bool(((found.double() - exact).abs() <= allowed).all())
+        assert float((found.double() - exact).norm() / exact.norm()) < 2 * ROUNDOFF[compression]
+
+
+def test_a_sum_that_does_not_fit_travels_in_full() -> None:
+    """A gradient that grew a thousandfold overflows fp16: that step is exact, and the next is packed again."""
+    wires = [Wire("fp16") for _ in range(2)]
+    small = [torch.ones(4), torch.full((4,), 2.0)]
+    exchanged(wires, small)
+    big = [1000 * flat for flat in small]
+    found, packed = exchanged(wires, big)
+    assert not packed
+    assert torch.equal(found, torch.full((4,), 3000.0))
+    assert exchanged(wires, big)[1]
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+def test_no_scale_is_made_of_nothing(value: float) -> None:
+    """After a sum that is zero or not finite, the next one travels in full."""
+    wire = Wire("fp16")
+    wire.learn(torch.full((3,), value))
+    assert wire.pack(torch.ones(3)) is None
+
+
+def test_half_gradients_are_not_packed() -> None:
+    """They are as small already."""
+    assert Wire("bf16").pack(torch.ones(3, dtype=torch.float16)) is None
+
+
+def test_the_largest_element() -> None:
+    """Not finite when any element is not."""
+    assert largest(torch.tensor([1.0, -3.0])) == 3.0
+    assert not largest(torch.tensor([1.0, float("nan")])) < float("inf")
+    assert largest(torch.empty(0)) == 0.0

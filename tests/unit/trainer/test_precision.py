@@ -1,0 +1,72 @@
+"""Formats of the forward pass, and the loss scale."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+from heterotrain.errors import UsageError
+from heterotrain.group import Group
+from heterotrain.precision import GROW_AFTER, Format, LossScale, Precision
+
+CPU = torch.device("cpu")
+
+
+def test_the_scale_halves_at_once_and_doubles_late() -> None:
+    """Powers of two all the way, within limits."""
+    scale = LossScale(factor=1024.0)
+    assert scale.after(finite=False) == LossScale(factor=512.0)
+    for _ in range(GROW_AFTER - 1):
+        scale = scale.after(finite=True)
+    assert scale == LossScale(factor=1024.0, clean_steps=GROW_AFTER - 1)
+    assert scale.after(finite=False) == LossScale(factor=512.0)
+    assert scale.after(finite=True) == LossScale(factor=2048.0)
+    assert LossScale(factor=1.0).after(finite=False).factor == 1.0
+
+
+class Rows:
+    """A group whose other rank says what it has."""
+
+    def __init__(self, other: float) -> None:
+        self._other = other
+
+    def gather_now(self, values: list[float]) -> list[list[float]]:
+        """Return this rank's row and the other's."""
+        return [values, [self._other]]
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "expected"), [(True, 1.0, Format.BF16), (True, 0.0, Format.FP32), (False, 1.0, Format.FP32)]
+)
+def test_auto_is_bf16_only_where_all_ranks_have_it(
+    monkeypatch: pytest.MonkeyPatch, own: bool, other: float, expected: Format
+) -> None:
+    """A V100 beside an A100: both in fp32."""
+    monkeypatch.setattr("heterotrain.precision.has_bf16", lambda _device: own)
+    precision = Precision("auto", CPU)
+    precision.agree(cast("Group", Rows(other)))
+    assert precision.format is expected
+    fixed = Precision("fp16", CPU)
+    fixed.agree(None)  # nothing to agree on
+    assert fixed.format is Format.FP16
+
+
+def test_bf16_on_an_accelerator_without_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name, with what to do."""
+    monkeypatch.setattr("heterotrain.precision.has_bf16", lambda _device: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "Tesla V100")
+    with pytest.raises(UsageError, match="Tesla V100 cannot compute in it: use precision auto"):
+        Precision("bf16", torch.device("cuda", 0))
+    Precision("bf16", CPU)
+
+
+@pytest.mark.parametrize(("setting", "dtype"), [("fp32", None), ("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_matrix_products_run_in_the_format(setting: str, dtype: Any) -> None:
+    """Parameters stay as they are; losses are wide."""
+    layer, x = torch.nn.Linear(3, 2), torch.ones(4, 3)
+    with Precision(setting, CPU).autocast():
+        out = layer(x)
+        loss = torch.nn.functional.mse_loss(out, torch.zeros(4, 2))
+    assert out.dtype is (dtype or torch.float32)
+    assert (loss.dtype, layer.weight.dtype) == (torch.float32, torch.float32)

@@ -1,0 +1,51 @@
+"""A rank's part of one step, and where its time went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What this rank has to do in one step.
+
+    Attributes:
+        epoch: epoch of the step, from 0.
+        number: committed steps before it.
+        batch_samples: samples of the step over all ranks.
+        shares: samples by rank.
+        rank: this rank in the process group.
+        cursor: committed samples of the epoch before it.
+        ids: this rank's samples, as indices into the data set.
+        spare_id: a sample of the step, for a rank without any that has to run the model all the same.
+        global_batch_samples: the plan's; an epoch's last step may be smaller.
+        micro_batches: sizes into which they are cut.
+    """
+
+    epoch: int
+    number: int
+    batch_samples: int
+    shares: tuple[int, ...]
+    rank: int
+    cursor: int
+    ids: tuple[int, ...]
+    spare_id: int
+    global_batch_samples: int
+    micro_batches: tuple[int, ...]
+
+    @property
+    def share_samples(self) -> int:
+        """This rank's samples."""
+        return len(self.ids)
+
+
+@dataclass(slots=True)
+class Clock:
+    """Seconds of this attempt's phases; communication is not in ``backward_s``, waiting only in ``sync_s``."""
+
+    load_s: float = 0.0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    sync_s: float = 0.0
+    update_s: float = 0.0
+    first_bucket_ratio: float | None = None
