@@ -68,9 +68,13 @@ def room(shape: Shape, nodes: Iterable[NodeView], used: Mapping[str, Mapping[str
 
 
 def _matches(shape: Shape, node: NodeView) -> bool:
+    return judge_node(node, node.name).fate is NodeFate.STAYS and admits(shape, node)
+
+
+def admits(shape: Shape, node: NodeView) -> bool:
+    """Tell whether a node takes new workers of this shape, as far as labels, taints and cordons say."""
     return (
         not node.cordoned
-        and judge_node(node, node.name).fate is NodeFate.STAYS
         and all(node.labels.get(key) == value for key, value in shape.node_selector.items())
         and all(
             taint.effect not in _BLOCKING_EFFECTS or any(tolerates(each, taint) for each in shape.tolerations)

@@ -2,15 +2,19 @@
 
 A worker that has no node delays nothing, so it is harmless to keep one per pool waiting: the scheduler places it the
 moment room appears, and a cluster autoscaler sees that a node would be welcome. More than that would only be noise.
+
+Where other jobs want the same nodes, what fits is not ours to take: then the job has what the allocation allots to it,
+and whoever waits for more waits only where he takes nothing that is being made free for another job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from heterotrain_operator.api.reading import most_workers
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec, WorkerPool
+from heterotrain_operator.decide.allotment import FREE, Allotment
 from heterotrain_operator.decide.capacity import Room
 from heterotrain_operator.decide.verdicts import Fate, Worker
 
@@ -40,22 +44,30 @@ class Wanted:
 
 
 def decide_wanted(
-    spec: HeteroTrainJobSpec, workers: Sequence[Worker], *, room_of: Callable[[WorkerPool], Room], now_s: float
+    spec: HeteroTrainJobSpec,
+    workers: Sequence[Worker],
+    *,
+    allotment: Allotment = FREE,
+    room_of: Callable[[WorkerPool], Room],
+    now_s: float,
 ) -> Wanted:
     """Return how many workers each pool should have, and the way there.
 
     Args:
         spec: what the user wants; pools in order of preference.
         workers: all workers of the job.
+        allotment: what the job may have of nodes that others want, too.
         room_of: how many more workers of a pool fit on the nodes; asked only for pools that may grow.
         now_s: now.
     """
     alive = [worker for worker in workers if worker.alive]
     names = {pool.name for pool in spec.worker_pools}
     remove = [(worker, "its pool is not in the spec any more") for worker in alive if worker.pod.pool not in names]
-    keep: dict[str, list[Worker]] = {pool.name: [] for pool in spec.worker_pools}
+    keep: dict[str, list[Worker]] = {}
     for pool in spec.worker_pools:
-        own = sorted((w for w in alive if w.pod.pool == pool.name), key=_usefulness)
+        mine = sorted((w for w in alive if w.pod.pool == pool.name), key=_usefulness)
+        remove += [(worker, allotment.reason) for worker in mine if worker.pod.uid in allotment.leave]
+        own = [worker for worker in mine if worker.pod.uid not in allotment.leave]
         keep[pool.name] = own[: pool.max_replicas]
         remove += [(worker, f"pool {pool.name} may have {pool.max_replicas}") for worker in own[pool.max_replicas :]]
 
@@ -66,9 +78,56 @@ def decide_wanted(
         while sum(map(len, solid.values())) > most and len(solid[pool.name]) > pool.min_replicas:
             remove.append((solid[pool.name].pop(), f"the job may have {most} workers"))
 
-    count = {name: len(own) for name, own in solid.items()}
     short = _Shortage()
-    for pool in spec.worker_pools:  # what fits
+    if allotment.held:
+        count = {pool.name: len(keep[pool.name]) for pool in spec.worker_pools}
+    elif allotment.limits is None:
+        count = _what_fits(spec, solid, stuck, room_of=room_of, short=short)
+    else:
+        placed = {name: sum(worker.placed for worker in own) for name, own in keep.items()}
+        count = {name: max(allotment.limits.get(name, 0), placed[name]) for name in keep}
+    asking = [pool for pool in spec.worker_pools if allotment.limits is None or pool.name in allotment.waits]
+    if not allotment.held:
+        _ask_for_more(spec, asking, count, solid)
+
+    create: list[WorkerPool] = []
+    again_s: float | None = None
+    for pool in spec.worker_pools:
+        while allotment.limits is not None and len(solid[pool.name]) > count[pool.name]:
+            remove.append((solid[pool.name].pop(), allotment.reason))  # it has no node: the placed ones come first
+        gap = count[pool.name] - len(solid[pool.name])
+        create += [pool] * max(0, gap - len(stuck[pool.name]))
+        for worker in stuck[pool.name][max(0, gap) :]:
+            left_s = worker.pod.unschedulable_since_s + STUCK_S - now_s
+            if allotment.limits is not None and pool.name not in allotment.waits:
+                remove.append((worker, allotment.reason))  # it might take what is being made free for another job
+            elif left_s <= 0:
+                remove.append((worker, f"it waits in vain for a node: {worker.reason}"))
+            else:
+                again_s = left_s if again_s is None else min(again_s, left_s)
+        if stuck[pool.name]:
+            short.stuck(pool, room_of(pool), stuck[pool.name][0])
+    return Wanted(
+        create=tuple(create),
+        remove=tuple(remove),
+        desired=count,
+        reason="; ".join(filter(None, (allotment.reason, short.sentence()))),
+        again_s=again_s,
+    )
+
+
+def _what_fits(
+    spec: HeteroTrainJobSpec,
+    solid: Mapping[str, Sequence[Worker]],
+    stuck: Mapping[str, Sequence[Worker]],
+    *,
+    room_of: Callable[[WorkerPool], Room],
+    short: _Shortage,
+) -> dict[str, int]:
+    """Return by pool the workers that there are and those that fit beside them, up to the job's limits."""
+    most = most_workers(spec)
+    count = {name: len(own) for name, own in solid.items()}
+    for pool in spec.worker_pools:
         spare = min(pool.max_replicas, most) - count[pool.name]
         wish = min(spare, most - sum(count.values()))
         if wish <= 0 or stuck[pool.name]:
@@ -77,30 +136,26 @@ def decide_wanted(
         waiting = sum(w.fate is Fate.WAITING for w in solid[pool.name])  # they will take room that still looks free
         count[pool.name] += min(wish, max(0, room.slots - waiting))
         short.note(pool, room, wanted=pool.max_replicas - count[pool.name])
-    for pool in spec.worker_pools:  # the pools' minimums, whether they fit or not: an autoscaler may help
+    return count
+
+
+def _ask_for_more(
+    spec: HeteroTrainJobSpec,
+    pools: Sequence[WorkerPool],
+    count: dict[str, int],
+    solid: Mapping[str, Sequence[Worker]],
+) -> None:
+    """Raise the counts of these pools to the minimums, whether they fit or not (an autoscaler may help), and by one that waits."""
+    for pool in pools:
         count[pool.name] = max(count[pool.name], pool.min_replicas)
-    for pool in spec.worker_pools:  # the job's minimum likewise
+    for pool in pools:
         missing = spec.elastic_policy.min_replicas - sum(count.values())
         count[pool.name] += max(0, min(missing, pool.max_replicas - count[pool.name]))
-    for pool in spec.worker_pools:  # one that waits for room
+    for pool in pools:
         waiting = count[pool.name] - len(solid[pool.name]) + sum(w.fate is Fate.WAITING for w in solid[pool.name])
-        if waiting < WAITING_PER_POOL and count[pool.name] < pool.max_replicas and sum(count.values()) < most:
+        room_left = count[pool.name] < pool.max_replicas and sum(count.values()) < most_workers(spec)
+        if waiting < WAITING_PER_POOL and room_left:
             count[pool.name] += 1
-
-    create: list[WorkerPool] = []
-    again_s: float | None = None
-    for pool in spec.worker_pools:
-        gap = count[pool.name] - len(solid[pool.name])
-        create += [pool] * max(0, gap - len(stuck[pool.name]))
-        for worker in stuck[pool.name][max(0, gap) :]:
-            left_s = worker.pod.unschedulable_since_s + STUCK_S - now_s
-            if left_s <= 0:
-                remove.append((worker, f"it waits in vain for a node: {worker.reason}"))
-            else:
-                again_s = left_s if again_s is None else min(again_s, left_s)
-        if stuck[pool.name]:
-            short.stuck(pool, room_of(pool), stuck[pool.name][0])
-    return Wanted(create=tuple(create), remove=tuple(remove), desired=count, reason=short.sentence(), again_s=again_s)
 
 
 def next_indices(workers: Sequence[Worker], count: int) -> tuple[int, ...]:

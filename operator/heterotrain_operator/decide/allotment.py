@@ -1,0 +1,70 @@
+"""What one job may have of the nodes that others want, too: the answer of the allocation, as each job's pass sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from heterotrain_core.contract.plan import CommunicationTime
+from heterotrain_core.split.curve import SplitMember
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """How fast a job is, as far as any of its plans has told; kept here, because a plan knows only its members.
+
+    Attributes:
+        members: by pool, a rank of middle speed.
+        communication: the exchange.
+        communication_members: ranks that it was measured with; 0 before it was.
+        variation: relative standard deviation of a rank's step.
+    """
+
+    members: Mapping[str, SplitMember] = field(default_factory=dict)
+    communication: CommunicationTime = field(default_factory=CommunicationTime)
+    communication_members: int = 0
+    variation: float = 0.0
+
+
+class Dry(NamedTuple):
+    """Since when a pool counts as out of stock, and how many workers have nodes there nevertheless."""
+
+    since_s: float
+    placed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allotment:
+    """What a job may have.
+
+    Attributes:
+        limits: by pool, workers that it shall have; ``None`` when nobody else wants its nodes: whatever fits.
+        leave: uids of workers that have to leave for it.
+        waits: with limits, pools in which workers beyond them may wait for nodes that may come.
+        short: by pool, since when fewer workers than granted have nodes although none is about to make room.
+        dry: by pool, that workers who were granted found no node for long, although there seemed to be room.
+        held: nothing is decided yet: no worker comes or goes.
+        reason: why, in one sentence; empty without limits.
+        learned: what the decision rests on, for the next one.
+    """
+
+    limits: Mapping[str, int] | None = None
+    leave: frozenset[str] = frozenset()
+    waits: frozenset[str] = frozenset()
+    short: Mapping[str, float] = field(default_factory=dict)
+    dry: Mapping[str, Dry] = field(default_factory=dict)
+    held: bool = False
+    reason: str = ""
+    learned: Learned = field(default_factory=Learned)
+
+    @property
+    def granted(self) -> int | None:
+        """Workers over all pools; ``None`` without limits."""
+        return None if self.limits is None else sum(self.limits.values())
+
+
+FREE = Allotment()
+"""Nobody else wants the job's nodes, or nobody decides about them."""
+UNDECIDED = Allotment(held=True)
+"""The next allocation will tell."""
