@@ -22,7 +22,7 @@ _READ = (
     metrics.FIRST_BUCKET_FRACTION_SQUARED, metrics.BUCKET_STEPS, metrics.OVERLAPPED_SECONDS, metrics.LAST_BUCKET_SECONDS,
     metrics.PLAN_GENERATION, metrics.PLAN_REVISION, metrics.EPOCH, metrics.STEP, metrics.SAMPLES_COMMITTED,
     metrics.EPOCH_SAMPLES, metrics.CURSOR, metrics.GLOBAL_BATCH, metrics.NOISE_SCALE, metrics.LOSS, metrics.CHECKPOINT_STEP, metrics.CHECKPOINT_TIME, metrics.CHECKPOINT_FAILURES,
-    metrics.MICRO_BATCH_CAP, metrics.USER_METRIC,
+    metrics.MICRO_BATCH_CAP, metrics.PAUSE_SECONDS, metrics.MEMBERSHIP_CHANGES, metrics.USER_METRIC,
 )  # fmt: skip
 
 
@@ -99,6 +99,8 @@ def parse_everything(rows: Iterable[Series]) -> Snapshot:
         share, micro = labels.get(metrics.LABEL_SHARE), labels.get(metrics.LABEL_MICRO_BATCH)
         if name == metrics.USER_METRIC:
             user.setdefault(member, {})[labels.get(metrics.LABEL_NAME, "")] = value
+        elif metrics.LABEL_CAUSE in labels:
+            by_member.setdefault(member, {})[name] = by_member.get(member, {}).get(name, 0.0) + value
         elif share is None or micro is None:
             by_member.setdefault(member, {})[name] = value
         elif share.isdecimal() and micro.isdecimal():
@@ -167,5 +169,7 @@ def _gauges(worker: str, values: Mapping[str, float], user: Mapping[str, float])
         checkpoint_time_s=values.get(metrics.CHECKPOINT_TIME),
         micro_batch_cap_samples=whole(metrics.MICRO_BATCH_CAP),
         checkpoint_failures=whole(metrics.CHECKPOINT_FAILURES) or 0,
+        pause_s=values.get(metrics.PAUSE_SECONDS, 0.0),
+        pauses=whole(metrics.MEMBERSHIP_CHANGES) or 0,
         user_metrics=user,
     )

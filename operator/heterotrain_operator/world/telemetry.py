@@ -18,7 +18,10 @@ class MemberId(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberGauges:
-    """The newest gauges of one rank; ``None`` or absent where it has exported nothing yet."""
+    """The newest gauges of one rank; ``None`` or absent where it has exported nothing yet.
+
+    ``pause_s`` are the seconds that changes of membership have cost it so far, ``pauses`` how many there were.
+    """
 
     worker: str
     generation: int | None = None
@@ -35,6 +38,8 @@ class MemberGauges:
     checkpoint_time_s: float | None = None
     micro_batch_cap_samples: int | None = None
     checkpoint_failures: int = 0
+    pause_s: float = 0.0
+    pauses: int = 0
     user_metrics: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -108,3 +113,9 @@ class Telemetry:
     def newest(self) -> MemberGauges | None:
         """The gauges of the member that is furthest, ``None`` before any was scraped."""
         return max(self.gauges.values(), key=lambda gauges: gauges.step or -1, default=None)
+
+    @property
+    def pause_s(self) -> float | None:
+        """Mean seconds that a change of membership has cost, over all that were seen; ``None`` before one was."""
+        paused = [gauges for gauges in self.gauges.values() if gauges.pauses and gauges.pause_s > 0]
+        return sum(g.pause_s for g in paused) / sum(g.pauses for g in paused) if paused else None

@@ -77,6 +77,20 @@ def test_values_that_are_no_numbers_are_left_out() -> None:
     assert parse_vector(answer) == (Series({"a": "b"}, 1.5),)
 
 
+def test_a_pause_is_what_changes_cost_on_average_whatever_caused_them() -> None:
+    rows = [
+        row(metrics.PAUSE_SECONDS, 0.6, cause=metrics.CAUSE_LOSS),
+        row(metrics.PAUSE_SECONDS, 1.0, cause=metrics.CAUSE_LEAVE),
+        row(metrics.MEMBERSHIP_CHANGES, 1, cause=metrics.CAUSE_LOSS),
+        row(metrics.MEMBERSHIP_CHANGES, 3, cause=metrics.CAUSE_LEAVE),
+        row(metrics.STEP, 4, uid="newcomer"),
+    ]
+    known = JobTelemetry()
+    assert known.telemetry.pause_s is None
+    known.take(parse_everything(rows), {ME: 1.0}, POOLS)
+    assert known.telemetry.pause_s == pytest.approx(0.4)
+
+
 def test_counters_are_read_by_member_and_shape() -> None:
     rows = [
         *shape_rows(10, share=40),
