@@ -23,13 +23,15 @@ if TYPE_CHECKING:
     from heterotrain.errors import HeterotrainError, UsageError
     from heterotrain.fit import fit
     from heterotrain.session import Job, init
+    from heterotrain.shards import Shards
     from heterotrain.step import Step
 
-__all__ = ["HeterotrainError", "Job", "Step", "UsageError", "fit", "init"]
+__all__ = ["HeterotrainError", "Job", "Shards", "Step", "UsageError", "fit", "init"]
 
 _HOME = {
     "HeterotrainError": "heterotrain.errors",
     "Job": "heterotrain.session",
+    "Shards": "heterotrain.shards",
     "Step": "heterotrain.step",
     "UsageError": "heterotrain.errors",
     "fit": "heterotrain.fit",

@@ -25,6 +25,11 @@ def fetch(dataset: MapDataset, ids: Sequence[int], collate: Collate | None) -> A
     """Return the batch of these samples; a data set with ``__getitems__`` is asked once for all."""
     several = getattr(dataset, "__getitems__", None)
     samples = several(list(ids)) if callable(several) else [dataset[i] for i in ids]
+    return collated(samples, collate)
+
+
+def collated(samples: list[Any], collate: Collate | None) -> Any:
+    """Return the batch of samples that are loaded."""
     return (collate or default_collate)(samples)
 
 

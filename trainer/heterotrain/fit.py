@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from heterotrain import data
 from heterotrain.session import EpochHook, Job, init
+from heterotrain.sources import NumberedStream
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor | tuple[torch.Tensor, float]]
 
 
 def fit(
     model: torch.nn.Module,
-    dataset: data.MapDataset,
+    dataset: data.MapDataset | NumberedStream | Iterable[Any],
     *,
     loss: Loss,
     optimizer: Callable[[Any], torch.optim.Optimizer],
     evaluate: Callable[[Job, torch.nn.Module], EpochHook] | None = None,
     collate: data.Collate | None = None,
+    workers: int = 0,
     clip_norm: float | None = None,
     job: Job | None = None,
     **settings: Any,
@@ -29,11 +31,12 @@ def fit(
 
     Args:
         model: trained in place.
-        dataset: with a length and indices; the same on every rank.
+        dataset: see ``Job.steps``.
         loss: from model and micro-batch to the mean loss, or to (sum, weight) where samples weigh differently.
         optimizer: makes the optimizer from the parameters, for instance ``lambda p: torch.optim.AdamW(p, lr=3e-4)``.
         evaluate: makes an end-of-epoch hook from the job and the model.
         collate: makes a batch of a list of samples; torch's own by default.
+        workers: processes that load what comes next; 0 loads in the training process.
         clip_norm: greatest norm of a step's gradient.
         job: one that ``init`` returned; by default a new one.
         settings: for ``init``, where there is no operator.
@@ -46,7 +49,7 @@ def fit(
     stepper = job.optimizer(optimizer(model.parameters()))
     if evaluate is not None:
         job.on_epoch_end(evaluate(job, model))
-    for step in job.steps(dataset, collate=collate):
+    for step in job.steps(dataset, collate=collate, workers=workers):
         with step:
             for batch in step.micro_batches():
                 value = loss(model, batch)

@@ -21,7 +21,7 @@ from heterotrain.checkpoint import new_mark
 from heterotrain.control import Verdict
 from heterotrain.errors import PeerLost, RepeatStep, UsageError
 from heterotrain.farewell import Farewell
-from heterotrain.feed import Feed, Source
+from heterotrain.feed import Feed
 from heterotrain.identity import Identity
 from heterotrain.keeper import CheckpointKeeper
 from heterotrain.membership import Formed, Membership
@@ -31,6 +31,7 @@ from heterotrain.plan_source import Held
 from heterotrain.reducer import Reducer
 from heterotrain.report import Report
 from heterotrain.roster import may_adopt, roster_of, workers_of
+from heterotrain.sources import Source
 from heterotrain.standing import Standing
 from heterotrain.step import Step
 from heterotrain.task import Task
@@ -86,9 +87,12 @@ class Loop:
         self._began_s = time.monotonic()
         self._step_s = 0.0
 
-    def steps(self, source: Source) -> Iterator[Step]:
-        """Yield steps until everything is committed."""
-        self._feed = Feed(source, seed=self._config.seed, device=self._device, identity=self._identity)
+    def steps(self, source: Source, *, workers: int) -> Iterator[Step]:
+        """Yield steps until everything is committed; ``workers`` processes load samples ahead."""
+        self._feed = Feed(
+            source, config=self._config, device=self._device, identity=self._identity, report=self._report,
+            workers=workers,
+        )  # fmt: skip
         while True:
             try:
                 formed = self.formed or self._form()

@@ -7,7 +7,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -21,7 +21,6 @@ from heterotrain.board import Board
 from heterotrain.elastic import Elastic
 from heterotrain.errors import Excluded, UsageError
 from heterotrain.farewell import Farewell
-from heterotrain.feed import Source
 from heterotrain.fixed import Fixed
 from heterotrain.identity import Identity, Mode, read_config, read_identity
 from heterotrain.keeper import CheckpointKeeper
@@ -32,6 +31,7 @@ from heterotrain.numerics import Numerics
 from heterotrain.observe import Observer
 from heterotrain.progress import slice_of
 from heterotrain.report import Report, serve
+from heterotrain.sources import NumberedStream, source_of
 from heterotrain.state import Stateful
 from heterotrain.step import Step
 from heterotrain.training import Training
@@ -148,26 +148,32 @@ class Job:
         return hook
 
     def steps(
-        self, dataset: data.MapDataset, *, collate: data.Collate | None = None, shuffle: bool = True
+        self,
+        dataset: data.MapDataset | NumberedStream | Iterable[Any],
+        *,
+        collate: data.Collate | None = None,
+        shuffle: bool = True,
+        workers: int = 0,
     ) -> Iterator[Step]:
         """Yield steps until every epoch is committed; a step that failed through no fault of the script comes again.
 
         Args:
-            dataset: with a length and indices; the same on every rank.
+            dataset: with a length and indices; or with a length and ``read(epoch, start, stop)`` (``heterotrain.Shards`` is
+                such a one); or one that can be iterated anew for each epoch. It is the same, in the same order, on every
+                rank: a rank takes its part by itself.
             collate: makes a batch of a list of samples; torch's own by default.
-            shuffle: draw a new order for each epoch.
+            shuffle: draw a new order for each epoch; only for a data set with indices, the others have their own.
+            workers: processes that load what comes next; 0 loads in the training process.
 
         Raises:
-            UsageError: there is nothing to train.
+            UsageError: there is nothing to train, or the data cannot be read that way.
         """
         if self._training.model is None or not self._training.optimizers:
             raise UsageError("call job.wrap(model) and job.optimizer(optimizer) before job.steps")
-        samples = len(dataset)
-        if samples == 0:
-            raise UsageError("the data set is empty")
-        self._report.gauges({names.READY: 1.0, names.EPOCH_SAMPLES: float(samples)})
+        source = source_of(dataset, collate=collate, shuffle=shuffle, seed=self.config.seed)
+        self._report.gauges({names.READY: 1.0})
         try:
-            yield from self._loop.steps(Source(dataset=dataset, samples=samples, collate=collate, shuffle=shuffle))
+            yield from self._loop.steps(source, workers=workers)
         except Excluded as excluded:
             self._farewell.say(Ending.LEFT, str(excluded))
             self._membership.close()

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -94,7 +94,7 @@ class Step:
         over the global batch (BatchNorm), a rank without a share gets one sample, which has no weight in anything.
         """
         if not self._sizes and self._is_guest:
-            yield self._hand_out(replace(self.task, ids=(self.task.spare_id,)), 0, 1)
+            yield self._hand_out(self.task.spare(), 0, 1)
             self._leave_forward()
         start = 0
         for size in self._sizes:
@@ -124,21 +124,21 @@ class Step:
             raise UsageError(f"step.backward needs a scalar loss, not one of shape {tuple(loss.shape)}: take its mean")
         if loss.dtype in (torch.float16, torch.bfloat16):
             loss = loss.float()  # the factors below would overflow
-        last = self._backwards + 1 >= len(self._sizes)
-        samples = self._sizes[self._backwards] if self._sizes else 0
+        if not self._sizes:
+            self._backwards += 1
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            self._reduce_nothing()
+            return
+        samples = self._sizes[self._backwards]
         self._backwards += 1
-        if not samples:
-            counted, factor = 0.0, 0.0
-        elif weight is None:
-            counted, factor = float(samples), samples / self.task.batch_samples
-        else:
-            counted, factor = float(weight), 1.0 / self.task.batch_samples
-        if samples:
-            value = loss.detach().double()
-            self.loss_sum = self.loss_sum + (value * samples if weight is None else value)
+        last = self._backwards == len(self._sizes)
+        counted = float(samples if weight is None else weight)
         self.weight += counted
+        value = loss.detach().double()
+        self.loss_sum = self.loss_sum + (value * samples if weight is None else value)
         if last:
             self.reducer.arm(self.group)
+        factor = (samples if weight is None else 1.0) / self.task.batch_samples
         scaled = loss * (factor * self.numerics.loss_scale)
         scaled.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         ended_s = time.perf_counter()
@@ -170,15 +170,14 @@ class Step:
         """
         if self.committed:
             raise UsageError("call step.apply once for each step")
-        wanted = max(len(self._sizes), self._handed_out)
+        wanted = len(self._sizes) or int(self._is_guest)
         if self._backwards != wanted:
             raise UsageError(
                 f"step.apply came after {self._backwards} of {wanted} micro-batches: "
                 "loop over all of step.micro_batches() and call step.backward in each"
             )
         if not self._handed_out:
-            self.reducer.arm(self.group)
-            self.reducer.flush()
+            self._reduce_nothing()
         began_s = time.perf_counter()
         decision = self._vote(ok=True)
         reduced_s = time.perf_counter()
@@ -268,6 +267,12 @@ class Step:
         forward, self._forward = self._forward, None
         if forward is not None:
             forward.__exit__(None, None, None)
+
+    def _reduce_nothing(self) -> None:
+        """Take part in the reductions with zeros, whatever a sample without weight has left behind."""
+        self.reducer.begin()
+        self.reducer.arm(self.group)
+        self.reducer.flush()
 
     def _finish_gradient(self, weight: float, *, clip_norm: float | None, clip_value: float | None) -> None:
         """Free the sum of the factors on the losses, look at it, and clip it."""

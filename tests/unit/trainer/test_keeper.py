@@ -24,6 +24,23 @@ X = torch.linspace(-1, 1, 48, dtype=torch.float64).reshape(24, 2)
 DATA = torch.utils.data.TensorDataset(X, X.sum(1, keepdim=True) ** 2)
 
 
+class Stream(torch.utils.data.IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
+    """The same samples, only one after the other, in an order that is drawn while they are read."""
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        rest = list(range(len(DATA)))
+        while rest:
+            yield DATA[rest.pop(int(torch.randint(len(rest), ())))]
+
+
+def opened(shard: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return a shard of six samples."""
+    return [DATA[index] for index in range(6 * shard, 6 * shard + 6)]
+
+
+KINDS: dict[str, Any] = {"map": DATA, "shards": heterotrain.Shards(range(4), [6] * 4, opened), "stream": Stream()}
+
+
 class Counting(torch.nn.Module):
     """A linear layer with a buffer that every forward pass changes."""
 
@@ -51,7 +68,7 @@ def _tidy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     fsspec.filesystem("memory").store.clear()
 
 
-def run(*, stop_after: int | None = None, **settings: Any) -> tuple[Job, Counting, list[int]]:
+def run(*, data: Any = DATA, stop_after: int | None = None, **settings: Any) -> tuple[Job, Counting, list[int]]:
     """Train; return the job, its model and the sample ids in the order of their steps."""
     job = heterotrain.init(**({"epochs": 2, "batch_samples": 8, "checkpoint_uri": URI} | settings))
     torch.manual_seed(1)
@@ -59,7 +76,7 @@ def run(*, stop_after: int | None = None, **settings: Any) -> tuple[Job, Countin
     assert isinstance(model, Counting)
     optimizer = job.optimizer(torch.optim.Adam(model.parameters(), lr=0.1))
     ids: list[int] = []
-    for step in job.steps(DATA):
+    for step in job.steps(data):
         with step:
             for x, y in step.micro_batches():
                 step.backward(((model(x) - y) ** 2).mean())
@@ -72,16 +89,19 @@ def run(*, stop_after: int | None = None, **settings: Any) -> tuple[Job, Countin
 
 
 @pytest.mark.parametrize("stop_after", [2, 3, 4], ids=["mid-epoch", "epoch's last step", "next epoch"])
-def test_a_run_that_was_told_to_go_goes_on_from_an_object_store(stop_after: int) -> None:
-    """It ends with the bits and the samples of an undisturbed run."""
-    _, undisturbed, ids = run(checkpoint_uri=None)
+@pytest.mark.parametrize("kind", ["map", "shards", "stream"])
+def test_a_run_that_was_told_to_go_goes_on_from_an_object_store(kind: str, stop_after: int) -> None:
+    """It ends with the bits and the samples of an undisturbed run, whatever kind of data set it reads."""
+    data = KINDS[kind]
+    _, undisturbed, ids = run(data=data, checkpoint_uri=None)
+    assert sorted(ids[:24]) == sorted(ids[24:]) == list(range(24))
     torch.manual_seed(99)
     with pytest.raises(SystemExit):
-        run(stop_after=stop_after)
+        run(data=data, stop_after=stop_after)
     found = CheckpointFolder(URI, keep=9).load_newest()
     assert found is not None
     assert found[0].step == stop_after + 1
-    _, resumed, rest = run()
+    _, resumed, rest = run(data=data)
     assert rest == ids[8 * (stop_after + 1) :]
     torch.testing.assert_close(resumed.state_dict(), undisturbed.state_dict(), rtol=0, atol=0)
 

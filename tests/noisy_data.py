@@ -1,0 +1,24 @@
+"""A data set that worker processes can be sent: they have to be able to import it."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+
+
+class Noisy(torch.utils.data.Dataset[torch.Tensor]):
+    """Samples that draw from all three global generators, as augmentations do."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index >= self.samples:
+            raise IndexError(index)
+        draws = [float(torch.rand(())), random.random(), float(np.random.rand())]  # noqa: NPY002, S311 - what is tested
+        return torch.tensor([index, *draws], dtype=torch.float64)

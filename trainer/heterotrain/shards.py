@@ -1,0 +1,109 @@
+"""A stream of records that lie in shards (files, objects), read shard after shard."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from heterotrain.errors import UsageError
+
+_S = TypeVar("_S")
+
+
+class Shards(Generic[_S]):
+    """Records in shards, for ``job.steps``: each epoch takes the shards in a new order, and each shard's records, too.
+
+    Neighbouring samples come from one shard, so a shard is opened once in a while instead of once for each sample. Every
+    rank opens every shard. A record's number is its place when all shards are laid one after the other.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[_S],
+        counts: Sequence[int],
+        open_shard: Callable[[_S], Sequence[Any]],
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        keep: int = 2,
+    ) -> None:
+        """Describe the shards; none is opened yet.
+
+        Args:
+            shards: whatever ``open_shard`` understands: paths, for instance.
+            counts: records of each shard; they have to be known beforehand, or no rank could tell where another reads.
+            open_shard: returns a shard's records as a sequence; what is costly belongs into ``collate``.
+            seed: seeds the order.
+            shuffle: draw a new order for each epoch.
+            keep: shards that stay open.
+
+        Raises:
+            UsageError: the counts do not belong to the shards.
+        """
+        if len(shards) != len(counts) or any(count < 0 for count in counts):
+            raise UsageError(f"Shards needs one count for each of the {len(shards)} shards, not {list(counts)[:8]}")
+        self._shards = list(shards)
+        self._counts = list(counts)
+        self._starts = [0, *accumulate(counts)]
+        self._open = open_shard
+        self._seed = seed
+        self._shuffle = shuffle
+        self._keep = max(1, keep)
+        self._opened: OrderedDict[int, Sequence[Any]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def ids(self, epoch: int, start: int, stop: int) -> list[int]:
+        """Return the numbers of records ``[start, stop)`` of an epoch."""
+        return [self._starts[shard] + record for shard, record in self._places(epoch, start, stop)]
+
+    def read(self, epoch: int, start: int, stop: int) -> list[Any]:
+        """Return records ``[start, stop)`` of an epoch.
+
+        Raises:
+            UsageError: a shard holds another number of records than was said.
+        """
+        return [self._records(shard)[record] for shard, record in self._places(epoch, start, stop)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_opened": OrderedDict()}  # a worker process opens its own
+
+    def _places(self, epoch: int, start: int, stop: int) -> list[tuple[int, int]]:
+        order = self._order(epoch, 0, len(self._shards))
+        ends = list(accumulate(self._counts[shard] for shard in order))
+        places, position = [], start
+        while position < stop:
+            index = bisect_right(ends, position)
+            shard = int(order[index])
+            begin = ends[index] - self._counts[shard]
+            until = min(stop, ends[index])
+            records = self._order(epoch, 1 + shard, self._counts[shard])[position - begin : until - begin]
+            places += [(shard, int(record)) for record in records]
+            position = until
+        return places
+
+    def _order(self, epoch: int, what: int, count: int) -> npt.NDArray[np.int64]:
+        if not self._shuffle:
+            return np.arange(count)
+        return np.random.Generator(np.random.PCG64([self._seed, epoch, what])).permutation(count)
+
+    def _records(self, shard: int) -> Sequence[Any]:
+        if shard not in self._opened:
+            records = self._open(self._shards[shard])
+            if len(records) != self._counts[shard]:
+                raise UsageError(
+                    f"shard {self._shards[shard]!r} holds {len(records)} records instead of {self._counts[shard]}: "
+                    "count them again"
+                )
+            self._opened[shard] = records
+            while len(self._opened) > self._keep:
+                self._opened.popitem(last=False)
+        self._opened.move_to_end(shard)
+        return self._opened[shard]
