@@ -87,7 +87,7 @@ def test_a_pause_is_what_changes_cost_on_average_whatever_caused_them() -> None:
     ]
     known = JobTelemetry()
     assert known.telemetry.pause_s is None
-    known.take(parse_everything(rows), {ME: 1.0}, POOLS)
+    known.take(parse_everything(rows), {ME: 1.0}, pools=POOLS)
     assert known.telemetry.pause_s == pytest.approx(0.4)
 
 
