@@ -44,7 +44,7 @@ class Attempts:
         Raises:
             UsageError: one sample alone does not fit.
         """
-        largest = max(step.task.micro_batches)
+        largest = max(step.task.micro_batches, default=1)
         if largest == 1:
             raise UsageError(
                 "one sample alone does not fit into memory: use a smaller model or sample"

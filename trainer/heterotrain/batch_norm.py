@@ -178,8 +178,9 @@ class _Normalise(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         normal, inverse = ctx.saved_tensors
         d = gradients[0]
-        # A sample that does not count has moved nothing: its own gradient is zero, and so is what goes on.
         here = torch.cat([d.sum(_others(d)), (d * normal).sum(_others(d))])
+        if not ctx.counts:
+            here = torch.zeros_like(here)
         mean_d, mean_dh = (ctx.link.gather(here).sum(0) / ctx.count).to(d).view(2, *_by_channel(d))
         through = inverse * (d - mean_d - normal * mean_dh) if ctx.counts else torch.zeros_like(d)
         return through.to(ctx.dtype), None, None, None
