@@ -132,6 +132,8 @@ def _orders(node: Node, topology: Topology) -> dict[str, object]:
 
 def _shared_folder(path: Path) -> None:
     """Make a folder that the nodes share, writable for pods of any user, if it is not there yet."""
-    if not path.exists():
+    try:
         path.mkdir(parents=True)
-        os.chmod(path, 0o1777)  # noqa: PTH101, S103  # like /tmp: pods run as users of their own
+    except FileExistsError:  # nodes start side by side: another one may have made it just now
+        return
+    os.chmod(path, 0o1777)  # noqa: PTH101, S103  # like /tmp: pods run as users of their own
