@@ -20,6 +20,7 @@ LARGEST_AT = 8
 """Exponent of two at which the largest element of a bucket's last sum is put; fp16 ends below 16."""
 MOST_EXPONENT = 100
 
+UNCOMPRESSED = "none"
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8}
 

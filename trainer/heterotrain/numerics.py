@@ -13,11 +13,11 @@ from heterotrain_core.noise import NoiseAverage
 from heterotrain_core.rates import Family, Scaling, Statistics, needed_statistics
 
 from heterotrain import batch_norm, learning_rate
-from heterotrain.compression import Wire
+from heterotrain.compression import DTYPES, UNCOMPRESSED, Wire
 from heterotrain.errors import UsageError
 from heterotrain.group import Group
 from heterotrain.learning_rate import Rate, RatePolicy
-from heterotrain.precision import LossScale, Precision
+from heterotrain.precision import AUTO, Format, LossScale, Precision
 from heterotrain.reducer import MIB, Reducer
 from heterotrain.training import Training
 
@@ -39,8 +39,15 @@ class Numerics:
         """Register the state with ``training``.
 
         Raises:
-            UsageError: this device cannot compute in the configured format.
+            UsageError: this device cannot compute in the configured format, or a setting is none of those that there are.
         """
+        for name, value, known in (
+            ("precision", config.precision, (AUTO, *Format)),
+            ("compression", config.compression, (UNCOMPRESSED, *DTYPES)),
+            ("learningRateScaling", config.learning_rate_scaling, tuple(Scaling)),
+        ):
+            if value not in known:
+                raise UsageError(f"{name} {value!r} is unknown: choose one of {', '.join(known)}")
         self.precision = Precision(config.precision, device)
         self.link = batch_norm.Link()
         self.noise = dict.fromkeys(Statistics, NoiseAverage())
@@ -81,7 +88,7 @@ class Numerics:
         """
         self._mixing_layer = batch_norm.synchronise(model, self.link)
         wire: Callable[[], Wire] | None = None
-        if self._config.compression != "none":
+        if self._config.compression != UNCOMPRESSED:
             wire = partial(Wire, self._config.compression)
         return Reducer(model, bucket_bytes=int(self._config.bucket_mib * MIB), wire=wire)
 

@@ -50,6 +50,8 @@ def init(
     checkpoint_uri: str | None = None,
     checkpoint_every_s: float = 600.0,
     tensorboard_dir: str | None = None,
+    precision: str = "auto",
+    compression: str = "none",
 ) -> Job:
     """Return the job that this process belongs to.
 
@@ -63,14 +65,16 @@ def init(
         checkpoint_uri: folder for checkpoints (``file:///…`` or a path); ``None`` keeps none.
         checkpoint_every_s: seconds between checkpoints.
         tensorboard_dir: folder for TensorBoard files; the environment's ``HETEROTRAIN_TENSORBOARD_DIR`` goes before it.
+        precision: of the forward pass: ``fp32``, ``bf16``, ``fp16``, or ``auto`` (bf16 where all ranks' devices have it).
+        compression: of gradients on the wire: ``none``, ``fp16`` or ``bf16``.
 
     Raises:
-        UsageError: the environment contradicts itself.
+        UsageError: the environment contradicts itself, or a value is none of those that there are.
     """
     identity = read_identity()
     config = read_config() or TrainingConfig(
         epochs=epochs, base_batch_samples=batch_samples, seed=seed, checkpoint_uri=checkpoint_uri,
-        checkpoint_every_s=checkpoint_every_s,
+        checkpoint_every_s=checkpoint_every_s, precision=precision, compression=compression,
     )  # fmt: skip
     return Job(identity, config, tensorboard_dir=identity.tensorboard_dir or tensorboard_dir)
 

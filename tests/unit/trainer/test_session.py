@@ -13,6 +13,7 @@ import torch
 from heterotrain.errors import UsageError
 from heterotrain.reducer import Reducer
 from heterotrain.session import Job
+from heterotrain.state import flatten, unflatten
 
 X = torch.linspace(-1, 1, 40, dtype=torch.float64).reshape(20, 2)
 DATA = torch.utils.data.TensorDataset(X, X.sum(1, keepdim=True) ** 2)
@@ -211,6 +212,35 @@ def test_unknown_layers_that_mix_samples_are_refused_by_name() -> None:
     job = heterotrain.init()
     with pytest.raises(UsageError, match=r"'1' is a SyncBatchNorm.*GroupNorm"):
         job.wrap(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.SyncBatchNorm(2)))
+
+
+@pytest.mark.parametrize("setting", [{"precision": "fp8"}, {"compression": "gzip"}])
+def test_unknown_settings_are_refused(setting: dict[str, str]) -> None:
+    """With those that there are."""
+    with pytest.raises(UsageError, match=r"is unknown: choose one of .*fp16"):
+        heterotrain.init(**setting)  # type: ignore[arg-type]  # one of two keywords
+
+
+def test_elements_are_clipped_after_the_norm() -> None:
+    """No element moves by more than learning rate times limit."""
+    job, model, optimizer = a_job(epochs=1, batch_samples=20)
+    before = [p.detach().clone() for p in model.parameters()]
+    train(job, model, optimizer, clip_norm=100.0, clip_value=1e-3)
+    moved = [float((p.detach() - b).abs().max()) for p, b in zip(model.parameters(), before, strict=True)]
+    assert max(moved) == pytest.approx(0.1 * 1e-3)
+
+
+def test_numeric_state_goes_through_a_checkpoint() -> None:
+    """Loss scale, rate and noise averages come back as they were, from plain values."""
+    job, model, optimizer = a_job(epochs=3)
+    train(job, model, optimizer)
+    kept = job._training.extras["heterotrain-numerics"].state_dict()
+    assert kept["rate"]["worth_steps"] == 9.0
+    other, *_ = a_job()
+    fresh = other._training.extras["heterotrain-numerics"]
+    assert fresh.state_dict() != kept
+    fresh.load_state_dict(unflatten(flatten(kept)))
+    assert fresh.state_dict() == kept
 
 
 def test_nothing_to_train() -> None:
