@@ -6,6 +6,7 @@ that names it) does. So a new operator neither counts it again nor misses it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ class Accounts:
         accounted: uids that the two contain.
         failed: workers that failed and were not counted before.
         disrupted: names of workers that were lost and not counted before, each with the reason.
+        lost: how many of them by pool.
         last_failure: sentence about the newest failure.
         last_failure_s: when it was noticed; 0 for never.
     """
@@ -38,6 +40,7 @@ class Accounts:
     accounted: frozenset[str]
     failed: tuple[Worker, ...]
     disrupted: Mapping[str, str]
+    lost: Mapping[str, int]
     last_failure: str | None
     last_failure_s: float
 
@@ -60,16 +63,19 @@ def account(
     failed = tuple(w for w in workers if w.fate is Fate.FAILED and w.pod.uid not in before)
     lost = [w for w in workers if w.fate in (Fate.DISRUPTED, Fate.LEFT, Fate.LOST) and w.pod.uid not in before]
     gone = {uid: name for uid, name in named.items() if uid not in present and uid not in before}
+    pool_of = {member.worker_uid: member.pool for member in plan.members} if plan else {}
+    pools = Counter([*(worker.pod.pool for worker in lost), *(pool_of[uid] for uid in gone)])
     newly = {w.pod.uid for w in (*failed, *lost)} | set(gone)
     disrupted = {w.pod.name: w.reason for w in lost} | dict.fromkeys(gone.values(), "its pod is gone")
     if not counting:  # they are remembered all the same, so that a resumed job does not count them
-        failed, disrupted = (), {}
+        failed, disrupted, pools = (), {}, Counter()
     return Accounts(
         restarts=status.restarts + len(failed),
         disruptions=status.disruptions + len(disrupted),
         accounted=frozenset(uid for uid in before | newly if uid in present or uid in named),
         failed=failed,
         disrupted=disrupted,
+        lost=pools,
         last_failure=f"{failed[-1].pod.name}: {failed[-1].reason}" if failed else status.last_failure,
         last_failure_s=now_s if failed else seconds(status.last_failure_time),
     )

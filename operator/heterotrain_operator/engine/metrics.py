@@ -32,6 +32,23 @@ class OperatorMetrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+        self.allocations = Counter(
+            "heterotrain_operator_allocations",
+            "Allocations of nodes to the jobs that compete for them, by result.",
+            ["result"],
+            registry=self.registry,
+        )
+        self.allocation_seconds = Histogram(
+            "heterotrain_operator_allocation_seconds",
+            "Seconds of allocating over all jobs.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.limited_jobs = Gauge(
+            "heterotrain_operator_limited_jobs",
+            "Jobs whose workers are limited, because others want their nodes, too, or because fewer are cheaper.",
+            registry=self.registry,
+        )
         self.plans = Counter("heterotrain_operator_plans_written", "Plans that were written.", registry=self.registry)
         self.plan_delivery_seconds = Histogram(
             "heterotrain_operator_plan_touch_seconds",

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, Protocol, TypeVar
 
+from heterotrain_operator.world.quantity import added
 from heterotrain_operator.world.views import JobKey, JobView, NodeView, PlanObject, PodView
 
 
@@ -147,6 +148,11 @@ class Store:
         self.plans: Kind[JobKey, PlanObject] = Kind(lambda plan: plan.key)
         self.foreign_requests: Mapping[str, Mapping[str, float]] = {}
         """By node: what pods of others request; from a slow list, because the watch sees only our own."""
+
+    def used(self) -> dict[str, dict[str, float]]:
+        """Return by node the sum of what running pods request, those of others included."""
+        own, foreign = self.pods.used, self.foreign_requests
+        return {node: added([own.get(node, {}), foreign.get(node, {})]) for node in {*own, *foreign}}
 
 
 def _newer(new: str, old: str) -> bool:
