@@ -28,6 +28,7 @@ from heterotrain.membership import Formed, Membership
 from heterotrain.numerics import Numerics
 from heterotrain.observe import Observer
 from heterotrain.plan_source import Held
+from heterotrain.record import RunRecord
 from heterotrain.reducer import Reducer
 from heterotrain.report import Report
 from heterotrain.roster import may_adopt, roster_of, workers_of
@@ -61,6 +62,7 @@ class Loop:
         observer: Observer,
         report: Report,
         farewell: Farewell,
+        record: RunRecord,
     ) -> None:
         self.formed: Formed | None = None
         self.stop_reason = ""
@@ -86,6 +88,7 @@ class Loop:
         self._uncommitted: Step | None = None
         self._began_s = time.monotonic()
         self._step_s = 0.0
+        self._record = record
 
     def steps(self, source: Source, *, workers: int) -> Iterator[Step]:
         """Yield steps until everything is committed; ``workers`` processes load samples ahead."""
@@ -300,6 +303,7 @@ class Loop:
         self._step_s = time.monotonic() - self._began_s
         self._training.progress = feed.advanced(self._training.progress, step.task)
         feed.log(step.task, formed.standing)
+        self._record.note(formed.roster, step=step.task.number)
         for _ in range(self._numerics.committed(finite=not step.skipped)):
             for scheduler in self.schedulers:
                 scheduler.step()

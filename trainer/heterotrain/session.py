@@ -30,6 +30,7 @@ from heterotrain.membership import Membership, device_of
 from heterotrain.numerics import Numerics
 from heterotrain.observe import Observer
 from heterotrain.progress import slice_of
+from heterotrain.record import RunRecord, fingerprint
 from heterotrain.report import Report, serve
 from heterotrain.sources import NumberedStream, source_of
 from heterotrain.state import Stateful
@@ -95,13 +96,16 @@ class Job:
         farewell.install()
         self._farewell = farewell
         self._server = serve(self._report, identity)
+        self._record = self.register("heterotrain-record", RunRecord(identity, config))
         keeper = CheckpointKeeper(identity, config, report=self._report)
         self._membership = _membership(identity, config, self._training, keeper)
         self._loop = Loop(
             identity=identity, config=config, device=self.device, training=self._training, membership=self._membership,
             keeper=keeper, numerics=self._numerics, report=self._report, farewell=farewell,
+            record=self._record,
             observer=Observer(self._report, self._training, self._numerics),
         )  # fmt: skip
+        keeper.record = lambda: self._record.file(self._training.progress)
         self._loop.run_hooks = self._run_hooks
         self._loop.board = Board(tensorboard_dir, identity, report=self._report) if tensorboard_dir else None
         tagged.where = self._place
@@ -175,6 +179,7 @@ class Job:
         if self._training.model is None or not self._training.optimizers:
             raise UsageError("call job.wrap(model) and job.optimizer(optimizer) before job.steps")
         source = source_of(dataset, collate=collate, shuffle=shuffle, seed=self.config.seed)
+        self._record.data = fingerprint(source)
         self._report.gauges({names.READY: 1.0})
         try:
             yield from self._loop.steps(source, workers=workers)

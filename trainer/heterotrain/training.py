@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -40,7 +39,6 @@ class Training:
             "model": model | {name: buffer for name, buffer in (buffers or {}).items() if name in model},
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "extras": {name: extra.state_dict() for name, extra in self.extras.items()},
-            "versions": {"torch": str(torch.__version__), "python": sys.version.split()[0]},
         }
 
     def size_bytes(self) -> int:

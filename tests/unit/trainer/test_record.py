@@ -1,0 +1,106 @@
+"""What a run can be repeated from, and data that are not those that training began with."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from heterotrain.identity import Identity, Mode
+from heterotrain.progress import Progress
+from heterotrain.record import KEPT_PLANS, RunRecord, fingerprint
+from heterotrain.roster import FormationId, Roster, roster_of
+from heterotrain.sources import source_of
+from heterotrain.state import flatten, unflatten
+from heterotrain_core.contract.config import TrainingConfig
+from heterotrain_core.contract.plan import Member, Plan
+
+
+def a_record(data: str | None = None) -> RunRecord:
+    """Return a record with a fingerprint."""
+    record = RunRecord(Identity(mode=Mode.ALONE), TrainingConfig(seed=7, epochs=3))
+    record.data = data
+    return record
+
+
+def a_roster(revision: int, shares: tuple[int, ...], *, lost: int = 0) -> Roster:
+    """Return the roster of a plan, after the loss of its last members."""
+    members = tuple(
+        Member(rank=rank, worker=f"w{rank}", worker_uid=f"u{rank}", address="127.0.0.1", peer_port=1, pool="pool",
+               on_demand=True, share_samples=share)
+        for rank, share in enumerate(shares)
+    )  # fmt: skip
+    plan = Plan(job_uid="j", generation=2, revision=revision, members=members, global_batch_samples=sum(shares))
+    ranks = tuple(range(len(shares) - lost))
+    return roster_of(plan, plan_ranks=ranks, formation=FormationId(generation=2, number=lost))
+
+
+def test_the_history_of_plans() -> None:
+    """One entry for each plan or formation, from its first committed step; it survives a checkpoint."""
+    record = a_record()
+    record.note(a_roster(1, (8, 8, 4)), step=0)
+    record.note(a_roster(1, (8, 8, 4)), step=1)
+    record.note(a_roster(2, (10, 6, 4)), step=5)
+    after = a_record()
+    after.load_state_dict(unflatten(flatten(record.state_dict())))
+    after.note(a_roster(2, (10, 6, 4)), step=6)
+    after.note(a_roster(2, (10, 6, 4), lost=1), step=9)
+    told = json.loads(after.file(Progress(steps=10)))
+    assert [(p["from_step"], p["revision"], p["formation"], sum(p["shares"])) for p in told["plans"]] == [
+        (0, 1, 0, 20), (5, 2, 0, 20), (9, 2, 1, 20),
+    ]  # fmt: skip
+    assert told["plans"][1]["shares"] == [10, 6, 4]
+    assert told["plans"][2]["workers"] == ["w0/0", "w1/0"]
+    assert (told["seed"], told["settings"]["epochs"], told["progress"]["steps"]) == (7, 3, 10)
+    assert told["versions"]["torch"] == torch.__version__
+
+
+def test_a_long_history_is_cut_and_says_so() -> None:
+    """The state must not grow without end."""
+    record = a_record()
+    for revision in range(KEPT_PLANS + 3):
+        record.note(a_roster(revision, (4,)), step=revision)
+    told = json.loads(record.file(Progress()))
+    assert told["plans_left_out"] == 3
+    assert told["plans"][0]["from_step"] == 3
+
+
+def test_other_data_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """To whoever resumes or joins with them."""
+    caplog.set_level(logging.WARNING)
+    begun = a_record("a" * 64).state_dict()
+    a_record("a" * 64).load_state_dict(begun)
+    a_record(None).load_state_dict(begun)
+    assert not caplog.records
+    a_record("b" * 64).load_state_dict(begun)
+    assert "not the one that training began with" in caplog.text
+
+
+def of(data: Any) -> str | None:
+    """Return the fingerprint of a list of samples."""
+    return fingerprint(source_of(data, collate=lambda samples: samples[0], shuffle=True, seed=0))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: {**s, "label": 4}, lambda s: {**s, "text": "b"}, lambda s: {**s, "x": s["x"] * 1.01},
+        lambda s: {**s, "x": s["x"].double()}, lambda s: {**s, "n": s["n"][::-1].copy()}, lambda s: {"label": s["label"]},
+    ],
+    ids=["label", "text", "values", "dtype", "order", "keys"],
+)  # fmt: skip
+def test_a_fingerprint_sees_what_matters(change: Any) -> None:
+    """Another value, kind or order of what a sample holds; not the last digits of what was computed."""
+    sample = {"x": torch.linspace(0, 1, 9), "n": np.arange(5), "text": "a", "label": 3, "none": None}
+    begun = of([sample] * 20)
+    assert begun == of([{**sample, "x": sample["x"] + 1e-8}] * 20)
+    assert begun != of([change(sample)] * 20)
+    assert begun != of([sample] * 21)
+
+
+def test_streams_have_none() -> None:
+    """To look at them would be to read them."""
+    assert of({1, 2, 3}) is None
