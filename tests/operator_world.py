@@ -32,6 +32,7 @@ def pool(name: str, **fields: Any) -> Body:
 def job_body(*pools: Body, spec: Body | None = None, template: Body | None = None, **metadata: Any) -> Body:
     """Return a job's manifest as the API server would return it; three pools of one worker each by default."""
     given = spec or {}
+    batch = {} if "adaptiveBatch" in given.get("training", {}) else {"globalBatchSize": 100}
     return {
         "apiVersion": f"{keys.GROUP}/{keys.VERSION}",
         "kind": keys.KIND,
@@ -45,7 +46,7 @@ def job_body(*pools: Body, spec: Body | None = None, template: Body | None = Non
             **metadata,
         },
         "spec": {
-            "training": {"globalBatchSize": 100, **given.get("training", {})},
+            "training": {**batch, **given.get("training", {})},
             "workerPools": list(pools) or [pool("a"), pool("b"), pool("c", capacityType="spot")],
             "template": template
             or {"spec": {"containers": [{"name": "main", "image": "image", "command": ["train"]}]}},
@@ -84,6 +85,7 @@ class World:
         self.telemetry = Telemetry()
         self.acceptance = Acceptance(known=True)
         self.refusal = ""
+        self.replan = True
         self.foreign: dict[str, dict[str, float]] = {}
         self.deleted_job = False
         self.notices: list[str] = []
@@ -150,7 +152,7 @@ class World:
             telemetry=self.telemetry,
             acceptance=self.acceptance,
             refusal=self.refusal,
-            replan=True,
+            replan=self.replan,
             gather_s=5.0,
             now_s=self.now_s,
         )

@@ -95,7 +95,7 @@ def read_job(path: str) -> Job:
     return Job(
         name=metadata["name"],
         namespace=metadata.get("namespace"),
-        batch_samples=spec.training.global_batch_size,
+        batch_samples=spec.training.base_batch_samples,
         pools=_pools(spec, body["spec"]["template"]),
         least_workers=spec.elastic_policy.min_replicas,
         most_workers=most_workers(spec),

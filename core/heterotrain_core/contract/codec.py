@@ -11,6 +11,7 @@ import types
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import Enum
+from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from heterotrain_core.contract.plan import SCHEMA_VERSION, Plan, problems
@@ -66,14 +67,20 @@ def _read(kind: type[_T], raw: Any, path: str) -> _T:
     """Build a dataclass from JSON by its own type hints, strictly."""
     if not isinstance(raw, Mapping):
         raise TypeError(f"{path} has to be an object, not {type(raw).__name__}")
-    hints = get_type_hints(kind)
-    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # callers pass dataclasses only
-    if unknown := sorted(set(raw) - names):
+    hints = _hints(kind)
+    if unknown := sorted(set(raw) - set(hints)):
         raise ValueError(f"{path} has unknown fields {unknown}")
     try:
         return kind(**{name: _value(hints[name], value, f"{path}.{name}") for name, value in raw.items()})
     except TypeError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+@cache
+def _hints(kind: type[Any]) -> Mapping[str, Any]:
+    """Return the type of each field; a plan holds thousands of values of a few types."""
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}
 
 
 def _value(hint: Any, raw: Any, path: str) -> Any:

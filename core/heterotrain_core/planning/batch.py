@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from heterotrain_core.contract.plan import CommunicationTime
 from heterotrain_core.goodput import BatchChoice, choose_batch
 from heterotrain_core.perf.exchange import fit_exchange
-from heterotrain_core.planning.evidence import MemberEvidence, learned, split_member, trusted_samples
-from heterotrain_core.split.balance import Infeasible
+from heterotrain_core.planning.evidence import MemberEvidence, cautious, learned, settled, split_member
+from heterotrain_core.split.balance import Infeasible, Split, balance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +54,10 @@ class BatchDecision:
 
 
 def decide_batch(request: BatchRequest) -> BatchDecision | Infeasible:
-    """Return the batch of greatest goodput; the current or the base batch while speeds or noise are unknown.
+    """Return the batch of greatest goodput; the current or the base batch while speeds or noise are not known well.
 
-    The batch grows step by step: not beyond what the members may be trusted with after the shares that were seen of
-    them, because both speeds and noise are extrapolated. Stable: with the decided batch as the current one, the same
+    The batch grows step by step, because speeds and noise are extrapolated: each candidate is judged by shares that do
+    not run far ahead of what was seen of each member. Stable: with the decided batch as the current one, the same
     evidence decides it again.
     """
     models = learned(request.members, request.former)
@@ -68,13 +68,20 @@ def decide_batch(request: BatchRequest) -> BatchDecision | Infeasible:
     start = min(max(wanted, request.least_samples), request.most_samples)
     if len(members) < len(request.members) or not members:
         return _decision(request, start, None, f"{start} samples, because nobody's speed is known yet")
+    if unsure := [m.member for m, x in zip(request.members, models, strict=True) if not settled(x)]:
+        return _decision(
+            request, start, None, f"{start} samples while the speed of {', '.join(unsure)} is being learned"
+        )
+    even = -(-request.base_samples // len(members))
+    careful = [cautious(member, model, even) for member, model in zip(members, models, strict=True)]
+    seen_enough = isinstance(balance(start, careful), Split)
     exchange = fit_exchange([o for member in request.members for o in member.observations])
     choice = choose_batch(
-        members,
+        careful if seen_enough else members,
         communication=exchange.communication or CommunicationTime(),
         base_samples=request.base_samples,
         least_samples=request.least_samples,
-        most_samples=min(request.most_samples, max(start, sum(map(trusted_samples, models)))),
+        most_samples=request.most_samples if seen_enough else start,
         current_samples=request.current_samples,
         noise_samples=request.noise_samples,
         overhead_s=exchange.overhead_s,

@@ -18,6 +18,9 @@ TRUSTED_GROWTH = 2
 SURE_GROWTH = 4
 """The same while its model is ok, which says that half and twice the typical share are predicted well, and no more."""
 
+MOST_PROBED_STEPS = 60
+"""A member whose speed is still unclear after so many steps is too noisy for probes to help."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberEvidence:
@@ -66,13 +69,9 @@ def learned(evidence: Sequence[MemberEvidence], former: Sequence[MemberEvidence]
     return tuple(found)
 
 
-def trusted_samples(model: MemberModel) -> int:
-    """Return the largest share that does not run far ahead of what was seen; less far while the model is not ok.
-
-    A slope seen where fixed costs dominate may be zero within its error, and would then attract any number of samples.
-    """
-    growth = SURE_GROWTH if model.verdict is Verdict.OK else TRUSTED_GROWTH
-    return growth * model.largest_share_samples
+def settled(model: MemberModel) -> bool:
+    """Tell whether the model is as good as it will get: nothing more is to be learned by varying shares."""
+    return not model.drifted and (model.verdict is Verdict.OK or model.steps >= MOST_PROBED_STEPS)
 
 
 def _middle(models: Sequence[MemberModel]) -> MemberModel | None:
@@ -104,3 +103,19 @@ def split_member(evidence: MemberEvidence, compute: ComputeTime) -> SplitMember:
         micro_cap_samples=evidence.micro_cap_samples,
         granularity_samples=evidence.granularity_samples,
     )
+
+
+def cautious(member: SplitMember, model: MemberModel, even_samples: int) -> SplitMember:
+    """Return the member with a share that does not run far ahead of what was seen; less far while its model is not ok.
+
+    A slope seen where fixed costs dominate may be zero within its error, and would then attract any number of samples.
+
+    Args:
+        member: as it may be by the user's limits.
+        model: what was learned of it.
+        even_samples: what it would have if all members were alike; so much is always allowed.
+    """
+    growth = SURE_GROWTH if model.verdict is Verdict.OK else TRUSTED_GROWTH
+    seen = growth * model.largest_share_samples
+    most = max(seen, even_samples, member.floor_samples, member.granularity_samples)
+    return replace(member, cap_samples=most if member.cap_samples is None else min(most, member.cap_samples))

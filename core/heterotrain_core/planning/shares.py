@@ -8,20 +8,21 @@ changes nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import takewhile
 
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Prediction
 from heterotrain_core.perf.exchange import fit_exchange
 from heterotrain_core.perf.expected import efficiency_ceiling, expected_maximum
 from heterotrain_core.perf.model import ExchangeModel, MemberModel, Verdict
-from heterotrain_core.planning.evidence import MemberEvidence, learned, split_member, trusted_samples
+from heterotrain_core.planning.evidence import MemberEvidence, cautious, learned, settled, split_member
 from heterotrain_core.planning.probe import PROBE_STEPS, Limits, probe_vectors
 from heterotrain_core.split.balance import Infeasible, Split, balance, evaluate
 from heterotrain_core.split.curve import SplitMember
 from heterotrain_core.split.leave import Leaver, leavers
 
-MOST_PROBED_STEPS = 60
-"""A member whose speed is still unclear after so many steps is too noisy for probes to help."""
+LEAVING_GAIN_RATIO = 0.02
+"""Nobody is proposed for leaving for less: models are not known better."""
 _EVEN = ComputeTime(per_sample_s=1.0, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
 
 __all__ = ["MemberEvidence", "SharesDecision", "SharesRequest", "decide_shares"]
@@ -38,6 +39,7 @@ class SharesRequest:
         current_shares: shares of the plan in force, by rank of the same members; ``None`` when the members changed.
         min_gain_ratio: predicted gain in step time below which the current shares stay, e.g. 0.03.
         rebalance: ``False`` keeps even shares for ever: the baseline.
+        least_members: nobody is proposed for leaving beyond this number of remaining members.
     """
 
     total_samples: int
@@ -46,6 +48,7 @@ class SharesRequest:
     current_shares: tuple[int, ...] | None = None
     min_gain_ratio: float = 0.03
     rebalance: bool = True
+    least_members: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +112,12 @@ def decide_shares(request: SharesRequest) -> SharesDecision | Infeasible:
     probe = _probe(request, shares, models)
     if probe:
         reason += f"; shares vary in an epoch's first {len(probe) * PROBE_STEPS} steps to learn speeds"
-    leaving = leavers(request.total_samples, members, communication=communication) if known else ()
+    leaving: tuple[Leaver, ...] = ()
+    if known:
+        proposed = leavers(
+            request.total_samples, members, communication=communication, least_members=request.least_members
+        )
+        leaving = tuple(takewhile(lambda leaver: leaver.gain_ratio >= LEAVING_GAIN_RATIO, proposed))
     if leaving:
         reason += f"; {evidence[leaving[0].member].member} had better leave: {leaving[0].reason}"
     return SharesDecision(
@@ -149,8 +157,8 @@ def _shares(
                 return current, 0.0, "the current shares stay, because there is no evidence of anybody's speed"
         return even, 1.0, "even shares, because nobody's speed is known yet"
     communication = exchange.communication or CommunicationTime()
-    cautious = [_cautious(member, model, share) for member, model, share in zip(members, models, even, strict=True)]
-    best = balance(request.total_samples, cautious, communication=communication)
+    careful = [cautious(member, model, share) for member, model, share in zip(members, models, even, strict=True)]
+    best = balance(request.total_samples, careful, communication=communication)
     if isinstance(best, Infeasible):
         best = balance(request.total_samples, members, communication=communication)
     if isinstance(best, Infeasible):
@@ -159,22 +167,25 @@ def _shares(
     if current is None:
         return best.shares, 1.0, f"optimal shares for these members ({sure}): {best.reason}"
     now = evaluate(current, members, communication=communication)
-    if isinstance(now, Infeasible) or sum(current) != request.total_samples:
-        why = now.reason if isinstance(now, Infeasible) else f"they sum to {sum(current)}"
-        return best.shares, 1.0, f"optimal shares ({sure}); the current ones cannot stay: {why}"
+    if sum(current) != request.total_samples:
+        return (
+            best.shares,
+            1.0,
+            f"optimal shares for {request.total_samples} instead of {sum(current)} samples ({sure})",
+        )
+    if isinstance(now, Infeasible):
+        return best.shares, 1.0, f"optimal shares ({sure}); the current ones cannot stay: {now.reason}"
     gain = 1 - (best.step_s + exchange.overhead_s) / (now.step_s + exchange.overhead_s)
     if gain <= 0 or gain < request.min_gain_ratio:
-        return current, 0.0, (
-            f"the current shares stay ({sure}): the optimal ones would save {max(gain, 0.0):.1%} of a step, "
-            f"a change has to save {request.min_gain_ratio:.1%}"
+        return (
+            current,
+            0.0,
+            (
+                f"the current shares stay ({sure}): the optimal ones would save {max(gain, 0.0):.1%} of a step, "
+                f"a change has to save {request.min_gain_ratio:.1%}"
+            ),
         )
     return best.shares, gain, f"optimal shares save {gain:.1%} of a step ({sure}): {best.reason}"
-
-
-def _cautious(member: SplitMember, model: MemberModel, even: int) -> SplitMember:
-    """Return the member with a share that does not run far ahead of what was seen."""
-    most = max(trusted_samples(model), even, member.floor_samples, member.granularity_samples)
-    return replace(member, cap_samples=most if member.cap_samples is None else min(most, member.cap_samples))
 
 
 def _prediction(split: Split, models: Sequence[MemberModel], exchange: ExchangeModel) -> Prediction:
@@ -195,11 +206,7 @@ def _probe(
 ) -> tuple[tuple[int, ...], ...]:
     if not request.rebalance or len(shares) < 2:  # noqa: PLR2004  # one member's share is the batch
         return ()
-    learners = [
-        rank
-        for rank, model in enumerate(models)
-        if shares[rank] > 0 and (model.drifted or (model.verdict is not Verdict.OK and model.steps < MOST_PROBED_STEPS))
-    ]
+    learners = [rank for rank, model in enumerate(models) if shares[rank] > 0 and not settled(model)]
     limits = [
         Limits(least=m.floor_samples, most=m.cap_samples, granularity=m.granularity_samples) for m in request.members
     ]

@@ -71,7 +71,7 @@ def leavers(
                 member=index,
                 gain_ratio=gain,
                 step_s=best[0],
-                reason=f"member {index} cannot go below its floor of {split.shares[best[1]]} samples; without it a step "
+                reason=f"it cannot go below its floor of {split.shares[best[1]]} samples; without it a step "
                 f"takes {best[0]:.4g} s instead of {split.step_s:.4g} s ({gain:.1%} less)",
             )
         )

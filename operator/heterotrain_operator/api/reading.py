@@ -71,10 +71,16 @@ def _contradiction(spec: HeteroTrainJobSpec) -> str:
             )
     if (needed := sum(pool.min_replicas for pool in pools)) > most:
         return f"the pools' minReplicas add up to {needed}, but at most {most} workers are allowed: lower them"
-    if spec.training.global_batch_size < most:
+    adaptive = spec.training.adaptive_batch
+    if (spec.training.global_batch_size is None) == (adaptive is None):
+        return "spec.training has to give exactly one of globalBatchSize and adaptiveBatch: set one, remove the other"
+    if adaptive is not None and adaptive.least_samples > adaptive.most_samples:
+        return f"spec.training.adaptiveBatch.min {adaptive.least_samples} is above its max {adaptive.most_samples}: lower it"
+    if (batch := spec.training.base_batch_samples) < most:
+        field = "globalBatchSize" if adaptive is None else "adaptiveBatch.min"
         return (
-            f"spec.training.globalBatchSize is {spec.training.global_batch_size}, fewer than the {most} workers that the "
-            "job may have: raise it or lower maxReplicas"
+            f"spec.training.{field} is {batch}, fewer than the {most} workers that the job may have: raise it or lower "
+            "maxReplicas"
         )
     rebalance = spec.training.rebalance
     if (rebalance.boundary is RebalanceBoundary.STEPS) != (rebalance.every_steps > 0):

@@ -45,6 +45,7 @@ class PlanStatus(Model):
     applied_generation: int | None = Field(default=None, description="Generation that every member has in force.")
     applied_revision: int | None = Field(default=None, description="Revision whose shares every member uses.")
     members: int = Field(default=0, description="Ranks in the newest plan.")
+    global_batch_size: int | None = Field(default=None, description="Samples of one optimizer step in the newest plan.")
     predicted_step_seconds: float | None = Field(
         default=None, description="Seconds of a step that the newest plan predicts."
     )
@@ -54,6 +55,19 @@ class PlanStatus(Model):
     )
     reason: str = Field(
         default="", max_length=MAX_MESSAGE_LENGTH, description="Why the newest plan differs from the one before."
+    )
+
+
+class PredictionStatus(Model):
+    """How well the plan in force predicts; while a newer plan waits for its boundary, the last that was known."""
+
+    plan: str = Field(max_length=48, description="generation.revision of the plan.")
+    predicted_step_seconds: float = Field(description="Mean seconds of a step at its shares, as predicted.")
+    measured_step_seconds: float | None = Field(
+        default=None, description="The same as measured since it took effect, steps of a probe not included."
+    )
+    measured_over_predicted: float | None = Field(
+        default=None, description="1.05: steps take 5 % longer than predicted."
     )
 
 
@@ -145,6 +159,14 @@ class HeteroTrainJobStatus(Model):
     )
     samples_per_second: float | None = Field(default=None, description="Measured throughput of the job.")
     step_seconds: float | None = Field(default=None, description="Measured mean seconds from step to step.")
+    prediction: PredictionStatus | None = Field(
+        default=None, description="Predicted against measured step time of the plan in force."
+    )
+    global_batch_size: int | None = Field(default=None, description="Samples of one optimizer step that are in force.")
+    noise_scale_samples: float | None = Field(
+        default=None,
+        description="Gradient noise scale: the batch at which noise and signal weigh the same; larger batches teach little more.",
+    )
     efficiency: float | None = Field(
         default=None, description="Measured throughput over the sum of what each worker reaches alone."
     )

@@ -17,6 +17,7 @@ from heterotrain_operator.api.schema import CEL, MapList, Model
 MAX_POOLS = 32
 MAX_WORKERS = 1000
 MAX_RANKS_PER_WORKER = 16
+MAX_BATCH = 10_000_000
 MAX_NAME_LENGTH = 48
 """Room for ``-w999`` and ``-on-demand`` below the 63 characters of a label or host name."""
 
@@ -141,13 +142,50 @@ class Communication(Model):
     )
 
 
-class Training(Model):
+class AdaptiveBatch(
+    Model,
+    rules=(
+        CEL(
+            rule="self.min <= self.max",
+            message="adaptiveBatch.min is larger than adaptiveBatch.max: lower min or raise max",
+        ),
+    ),
+):
+    """The range in which the operator chooses the global batch that learns fastest."""
+
+    least_samples: int = Field(
+        alias="min",
+        ge=1,
+        le=MAX_BATCH,
+        description="Least samples of an optimizer step. Training starts with it, and the script's learning rate is the one "
+        "for this batch; learningRateScaling says how the rate follows a larger one.",
+    )
+    most_samples: int = Field(alias="max", ge=1, le=MAX_BATCH, description="Most samples of an optimizer step.")
+
+
+class Training(
+    Model,
+    rules=(
+        CEL(
+            rule="has(self.globalBatchSize) != has(self.adaptiveBatch)",
+            message="give exactly one of training.globalBatchSize (a fixed batch) and training.adaptiveBatch (a range: min and max)",
+        ),
+    ),
+):
     """What is trained, independent of the machines."""
 
-    global_batch_size: int = Field(
+    global_batch_size: int | None = Field(
+        default=None,
         ge=1,
-        le=10_000_000,
-        description="Samples of one optimizer step over all workers; the gradient is exactly that of this batch.",
+        le=MAX_BATCH,
+        description="Samples of one optimizer step over all workers; the gradient is exactly that of this batch. "
+        "Either this or adaptiveBatch.",
+    )
+    adaptive_batch: AdaptiveBatch | None = Field(
+        default=None,
+        description="Instead of globalBatchSize: the operator measures the gradient noise scale and chooses the batch by "
+        "throughput times what a sample is worth in it. It changes where shares change, with rebalance.boundary never at "
+        "an epoch's end, and only for a gain of 5 % or more.",
     )
     epochs: int = Field(default=1, ge=1, le=1_000_000, description="Passes over the data set.")
     seed: int = Field(
@@ -161,6 +199,14 @@ class Training(Model):
         default=LearningRateScaling.NONE, description="How the learning rate follows a changed global batch."
     )
     communication: Communication = Field(default_factory=Communication, description="How gradients travel.")
+
+    @property
+    def base_batch_samples(self) -> int:
+        """The global batch that training starts with, and that the script's learning rate was chosen for."""
+        if self.adaptive_batch is not None:
+            return self.adaptive_batch.least_samples
+        assert self.global_batch_size is not None  # noqa: S101  # read_spec lets exactly one through
+        return self.global_batch_size
 
 
 class ElasticPolicy(
@@ -351,7 +397,19 @@ class PodTemplate(Model):
     )
 
 
-_TRAINING_FIXED = ("globalBatchSize", "epochs", "seed", "precision", "learningRateScaling", "communication")
+_TRAINING_FIXED = (
+    "?globalBatchSize",
+    "?adaptiveBatch",
+    "epochs",
+    "seed",
+    "precision",
+    "learningRateScaling",
+    "communication",
+)
+
+
+# A batch that is missing is refused by a rule of its own; here it must not be an error as well.
+_LEAST_BATCH = f"self.training.?globalBatchSize.orValue(self.training.?adaptiveBatch.?min.orValue({MAX_BATCH}))"
 
 
 class HeteroTrainJobSpec(
@@ -367,10 +425,10 @@ class HeteroTrainJobSpec(
             message="the sum of the pools' minReplicas is larger than elasticPolicy.maxReplicas: lower one or raise the other",
         ),
         CEL(
-            rule="has(self.elasticPolicy.maxReplicas) ? self.training.globalBatchSize >= self.elasticPolicy.maxReplicas : "
-            "self.training.globalBatchSize >= self.workerPools.map(p, p.maxReplicas * (has(p.ranksPerWorker) ? p.ranksPerWorker : 1)).sum()",
-            message="training.globalBatchSize gives some workers no sample: make it at least the largest number of ranks, "
-            "or lower maxReplicas",
+            rule=f"{_LEAST_BATCH} >= (has(self.elasticPolicy.maxReplicas) ? self.elasticPolicy.maxReplicas : "
+            "self.workerPools.map(p, p.maxReplicas * (has(p.ranksPerWorker) ? p.ranksPerWorker : 1)).sum())",
+            message="training.globalBatchSize (or adaptiveBatch.min) gives some workers no sample: make it at least the largest "
+            "number of ranks, or lower maxReplicas",
         ),
         CEL(
             rule="oldSelf.suspend || ("

@@ -5,6 +5,7 @@ from __future__ import annotations
 from heterotrain_operator.api.conditions import Aspect, ConditionType
 from heterotrain_operator.decide.lifecycle import Stage
 from heterotrain_operator.decide.situation import Situation
+from heterotrain_operator.decide.speeds import speed_aspects
 from heterotrain_operator.world.parse import seconds
 
 _LATE_CHECKPOINTS = 2
@@ -26,6 +27,7 @@ def aspects_of(it: Situation) -> tuple[Aspect, ...]:
         _restarting(it),
         _degraded(it),
         _shares_applied(it),
+        *speed_aspects(it),
         _telemetry(it),
         *([_checkpoint(it)] if it.spec is not None and it.spec.checkpoint is not None else []),
         _ended(it, ConditionType.SUCCEEDED, Stage.SUCCEEDED),

@@ -56,6 +56,10 @@ _RULES = {
         reason="TelemetryUnavailable", warning=True, each_reason=True, never=frozenset({"NotConfigured"})
     ),
     (ConditionType.TELEMETRY_AVAILABLE, "True"): _Rule(reason="TelemetryAvailable", after=frozenset({"False"})),
+    (ConditionType.SPEEDS_LEARNED, "False"): _Rule(
+        reason="SpeedChanged", each_reason=True, only=frozenset({"SpeedChanged"})
+    ),
+    (ConditionType.HELD_UP, "True"): _Rule(reason="WorkerTooSlow", warning=True),
     (ConditionType.CHECKPOINT_HEALTHY, "False"): _Rule(reason="CheckpointLate", warning=True),
     (ConditionType.SUSPENDED, "True"): _Rule(reason="Suspended"),
     (ConditionType.SUSPENDED, "False"): _Rule(reason="Resumed", after=frozenset({"True"})),
@@ -120,6 +124,9 @@ def _plan_notices(it: Situation, plan: Plan) -> list[Notice]:
         return [_notice("MembershipPlanned", f"plan {version}: {plan.reason} ({shares})")]
     if plan.drain:
         return [_notice("WorkersLeaving", f"plan {version}: {plan.reason}", warning=True)]
+    if before.global_batch_size not in (None, plan.global_batch_samples):
+        change = f"{before.global_batch_size} -> {plan.global_batch_samples} samples a step"
+        return [_notice("BatchPlanned", f"plan {version}: {change}: {plan.reason} ({shares})")]
     if before.applied is not None and before.applied != before.desired:
         return []  # the one before still waits for its boundary, and may be replaced with every scrape
     return [_notice("SharesPlanned", f"plan {version}: {plan.reason} ({shares})")]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from heterotrain_core.contract.plan import Member, Plan
+from heterotrain_core.contract.plan import Plan
 
 from heterotrain_operator.api.reading import managed_by_us
 from heterotrain_operator.api.status import HeteroTrainJobStatus
@@ -26,7 +26,7 @@ from heterotrain_operator.decide.status import status_of
 from heterotrain_operator.decide.verdicts import Fate, Worker, judge_workers
 from heterotrain_operator.world.parse import seconds
 from heterotrain_operator.world.quantity import pod_requests
-from heterotrain_operator.world.telemetry import MemberId, Telemetry
+from heterotrain_operator.world.telemetry import Telemetry
 from heterotrain_operator.world.views import JobView, NodeView, PlanObject, PodView
 
 KEPT_FAILED_PODS = 5
@@ -149,7 +149,7 @@ def _active(known: _Known, spec: HeteroTrainJobSpec) -> Decision:
     # Workers that this pass removes are no disruption: their uids count as accounted from now on.
     uids = accounts.accounted | {worker.pod.uid for worker, _ in wanted.remove}
     accounts = replace(accounts, accounted=uids)
-    it = _situation(known, accounts, plan, wanted)
+    it = _situation(known, accounts, plan, wanted, shares)
     status = status_of(it, newest=newest)
     budget = build_disruption_budget(job, workers)
     remove = (*(worker.pod for worker, _ in wanted.remove), *_spent(workers, accounts, now_s=now_s))
@@ -179,7 +179,7 @@ def _resting(known: _Known) -> Decision:
     job, spec = seen.job, seen.job.spec
     policy = spec.clean_pod_policy if spec is not None else CleanPodPolicy.RUNNING
     none = Wanted(create=(), remove=(), desired={}, reason="", again_s=None)
-    it = _situation(known, accounts, force.plan, none)
+    it = _situation(known, accounts, force.plan, none, None)
     status = status_of(it, newest=force.newest)
     going = tuple(worker.pod for worker in workers if _goes(worker, life.stage, policy) and not worker.pod.deleting)
     expires_s, expired = _expiry(job, life, now_s=seen.now_s)
@@ -213,7 +213,9 @@ def _expiry(job: JobView, life: Life, *, now_s: float) -> tuple[float | None, bo
     return max(left_s, 0.0), left_s <= 0 and job.status.completion_time is not None
 
 
-def _situation(known: _Known, accounts: Accounts, plan: Plan | None, wanted: Wanted) -> Situation:
+def _situation(
+    known: _Known, accounts: Accounts, plan: Plan | None, wanted: Wanted, shares: Shares | None
+) -> Situation:
     seen = known.seen
     return Situation(
         job=seen.job,
@@ -223,6 +225,7 @@ def _situation(known: _Known, accounts: Accounts, plan: Plan | None, wanted: Wan
         acceptance=seen.acceptance,
         life=known.life,
         plan=plan,
+        shares=shares,
         desired=wanted.desired,
         shortage=wanted.reason,
         refusal=seen.refusal,
@@ -239,19 +242,13 @@ def _shares(
     seen: Observation,
 ) -> Shares | None:
     if membership.workers is not None:
-        members = ranks_of(membership.workers)
-        same = plan is not None and [_name(m) for m in plan.members] == [_name(m) for m in members]
-        return share_out(spec, members, seen.telemetry, current=plan if same else None)
+        return share_out(spec, ranks_of(membership.workers), seen.telemetry, plan=plan)
     if plan is None or not plan.members or not seen.replan:
         return None
     going = {worker.pod.uid for worker in workers if worker.ended or worker.fate is Fate.LEAVING}
     if any(member.worker_uid in going for member in plan.members):
         return None  # the job is finishing, or its membership changes next: shares among these members are moot
-    return share_out(spec, plan.members, seen.telemetry, current=plan)
-
-
-def _name(member: Member) -> MemberId:
-    return MemberId(member.worker_uid, member.local_rank)
+    return share_out(spec, plan.members, seen.telemetry, plan=plan)
 
 
 def _plan_object(seen: Observation, written: Plan | None) -> dict[str, Any] | None:

@@ -74,7 +74,7 @@ def training_config(spec: HeteroTrainJobSpec, *, grace_s: float) -> TrainingConf
     training, checkpoint = spec.training, spec.checkpoint
     fixed = TrainingConfig(
         epochs=training.epochs,
-        base_batch_samples=training.global_batch_size,
+        base_batch_samples=training.base_batch_samples,
         min_replicas=spec.elastic_policy.min_replicas,
         seed=training.seed,
         precision=training.precision,

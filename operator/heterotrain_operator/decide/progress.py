@@ -21,13 +21,15 @@ def measured(it: Situation) -> dict[str, Any]:
     Counts (epoch, step, samples) never fall, rates are dropped as soon as nothing trains.
     """
     old, gauges = it.job.status, list(it.telemetry.gauges.values())
-    newest = max(gauges, key=lambda g: g.step or -1, default=None)
+    newest = it.telemetry.newest
     fields: dict[str, Any] = {
         "epoch": old.epoch,
         "step": old.step,
         "samples": old.samples,
         "loss": old.loss,
         "accuracy": old.accuracy,
+        "global_batch_size": old.global_batch_size,
+        "noise_scale_samples": old.noise_scale_samples,
         "metrics": old.metrics,
         "progress": old.progress,
         "progress_percentage": old.progress_percentage,
@@ -41,6 +43,10 @@ def measured(it: Situation) -> dict[str, Any]:
             "samples": newest.samples_committed if newest.samples_committed is not None else old.samples,
             "loss": _rounded(newest.loss) if newest.loss is not None else old.loss,
             "accuracy": _rounded(user["accuracy"]) if "accuracy" in user else old.accuracy,
+            "global_batch_size": newest.global_batch_samples or old.global_batch_size,
+            "noise_scale_samples": (
+                old.noise_scale_samples if newest.noise_scale_samples is None else _rounded(newest.noise_scale_samples)
+            ),
             "metrics": {**old.metrics, **{k: _rounded(v) for k, v in sorted(user.items())[:16] if k != "accuracy"}},
         }
         fields |= _progress(it, newest.samples_committed, newest.epoch_samples)

@@ -1,4 +1,4 @@
-"""Each member's share of the global batch, from what telemetry has shown of each one's speed."""
+"""The global batch and each member's share of it, from what telemetry has shown of speeds and of the gradient's noise."""
 
 from __future__ import annotations
 
@@ -6,48 +6,65 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.plan import CommunicationTime, Member, Plan, Prediction
+from heterotrain_core.planning.batch import BatchRequest, decide_batch
 from heterotrain_core.planning.shares import MemberEvidence, SharesDecision, SharesRequest, decide_shares
 from heterotrain_core.split.balance import Infeasible
 from heterotrain_core.split.proportion import evenly
 
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec, RebalanceBoundary
+from heterotrain_operator.decide.revision import Moment, least_gain, moment_of, worth_writing
 from heterotrain_operator.world.telemetry import MemberId, Telemetry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """Members with their shares, what they rest on, and whether they are worth a new revision of the plan."""
+    """Members with their shares, what they rest on, and whether they are worth a new revision of the plan.
+
+    Attributes:
+        global_batch_samples: what the shares sum to.
+        decision: everything that was found out on the way; ``None`` where the batch can't be shared by the rules.
+    """
 
     members: tuple[Member, ...]
+    global_batch_samples: int
     changed: bool
     reason: str
     probe: tuple[tuple[int, ...], ...] = ()
     probe_steps: int = 0
     communication: CommunicationTime | None = None
     prediction: Prediction | None = None
+    decision: SharesDecision | None = None
 
 
 def share_out(
-    spec: HeteroTrainJobSpec, members: Sequence[Member], telemetry: Telemetry, *, current: Plan | None
+    spec: HeteroTrainJobSpec, members: Sequence[Member], telemetry: Telemetry, *, plan: Plan | None
 ) -> Shares:
-    """Return the shares that the evidence supports.
+    """Return the batch and the shares that the evidence supports.
 
     Args:
         spec: the global batch and how readily shares are changed.
         members: by rank.
         telemetry: what is known of each member's speed.
-        current: the plan in force if it names the same members, ``None`` when the members are new.
+        plan: the newest plan, whomever it names; ``None`` when there is none.
     """
-    batch, rebalance = spec.training.global_batch_size, spec.training.rebalance
-    floor = 1 if batch >= len(members) else 0
-    request = SharesRequest(
-        total_samples=batch,
-        members=tuple(_evidence(member, telemetry, floor) for member in members),
-        current_shares=current.shares if current is not None else None,
-        min_gain_ratio=rebalance.min_gain,
-        rebalance=rebalance.boundary is not RebalanceBoundary.NEVER,
+    current = plan if plan is not None and _names(plan.members) == _names(members) else None
+    moment = Moment.IN_FORCE if current is None else moment_of(current, telemetry)
+    rebalance = spec.training.rebalance
+    floor = 1 if spec.training.base_batch_samples >= len(members) else 0
+    evidence = tuple(_evidence(member, telemetry, floor) for member in members)
+    former = _former(members, telemetry)
+    batch, why = _batch(spec, evidence, former, telemetry, plan=plan, current=current, moment=moment)
+    decision = decide_shares(
+        SharesRequest(
+            total_samples=batch,
+            members=evidence,
+            former=former,
+            current_shares=current.shares if current is not None else None,
+            min_gain_ratio=least_gain(moment, chosen=rebalance.min_gain),
+            rebalance=rebalance.boundary is not RebalanceBoundary.NEVER,
+            least_members=spec.elastic_policy.min_replicas,
+        )
     )
-    decision = decide_shares(request)
     if isinstance(decision, Infeasible):
         return _even(batch, members, reason=f"even shares, because {decision.reason}")
     named = tuple(
@@ -55,37 +72,68 @@ def share_out(
             member,
             share_samples=share,
             micro_batch_samples=micro,
-            cap_samples=evidence.cap_samples,
+            cap_samples=known.cap_samples,
             compute=compute,
         )
-        for member, share, micro, compute, evidence in zip(
-            members, decision.shares, decision.micro_batch_samples, decision.compute, request.members, strict=True
+        for member, share, micro, compute, known in zip(
+            members, decision.shares, decision.micro_batch_samples, decision.compute, evidence, strict=True
         )
     )
     return Shares(
         members=named,
-        changed=current is None or _worth_telling(decision, named, current),
-        reason=decision.reason,
+        global_batch_samples=batch,
+        changed=current is None or worth_writing(decision, current, moment),
+        reason="; ".join(filter(None, (why, decision.reason))),
         probe=decision.probe,
         probe_steps=decision.probe_steps,
         communication=decision.communication,
         prediction=decision.prediction,
+        decision=decision,
     )
 
 
-def _worth_telling(decision: SharesDecision, members: Sequence[Member], current: Plan) -> bool:
-    """Tell whether the plan in force should be replaced: other shares, a probe that begins or is over, a first model.
-
-    Models and predictions that only became a little better are not: each revision makes every worker look.
-    """
-    return (
-        decision.changed
-        or bool(decision.probe) != bool(current.probe)
-        or any(
-            (new.compute is None) != (old.compute is None) or new.micro_batch_samples != old.micro_batch_samples
-            for new, old in zip(members, current.members, strict=True)
+def _batch(
+    spec: HeteroTrainJobSpec,
+    evidence: tuple[MemberEvidence, ...],
+    former: tuple[MemberEvidence, ...],
+    telemetry: Telemetry,
+    *,
+    plan: Plan | None,
+    current: Plan | None,
+    moment: Moment,
+) -> tuple[int, str]:
+    """Return the global batch, and why where it differs from the newest plan's."""
+    adaptive = spec.training.adaptive_batch
+    if adaptive is None:
+        return spec.training.base_batch_samples, ""
+    newest = telemetry.newest
+    most = adaptive.most_samples
+    if newest is not None and newest.epoch_samples:
+        most = max(adaptive.least_samples, min(most, newest.epoch_samples))  # no step holds more than an epoch
+    if plan is None:
+        return adaptive.least_samples, ""
+    planned = min(max(plan.global_batch_samples, adaptive.least_samples), most)
+    if current is None:
+        # Other members take the new generation at once, in the middle of an epoch: the batch waits for the boundary.
+        in_force = newest.global_batch_samples if newest is not None else None
+        return (planned if in_force is None else min(max(in_force, adaptive.least_samples), most)), ""
+    if moment is Moment.FAR:
+        return planned, ""
+    answer = decide_batch(
+        BatchRequest(
+            members=evidence,
+            former=former,
+            base_samples=spec.training.base_batch_samples,
+            least_samples=adaptive.least_samples,
+            most_samples=most,
+            current_samples=planned,
+            noise_samples=newest.noise_scale_samples if newest is not None else None,
+            even=spec.training.rebalance.boundary is RebalanceBoundary.NEVER,
         )
     )
+    if isinstance(answer, Infeasible):
+        return planned, f"the batch stays at {planned} samples, because {answer.reason}"
+    return answer.samples, answer.reason if answer.samples != plan.global_batch_samples else ""
 
 
 def _evidence(member: Member, telemetry: Telemetry, floor: int) -> MemberEvidence:
@@ -100,10 +148,29 @@ def _evidence(member: Member, telemetry: Telemetry, floor: int) -> MemberEvidenc
     )
 
 
+def _former(members: Sequence[Member], telemetry: Telemetry) -> tuple[MemberEvidence, ...]:
+    """Return what is known of ranks that take no part: those that left, and those that are not in the plan yet."""
+    names = set(_names(members))
+    return tuple(
+        MemberEvidence(
+            member=f"{identity.worker_uid}/{identity.local_rank}",
+            pool=telemetry.pools[identity],
+            observations=observations,
+        )
+        for identity, observations in telemetry.observations.items()
+        if identity not in names and identity in telemetry.pools
+    )
+
+
+def _names(members: Sequence[Member]) -> list[MemberId]:
+    return [MemberId(member.worker_uid, member.local_rank) for member in members]
+
+
 def _even(batch: int, members: Sequence[Member], *, reason: str) -> Shares:
     shares = evenly(batch, len(members))
     return Shares(
         members=tuple(replace(m, share_samples=share) for m, share in zip(members, shares, strict=True)),
+        global_batch_samples=batch,
         changed=tuple(m.share_samples for m in members) != shares,
         reason=reason,
     )

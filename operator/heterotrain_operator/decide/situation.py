@@ -10,6 +10,7 @@ from heterotrain_core.contract.plan import Plan
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.decide.accounting import Accounts
 from heterotrain_operator.decide.lifecycle import Acceptance, Life, Stage
+from heterotrain_operator.decide.shares import Shares
 from heterotrain_operator.decide.verdicts import Fate, Worker
 from heterotrain_operator.world.telemetry import MemberId, Telemetry
 from heterotrain_operator.world.views import JobView
@@ -31,6 +32,7 @@ class Situation:
         desired: by pool, workers that should exist now.
         shortage: why not more workers fit; empty when every pool is full.
         plan: the plan after this pass, ``None`` when there is none.
+        shares: what this pass found out about shares; ``None`` when nothing new was there to decide on.
         refusal: the API server's answer when it refused to create a pod; empty when it did not.
     """
 
@@ -41,6 +43,7 @@ class Situation:
     acceptance: Acceptance
     life: Life
     plan: Plan | None
+    shares: Shares | None
     desired: dict[str, int]
     shortage: str
     refusal: str

@@ -18,6 +18,7 @@ from heterotrain_operator.decide.aspects import aspects_of
 from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Stage
 from heterotrain_operator.decide.progress import measured
 from heterotrain_operator.decide.situation import Situation
+from heterotrain_operator.decide.speeds import prediction_of
 from heterotrain_operator.decide.verdicts import Fate, Worker
 from heterotrain_operator.world.parse import rfc3339
 from heterotrain_operator.world.telemetry import MemberId
@@ -57,6 +58,7 @@ def status_of(it: Situation, *, newest: tuple[int, int]) -> HeteroTrainJobStatus
         training_since=training_since,
         completion_time=(old.completion_time or now) if stage in ENDED_STAGES else None,
         plan=_plan(it, newest),
+        prediction=prediction_of(it),
         workers=_rows(it),
         conditions=conditions,
         **measured(it),
@@ -89,6 +91,7 @@ def _plan(it: Situation, newest: tuple[int, int]) -> PlanStatus:
         applied_generation=applied[0] if applied else None,
         applied_revision=applied[1] if applied else None,
         members=len(plan.members) if plan else 0,
+        global_batch_size=plan.global_batch_samples if plan else None,
         predicted_step_seconds=_rounded(prediction.step_s) if prediction else None,
         predicted_efficiency=_rounded(prediction.efficiency) if prediction else None,
         efficiency_ceiling=_rounded(prediction.efficiency_ceiling) if prediction else None,

@@ -140,7 +140,7 @@ def test_a_jump_of_the_batch_does_not_run_away() -> None:
     )  # fmt: skip
     world = World(scenario)
     rows = simulate(scenario, Ours(), seed=1).rows
-    assert rows[1].batch_samples > 4 * rows[0].batch_samples
+    assert rows[1].batch_samples > 3 * rows[0].batch_samples
     for row in rows[1:]:
         workers = [Worker(name=m, pool=p, gpu=p, index=0) for m, p in zip(row.members, row.pools, strict=True)]
         even = world.planned_s(workers, [row.batch_samples // 16] * 16, 0.0)

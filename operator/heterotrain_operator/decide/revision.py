@@ -1,0 +1,107 @@
+"""When a better plan is worth a new revision: each one is written, delivered to every pod and looked at by every worker.
+
+Before a boundary only the newest revision counts. So while one waits and its boundary is far, the next scrape will know
+better, and only a large gain is written down, in case it is the last that gets through. Close to the boundary even a
+small one is: the change itself costs nothing any more. Once the newest plan is in force, a change has to pay by the
+user's own measure.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+
+from heterotrain_core.contract.plan import BoundaryKind, Plan
+from heterotrain_core.planning.shares import SharesDecision
+
+from heterotrain_operator.world.telemetry import MemberId, Telemetry
+
+FAR_GAIN_RATIO = 0.1
+NEAR_GAIN_RATIO = 0.01
+OTHER_PREDICTION_RATIO = 0.05
+"""A prediction that moved by more than this is told although the shares stay: survivors divide by the plan's models."""
+_NEAR_SCRAPES = 2
+_DELIVERY_S = 2.0
+
+
+class Moment(StrEnum):
+    """What a new revision would meet."""
+
+    IN_FORCE = "in force"
+    """Every member uses the newest plan."""
+    FAR = "far"
+    """The newest plan waits, and there will be more scrapes before its boundary."""
+    NEAR = "near"
+    """The newest plan waits for a boundary that is close, or nobody knows how far."""
+
+
+def moment_of(plan: Plan, telemetry: Telemetry) -> Moment:
+    """Return what a revision of this plan would meet."""
+    versions = []
+    for member in plan.members:
+        gauges = telemetry.gauges.get(MemberId(member.worker_uid, member.local_rank))
+        if gauges is None or gauges.generation is None or gauges.revision is None:
+            return Moment.NEAR
+        versions.append((gauges.generation, gauges.revision))
+    if min(versions) >= plan.version:
+        return Moment.IN_FORCE
+    left_s = seconds_to_boundary(plan, telemetry)
+    interval_s = telemetry.scrape_interval_s
+    if left_s is None or interval_s is None:
+        return Moment.NEAR
+    return Moment.NEAR if left_s <= _NEAR_SCRAPES * interval_s + _DELIVERY_S else Moment.FAR
+
+
+def seconds_to_boundary(plan: Plan, telemetry: Telemetry) -> float | None:
+    """Return about how long it takes at the present rate until a waiting plan may take effect; ``None`` when unknown."""
+    newest, rate = telemetry.newest, telemetry.rates.samples_per_s
+    if newest is None or newest.cursor_samples is None or not newest.epoch_samples or not rate:
+        return None
+    left = newest.epoch_samples - newest.cursor_samples
+    batch = newest.global_batch_samples
+    if plan.boundary.kind is BoundaryKind.STEPS:
+        if not batch:
+            return None
+        # Steps of the epoch are not exported; with batches that changed within it this is only about right.
+        between = plan.boundary.every_steps * batch
+        left = min(left, between - newest.cursor_samples % between)
+    return left / rate
+
+
+def least_gain(moment: Moment, *, chosen: float) -> float:
+    """Return the part of a step that other shares have to save; ``chosen`` is the user's own threshold."""
+    match moment:
+        case Moment.IN_FORCE:
+            return chosen
+        case Moment.FAR:
+            return max(chosen, FAR_GAIN_RATIO)
+        case Moment.NEAR:
+            return min(chosen, NEAR_GAIN_RATIO)
+
+
+def worth_writing(decision: SharesDecision, plan: Plan, moment: Moment) -> bool:
+    """Tell whether a decision for the plan's members deserves a new revision.
+
+    Args:
+        decision: made with ``least_gain`` of this moment, so that changed shares are worth it by themselves.
+        plan: the newest plan, of the same members.
+        moment: what the revision would meet.
+    """
+    known = [member.compute is not None for member in plan.members]
+    micro = tuple(member.micro_batch_samples for member in plan.members)
+    if decision.changed or micro != decision.micro_batch_samples:
+        return True
+    if any(known) and not any(decision.compute):
+        return False  # telemetry that went missing is no reason to forget what the plan rests on
+    if not all(known) and any(decision.compute):
+        return True  # a first model: without one, survivors could only divide by the old shares
+    if moment is Moment.FAR:
+        return False
+    return bool(decision.probe) != bool(plan.probe) or _predicts_otherwise(decision, plan)
+
+
+def _predicts_otherwise(decision: SharesDecision, plan: Plan) -> bool:
+    new, old = decision.prediction, plan.prediction
+    if new is None or old is None:
+        return new is not None
+    return abs(math.log(new.step_s / old.step_s)) > math.log1p(OTHER_PREDICTION_RATIO)
