@@ -11,6 +11,7 @@ from typing import Any
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Ending, Outcome, encode_outcome
 from heterotrain_operator.api.status import as_body
+from heterotrain_operator.decide.allotment import FREE
 from heterotrain_operator.decide.job import Decision, Observation, decide
 from heterotrain_operator.decide.lifecycle import Acceptance
 from heterotrain_operator.world.parse import parse_job, parse_node, parse_plan_object, parse_pod, rfc3339
@@ -85,6 +86,7 @@ class World:
         self.telemetry = Telemetry()
         self.acceptance = Acceptance(known=True)
         self.refusal = ""
+        self.allotment = FREE
         self.replan = True
         self.foreign: dict[str, dict[str, float]] = {}
         self.deleted_job = False
@@ -155,6 +157,7 @@ class World:
             replan=self.replan,
             gather_s=5.0,
             now_s=self.now_s,
+            allotment=self.allotment,
         )
 
     # --- what the operator does ---

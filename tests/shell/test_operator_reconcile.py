@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_operator.api.status import as_body
+from heterotrain_operator.decide.allotment import FREE
 from heterotrain_operator.decide.job import Decision, Observation
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.reconcile import PLANNING_PART
@@ -26,12 +27,19 @@ KEY = JobKey("ns", "job")
 
 def an_app(kube: FakeKube, world: World | None = None) -> App:
     """Return an operator that has seen a world."""
-    app = App(kube, Settings(leader_election=False, status_interval_s=0.0))
+    app = without_rivals(kube, status_interval_s=0.0)
     world = world or World().with_nodes("a", "b", "c")
     for body in world.nodes.values():
         app.store.nodes.put(parse_node(body))
     kube.objects["heterotrainjobs", "ns", "job"] = world.job
     app.store.jobs.put(parse_job(world.job))
+    return app
+
+
+def without_rivals(kube: FakeKube, *, status_interval_s: float) -> App:
+    """Return an operator whose jobs need not wait to hear that nobody else wants their nodes."""
+    app = App(kube, Settings(leader_election=False, status_interval_s=status_interval_s))
+    app.reconciler._allotment_of = lambda _: FREE
     return app
 
 
@@ -80,7 +88,7 @@ async def test_a_crash_after_any_write_is_made_good_by_the_next_operator(crash_a
     with pytest.raises(Crash) if crash_after < 7 else _nothing():
         await an_app(kube).reconciler.run_once(KEY)
     kube.fail = lambda *_: None
-    successor = App(kube, Settings(leader_election=False, status_interval_s=0.0))
+    successor = without_rivals(kube, status_interval_s=0.0)
     for name in ("a", "b", "c"):
         kube.objects["nodes", "", name] = node_body(name, name)
     for _ in range(3):
@@ -190,7 +198,7 @@ async def test_whatever_goes_wrong_with_one_job_another_is_served_at_once(error:
 @pytest.mark.looptime
 async def test_numbers_are_written_now_and_then_and_news_at_once() -> None:
     kube = FakeKube()
-    app = App(kube, Settings(leader_election=False, status_interval_s=5.0))
+    app = without_rivals(kube, status_interval_s=5.0)
     app.actor._clock = asyncio.get_running_loop().time
     world = World().with_nodes("a", "b", "c")
     kube.objects["heterotrainjobs", "ns", "job"] = world.job

@@ -28,6 +28,8 @@ class ConditionType(StrEnum):
     CHECKPOINT_HEALTHY = "CheckpointHealthy"
     SHARES_APPLIED = "SharesApplied"
     """Every member uses the newest plan."""
+    LIMITED = "Limited"
+    """The job has fewer workers than it could, because others need its nodes more or because fewer are cheaper."""
     SPEEDS_LEARNED = "SpeedsLearned"
     """Every member's speed is known well enough to predict other shares."""
     HELD_UP = "HeldUp"

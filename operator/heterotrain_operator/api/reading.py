@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from heterotrain_operator.api.status import HeteroTrainJobStatus
-from heterotrain_operator.api.v1alpha1 import MANAGED_BY_US, HeteroTrainJobSpec, RebalanceBoundary
+from heterotrain_operator.api.v1alpha1 import MANAGED_BY_US, HeteroTrainJobSpec, Objective, RebalanceBoundary
 
 
 class SpecError(ValueError):
@@ -82,6 +82,8 @@ def _contradiction(spec: HeteroTrainJobSpec) -> str:
             f"spec.training.{field} is {batch}, fewer than the {most} workers that the job may have: raise it or lower "
             "maxReplicas"
         )
+    if spec.objective is Objective.COST and (unpriced := [p.name for p in pools if p.price_per_hour is None]):
+        return f"spec.objective cost compares prices, but pool {unpriced[0]} has no pricePerHour: give every pool its price"
     rebalance = spec.training.rebalance
     if (rebalance.boundary is RebalanceBoundary.STEPS) != (rebalance.every_steps > 0):
         return "spec.training.rebalance.everySteps belongs to boundary: steps and has to be at least 1 there"

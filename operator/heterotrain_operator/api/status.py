@@ -86,6 +86,11 @@ class PoolStatus(Model):
     replicas: int = Field(description="Workers that have a pod.")
     placed: int = Field(description="Workers that have a node.")
     ready: int = Field(description="Workers that are ready to train.")
+    granted: int | None = Field(
+        default=None,
+        description="Workers that the allocation gives the job here; absent while nobody else wants the nodes.",
+    )
+    disruptions: int = Field(default=0, description="Workers lost here through no fault of their own.")
 
 
 class WorkerStatus(Model):

@@ -89,6 +89,14 @@ class Compression(StrEnum):
     BF16 = "bf16"
 
 
+class Objective(StrEnum):
+    """What a job wants most where jobs compete for nodes."""
+
+    THROUGHPUT = "throughput"
+    GOODPUT = "goodput"
+    COST = "cost"
+
+
 class CleanPodPolicy(StrEnum):
     """What happens to pods when the job ends."""
 
@@ -431,6 +439,10 @@ class HeteroTrainJobSpec(
             "number of ranks, or lower maxReplicas",
         ),
         CEL(
+            rule="self.objective != 'cost' || self.workerPools.all(p, has(p.pricePerHour))",
+            message="objective: cost compares prices: give every pool its pricePerHour, or choose another objective",
+        ),
+        CEL(
             rule="oldSelf.suspend || ("
             + " && ".join(f"self.training.{name} == oldSelf.training.{name}" for name in _TRAINING_FIXED)
             + ")",
@@ -461,6 +473,11 @@ class HeteroTrainJobSpec(
         max_length=MAX_POOLS,
         description="Where workers may run, the preferred pools first.",
         json_schema_extra=MapList("name"),
+    )
+    objective: Objective = Field(
+        default=Objective.THROUGHPUT,
+        description="What counts where jobs compete for nodes: samples per second, goodput (samples per second at what each "
+        "is worth, with adaptiveBatch), or cost: goodput per price, so the fewest and cheapest workers that minReplicas allows.",
     )
     checkpoint: Checkpoint | None = Field(
         default=None,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from heterotrain_operator.api.conditions import Aspect, ConditionType
+from heterotrain_operator.api.reading import most_workers
+from heterotrain_operator.api.v1alpha1 import Objective
 from heterotrain_operator.decide.lifecycle import Stage
 from heterotrain_operator.decide.situation import Situation
 from heterotrain_operator.decide.speeds import speed_aspects
@@ -26,6 +28,7 @@ def aspects_of(it: Situation) -> tuple[Aspect, ...]:
         _resizing(it),
         _restarting(it),
         _degraded(it),
+        _limited(it),
         _shares_applied(it),
         *speed_aspects(it),
         _telemetry(it),
@@ -126,6 +129,23 @@ def _degraded(it: Situation) -> Aspect:
         reason="NoRoom" if why else "WorkersStarting",
         message=f"{message}{f'; {why}' if why else ''}",
     )
+
+
+def _limited(it: Situation) -> Aspect:
+    kind, allotment = ConditionType.LIMITED, it.allotment
+    if it.spec is None or it.life.stage is not Stage.ACTIVE:
+        return Aspect(type=kind, holds=False, reason=it.life.stage.value)
+    if allotment.limits is None:
+        return Aspect(
+            type=kind, holds=None if allotment.held else False, reason="Undecided" if allotment.held else "Free"
+        )
+    granted = sum(allotment.limits.values())
+    if granted >= most_workers(it.spec):
+        return Aspect(type=kind, holds=False, reason="Granted", message=allotment.reason)
+    if granted < it.spec.elastic_policy.min_replicas:
+        return Aspect(type=kind, holds=True, reason="WaitsForNodes", message=allotment.reason)
+    reason = "FewerAreCheaper" if it.spec.objective is Objective.COST else "NodesShared"
+    return Aspect(type=kind, holds=True, reason=reason, message=allotment.reason)
 
 
 def _shares_applied(it: Situation) -> Aspect:

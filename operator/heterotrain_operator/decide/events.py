@@ -9,6 +9,7 @@ from heterotrain_core.contract.plan import Plan
 
 from heterotrain_operator.api.conditions import ConditionType
 from heterotrain_operator.api.status import Condition, HeteroTrainJobStatus
+from heterotrain_operator.decide.lifecycle import Stage
 from heterotrain_operator.decide.situation import HOPELESS, Situation
 
 _LONGEST_NOTE = 1000
@@ -89,6 +90,7 @@ def notices_of(
     found += [_notice("WorkerFailed", f"{w.pod.name}: {w.reason}", warning=True) for w in it.accounts.failed]
     for name, why in it.accounts.disrupted.items():
         found.append(_notice("WorkerDisrupted", f"{name}: {why}" if why else name, warning=True))
+    found += _allocation_notices(it, before, after)
     if new_plan is not None and new_plan.members:
         found += _plan_notices(it, new_plan)
     found += _condition_notices(before.conditions, after.conditions)
@@ -97,6 +99,16 @@ def notices_of(
     if after.plan.applied not in (None, before.plan.applied) and after.plan.applied == after.plan.desired:
         found.append(_notice("PlanApplied", f"plan {after.plan.applied} is in force in every worker"))
     return tuple(found)
+
+
+def _allocation_notices(it: Situation, before: HeteroTrainJobStatus, after: HeteroTrainJobStatus) -> list[Notice]:
+    had = {pool.name: pool.granted for pool in before.pools if pool.granted is not None}
+    has = {pool.name: pool.granted for pool in after.pools if pool.granted is not None}
+    if had == has or it.allotment.held or it.life.stage is not Stage.ACTIVE:
+        return []
+    return [
+        _notice("WorkersAllocated", it.allotment.reason or "nobody else wants its nodes any more: it takes what fits")
+    ]
 
 
 def _condition_notices(before: Sequence[Condition], after: Sequence[Condition]) -> list[Notice]:

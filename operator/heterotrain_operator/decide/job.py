@@ -12,6 +12,7 @@ from heterotrain_operator.api.reading import managed_by_us
 from heterotrain_operator.api.status import HeteroTrainJobStatus
 from heterotrain_operator.api.v1alpha1 import CleanPodPolicy, HeteroTrainJobSpec, WorkerPool
 from heterotrain_operator.decide.accounting import Accounts, account, restart_delay_s
+from heterotrain_operator.decide.allotment import FREE, Allotment
 from heterotrain_operator.decide.capacity import Room, room, shape_of
 from heterotrain_operator.decide.desired import Wanted, decide_wanted, next_indices
 from heterotrain_operator.decide.events import Notice, notices_of
@@ -48,6 +49,7 @@ class Observation:
         replan: whether telemetry holds anything that the plan in force does not rest on yet; what is asked for anew
             (another member) is shared out in any case.
         gather_s: longest time that a ready worker waits for others that start.
+        allotment: what the job may have of nodes that others want, too.
     """
 
     job: JobView
@@ -61,6 +63,7 @@ class Observation:
     replan: bool
     gather_s: float
     now_s: float
+    allotment: Allotment = FREE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +143,7 @@ def _active(known: _Known, spec: HeteroTrainJobSpec) -> Decision:
         manifest = build_pod(job, pool, 0, plan_version="")
         return room(shape_of(manifest, pod_requests(manifest["spec"])), seen.nodes.values(), seen.used())
 
-    wanted = decide_wanted(spec, workers, room_of=room_of, now_s=now_s)
+    wanted = decide_wanted(spec, workers, allotment=seen.allotment, room_of=room_of, now_s=now_s)
     delay_s = max(restart_delay_s(accounts, now_s=now_s), _cooling_s(workers, now_s=now_s))
     creating = wanted.create if seen.acceptance.known and not delay_s else ()
     version = version_text(plan) if plan else ""
@@ -229,6 +232,7 @@ def _situation(
         desired=wanted.desired,
         shortage=wanted.reason,
         refusal=seen.refusal,
+        allotment=seen.allotment,
         telemetry=seen.telemetry,
         now_s=seen.now_s,
     )

@@ -9,6 +9,7 @@ from heterotrain_core.contract.plan import Plan
 
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.decide.accounting import Accounts
+from heterotrain_operator.decide.allotment import Allotment
 from heterotrain_operator.decide.lifecycle import Acceptance, Life, Stage
 from heterotrain_operator.decide.shares import Shares
 from heterotrain_operator.decide.verdicts import Fate, Worker
@@ -34,6 +35,7 @@ class Situation:
         plan: the plan after this pass, ``None`` when there is none.
         shares: what this pass found out about shares; ``None`` when nothing new was there to decide on.
         refusal: the API server's answer when it refused to create a pod; empty when it did not.
+        allotment: what the job may have of nodes that others want, too.
     """
 
     job: JobView
@@ -47,6 +49,7 @@ class Situation:
     desired: dict[str, int]
     shortage: str
     refusal: str
+    allotment: Allotment
     telemetry: Telemetry
     now_s: float
 

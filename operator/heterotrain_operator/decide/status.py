@@ -103,6 +103,7 @@ def _pools(it: Situation) -> tuple[PoolStatus, ...]:
     if it.spec is None:
         return ()
     rows = []
+    lost = {pool.name: pool.disruptions for pool in it.job.status.pools}
     for pool in it.spec.worker_pools:
         own = [worker for worker in it.alive if worker.pod.pool == pool.name]
         rows.append(
@@ -112,6 +113,8 @@ def _pools(it: Situation) -> tuple[PoolStatus, ...]:
                 replicas=len(own),
                 placed=sum(worker.placed for worker in own),
                 ready=sum(worker.fate is Fate.READY for worker in own),
+                granted=None if it.allotment.limits is None else it.allotment.limits.get(pool.name, 0),
+                disruptions=lost.get(pool.name, 0) + it.accounts.lost.get(pool.name, 0),
             )
         )
     return tuple(rows)

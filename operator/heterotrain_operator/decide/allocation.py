@@ -1,0 +1,218 @@
+"""Who gets which nodes: over all jobs, from what each is worth there to the workers that each shall have.
+
+Elastic jobs take what fits; that is right as long as nobody else wants the same nodes. Where jobs compete, the core's
+allocation decides, and what it says becomes limits for each job's own pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from heterotrain_core.allocate.propose import propose
+from heterotrain_core.allocate.room import Room
+from heterotrain_core.allocate.views import Grant, JobDemand, Objective, Offer, Pool
+
+from heterotrain_operator.api.reading import most_workers
+from heterotrain_operator.api.v1alpha1 import CapacityType, WorkerPool
+from heterotrain_operator.decide.allotment import Allotment, Dry
+from heterotrain_operator.decide.contest import Contest
+from heterotrain_operator.decide.demand import Bidder, demand_of, learn, offer_key
+from heterotrain_operator.decide.ground import Ground
+from heterotrain_operator.decide.verdicts import Fate, Worker
+from heterotrain_operator.world.parse import seconds
+from heterotrain_operator.world.views import JobKey
+
+DRY_S = 60.0
+"""A worker that was granted and has found no node for so long shows that the pool is out of stock, whatever we count."""
+RETRY_S = 600.0
+"""After this long a pool that was out of stock is tried again, even if no worker that waits there has found a node."""
+
+
+def decide_contest(contest: Contest, *, now_s: float) -> dict[JobKey, Allotment]:
+    """Return what each job of a contest may have.
+
+    Deciding again after everybody has what he was given changes nothing. What a worker waits for in vain (``DRY_S``) is
+    taken as out of stock until it, or another one, finds a node there.
+    """
+    making_room = any(worker.fate is Fate.LEAVING for bidder in contest.bidders for worker in bidder.workers)
+    watched = tuple(_watched(bidder, making_room=making_room, now_s=now_s) for bidder in contest.bidders)
+    contest = replace(contest, bidders=watched)
+    learned = {b.job.key: learn(b.before.learned, b.plan, b.telemetry) for b in contest.bidders}
+    on = {
+        bidder.job.key: {
+            pool.name: [ground for ground in contest.grounds if bidder.claim(pool) in ground.sizes]
+            for pool in bidder.spec.worker_pools
+        }
+        for bidder in contest.bidders
+    }
+    frugal = any(bidder.objective is Objective.COST for bidder in contest.bidders)
+    if not frugal and (len(contest.bidders) == 1 or _all_fit(contest, on)):
+        return {b.job.key: Allotment(dry=b.before.dry, learned=learned[b.job.key]) for b in contest.bidders}
+    pools = [_pool(ground, contest.bidders, on) for ground in contest.grounds]
+    demands = [demand_of(bidder, on[bidder.job.key], learned[bidder.job.key]) for bidder in contest.bidders]
+    grants = propose(pools, demands).grants
+    settled = _Settled(contest, pools, demands, grants, on)
+    return {
+        bidder.job.key: replace(settled.allotment(bidder, grant), learned=learned[bidder.job.key])
+        for bidder, grant in zip(contest.bidders, grants, strict=True)
+    }
+
+
+def _watched(bidder: Bidder, *, making_room: bool, now_s: float) -> Bidder:
+    """Return the bidder with its short and dry pools as they are now."""
+    short, dry = {}, {}
+    for pool in bidder.spec.worker_pools:
+        name = pool.name
+        placed = sum(worker.placed and worker.pod.pool == name for worker in bidder.workers)
+        if (known := bidder.before.dry.get(name)) is not None:
+            if placed <= known.placed and now_s - known.since_s < RETRY_S:
+                dry[name] = Dry(known.since_s, placed)
+        elif placed < (bidder.before.limits or {}).get(name, 0):
+            short[name] = now_s if making_room else bidder.before.short.get(name, now_s)
+            if now_s - short[name] >= DRY_S:
+                dry[name] = Dry(now_s, placed)
+                del short[name]
+    return replace(bidder, before=replace(bidder.before, short=short, dry=dry))
+
+
+def _all_fit(contest: Contest, on: Mapping[JobKey, Mapping[str, Sequence[Ground]]]) -> bool:
+    """Tell whether every job may have as many workers as its pools could hold: then nobody is in anybody's way.
+
+    May say no where a cleverer packing exists; never yes where there is none.
+    """
+    room = Room([Pool(name=ground.name, nodes=tuple(ground.nodes.values())) for ground in contest.grounds])
+    claims = [(bidder, pool) for bidder in contest.bidders for pool in bidder.spec.worker_pools]
+    for bidder, pool in sorted(claims, key=lambda each: len(on[each[0].job.key][each[1].name])):
+        stands = on[bidder.job.key][pool.name]
+        sizes = {ground.name: ground.sizes[bidder.claim(pool)] for ground in stands}
+        left = min(bidder.most(pool), sum(room.places(name, size) for name, size in sizes.items()))
+        for name, size in sizes.items():
+            count = _most_that_fit(room, name, size, left)
+            room.hold({(name, size): count})
+            left -= count
+        if left > 0:
+            return False
+    return True
+
+
+def _most_that_fit(room: Room, ground: str, size: tuple[int, ...], most: int) -> int:
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if room.fits({(ground, size): middle}) else (low, middle - 1)
+    return low
+
+
+def _pool(ground: Ground, bidders: Sequence[Bidder], on: Mapping[JobKey, Mapping[str, Sequence[Ground]]]) -> Pool:
+    """Return a ground as the core sees it, with the losses that its jobs have suffered there."""
+    losses = watched_s = 0.0
+    spot = False
+    for bidder in bidders:
+        lost = {pool.name: pool.disruptions for pool in bidder.job.status.pools}
+        since_s = seconds(bidder.job.status.training_since)
+        for pool in bidder.spec.worker_pools:
+            stands = on[bidder.job.key][pool.name]
+            if ground not in stands:
+                continue
+            spot = spot or pool.capacity_type is CapacityType.SPOT
+            here = len(bidder.placed_on(pool, ground))
+            # A pool on several grounds remembers its losses as a whole: each ground gets its part by nodes.
+            losses += lost.get(pool.name, 0) * len(ground.nodes) / sum(len(each.nodes) for each in stands)
+            if since_s:
+                watched_s += max(0.0, bidder.telemetry.newest_sample_s - since_s) * max(1, here)
+    return Pool(name=ground.name, nodes=tuple(ground.nodes.values()), spot=spot, losses=losses, watched_s=watched_s)
+
+
+class _Settled:
+    """Turns grants into allotments: who leaves where, who may wait, and what a waiting job may keep."""
+
+    def __init__(
+        self,
+        contest: Contest,
+        pools: Sequence[Pool],
+        demands: Sequence[JobDemand],
+        grants: Sequence[Grant],
+        on: Mapping[JobKey, Mapping[str, Sequence[Ground]]],
+    ) -> None:
+        self._on = on
+        self._room = Room(pools)
+        self._granted: dict[JobKey, dict[str, int]] = {}
+        """By job, workers by the core's name of pool and ground."""
+        for bidder, demand, grant in zip(contest.bidders, demands, grants, strict=True):
+            self._granted[bidder.job.key] = dict(grant.workers)
+            for offer in demand.offers:
+                self._room.hold({(offer.pool, offer.size): grant.workers.get(offer.key, 0)})
+        for bidder, demand, grant in zip(contest.bidders, demands, grants, strict=True):
+            if not grant.workers:
+                self._keep(bidder, demand.offers)
+        self._quiet = not any(self._moving(bidder) for bidder in contest.bidders)
+
+    def _keep(self, bidder: Bidder, offers: Sequence[Offer]) -> None:
+        """Let a job that waits keep what it has as far as nobody needs it: it would only ask for it again."""
+        for pool in bidder.spec.worker_pools:
+            for ground in self._on[bidder.job.key][pool.name]:
+                key = offer_key(pool, ground.name)
+                size = next(offer.size for offer in offers if offer.key == key)
+                for _ in bidder.placed_on(pool, ground):
+                    if self._room.fits({(ground.name, size): 1}):
+                        self._room.hold({(ground.name, size): 1})
+                        self._granted[bidder.job.key][key] = self._granted[bidder.job.key].get(key, 0) + 1
+
+    def _surplus(self, bidder: Bidder, pool: WorkerPool) -> list[Worker]:
+        """Return the workers of a pool that have to leave: ground by ground, the least useful."""
+        found = []
+        for ground in self._on[bidder.job.key][pool.name]:
+            granted = self._granted[bidder.job.key].get(offer_key(pool, ground.name), 0)
+            found += bidder.placed_on(pool, ground)[granted:]
+        return found
+
+    def _limit(self, bidder: Bidder, pool: WorkerPool) -> int:
+        stands = self._on[bidder.job.key][pool.name]
+        granted = self._granted[bidder.job.key]
+        return bidder.elsewhere(pool, stands) + sum(granted.get(offer_key(pool, each.name), 0) for each in stands)
+
+    def _moving(self, bidder: Bidder) -> bool:
+        """Tell whether workers of the job come or go by this decision: room that is made for one is for nobody else."""
+        return any(worker.fate is Fate.LEAVING for worker in bidder.workers) or any(
+            self._surplus(bidder, pool)
+            or sum(w.placed and w.pod.pool == pool.name for w in bidder.workers) < self._limit(bidder, pool)
+            for pool in bidder.spec.worker_pools
+        )
+
+    def _may_wait(self, bidder: Bidder, pool: WorkerPool, *, granted: bool) -> bool:
+        """Tell whether workers beyond the limit may wait in a pool for nodes that may come.
+
+        Not while room is being made for others, and not where one more would fit already: the job does not want it.
+        """
+        if pool.name in bidder.before.dry:
+            return True
+        if not self._quiet or (granted and bidder.objective is Objective.COST):
+            return False
+        stands = self._on[bidder.job.key][pool.name]
+        return not granted or not any(
+            self._room.fits({(ground.name, ground.sizes[bidder.claim(pool)]): 1}) for ground in stands
+        )
+
+    def allotment(self, bidder: Bidder, grant: Grant) -> Allotment:
+        """Return what a job may have; the reason stays as long as the limits do."""
+        limits = {pool.name: self._limit(bidder, pool) for pool in bidder.spec.worker_pools}
+        same = bidder.before.limits == limits
+        return Allotment(
+            limits=limits,
+            leave=frozenset(w.pod.uid for pool in bidder.spec.worker_pools for w in self._surplus(bidder, pool)),
+            waits=frozenset(
+                pool.name
+                for pool in bidder.spec.worker_pools
+                if self._may_wait(bidder, pool, granted=bool(grant.workers))
+                and sum(limits.values()) < most_workers(bidder.spec)
+            ),
+            short=bidder.before.short,
+            dry=bidder.before.dry,
+            reason=bidder.before.reason if same else _reason(bidder, grant),
+        )
+
+
+def _reason(bidder: Bidder, grant: Grant) -> str:
+    dry = ", ".join(sorted(bidder.before.dry))
+    return f"{grant.reason}; {dry} out of stock" if dry else grant.reason

@@ -1,0 +1,196 @@
+"""One task for the whole cluster: who may have which nodes, decided again whenever something changed, but not all the time.
+
+Deciding may take seconds for hundreds of jobs, so it runs in a thread on values that do not change, and rests in
+proportion afterwards. It writes nothing to the API server: each job's own pass carries out what it may have. Whatever
+goes wrong here, the last answer stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from heterotrain_operator.decide.allocation import decide_contest
+from heterotrain_operator.decide.allotment import FREE, UNDECIDED, Allotment
+from heterotrain_operator.decide.capacity import Shape, shape_of
+from heterotrain_operator.decide.contest import Contest, Seen, contests, takes_part
+from heterotrain_operator.decide.pods import build_pod
+from heterotrain_operator.engine.metrics import OperatorMetrics
+from heterotrain_operator.engine.queue import Queue
+from heterotrain_operator.world.quantity import pod_requests
+from heterotrain_operator.world.store import Store
+from heterotrain_operator.world.telemetry import Telemetry
+from heterotrain_operator.world.views import JobKey, JobView
+
+SETTLE_S = 2.0
+"""Least seconds between two decisions: what changes together is decided together."""
+REST_FACTOR = 5.0
+"""After a decision that took long, it rests this many times as long."""
+LOOK_AGAIN_S = 15.0
+"""Longest time between two decisions: time alone may show that a pool is out of stock."""
+PATIENCE_S = 5.0
+"""A new job waits for a decision at most this long, then it takes what fits."""
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is remembered of a job between decisions; all of it may be lost without harm."""
+
+    uid: str
+    generation: int
+    shapes: dict[str, Shape]
+    asked_s: float
+    allotment: Allotment = UNDECIDED
+
+
+class Allocator:
+    """Keeps what each job may have.
+
+    Args:
+        telemetry_of: what is known of a job from Prometheus.
+        clock: monotonic seconds.
+        wall_clock_s: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        queue: Queue[JobKey],
+        metrics: OperatorMetrics,
+        *,
+        telemetry_of: Callable[[JobView], Telemetry],
+        clock: Callable[[], float],
+        wall_clock_s: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._queue = queue
+        self._metrics = metrics
+        self._telemetry_of = telemetry_of
+        self._clock = clock
+        self._wall_clock_s = wall_clock_s
+        self._known: dict[JobKey, _Known] = {}
+        self._changed = asyncio.Event()
+        self._urgent = asyncio.Event()
+
+    def changed(self) -> None:
+        """Note that something changed on which decisions rest."""
+        self._changed.set()
+
+    def of(self, job: JobView) -> Allotment:
+        """Return what a job may have; a new one is decided about at once."""
+        if not takes_part(job):
+            return FREE
+        known = self._known.get(job.key)
+        if known is None or known.uid != job.uid:
+            known = self._known[job.key] = self._look_at(job)
+        if known.allotment.held:
+            if self._clock() - known.asked_s >= PATIENCE_S:
+                return FREE
+            self._urgent.set()
+            self._changed.set()
+            self._queue.add_after(job.key, PATIENCE_S)
+        return known.allotment
+
+    async def run(self) -> None:
+        """Decide for ever."""
+        while True:
+            started_s = self._clock()
+            await self.run_once()
+            took_s = self._clock() - started_s
+            rest_s = max(SETTLE_S, REST_FACTOR * took_s)
+            await _set_within(self._urgent, rest_s)
+            await _set_within(self._changed, LOOK_AGAIN_S)
+            # Even what is urgent comes in bursts: many new jobs are decided about together.
+            await asyncio.sleep(max(0.0, REST_FACTOR * took_s - (self._clock() - started_s - took_s)))
+
+    async def run_once(self) -> None:
+        """Decide about every job."""
+        self._changed.clear()
+        self._urgent.clear()
+        started_s = self._clock()
+        seen = self._seen()
+        before = {key: known.allotment for key, known in self._known.items()}
+        nodes = dict(self._store.nodes.all())
+        used = self._store.used()
+        try:
+            found = await asyncio.to_thread(contests, seen, nodes, used, before.__getitem__)
+        except Exception:
+            log.exception("allocation failed by a bug: every job keeps what it has")
+            self._metrics.allocations.labels(result="bug").inc()
+            return
+        for contest in found:
+            await self._decide(contest)
+        self._metrics.allocation_seconds.observe(self._clock() - started_s)
+        self._metrics.limited_jobs.set(sum(known.allotment.limits is not None for known in self._known.values()))
+
+    async def _decide(self, contest: Contest) -> None:
+        keys = [bidder.job.key for bidder in contest.bidders]
+        try:
+            allotments = await asyncio.to_thread(decide_contest, contest, now_s=self._wall_clock_s())
+        except Exception:
+            log.exception(
+                "allocation failed by a bug: these jobs keep what they have", jobs=["/".join(k) for k in keys]
+            )
+            self._metrics.allocations.labels(result="bug").inc()
+            return
+        self._metrics.allocations.labels(result="ok").inc()
+        for key, allotment in allotments.items():
+            known = self._known.get(key)
+            if known is None:
+                continue
+            before, known.allotment = known.allotment, allotment
+            if _matters(allotment) != _matters(before):
+                self._queue.add(key)
+            if allotment.limits != before.limits and allotment.reason:
+                log.info("allocated", job=key.name, namespace=key.namespace, reason=allotment.reason)
+
+    def _seen(self) -> list[Seen]:
+        """Return every job that takes part, and forget the others."""
+        jobs = {key: job for key, job in self._store.jobs.all().items() if takes_part(job)}
+        kept = {}
+        for key, job in jobs.items():
+            known = self._known.get(key)
+            if known is None or known.uid != job.uid:
+                known = self._look_at(job)
+            elif known.generation != job.generation:
+                known.generation, known.shapes = job.generation, shapes_of(job)
+            kept[key] = known
+        self._known = kept
+        return [
+            Seen(
+                job=job,
+                pods=self._store.pods.of_job(key),
+                plan=self._store.plans.get(key),
+                telemetry=self._telemetry_of(job),
+                shapes=kept[key].shapes,
+            )
+            for key, job in jobs.items()
+        ]
+
+    def _look_at(self, job: JobView) -> _Known:
+        return _Known(uid=job.uid, generation=job.generation, shapes=shapes_of(job), asked_s=self._clock())
+
+
+def shapes_of(job: JobView) -> dict[str, Shape]:
+    """Return by pool what a worker of the job needs."""
+    assert job.spec is not None  # noqa: S101  # only jobs that take part are asked about
+    pods = {pool.name: build_pod(job, pool, 0, plan_version="") for pool in job.spec.worker_pools}
+    return {name: shape_of(pod, pod_requests(pod["spec"])) for name, pod in pods.items()}
+
+
+def _matters(allotment: Allotment) -> tuple[object, ...]:
+    """Return what a job's pass acts on."""
+    return (allotment.limits, allotment.leave, allotment.waits, allotment.held, allotment.reason)
+
+
+async def _set_within(event: asyncio.Event, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        pass

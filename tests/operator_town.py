@@ -1,0 +1,165 @@
+"""Several jobs on one cluster in memory: each a ``World`` of its own, with common nodes and one allocation between them."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from heterotrain_core.contract.codec import decode_plan, encode_plan
+from heterotrain_core.contract.plan import ComputeTime, Plan
+from heterotrain_operator.decide.allocation import decide_contest
+from heterotrain_operator.decide.allotment import FREE, Allotment
+from heterotrain_operator.decide.contest import Contest, Seen, contests, takes_part
+from heterotrain_operator.engine.allocator import shapes_of
+from heterotrain_operator.world.parse import rfc3339
+from heterotrain_operator.world.quantity import added
+from heterotrain_operator.world.views import JobKey
+from operator_world import NOW_S, Body, World, node_body
+
+
+class Town:
+    """A cluster with jobs. ``speeds`` are the samples per second of one worker, by job and pool."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.worlds: dict[str, World] = {}
+        self.nodes: dict[str, Body] = {}
+        self.speeds: dict[str, dict[str, float]] = {}
+        self.now_s = NOW_S
+        self.remembers = True
+        """Whether the allocator still knows its last answers; a new operator does not."""
+        self._rng = random.Random(seed)  # noqa: S311  # the scheduler's order, not a secret
+
+    def with_nodes(self, *names: str, **fields: Any) -> Town:
+        """Add a node of each pool; ``a2`` is a second node of pool ``a``."""
+        for name in names:
+            self.nodes[name] = node_body(name, name.rstrip("0123456789"), **fields)
+        return self
+
+    def add(self, name: str, *pools: Body, **spec: Any) -> World:
+        """Add a job; later ones are younger."""
+        world = World(*pools, spec=spec)
+        world.replan = False  # speeds come from `speeds`, not from telemetry
+        world.job["metadata"] |= {
+            "name": name,
+            "uid": f"uid-of-{name}",
+            "creationTimestamp": rfc3339(NOW_S + len(self.worlds)),
+        }
+        world.nodes = self.nodes
+        self.worlds[name] = world
+        return world
+
+    def remove(self, name: str) -> None:
+        """Take a job away with everything that it has."""
+        del self.worlds[name]
+
+    # --- the operator ---
+
+    def contests(self) -> tuple[Contest, ...]:
+        """Return who competes for what now."""
+        self._share_usage()
+        seen = [
+            Seen(
+                job=world.job_view,
+                pods=world.pod_views,
+                plan=world.plan_view,
+                telemetry=world.telemetry,
+                shapes=shapes_of(world.job_view),
+            )
+            for world in self.worlds.values()
+            if takes_part(world.job_view)
+        ]
+        some = next(iter(self.worlds.values()))
+        before = {world.job_view.key: world.allotment if self.remembers else FREE for world in self.worlds.values()}
+        return contests(seen, some.node_views, some.observe().used(), before.__getitem__)
+
+    def allocate(self) -> dict[str, Allotment]:
+        """Decide over all jobs, and return what each may have."""
+        answer: dict[JobKey, Allotment] = {}
+        for contest in self.contests():
+            answer |= decide_contest(contest, now_s=self.now_s)
+        return {key.name: allotment for key, allotment in answer.items()}
+
+    def step(self) -> None:
+        """Allocate, let each job's pass act, and let the cluster follow."""
+        for name, allotment in self.allocate().items():
+            self.worlds[name].allotment = allotment
+        for world in self.worlds.values():
+            world.now_s = self.now_s
+            self._share_usage()
+            world.settle()
+        for name, world in self.worlds.items():
+            self._learn(name, world)
+        for world in self.worlds.values():
+            for pod in [name for name, body in world.pods.items() if "deletionTimestamp" in body["metadata"]]:
+                world.vanish(pod)
+        for world in self._rng.sample(list(self.worlds.values()), len(self.worlds)):
+            self._share_usage()
+            world.schedule().run()
+
+    def settle(self, *, rounds: int = 25) -> Town:
+        """Step until nobody gets anything else; fails when that takes too many rounds."""
+        for _ in range(rounds):
+            before = self.placed(), self.limits()
+            self.step()
+            self.now_s += 3.0
+            if (self.placed(), self.limits()) == before:
+                return self
+        raise AssertionError(f"no rest after {rounds} rounds: {self.limits()}, {self.placed()}")
+
+    # --- what is there ---
+
+    def placed(self) -> dict[str, dict[str, int]]:
+        """Return by job and pool how many workers have nodes."""
+        found: dict[str, dict[str, int]] = {}
+        for name, world in self.worlds.items():
+            counts: dict[str, int] = {}
+            for view in world.pod_views:
+                if view.node and not view.deleting and not view.terminal:
+                    counts[view.pool] = counts.get(view.pool, 0) + 1
+            found[name] = counts
+        return found
+
+    def placed_pods(self, name: str) -> list[str]:
+        """Return the pods of a job that have nodes."""
+        return [view.name for view in self.worlds[name].pod_views if view.node]
+
+    def limits(self) -> dict[str, Mapping[str, int] | None]:
+        """Return by job what it may have by pool; ``None`` without limits."""
+        return {name: world.allotment.limits for name, world in self.worlds.items()}
+
+    def waiting(self, name: str) -> int:
+        """Return how many workers of a job have no node."""
+        return sum(not view.node for view in self.worlds[name].pod_views)
+
+    def _share_usage(self) -> None:
+        usage: dict[str, dict[str, dict[str, float]]] = {}
+        for name, world in self.worlds.items():
+            own: dict[str, dict[str, float]] = {}
+            for view in world.pod_views:
+                if view.node and not view.phase_ended:
+                    own[view.node] = added([own.get(view.node, {}), view.requests])
+            usage[name] = own
+        for name, world in self.worlds.items():
+            others = [own for other, own in usage.items() if other != name]
+            world.foreign = {
+                node: added([own.get(node, {}) for own in others]) for node in {node for own in others for node in own}
+            }
+
+    def _learn(self, name: str, world: World) -> None:
+        """Write into the plan how fast each member is, as a job that has trained for a while has it there."""
+        if name not in self.speeds or world.plan is None:
+            return
+        plan = decode_plan(world.plan["data"]["plan.json"], job_uid=world.job["metadata"]["uid"])
+        assert isinstance(plan, Plan)
+        members = tuple(replace(member, compute=even_time(self.speeds[name][member.pool])) for member in plan.members)
+        world.plan = copy.deepcopy(world.plan)
+        world.plan["data"]["plan.json"] = encode_plan(replace(plan, members=members))
+
+
+def even_time(samples_per_s: float) -> ComputeTime:
+    """Return the time of a worker without any fixed part: its speed is the same at every share."""
+    third = 1.0 / samples_per_s / 3.0
+    return ComputeTime(per_sample_s=third, fixed_s=0.0, backward_per_sample_s=2 * third, backward_fixed_s=0.0)

@@ -1,0 +1,166 @@
+"""Several jobs on one cluster: who gets which nodes, that it comes to rest, and that nobody is ever in another's way."""
+
+from __future__ import annotations
+
+from heterotrain_operator.decide.allocation import DRY_S, RETRY_S
+from heterotrain_operator.decide.contest import takes_part
+from heterotrain_operator.world.parse import rfc3339
+from operator_town import Town
+from operator_world import World, pool
+
+TWO = {"minReplicas": 2}
+
+
+def a_town(*nodes: str, cpu: str = "1", seed: int = 0) -> Town:
+    return Town(seed).with_nodes(*nodes, cpu=cpu)
+
+
+def test_a_job_alone_takes_what_fits_and_one_that_waits_as_if_there_were_no_allocation() -> None:
+    town = a_town("a1", "a2", "a3")
+    town.add("one", pool("a", maxReplicas=8))
+    town.settle()
+    assert town.limits() == {"one": None}
+    assert town.placed() == {"one": {"a": 3}}
+    assert town.waiting("one") == 1
+    assert town.worlds["one"].condition("Limited") == ("False", "Free")
+
+
+def test_jobs_with_room_for_all_are_not_limited() -> None:
+    town = a_town("a", cpu="4")
+    town.add("one", pool("a", maxReplicas=2))
+    town.add("two", pool("a", maxReplicas=2))
+    town.settle()
+    assert town.limits() == {"one": None, "two": None}
+    assert town.placed() == {"one": {"a": 2}, "two": {"a": 2}}
+
+
+def test_a_newcomer_gets_its_part_from_a_job_that_has_everything() -> None:
+    """Workers leave in order and are not charged; the reasons are told to people."""
+    town = a_town("a", cpu="4")
+    old = town.add("old", pool("a", maxReplicas=4), elasticPolicy=TWO)
+    town.settle()
+    assert len(old.members()) == 4
+    new = town.add("new", pool("a", maxReplicas=4), elasticPolicy=TWO)
+    town.settle()
+    assert town.placed() == {"old": {"a": 2}, "new": {"a": 2}}
+    assert len(old.members()) == 2
+    assert (old.status["disruptions"], old.status["restarts"]) == (0, 0)
+    assert old.condition("Limited") == ("True", "NodesShared")
+    assert "-2 a: other jobs need them more" in old.message("Limited")
+    assert [p["granted"] for p in old.status["pools"]] == [2]
+    assert "WorkersAllocated" in old.notices
+    assert "starts with 2 a" in new.message("Limited")
+    town.remove("new")
+    town.settle()
+    assert town.placed() == {"old": {"a": 4}}, "it takes back what is free"
+    assert "nobody else wants its nodes" in old.message("Limited") or old.condition("Limited") == ("False", "Free")
+
+
+def test_a_gang_that_does_not_fit_beside_running_minimums_waits_and_holds_nothing() -> None:
+    town = a_town("a", cpu="3")
+    town.add("old", pool("a", maxReplicas=3), elasticPolicy=TWO)
+    town.settle()
+    new = town.add("new", pool("a", maxReplicas=3), elasticPolicy=TWO)
+    town.settle()
+    assert town.placed() == {"old": {"a": 3}, "new": {}}
+    assert new.condition("Limited") == ("True", "WaitsForNodes")
+    assert "jobs before it leave less than its 2 workers" in new.message("Scheduled")
+    assert town.waiting("new") == 2, "it asks for its minimum, so that an autoscaler adds nodes"
+    town.with_nodes("a9", cpu="2").settle()
+    assert town.placed()["new"] == {"a": 2}
+    assert len(new.members()) == 2
+
+
+def test_two_gangs_that_start_together_do_not_block_each_other() -> None:
+    """Three nodes, two jobs that need two workers each: one of them runs, whatever the scheduler does first."""
+    for seed in range(8):
+        town = a_town("a", cpu="3", seed=seed)
+        first = town.add("first", pool("a", maxReplicas=2), elasticPolicy=TWO)
+        town.add("second", pool("a", maxReplicas=2), elasticPolicy=TWO)
+        town.settle()
+        assert town.placed()["first"] == {"a": 2}
+        assert len(first.members()) == 2
+        assert sum(town.placed()["second"].values()) <= 1
+
+
+def test_cost_takes_the_fewest_and_cheapest_workers_even_alone() -> None:
+    town = a_town("a", "b", cpu="4")
+    job = town.add(
+        "thrifty",
+        pool("a", maxReplicas=4, pricePerHour="3.67"),
+        pool("b", maxReplicas=4, pricePerHour="0.35"),
+        elasticPolicy=TWO,
+        objective="cost",
+    )
+    town.settle()
+    assert town.placed() == {"thrifty": {"b": 2}}
+    assert job.condition("Limited") == ("True", "FewerAreCheaper")
+    assert town.waiting("thrifty") == 0
+    assert job.status["pricePerHour"] == "0.70"
+
+
+def test_a_pool_that_gives_nothing_for_long_goes_to_others_and_is_tried_again() -> None:
+    """Something that we cannot see keeps the scheduler from placing a job on pool b, although there seems to be room."""
+    town = a_town("a").with_nodes("b", cpu="3")
+    blocked = town.add("blocked", pool("a"), pool("b", maxReplicas=3))
+    town.add("other", pool("b", maxReplicas=3))
+    schedule = blocked.schedule
+
+    def nowhere_on_b() -> World:
+        before = set(town.placed_pods("blocked"))
+        schedule()
+        for name in set(town.placed_pods("blocked")) - before:
+            body = blocked.pods[name]
+            if body["spec"]["nodeName"] == "b":
+                del body["spec"]["nodeName"]
+                refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "a volume"}
+                body["status"]["conditions"] = [{**refused, "lastTransitionTime": rfc3339(town.now_s)}]
+        return blocked
+
+    blocked.schedule = nowhere_on_b  # type: ignore[method-assign]  # a fault that only the scheduler sees
+    town.settle()
+    assert town.limits() == {"blocked": {"a": 1, "b": 1}, "other": {"b": 2}}
+    town.now_s += DRY_S
+    town.settle()
+    assert town.placed() == {"blocked": {"a": 1}, "other": {"b": 3}}, "the node is used all the same"
+    assert set(blocked.allotment.dry) == {"b"}
+    assert "pool b: a volume" in blocked.message("Degraded")
+    blocked.schedule = schedule  # type: ignore[method-assign]  # the fault is over
+    town.now_s += RETRY_S
+    town.settle()
+    assert town.placed() == {"blocked": {"a": 1, "b": 1}, "other": {"b": 2}}
+    assert not blocked.allotment.dry
+
+
+def test_jobs_that_are_suspended_refused_or_over_take_no_part() -> None:
+    town = a_town("a", cpu="4")
+    one = town.add("one", pool("a", maxReplicas=4))
+    town.add("two", pool("a", maxReplicas=4))
+    town.settle()
+    assert takes_part(one.job_view)
+    one.edit(lambda spec: spec.update(suspend=True))
+    assert not takes_part(one.job_view)
+    town.settle()
+    assert town.placed() == {"one": {}, "two": {"a": 4}}
+
+
+def test_workers_on_cordoned_nodes_stay_and_count() -> None:
+    """Nobody is moved only because his node takes no more workers."""
+    town = a_town("a1", "a2", cpu="2")
+    town.add("one", pool("a", maxReplicas=4))
+    town.settle()
+    town.nodes["a1"]["spec"]["unschedulable"] = True
+    town.add("two", pool("a", maxReplicas=4))
+    town.settle()
+    assert town.placed() == {"one": {"a": 3}, "two": {"a": 1}}
+
+
+def test_a_new_operator_that_remembers_nothing_changes_nothing() -> None:
+    town = a_town("a", "b", cpu="4")
+    for number, name in enumerate(("x", "y", "z")):
+        town.add(name, pool("a", maxReplicas=4), pool("b", maxReplicas=1 + number), elasticPolicy={"minReplicas": 1})
+    town.settle()
+    before = town.placed(), town.limits()
+    town.remembers = False
+    town.settle()
+    assert (town.placed(), town.limits()) == before
