@@ -138,6 +138,8 @@ def _why_not(candidate: Candidate, by_name: Mapping[str, Pool], pools: Sequence[
         return (
             f"waits: no allowed number of workers can share a batch of {job.batch_samples} samples within their limits"
         )
+    if job.min_workers <= 1:
+        return "waits: jobs before it leave no room"
     return f"waits: jobs before it leave less than its {job.min_workers} workers"
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import structlog
 
 from heterotrain_operator.engine.act import Actor
+from heterotrain_operator.engine.allocator import Allocator
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.engine.reconcile import Reconciler
@@ -69,6 +70,14 @@ class App:
             clock=time.monotonic,
             wall_clock_s=time.time,
         )
+        self.allocator = Allocator(
+            self.store,
+            self.queue,
+            self.metrics,
+            telemetry_of=self.poller.of,
+            clock=time.monotonic,
+            wall_clock_s=time.time,
+        )
         self.reconciler = Reconciler(
             kube,
             self.store,
@@ -76,6 +85,7 @@ class App:
             self.actor,
             self.metrics,
             telemetry_of=self.poller.of,
+            allotment_of=self.allocator.of,
             gather_s=settings.gather_s,
             clock=time.monotonic,
             wall_clock_s=time.time,
@@ -105,6 +115,7 @@ class App:
         else:
             self.store.jobs.put(parse_job(body))
         self.queue.add(key_of(body))
+        self.allocator.changed()
 
     def pod_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
         """Take the newest state of a worker's pod."""
@@ -116,6 +127,7 @@ class App:
         else:
             self.store.pods.put(view)
         self.queue.add(view.key)
+        self.allocator.changed()
 
     def plan_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
         """Take the newest state of a plan's ConfigMap."""
@@ -127,6 +139,7 @@ class App:
         else:
             self.store.plans.put(view)
         self.queue.add(view.key)
+        self.allocator.changed()
 
     def node_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
         """Take the newest state of a node; heartbeats, which change nothing that we look at, wake nobody."""
@@ -139,6 +152,7 @@ class App:
         if deleted or before is None or _matters(before) != _matters(view):
             for key in self.store.jobs.all():
                 self.queue.add(key)
+            self.allocator.changed()
 
     # --- what runs -------------------------------------------------------------------------------------------------
 
@@ -158,6 +172,8 @@ class App:
                     tasks.create_task(self.elector.keep(), name="lease")
                 self.metrics.leader.set(1)
                 log.info("leading", identity=self.settings.identity)
+                await self.allocator.run_once()  # before any job could take what another one has
+                tasks.create_task(self.allocator.run(), name="allocation")
                 for key in self.store.jobs.all():
                     self.queue.add(key)
                 if self.settings.prometheus.url is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 
 import structlog
 
 from heterotrain_operator.api.conditions import ConditionType
+from heterotrain_operator.decide.allotment import Allotment
 from heterotrain_operator.decide.job import Decision, Observation, decide
 from heterotrain_operator.decide.lifecycle import Acceptance
 from heterotrain_operator.decide.pods import build_pod, template_problem
@@ -17,7 +18,6 @@ from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.kube.client import Kube
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Refused, Throttled
 from heterotrain_operator.kube.resources import PODS
-from heterotrain_operator.world.quantity import added
 from heterotrain_operator.world.store import Store
 from heterotrain_operator.world.telemetry import Telemetry
 from heterotrain_operator.world.views import JobKey, JobView
@@ -36,6 +36,7 @@ class Reconciler:
 
     Args:
         telemetry_of: what is known of a job from Prometheus.
+        allotment_of: what a job may have of nodes that others want, too.
         gather_s: longest time that a ready worker waits for others that start.
     """
 
@@ -48,6 +49,7 @@ class Reconciler:
         metrics: OperatorMetrics,
         *,
         telemetry_of: Callable[[JobView], Telemetry],
+        allotment_of: Callable[[JobView], Allotment],
         gather_s: float,
         clock: Callable[[], float],
         wall_clock_s: Callable[[], float],
@@ -58,6 +60,7 @@ class Reconciler:
         self._actor = actor
         self._metrics = metrics
         self._telemetry_of = telemetry_of
+        self._allotment_of = allotment_of
         self._gather_s = gather_s
         self._clock = clock
         self._wall_clock_s = wall_clock_s
@@ -145,7 +148,7 @@ class Reconciler:
                 job=job,
                 pods=self._store.pods.of_job(job.key),
                 nodes=nodes,
-                used=self._used,
+                used=self._store.used,
                 plan=self._store.plans.get(job.key),
                 telemetry=telemetry,
                 acceptance=acceptance,
@@ -153,6 +156,7 @@ class Reconciler:
                 replan=news and due,
                 gather_s=self._gather_s,
                 now_s=self._wall_clock_s(),
+                allotment=self._allotment_of(job),
             )
         )
         took_s = self._clock() - started_s
@@ -161,10 +165,6 @@ class Reconciler:
             memory.planned = (job.generation, telemetry.sequence)
             memory.replan_s = started_s + took_s * PLANNING_PART
         return decision, memory.replan_s - started_s if news and not due else None
-
-    def _used(self) -> Mapping[str, Mapping[str, float]]:
-        own, foreign = self._store.pods.used, self._store.foreign_requests
-        return {node: added([own.get(node, {}), foreign.get(node, {})]) for node in {*own, *foreign}}
 
     async def _acceptance(self, job: JobView, memory: JobMemory) -> tuple[Acceptance, float | None]:
         """Return what the API server says to the job's pods; asked once for every generation of the spec."""

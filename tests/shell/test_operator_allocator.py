@@ -1,0 +1,169 @@
+"""The task that decides between jobs: a new job is held until it is decided about, and a bug leaves everything as it was."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from heterotrain_operator.decide.allocation import decide_contest
+from heterotrain_operator.decide.allotment import FREE
+from heterotrain_operator.decide.contest import Contest
+from heterotrain_operator.engine.allocator import PATIENCE_S, Allocator
+from heterotrain_operator.engine.app import App
+from heterotrain_operator.engine.metrics import OperatorMetrics
+from heterotrain_operator.engine.queue import Queue
+from heterotrain_operator.settings import Settings
+from heterotrain_operator.world.parse import parse_job, parse_node, rfc3339
+from heterotrain_operator.world.store import Store
+from heterotrain_operator.world.telemetry import Telemetry
+from heterotrain_operator.world.views import JobKey
+from operator_fakes import FakeKube
+from operator_world import NOW_S, job_body, node_body, pool
+
+DECIDE = "heterotrain_operator.engine.allocator.decide_contest"
+
+
+class Bench:
+    """An allocator with nodes and jobs, and a clock that a test turns."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.store = Store()
+        self.queue: Queue[JobKey] = Queue()
+        self.metrics = OperatorMetrics()
+        self.allocator = Allocator(
+            self.store,
+            self.queue,
+            self.metrics,
+            telemetry_of=lambda _: Telemetry(),
+            clock=lambda: self.now_s,
+            wall_clock_s=lambda: NOW_S,
+        )
+
+    def add_node(self, name: str, cpu: str = "2") -> None:
+        self.store.nodes.put(parse_node(node_body(name, name, cpu=cpu)))
+
+    def add_job(self, name: str, *pools: dict[str, Any], version: str = "1", uid: str = "") -> JobKey:
+        came = rfc3339(NOW_S + len(self.store.jobs.all()))
+        body = job_body(*pools, name=name, uid=uid or f"uid-of-{name}", resourceVersion=version, creationTimestamp=came)
+        self.store.jobs.put(parse_job(body))
+        return JobKey("ns", name)
+
+    def limits(self, key: JobKey) -> Any:
+        job = self.store.jobs.get(key)
+        assert job is not None
+        allotment = self.allocator.of(job)
+        return "held" if allotment.held else allotment.limits
+
+
+def a_rivalry() -> tuple[Bench, JobKey, JobKey]:
+    """Return two jobs that want three workers each of two that fit on node a."""
+    bench = Bench()
+    bench.add_node("a")
+    return bench, bench.add_job("one", pool("a", maxReplicas=3)), bench.add_job("two", pool("a", maxReplicas=3))
+
+
+async def test_what_was_decided_reaches_the_jobs_that_it_concerns_and_only_once() -> None:
+    bench, one, two = a_rivalry()
+    assert bench.limits(one) == "held"
+    await bench.allocator.run_once()
+    assert {await bench.queue.get(), await bench.queue.get()} == {one, two}
+    assert (bench.limits(one), bench.limits(two)) == ({"a": 1}, {"a": 1})
+    bench.queue.done(one)
+    bench.queue.done(two)
+    await bench.allocator.run_once()
+    assert len(bench.queue) == 0, "nothing changed, nobody is woken"
+    assert bench.metrics.limited_jobs._value.get() == 2
+
+
+async def test_asking_for_a_new_job_brings_the_decision_about_at_once() -> None:
+    bench, one, two = a_rivalry()
+    running = asyncio.create_task(bench.allocator.run())
+    try:
+        async with asyncio.timeout(30):
+            assert bench.limits(one) == "held"
+            woken = {await bench.queue.get(), await bench.queue.get()}
+            assert woken == {one, two}
+            three = bench.add_job("three", pool("a"))
+            assert bench.limits(three) == "held"
+            while await bench.queue.get() != three:
+                pass
+        assert bench.limits(three) == {"a": 0}
+        assert not running.done()
+    finally:
+        running.cancel()
+
+
+async def test_a_bug_with_some_jobs_leaves_them_as_they_were_and_spoils_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench, one, two = a_rivalry()
+    await bench.allocator.run_once()
+    bench.add_node("b", cpu="1")
+    others = [bench.add_job(name, pool("b", maxReplicas=2)) for name in ("p", "q")]
+
+    def decide(contest: Contest, *, now_s: float) -> Any:
+        if any(bidder.job.key == one for bidder in contest.bidders):
+            raise ZeroDivisionError
+        return decide_contest(contest, now_s=now_s)
+
+    monkeypatch.setattr(DECIDE, decide)
+    bench.add_job("one", pool("a", maxReplicas=1), version="2")
+    await bench.allocator.run_once()
+    assert (bench.limits(one), bench.limits(two)) == ({"a": 1}, {"a": 1})
+    assert [bench.limits(key) for key in others] == [{"b": 1}, {"b": 0}]
+    assert bench.metrics.allocations.labels(result="bug")._value.get() == 1
+
+
+async def test_a_new_job_that_nobody_decides_about_takes_what_fits_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench, one, _ = a_rivalry()
+    monkeypatch.setattr(DECIDE, None)
+    assert bench.limits(one) == "held"
+    await bench.allocator.run_once()
+    assert bench.limits(one) == "held"
+    bench.now_s += PATIENCE_S
+    assert bench.limits(one) is None
+
+
+async def test_another_job_under_an_old_name_inherits_nothing() -> None:
+    bench, one, _ = a_rivalry()
+    await bench.allocator.run_once()
+    bench.add_job("one", pool("a", maxReplicas=3), version="2", uid="another")
+    assert bench.limits(one) == "held"
+
+
+async def test_jobs_that_take_no_part_are_never_held() -> None:
+    bench = Bench()
+    body = job_body(spec={"suspend": True})
+    assert bench.allocator.of(parse_job(body)) is FREE
+
+
+async def test_jobs_in_the_running_operator_get_no_more_than_their_part() -> None:
+    """Two jobs through the whole shell: events in, pods out, two each on four places."""
+    kube = FakeKube()
+    app = App(kube, Settings(leader_election=False, relist_s=3600.0))
+    kube.objects["nodes", "", "a"] = node_body("a", "a", cpu="4")
+    keys = []
+    for name in ("one", "two"):
+        body = job_body(pool("a", maxReplicas=4), name=name, uid=f"uid-of-{name}")
+        kube.objects["heterotrainjobs", "ns", name] = body
+        keys.append(JobKey("ns", name))
+    running = asyncio.create_task(app.run())
+
+    def pods() -> list[str]:
+        return sorted(name for plural, _, name in kube.objects if plural == "pods")
+
+    try:
+        async with asyncio.timeout(30):
+            while len(pods()) < 4:  # noqa: ASYNC110  # the stand-in for the API server tells nobody
+                await asyncio.sleep(0.01)
+        assert pods() == ["one-w0", "one-w1", "two-w0", "two-w1"]
+        for name in ("one", "two"):
+            status = kube.objects["heterotrainjobs", "ns", name]["status"]
+            assert [p["granted"] for p in status["pools"]] == [2]
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
