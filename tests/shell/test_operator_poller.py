@@ -14,6 +14,7 @@ from heterotrain_operator.prom.queries import Series
 from heterotrain_operator.settings import PrometheusSettings
 from heterotrain_operator.world.parse import parse_job
 from heterotrain_operator.world.store import Store
+from heterotrain_operator.world.telemetry import MemberId
 from heterotrain_operator.world.views import JobKey
 from operator_fakes import FakeProm
 from operator_world import World
@@ -45,13 +46,13 @@ class Bench:
             wall_clock_s=lambda: self.world.now_s + loop.time() - self.started_s,
         )
 
-    def answer(self, step: int, at_s: float) -> None:
+    def answer(self, step: int, at_s: float, labels: dict[str, str] = LABELS) -> None:
         """Let Prometheus hold one scrape of one member."""
 
         def answers(promql: str) -> tuple[Series, ...]:
             if promql.startswith("timestamp"):
-                return (Series(LABELS, self.world.now_s + at_s),)
-            return (Series({"__name__": metrics.STEP, **LABELS}, step),)
+                return (Series(labels, self.world.now_s + at_s),)
+            return (Series({"__name__": metrics.STEP, **labels}, step),)
 
         assert self.prom is not None
         self.prom.answers = answers
@@ -75,6 +76,24 @@ async def test_new_data_wakes_the_job_and_old_data_does_not() -> None:
     bench.answer(step=2, at_s=5)
     await asyncio.sleep(1)
     assert await bench.woken()
+    task.cancel()
+
+
+async def test_whose_pool_a_member_is_of_is_remembered_when_its_pod_is_gone() -> None:
+    bench = Bench(FakeProm())
+    pods = bench.poller._store.pods
+    (first, *_) = bench.world.pod_views
+    pods.put(first)
+    identity = {**LABELS, "worker": first.name, "worker_uid": first.uid}
+    bench.answer(step=1, at_s=0, labels=identity)
+    task = asyncio.create_task(bench.poller.run())
+    await asyncio.sleep(0.5)
+    pods.discard((first.key.namespace, first.name))
+    bench.answer(step=2, at_s=1)
+    await asyncio.sleep(1)
+    telemetry = bench.poller.of(bench.job)
+    assert telemetry.pools == {MemberId(first.uid, 0): first.pool}
+    assert set(telemetry.gauges) == {MemberId("uid-a", 0)}
     task.cancel()
 
 

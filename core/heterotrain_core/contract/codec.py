@@ -67,7 +67,7 @@ def _read(kind: type[_T], raw: Any, path: str) -> _T:
     """Build a dataclass from JSON by its own type hints, strictly."""
     if not isinstance(raw, Mapping):
         raise TypeError(f"{path} has to be an object, not {type(raw).__name__}")
-    hints = _hints(kind)
+    hints = _hints(kind)  # type: ignore[arg-type]  # every class is hashable
     if unknown := sorted(set(raw) - set(hints)):
         raise ValueError(f"{path} has unknown fields {unknown}")
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
+from heterotrain_operator.engine.gauges import JobGauges
+
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
@@ -13,6 +15,8 @@ class OperatorMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)  # memory and processor time
+        self.of_jobs = JobGauges()
+        self.registry.register(self.of_jobs)
         self.leader = Gauge("heterotrain_operator_leader", "1 while this replica leads.", registry=self.registry)
         self.jobs = Gauge("heterotrain_operator_jobs", "Jobs that are known.", registry=self.registry)
         self.pods = Gauge("heterotrain_operator_pods", "Worker pods that are known.", registry=self.registry)

@@ -116,13 +116,15 @@ class Reconciler:
         job = self._store.jobs.get(key)
         if job is None:
             self._queue.forget(key)
-            self._memories.pop(key, None)
+            self._forget(key)
             return None
         memory = self._memories.get(key)
         if memory is None or memory.uid != job.uid:
+            self._forget(key)
             memory = self._memories[key] = JobMemory(uid=job.uid)
         acceptance, ask_again_s = await self._acceptance(job, memory)
         decision, replan_again_s = self._decide(job, acceptance, memory)
+        self._metrics.of_jobs.show(key, job.uid, decision.status)
         if decision.reason and decision.reason != memory.reason:
             log.info("decided", job=key.name, namespace=key.namespace, reason=decision.reason)
             memory.reason = decision.reason
@@ -135,6 +137,11 @@ class Reconciler:
         if memory.refusal:
             ask_again_s = RETRY_REFUSED_S if ask_again_s is None else min(ask_again_s, RETRY_REFUSED_S)
         return min((each for each in (again_s, ask_again_s, replan_again_s) if each is not None), default=None)
+
+    def _forget(self, key: JobKey) -> None:
+        memory = self._memories.pop(key, None)
+        if memory is not None:
+            self._metrics.of_jobs.show(key, memory.uid, None)
 
     def _decide(self, job: JobView, acceptance: Acceptance, memory: JobMemory) -> tuple[Decision, float | None]:
         """Decide; return the seconds after which telemetry that had to wait may be looked at, too."""

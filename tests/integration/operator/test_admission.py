@@ -23,13 +23,39 @@ def container(change: Change) -> Change:
     return lambda job: change(job["spec"]["template"]["spec"]["containers"][0])
 
 
+def adaptive(least: int, most: int) -> Change:
+    return spec(lambda s: s.update(training={"adaptiveBatch": {"min": least, "max": most}}))
+
+
 REFUSED: dict[str, tuple[Change, str]] = {
     "unknown field": (spec(lambda s: s.update(epoch=3)), 'unknown field "spec.epoch"'),
     "negative batch": (
         spec(lambda s: s["training"].update(globalBatchSize=-1)),
         "should be greater than or equal to 1",
     ),
-    "no batch": (spec(lambda s: s["training"].clear()), "spec.training.globalBatchSize: Required value"),
+    "no batch": (spec(lambda s: s["training"].clear()), "give exactly one of training.globalBatchSize"),
+    "two batches": (
+        spec(lambda s: s["training"].update(adaptiveBatch={"min": 100, "max": 200})),
+        "give exactly one of training.globalBatchSize",
+    ),
+    "adaptive minimum above maximum": (
+        adaptive(least=200, most=100),
+        "adaptiveBatch.min is larger than adaptiveBatch.max",
+    ),
+    "adaptive without maximum": (
+        spec(lambda s: s.update(training={"adaptiveBatch": {"min": 100}})),
+        "spec.training.adaptiveBatch.max: Required value",
+    ),
+    "adaptive minimum of zero": (adaptive(least=0, most=100), "should be greater than or equal to 1"),
+    "adaptive batch below ranks": (
+        spec(
+            lambda s: (
+                s.update(training={"adaptiveBatch": {"min": 3, "max": 100}}),
+                s["workerPools"][0].update(ranksPerWorker=4),
+            )
+        ),
+        "training.globalBatchSize (or adaptiveBatch.min) gives some workers no sample",
+    ),
     "no pool": (spec(lambda s: s.update(workerPools=[])), "should have at least 1 items"),
     "pool twice": (spec(lambda s: s["workerPools"].append(s["workerPools"][0])), "Duplicate value"),
     "pool without name": (spec(lambda s: s["workerPools"][0].pop("name")), "name: Required value"),
@@ -57,11 +83,11 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "batch below workers": (
         spec(lambda s: (s["training"].update(globalBatchSize=3), s["workerPools"][0].update(maxReplicas=8))),
-        "training.globalBatchSize gives some workers no sample",
+        "training.globalBatchSize (or adaptiveBatch.min) gives some workers no sample",
     ),
     "batch below ranks": (
         spec(lambda s: (s["training"].update(globalBatchSize=3), s["workerPools"][0].update(ranksPerWorker=4))),
-        "training.globalBatchSize gives some workers no sample",
+        "training.globalBatchSize (or adaptiveBatch.min) gives some workers no sample",
     ),
     "every steps without steps": (
         spec(lambda s: s["training"].update(rebalance={"everySteps": 5})),
@@ -120,6 +146,7 @@ ACCEPTED: dict[str, Change] = {
         )
     ),
     "every steps": spec(lambda s: s["training"].update(rebalance={"boundary": "steps", "everySteps": 200})),
+    "an adaptive batch": adaptive(least=100, most=4096),
     "no minimum gain": spec(lambda s: s["training"].update(rebalance={"minGain": 0})),
 }
 
@@ -142,6 +169,10 @@ async def test_the_example_is_accepted_and_defaults_are_filled_in(cluster: Clust
 
 CHANGES: dict[str, tuple[Body, str]] = {
     "batch": ({"training": {"globalBatchSize": 200}}, "training can't change while the job runs"),
+    "fixed to adaptive": (
+        {"training": {"globalBatchSize": None, "adaptiveBatch": {"min": 100, "max": 200}}},
+        "training can't change while the job runs",
+    ),
     "epochs": ({"training": {"epochs": 9}}, "training can't change while the job runs"),
     "backend": ({"training": {"communication": {"backend": "gloo"}}}, "training can't change while the job runs"),
     "managedBy": ({"managedBy": "kueue.x-k8s.io/multikueue"}, "managedBy can't change after creation"),

@@ -128,6 +128,25 @@ def test_survivors_are_shared_out_by_what_is_known_of_them() -> None:
     assert fast > 3 * slow
 
 
+@pytest.mark.parametrize("remembered", [True, False])
+def test_a_worker_that_returns_gets_the_share_of_its_pool_at_once(remembered: bool) -> None:
+    """Nobody of its pool trains any more, but what the one before it showed is still known; else it is a guess."""
+    world = a_running_job()
+    telemetry = told(world)
+    pools = {MemberId(m["worker_uid"], 0): m["pool"] for m in world.plan_json["members"]}
+    world.telemetry = replace(telemetry, pools=pools if remembered else {})
+    world.settle()
+    before = shares_of(world)
+    world.vanish("job-w2")
+    world.settle()
+    world.schedule().run()
+    world.settle()
+    assert world.members() == ["job-w0", "job-w1", "job-w2"]
+    assert world.plan_json["members"][2]["worker_uid"] not in {identity.worker_uid for identity in pools}
+    likeness = [abs(now - then) for now, then in zip(shares_of(world), before, strict=True)]
+    assert (max(likeness) <= 1) == remembered
+
+
 def test_a_changed_boundary_reaches_the_plan_without_a_new_generation() -> None:
     world = a_running_job()
     generation, revision = world.version()

@@ -1,0 +1,74 @@
+"""The operator's series about jobs: there while a job trains, gone with it, and no value where none is known."""
+
+from __future__ import annotations
+
+from heterotrain_core.contract.plan import CommunicationTime
+from heterotrain_operator.engine.app import App
+from heterotrain_operator.settings import Settings
+from heterotrain_operator.world.parse import parse_job, parse_node
+from heterotrain_operator.world.views import JobKey
+from operator_fakes import FakeKube
+from operator_training import Training
+from operator_world import JOB_UID, World
+from unit.core.telemetry import three_pools
+
+KEY = JobKey("ns", "job")
+LABELS = {"job_uid": JOB_UID, "job_namespace": "ns", "job_name": "job"}
+PREDICTED, MEASURED, RATIO = (
+    f"heterotrain_operator_{name}"
+    for name in ("predicted_step_seconds", "measured_step_seconds", "measured_over_predicted_ratio")
+)
+
+
+def an_operator(world: World) -> App:
+    """Return an operator that has just started and seen this world."""
+    kube = FakeKube()
+    app = App(kube, Settings(leader_election=False, status_interval_s=0.0))
+    for body in world.nodes.values():
+        app.store.nodes.put(parse_node(body))
+    kube.objects["heterotrainjobs", "ns", "job"] = world.job
+    app.store.jobs.put(parse_job(world.job))
+    for body in world.pods.values():
+        kube.objects["pods", "ns", body["metadata"]["name"]] = body
+        app.pod_event(body, deleted=False)
+    assert world.plan is not None
+    kube.objects["configmaps", "ns", "job-plan"] = world.plan
+    app.plan_event(world.plan, deleted=False)
+    return app
+
+
+def told(app: App, name: str) -> float | None:
+    found: float | None = app.metrics.registry.get_sample_value(name, LABELS)
+    return found
+
+
+async def test_a_job_that_trains_is_told_of_also_by_an_operator_that_just_started() -> None:
+    world = World(spec={"training": {"globalBatchSize": 512, "epochs": 9}}).with_nodes("a", "b", "c").start()
+    training = Training(
+        world, three_pools(), epoch_samples=512 * 40, scrape_every=4, communication=CommunicationTime(), variation=0.03
+    )
+    for _ in range(3):
+        training.epoch()
+    app = an_operator(world)
+    assert told(app, RATIO) is None
+    await app.reconciler.run_once(KEY)
+    status = world.status["prediction"]
+    assert told(app, PREDICTED) == status["predictedStepSeconds"]
+    assert told(app, MEASURED) == status["measuredStepSeconds"]
+    assert told(app, RATIO) == status["measuredOverPredicted"]
+    app.job_event(world.job, deleted=True)
+    await app.reconciler.run_once(KEY)
+    assert told(app, PREDICTED) is None
+
+
+async def test_what_is_not_known_and_what_does_not_train_has_no_series() -> None:
+    world = World().with_nodes("a", "b", "c").start()
+    app = an_operator(world)
+    await app.reconciler.run_once(KEY)
+    assert told(app, PREDICTED) is None
+    assert told(app, MEASURED) is None
+    world.edit(lambda spec: spec.update(suspend=True))
+    world.job["metadata"]["resourceVersion"] = "1000"
+    app.job_event(world.job, deleted=False)
+    await app.reconciler.run_once(KEY)
+    assert {sample.name for family in app.metrics.of_jobs.collect() for sample in family.samples} == set()
