@@ -57,7 +57,7 @@ class Link:
         if self.group is None:
             return row_K.unsqueeze(0)
         work, rows = self.group.gather(row_K)
-        self.group.wait(work)
+        self.group.wait(work, "the statistics of a BatchNorm layer")
         return torch.stack(rows)
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from concurrent.futures import CancelledError
+from typing import Any
 
 import torch
+from heterotrain_core.contract.plan import Member
 
 from heterotrain.agreement import Checkpoints, agree_on_plan, agree_on_state
 from heterotrain.assembly import Assembly
 from heterotrain.errors import PeerLost, UsageError
 from heterotrain.group import Address, Group
+from heterotrain.hang import LIMIT_FACTOR, Doing, HangWatch, from_reply, to_reply
 from heterotrain.identity import Identity
+from heterotrain.links import PeerKey, key_of
 from heterotrain.membership import Formed, backend_of
 from heterotrain.peers import PeerService
 from heterotrain.plan_source import Held, PlanSource
@@ -36,6 +42,8 @@ class Elastic:
         self._backend = backend
         self._timeout_s = timeout_s
         self._group: Group | None = None
+        self._members: list[Member] = []
+        self._watch: HangWatch | None = None
         self._source = PlanSource(identity.plan_dir, job_uid=identity.job_uid)
         self._peers = PeerService(identity, self._source, timeout_s=timeout_s)
         self._assembly = Assembly(
@@ -47,6 +55,12 @@ class Elastic:
 
     def form(self, previous: Standing | None) -> Formed | None:
         """Return the next formation; tries again for as long as members are lost on the way."""
+        if self._watch is None:  # here, because this is the thread that trains
+            self._watch = HangWatch(
+                limit_s=LIMIT_FACTOR * self._timeout_s, group=lambda: self._group,
+                steps=lambda: self._training.progress.steps, ask=self._ask, name=self._identity.name,
+            )  # fmt: skip
+            self._peers.handlers["doing"] = self._on_doing
         standing = previous
         while True:
             entry = self._assembly.next_formation(standing, patience_s=2 * self._timeout_s)
@@ -76,17 +90,20 @@ class Elastic:
 
     def close(self) -> None:
         """Let go of everything."""
+        if self._watch is not None:
+            self._watch.close()
         self._source.close()
         self._peers.close()
 
     def _connect(self, entry: Entry) -> Formed | None:
         standing = entry.standing
-        members = [standing.plan.members[rank] for rank in standing.plan_ranks]
+        members = standing.members
         me = (self._identity.worker_uid, self._identity.local_rank)
         rank = next(i for i, m in enumerate(members) if (m.worker_uid, m.local_rank) == me)
         address = Address(
             members=frozenset(m.address for m in members), spare_ports=frozenset(m.peer_port for m in members)
         )
+        self._members = members
         group = self._group = Group(rank=rank, world_size=len(members), address=address, hosted=entry.hosted)
         if self._assembly.is_broken(standing.formation):
             group.cut("given up before it was built")
@@ -111,6 +128,21 @@ class Elastic:
         )  # fmt: skip
         _log.info("formation %s: rank %d of %d, shares %s", standing.formation, rank, len(members), list(roster.shares))
         return Formed(standing=standing, roster=roster, rank=rank, group=group, agreed=agreed)
+
+    def _ask(self) -> list[Doing]:
+        """Return what every peer of the formation says it does."""
+        me = (self._identity.worker_uid, self._identity.local_rank)
+        others = {rank: member for rank, member in enumerate(self._members) if key_of(member) != me}
+        replies: dict[PeerKey, dict[str, Any]] = {}
+        with contextlib.suppress(RuntimeError, CancelledError):  # the peer service is closed: everything is over
+            replies = self._peers.call(self._peers.ask_all(list(others.values()), "doing", {})).result()
+        return [
+            from_reply(rank, f"{member.worker}/{member.local_rank}", replies.get(key_of(member)))
+            for rank, member in others.items()
+        ]
+
+    async def _on_doing(self, _message: dict[str, Any]) -> dict[str, Any]:
+        return to_reply(self._watch.doing()) if self._watch is not None else {}
 
     def _on_broken(self, reason: str) -> None:
         if self._group is not None:

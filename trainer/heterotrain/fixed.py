@@ -12,6 +12,7 @@ from heterotrain_core.split.proportion import evenly
 from heterotrain.agreement import Checkpoints, agree_on_state
 from heterotrain.errors import PeerLost
 from heterotrain.group import Address, Group
+from heterotrain.hang import LIMIT_FACTOR, HangWatch
 from heterotrain.identity import Identity
 from heterotrain.membership import Formed, backend_of
 from heterotrain.plan_source import Held
@@ -25,7 +26,14 @@ class Fixed:
     """No operator: one process, or what torchrun started; even shares for ever, and no survivors."""
 
     def __init__(
-        self, identity: Identity, training: Training, checkpoints: Checkpoints, *, batch_samples: int, backend: str
+        self,
+        identity: Identity,
+        training: Training,
+        checkpoints: Checkpoints,
+        *,
+        batch_samples: int,
+        backend: str,
+        timeout_s: float,
     ) -> None:
         world_size = identity.world_size or 1
         members = tuple(
@@ -45,6 +53,9 @@ class Fixed:
         self._training = training
         self._checkpoints = checkpoints
         self._backend = backend
+        self._timeout_s = timeout_s
+        self._group: Group | None = None
+        self._watch: HangWatch | None = None
 
     def form(self, previous: Standing | None) -> Formed | None:
         """Return the only formation there is.
@@ -60,13 +71,17 @@ class Fixed:
         if self._identity.rank is not None and self._identity.world_size is not None:
             store, _, _ = next(iter(c10d.rendezvous("env://")))
             attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-            group = Group(
+            group = self._group = Group(
                 rank=self._identity.rank, world_size=self._identity.world_size,
                 address=Address(members=frozenset(), spare_ports=frozenset()),
             )  # fmt: skip
             prefixed = c10d.PrefixStore(f"heterotrain-{attempt}", store)
             backend = backend_of(self._backend, all_cuda=torch.cuda.is_available())
             group.build(connect=lambda: prefixed, backend=backend, own_address=None)
+            self._watch = HangWatch(
+                limit_s=LIMIT_FACTOR * self._timeout_s, group=lambda: self._group, steps=lambda: self._training.progress.steps, ask=list,
+                name=self._identity.name,
+            )  # fmt: skip
         agree_on_state(group, self._training, self._checkpoints)
         ranks = tuple(range(len(self._held.plan.members)))
         standing = Standing(held=self._held, formation=FormationId(generation=1, number=0), plan_ranks=ranks)
@@ -89,4 +104,6 @@ class Fixed:
         self._done = True
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Let go of everything."""
+        if self._watch is not None:
+            self._watch.close()

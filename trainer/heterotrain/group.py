@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -36,13 +37,26 @@ class Address:
     spare_ports: frozenset[int]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Waiting:
+    """What the training thread waits for, and since when on the monotonic clock."""
+
+    what: str
+    since_s: float
+
+
 class Group:
-    """The connections of one formation, from this rank's side."""
+    """The connections of one formation, from this rank's side.
+
+    Attributes:
+        waiting: what the training thread waits for at the moment, for whoever wants to know.
+    """
 
     def __init__(self, *, rank: int, world_size: int, address: Address, hosted: HostedStore | None = None) -> None:
         """``hosted`` is the store, on the rank that hosts it."""
         self.rank = rank
         self.world_size = world_size
+        self.waiting: Waiting | None = None
         self._address = address
         self._before = hosted.before if hosted else open_sockets()
         self._store: Any = hosted.store if hosted else None
@@ -143,7 +157,7 @@ class Group:
             PeerLost: the group is broken.
         """
         work, slots = self.gather(torch.tensor(values, dtype=torch.float64))
-        self.wait(work)
+        self.wait(work, "numbers of every rank")
         return [slot.tolist() for slot in slots]
 
     def broadcast_bytes(self, data: bytes | None, *, size: int, source: int) -> bytes:
@@ -165,7 +179,8 @@ class Group:
         options = c10d.BroadcastOptions()
         options.rootRank = source
         options.rootTensor = 0
-        self.wait(self._guarded(lambda: self._control_group().broadcast([tensor], options)))
+        work = self._guarded(lambda: self._control_group().broadcast([tensor], options))
+        self.wait(work, f"what rank {source} sends to all")
 
     def send(self, tensor: torch.Tensor, *, to: int) -> dist.Work:
         """Start to send a contiguous CPU tensor.
@@ -183,16 +198,19 @@ class Group:
         """
         return self._guarded(lambda: self._control_group().recv([tensor], source, 0))
 
-    def wait(self, work: dist.Work) -> None:
-        """Wait for an operation.
+    def wait(self, work: dist.Work, what: str = "an exchange between ranks") -> None:
+        """Wait for an operation; ``what`` names it, for those who ask where a job hangs.
 
         Raises:
             PeerLost: the group is broken.
         """
+        self.waiting = Waiting(what, time.monotonic())
         try:
             work.wait()
         except RuntimeError as error:
             raise PeerLost(self._cut or sentence(error)) from error
+        finally:
+            self.waiting = None
 
     def finish_device(self) -> None:
         """Wait until the accelerator has done everything that was queued, then look whether the group still stands.
@@ -203,7 +221,11 @@ class Group:
             PeerLost: the group is broken.
         """
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.current_stream().synchronize()
+            self.waiting = Waiting("the accelerator, and the reductions queued on it", time.monotonic())
+            try:
+                torch.cuda.current_stream().synchronize()
+            finally:
+                self.waiting = None
             self.check()
 
     def _control_group(self) -> Any:

@@ -144,9 +144,9 @@ class Reducer:
         """
         if self._group is None:
             return
-        for bucket in self._buckets:
+        for number, bucket in enumerate(self._buckets, 1):
             if bucket.work is not None:
-                self._group.wait(bucket.work)
+                self._group.wait(bucket.work, f"gradient bucket {number} of {len(self._buckets)}")
                 self._unpack(bucket, self._group)
         self.timing.buckets_s = self._transfers()
         for bucket in self._buckets:

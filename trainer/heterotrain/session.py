@@ -260,4 +260,7 @@ class Job:
 def _membership(identity: Identity, config: TrainingConfig, training: Training, keeper: CheckpointKeeper) -> Membership:
     if identity.mode is Mode.OPERATED:
         return Elastic(identity, training, keeper, timeout_s=config.peer_timeout_s, backend=config.backend)
-    return Fixed(identity, training, keeper, batch_samples=config.base_batch_samples, backend=config.backend)
+    return Fixed(
+        identity, training, keeper, batch_samples=config.base_batch_samples, backend=config.backend,
+        timeout_s=config.peer_timeout_s,
+    )  # fmt: skip

@@ -92,7 +92,7 @@ def _give(group: Group, who: Roles, flat: Flat) -> None:
     part = cut(sizes_bytes(flat.tensors), len(who.donors))[who.donors.index(group.rank)]
     wires = [byte_view(flat.tensors[stretch.tensor])[stretch.start : stretch.stop].cpu() for stretch in part]
     for work in [group.send(wire, to=receiver) for receiver in who.receivers for wire in wires]:
-        group.wait(work)
+        group.wait(work, "a part of the state")
 
 
 def _take(group: Group, who: Roles, flat: Flat) -> None:
@@ -104,4 +104,4 @@ def _take(group: Group, who: Roles, flat: Flat) -> None:
         for stretch in part
     ]
     for work in works:
-        group.wait(work)
+        group.wait(work, "a part of the state")

@@ -29,7 +29,7 @@ def exchange_votes(formed: Formed, reducer: Reducer, slot: Slot, held: Held, *, 
         return verdict([row]), held
     work, slots = formed.group.gather(torch.tensor(row, dtype=torch.float64))
     reducer.wait()
-    formed.group.wait(work)
+    formed.group.wait(work, "the vote on the step")
     formed.group.finish_device()
     decision = verdict([other.tolist() for other in slots])
     return decision, agreed_plan(formed.group, decision, held, job_uid=job_uid)

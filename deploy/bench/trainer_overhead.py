@@ -1,0 +1,247 @@
+"""What a step costs beyond bare DistributedDataParallel, on equal workers; and what telemetry costs in it. Prints Markdown.
+
+Two processes with one thread each train the same model twice over: with DistributedDataParallel (gradients as bucket views,
+a DataLoader in the process) and with this trainer. Rounds of a third of a second alternate between the two in the same
+processes, so that whatever else runs on the machine hits both; the figures are medians over rounds, and the processor
+time of rank 0 (all its threads) stands beside the wall's, because a busy machine disturbs it less. Telemetry is timed
+where it happens, since half a percent is less than two runs differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import heterotrain
+import heterotrain.board
+import torch
+import torch.distributed as dist
+from machine import free_port, machine
+from prometheus_client import generate_latest
+
+ROUND_S = 0.3
+SAMPLES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A model and how much of it one rank computes in a step."""
+
+    name: str
+    share_samples: int
+    make: Callable[[], torch.nn.Module]
+    shape: tuple[int, ...]
+
+
+def mlp(width: int, depth: int) -> torch.nn.Module:
+    """Return equal linear layers with a nonlinearity between them."""
+    layers = [layer for _ in range(depth) for layer in (torch.nn.Linear(width, width), torch.nn.ReLU())]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(width, 10))
+
+
+def convolutions(channels: int) -> torch.nn.Module:
+    """Return a small convolutional network for images of 32 by 32."""
+    layers: list[torch.nn.Module] = []
+    for inputs, outputs in (
+        (3, channels),
+        (channels, channels),
+        (channels, 2 * channels),
+        (2 * channels, 2 * channels),
+    ):
+        layers += [torch.nn.Conv2d(inputs, outputs, 3, padding=1), torch.nn.GroupNorm(4, outputs), torch.nn.ReLU()]
+    pool = [torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(2 * channels, 10)]
+    return torch.nn.Sequential(*layers, *pool)
+
+
+CASES = (
+    Case(name="MLP, 2 layers of 64", share_samples=32, make=lambda: mlp(64, 2), shape=(64,)),
+    Case(name="convolutions, 16 channels", share_samples=8, make=lambda: convolutions(16), shape=(3, 32, 32)),
+    Case(name="MLP, 8 layers of 1024", share_samples=64, make=lambda: mlp(1024, 8), shape=(1024,)),
+    Case(name="convolutions, 32 channels", share_samples=32, make=lambda: convolutions(32), shape=(3, 32, 32)),
+)
+
+
+class Numbers(torch.utils.data.Dataset[Any]):
+    """Random inputs and classes; several samples at once, as data sets of tensors can."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        generator = torch.Generator().manual_seed(5)
+        self.x = torch.randn(512, *shape, generator=generator)
+        self.y = torch.randint(10, (512,), generator=generator)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitems__(self, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = torch.tensor(ids) % len(self.x)
+        return self.x[chosen], self.y[chosen]
+
+
+def ready(batch: Any) -> Any:
+    """Return the batch that the data set made already."""
+    return batch
+
+
+def bare(case: Case) -> Iterator[None]:
+    """Train with DistributedDataParallel; one step a turn."""
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(
+        case.make(), process_group=dist.new_group(backend="gloo"), gradient_as_bucket_view=True
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    dataset = Numbers(case.shape)
+    sampler = torch.utils.data.DistributedSampler(dataset)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=case.share_samples, sampler=sampler, collate_fn=ready)
+    for epoch in range(10**9):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            yield
+
+
+def ours(case: Case, job: heterotrain.Job) -> Iterator[None]:
+    """Train with this trainer; one step a turn."""
+    torch.manual_seed(0)
+    model = job.wrap(case.make())
+    optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9))
+    for step in job.steps(Numbers(case.shape), collate=ready):
+        with step:
+            for x, y in step.micro_batches():
+                step.backward(torch.nn.functional.cross_entropy(model(x), y))
+            step.apply(optimizer)
+        yield
+
+
+@dataclass(slots=True)
+class Spent:
+    """Seconds of the training thread in telemetry."""
+
+    seconds: float = 0.0
+
+    def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function with its time added up."""
+
+        @functools.wraps(function)
+        def around(*args: Any, **options: Any) -> Any:
+            began_s = time.perf_counter()
+            try:
+                return function(*args, **options)
+            finally:
+                self.seconds += time.perf_counter() - began_s
+
+        return around
+
+
+def seconds_of(turns: Iterator[None], steps: int) -> tuple[float, float]:
+    """Return the mean seconds of some steps, and the processor seconds."""
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    for _ in range(steps):
+        next(turns)
+    return (time.perf_counter() - began_s) / steps, (time.process_time() - began_cpu_s) / steps
+
+
+def work(number: int, rounds: int, board: str) -> dict[str, Any]:
+    """Measure one case in this rank."""
+    torch.set_num_threads(1)
+    case = CASES[number]
+    world = int(os.environ["WORLD_SIZE"])
+    job = heterotrain.init(epochs=10**9, batch_samples=case.share_samples * world, tensorboard_dir=board)
+    turns = {"ours": ours(case, job)}
+    next(turns["ours"])  # makes the default group, from which the other one's is made
+    turns["bare"] = bare(case)
+    pace_s = torch.tensor([max(seconds_of(turns[name], 5)[0] for name in turns for _ in range(2))])
+    dist.all_reduce(pace_s, op=dist.ReduceOp.SUM)
+    steps = max(2, round(ROUND_S * world / float(pace_s)))
+    found: dict[str, list[tuple[float, float]]] = {"bare": [], "ours": []}
+    for turn in range(rounds):
+        for name in ("bare", "ours") if turn % 2 == 0 else ("ours", "bare"):
+            found[name].append(seconds_of(turns[name], steps))
+    spent, observer, loop = Spent(), job._loop._observer, job._loop  # noqa: SLF001 - what is measured is inside
+    for name in ("begin", "on_launch", "committed"):
+        setattr(observer, name, spent.timed(getattr(observer, name)))
+    loop.board.committed = spent.timed(loop.board.committed)  # type: ignore[method-assign, union-attr]
+    step_s = statistics.median(seconds_of(turns["ours"], steps)[0] for _ in range(5))
+    telemetry_s = spent.seconds / (5 * steps)
+    began_s = time.perf_counter()
+    for _ in range(20):
+        generate_latest(job._report.registry)  # noqa: SLF001 - as above
+    scrape_s = (time.perf_counter() - began_s) / 20
+    elements = sum(p.numel() for p in job._training.model.parameters())  # noqa: SLF001 # type: ignore[union-attr]
+    return found | {"telemetry_s": telemetry_s, "scrape_s": scrape_s, "step_s": step_s, "elements": elements}
+
+
+def measure(number: int, rounds: int) -> dict[str, Any]:
+    """Start two ranks for one case; return what rank 0 measured."""
+    port = free_port()
+    command = [sys.executable, __file__, "--rounds", str(rounds), "--case", str(number)]
+    with tempfile.TemporaryDirectory() as folder:
+        environ = os.environ | {
+            "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo",
+            "FOLDER": folder, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
+        }  # fmt: skip
+        ranks = [
+            subprocess.Popen(
+                command, env=environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE, text=True
+            )
+            for rank in range(2)
+        ]
+        outputs = [rank.communicate()[0] for rank in ranks]
+    if any(rank.returncode for rank in ranks):
+        raise SystemExit(f"a rank of case {number} failed")
+    return dict(json.loads(outputs[0].splitlines()[-1]))
+
+
+def beyond(found: dict[str, Any], which: int) -> str:
+    """Return the median over pairs of rounds of ours beyond the bare one's, and its quartiles."""
+    ratios = [own[which] / bare[which] - 1 for bare, own in zip(found["bare"], found["ours"], strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return f"{middle:+.1%} ({low:+.1%} to {high:+.1%})"
+
+
+def main() -> None:
+    """Print one row for each model."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=60, help="rounds for each side (default 60)")
+    parser.add_argument("--case", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.case is not None:
+        print(json.dumps(work(arguments.case, arguments.rounds, os.environ["FOLDER"])), flush=True)
+        os._exit(0)  # the job is not finished, and its farewell would say so
+    print(machine())
+    heads = (
+        "model, samples a rank",
+        "parameters",
+        "bare DDP",
+        "this trainer",
+        "beyond",
+        "processor",
+        "telemetry",
+        "a scrape",
+    )
+    print(f"\n| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
+    for number, case in enumerate(CASES):
+        found = measure(number, arguments.rounds)
+        bare_s, ours_s = (statistics.median(wall for wall, _ in found[name]) for name in ("bare", "ours"))
+        cells = (
+            f"{case.name}, {case.share_samples}", f"{found['elements'] / 1e6:.2f} M", f"{bare_s * 1e3:.2f} ms",
+            f"{ours_s * 1e3:.2f} ms", beyond(found, 0), beyond(found, 1),
+            f"{found['telemetry_s'] / found['step_s']:.2%}", f"{found['scrape_s'] * 1e3:.1f} ms",
+        )  # fmt: skip
+        print(f"| {' | '.join(cells)} |", flush=True)
+    print(f"\n{machine()}")
+
+
+if __name__ == "__main__":
+    main()

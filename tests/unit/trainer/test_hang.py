@@ -1,0 +1,65 @@
+"""Who is waited for follows from what every rank says it does."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+from heterotrain.hang import Doing, explain, from_reply, stack_of, to_reply
+
+OWN = Doing(rank=0, name="w0/0", steps=7, waits_for="gradient bucket 2 of 3", waits_s=31.4, stack=("  in own",))
+SAME = replace(OWN, rank=1, name="w1/0", stack=())
+STUCK = Doing(rank=2, name="w2/0", steps=7, stack=('  File "train.py", line 3, in load',))
+SILENT = Doing(rank=3, name="w3/0", answers=False)
+
+
+def first_line(*peers: Doing) -> str:
+    """Return the first line of what rank 0 says."""
+    return explain(OWN, peers).splitlines()[0].partition("; ")[2]
+
+
+def test_those_who_do_not_wait_are_waited_for() -> None:
+    """Somebody in code of his own, with his stack, and somebody who does not answer."""
+    text = explain(OWN, [SAME, STUCK, SILENT])
+    assert text.splitlines() == [
+        "step 7 has waited 31 s for gradient bucket 2 of 3; waited for: rank 2 (w2/0), rank 3 (w3/0)",
+        "rank 1 (w1/0) waits for gradient bucket 2 of 3 of step 7, since 31 s",
+        "rank 2 (w2/0) is in code of its own, at step 7:",
+        '  File "train.py", line 3, in load',
+        "rank 3 (w3/0) does not answer",
+        "rank 0 (w0/0) waits here:",
+        "  in own",
+    ]
+
+
+def test_ranks_that_wait_for_different_things() -> None:
+    """A branch that only some take: the others are named; when all wait for the same, nobody is."""
+    assert first_line(SAME, replace(SAME, rank=2, name="w2/0", waits_for="numbers of every rank")) == (
+        "waited for: rank 2 (w2/0)"
+    )
+    assert first_line(SAME) == "waited for: nobody in particular, because all ranks wait for the same"
+    assert first_line() == "waited for: unknown, because ranks without an operator cannot ask each other"
+
+
+def test_what_peers_tell_each_other() -> None:
+    """A stack travels only where it says something; nonsense counts as no answer."""
+    assert from_reply(2, "w2/0", to_reply(STUCK)) == STUCK
+    assert from_reply(1, "w1/0", to_reply(replace(SAME, stack=("  in wait",)))) == SAME
+    assert from_reply(3, "w3/0", None) == from_reply(3, "w3/0", {"steps": "many"}) == SILENT
+
+
+def test_the_stack_of_another_thread() -> None:
+    """Its innermost frame is where it waits; a thread that has ended has none."""
+    begun, release = threading.Event(), threading.Event()
+
+    def stuck_here() -> None:
+        begun.set()
+        release.wait(20)
+
+    thread = threading.Thread(target=stuck_here)
+    thread.start()
+    assert begun.wait(20)
+    assert any("in stuck_here" in frame for frame in stack_of(thread.ident))
+    release.set()
+    thread.join()
+    assert stack_of(thread.ident) == ()
