@@ -52,13 +52,13 @@ class Trap:
             return
         if self._spec.get("do", "die") == "die":
             os.kill(os.getpid(), signal.SIGKILL)
-        if self._spec["do"] == "lose":
-            self._spec = {}
-            raise PeerLost("as if the last message had been lost")
-        Path(self._spec["reached"]).touch()
-        while not Path(self._spec["release"]).exists():
+        spec, self._spec = self._spec, {}
+        if "reached" in spec:
+            Path(spec["reached"]).touch()
+        while "release" in spec and not Path(spec["release"]).exists():
             time.sleep(0.01)
-        self._spec = {}
+        if spec["do"] == "lose":
+            raise PeerLost("as if the last message had been lost")
 
 
 def train(

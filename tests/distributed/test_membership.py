@@ -139,10 +139,14 @@ def test_one_of_two_waits_for_the_operator(operate: Operate) -> None:
 def test_a_step_that_only_some_have_committed_is_taken_over(operate: Operate) -> None:
     """One survivor loses the last message of a step that the others commit: it takes their state, and repeats nothing."""
     operator = operate()
-    trap = {"place": "reduced", "step": 4, "do": "lose"}
+    release = operator.folder / "release"
+    trap = {"place": "reduced", "step": 4, "do": "lose", "release": str(release)}
     workers = [operator.start("w0"), operator.start("w1", trap=trap), operator.start("w2")]
     operator.until_ready(*workers)
     operator.plan(workers)
+    for worker in (workers[0], workers[2]):
+        operator.until_step(worker, 5)
+    release.touch()
     assert_finished(operator, workers)
     assert "step 4 is repeated" in workers[1].log()
     assert "step 4 is repeated" not in workers[0].log() + workers[2].log()
