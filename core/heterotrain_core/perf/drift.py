@@ -5,6 +5,10 @@ all before them; a common ratio beyond ``NOTICED_RATIO`` that noise does not exp
 before counts from then on as if it had been seen at the new speed. What one scrape brought happened at one time: shares
 take turns within it, so its points are never torn apart. A change of 1.2 or more is so noticed within 20
 steps or two scrapes, whichever is longer; smaller ones are followed by forgetting.
+
+Real times are no lines (small shares leave a GPU half idle), and a line that misses a curve is no change of speed. So a
+change has to contradict what was seen itself, too: at nearly the same size its time, elsewhere that more samples take
+no less time and no more time a sample.
 """
 
 from __future__ import annotations
@@ -22,6 +26,9 @@ _HALF_LIFE_STEPS = 600
 _MODEL_ERROR = 0.02
 _TRUST_IN_THE_PAST = 0.3
 """Weight of what was seen before a change, relative to what came after."""
+_SAME_SIZE_RATIO = 1.25
+_SEEN_STEPS = 40
+"""Steps over which the time at one size is averaged."""
 _FIXED_PART = 0.1
 _FIXED_PART_DEVIATION = 0.3
 
@@ -91,7 +98,7 @@ def _changed(line: _Line, groups: Sequence[Sequence[Point]]) -> bool:
             return False
         run = [point for group in groups[start:] for point in group]
         shift, doubt = _shift(line, run)
-        if abs(shift) <= max(_NOTICED, _DEVIATIONS * doubt):
+        if abs(shift) <= max(_NOTICED, _DEVIATIONS * doubt) or abs(_contradiction(line, run)) <= _NOTICED:
             continue
         if abs(shift) > _DEVIATIONS * math.hypot(doubt, max(line.error_at(p.size) for p in run)):
             return True
@@ -122,6 +129,17 @@ def _shift(line: _Line, points: Sequence[Point]) -> tuple[float, float]:
     return shift / whole, math.sqrt(1.0 / whole)
 
 
+def _contradiction(line: _Line, points: Sequence[Point]) -> float:
+    """Return the points' common logarithmic distance from what can be true at the speed of all that was seen before."""
+    whole = distance = 0.0
+    for point in points:
+        least, most = line.possible(point.size)
+        weight = 1.0 / point.error**2
+        whole += weight
+        distance += weight * math.log(point.seconds / min(max(point.seconds, least), most))
+    return distance / whole
+
+
 class _Line:
     """A running weighted straight line with forgetting; a weak assumption stands in for a slope that nobody saw."""
 
@@ -129,6 +147,8 @@ class _Line:
         self.w = self.wx = self.wy = self.wxx = self.wxy = 0.0
         self._solution: tuple[float, float, float, float, float] | None = None
         """Solved once for each state of the sums: every point of every window is held against it."""
+        self._seen: dict[float, tuple[float, int]] = {}
+        """Mean seconds by size, and over how many steps."""
 
     @property
     def known(self) -> bool:
@@ -148,12 +168,29 @@ class _Line:
         self.wy = self.wy * keep + weight * y
         self.wxx = self.wxx * keep + weight * x * x
         self.wxy = self.wxy * keep + weight * x * y
+        seconds, steps = self._seen.get(x, (y, 0))
+        part = point.steps / (min(steps, _SEEN_STEPS) + point.steps)
+        self._seen[x] = (seconds + part * (y - seconds), steps + point.steps)
 
     def rescale(self, ratio: float) -> None:
         self._solution = None
         trust = _TRUST_IN_THE_PAST / ratio**2
         self.w, self.wx, self.wxx = self.w * trust, self.wx * trust, self.wxx * trust
         self.wy, self.wxy = self.wy * trust * ratio, self.wxy * trust * ratio
+        self._seen = {x: (ratio * seconds, steps) for x, (seconds, steps) in self._seen.items()}
+
+    def possible(self, x: float) -> tuple[float, float]:
+        """Return the least and the most seconds at a size that agree with what was seen."""
+        near = min(self._seen, key=lambda seen: abs(math.log(seen / x)))
+        if max(near / x, x / near) < _SAME_SIZE_RATIO:
+            expected = self._seen[near][0] * self.at(x) / self.at(near)
+            return expected, expected
+        as_long = {seen: seconds for seen, (seconds, _) in self._seen.items()}
+        as_fast = {seen: seconds * x / seen for seen, seconds in as_long.items()}
+        least = max(as_long[seen] if seen <= x else as_fast[seen] for seen in as_long)
+        most = min(as_fast[seen] if seen <= x else as_long[seen] for seen in as_long)
+        # Where old times of other sizes contradict each other, whatever lies between them can be true.
+        return min(least, most), max(least, most)
 
     def _solved(self) -> tuple[float, float, float, float, float]:
         if self._solution is None:

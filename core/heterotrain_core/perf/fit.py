@@ -97,6 +97,7 @@ def fit_member(observations: Sequence[Observation], *, assumed: FixedPart = ASSU
             x_O[have_O],
             (means_O * pace_O / micro_O)[have_O],
             weight_O=(trust_O / error_O**2)[have_O],
+            steps_O=steps_O[have_O],
             newest_O=newest_O[have_O],
             assumed=assumed,
         )
@@ -163,7 +164,9 @@ def _verdict(own: _Line, compute: ComputeTime, *, shapes: int, steps: int) -> tu
     return Verdict.OK, f"{shapes} shares in {steps} steps predict other shares to {own.uncertainty_ratio:.1%}"
 
 
-def _fitted(x_O: Floats, y_O: Floats, *, weight_O: Floats, newest_O: Flags, assumed: FixedPart) -> _Line:
+def _fitted(
+    x_O: Floats, y_O: Floats, *, weight_O: Floats, steps_O: Floats, newest_O: Flags, assumed: FixedPart
+) -> _Line:
     """Return the robust non-negative weighted line; ``weight_O`` are relative weights (of y / its mean).
 
     What the newest steps show far beyond all other sizes is no outlier if it can be true, however far it is from the line of
@@ -172,13 +175,14 @@ def _fitted(x_O: Floats, y_O: Floats, *, weight_O: Floats, newest_O: Flags, assu
     positive = y_O > _NOTHING_S
     if not positive.any():
         return _Line(0.0, 0.0, 0.0)
-    x_O, y_O, weight_O, newest_O = x_O[positive], y_O[positive], weight_O[positive], newest_O[positive]
+    x_O, y_O, weight_O = x_O[positive], y_O[positive], weight_O[positive]
+    steps_O, newest_O = steps_O[positive], newest_O[positive]
     w_O = weight_O / y_O**2
     slope, fixed = _least_squares(x_O, y_O, w_O, assumed)
     if len(y_O) > 3:  # noqa: PLR2004  # three points do not tell which of them is the outlier
         slope, fixed = _middle_line(x_O, y_O)
         robust_O = np.zeros_like(y_O)
-        firm_O = _new_ground(x_O, y_O, newest_O)
+        firm_O = _new_ground(x_O, y_O, newest_O) | _alone_in_its_range(x_O, y_O, steps_O)
         for _ in range(8):
             expected_O = np.maximum(slope * x_O + fixed, _NOTHING_S)
             miss_O = np.abs(y_O / expected_O - 1) * np.sqrt(weight_O)
@@ -210,6 +214,31 @@ def _new_ground(x_O: Floats, y_O: Floats, newest_O: Flags) -> Flags:
             continue
         time, pace = float(np.median(others_y)), float(np.median(others_y / others_x))
         found_O[i] = (y >= time and y / x <= pace) if larger else (y <= time and y / x >= pace)
+    return found_O
+
+
+def _alone_in_its_range(x_O: Floats, y_O: Floats, steps_O: Floats) -> Flags:
+    """Return which observations are all that is known of a range of sizes, agree with each other, and can be true.
+
+    Most steps are made at few sizes. Where the time is no line, those at other sizes miss the line of the many; left out as
+    outliers, they would be forgotten, and the same error made again.
+    """
+    found_O = np.zeros(len(x_O), dtype=bool)
+    for x in np.unique(x_O).tolist():
+        distance_O = np.abs(np.log(x_O / x))
+        beside_O = distance_O < math.log(_SAME_SIZE_RATIO)
+        if steps_O[beside_O].sum() < LEAST_STEPS or (~beside_O & (distance_O < math.log(_NEW_GROUND))).any():
+            continue
+        time = float(np.median(y_O[beside_O]))
+        for nearest in (x_O[x_O < x / _NEW_GROUND].max(initial=0.0), x_O[x_O > x * _NEW_GROUND].min(initial=math.inf)):
+            if not 0 < nearest < math.inf:
+                continue
+            there = float(np.median(y_O[np.abs(np.log(x_O / nearest)) < math.log(_SAME_SIZE_RATIO)]))
+            least, most = sorted((there, there * x / nearest))
+            if not (1 - _SAME_TIME) * least <= time <= (1 + _SAME_TIME) * most:
+                break
+        else:
+            found_O |= (x_O == x) & (np.abs(y_O / time - 1) <= _SAME_TIME)
     return found_O
 
 

@@ -86,3 +86,24 @@ def test_another_share_is_no_change() -> None:
         Point(size=x, seconds=fixed + slope * x, variation=0.03, steps=20, scraped_s=i) for i, x in enumerate(sizes)
     ]
     assert changes(points) == ()
+
+
+@pytest.mark.parametrize("sizes", [[10, 8, 12, 9, 96, 10, 240, 4, 60], [160, 200, 120, 16, 160, 4, 40]])
+def test_a_curve_is_no_change(sizes: list[int]) -> None:
+    """Half idle below 40 samples and a line above: no jump between the two is taken for another speed."""
+    points = [
+        Point(size=float(x), seconds=max(0.33, 0.0125 * x), variation=0.03, steps=20, scraped_s=float(i))
+        for i, x in enumerate(size for size in sizes for _ in range(2))
+    ]
+    assert changes(points) == ()
+
+
+def test_a_change_is_noticed_on_a_curve_and_at_another_share() -> None:
+    """The share was cut to a third when the member became half as fast; at both shares it was faster before."""
+    before = [(10.0, 0.33), (60.0, 0.58), (10.0, 0.33), (60.0, 0.58)]
+    points = [
+        Point(size=x, seconds=seconds, variation=0.03, steps=20, scraped_s=float(i))
+        for i, (x, seconds) in enumerate([*before, (20.0, 0.8), (20.0, 0.8)])
+    ]
+    (change,) = changes(points)
+    assert change.first == len(before)

@@ -46,3 +46,30 @@ def test_and_stays_believed() -> None:
     model = fit_member([*an_epoch_of_small_shares(), *later])
     assert model.compute is not None
     assert compute_s(model.compute, 257) == pytest.approx(0.049, rel=0.1)
+
+
+def test_and_is_not_forgotten_when_shares_become_small_again() -> None:
+    """One epoch at a large share among many at small ones: nobody would give that share again for next to nothing."""
+    few = [seen(1025, 10, 20.0 + i) for i in range(2)]
+    again = [seen(share, 40, 30.0 + i) for i, share in enumerate((32, 28, 36, 32, 32, 32, 30, 34))]
+    model = fit_member([*an_epoch_of_small_shares(), *few, *again])
+    assert model.compute is not None
+    assert compute_s(model.compute, 1025) == pytest.approx(0.1187, rel=0.1)
+    assert compute_s(model.compute, 32) == pytest.approx(0.0343, rel=0.1)
+
+
+def test_what_cannot_be_true_is_an_outlier_wherever_it_is() -> None:
+    """A hiccup in the only steps at another share costs more than in proportion, and is left out."""
+    hiccup = seen(64, 12, 20.0)
+    assert hiccup.compute is not None
+    slow = Observation(
+        member="a",
+        share_samples=64,
+        steps=12,
+        ended_s=20.0,
+        compute=Moments(mean=4 * hiccup.compute.mean, variance=hiccup.compute.variance),
+    )
+    again = [seen(share, 40, 30.0 + i) for i, share in enumerate((32, 28, 36, 32))]
+    model = fit_member([*an_epoch_of_small_shares(), slow, *again])
+    assert model.compute is not None
+    assert compute_s(model.compute, 64) < 0.06
