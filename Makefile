@@ -78,7 +78,16 @@ demo: cluster-running ## the main job on a real cluster, from nothing to a table
 bench: cluster-running ## measure what docs/benchmarks.md quotes, each beside its alternative
 	@$(LAB) -m lab.bench
 
-bench-simulated: setup ## the simulated tables of docs/simulation.md, the longest of them about an hour
+bench-prediction: cluster-running ## how well step times of shares that were never used are predicted, on the cluster
+	@$(LAB) -m lab.prediction
+
+bench-convergence: cluster-running ## time to an accuracy on the cluster: even, adaptive and learned shares, three seeds
+	@$(LAB) -m lab.convergence
+
+bench-mathematics: setup ## how long the decisions take, and after how many epochs shares are right
+	@$(PY) deploy/bench/mathematics_timings.py
+
+bench-simulated: setup ## the simulated tables of docs/simulation.md, about a quarter of an hour
 	@for what in model_error spot fleet comparison; do $(PY) deploy/bench/simulated_$$what.py; echo; done
 
-.PHONY: bench-simulated help setup lock lint format test test-unit test-distributed images cluster cluster-running cluster-down demo bench
+.PHONY: bench-prediction bench-convergence bench-mathematics bench-simulated help setup lock lint format test test-unit test-distributed images cluster cluster-running cluster-down demo bench

@@ -1,0 +1,82 @@
+"""What `make bench-convergence` trains: digits of which many labels are wrong, as cheap labels are, until they are read well.
+
+Wrong labels make gradients noisy, so a large batch pays, and pays more the further training is: what an adaptive batch
+is for. Accuracy is measured on digits that were never trained on, with right labels. Runs in a pod beside the digits
+example's own script (`train.py`), whose data and network it uses.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import heterotrain
+import torch
+from torch.nn import functional as F  # noqa: N812 - everybody's name for it
+from train import TEST_IMAGES, Augmented, load_digits, network
+
+
+class WronglyLabelled(Augmented):
+    """Augmented digits; a part of the labels is drawn anew, always the same ones."""
+
+    def __init__(self, images, labels, samples, wrong):
+        super().__init__(images, labels, samples)
+        draw = torch.Generator().manual_seed(2)
+        drawn = torch.randint(0, 10, (samples,), generator=draw)
+        given = labels[torch.arange(samples) % len(labels)]
+        self.given = torch.where(torch.rand(samples, generator=draw) < wrong, drawn, given)
+
+    def __getitems__(self, indices):
+        labels = self.given[torch.as_tensor(indices)]
+        return [(picture, label) for (picture, _), label in zip(super().__getitems__(indices), labels, strict=True)]
+
+
+def main():
+    """Train until the target accuracy or the last epoch; the lowest rank writes the curve, a line for each epoch."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--samples-per-epoch", type=int, required=True)
+    parser.add_argument("--wrong", type=float, required=True, help="part of the labels that are drawn anew")
+    parser.add_argument("--learning-rate", type=float, required=True)
+    parser.add_argument("--width", type=int, default=44, help="channels of the first layer: what a sample costs")
+    parser.add_argument("--target", type=float, required=True, help="test accuracy at which training ends")
+    parser.add_argument("--curve", type=Path, required=True, help="file for the curve")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+
+    images, labels = load_digits()
+    train_set = WronglyLabelled(images[:-TEST_IMAGES], labels[:-TEST_IMAGES], options.samples_per_epoch, options.wrong)
+    test_set = Augmented(images[-TEST_IMAGES:], labels[-TEST_IMAGES:], 3 * TEST_IMAGES)
+
+    job = heterotrain.init()  # seeds torch with the job's seed, so the network differs from seed to seed
+    model = job.wrap(network(options.width))
+    optimizer = job.optimizer(torch.optim.Adam(model.parameters(), lr=options.learning_rate))
+    counted = {"steps": 0, "samples": 0, "accuracy": 0.0}
+
+    def note():
+        if job.is_leader:
+            with options.curve.open("a") as file:
+                file.write(json.dumps({"at_s": time.time(), **counted}) + "\n")
+
+    @job.on_epoch_end
+    def evaluate(_epoch):
+        right = sum(int((model(x).argmax(1) == y).sum()) for x, y in job.part(test_set, batch_samples=100))
+        accuracy = job.sum(right=right)["right"] / len(test_set)
+        counted["accuracy"] = accuracy
+        note()
+        if accuracy >= options.target:
+            job.finish(f"test accuracy {accuracy:.3f}")
+        return {"accuracy": accuracy}
+
+    for step in job.steps(train_set):
+        if not counted["steps"]:
+            note()
+        with step:
+            for x, y in step.micro_batches():
+                step.backward(F.cross_entropy(model(x), y))
+            step.apply(optimizer)
+        counted["steps"] += 1
+        counted["samples"] += step.batch_samples
+
+
+if __name__ == "__main__":
+    main()
