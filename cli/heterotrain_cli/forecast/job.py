@@ -49,7 +49,8 @@ class Job:
 
     Attributes:
         name, namespace: of the object; the namespace is ``None`` when the file does not name one.
-        batch_samples: the global batch.
+        batch_samples: the global batch; of a job that adapts it, the one that training starts with.
+        adaptive: whether the operator chooses the batch.
         pools: in the job's order, the preferred ones first.
         least_workers, most_workers: over all pools.
         even: whether shares stay even for ever (``rebalance.boundary: never``).
@@ -64,6 +65,7 @@ class Job:
     most_workers: int
     even: bool
     epochs: int
+    adaptive: bool = False
 
 
 def read_job(path: str) -> Job:
@@ -101,6 +103,7 @@ def read_job(path: str) -> Job:
         most_workers=most_workers(spec),
         even=spec.training.rebalance.boundary is RebalanceBoundary.NEVER,
         epochs=spec.training.epochs,
+        adaptive=spec.training.adaptive_batch is not None,
     )
 
 

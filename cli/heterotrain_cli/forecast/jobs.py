@@ -202,6 +202,8 @@ def report_from_cluster(
     """
     written = _with_batch(read_job(path), batch)
     found = learned(written, namespace=namespace or written.namespace)
+    if written.adaptive and batch is None:
+        written = _with_batch(written, found.plan.global_batch_samples)
     job = with_plan(written, found.plan)
     forecast = forecast_job(job, exchange(found.plan), measured_ranks=len(found.plan.members))
     return JobReport(job=job, forecast=forecast, samples_per_epoch=samples_per_epoch, learned=found)

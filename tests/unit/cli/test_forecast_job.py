@@ -292,6 +292,20 @@ def test_speeds_of_the_running_job(folder: Path, monkeypatch: pytest.MonkeyPatch
     )
 
 
+def test_a_job_that_adapts_its_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it runs: the batch that it starts with. While it runs: the plan's. Asked for another one: that."""
+    job = (folder / "job.yaml").read_text(encoding="utf-8")
+    assert "globalBatchSize: 60" in job
+    adaptive = job.replace("globalBatchSize: 60", "adaptiveBatch: {min: 30, max: 600}")
+    (folder / "job.yaml").write_text(adaptive, encoding="utf-8")
+    assert answer(folder)["batch"] == 30
+    fake_kubectl(folder, monkeypatch, encode_plan(a_plan()), {})
+    arguments = ["forecast", str(folder / "job.yaml"), "--cluster", "-o", "json"]
+    for more, batch in (([], 60), (["--batch", "90"], 90)):
+        result = CliRunner().invoke(main, [*arguments, *more], catch_exceptions=False)
+        assert json.loads(result.stdout)["batch"] == batch
+
+
 def test_a_running_job_that_cannot_be_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing learned yet, another job's plan, and no kubectl at all are each one sentence."""
     arguments = ["forecast", str(folder / "job.yaml"), "--cluster"]
