@@ -110,7 +110,7 @@ def _set_traps(trap: Trap) -> None:
 
     For the last two, ``step`` counts this process's groups from 0.
     """
-    wait, launch, build = Reducer.wait, Reducer._launch, Group.build
+    wait, launch, build, enter = Reducer.wait, Reducer._launch, Group.build, Step.__enter__
 
     def wait_trapped(self: Reducer) -> None:
         trap.at("reducing", _STEP[0])
@@ -130,7 +130,7 @@ def _set_traps(trap: Trap) -> None:
 
     def entered(self: Step) -> Step:
         _STEP[0] = self.number
-        return self
+        return enter(self)
 
     Reducer.wait, Reducer._launch, Step.__enter__ = wait_trapped, launch_trapped, entered  # type: ignore[method-assign]
     Group.build = build_trapped  # type: ignore[method-assign]
