@@ -92,6 +92,34 @@ def test_batch_and_learning_rate_change_at_the_boundary(operate: Operate, tmp_pa
     assert lineage(tmp_path / "samples") == ids
 
 
+def test_a_new_batch_is_probed_and_outlives_a_member(operate: Operate, tmp_path: Path) -> None:
+    """It takes effect within an epoch, its probe divides it, and so do the survivors of a loss: each sample once."""
+    operator = operate()
+    doomed = {"place": "backward", "step": 4}
+    workers = [
+        operator.start("w0", trap=waiting(tmp_path, 1)), operator.start("w1"), operator.start("w2", trap=doomed),
+    ]  # fmt: skip
+    operator.until_ready(*workers)
+    operator.plan(workers, shares=(6, 5, 5))
+    operator.until((tmp_path / "reached").exists, "step 1")
+    operator.plan(
+        workers, new_generation=False, batch_samples=20, shares=(10, 6, 4), probe=((12, 5, 3), (8, 7, 5)), probe_steps=1,
+        boundary=Boundary(kind=BoundaryKind.STEPS, every_steps=2),
+    )  # fmt: skip
+    operator.until(lambda: all("plan 1.2" in w.log() for w in workers), "the plan is read")
+    (tmp_path / "release").touch()
+    operator.finish(workers)
+    expected, ids = reference(epochs=2, batches=lambda step: 16 if step < 2 else 20)
+    for survivor in workers[:2]:
+        assert_same_weights(operator.weights(survivor), expected)
+    assert lineage(tmp_path / "samples") == ids
+    shares = shares_by_step(tmp_path)
+    assert [shares[step] for step in range(4)] == [(6, 5, 5), (6, 5, 5), (12, 5, 3), (8, 7, 5)]
+    assert [(len(shares[step]), sum(shares[step])) for step in range(4, 11)] == [
+        (2, 20), (2, 4), (2, 20), (2, 20), (2, 20), (2, 20), (2, 16)
+    ]  # fmt: skip
+
+
 def test_a_foreign_and_an_older_plan_are_refused(operate: Operate, tmp_path: Path) -> None:
     """What does not belong to the job, or is older than what is held, changes nothing."""
     operator = operate()
