@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from functools import cache
 
 import torch
 from heterotrain_core.contract import metrics as names
@@ -134,6 +135,7 @@ class Observer:
         average = self._numerics.noise[Statistics.PLAIN]
         parts = average.corrected()
         optional = {
+            names.DEVICE_MEMORY: _device_bytes(),
             names.LOSS: decision.loss,
             names.GRADIENT_SQUARED: parts.gradient_squared if parts else None,
             names.GRADIENT_VARIANCE: parts.variance if parts else None,
@@ -143,6 +145,14 @@ class Observer:
         self._report.gauges(values)
         if step.logged:
             self._report.user(step.logged)
+
+
+@cache
+def _device_bytes() -> float | None:
+    """Return the memory of the accelerator in use, ``None`` on plain processors."""
+    if not torch.cuda.is_available():
+        return None
+    return float(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
 
 
 def _peak_bytes() -> int | None:

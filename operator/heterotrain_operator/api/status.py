@@ -106,6 +106,11 @@ class WorkerStatus(Model):
     share_samples: int | None = Field(
         default=None, description="Samples of each global batch, over all ranks of the worker."
     )
+    binding: str | None = Field(
+        default=None,
+        max_length=16,
+        description="What keeps it from helping more, by the plan: compute, communication, memory, or floor (its least share).",
+    )
     samples_per_second: float | None = Field(
         default=None, description="Samples per second of its own computation, exchange excluded."
     )

@@ -88,16 +88,22 @@ def worth_writing(decision: SharesDecision, plan: Plan, moment: Moment) -> bool:
         moment: what the revision would meet.
     """
     known = [member.compute is not None for member in plan.members]
-    micro = tuple(member.micro_batch_samples for member in plan.members)
-    if decision.changed or micro != decision.micro_batch_samples:
-        return True
+    old = [_pieces(member.micro_batch_samples, member.share_samples) for member in plan.members]
+    new = [_pieces(*will) for will in zip(decision.micro_batch_samples, decision.shares, strict=True)]
+    if decision.changed or any(will > was for was, will in zip(old, new, strict=True)):
+        return True  # other shares, or one that does not fit into memory in as few pieces
     if any(known) and not any(decision.compute):
         return False  # telemetry that went missing is no reason to forget what the plan rests on
     if not all(known) and any(decision.compute):
         return True  # a first model: without one, survivors could only divide by the old shares
     if moment is Moment.FAR:
         return False
-    return bool(decision.probe) != bool(plan.probe) or _predicts_otherwise(decision, plan)
+    return new != old or bool(decision.probe) != bool(plan.probe) or _predicts_otherwise(decision, plan)
+
+
+def _pieces(micro_batch_samples: int, share_samples: int) -> int:
+    """Return the micro-batches that a share is cut into; 0 samples a piece stands for the whole share at once."""
+    return -(-share_samples // micro_batch_samples) if micro_batch_samples else min(share_samples, 1)
 
 
 def _predicts_otherwise(decision: SharesDecision, plan: Plan) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.plan import CommunicationTime, Member, Plan, Prediction
+from heterotrain_core.perf.memory import MemoryPeak, micro_batch_cap
 from heterotrain_core.planning.batch import BatchRequest, decide_batch
 from heterotrain_core.planning.shares import MemberEvidence, SharesDecision, SharesRequest, decide_shares
 from heterotrain_core.split.balance import Infeasible
@@ -13,7 +14,7 @@ from heterotrain_core.split.proportion import evenly
 
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec, RebalanceBoundary
 from heterotrain_operator.decide.revision import Moment, least_gain, moment_of, worth_writing
-from heterotrain_operator.world.telemetry import MemberId, Telemetry
+from heterotrain_operator.world.telemetry import MemberGauges, MemberId, Telemetry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +145,16 @@ def _evidence(member: Member, telemetry: Telemetry, floor: int) -> MemberEvidenc
         pool=member.pool,
         observations=telemetry.observations.get(identity, ()),
         floor_samples=floor,
-        micro_cap_samples=gauges.micro_batch_cap_samples if gauges else None,
+        micro_cap_samples=_micro_cap(gauges) if gauges else None,
     )
+
+
+def _micro_cap(gauges: MemberGauges) -> int | None:
+    """Return the largest micro-batch that is thought to fit into the rank's memory, ``None`` where nothing is known."""
+    peaks = [MemoryPeak(micro_batch_samples=size, peak_bytes=used) for size, used in gauges.peak_memory_bytes.items()]
+    if (taught := gauges.micro_batch_cap_samples) is not None:
+        peaks.append(MemoryPeak(micro_batch_samples=2 * taught, ran_out=True))  # the rank has halved what ran out
+    return micro_batch_cap(peaks, memory_bytes=gauges.device_memory_bytes).samples
 
 
 def _former(members: Sequence[Member], telemetry: Telemetry) -> tuple[MemberEvidence, ...]:

@@ -137,7 +137,11 @@ def _rows(it: Situation) -> tuple[WorkerStatus, ...]:
     training = {worker.pod.uid for worker in it.training}
     shares: dict[str, int] = {}
     solo: dict[str, float] = {}
+    prediction = it.plan.prediction if it.plan else None
+    bindings: dict[str, str] = {}
     for member in it.plan.members if it.plan else ():
+        if prediction is not None:
+            bindings.setdefault(member.worker_uid, prediction.bindings[member.rank].value)
         shares[member.worker_uid] = shares.get(member.worker_uid, 0) + member.share_samples
         rate = it.telemetry.rates.solo_samples_per_s.get(MemberId(member.worker_uid, member.local_rank))
         if rate is not None:
@@ -150,6 +154,7 @@ def _rows(it: Situation) -> tuple[WorkerStatus, ...]:
             state="Training" if worker.pod.uid in training and worker.placed and it.runs else worker.fate.value,
             node=worker.pod.node or None,
             share_samples=shares.get(worker.pod.uid) if worker.pod.uid in training else None,
+            binding=bindings.get(worker.pod.uid) if worker.pod.uid in training else None,
             samples_per_second=_rounded(solo.get(worker.pod.uid)) if worker.pod.uid in training else None,
             message=worker.reason[:MAX_MESSAGE_LENGTH] or None,
         )

@@ -22,7 +22,7 @@ _READ = (
     metrics.FIRST_BUCKET_FRACTION_SQUARED, metrics.BUCKET_STEPS, metrics.OVERLAPPED_SECONDS, metrics.LAST_BUCKET_SECONDS,
     metrics.PLAN_GENERATION, metrics.PLAN_REVISION, metrics.EPOCH, metrics.STEP, metrics.SAMPLES_COMMITTED,
     metrics.EPOCH_SAMPLES, metrics.CURSOR, metrics.GLOBAL_BATCH, metrics.NOISE_SCALE, metrics.LOSS, metrics.CHECKPOINT_STEP, metrics.CHECKPOINT_TIME, metrics.CHECKPOINT_FAILURES,
-    metrics.MICRO_BATCH_CAP, metrics.PAUSE_SECONDS, metrics.MEMBERSHIP_CHANGES, metrics.USER_METRIC,
+    metrics.MICRO_BATCH_CAP, metrics.DEVICE_MEMORY, metrics.PEAK_MEMORY, metrics.PAUSE_SECONDS, metrics.MEMBERSHIP_CHANGES, metrics.USER_METRIC,
 )  # fmt: skip
 
 
@@ -88,6 +88,7 @@ def parse_everything(rows: Iterable[Series]) -> Snapshot:
     """Return counters by member and shape, and gauges by member."""
     by_member: dict[MemberId, dict[str, float]] = {}
     user: dict[MemberId, dict[str, float]] = {}
+    peaks: dict[MemberId, dict[int, float]] = {}
     names: dict[MemberId, str] = {}
     shapes: dict[CounterKey, _Shape] = {}
     owners: dict[CounterKey, MemberId] = {}
@@ -103,7 +104,12 @@ def parse_everything(rows: Iterable[Series]) -> Snapshot:
             by_member.setdefault(member, {})[name] = by_member.get(member, {}).get(name, 0.0) + value
         elif share is None or micro is None:
             by_member.setdefault(member, {})[name] = value
-        elif share.isdecimal() and micro.isdecimal():
+        elif not (share.isdecimal() and micro.isdecimal()):
+            continue
+        elif name == metrics.PEAK_MEMORY:
+            known = peaks.setdefault(member, {})
+            known[int(micro)] = max(value, known.get(int(micro), 0.0))
+        else:
             key = CounterKey(member=counter_name(member), share_samples=int(share), micro_batch_samples=int(micro))
             owners[key] = member
             shapes.setdefault(key, _Shape({}, {}, {})).take(name, labels.get(metrics.LABEL_PHASE, ""), value)
@@ -112,7 +118,10 @@ def parse_everything(rows: Iterable[Series]) -> Snapshot:
         for key, shape in shapes.items()
         if metrics.STEPS in shape.plain
     }
-    gauges = {member: _gauges(name, by_member.get(member, {}), user.get(member, {})) for member, name in names.items()}
+    gauges = {
+        member: _gauges(name, by_member.get(member, {}), user.get(member, {}), peaks.get(member, {}))
+        for member, name in names.items()
+    }
     return Snapshot(counters=counters, gauges=gauges)
 
 
@@ -149,7 +158,9 @@ class _Shape(NamedTuple):
         )
 
 
-def _gauges(worker: str, values: Mapping[str, float], user: Mapping[str, float]) -> MemberGauges:
+def _gauges(
+    worker: str, values: Mapping[str, float], user: Mapping[str, float], peaks: Mapping[int, float]
+) -> MemberGauges:
     def whole(name: str) -> int | None:
         return None if name not in values else int(values[name])
 
@@ -168,6 +179,8 @@ def _gauges(worker: str, values: Mapping[str, float], user: Mapping[str, float])
         checkpoint_step=whole(metrics.CHECKPOINT_STEP),
         checkpoint_time_s=values.get(metrics.CHECKPOINT_TIME),
         micro_batch_cap_samples=whole(metrics.MICRO_BATCH_CAP),
+        device_memory_bytes=values.get(metrics.DEVICE_MEMORY),
+        peak_memory_bytes=peaks,
         checkpoint_failures=whole(metrics.CHECKPOINT_FAILURES) or 0,
         pause_s=values.get(metrics.PAUSE_SECONDS, 0.0),
         pauses=whole(metrics.MEMBERSHIP_CHANGES) or 0,

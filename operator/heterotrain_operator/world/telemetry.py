@@ -37,6 +37,9 @@ class MemberGauges:
     checkpoint_step: int | None = None
     checkpoint_time_s: float | None = None
     micro_batch_cap_samples: int | None = None
+    device_memory_bytes: float | None = None
+    peak_memory_bytes: Mapping[int, float] = field(default_factory=dict)
+    """By the largest micro-batch of a step, in samples."""
     checkpoint_failures: int = 0
     pause_s: float = 0.0
     pauses: int = 0

@@ -166,6 +166,39 @@ def test_a_micro_batch_cap_that_a_worker_learned_is_in_the_next_plan() -> None:
     assert world.plan_json["members"][0]["micro_batch_samples"] == 8
 
 
+def test_peak_memory_bounds_micro_batches_before_anything_runs_out() -> None:
+    """A line through what was seen: 1 GB and 0.1 GB a sample on a device of 5 GB, of which 0.92 are used: 36 samples."""
+    world = a_running_job()
+    telemetry = told(world)
+    first = MemberId(world.plan_json["members"][0]["worker_uid"], 0)
+
+    def seen(*sizes: int) -> Telemetry:
+        peaks = {size: 1e9 + 1e8 * size for size in sizes}
+        gauges = replace(telemetry.gauges[first], device_memory_bytes=5e9, peak_memory_bytes=peaks)
+        return replace(telemetry, gauges={**telemetry.gauges, first: gauges})
+
+    world.telemetry = seen(10, 20)
+    world.settle()
+    member = world.plan_json["members"][0]
+    assert member["micro_batch_samples"] == 36
+    assert member["share_samples"] > 36, "it is accumulated, not taken away"
+    version = world.version()
+    world.telemetry = seen(10, 20, 33)
+    world.settle()
+    assert world.version() == version, "the same limit from other steps is nothing new"
+
+
+def test_each_worker_is_told_with_what_binds_it() -> None:
+    world = a_running_job()
+    world.telemetry = told(world)
+    world.settle()
+    bindings = {member["worker"]: binding for member, binding in zip(
+        world.plan_json["members"], world.plan_json["prediction"]["bindings"], strict=True
+    )}  # fmt: skip
+    assert {row["name"]: row["binding"] for row in world.status["workers"]} == bindings
+    assert set(bindings.values()) == {"compute"}
+
+
 def test_applied_versions_are_those_that_every_member_reports() -> None:
     world = a_running_job()
     world.settle()

@@ -128,6 +128,15 @@ def test_gauges_that_were_not_exported_are_none_not_zero() -> None:
     assert gauges.loss is None
 
 
+def test_peak_memory_is_by_micro_batch_the_highest_of_all_shares() -> None:
+    rows = [
+        row(metrics.PEAK_MEMORY, peak, share=share, micro_batch=micro)
+        for peak, share, micro in ((3e9, "40", "20"), (4e9, "60", "20"), (2e9, "10", "10"))
+    ]
+    gauges = parse_everything([*rows, row(metrics.DEVICE_MEMORY, 8e9)]).gauges[ME]
+    assert (gauges.peak_memory_bytes, gauges.device_memory_bytes) == ({20: 4e9, 10: 2e9}, 8e9)
+
+
 def test_scrape_times_are_by_member() -> None:
     assert parse_scrape_times([row("", 12.5), Series({}, 3.0)]) == {ME: 12.5}
 
