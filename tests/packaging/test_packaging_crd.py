@@ -64,8 +64,9 @@ def test_printer_columns_point_at_fields_of_the_status() -> None:
     assert len(paths) > 5
 
 
-def test_the_example_job_uses_only_fields_that_exist() -> None:
-    spec = yaml.safe_load((ROOT / "deploy/examples/digits/job.yaml").read_text())["spec"]
+@pytest.mark.parametrize("example", sorted((ROOT / "deploy/examples").glob("*/job.yaml")), ids=lambda p: p.parent.name)
+def test_the_example_jobs_use_only_fields_that_exist(example: Path) -> None:
+    spec = yaml.safe_load(example.read_text())["spec"]
     known = {path for path, _ in fields(schema_of("spec"))}
 
     def paths(value: Any, path: str) -> Iterator[str]:

@@ -323,10 +323,18 @@ class Checkpoint(Model):
         min_length=1,
         max_length=1024,
         pattern=r"^[a-z][a-z0-9+.-]*://.+$",
-        description="Where checkpoints go, e.g. file:///checkpoints (mount a volume there) or s3://bucket/path.",
+        description="Where checkpoints go: file:///checkpoints (mount a volume there), or any URI of fsspec, such as "
+        "s3://bucket/path or gs://bucket/path, whose Python package (s3fs, gcsfs) is in the image.",
     )
     every_minutes: float = Field(default=10, ge=0.01, le=10_080, description="Minutes between durable checkpoints.")
     keep: int = Field(default=3, ge=1, le=1000, description="Newest checkpoints that are kept.")
+    keep_hours: float | None = Field(
+        default=None,
+        ge=0.01,
+        le=1_000_000,
+        description="Hours after which one of them is no longer kept, unless it is the newest; by default their number alone "
+        "counts.",
+    )
 
 
 class EnvVar(
@@ -407,7 +415,8 @@ class PodTemplate(Model):
 
 _TRAINING_FIXED = (
     "?globalBatchSize",
-    "?adaptiveBatch",
+    "?adaptiveBatch.?min",
+    "?adaptiveBatch.?max",
     "epochs",
     "seed",
     "precision",

@@ -91,6 +91,7 @@ def training_config(spec: HeteroTrainJobSpec, *, grace_s: float) -> TrainingConf
         checkpoint_uri=checkpoint.uri,
         checkpoint_every_s=checkpoint.every_minutes * 60,
         checkpoint_keep=checkpoint.keep,
+        checkpoint_keep_s=None if checkpoint.keep_hours is None else checkpoint.keep_hours * 3600,
     )
 
 

@@ -111,13 +111,14 @@ def test_the_fixed_configuration_is_the_spec_s() -> None:
             "communication": {"backend": "gloo", "compression": "fp16", "bucketMiB": 4},
         },
         elasticPolicy={"minReplicas": 1},
-        checkpoint={"uri": "file:///x", "everyMinutes": 2, "keep": 5},
+        checkpoint={"uri": "file:///x", "everyMinutes": 2, "keep": 5, "keepHours": 1.5},
     )
     value = next(entry["value"] for entry in main_of(pod)["env"] if entry["name"] == env.CONFIG)
     config = decode_config(value)
     assert (config.epochs, config.seed, config.precision, config.base_batch_samples) == (7, 3, "bf16", 100)
     assert (config.backend, config.compression, config.bucket_mib) == ("gloo", "fp16", 4)
     assert (config.checkpoint_uri, config.checkpoint_every_s, config.checkpoint_keep) == ("file:///x", 120.0, 5)
+    assert config.checkpoint_keep_s == 5400.0
     assert config.grace_s == 90
 
 
