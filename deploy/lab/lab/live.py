@@ -19,7 +19,8 @@ def describe(status: Mapping[str, Any], *, elapsed_s: float) -> str:
         value = status.get(key)
         return "-" if value is None else pattern.format(float(value))
 
-    version = status.get("plan", {})
+    version, held = status.get("plan", {}), status.get("prediction", {}).get("measuredOverPredicted")
+    steps = "-" if held is None else f"{held:.0%}"
     shares = " ".join(
         f"{each['pool']}:{each['shareSamples']}" for each in status.get("workers", []) if "shareSamples" in each
     )
@@ -27,6 +28,7 @@ def describe(status: Mapping[str, Any], *, elapsed_s: float) -> str:
         f"{elapsed_s:6.0f} s  {status.get('state', '-'):<10} epoch {status.get('epoch', '-')!s:<3}"
         f" loss {number('loss', '{:.3f}'):<6} acc {number('accuracy', '{:.3f}'):<6}"
         f" {number('samplesPerSecond', '{:.0f}'):>5} samples/s  eff {number('efficiency', '{:.2f}'):<5}"
+        f" steps {steps:>4} of predicted"
         f" plan {version.get('appliedGeneration', '-')}.{version.get('appliedRevision', '-'):<4} {shares}"
     )
 
