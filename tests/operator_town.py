@@ -102,10 +102,10 @@ class Town:
     def settle(self, *, rounds: int = 25) -> Town:
         """Step until nobody gets anything else; fails when that takes too many rounds."""
         for _ in range(rounds):
-            before = self.placed(), self.limits()
+            before = self.pods(), self.limits()
             self.step()
             self.now_s += 3.0
-            if (self.placed(), self.limits()) == before:
+            if (self.pods(), self.limits()) == before:
                 return self
         raise AssertionError(f"no rest after {rounds} rounds: {self.limits()}, {self.placed()}")
 
@@ -121,6 +121,10 @@ class Town:
                     counts[view.pool] = counts.get(view.pool, 0) + 1
             found[name] = counts
         return found
+
+    def pods(self) -> dict[str, dict[str, str]]:
+        """Return by job its pods with their nodes; empty for one that waits."""
+        return {name: {view.name: view.node for view in world.pod_views} for name, world in self.worlds.items()}
 
     def placed_pods(self, name: str) -> list[str]:
         """Return the pods of a job that have nodes."""

@@ -11,22 +11,24 @@ from dataclasses import replace
 
 from heterotrain_core.allocate.propose import propose
 from heterotrain_core.allocate.room import Room
-from heterotrain_core.allocate.views import Grant, JobDemand, Objective, Offer, Pool
+from heterotrain_core.allocate.views import Objective, Pool
 
-from heterotrain_operator.api.reading import most_workers
-from heterotrain_operator.api.v1alpha1 import CapacityType, WorkerPool
+from heterotrain_operator.api.v1alpha1 import CapacityType
 from heterotrain_operator.decide.allotment import Allotment, Dry
 from heterotrain_operator.decide.contest import Contest
-from heterotrain_operator.decide.demand import Bidder, demand_of, learn, offer_key
+from heterotrain_operator.decide.demand import Bidder, demand_of, learn
 from heterotrain_operator.decide.ground import Ground
-from heterotrain_operator.decide.verdicts import Fate, Worker
+from heterotrain_operator.decide.settlement import Settlement
+from heterotrain_operator.decide.verdicts import Fate
 from heterotrain_operator.world.parse import seconds
 from heterotrain_operator.world.views import JobKey
 
 DRY_S = 60.0
 """A worker that was granted and has found no node for so long shows that the pool is out of stock, whatever we count."""
 RETRY_S = 600.0
-"""After this long a pool that was out of stock is tried again, even if no worker that waits there has found a node."""
+"""After this long a pool that was out of stock is tried again, even if no worker that waits there has found a node; twice as
+long each time that it gives nothing again."""
+MOST_DOUBLINGS = 6
 
 
 def decide_contest(contest: Contest, *, now_s: float) -> dict[JobKey, Allotment]:
@@ -48,32 +50,39 @@ def decide_contest(contest: Contest, *, now_s: float) -> dict[JobKey, Allotment]
     }
     frugal = any(bidder.objective is Objective.COST for bidder in contest.bidders)
     if not frugal and (len(contest.bidders) == 1 or _all_fit(contest, on)):
-        return {b.job.key: Allotment(dry=b.before.dry, learned=learned[b.job.key]) for b in contest.bidders}
+        return {
+            b.job.key: Allotment(dry=b.before.dry, tries=b.before.tries, learned=learned[b.job.key])
+            for b in contest.bidders
+        }
     pools = [_pool(ground, contest.bidders, on) for ground in contest.grounds]
     demands = [demand_of(bidder, on[bidder.job.key], learned[bidder.job.key]) for bidder in contest.bidders]
     grants = propose(pools, demands).grants
-    settled = _Settled(contest, pools, demands, grants, on)
+    settlement = Settlement(contest.bidders, on, Room(pools), grants)
     return {
-        bidder.job.key: replace(settled.allotment(bidder, grant), learned=learned[bidder.job.key])
+        bidder.job.key: replace(settlement.allotment(bidder, grant), learned=learned[bidder.job.key])
         for bidder, grant in zip(contest.bidders, grants, strict=True)
     }
 
 
 def _watched(bidder: Bidder, *, making_room: bool, now_s: float) -> Bidder:
     """Return the bidder with its short and dry pools as they are now."""
-    short, dry = {}, {}
+    short, dry, tries = {}, {}, dict(bidder.before.tries)
     for pool in bidder.spec.worker_pools:
         name = pool.name
         placed = sum(worker.placed and worker.pod.pool == name for worker in bidder.workers)
+        limit = (bidder.before.limits or {}).get(name, 0)
         if (known := bidder.before.dry.get(name)) is not None:
-            if placed <= known.placed and now_s - known.since_s < RETRY_S:
+            rest_s = RETRY_S * 2.0 ** min(tries.get(name, 1) - 1, MOST_DOUBLINGS)
+            if placed <= known.placed and now_s - known.since_s < rest_s:
                 dry[name] = Dry(known.since_s, placed)
-        elif placed < (bidder.before.limits or {}).get(name, 0):
+        elif placed < limit:
             short[name] = now_s if making_room else bidder.before.short.get(name, now_s)
             if now_s - short[name] >= DRY_S:
-                dry[name] = Dry(now_s, placed)
+                dry[name], tries[name] = Dry(now_s, placed), tries.get(name, 0) + 1
                 del short[name]
-    return replace(bidder, before=replace(bidder.before, short=short, dry=dry))
+        elif limit:
+            tries.pop(name, None)
+    return replace(bidder, before=replace(bidder.before, short=short, dry=dry, tries=tries))
 
 
 def _all_fit(contest: Contest, on: Mapping[JobKey, Mapping[str, Sequence[Ground]]]) -> bool:
@@ -122,97 +131,3 @@ def _pool(ground: Ground, bidders: Sequence[Bidder], on: Mapping[JobKey, Mapping
             if since_s:
                 watched_s += max(0.0, bidder.telemetry.newest_sample_s - since_s) * max(1, here)
     return Pool(name=ground.name, nodes=tuple(ground.nodes.values()), spot=spot, losses=losses, watched_s=watched_s)
-
-
-class _Settled:
-    """Turns grants into allotments: who leaves where, who may wait, and what a waiting job may keep."""
-
-    def __init__(
-        self,
-        contest: Contest,
-        pools: Sequence[Pool],
-        demands: Sequence[JobDemand],
-        grants: Sequence[Grant],
-        on: Mapping[JobKey, Mapping[str, Sequence[Ground]]],
-    ) -> None:
-        self._on = on
-        self._room = Room(pools)
-        self._granted: dict[JobKey, dict[str, int]] = {}
-        """By job, workers by the core's name of pool and ground."""
-        for bidder, demand, grant in zip(contest.bidders, demands, grants, strict=True):
-            self._granted[bidder.job.key] = dict(grant.workers)
-            for offer in demand.offers:
-                self._room.hold({(offer.pool, offer.size): grant.workers.get(offer.key, 0)})
-        for bidder, demand, grant in zip(contest.bidders, demands, grants, strict=True):
-            if not grant.workers:
-                self._keep(bidder, demand.offers)
-        self._quiet = not any(self._moving(bidder) for bidder in contest.bidders)
-
-    def _keep(self, bidder: Bidder, offers: Sequence[Offer]) -> None:
-        """Let a job that waits keep what it has as far as nobody needs it: it would only ask for it again."""
-        for pool in bidder.spec.worker_pools:
-            for ground in self._on[bidder.job.key][pool.name]:
-                key = offer_key(pool, ground.name)
-                size = next(offer.size for offer in offers if offer.key == key)
-                for _ in bidder.placed_on(pool, ground):
-                    if self._room.fits({(ground.name, size): 1}):
-                        self._room.hold({(ground.name, size): 1})
-                        self._granted[bidder.job.key][key] = self._granted[bidder.job.key].get(key, 0) + 1
-
-    def _surplus(self, bidder: Bidder, pool: WorkerPool) -> list[Worker]:
-        """Return the workers of a pool that have to leave: ground by ground, the least useful."""
-        found = []
-        for ground in self._on[bidder.job.key][pool.name]:
-            granted = self._granted[bidder.job.key].get(offer_key(pool, ground.name), 0)
-            found += bidder.placed_on(pool, ground)[granted:]
-        return found
-
-    def _limit(self, bidder: Bidder, pool: WorkerPool) -> int:
-        stands = self._on[bidder.job.key][pool.name]
-        granted = self._granted[bidder.job.key]
-        return bidder.elsewhere(pool, stands) + sum(granted.get(offer_key(pool, each.name), 0) for each in stands)
-
-    def _moving(self, bidder: Bidder) -> bool:
-        """Tell whether workers of the job come or go by this decision: room that is made for one is for nobody else."""
-        return any(worker.fate is Fate.LEAVING for worker in bidder.workers) or any(
-            self._surplus(bidder, pool)
-            or sum(w.placed and w.pod.pool == pool.name for w in bidder.workers) < self._limit(bidder, pool)
-            for pool in bidder.spec.worker_pools
-        )
-
-    def _may_wait(self, bidder: Bidder, pool: WorkerPool, *, granted: bool) -> bool:
-        """Tell whether workers beyond the limit may wait in a pool for nodes that may come.
-
-        Not while room is being made for others, and not where one more would fit already: the job does not want it.
-        """
-        if pool.name in bidder.before.dry:
-            return True
-        if not self._quiet or (granted and bidder.objective is Objective.COST):
-            return False
-        stands = self._on[bidder.job.key][pool.name]
-        return not granted or not any(
-            self._room.fits({(ground.name, ground.sizes[bidder.claim(pool)]): 1}) for ground in stands
-        )
-
-    def allotment(self, bidder: Bidder, grant: Grant) -> Allotment:
-        """Return what a job may have; the reason stays as long as the limits do."""
-        limits = {pool.name: self._limit(bidder, pool) for pool in bidder.spec.worker_pools}
-        same = bidder.before.limits == limits
-        return Allotment(
-            limits=limits,
-            leave=frozenset(w.pod.uid for pool in bidder.spec.worker_pools for w in self._surplus(bidder, pool)),
-            waits=frozenset(
-                pool.name
-                for pool in bidder.spec.worker_pools
-                if self._may_wait(bidder, pool, granted=bool(grant.workers))
-                and sum(limits.values()) < most_workers(bidder.spec)
-            ),
-            short=bidder.before.short,
-            dry=bidder.before.dry,
-            reason=bidder.before.reason if same else _reason(bidder, grant),
-        )
-
-
-def _reason(bidder: Bidder, grant: Grant) -> str:
-    dry = ", ".join(sorted(bidder.before.dry))
-    return f"{grant.reason}; {dry} out of stock" if dry else grant.reason

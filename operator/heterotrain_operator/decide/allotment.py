@@ -44,6 +44,7 @@ class Allotment:
         waits: with limits, pools in which workers beyond them may wait for nodes that may come.
         short: by pool, since when fewer workers than granted have nodes although none is about to make room.
         dry: by pool, that workers who were granted found no node for long, although there seemed to be room.
+        tries: by pool, how often in a row it was found dry; forgotten once what was granted is there.
         held: nothing is decided yet: no worker comes or goes.
         reason: why, in one sentence; empty without limits.
         learned: what the decision rests on, for the next one.
@@ -54,6 +55,7 @@ class Allotment:
     waits: frozenset[str] = frozenset()
     short: Mapping[str, float] = field(default_factory=dict)
     dry: Mapping[str, Dry] = field(default_factory=dict)
+    tries: Mapping[str, int] = field(default_factory=dict)
     held: bool = False
     reason: str = ""
     learned: Learned = field(default_factory=Learned)

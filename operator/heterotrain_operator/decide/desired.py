@@ -63,11 +63,10 @@ def decide_wanted(
     alive = [worker for worker in workers if worker.alive]
     names = {pool.name for pool in spec.worker_pools}
     remove = [(worker, "its pool is not in the spec any more") for worker in alive if worker.pod.pool not in names]
+    leaving = {worker.pod.uid: worker for worker in alive if worker.pod.uid in allotment.leave}
     keep: dict[str, list[Worker]] = {}
     for pool in spec.worker_pools:
-        mine = sorted((w for w in alive if w.pod.pool == pool.name), key=_usefulness)
-        remove += [(worker, allotment.reason) for worker in mine if worker.pod.uid in allotment.leave]
-        own = [worker for worker in mine if worker.pod.uid not in allotment.leave]
+        own = sorted((w for w in alive if w.pod.pool == pool.name and w.pod.uid not in leaving), key=_usefulness)
         keep[pool.name] = own[: pool.max_replicas]
         remove += [(worker, f"pool {pool.name} may have {pool.max_replicas}") for worker in own[pool.max_replicas :]]
 
@@ -107,12 +106,25 @@ def decide_wanted(
                 again_s = left_s if again_s is None else min(again_s, left_s)
         if stuck[pool.name]:
             short.stuck(pool, room_of(pool), stuck[pool.name][0])
+    if leaving and not _replaced_soon(spec, [w for w in alive if w.pod.uid not in leaving], create):
+        remove += [(worker, allotment.reason) for worker in leaving.values()]
     return Wanted(
         create=tuple(create),
         remove=tuple(remove),
         desired=count,
         reason="; ".join(filter(None, (allotment.reason, short.sentence()))),
         again_s=again_s,
+    )
+
+
+def _replaced_soon(spec: HeteroTrainJobSpec, staying: Sequence[Worker], create: Sequence[WorkerPool]) -> bool:
+    """Tell whether those who stay are too few to train, but others are about to be ready: then nobody leaves yet."""
+    if sum(worker.fate is Fate.READY for worker in staying) >= spec.elastic_policy.min_replicas:
+        return False
+    return bool(create) or any(
+        (worker.fate is Fate.WAITING and not _stuck(worker))
+        or (worker.fate is Fate.STARTING and not worker.pod.waiting_reason)
+        for worker in staying
     )
 
 

@@ -1,0 +1,170 @@
+"""From grants to allotments: who leaves where, who comes when, who may wait, and what a waiting job may keep.
+
+The core says how many workers of a pool stand on which ground; which pod stands where is the scheduler's choice. So a
+worker is moved from one ground of its pool to another only if somebody else needs its place, and nobody may come who
+could take a place that is being made free for another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from heterotrain_core.allocate.room import Room
+from heterotrain_core.allocate.views import Grant, Objective, Size
+
+from heterotrain_operator.api.reading import most_workers
+from heterotrain_operator.api.v1alpha1 import WorkerPool
+from heterotrain_operator.decide.allotment import Allotment
+from heterotrain_operator.decide.demand import Bidder, offer_key
+from heterotrain_operator.decide.ground import Claim, Ground
+from heterotrain_operator.decide.verdicts import Fate, Worker
+from heterotrain_operator.world.views import JobKey
+
+
+class Settlement:
+    """What the grants of one contest mean for each of its jobs.
+
+    Args:
+        bidders: the jobs.
+        on: by job and pool, the grounds that it stands on.
+        room: the grounds, empty.
+        grants: one for each bidder.
+    """
+
+    def __init__(
+        self,
+        bidders: Sequence[Bidder],
+        on: Mapping[JobKey, Mapping[str, Sequence[Ground]]],
+        room: Room,
+        grants: Sequence[Grant],
+    ) -> None:
+        self._bidders = bidders
+        self._on = on
+        self._room = room
+        self._granted: dict[Claim, dict[str, int]] = {}
+        """By claim, workers on each ground."""
+        pools = [
+            (bidder, grant, pool)
+            for bidder, grant in zip(bidders, grants, strict=True)
+            for pool in bidder.spec.worker_pools
+        ]
+        for bidder, grant, pool in pools:
+            own = {
+                ground.name: grant.workers.get(offer_key(pool, ground.name), 0) for ground in self._stands(bidder, pool)
+            }
+            self._granted[bidder.claim(pool)] = own
+            for ground in self._stands(bidder, pool):
+                room.hold({(ground.name, ground.sizes[bidder.claim(pool)]): own[ground.name]})
+        for bidder, grant, pool in pools:
+            if grant.workers:
+                self._stay(bidder, pool)
+            else:
+                self._keep(bidder, pool)
+        self._lacking = {claim for bidder, _, pool in pools if self._lacks(bidder, pool, claim := bidder.claim(pool))}
+        self._quiet = not any(self._moving(bidder) for bidder in bidders)
+
+    def allotment(self, bidder: Bidder, grant: Grant) -> Allotment:
+        """Return what a job may have; the reason stays as long as the limits do."""
+        pools = bidder.spec.worker_pools
+        limits = {pool.name: self._limit(bidder, pool) for pool in pools}
+        may_grow = sum(limits.values()) < most_workers(bidder.spec)
+        return Allotment(
+            limits=limits,
+            leave=frozenset(worker.pod.uid for pool in pools for worker in self._surplus(bidder, pool)),
+            waits=frozenset(
+                pool.name for pool in pools if may_grow and self._may_wait(bidder, pool, granted=bool(grant.workers))
+            ),
+            short=bidder.before.short,
+            dry=bidder.before.dry,
+            tries=bidder.before.tries,
+            reason=bidder.before.reason if bidder.before.limits == limits else _reason(bidder, grant),
+        )
+
+    def _stands(self, bidder: Bidder, pool: WorkerPool) -> Sequence[Ground]:
+        return self._on[bidder.job.key][pool.name]
+
+    def _stay(self, bidder: Bidder, pool: WorkerPool) -> None:
+        """Let workers stay where they are instead of on another ground of their pool, if nobody needs their places."""
+        granted = self._granted[bidder.claim(pool)]
+        placed = {ground.name: len(bidder.placed_on(pool, ground)) for ground in self._stands(bidder, pool)}
+        sizes = {ground.name: ground.sizes[bidder.claim(pool)] for ground in self._stands(bidder, pool)}
+        for here in granted:
+            for there in granted:
+                while placed[here] > granted[here] and placed[there] < granted[there]:
+                    swap: dict[tuple[str, Size], int] = {(there, sizes[there]): -1, (here, sizes[here]): 1}
+                    if not self._room.fits(swap):
+                        break
+                    self._room.hold(swap)
+                    granted[here] += 1
+                    granted[there] -= 1
+
+    def _keep(self, bidder: Bidder, pool: WorkerPool) -> None:
+        """Let a job that waits keep what it has as far as nobody needs it: it would only ask for it again."""
+        for ground in self._stands(bidder, pool):
+            one: dict[tuple[str, Size], int] = {(ground.name, ground.sizes[bidder.claim(pool)]): 1}
+            for _ in bidder.placed_on(pool, ground):
+                if self._room.fits(one):
+                    self._room.hold(one)
+                    self._granted[bidder.claim(pool)][ground.name] += 1
+
+    def _surplus(self, bidder: Bidder, pool: WorkerPool) -> list[Worker]:
+        """Return the workers of a pool that have to leave: ground by ground, the least useful."""
+        granted = self._granted[bidder.claim(pool)]
+        return [
+            worker
+            for ground in self._stands(bidder, pool)
+            for worker in bidder.placed_on(pool, ground)[granted[ground.name] :]
+        ]
+
+    def _lacks(self, bidder: Bidder, pool: WorkerPool, claim: Claim) -> bool:
+        return any(
+            len(bidder.placed_on(pool, ground)) < self._granted[claim][ground.name]
+            for ground in self._stands(bidder, pool)
+        )
+
+    def _limit(self, bidder: Bidder, pool: WorkerPool) -> int:
+        """Return how many workers a pool shall have now.
+
+        Workers of a pool that stands on several grounds may be scheduled to any of them, so they come only after those
+        who have fewer to choose from.
+        """
+        stands, claim = self._stands(bidder, pool), bidder.claim(pool)
+        granted = self._granted[claim]
+        before_us = any(
+            other != claim and other in ground.sizes and self._breadth(other) < len(stands)
+            for ground in stands
+            for other in self._lacking
+        )
+        there = (
+            min(granted[ground.name], len(bidder.placed_on(pool, ground))) if before_us else granted[ground.name]
+            for ground in stands
+        )
+        return bidder.elsewhere(pool, stands) + sum(there)
+
+    def _breadth(self, claim: Claim) -> int:
+        return len(self._on[claim.job][claim.pool])
+
+    def _moving(self, bidder: Bidder) -> bool:
+        """Tell whether workers of the job come or go by this decision: room that is made for one is for nobody else."""
+        return any(worker.fate is Fate.LEAVING for worker in bidder.workers) or any(
+            bidder.claim(pool) in self._lacking or self._surplus(bidder, pool) for pool in bidder.spec.worker_pools
+        )
+
+    def _may_wait(self, bidder: Bidder, pool: WorkerPool, *, granted: bool) -> bool:
+        """Tell whether workers beyond the limit may wait in a pool for nodes that may come.
+
+        Not while room is being made for others, and not where one more would fit already: the job does not want it.
+        """
+        if pool.name in bidder.before.dry:
+            return True
+        if not self._quiet or (granted and bidder.objective is Objective.COST):
+            return False
+        claim = bidder.claim(pool)
+        return not granted or not any(
+            self._room.fits({(ground.name, ground.sizes[claim]): 1}) for ground in self._stands(bidder, pool)
+        )
+
+
+def _reason(bidder: Bidder, grant: Grant) -> str:
+    dry = ", ".join(sorted(bidder.before.dry))
+    return f"{grant.reason}; {dry} out of stock" if dry else grant.reason
