@@ -216,9 +216,18 @@ async def test_numbers_are_written_now_and_then_and_news_at_once() -> None:
     numbers = replace_status(job, step=5)
     assert await app.actor._write_status(job, numbers, memory) == pytest.approx(4.0)
     assert writes() == first
+    conditions = as_body(job.status)["conditions"]
+    reworded = replace_status(
+        job, conditions=[{**each, "message": "the same with newer numbers"} for each in conditions]
+    )
+    assert await app.actor._write_status(job, reworded, memory) == pytest.approx(4.0)
+    assert writes() == first
     news = replace_status(job, step=5, restarts=1)
     assert await app.actor._write_status(job, news, memory) is None
     assert writes() == first + 1
+    await asyncio.sleep(6)
+    assert await app.actor._write_status(job, reworded, memory) is None
+    assert writes() == first + 2, "late, but told"
 
 
 def replace_status(job: object, **fields: object) -> object:

@@ -75,8 +75,11 @@ def _learned(it: Situation) -> Aspect:
         if model.verdict is not Verdict.OK
     ]
     if unsure:
-        message = f"the speed of {len(unsure)} of {len(models)} ranks is not known well yet: {_listed(unsure)}"
-        return Aspect(type=kind, holds=False, reason="Learning", message=message)
+        # A baseline that never varies its shares, or a rank that is too noisy, stays so: its model holds where it was seen.
+        learning = not all(map(settled, models.values()))
+        known = "is not known well yet" if learning else "is known only near the shares that were used"
+        message = f"the speed of {len(unsure)} of {len(models)} ranks {known}: {_listed(unsure)}"
+        return Aspect(type=kind, holds=False, reason="Learning" if learning else "Unclear", message=message)
     return Aspect(type=kind, holds=True, reason="Learned", message=f"the speed of {len(models)} ranks is known")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -165,6 +165,8 @@ class Actor:
         changed = {name for name in {*wanted, *job.status_body} if wanted.get(name) != job.status_body.get(name)}
         if not changed:
             return None
+        if _without_messages(wanted) == _without_messages(job.status_body):
+            changed.discard("conditions")  # the same is said with newer numbers
         left_s = memory.status_s + self._status_interval_s - self._clock()
         if changed <= _FAST and left_s > 0:
             return left_s
@@ -213,3 +215,8 @@ class Actor:
             )
         except KubeError as error:
             log.warning("event not published", job=job.key.name, namespace=job.key.namespace, error=str(error))
+
+
+def _without_messages(status: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the conditions without what they say to people."""
+    return [{key: value for key, value in each.items() if key != "message"} for each in status.get("conditions", ())]

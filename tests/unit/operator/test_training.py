@@ -81,6 +81,17 @@ def test_what_is_predicted_is_held_against_what_is_measured() -> None:
     assert training.world.status["prediction"]["measuredOverPredicted"] > told["measuredOverPredicted"] + 0.01
 
 
+def test_a_baseline_says_that_its_speeds_are_known_at_its_shares_only() -> None:
+    training = a_training(rebalance={"boundary": "never"})
+    training.epoch_samples = BATCH * STEPS  # no short last step, which would be a second share
+    training.epoch()
+    assert training.world.condition("SpeedsLearned") == ("False", "Learning")
+    for _ in range(2):
+        training.epoch()
+    assert training.world.condition("SpeedsLearned") == ("False", "Unclear")
+    assert "only one share was seen" in training.world.message("SpeedsLearned")
+
+
 def test_a_throttled_worker_is_told_with_how_much_slower_it_became() -> None:
     training = a_training(seed=2)
     for _ in range(2):
