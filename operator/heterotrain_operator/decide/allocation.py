@@ -7,14 +7,14 @@ allocation decides, and what it says becomes limits for each job's own pass.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from heterotrain_core.allocate.propose import propose
 from heterotrain_core.allocate.room import Room
-from heterotrain_core.allocate.views import Objective, Pool
+from heterotrain_core.allocate.views import JobDemand, Objective, Pool
 
 from heterotrain_operator.api.v1alpha1 import CapacityType
-from heterotrain_operator.decide.allotment import Allotment, Dry
+from heterotrain_operator.decide.allotment import Allotment, Dry, Learned
 from heterotrain_operator.decide.contest import Contest
 from heterotrain_operator.decide.demand import Bidder, demand_of, learn
 from heterotrain_operator.decide.ground import Ground
@@ -41,6 +41,32 @@ def decide_contest(contest: Contest, *, now_s: float) -> dict[JobKey, Allotment]
     watched = tuple(_watched(bidder, making_room=making_room, now_s=now_s) for bidder in contest.bidders)
     contest = replace(contest, bidders=watched)
     learned = {b.job.key: learn(b.before.learned, b.plan, b.telemetry) for b in contest.bidders}
+    question = question_of(contest, learned)
+    frugal = any(bidder.objective is Objective.COST for bidder in contest.bidders)
+    if not frugal and (len(contest.bidders) == 1 or _all_fit(contest, question)):
+        return {
+            b.job.key: Allotment(dry=b.before.dry, tries=b.before.tries, learned=learned[b.job.key])
+            for b in contest.bidders
+        }
+    grants = propose(question.pools, question.demands).grants
+    settlement = Settlement(contest.bidders, question.on, Room(question.pools), grants)
+    return {
+        bidder.job.key: replace(settlement.allotment(bidder, grant), learned=learned[bidder.job.key])
+        for bidder, grant in zip(contest.bidders, grants, strict=True)
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A contest in the core's words; ``on`` are, by job and pool, the grounds that it stands on."""
+
+    pools: tuple[Pool, ...]
+    demands: tuple[JobDemand, ...]
+    on: Mapping[JobKey, Mapping[str, Sequence[Ground]]]
+
+
+def question_of(contest: Contest, learned: Mapping[JobKey, Learned]) -> Question:
+    """Return what to ask the core, the demands in the order of the bidders."""
     on = {
         bidder.job.key: {
             pool.name: [ground for ground in contest.grounds if bidder.claim(pool) in ground.sizes]
@@ -48,20 +74,11 @@ def decide_contest(contest: Contest, *, now_s: float) -> dict[JobKey, Allotment]
         }
         for bidder in contest.bidders
     }
-    frugal = any(bidder.objective is Objective.COST for bidder in contest.bidders)
-    if not frugal and (len(contest.bidders) == 1 or _all_fit(contest, on)):
-        return {
-            b.job.key: Allotment(dry=b.before.dry, tries=b.before.tries, learned=learned[b.job.key])
-            for b in contest.bidders
-        }
-    pools = [_pool(ground, contest.bidders, on) for ground in contest.grounds]
-    demands = [demand_of(bidder, on[bidder.job.key], learned[bidder.job.key]) for bidder in contest.bidders]
-    grants = propose(pools, demands).grants
-    settlement = Settlement(contest.bidders, on, Room(pools), grants)
-    return {
-        bidder.job.key: replace(settlement.allotment(bidder, grant), learned=learned[bidder.job.key])
-        for bidder, grant in zip(contest.bidders, grants, strict=True)
-    }
+    return Question(
+        pools=tuple(_pool(ground, contest.bidders, on) for ground in contest.grounds),
+        demands=tuple(demand_of(bidder, on[bidder.job.key], learned[bidder.job.key]) for bidder in contest.bidders),
+        on=on,
+    )
 
 
 def _watched(bidder: Bidder, *, making_room: bool, now_s: float) -> Bidder:
@@ -85,12 +102,12 @@ def _watched(bidder: Bidder, *, making_room: bool, now_s: float) -> Bidder:
     return replace(bidder, before=replace(bidder.before, short=short, dry=dry, tries=tries))
 
 
-def _all_fit(contest: Contest, on: Mapping[JobKey, Mapping[str, Sequence[Ground]]]) -> bool:
+def _all_fit(contest: Contest, question: Question) -> bool:
     """Tell whether every job may have as many workers as its pools could hold: then nobody is in anybody's way.
 
     May say no where a cleverer packing exists; never yes where there is none.
     """
-    room = Room([Pool(name=ground.name, nodes=tuple(ground.nodes.values())) for ground in contest.grounds])
+    room, on = Room(question.pools), question.on
     claims = [(bidder, pool) for bidder in contest.bidders for pool in bidder.spec.worker_pools]
     for bidder, pool in sorted(claims, key=lambda each: len(on[each[0].job.key][each[1].name])):
         stands = on[bidder.job.key][pool.name]
