@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 import torch
 from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.config import TrainingConfig
-from heterotrain_core.contract.plan import Plan
 
 from heterotrain.checkpoint import CheckpointFolder, Label, new_mark
 from heterotrain.errors import UsageError
@@ -26,7 +25,7 @@ from heterotrain.identity import Identity, Mode
 from heterotrain.membership import Formed
 from heterotrain.report import Report
 from heterotrain.training import Training
-from heterotrain.writer import CheckpointWriter, Errand, Missing, Written
+from heterotrain.writer import CheckpointWriter, Errand, Missing, Written, writer_among
 
 _log = logging.getLogger(__name__)
 
@@ -36,11 +35,6 @@ STUCK_S = 60.0
 """A write that takes longer is told; again whenever it has taken twice as long."""
 RETRY_FRACTION = 0.1
 """Of the interval: the pause after a failure."""
-
-
-def writer_among(plan: Plan, plan_ranks: tuple[int, ...]) -> int | None:
-    """Return the plan rank that writes checkpoints: on-demand first, since it is the least likely to vanish."""
-    return min(plan_ranks, key=lambda rank: (not plan.members[rank].on_demand, rank), default=None)
 
 
 class CheckpointKeeper:

@@ -7,18 +7,18 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.config import TrainingConfig
-from heterotrain_core.contract.outcome import Ending
 
 from heterotrain.agreement import plan_slot
 from heterotrain.attempt import Attempts
 from heterotrain.board import Board
 from heterotrain.checkpoint import new_mark
 from heterotrain.control import Verdict
+from heterotrain.departure import Departure
 from heterotrain.errors import PeerLost, RepeatStep, UsageError
 from heterotrain.farewell import Farewell
 from heterotrain.feed import Feed
@@ -65,9 +65,9 @@ class Loop:
         record: RunRecord,
     ) -> None:
         self.formed: Formed | None = None
-        self.stop_reason = ""
-        self.leave_requested = False
-        self.told_to_go_s: float | None = None
+        self.departure = Departure(
+            config=config, training=training, membership=membership, keeper=keeper, farewell=farewell
+        )
         self.reducer: Reducer | None = None
         self.run_hooks: Callable[[int], None] = lambda _epoch: None
         self.schedulers: list[Any] = []
@@ -81,7 +81,6 @@ class Loop:
         self._numerics = numerics
         self._observer = observer
         self._report = report
-        self._farewell = farewell
         self._attempts = Attempts(report)
         self._feed: Feed | None = None
         self._standing: Standing | None = None
@@ -101,7 +100,7 @@ class Loop:
                 formed = self.formed or self._form()
                 self._finish_epoch()
                 if self._is_done():
-                    self._conclude(formed)
+                    self.departure.conclude(formed)
                     return
                 self._keeper.maybe_write(formed, self._training)
                 step = self._prepare(formed, self._feed)
@@ -109,12 +108,12 @@ class Loop:
                 self._break(lost)
                 continue
             except NobodyNeedsUs:
-                self._finish()
+                self.departure.finish_alone(self._standing)
                 return
             yield step
             if not step.committed:
                 self._repeat(step)
-            elif self.stop_reason:
+            elif self.departure.reason:
                 self._training.progress = replace(self._training.progress, stopped=True)
 
     # -- formations --------------------------------------------------------------------------------------------------
@@ -124,7 +123,7 @@ class Loop:
         if formed is None:
             if self._is_done():
                 raise NobodyNeedsUs
-            self._leave()
+            self.departure.leave(self._standing)
         self.formed = formed
         roster = formed.roster
         self._log_late_commit(formed)
@@ -164,39 +163,6 @@ class Loop:
             formed.group.close()
         self.formed = None
         self._standing = replace(formed.standing, leaving=leaving)
-
-    def _leave(self) -> NoReturn:
-        """End this rank as announced."""
-        standing = self._standing
-        if standing is not None and not standing.leaving:
-            # It had to go while it waited for others: nobody took the state over from it.
-            self._keeper.write_now(self._training, generation=standing.formation.generation, within_s=self._left_s())
-        self._keeper.wait(self._left_s())
-        self._farewell.say(Ending.LEFT, "told to go; the others know")
-        self._membership.close()
-        raise SystemExit(0)
-
-    def _conclude(self, formed: Formed) -> None:
-        """End the training together: nobody goes before everybody has committed everything and it is kept.
-
-        Raises:
-            PeerLost: somebody went away meanwhile; whoever is left may still need this rank's state.
-        """
-        self._membership.everything_committed()
-        self._keeper.write_final(formed, self._training)
-        if formed.group is not None:
-            formed.group.gather_now([0.0])
-        self._finish()
-        if formed.group is not None:
-            formed.group.close()
-
-    def _finish(self) -> None:
-        """Say the last word of a rank that has committed everything."""
-        if self.formed is None and self._standing is not None:
-            self._keeper.write_now(self._training, generation=self._standing.formation.generation)
-        self._keeper.wait()
-        self._farewell.say(Ending.FINISHED, self.stop_reason or "every epoch is committed")
-        self._membership.close()
 
     def _is_done(self) -> bool:
         progress = self._training.progress
@@ -256,7 +222,7 @@ class Loop:
 
     def fetch(self, task: Task, offset: int, size: int) -> Any:
         """Return ``size`` samples of the task from its ``offset``-th on, as a batch on the device."""
-        left_s = self._left_s()
+        left_s = self.departure.left_s
         if left_s is not None and self.formed is not None:
             # Nothing but buffers has changed since the last committed step, and those are kept.
             self._keeper.hurry(
@@ -280,7 +246,7 @@ class Loop:
         drained = self._identity.worker in formed.agreed.plan.drain
         slot = replace(
             plan_slot(
-                held, vote=ok, steps=step.task.number, leaving=self.leave_requested or drained, weight=step.weight
+                held, vote=ok, steps=step.task.number, leaving=self.departure.wanted or drained, weight=step.weight
             ),
             loss_sum=float(step.loss_sum),
             checkpoint=self._keeper.proposes(formed, self._training),
@@ -329,21 +295,11 @@ class Loop:
             return
         self._keeper.want()  # whole spot pools vanish together: a survivor keeps the state
         if roster.plan_ranks[formed.rank] in leaving:
-            self.leave_requested = True
-            self._membership.leave_soon(self._config.grace_s / 3)
-            if everybody_leaves:  # the job cannot go on without a checkpoint
-                left_s = self._left_s()
-                self._keeper.rescue(
-                    formed, self._training, mark=decision.mark, left_s=self._config.grace_s if left_s is None else left_s
-                )  # fmt: skip
+            self.departure.soon()
+            if everybody_leaves:
+                self.departure.rescue(formed, mark=decision.mark)
 
     # -- small things ------------------------------------------------------------------------------------------------
-
-    def _left_s(self) -> float | None:
-        """Return the seconds until this process is killed, ``None`` while nobody has told it to go."""
-        if self.told_to_go_s is None:
-            return None
-        return max(0.0, self.told_to_go_s + self._config.grace_s - time.monotonic())
 
     def _newest_for(self, formed: Formed) -> Held:
         newest = self._membership.newest()

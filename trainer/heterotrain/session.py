@@ -6,7 +6,6 @@ import logging
 import math
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any, TypeVar
@@ -218,7 +217,7 @@ class Job:
 
     def finish(self, reason: str) -> None:
         """End the training successfully after the current step; every rank has to decide so at the same step."""
-        self._loop.stop_reason = reason
+        self._loop.departure.reason = reason
 
     @property
     def is_leader(self) -> bool:
@@ -252,9 +251,7 @@ class Job:
         return {"rank": formed.rank, "formation": str(formed.roster.formation), "epoch": epoch, "step": step}
 
     def _on_sigterm(self, _signal: int, _frame: FrameType | None) -> None:
-        self._loop.leave_requested = True
-        self._loop.told_to_go_s = self._loop.told_to_go_s or time.monotonic()
-        self._membership.leave_soon(self.config.grace_s / 3)
+        self._loop.departure.told()
 
 
 def _membership(identity: Identity, config: TrainingConfig, training: Training, keeper: CheckpointKeeper) -> Membership:

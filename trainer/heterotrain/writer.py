@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any
 
 import torch
+from heterotrain_core.contract.plan import Plan
 
 from heterotrain.checkpoint import CheckpointFolder, Label, Manifest, new_mark
 from heterotrain.parts import cut, pack, sizes_bytes
@@ -23,6 +24,11 @@ PATIENCE_S = 60.0
 """For the other ranks' parts, beyond ten times what the own part took."""
 POLL_S = (0.05, 1.0)
 """Between looks for the other ranks' parts: first and longest."""
+
+
+def writer_among(plan: Plan, plan_ranks: tuple[int, ...]) -> int | None:
+    """Return the plan rank that writes checkpoints: on-demand first, since it is the least likely to vanish."""
+    return min(plan_ranks, key=lambda rank: (not plan.members[rank].on_demand, rank), default=None)
 
 
 class Missing(Enum):
