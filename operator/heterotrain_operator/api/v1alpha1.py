@@ -201,10 +201,19 @@ class Training(
     )
     rebalance: Rebalance = Field(default_factory=Rebalance, description="When and how readily shares are changed.")
     precision: Precision = Field(
-        default=Precision.AUTO, description="auto takes bf16 where the accelerator has it, else fp32."
+        default=Precision.AUTO,
+        description="Number format of the forward pass; auto takes bf16 where every worker's accelerator has it, else fp32.",
     )
     learning_rate_scaling: LearningRateScaling = Field(
-        default=LearningRateScaling.NONE, description="How the learning rate follows a changed global batch."
+        default=LearningRateScaling.NONE,
+        description="How the learning rate follows a global batch that differs from the one it was chosen for; schedules "
+        "advance by what a step is worth.",
+    )
+    learning_rate_warm_up_samples: int | None = Field(
+        default=None,
+        ge=0,
+        le=2**53,
+        description="Samples over which a changed learning-rate factor comes into force; without it, 100 base batches.",
     )
     communication: Communication = Field(default_factory=Communication, description="How gradients travel.")
 
@@ -421,6 +430,7 @@ _TRAINING_FIXED = (
     "seed",
     "precision",
     "learningRateScaling",
+    "?learningRateWarmUpSamples",
     "communication",
 )
 

@@ -79,6 +79,7 @@ def training_config(spec: HeteroTrainJobSpec, *, grace_s: float) -> TrainingConf
         seed=training.seed,
         precision=training.precision,
         learning_rate_scaling=training.learning_rate_scaling,
+        learning_rate_warm_up_samples=training.learning_rate_warm_up_samples,
         backend=training.communication.backend,
         compression=training.communication.compression,
         bucket_mib=training.communication.bucket_mib,

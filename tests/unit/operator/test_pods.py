@@ -108,6 +108,7 @@ def test_the_fixed_configuration_is_the_spec_s() -> None:
             "epochs": 7,
             "seed": 3,
             "precision": "bf16",
+            "learningRateWarmUpSamples": 4000,
             "communication": {"backend": "gloo", "compression": "fp16", "bucketMiB": 4},
         },
         elasticPolicy={"minReplicas": 1},
@@ -116,6 +117,7 @@ def test_the_fixed_configuration_is_the_spec_s() -> None:
     value = next(entry["value"] for entry in main_of(pod)["env"] if entry["name"] == env.CONFIG)
     config = decode_config(value)
     assert (config.epochs, config.seed, config.precision, config.base_batch_samples) == (7, 3, "bf16", 100)
+    assert config.learning_rate_warm_up_samples == 4000
     assert (config.backend, config.compression, config.bucket_mib) == ("gloo", "fp16", 4)
     assert (config.checkpoint_uri, config.checkpoint_every_s, config.checkpoint_keep) == ("file:///x", 120.0, 5)
     assert config.checkpoint_keep_s == 5400.0
