@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -65,9 +66,9 @@ class Storage:
             UsageError: nothing here can speak that protocol.
         """
         self.uri = uri
+        self._thread = threading.local()
         try:
-            self._fs: Any
-            self._fs, root = url_to_fs(uri, use_listings_cache=False)
+            files, root = self._connect()
         except ImportError as error:
             raise UsageError(
                 f"checkpoint URI {uri!r}: {str(error).rstrip('.')}; add that Python package to the training image"
@@ -78,7 +79,7 @@ class Storage:
                 "protocol of fsspec whose Python package is in the training image"
             ) from error
         self._root = str(root).rstrip("/")
-        self._local = isinstance(self._fs, LocalFileSystem)
+        self._local = isinstance(files, LocalFileSystem)
 
     def put(self, name: str, chunks: Iterable[bytes | memoryview]) -> Stored:
         """Write a file.
@@ -167,6 +168,16 @@ class Storage:
             self.remove([name])
             raise OSError(f"{name} has {size_bytes} bytes in {self.uri} instead of {stored.size_bytes}")
         return stored
+
+    def _connect(self) -> tuple[Any, Any]:
+        return url_to_fs(self.uri, use_listings_cache=False, skip_instance_cache=True)  # type: ignore[no-any-return]
+
+    @property
+    def _fs(self) -> Any:
+        """This thread's connection: not every protocol lets two threads speak at once."""
+        if not hasattr(self._thread, "files"):
+            self._thread.files = self._connect()[0]
+        return self._thread.files
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"

@@ -8,6 +8,7 @@ import os
 import resource
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import fsspec
@@ -20,17 +21,47 @@ from heterotrain.parts import cut, pack, sizes_bytes
 from heterotrain.state import Flat, flatten
 from heterotrain.storage import Storage
 from heterotrain.writer import CheckpointWriter, Errand, Missing, Written
+from pyftpdlib.authorizers import DummyAuthorizer
+from pyftpdlib.handlers import FTPHandler
+from pyftpdlib.servers import FTPServer
 
 
-@pytest.fixture(params=["file", "memory"])
+@pytest.fixture(params=["file", "memory", "ftp"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A folder of the local file system, and one of a store without renaming."""
+    """A folder of the local file system, one of a store without renaming, and one of a real server."""
     if request.param == "file":
         yield f"file://{tmp_path}/checkpoints"
+        return
+    if request.param == "ftp":
+        with served(tmp_path) as address:
+            yield f"ftp://{address}/checkpoints"
         return
     fsspec.filesystem("memory").store.clear()
     yield "memory://bucket/checkpoints"
     fsspec.filesystem("memory").store.clear()
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve a folder by FTP; yield user, password and address as they stand in a URI."""
+    people = DummyAuthorizer()
+    people.add_user("user", "word", str(folder), perm="elradfmwMT")
+    handler = type("Handler", (FTPHandler,), {"authorizer": people})
+    server = FTPServer(("127.0.0.1", 0), handler)
+    stop = threading.Event()
+
+    def serve() -> None:
+        while not stop.is_set():
+            server.serve_forever(timeout=0.05, blocking=False)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"user:word@127.0.0.1:{server.address[1]}"
+    finally:
+        stop.set()
+        thread.join()
+        server.close_all()
 
 
 @pytest.fixture(autouse=True)
