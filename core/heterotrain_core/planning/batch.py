@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from heterotrain_core.contract.plan import CommunicationTime
 from heterotrain_core.goodput import BatchChoice, choose_batch
 from heterotrain_core.perf.exchange import fit_exchange
+from heterotrain_core.perf.model import MemberModel
 from heterotrain_core.planning.evidence import MemberEvidence, cautious, learned, settled, split_member
 from heterotrain_core.split.balance import Infeasible, Split, balance
+
+LEAST_STEPS = 20
+"""Of each member, before the batch changes: a handful of noisy steps would send it to and fro."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +72,8 @@ def decide_batch(request: BatchRequest) -> BatchDecision | Infeasible:
     start = min(max(wanted, request.least_samples), request.most_samples)
     if len(members) < len(request.members) or not members:
         return _decision(request, start, None, f"{start} samples, because nobody's speed is known yet")
-    if unsure := [m.member for m, x in zip(request.members, models, strict=True) if not settled(x)]:
+    unsure = [m.member for m, x in zip(request.members, models, strict=True) if not _told_enough(x)]
+    if unsure:
         return _decision(
             request, start, None, f"{start} samples while the speed of {', '.join(unsure)} is being learned"
         )
@@ -88,6 +93,11 @@ def decide_batch(request: BatchRequest) -> BatchDecision | Infeasible:
         even=request.even,
     )
     return choice if isinstance(choice, Infeasible) else _decision(request, choice.samples, choice, choice.reason)
+
+
+def _told_enough(model: MemberModel) -> bool:
+    """Tell whether a batch may be judged by the model: growth is bounded by what was seen, so it need not be perfect."""
+    return settled(model) or (not model.drifted and model.steps >= LEAST_STEPS)
 
 
 def _decision(request: BatchRequest, samples: int, choice: BatchChoice | None, reason: str) -> BatchDecision:

@@ -21,6 +21,7 @@ NEAR_GAIN_RATIO = 0.01
 OTHER_PREDICTION_RATIO = 0.05
 """A prediction that moved by more than this is told although the shares stay: survivors divide by the plan's models."""
 _NEAR_SCRAPES = 2
+"""So that one scrape at least, and mostly two, fall into the time that counts as near."""
 _DELIVERY_S = 2.0
 
 
