@@ -11,7 +11,7 @@ from heterotrain_core.perf.model import MemberModel
 from heterotrain_core.planning.evidence import MemberEvidence, cautious, learned, settled, split_member
 from heterotrain_core.split.balance import Infeasible, Split, balance
 
-LEAST_STEPS = 20
+LEAST_STEPS = 12
 """Of each member, before the batch changes: a handful of noisy steps would send it to and fro."""
 
 
