@@ -52,6 +52,14 @@ class Room:
                 return False
         return True
 
+    def more(self, pool: str, size: Size, limit: int) -> int:
+        """Return how many workers of one size fit beside what is held, at most ``limit``."""
+        low, high = 0, limit
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.fits({(pool, size): middle}) else (low, middle - 1)
+        return low
+
     def hold(self, more: Mapping[tuple[str, Size], int]) -> None:
         """Take these workers in (negative counts: let them go), whether they fit or not."""
         for (pool, size), count in more.items():

@@ -9,7 +9,8 @@ deterministic: the same input gives the same output.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import le
 
 from heterotrain_core.allocate.room import Room
 from heterotrain_core.allocate.value import Option
@@ -33,15 +34,23 @@ class Candidate:
 
     job: JobDemand
     options: tuple[Option, ...]
+    _needs: dict[tuple[int, ...], dict[tuple[str, Size], int]] = field(default_factory=dict, compare=False, repr=False)
 
-    def need(self, option: Option | None, *, sign: int = 1) -> dict[tuple[str, Size], int]:
+    def need(self, option: Option | None) -> Need:
         """Return the workers of an option by pool and size."""
-        found: dict[tuple[str, Size], int] = {}
-        if option is not None:
+        if option is None:
+            return {}
+        found = self._needs.get(option.counts)
+        if found is None:
+            found = self._needs[option.counts] = {}
             for offer, count in zip(self.job.offers, option.counts, strict=True):
                 if count:
-                    found[offer.pool, offer.size] = found.get((offer.pool, offer.size), 0) + sign * count
+                    found[offer.pool, offer.size] = found.get((offer.pool, offer.size), 0) + count
         return found
+
+    def freed(self, option: Option | None) -> dict[tuple[str, Size], int]:
+        """Return the same as negative numbers: what becomes free without it."""
+        return {key: -count for key, count in self.need(option).items()}
 
 
 def exact(candidates: Sequence[Candidate], pools: Sequence[Pool]) -> Choice | None:
@@ -73,7 +82,7 @@ def exact(candidates: Sequence[Candidate], pools: Sequence[Pool]) -> Choice | No
             if room.fits(need):
                 room.hold(need)
                 finished = visit(i + 1, admitted << 1 | 1, score + option.score, [*chosen, option])
-                room.hold(candidate.need(option, sign=-1))
+                room.hold(candidate.freed(option))
                 if not finished:
                     return False
         return visit(i + 1, admitted << 1, score, [*chosen, None])
@@ -140,7 +149,7 @@ def _seated_by_moving_one(
         now = chosen[j]
         if now is None or j == i or pools.isdisjoint(pool for pool, _ in candidates[j].need(now)):
             continue
-        room.hold(candidates[j].need(now, sign=-1))
+        room.hold(candidates[j].freed(now))
         for other in _smallest(candidates[j])[:_OTHER_WAYS]:
             need = candidates[j].need(other)
             if moves >= most_moves or not room.fits(need):
@@ -150,7 +159,7 @@ def _seated_by_moving_one(
             chosen[j] = other
             if _seated(candidates, room, chosen, i):
                 return moves
-            room.hold(candidates[j].need(other, sign=-1))
+            room.hold(candidates[j].freed(other))
         chosen[j] = now
         room.hold(candidates[j].need(now))
         if moves >= most_moves:
@@ -223,14 +232,15 @@ def _answer(candidates: Sequence[Candidate], room: Room, chosen: list[Option | N
     """Let each job in order take the best of its options that fits beside what the others hold."""
     for i, candidate in enumerate(candidates):
         now = chosen[i]
+        room.hold(candidate.freed(now))
+        most = [room.more(offer.pool, offer.size, offer.max_workers) for offer in candidate.job.offers]
         for option in candidate.options:
             if now is not None and option.score <= now.score + _NOTHING:
                 break
-            step = _difference(candidate, now, option)
-            if room.fits(step):
-                room.hold(step)
+            if all(map(le, option.counts, most)) and room.fits(candidate.need(option)):
                 chosen[i] = option
                 break
+        room.hold(candidate.need(chosen[i]))
 
 
 def _trade(
@@ -288,7 +298,7 @@ def _swap(
 
 
 def _difference(candidate: Candidate, before: Option | None, after: Option | None) -> dict[tuple[str, Size], int]:
-    step = candidate.need(after)
-    for key, count in candidate.need(before, sign=-1).items():
-        step[key] = step.get(key, 0) + count
+    step = dict(candidate.need(after))
+    for key, count in candidate.need(before).items():
+        step[key] = step.get(key, 0) - count
     return {key: count for key, count in step.items() if count}

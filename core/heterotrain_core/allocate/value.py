@@ -80,13 +80,38 @@ def options(job: JobDemand, pools: Mapping[str, Pool], *, counts_OP: Ints, rate_
     price_O = counts_OP @ price_P
     # Each loss stops the job for one pause.
     rate_O = rate_O * np.maximum(0.0, 1.0 - loss_O * job.pause_s)
-    found = []
-    for counts, rate, price, loss in zip(
-        counts_OP.tolist(), rate_O.tolist(), price_O.tolist(), loss_O.tolist(), strict=True
-    ):
-        if rate > 0:
-            found.append(_option(job, tuple(counts), rate=rate, price=price, loss=loss))
-    return tuple(sorted(found, key=lambda option: (-option.score, option.workers, option.counts)))
+    effective_O = _after_pauses(job, counts_OP, rate_O, loss_O)
+    in_time_O = np.ones(len(rate_O), dtype=bool)
+    with np.errstate(divide="ignore"):
+        score_O, dearness_O = np.log(effective_O), np.log(np.where(price_O > 0, price_O, 1.0))
+        if job.objective is Objective.COST:
+            score_O = score_O - dearness_O
+        if job.deadline_s is not None and job.remaining_samples is not None:
+            # In time is enough: then the price of the whole counts. Too late, only speed does.
+            in_time_O = job.remaining_samples <= job.deadline_s * effective_O
+            score_O = np.log(effective_O) + np.where(in_time_O, _IN_TIME - dearness_O, 0.0)
+    score_O = job.weight * score_O
+    order = np.lexsort((*counts_OP.T[::-1], counts_OP.sum(axis=1), -score_O))
+    order = order[rate_O[order] > 0]
+    columns = (each[order].tolist() for each in (counts_OP, rate_O, price_O, score_O, in_time_O))
+    return tuple(
+        Option(counts=tuple(counts), rate_per_s=rate, price_per_hour=price, score=score, in_time=in_time)
+        for counts, rate, price, score, in_time in zip(*columns, strict=True)
+    )
+
+
+def _after_pauses(job: JobDemand, counts_OP: Ints, rate_O: Floats, loss_O: Floats) -> Floats:
+    """Return what the rates are worth after the cost of getting there, and a margin; what the job has costs nothing."""
+    current = np.array([job.current.get(offer.key, 0) for offer in job.offers], dtype=np.int64)
+    if not current.any():
+        return rate_O
+    # The pause is paid out of the time that the new workers are expected to last, or that the job still needs.
+    lasting_O = np.minimum(1.0 / np.maximum(loss_O, 1.0 / LONGEST_DWELL_S), LONGEST_DWELL_S)
+    if job.remaining_samples is not None:
+        lasting_O = np.minimum(lasting_O, job.remaining_samples / np.maximum(rate_O, 1e-300) + job.pause_s)
+    worth_O = np.maximum(1e-6, 1.0 - job.pause_s / np.maximum(lasting_O, 1e-9)) * (1.0 - LEAST_GAIN)
+    effective_O: Floats = np.where((counts_OP == current).all(axis=1), rate_O, rate_O * worth_O)
+    return effective_O
 
 
 def rates(job: JobDemand, counts_OP: Ints) -> Floats:
@@ -116,27 +141,6 @@ def rates(job: JobDemand, counts_OP: Ints) -> Floats:
     rate_C = np.where(possible_C & (step_C > 0), batch_C * noise_C / np.maximum(step_C, 1e-300), 0.0)
     rate_O: Floats = (rate_C.reshape(len(counts_OP), len(batches)) * worth).max(axis=1)
     return rate_O
-
-
-def _option(job: JobDemand, counts: tuple[int, ...], *, rate: float, price: float, loss: float) -> Option:
-    current = tuple(job.current.get(offer.key, 0) for offer in job.offers)
-    effective = rate
-    if counts != current and any(current):
-        # The pause is paid out of the time that the new workers are expected to last, or that the job still needs.
-        lasting_s = LONGEST_DWELL_S if loss <= 0 else min(1.0 / loss, LONGEST_DWELL_S)
-        if job.remaining_samples is not None:
-            lasting_s = min(lasting_s, job.remaining_samples / rate + job.pause_s)
-        effective = rate * max(1e-6, 1.0 - job.pause_s / max(lasting_s, 1e-9)) * (1.0 - LEAST_GAIN)
-    in_time = True
-    by_price = job.objective is Objective.COST and price > 0
-    score = math.log(effective) - (math.log(price) if by_price else 0.0)
-    if job.deadline_s is not None and job.remaining_samples is not None:
-        in_time = job.remaining_samples / effective <= job.deadline_s
-        # In time is enough: then the price of the whole counts. Too late, only speed does.
-        score = math.log(effective)
-        if in_time:
-            score += _IN_TIME - (math.log(price) if price > 0 else 0.0)
-    return Option(counts=counts, rate_per_s=rate, price_per_hour=price, score=job.weight * score, in_time=in_time)
 
 
 def possible_counts(job: JobDemand, places: Sequence[int]) -> Ints:

@@ -114,20 +114,12 @@ def _all_fit(contest: Contest, question: Question) -> bool:
         sizes = {ground.name: ground.sizes[bidder.claim(pool)] for ground in stands}
         left = min(bidder.most(pool), sum(room.places(name, size) for name, size in sizes.items()))
         for name, size in sizes.items():
-            count = _most_that_fit(room, name, size, left)
+            count = room.more(name, size, left)
             room.hold({(name, size): count})
             left -= count
         if left > 0:
             return False
     return True
-
-
-def _most_that_fit(room: Room, ground: str, size: tuple[int, ...], most: int) -> int:
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if room.fits({(ground, size): middle}) else (low, middle - 1)
-    return low
 
 
 def _pool(ground: Ground, bidders: Sequence[Bidder], on: Mapping[JobKey, Mapping[str, Sequence[Ground]]]) -> Pool:
