@@ -56,6 +56,11 @@ REFUSED: dict[str, tuple[Change, str]] = {
         ),
         "training.globalBatchSize (or adaptiveBatch.min) gives some workers no sample",
     ),
+    "cost without prices": (
+        spec(lambda s: s.update(objective="cost")),
+        "objective: cost compares prices: give every pool its pricePerHour",
+    ),
+    "unknown objective": (spec(lambda s: s.update(objective="speed")), "Unsupported value"),
     "no pool": (spec(lambda s: s.update(workerPools=[])), "should have at least 1 items"),
     "pool twice": (spec(lambda s: s["workerPools"].append(s["workerPools"][0])), "Duplicate value"),
     "pool without name": (spec(lambda s: s["workerPools"][0].pop("name")), "name: Required value"),

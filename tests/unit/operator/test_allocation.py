@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from heterotrain_operator.decide.allocation import DRY_S, RETRY_S
+from heterotrain_operator.decide.allocation import DRY_S, RETRY_S, question_of
+from heterotrain_operator.decide.allotment import Learned
 from heterotrain_operator.decide.contest import takes_part
 from heterotrain_operator.world.parse import rfc3339
 from operator_town import Town
@@ -130,6 +131,43 @@ def test_a_pool_that_gives_nothing_for_long_goes_to_others_and_is_tried_again() 
     town.settle()
     assert town.placed() == {"blocked": {"a": 1, "b": 1}, "other": {"b": 2}}
     assert not blocked.allotment.dry
+
+
+def test_who_has_to_move_leaves_when_his_successor_is_ready() -> None:
+    """A thrifty job moves to the cheaper pool as soon as that has nodes, and trains all the while."""
+    town = a_town("a")
+    job = town.add("thrifty", pool("a", pricePerHour="3.67"), pool("b", pricePerHour="0.35"), objective="cost")
+    town.settle()
+    assert town.placed() == {"thrifty": {"a": 1}}
+    town.with_nodes("b", cpu="1")
+    job.allotment = town.allocate()["thrifty"]
+    assert (job.allotment.limits, len(job.allotment.leave)) == ({"a": 0, "b": 1}, 1)
+    job.settle()
+    assert town.waiting("thrifty") == 1
+    assert town.placed() == {"thrifty": {"a": 1}}, "it stays while its successor is on the way"
+    town.settle()
+    assert town.placed() == {"thrifty": {"b": 1}}
+    assert len(job.members()) == 1
+    assert "0.35 instead of 3.67 an hour" in job.message("Limited")
+    assert "TrainingInterrupted" not in job.notices
+
+
+def test_losses_of_a_pool_are_counted_and_make_it_worth_less() -> None:
+    """A worker that the cloud took is remembered by its pool; the ground then promises shorter stays."""
+    town = a_town("a", "b")
+    job = town.add("one", pool("a", capacityType="spot"), pool("b"))
+    town.add("two", pool("a", capacityType="spot"), pool("b"))
+    town.settle()
+    (mine,) = town.placed()["one"]
+    job.end("one-w0", exit_code=137, pod_reason="Terminated")
+    town.settle()
+    (row,) = (each for each in job.status["pools"] if each["name"] == mine)
+    assert row["disruptions"] == 1
+    (contest,) = town.contests()
+    question = question_of(contest, {bidder.job.key: Learned() for bidder in contest.bidders})
+    losses = {each.name: each.losses for each in question.pools}
+    assert losses == {"a": float(mine == "a"), "b": float(mine == "b")}
+    assert {each.name: each.spot for each in question.pools} == {"a": True, "b": False}
 
 
 def test_jobs_that_are_suspended_refused_or_over_take_no_part() -> None:

@@ -38,3 +38,9 @@ def test_training_starts_with_the_batch_that_the_learning_rate_belongs_to() -> N
     fixed = read_spec(job_body(pool("a"), spec={"training": {"globalBatchSize": 512}}))
     adaptive = read_spec(job_body(pool("a"), spec={"training": {"adaptiveBatch": RANGE}}))
     assert (fixed.training.base_batch_samples, adaptive.training.base_batch_samples) == (512, 64)
+
+
+def test_cost_without_prices_is_refused() -> None:
+    unpriced = job_body(pool("a", pricePerHour="3.67"), pool("b"), spec={"objective": "cost"})
+    with pytest.raises(SpecError, match="pool b has no pricePerHour: give every pool its price"):
+        read_spec(unpriced)
