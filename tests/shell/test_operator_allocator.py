@@ -9,10 +9,12 @@ import pytest
 from heterotrain_operator.decide.allocation import decide_contest
 from heterotrain_operator.decide.allotment import FREE
 from heterotrain_operator.decide.contest import Contest
+from heterotrain_operator.decide.pods import build_pod
 from heterotrain_operator.engine.allocator import PATIENCE_S, Allocator
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
+from heterotrain_operator.engine.resync import list_foreign
 from heterotrain_operator.settings import Settings
 from heterotrain_operator.world.parse import parse_job, parse_node, rfc3339
 from heterotrain_operator.world.store import Store
@@ -166,3 +168,18 @@ async def test_jobs_in_the_running_operator_get_no_more_than_their_part() -> Non
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("watched", "foreign"), [(None, {}), ("ns", {"a": 2.0}), ("elsewhere", {"a": 1.0})])
+async def test_workers_that_another_operator_looks_after_take_room(
+    watched: str | None, foreign: dict[str, float]
+) -> None:
+    kube, store = FakeKube(), Store()
+    for number, namespace in enumerate(("ns", "elsewhere", "elsewhere")):
+        job = parse_job(job_body(pool("a"), namespace=namespace))
+        assert job.spec is not None
+        pod = build_pod(job, job.spec.worker_pools[0], number, plan_version="")
+        pod["spec"]["nodeName"] = "a"
+        kube.objects["pods", namespace, pod["metadata"]["name"]] = pod
+    await list_foreign(kube, store, watched)
+    assert {node: used["cpu"] for node, used in store.foreign_requests.items()} == foreign

@@ -191,7 +191,7 @@ class App:
             try:
                 known = await relist(self.kube, self.store, self.settings.watch_namespace)
                 if not self._synced.is_set():
-                    await list_foreign(self.kube, self.store)
+                    await list_foreign(self.kube, self.store, self.settings.watch_namespace)
             except KubeError as error:
                 hint = "install crds/heterotrain.dev_heterotrainjobs.yaml" if isinstance(error, NotFound) else ""
                 log.warning("list failed", error=str(error), hint=hint)
@@ -208,7 +208,8 @@ class App:
 
     async def _foreign(self) -> None:
         await self._synced.wait()
-        await _every(self.settings.foreign_s, lambda: list_foreign(self.kube, self.store))
+        namespace = self.settings.watch_namespace
+        await _every(self.settings.foreign_s, lambda: list_foreign(self.kube, self.store, namespace))
 
     @property
     def synced(self) -> bool:

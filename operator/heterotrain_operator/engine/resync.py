@@ -45,17 +45,19 @@ async def relist(kube: Kube, store: Store, namespace: str | None) -> set[JobKey]
     return before | set(store.jobs.all())
 
 
-async def list_foreign(kube: Kube, store: Store) -> None:
+async def list_foreign(kube: Kube, store: Store, namespace: str | None) -> None:
     """Sum up what pods of others request on each node: they take room, and the watch sees only our own.
+
+    Workers in a namespace that is not watched are another operator's, so they are foreign, too.
 
     Raises:
         KubeError: the list failed; the sums before it stand.
     """
     sums: dict[str, dict[str, float]] = {}
     async for body in kube.list(PODS, fields=_RUNNING):
-        node = body["spec"].get("nodeName")
-        mine = (body["metadata"].get("labels") or {}).get(keys.LABEL_MANAGED_BY) == keys.MANAGED_BY and owner_key(body)
-        if node and not mine:
+        node, metadata = body["spec"].get("nodeName"), body["metadata"]
+        owned = (metadata.get("labels") or {}).get(keys.LABEL_MANAGED_BY) == keys.MANAGED_BY and owner_key(body)
+        if node and not (owned and namespace in (None, metadata["namespace"])):
             sums[node] = added([sums.get(node, {}), pod_requests(body["spec"])])
     store.foreign_requests = sums
 
