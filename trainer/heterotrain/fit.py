@@ -24,6 +24,7 @@ def fit(
     collate: data.Collate | None = None,
     workers: int = 0,
     clip_norm: float | None = None,
+    clip_value: float | None = None,
     job: Job | None = None,
     **settings: Any,
 ) -> Job:
@@ -38,6 +39,7 @@ def fit(
         collate: makes a batch of a list of samples; torch's own by default.
         workers: processes that load what comes next; 0 loads in the training process.
         clip_norm: greatest norm of a step's gradient.
+        clip_value: greatest magnitude of its elements.
         job: one that ``init`` returned; by default a new one.
         settings: for ``init``, where there is no operator.
 
@@ -57,5 +59,5 @@ def fit(
                     step.backward(value[0], weight=value[1])
                 else:
                     step.backward(value)
-            step.apply(stepper, clip_norm=clip_norm)
+            step.apply(stepper, clip_norm=clip_norm, clip_value=clip_value)
     return job

@@ -75,6 +75,11 @@ def source_of(dataset: Any, *, collate: data.Collate | None, shuffle: bool, seed
     Raises:
         UsageError: it is empty, or of no kind that is understood.
     """
+    if isinstance(dataset, torch.utils.data.DataLoader):
+        raise UsageError(
+            "give job.steps the data set itself, not a DataLoader: batch and share come from the plan; collate= and workers= "
+            "take what else the loader was told"
+        )
     sized = hasattr(dataset, "__len__") and not isinstance(dataset, torch.utils.data.IterableDataset)
     if sized and len(dataset) == 0:
         raise UsageError("the data set is empty")

@@ -312,6 +312,21 @@ def test_finish_ends_early(capsys: pytest.CaptureFixture[str]) -> None:
     assert count == 4
 
 
+def test_fit_steps_a_scheduler() -> None:
+    """Once for each committed step: after two epochs of three steps the rate is halved six times."""
+    made: list[torch.optim.lr_scheduler.LRScheduler] = []
+
+    def scheduler(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        made.append(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
+        return made[0]
+
+    heterotrain.fit(
+        torch.nn.Linear(2, 1).double(), DATA, loss=lambda m, b: ((m(b[0]) - b[1]) ** 2).mean(), scheduler=scheduler,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.64), epochs=2, batch_samples=8,
+    )  # fmt: skip
+    assert made[0].get_last_lr() == [0.01]
+
+
 def test_fit_trains_without_a_loop() -> None:
     """The ready-made loop gives the weights of the hand-written one; sums with weights are understood."""
     by_hand = a_job()

@@ -132,6 +132,12 @@ def test_what_is_no_data_set(data: Any) -> None:
         source_of(data, collate=None, shuffle=True, seed=0)
 
 
+def test_a_loader_is_not_taken_for_a_stream() -> None:
+    """Its batches would be taken for samples."""
+    with pytest.raises(UsageError, match="the data set itself, not a DataLoader"):
+        source_of(torch.utils.data.DataLoader(Noisy(4)), collate=None, shuffle=True, seed=0)
+
+
 def test_shards_are_opened_one_after_the_other() -> None:
     """A whole shard is read before the next one is opened."""
     calls: list[str] = []
