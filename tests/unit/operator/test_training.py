@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from heterotrain_core.contract.plan import BoundaryKind, CommunicationTime
+from heterotrain_core.contract.plan import BoundaryKind, CommunicationTime, ComputeTime
 from operator_training import Training
 from operator_world import World
 from unit.core.telemetry import three_pools
@@ -20,13 +22,21 @@ STEPS = 40
 SLOW_EXCHANGE = CommunicationTime(overlapped_s=0.3, last_bucket_s=0.5, gamma=0.2)
 
 
-def a_training(*, seed: int = 0, exchange: CommunicationTime = EXCHANGE, **training: Any) -> Training:
+def a_training(
+    *,
+    seed: int = 0,
+    exchange: CommunicationTime = EXCHANGE,
+    truth: Sequence[ComputeTime] = tuple(three_pools()),
+    least_workers: int = 1,
+    **training: Any,
+) -> Training:
     """Return a job on pools of speed 4 : 2 : 1 with 40 steps an epoch, scraped every two steps."""
     batch = {} if "adaptiveBatch" in training else {"globalBatchSize": BATCH}
-    world = World(spec={"training": {"epochs": 100, **batch, **training}}).with_nodes("a", "b", "c").start()
+    spec = {"training": {"epochs": 100, **batch, **training}, "elasticPolicy": {"minReplicas": least_workers}}
+    world = World(spec=spec).with_nodes("a", "b", "c").start()
     return Training(
         world,
-        three_pools(),
+        truth,
         epoch_samples=BATCH * STEPS + 77,
         scrape_every=2,
         communication=exchange,
@@ -105,6 +115,23 @@ def test_a_throttled_worker_is_told_with_how_much_slower_it_became() -> None:
         training.epoch()
     assert training.world.condition("SpeedsLearned") == ("True", "Learned")
     assert training.world.notices.count("SpeedChanged") == 1
+
+
+@pytest.mark.parametrize("least_workers", [1, 3])
+def test_who_only_holds_the_others_up_is_told_with_the_gain_where_the_job_can_do_without(least_workers: int) -> None:
+    """Its fixed seconds alone are longer than a step of the others; with all three needed nobody is to leave."""
+    pools = three_pools()
+    training = a_training(truth=(*pools[:2], replace(pools[2], fixed_s=3.0)), least_workers=least_workers)
+    for _ in range(3):
+        training.epoch()
+    world = training.world
+    if least_workers == 3:
+        assert world.condition("HeldUp") == ("False", "NobodyTooSlow")
+        return
+    assert world.condition("HeldUp") == ("True", "WorkerTooSlow")
+    assert "job-w2 (pool c): it cannot go below its floor of 1 samples" in world.message("HeldUp")
+    assert "% less)" in world.message("HeldUp")
+    assert world.notices.count("WorkerTooSlow") == 1
 
 
 ADAPTIVE = {"adaptiveBatch": {"min": BATCH, "max": 8192}}
