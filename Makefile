@@ -87,7 +87,13 @@ bench-convergence: cluster-running ## time to an accuracy on the cluster: even, 
 bench-mathematics: setup ## how long the decisions take, and after how many epochs shares are right
 	@$(PY) deploy/bench/mathematics_timings.py
 
+bench-trainer: setup ## the trainer's costs on this machine, beside DDP, torch.save, torchrun and torchft (TORCHFT=its python)
+	@$(PY) deploy/bench/trainer_overhead.py; echo
+	@$(PY) deploy/bench/trainer_pauses.py $(if $(TORCHFT),--torchft $(TORCHFT)); echo
+	@$(PY) deploy/bench/trainer_checkpoint.py; echo
+	@$(PY) deploy/bench/trainer_wire.py
+
 bench-simulated: setup ## the simulated tables of docs/simulation.md, about a quarter of an hour
 	@for what in model_error spot fleet comparison; do $(PY) deploy/bench/simulated_$$what.py; echo; done
 
-.PHONY: bench-prediction bench-convergence bench-mathematics bench-simulated help setup lock lint format test test-unit test-distributed images cluster cluster-running cluster-down demo bench
+.PHONY: bench-trainer bench-prediction bench-convergence bench-mathematics bench-simulated help setup lock lint format test test-unit test-distributed images cluster cluster-running cluster-down demo bench

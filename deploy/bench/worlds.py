@@ -1,0 +1,299 @@
+"""Three workers that train, one of which is taken away and comes back: with this trainer, torchrun and torchft."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from heterotrain_core.contract import env, keys
+from heterotrain_core.contract.codec import encode_plan
+from heterotrain_core.contract.config import TrainingConfig, encode_config
+from heterotrain_core.contract.plan import Member, Plan
+from machine import free_port
+
+SCRIPT = Path(__file__).with_name("trainer_script.py")
+SHARE_SAMPLES = 16
+WORKERS = 3
+PATIENCE_S = 60.0
+
+
+class World(Protocol):
+    """Workers that train."""
+
+    def lose(self, turn: int, number: signal.Signals) -> tuple[str, float]:
+        """Send a signal to one worker; return a surviving worker's name, and when the signal was sent."""
+
+    def replace(self) -> None:
+        """Start another worker in its place; returns when it only waits to be let in."""
+
+    def admit(self) -> float:
+        """Let it in; return when."""
+
+    def close(self) -> None:
+        """End everything."""
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for a condition."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"in vain waited {PATIENCE_S:g} s until {what}")
+        time.sleep(0.005)
+
+
+def commits(folder: Path, name: str) -> list[float]:
+    """Return when a worker committed its steps, in order."""
+    path = folder / f"{name}.commits"
+    lines = path.read_text(encoding="ascii").splitlines(keepends=True) if path.exists() else []
+    return [float(line.split()[1]) for line in lines if line.endswith("\n")]
+
+
+@dataclass(slots=True)
+class Process:
+    """A worker process, forked from this one or started."""
+
+    name: str
+    pid: int
+    peer_port: int = 0
+    metrics_port: int = 0
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal, if it is still there."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def reap(self) -> None:
+        """Wait until it has ended."""
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+def forked(kind: str, folder: Path, environ: Mapping[str, str], name: str) -> int:
+    """Run a worker in a fork of this process, which has loaded torch but never used it; return its pid."""
+    import trainer_script  # noqa: PLC0415 - loads torch, which not every world needs
+
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        output = os.open(folder / f"{name}.output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for standard in (1, 2):
+            os.dup2(output, standard)
+        os.environ.update(environ)
+        trainer_script.main(kind)
+    except BaseException:  # noqa: BLE001 - as the interpreter does it
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    finally:
+        os._exit(0)
+
+
+@dataclass(slots=True)
+class Ours:
+    """This trainer; survivors help themselves, and this class plays the operator that names newcomers."""
+
+    folder: Path
+    members: list[Process] = field(default_factory=list)
+    waiting: Process | None = None
+    generation: int = 0
+    started: int = 0
+
+    def __post_init__(self) -> None:
+        for _ in range(WORKERS):
+            self.replace()
+            if self.waiting is not None:
+                self.members.append(self.waiting)
+        self._plan()
+
+    def lose(self, turn: int, number: signal.Signals) -> tuple[str, float]:
+        """Send a signal to each rank in turn, the lowest included."""
+        victim = self.members.pop(turn % WORKERS)
+        at_s = time.time()
+        victim.send(number)
+        victim.reap()
+        return self.members[0].name, at_s
+
+    def replace(self) -> None:
+        """Start a worker and wait until it is ready."""
+        name = f"w{self.started}"
+        self.started += 1
+        plans = self.folder / name
+        plans.mkdir()
+        worker = Process(name, 0, free_port(), free_port())
+        config = TrainingConfig(epochs=10**6, base_batch_samples=WORKERS * SHARE_SAMPLES)
+        environ = {
+            env.JOB_UID: "job", env.JOB_NAME: "bench", env.WORKER: name, env.WORKER_UID: name,
+            env.WORKER_ADDRESS: "127.0.0.1", env.PEER_PORT: str(worker.peer_port),
+            env.METRICS_PORT: str(worker.metrics_port), env.PLAN_DIR: str(plans), env.CONFIG: encode_config(config),
+            env.TERMINATION_PATH: str(plans / "termination"), "NAME": name, "FOLDER": str(self.folder),
+        }  # fmt: skip
+        worker.pid = forked("heterotrain", self.folder, environ, name)
+        until(lambda: _is_ready(worker.metrics_port), f"{name} is ready")
+        self.waiting = worker
+
+    def admit(self) -> float:
+        """Write a plan that names it; return when."""
+        if self.waiting is not None:
+            self.members.append(self.waiting)
+        at_s = time.time()
+        self._plan()
+        return at_s
+
+    def close(self) -> None:
+        """Kill everybody."""
+        for worker in self.members:
+            worker.send(signal.SIGKILL)
+            worker.reap()
+
+    def _plan(self) -> None:
+        self.generation += 1
+        members = tuple(
+            Member(
+                rank=rank, worker=w.name, worker_uid=w.name, address="127.0.0.1", peer_port=w.peer_port, pool="pool",
+                on_demand=True, share_samples=SHARE_SAMPLES,
+            )
+            for rank, w in enumerate(self.members)
+        )  # fmt: skip
+        batch = SHARE_SAMPLES * len(members)
+        plan = Plan(
+            job_uid="job", generation=self.generation, revision=self.generation, members=members,
+            global_batch_samples=batch,
+        )  # fmt: skip
+        for worker in self.members:
+            scratch = self.folder / worker.name / "new"
+            scratch.write_text(encode_plan(plan))
+            scratch.replace(self.folder / worker.name / keys.PLAN_KEY)
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    """Return variables for a started interpreter; it may keep bytecode, as in any image, and uses one thread."""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    own = {
+        "FOLDER": str(folder), "PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }  # fmt: skip
+    return environ | own | more
+
+
+@dataclass(slots=True)
+class Torchrun:
+    """torchrun's elastic agent: after a loss it starts all workers again."""
+
+    folder: Path
+    agent: subprocess.Popen[bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(WORKERS), "--max-restarts", "1000",
+            "--monitor-interval", "0.1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}",
+            str(SCRIPT), "torchrun",
+        ]  # fmt: skip
+        # Without the variable restarted workers read the addresses of those before them, and mostly never come back.
+        environ = environment(self.folder, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+        output = (self.folder / "agent.output").open("wb")
+        self.agent = subprocess.Popen(command, env=environ, stdout=output, stderr=subprocess.STDOUT)
+
+    def lose(self, turn: int, number: signal.Signals) -> tuple[str, float]:
+        """Send a signal to one rank; any rank shows when training goes on."""
+        pid = int((self.folder / f"rank-{1 + turn % (WORKERS - 1)}.pid").read_text())
+        at_s = time.time()
+        os.kill(pid, number)
+        return "rank-0", at_s
+
+    def replace(self) -> None:
+        """The agent does it."""
+
+    def admit(self) -> float:
+        """The agent does it."""
+        return time.time()
+
+    def close(self) -> None:
+        """End the agent and with it the workers."""
+        self.agent.terminate()
+        try:
+            self.agent.wait(20)
+        except subprocess.TimeoutExpired:
+            self.agent.kill()
+
+
+@dataclass(slots=True)
+class Torchft:
+    """torchft: a lighthouse, and one replica group for each worker."""
+
+    folder: Path
+    python: str
+    members: list[Process] = field(default_factory=list)
+    waiting: Process | None = None
+    started: int = 0
+    port: int = field(default_factory=free_port)
+    lighthouse: subprocess.Popen[bytes] = field(init=False)
+    popens: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        program = Path(self.python).with_name("torchft_lighthouse")
+        command = [
+            str(program), "--bind", f"[::]:{self.port}", "--min_replicas", "2", "--join_timeout_ms", "1000",
+        ]  # fmt: skip
+        output = (self.folder / "lighthouse.output").open("wb")
+        self.lighthouse = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        for _ in range(WORKERS):
+            self._start()
+        for worker in self.members:
+            until(lambda name=worker.name: len(commits(self.folder, name)) > 0, f"{worker.name} trains")  # type: ignore[misc]  # a default argument binds the loop's variable
+
+    def lose(self, turn: int, number: signal.Signals) -> tuple[str, float]:
+        """Send a signal to each worker in turn."""
+        victim = self.members.pop(turn % WORKERS)
+        at_s = time.time()
+        victim.send(number)
+        self.popens[victim.pid].wait()
+        return self.members[0].name, at_s
+
+    def replace(self) -> None:
+        """Start another one, which joins as soon as it can, and wait until it trains."""
+        self._start()
+        name = self.members[-1].name
+        until(lambda: len(commits(self.folder, name)) > 0, f"{name} trains")
+
+    def admit(self) -> float:
+        """It has come by itself."""
+        return time.time()
+
+    def close(self) -> None:
+        """Kill everybody."""
+        for worker in self.members:
+            worker.send(signal.SIGKILL)
+            self.popens[worker.pid].wait()
+        self.lighthouse.kill()
+        self.lighthouse.wait()
+
+    def _start(self) -> None:
+        name = f"w{self.started}"
+        self.started += 1
+        environ = environment(
+            self.folder, NAME=name, TORCHFT_LIGHTHOUSE=f"http://127.0.0.1:{self.port}", RANK="0", WORLD_SIZE="1"
+        )
+        output = (self.folder / f"{name}.output").open("wb")
+        started = subprocess.Popen(
+            [self.python, str(SCRIPT), "torchft"], env=environ, stdout=output, stderr=subprocess.STDOUT
+        )
+        self.popens[started.pid] = started
+        self.members.append(Process(name, started.pid))
+
+
+def _is_ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{keys.READY_PATH}", timeout=2) as reply:
+            return int(reply.status) == 200  # noqa: PLR2004 - HTTP OK
+    except (urllib.error.URLError, OSError):
+        return False
