@@ -14,7 +14,7 @@ from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.config import TrainingConfig
 
 from heterotrain.agreement import plan_slot
-from heterotrain.attempt import Attempts
+from heterotrain.attempt import Attempts, seed_step
 from heterotrain.board import Board
 from heterotrain.checkpoint import new_mark
 from heterotrain.control import Verdict
@@ -175,7 +175,7 @@ class Loop:
         self._began_s = time.monotonic()
         task = feed.task(formed, self._training.progress, cap_samples=self._attempts.cap_samples)
         self._numerics.check_cut(len(task.micro_batches))
-        torch.manual_seed(feed.seed_of(task))
+        seed_step(feed.seed_of(task), self._device)
         self._attempts.begin(self._training.model)
         reducer = self._must_reduce()
         reducer.begin()
