@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from heterotrain_core.allocate.propose import propose
 from heterotrain_core.allocate.room import Room
-from heterotrain_core.allocate.views import JobDemand, Objective, Pool
+from heterotrain_core.allocate.views import JobDemand, Objective, Pool, Size
 
 from heterotrain_operator.api.v1alpha1 import CapacityType
 from heterotrain_operator.decide.allotment import Allotment, Dry, Learned
@@ -105,16 +105,23 @@ def _watched(bidder: Bidder, *, making_room: bool, now_s: float) -> Bidder:
 def _all_fit(contest: Contest, question: Question) -> bool:
     """Tell whether every job may have as many workers as its pools could hold: then nobody is in anybody's way.
 
-    May say no where a cleverer packing exists; never yes where there is none.
+    Workers stay on the grounds where they are. May say no where a cleverer packing exists; never yes where there is none.
     """
     room, on = Room(question.pools), question.on
     claims = [(bidder, pool) for bidder in contest.bidders for pool in bidder.spec.worker_pools]
-    for bidder, pool in sorted(claims, key=lambda each: len(on[each[0].job.key][each[1].name])):
+    missing: list[tuple[dict[str, Size], int]] = []
+    for bidder, pool in claims:
         stands = on[bidder.job.key][pool.name]
-        sizes = {ground.name: ground.sizes[bidder.claim(pool)] for ground in stands}
-        left = min(bidder.most(pool), sum(room.places(name, size) for name, size in sizes.items()))
+        sizes: dict[str, Size] = {ground.name: ground.sizes[bidder.claim(pool)] for ground in stands}
+        placed = {ground.name: len(bidder.placed_on(pool, ground)) for ground in stands}
+        for name, count in placed.items():
+            room.hold({(name, sizes[name]): count})
+        most = min(bidder.most(pool), sum(room.places(name, size) for name, size in sizes.items()))
+        missing.append((sizes, most - sum(placed.values())))
+    for sizes, count_missing in sorted(missing, key=lambda each: len(each[0])):
+        left = count_missing
         for name, size in sizes.items():
-            count = room.more(name, size, left)
+            count = room.more(name, size, max(0, left))
             room.hold({(name, size): count})
             left -= count
         if left > 0:

@@ -126,11 +126,11 @@ class Settlement:
         """Return how many workers a pool shall have now.
 
         Workers of a pool that stands on several grounds may be scheduled to any of them, so they come only after those
-        who have fewer to choose from.
+        who have fewer to choose from; unless the job needs them before any worker of its own can leave.
         """
         stands, claim = self._stands(bidder, pool), bidder.claim(pool)
         granted = self._granted[claim]
-        before_us = any(
+        before_us = self._can_spare(bidder) and any(
             other != claim and other in ground.sizes and self._breadth(other) < len(stands)
             for ground in stands
             for other in self._lacking
@@ -140,6 +140,12 @@ class Settlement:
             for ground in stands
         )
         return bidder.elsewhere(pool, stands) + sum(there)
+
+    def _can_spare(self, bidder: Bidder) -> bool:
+        """Tell whether those who stay are enough to train, or nobody trains anyway."""
+        placed = sum(worker.placed for worker in bidder.workers)
+        leaving = sum(len(self._surplus(bidder, pool)) for pool in bidder.spec.worker_pools)
+        return not leaving or placed - leaving >= bidder.spec.elastic_policy.min_replicas
 
     def _breadth(self, claim: Claim) -> int:
         return len(self._on[claim.job][claim.pool])

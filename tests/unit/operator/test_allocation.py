@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from heterotrain_core.contract.plan import CommunicationTime
+from heterotrain_core.split.curve import SplitMember
 from heterotrain_operator.decide.allocation import DRY_S, RETRY_S, question_of
 from heterotrain_operator.decide.allotment import Learned
 from heterotrain_operator.decide.contest import takes_part
 from heterotrain_operator.world.parse import rfc3339
-from operator_town import Town
+from operator_town import Town, even_time
 from operator_world import World, pool
 
 TWO = {"minReplicas": 2}
@@ -150,6 +154,74 @@ def test_who_has_to_move_leaves_when_his_successor_is_ready() -> None:
     assert len(job.members()) == 1
     assert "0.35 instead of 3.67 an hour" in job.message("Limited")
     assert "TrainingInterrupted" not in job.notices
+
+
+def test_a_job_that_can_run_anywhere_makes_way_without_a_break() -> None:
+    town = a_town("a", "b")
+    broad = town.add("broad", pool("any", nodeSelector={}))
+    town.settle()
+    (view,) = broad.pod_views
+    narrow = town.add("narrow", pool(view.node))
+    town.settle()
+    assert town.placed() == {"broad": {"any": 1}, "narrow": {view.node: 1}}
+    assert "TrainingInterrupted" not in broad.notices
+    assert narrow.condition("Running")[0] == "True"
+
+
+def test_nobody_comes_back_to_a_place_that_was_made_free_for_another() -> None:
+    """Workers that may run anywhere come after those who may not, whomever the scheduler takes first."""
+    for seed in range(6):
+        town = a_town("a1", "a2", "b", seed=seed)
+        broad = town.add("broad", pool("any", nodeSelector={}, maxReplicas=2))
+        town.settle()
+        assert {view.node for view in broad.pod_views} == {"a1", "a2"}
+        for name in ("left", "right"):
+            town.add(name, pool("a"))
+        town.settle()
+        assert town.placed() == {"broad": {"any": 1}, "left": {"a": 1}, "right": {"a": 1}}
+        assert broad.notices.count("WorkersRemoved") <= 2
+        assert len(broad.members()) == 1
+
+
+def test_no_worker_is_asked_for_where_one_more_would_only_be_in_the_way() -> None:
+    """With an exchange that takes ten times as long as computing, one worker is faster than two: the third place stays free."""
+    town = a_town("a", cpu="3")
+    for name in ("one", "two"):
+        job = town.add(name, pool("a", maxReplicas=2))
+        town.speeds[name] = {"a": 1000.0}
+        members = {"a": SplitMember(compute=even_time(1000.0))}
+        exchange = CommunicationTime(last_bucket_s=1.0)
+        learned = Learned(members=members, communication=exchange, communication_members=2)
+        job.allotment = replace(job.allotment, learned=learned)
+    town.settle()
+    assert town.placed() == {"one": {"a": 1}, "two": {"a": 1}}
+    assert (town.waiting("one"), town.waiting("two")) == (0, 0)
+
+
+def test_what_is_granted_counts_as_there_while_it_waits_for_its_node() -> None:
+    """Otherwise the last of many workers would be called off, because alone it does not pay."""
+    town = a_town("a", cpu="4")
+    for name in ("one", "two"):
+        town.add(name, pool("a", maxReplicas=4))
+    for name, allotment in town.allocate().items():
+        town.worlds[name].allotment = allotment
+        town.worlds[name].settle()
+    assert (town.waiting("one"), town.waiting("two")) == (2, 2)
+    (contest,) = town.contests()
+    question = question_of(contest, {bidder.job.key: Learned() for bidder in contest.bidders})
+    assert [sum(demand.current.values()) for demand in question.demands] == [2, 2]
+
+
+def test_how_fast_a_pool_was_is_remembered_when_its_workers_have_gone() -> None:
+    town = a_town("a", "b", cpu="2")
+    job = town.add("one", pool("a", maxReplicas=2), pool("b", maxReplicas=2))
+    town.speeds["one"] = {"a": 100.0, "b": 400.0}
+    town.settle()
+    del town.nodes["b"]
+    town.settle()
+    assert {member["pool"] for member in job.plan_json["members"]} == {"a"}
+    speeds = {name: member.compute for name, member in job.allotment.learned.members.items()}
+    assert speeds == {"a": even_time(100.0), "b": even_time(400.0)}
 
 
 def test_losses_of_a_pool_are_counted_and_make_it_worth_less() -> None:
