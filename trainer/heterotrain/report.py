@@ -197,7 +197,15 @@ def serve(report: Report, identity: Identity) -> ThreadingHTTPServer | None:
     if identity.metrics_port is None:
         return None
     siblings = range(1, identity.ranks_per_worker) if identity.local_rank == 0 else range(0)
-    sibling_ports = [identity.metrics_port + local_rank for local_rank in siblings]
+    awaited = {identity.metrics_port + local_rank for local_rank in siblings}
+
+    def all_ready() -> bool:
+        """Ask those that were not ready yet, until one still is not; a rank that was ready stays so."""
+        for port in sorted(awaited):
+            if not _sibling_ready(port):
+                return False
+            awaited.discard(port)
+        return report.ready
 
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_S
@@ -206,7 +214,7 @@ def serve(report: Report, identity: Identity) -> ThreadingHTTPServer | None:
             if self.path == keys.METRICS_PATH:
                 self._reply(200, generate_latest(report.registry), "text/plain; version=0.0.4; charset=utf-8")
             elif self.path == keys.READY_PATH:
-                ready = report.ready and all(_sibling_ready(port) for port in sibling_ports)
+                ready = all_ready()
                 self._reply(200 if ready else 503, b"ready\n" if ready else b"not at job.steps yet\n", "text/plain")
             else:
                 self._reply(404, b"there is /metrics and /ready\n", "text/plain")
