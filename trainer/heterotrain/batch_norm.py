@@ -34,10 +34,12 @@ class Link:
     Attributes:
         group: the formation's connections; ``None`` for a process that is alone.
         counts: whether this rank's samples count; not for the one that a rank without a share runs.
+        micro_batches: into how many this rank's share is cut.
     """
 
     group: Group | None = None
     counts: bool = True
+    micro_batches: int = 1
 
     def __deepcopy__(self, _memo: object) -> Link:
         """A copy of a model takes part in the same steps."""
@@ -61,15 +63,15 @@ class Link:
         return torch.stack(rows)
 
 
-def synchronise(model: nn.Module, link: Link) -> str | None:
-    """Make every BatchNorm layer of the model one over the global batch; return the first one's name, or ``None``.
+def synchronise(model: nn.Module, link: Link) -> list[nn.Module]:
+    """Make every BatchNorm layer of the model one over the global batch, and return them.
 
     The layers stay the same objects, with the same parameters, buffers and keys.
 
     Raises:
         UsageError: a layer is another kind of BatchNorm, such as a lazy one or torch's own SyncBatchNorm.
     """
-    first = None
+    found: list[nn.Module] = []
     for name, module in model.named_modules():
         if not isinstance(module, _BatchNorm):
             continue
@@ -79,9 +81,9 @@ def synchronise(model: nn.Module, link: Link) -> str | None:
                 "makes count over the global batch, or GroupNorm or LayerNorm"
             )
         module.__class__ = GLOBAL[type(module)]  # type: ignore[assignment]  # a subclass of what it was
-        module.heterotrain_link = link  # type: ignore[assignment]  # not a tensor, as torch's hints would have it
-        first = first if first is not None else name
-    return first
+        module.heterotrain_link, module.heterotrain_name = link, name  # type: ignore[assignment]  # no tensors
+        found.append(module)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +99,23 @@ class GlobalBatchNorm(_BatchNorm):
     """Mixed into a BatchNorm layer: while it trains, statistics are over the global batch."""
 
     heterotrain_link: Link
+    heterotrain_name: str
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the base class names it
-        """Normalise (N, C, *) by channel."""
+        """Normalise (N, C, *) by channel.
+
+        Raises:
+            PeerLost: the group is broken.
+            UsageError: the share is cut into micro-batches, or there is a single value for each channel.
+        """
         if not self.training:
             return super().forward(input)
+        if self.heterotrain_link.micro_batches > 1:
+            raise UsageError(
+                f"layer {self.heterotrain_name!r} is a BatchNorm over the global batch, but this rank's share does not fit "
+                "into memory at once, and statistics of a part would be others: use a smaller global batch, more workers, "
+                "GroupNorm or LayerNorm, or put the layer into eval mode"
+            )
         self._check_input_dim(input)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         moments = moments_of(input, self.heterotrain_link)
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:

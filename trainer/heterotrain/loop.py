@@ -174,7 +174,6 @@ class Loop:
         self._adopt(formed)
         self._began_s = time.monotonic()
         task = feed.task(formed, self._training.progress, cap_samples=self._attempts.cap_samples)
-        self._numerics.check_cut(len(task.micro_batches))
         seed_step(feed.seed_of(task), self._device)
         self._attempts.begin(self._training.model)
         reducer = self._must_reduce()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -20,6 +21,8 @@ from heterotrain.learning_rate import Rate, RatePolicy
 from heterotrain.precision import AUTO, Format, LossScale, Precision
 from heterotrain.reducer import MIB, Reducer
 from heterotrain.training import Training
+
+_log = logging.getLogger(__name__)
 
 WARM_UP_BATCHES = 100
 """Base batches over which a changed learning-rate factor comes into force, where the user names no samples."""
@@ -61,7 +64,7 @@ class Numerics:
         )  # fmt: skip
         self._rate = self._next = Rate()
         self._loss_scale = LossScale()
-        self._mixing_layer: str | None = None
+        self._mixing: list[torch.nn.Module] = []
         training.extras["heterotrain-numerics"] = self
 
     def state_dict(self) -> dict[str, Any]:
@@ -86,7 +89,7 @@ class Numerics:
         Raises:
             UsageError: a layer mixes samples in a way that is not known.
         """
-        self._mixing_layer = batch_norm.synchronise(model, self.link)
+        self._mixing = batch_norm.synchronise(model, self.link)
         wire: Callable[[], Wire] | None = None
         if self._config.compression != UNCOMPRESSED:
             wire = partial(Wire, self._config.compression)
@@ -105,20 +108,7 @@ class Numerics:
     @property
     def needs_everybody(self) -> bool:
         """Whether a rank without samples has to run the model, because layers wait for all ranks."""
-        return self._mixing_layer is not None
-
-    def check_cut(self, micro_batches: int) -> None:
-        """Refuse to cut a share whose samples have to be seen at once.
-
-        Raises:
-            UsageError: it would be cut into several micro-batches.
-        """
-        if self._mixing_layer is not None and micro_batches > 1:
-            raise UsageError(
-                f"layer {self._mixing_layer!r} is a BatchNorm over the global batch, but this rank's share does not fit into "
-                "memory at once, and statistics of a part would be others: use a smaller global batch, more workers, "
-                "GroupNorm or LayerNorm"
-            )
+        return any(layer.training for layer in self._mixing)
 
     def form(self, group: Group | None) -> None:
         """Agree with a new formation.
@@ -126,7 +116,10 @@ class Numerics:
         Raises:
             PeerLost: the group is broken.
         """
+        before = self.precision.format
         self.precision.agree(group)
+        if self.precision.format is not before:
+            _log.info("forward passes run in %s from now on", self.precision.format)
 
     @property
     def loss_scale(self) -> float:
@@ -156,6 +149,10 @@ class Numerics:
         """Take over the state that follows a committed step; return how often schedulers are to be stepped."""
         if self.precision.scales_loss:
             self._loss_scale = self._loss_scale.after(finite=finite)
+            if not finite:
+                _log.info(
+                    "the gradient overflowed in fp16: weights left alone, loss scale now %g", self._loss_scale.factor
+                )
         steps = learning_rate.schedule_steps(self._rate, self._next)
         self._rate = self._next
         return steps

@@ -201,14 +201,20 @@ class Step:
     # -- the transaction ---------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        self.numerics.link.group, self.numerics.link.counts = self.group, bool(self._sizes)
+        link = self.numerics.link
+        link.group, link.counts, link.micro_batches = self.group, bool(self._sizes), len(self._sizes)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._leave_forward()
-        self.numerics.link.group = None  # outside of steps a model belongs to its rank alone
+        link = self.numerics.link
+        link.group, link.counts, link.micro_batches = (
+            None,
+            True,
+            1,
+        )  # outside of steps a model belongs to its rank alone
         if error is None:
             if not self.committed:
                 raise UsageError("the step ended without step.apply(optimizer)")

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from heterotrain.batch_norm import GlobalBatchNorm, Link, synchronise
 from heterotrain.errors import UsageError
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 
@@ -28,7 +34,7 @@ def test_alone_it_is_torchs_own(kind: Any, shape: tuple[int, ...], options: dict
     torch.manual_seed(0)
     plain = kind(3, **options).double()
     ours = copy.deepcopy(plain)
-    assert synchronise(nn.Sequential(nn.Identity(), ours), Link()) == "1"
+    assert synchronise(nn.Sequential(nn.Identity(), ours), Link()) == [ours]
     assert isinstance(ours, GlobalBatchNorm)
     assert isinstance(ours, kind)
     for _ in range(3):
@@ -42,6 +48,64 @@ def test_alone_it_is_torchs_own(kind: Any, shape: tuple[int, ...], options: dict
     for own, other in zip(ours.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(own.grad, other.grad, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(ours.eval()(x), plain.eval()(x), rtol=1e-12, atol=0)
+
+
+class Threads:
+    """Ranks as threads: a gather is over when all have put their row in."""
+
+    def __init__(self, ranks: int) -> None:
+        self._barrier = threading.Barrier(ranks)
+        self._rows: list[torch.Tensor] = [torch.empty(0)] * ranks
+
+    def of(self, rank: int) -> Any:
+        """Return the group as one rank has it."""
+        return SimpleNamespace(gather=partial(self._gather, rank), wait=lambda *_: None)
+
+    def _gather(self, rank: int, row: torch.Tensor) -> tuple[None, list[torch.Tensor]]:
+        self._rows[rank] = row
+        self._barrier.wait(timeout=30)
+        rows = list(self._rows)
+        self._barrier.wait(timeout=30)
+        return None, rows
+
+
+@given(st.lists(st.integers(0, 5), min_size=2, max_size=4).filter(lambda shares: sum(shares) > 1), st.integers(0, 99))
+@settings(max_examples=25, deadline=None)
+def test_any_division_gives_the_whole_batchs_statistics_and_gradients(shares: list[int], seed: int) -> None:
+    """Two layers on several ranks, empty shares among them, against torch's own on the whole batch."""
+    torch.manual_seed(seed)
+    plain = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3), nn.BatchNorm1d(3)).double()
+    x = 2 + torch.randn(sum(shares), 3, dtype=torch.float64)
+    weights = torch.randn(sum(shares), 3, dtype=torch.float64)
+    whole = x.clone().requires_grad_()
+    (plain(whole) * weights).sum().backward()
+    threads, models = Threads(len(shares)), [copy.deepcopy(plain) for _ in shares]
+    parts = [part.clone().requires_grad_() for part in x.split(shares)]
+    for model in models:
+        for parameter in model.parameters():
+            parameter.grad = None
+        for layer in (model[0], model[2]):
+            layer.load_state_dict(type(layer)(3).double().state_dict())
+
+    def train(rank: int) -> None:
+        synchronise(models[rank], Link(group=threads.of(rank), counts=shares[rank] > 0))
+        if shares[rank]:
+            (models[rank](parts[rank]) * weights.split(shares)[rank]).sum().backward()
+        else:  # one sample that has no part in anything, with a gradient that must not reach the others
+            (models[rank](x[:1].clone().requires_grad_()) * 1e9).sum().backward()
+
+    with ThreadPoolExecutor(len(shares)) as pool:
+        list(pool.map(train, range(len(shares))))
+    assert whole.grad is not None
+    torch.testing.assert_close(
+        torch.cat([p.grad for p in parts if p.grad is not None]), whole.grad, rtol=1e-8, atol=1e-10
+    )
+    for name, value in plain.named_buffers():
+        for model in models:
+            torch.testing.assert_close(dict(model.named_buffers())[name], value, rtol=1e-12, atol=0)
+    for index, parameter in enumerate(plain.parameters()):
+        mine = [list(m.parameters())[index].grad for m, share in zip(models, shares, strict=True) if share]
+        torch.testing.assert_close(sum(g for g in mine if g is not None), parameter.grad, rtol=1e-8, atol=1e-10)
 
 
 def test_half_inputs_are_summed_wide() -> None:
@@ -59,6 +123,16 @@ def test_a_single_value_is_refused() -> None:
     synchronise(layer, Link())
     with pytest.raises(UsageError, match="more than one sample"):
         layer(torch.ones(1, 2))
+
+
+def test_a_part_of_a_share_is_refused_by_name() -> None:
+    """Its statistics would be others; in eval mode there are none to take."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    synchronise(model, Link(micro_batches=2))
+    with pytest.raises(UsageError, match=r"layer '1' is a BatchNorm.*GroupNorm.*eval mode"):
+        model(torch.ones(4, 2))
+    model[1].eval()
+    assert model(torch.ones(4, 2)).shape == (4, 2)
 
 
 def test_models_can_be_copied_and_kept() -> None:
