@@ -41,6 +41,14 @@ class Link:
     counts: bool = True
     micro_batches: int = 1
 
+    def enter(self, group: Group | None, *, micro_batches: int) -> None:
+        """A step begins."""
+        self.group, self.counts, self.micro_batches = group, micro_batches > 0, micro_batches
+
+    def leave(self) -> None:
+        """It is over: outside of steps a model belongs to its rank alone."""
+        self.enter(None, micro_batches=1)
+
     def __deepcopy__(self, _memo: object) -> Link:
         """A copy of a model takes part in the same steps."""
         return self

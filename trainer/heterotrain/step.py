@@ -201,20 +201,14 @@ class Step:
     # -- the transaction ---------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        link = self.numerics.link
-        link.group, link.counts, link.micro_batches = self.group, bool(self._sizes), len(self._sizes)
+        self.numerics.link.enter(self.group, micro_batches=len(self._sizes))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._leave_forward()
-        link = self.numerics.link
-        link.group, link.counts, link.micro_batches = (
-            None,
-            True,
-            1,
-        )  # outside of steps a model belongs to its rank alone
+        self.numerics.link.leave()
         if error is None:
             if not self.committed:
                 raise UsageError("the step ended without step.apply(optimizer)")
