@@ -11,11 +11,7 @@ import pytest
 import torch
 from distributed.harness import Operator, reference
 from distributed.scripts import net, optimizer_of, problem
-from heterotrain.board import Board
-from heterotrain.errors import UsageError
-from heterotrain.identity import Identity, Mode
 from heterotrain.progress import permutation
-from heterotrain.report import Report
 from tensorboardX.proto import event_pb2
 
 
@@ -80,10 +76,3 @@ def test_the_files_survive_the_loss_of_their_writer(operate: Callable[..., Opera
     assert curves["share_samples/w1/0"][12] + curves["share_samples/w2/0"][12] == 16
     assert "formation 1.1: w1/0, w2/0" in texts
     torch.testing.assert_close(operator.weights(workers[1]), reference(epochs=2)[0])
-
-
-def test_a_folder_that_is_no_path_is_refused() -> None:
-    """An object store is not a folder."""
-    identity = Identity(mode=Mode.ALONE)
-    with pytest.raises(UsageError, match="'s3://bucket/runs' is no path"):
-        Board("s3://bucket/runs", identity, report=Report(identity))
