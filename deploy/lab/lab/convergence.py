@@ -33,11 +33,11 @@ from lab.jobs import EXAMPLE, Job, example, fresh_folder
 from lab.live import Live
 
 TARGET = 0.80
-BATCH, MOST_BATCH = 64, 1024
+BATCH, MOST_BATCH = 32, 512
 EPOCH_SAMPLES = 2048
-MOST_EPOCHS = 16
-LEARNING_RATE = 0.002
-WRONG = 0.4
+MOST_EPOCHS = 12
+LEARNING_RATE = 0.001
+WRONG = 0.5
 SCRIPTS = (EXAMPLE / "train.py", REPOSITORY / "deploy/lab/training/noisy_digits.py")
 CONFIG_MAP = "convergence-scripts"
 ADAPTIVE = {"adaptiveBatch": {"min": BATCH, "max": MOST_BATCH}, "learningRateScaling": "sqrt"}

@@ -2,7 +2,7 @@
 
 Wrong labels make gradients noisy, so a large batch pays, and pays more the further training is: what an adaptive batch
 is for. Accuracy is measured on digits that were never trained on, with right labels. Runs in a pod beside the digits
-example's own script (`train.py`), whose data and network it uses.
+example's own script (`train.py`), whose pictures it uses.
 """
 
 import argparse
@@ -12,23 +12,39 @@ from pathlib import Path
 
 import heterotrain
 import torch
+from torch import nn
 from torch.nn import functional as F  # noqa: N812 - everybody's name for it
-from train import TEST_IMAGES, Augmented, load_digits, network
+from train import TEST_IMAGES, Augmented, load_digits
 
 
-class WronglyLabelled(Augmented):
-    """Augmented digits; a part of the labels is drawn anew, always the same ones."""
+class Stream(torch.utils.data.Dataset):
+    """Augmented digits in portions, one for each epoch and none of them twice; a part of the labels is drawn anew."""
 
-    def __init__(self, images, labels, samples, wrong):
-        super().__init__(images, labels, samples)
+    def __init__(self, images, labels, samples, portions, wrong):
+        self.pictures = Augmented(images, labels, samples * portions)
+        self.samples, self.portion = samples, 0
         draw = torch.Generator().manual_seed(2)
-        drawn = torch.randint(0, 10, (samples,), generator=draw)
-        given = labels[torch.arange(samples) % len(labels)]
-        self.given = torch.where(torch.rand(samples, generator=draw) < wrong, drawn, given)
+        drawn = torch.randint(0, 10, (samples * portions,), generator=draw)
+        given = labels[torch.arange(samples * portions) % len(labels)]
+        self.given = torch.where(torch.rand(samples * portions, generator=draw) < wrong, drawn, given)
+
+    def __len__(self):
+        return self.samples
 
     def __getitems__(self, indices):
-        labels = self.given[torch.as_tensor(indices)]
-        return [(picture, label) for (picture, _), label in zip(super().__getitems__(indices), labels, strict=True)]
+        places = torch.as_tensor(indices) + self.portion * self.samples
+        pictures = self.pictures.__getitems__(places)
+        return [(picture, label) for (picture, _), label in zip(pictures, self.given[places], strict=True)]
+
+
+def network(width, hidden):
+    """Return the network: ``width`` sets what a sample costs, ``hidden`` how large the gradient is that all exchange."""
+    return nn.Sequential(
+        nn.Conv2d(1, width, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(2 * width, 2 * width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(2 * width * 16, hidden), nn.ReLU(), nn.Linear(hidden, 10),
+    )  # fmt: skip
 
 
 def main():
@@ -37,18 +53,22 @@ def main():
     parser.add_argument("--samples-per-epoch", type=int, required=True)
     parser.add_argument("--wrong", type=float, required=True, help="part of the labels that are drawn anew")
     parser.add_argument("--learning-rate", type=float, required=True)
-    parser.add_argument("--width", type=int, default=44, help="channels of the first layer: what a sample costs")
+    parser.add_argument("--portions", type=int, default=64, help="most epochs")
+    parser.add_argument("--width", type=int, default=32)
+    parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--target", type=float, required=True, help="test accuracy at which training ends")
     parser.add_argument("--curve", type=Path, required=True, help="file for the curve")
     options = parser.parse_args()
     torch.set_num_threads(1)
 
     images, labels = load_digits()
-    train_set = WronglyLabelled(images[:-TEST_IMAGES], labels[:-TEST_IMAGES], options.samples_per_epoch, options.wrong)
+    train_set = Stream(
+        images[:-TEST_IMAGES], labels[:-TEST_IMAGES], options.samples_per_epoch, options.portions, options.wrong
+    )
     test_set = Augmented(images[-TEST_IMAGES:], labels[-TEST_IMAGES:], 3 * TEST_IMAGES)
 
     job = heterotrain.init()  # seeds torch with the job's seed, so the network differs from seed to seed
-    model = job.wrap(network(options.width))
+    model = job.wrap(network(options.width, options.hidden))
     optimizer = job.optimizer(torch.optim.Adam(model.parameters(), lr=options.learning_rate))
     counted = {"steps": 0, "samples": 0, "accuracy": 0.0}
 
@@ -58,7 +78,8 @@ def main():
                 file.write(json.dumps({"at_s": time.time(), **counted}) + "\n")
 
     @job.on_epoch_end
-    def evaluate(_epoch):
+    def evaluate(epoch):
+        train_set.portion = epoch + 1
         right = sum(int((model(x).argmax(1) == y).sum()) for x, y in job.part(test_set, batch_samples=100))
         accuracy = job.sum(right=right)["right"] / len(test_set)
         counted["accuracy"] = accuracy
