@@ -21,7 +21,6 @@ def fit(
     loss: Loss,
     optimizer: Callable[[Any], torch.optim.Optimizer],
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
-    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
     evaluate: Callable[[Job, torch.nn.Module], EpochHook] | None = None,
     collate: data.Collate | None = None,
     workers: int = 0,
@@ -38,7 +37,6 @@ def fit(
         loss: from model and micro-batch to the mean loss, or to (sum, weight) where samples weigh differently.
         optimizer: makes the optimizer from the parameters, for instance ``lambda p: torch.optim.AdamW(p, lr=3e-4)``.
         scheduler: makes the learning-rate scheduler from the optimizer; see ``Job.scheduler``.
-        scheduler: makes a learning-rate scheduler from the optimizer; it steps once for each committed step.
         evaluate: makes an end-of-epoch hook from the job and the model.
         collate: makes a batch of a list of samples; torch's own by default.
         workers: processes that load what comes next; 0 loads in the training process.
@@ -53,8 +51,6 @@ def fit(
     job = job or init(**settings)
     model = job.wrap(model)
     stepper = job.optimizer(optimizer(model.parameters()))
-    if scheduler is not None:
-        job.scheduler(scheduler(stepper))
     if scheduler is not None:
         job.scheduler(scheduler(stepper))
     if evaluate is not None:
