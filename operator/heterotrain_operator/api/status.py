@@ -173,6 +173,11 @@ class HeteroTrainJobStatus(Model):
         default=None, description="Predicted against measured step time of the plan in force."
     )
     global_batch_size: int | None = Field(default=None, description="Samples of one optimizer step that are in force.")
+    batch_reason: str | None = Field(
+        default=None,
+        max_length=MAX_MESSAGE_LENGTH,
+        description="With adaptiveBatch: why the batch is no larger and no smaller, by the newest decision.",
+    )
     noise_scale_samples: float | None = Field(
         default=None,
         description="Gradient noise scale: the batch at which noise and signal weigh the same; larger batches teach little more.",

@@ -23,6 +23,7 @@ class Shares:
 
     Attributes:
         global_batch_samples: what the shares sum to.
+        batch_reason: why it is no other one; empty where that was not asked.
         decision: everything that was found out on the way; ``None`` where the batch can't be shared by the rules.
     """
 
@@ -30,6 +31,7 @@ class Shares:
     global_batch_samples: int
     changed: bool
     reason: str
+    batch_reason: str = ""
     probe: tuple[tuple[int, ...], ...] = ()
     probe_steps: int = 0
     communication: CommunicationTime | None = None
@@ -84,7 +86,10 @@ def share_out(
         members=named,
         global_batch_samples=batch,
         changed=current is None or worth_writing(decision, current, moment),
-        reason="; ".join(filter(None, (why, decision.reason))),
+        reason="; ".join(
+            filter(None, (why if plan is None or batch != plan.global_batch_samples else "", decision.reason))
+        ),
+        batch_reason=why,
         probe=decision.probe,
         probe_steps=decision.probe_steps,
         communication=decision.communication,
@@ -103,7 +108,7 @@ def _batch(
     current: Plan | None,
     moment: Moment,
 ) -> tuple[int, str]:
-    """Return the global batch, and why where it differs from the newest plan's."""
+    """Return the global batch, and why it is no other one; empty where it is given or not asked now."""
     adaptive = spec.training.adaptive_batch
     if adaptive is None:
         return spec.training.base_batch_samples, ""
@@ -134,7 +139,7 @@ def _batch(
     )
     if isinstance(answer, Infeasible):
         return planned, f"the batch stays at {planned} samples, because {answer.reason}"
-    return answer.samples, answer.reason if answer.samples != plan.global_batch_samples else ""
+    return answer.samples, answer.reason
 
 
 def _evidence(member: Member, telemetry: Telemetry, floor: int) -> MemberEvidence:

@@ -9,7 +9,7 @@ from heterotrain_core.perf.model import MemberModel, Verdict
 from heterotrain_core.planning.evidence import settled
 
 from heterotrain_operator.api.conditions import Aspect, ConditionType
-from heterotrain_operator.api.status import PredictionStatus
+from heterotrain_operator.api.status import MAX_MESSAGE_LENGTH, PredictionStatus
 from heterotrain_operator.decide.situation import Situation
 from heterotrain_operator.world.telemetry import MemberId
 
@@ -48,6 +48,15 @@ def prediction_of(it: Situation) -> PredictionStatus | None:
         measured_step_seconds=_rounded(measured_s) if measured_s is not None else None,
         measured_over_predicted=_rounded(measured_s / predicted_s) if measured_s is not None else None,
     )
+
+
+def batch_reason_of(it: Situation) -> str | None:
+    """Return why an adaptive batch is what it is; what was said last while nothing new was decided."""
+    if it.spec is None or it.spec.training.adaptive_batch is None:
+        return None
+    if it.shares is None or not it.shares.batch_reason:
+        return it.job.status.batch_reason
+    return it.shares.batch_reason[:MAX_MESSAGE_LENGTH]
 
 
 def _learned(it: Situation) -> Aspect:

@@ -18,7 +18,7 @@ from heterotrain_operator.decide.aspects import aspects_of
 from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Stage
 from heterotrain_operator.decide.progress import measured
 from heterotrain_operator.decide.situation import Situation
-from heterotrain_operator.decide.speeds import prediction_of
+from heterotrain_operator.decide.speeds import batch_reason_of, prediction_of
 from heterotrain_operator.decide.verdicts import Fate, Worker
 from heterotrain_operator.world.parse import rfc3339
 from heterotrain_operator.world.telemetry import MemberId
@@ -59,6 +59,7 @@ def status_of(it: Situation, *, newest: tuple[int, int]) -> HeteroTrainJobStatus
         completion_time=(old.completion_time or now) if stage in ENDED_STAGES else None,
         plan=_plan(it, newest),
         prediction=prediction_of(it),
+        batch_reason=batch_reason_of(it),
         workers=_rows(it),
         conditions=conditions,
         **measured(it),

@@ -32,7 +32,7 @@ from heterotrain_operator.world.views import JobView, PodView
 # Fields of the status that change with every step; they are written at most every ``status_interval_s``.
 _FAST = frozenset(
     {
-        "step", "samples", "loss", "accuracy", "metrics", "samplesPerSecond", "stepSeconds", "efficiency", "prediction", "noiseScaleSamples", "progress",
+        "step", "samples", "loss", "accuracy", "metrics", "samplesPerSecond", "stepSeconds", "efficiency", "prediction", "batchReason", "noiseScaleSamples", "progress",
         "progressPercentage", "estimatedRemainingSeconds", "workers",
     }
 )  # fmt: skip

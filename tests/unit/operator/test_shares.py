@@ -71,6 +71,7 @@ def test_shares_follow_measured_speed_in_a_new_revision_of_the_same_generation()
     assert world.plan_json["members"][0]["compute"] is not None
     assert world.plan_json["prediction"]["step_s"] > 0
     assert "SharesPlanned" in world.notices
+    assert "batchReason" not in world.status, "the batch was given"
 
 
 def test_the_same_evidence_changes_nothing_twice() -> None:

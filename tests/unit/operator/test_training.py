@@ -164,6 +164,7 @@ def test_the_batch_follows_the_noise_at_boundaries_and_no_sample_is_lost(rebalan
     assert told["globalBatchSize"] == batches[-1]
     assert told["noiseScaleSamples"] == float(f"{training.noise_samples:.4g}")
     assert "BatchPlanned" in training.world.notices
+    assert "at a noise scale of" in told["batchReason"]
     even = max(training.roster.shares) - min(training.roster.shares) <= 1
     assert even == (rebalance["boundary"] == "never")
 
@@ -175,6 +176,7 @@ def test_without_noise_the_batch_stays_where_it_began() -> None:
     assert training.world.status["globalBatchSize"] == BATCH
     assert training.plan.global_batch_samples == BATCH
     assert "BatchPlanned" not in training.world.notices
+    assert "the noise scale is not known yet" in training.world.status["batchReason"]
 
 
 def test_the_batch_is_no_larger_than_an_epoch() -> None:
