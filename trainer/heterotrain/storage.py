@@ -155,7 +155,8 @@ class Storage:
         return stored
 
     def _put_remote(self, name: str, chunks: Iterable[bytes | memoryview]) -> Stored:
-        self._fs.makedirs(self._root, exist_ok=True)
+        with contextlib.suppress(Exception):  # where folders mean nothing it may be forbidden to make one
+            self._fs.makedirs(self._root, exist_ok=True)
         try:
             with self._fs.open(self._path(name), "wb", block_size=CHUNK_BYTES) as file:
                 stored = _write(file, name, chunks)
