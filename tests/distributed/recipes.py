@@ -19,6 +19,9 @@ from heterotrain.reducer import Bucket, Reducer
 from heterotrain.step import Step
 
 
+torch.set_num_threads(1)  # as in the workers: threads that wait for each other cost more than these models
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """What is trained.

@@ -84,9 +84,9 @@ def test_batch_norm_is_not_cut_into_micro_batches(operate: Operate) -> None:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_is_the_same_on_all_ranks(operate: Operate, tmp_path: Path, precision: str) -> None:
-    """The forward pass runs in the format; skipped steps, loss scale and weights agree, for a rank that joins later, too."""
+    """Forward pass and wire are in the format; skipped steps, loss scale and weights agree, on a rank that joins later, too."""
     recipe = Recipe(dtype="float32", samples=96)
-    operator = operate(precision=precision, epochs=4)
+    operator = operate(precision=precision, compression=precision, epochs=4)
     workers = [start(operator, "w0", recipe, trap=waiting(tmp_path, 14)), start(operator, "w1", recipe)]
     operator.until_ready(*workers)
     operator.plan(workers, shares=(11, 5), micro=(4, 0))
