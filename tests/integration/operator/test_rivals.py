@@ -1,0 +1,98 @@
+"""Two jobs that want the same nodes, with the operator as a process against the real API server and its scheduler."""
+
+from __future__ import annotations
+
+from heterotrain_core.contract.outcome import Ending
+from heterotrain_operator.kube.resources import JOBS, PODS
+from operator_cluster import Body, Cluster, Operator, until
+
+
+def rival(cluster: Cluster, name: str) -> Body:
+    """Return a job that would like four workers on pool a and needs two."""
+    return cluster.job(cluster.pool("a", maxReplicas=4), name=name, elasticPolicy={"minReplicas": 2})
+
+
+async def leavers(cluster: Cluster, job: str) -> list[str]:
+    """Return the pods of a job that are being deleted."""
+    return [name for name, pod in (await cluster.pods(job)).items() if "deletionTimestamp" in pod["metadata"]]
+
+
+async def granted(cluster: Cluster, job: str) -> int | None:
+    """Return how many workers the allocation gives a job in pool a; ``None`` without limits."""
+    pools = (await cluster.status(job)).get("pools", [])
+    return next((pool.get("granted") for pool in pools), None)
+
+
+async def running_members(cluster: Cluster, job: str, count: int) -> list[str]:
+    """Let every scheduled pod of a job run, and wait until its plan names so many."""
+
+    async def probe() -> list[str]:
+        pods = await cluster.pods(job)
+        waiting = [n for n, pod in pods.items() if pod["spec"].get("nodeName") and pod["status"]["phase"] == "Pending"]
+        await cluster.run(*waiting)
+        members = await cluster.members(job)
+        return members if len(members) == count else []
+
+    found: list[str] = await until(probe, f"a plan of {job} with {count} members")
+    return found
+
+
+async def test_a_newcomer_gets_its_part_and_what_it_leaves_goes_back(cluster: Cluster, operator: Operator) -> None:
+    await cluster.add_node("a", cpu="4")
+    await cluster.create(rival(cluster, "old"))
+    await running_members(cluster, "old", 4)
+    assert await granted(cluster, "old") is None, "alone it takes what fits"
+    newcomer = await cluster.create(rival(cluster, "new"))
+
+    async def two_leave() -> list[str]:
+        found = await leavers(cluster, "old")
+        return found if len(found) == 2 else []
+
+    going = await until(two_leave, "two workers of the old job leave")
+    assert (await cluster.condition("Limited", "old"))[:2] == ("True", "NodesShared")
+    assert "other jobs need them more" in (await cluster.condition("Limited", "old"))[2]
+    for name in going:
+        await cluster.end(name, Ending.LEFT, reason="told to go")
+    await cluster.confirm_deletions()
+    await running_members(cluster, "new", 2)
+    await running_members(cluster, "old", 2)
+    assert (await granted(cluster, "old"), await granted(cluster, "new")) == (2, 2)
+    status = await cluster.status("old")
+    assert (status["disruptions"], status["restarts"]) == (0, 0)
+    assert (await cluster.reasons())["WorkersAllocated"] >= 2
+    await cluster.kube.delete(JOBS, cluster.namespace, "new", uid=newcomer["metadata"]["uid"])
+
+    async def gone() -> bool:
+        await cluster.confirm_deletions()
+        return not await cluster.pods("new")
+
+    await until(gone, "the new job's workers are gone")
+    await running_members(cluster, "old", 4)
+    assert await granted(cluster, "old") is None
+
+
+async def test_of_two_gangs_that_come_together_one_runs(cluster: Cluster, operator: Operator) -> None:
+    """Three places, two workers each: without a decision between them each could hold what the other one needs."""
+    await cluster.add_node("a", cpu="3")
+    for name in ("first", "second"):
+        await cluster.create(rival(cluster, name))
+
+    async def one_runs() -> str:
+        for name in ("first", "second"):
+            pods = await cluster.pods(name)
+            placed = [n for n, pod in pods.items() if pod["spec"].get("nodeName")]
+            await cluster.run(*(n for n in placed if pods[n]["status"]["phase"] == "Pending"))
+            await cluster.confirm_deletions()
+            if len(await cluster.members(name)) >= 2:
+                return name
+        return ""
+
+    winner = await until(one_runs, "one of the two jobs trains")
+    (loser,) = {"first", "second"} - {winner}
+
+    async def told() -> bool:
+        return (await cluster.condition("Limited", loser))[:2] == ("True", "WaitsForNodes")
+
+    await until(told, "the other job says that it waits")
+    found = [pod async for pod in cluster.kube.list(PODS, cluster.namespace) if pod["spec"].get("nodeName")]
+    assert len(found) <= 3
