@@ -18,7 +18,6 @@ from heterotrain.progress import micro_batches, permutation
 from heterotrain.reducer import Bucket, Reducer
 from heterotrain.step import Step
 
-
 torch.set_num_threads(1)  # as in the workers: threads that wait for each other cost more than these models
 
 
