@@ -170,6 +170,17 @@ async def test_jobs_in_the_running_operator_get_no_more_than_their_part() -> Non
         await asyncio.gather(running, return_exceptions=True)
 
 
+def test_numbers_in_a_status_bring_no_decision_about_and_a_changed_spec_does() -> None:
+    app = App(FakeKube(), Settings(leader_election=False))
+    app.job_event(job_body(resourceVersion="1"), deleted=False)
+    assert app.allocator._changed.is_set(), "a new job"
+    app.allocator._changed.clear()
+    app.job_event({**job_body(resourceVersion="2"), "status": {"step": 7}}, deleted=False)
+    assert not app.allocator._changed.is_set()
+    app.job_event(job_body(resourceVersion="3", generation=2), deleted=False)
+    assert app.allocator._changed.is_set()
+
+
 @pytest.mark.parametrize(("watched", "foreign"), [(None, {}), ("ns", {"a": 2.0}), ("elsewhere", {"a": 1.0})])
 async def test_workers_that_another_operator_looks_after_take_room(
     watched: str | None, foreign: dict[str, float]

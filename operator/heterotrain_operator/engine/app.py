@@ -15,6 +15,7 @@ from typing import Any
 
 import structlog
 
+from heterotrain_operator.decide.contest import takes_part
 from heterotrain_operator.engine.act import Actor
 from heterotrain_operator.engine.allocator import Allocator
 from heterotrain_operator.engine.metrics import OperatorMetrics
@@ -35,7 +36,7 @@ from heterotrain_operator.world.parse import (
     rfc3339_micro,
 )
 from heterotrain_operator.world.store import Store
-from heterotrain_operator.world.views import JobKey, NodeView
+from heterotrain_operator.world.views import JobKey, JobView, NodeView
 
 LIST_RETRY_S = 2.0
 STALE_LISTS = 3
@@ -110,12 +111,14 @@ class App:
 
     def job_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
         """Take the newest state of a job."""
+        view, before = parse_job(body), self.store.jobs.get(key_of(body))
         if deleted:
-            self.store.jobs.discard(key_of(body))
+            self.store.jobs.discard(view.key)
         else:
-            self.store.jobs.put(parse_job(body))
-        self.queue.add(key_of(body))
-        self.allocator.changed()
+            self.store.jobs.put(view)
+        self.queue.add(view.key)
+        if deleted or before is None or _wishes(before) != _wishes(view):
+            self.allocator.changed()
 
     def pod_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
         """Take the newest state of a worker's pod."""
@@ -229,6 +232,11 @@ async def _every(pause_s: float, call: Callable[[], Awaitable[None]]) -> None:
             await call()
         except KubeError as error:
             log.warning("list of foreign pods failed", error=str(error))
+
+
+def _wishes(job: JobView) -> tuple[object, ...]:
+    """Return what the allocation between jobs looks at; the numbers in a status are not among it."""
+    return (job.uid, job.generation, takes_part(job))
 
 
 def _matters(node: NodeView) -> tuple[object, ...]:
