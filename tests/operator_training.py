@@ -107,7 +107,7 @@ class Training:
         gauges = MemberGauges(
             worker="", generation=roster.formation.generation, revision=roster.plan.revision, epoch=progress.epoch,
             step=progress.steps, samples_committed=progress.samples, epoch_samples=self.epoch_samples,
-            cursor_samples=progress.cursor, global_batch_samples=roster.plan.global_batch_samples,
+            cursor_samples=progress.cursor, epoch_step=progress.epoch_steps, global_batch_samples=roster.plan.global_batch_samples,
             noise_scale_samples=self.noise_samples,
         )  # fmt: skip
         now_s = self.world.now_s + sum(self.cluster.step_seconds)

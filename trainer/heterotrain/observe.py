@@ -125,6 +125,7 @@ class Observer:
             names.STEP: float(progress.steps),
             names.SAMPLES_COMMITTED: float(progress.samples),
             names.CURSOR: float(progress.cursor),
+            names.EPOCH_STEP: float(progress.epoch_steps),
             names.GLOBAL_BATCH: float(formed.roster.plan.global_batch_samples),
             names.LEARNING_RATE_SCALE: self._numerics.learning_rate_scale,
         }

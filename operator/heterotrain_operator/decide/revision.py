@@ -59,13 +59,11 @@ def seconds_to_boundary(plan: Plan, telemetry: Telemetry) -> float | None:
     if newest is None or newest.cursor_samples is None or not newest.epoch_samples or not rate:
         return None
     left = newest.epoch_samples - newest.cursor_samples
-    batch = newest.global_batch_samples
     if plan.boundary.kind is BoundaryKind.STEPS:
-        if not batch:
+        if newest.global_batch_samples is None or newest.epoch_step is None:
             return None
-        # Steps of the epoch are not exported; with batches that changed within it this is only about right.
-        between = plan.boundary.every_steps * batch
-        left = min(left, between - newest.cursor_samples % between)
+        every = plan.boundary.every_steps
+        left = min(left, (every - newest.epoch_step % every) * newest.global_batch_samples)
     return left / rate
 
 

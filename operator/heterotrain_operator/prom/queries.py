@@ -21,7 +21,7 @@ _READ = (
     metrics.STEPS, metrics.PHASE_SECONDS, metrics.PHASE_SECONDS_SQUARED, metrics.FIRST_BUCKET_FRACTION,
     metrics.FIRST_BUCKET_FRACTION_SQUARED, metrics.BUCKET_STEPS, metrics.OVERLAPPED_SECONDS, metrics.LAST_BUCKET_SECONDS,
     metrics.PLAN_GENERATION, metrics.PLAN_REVISION, metrics.EPOCH, metrics.STEP, metrics.SAMPLES_COMMITTED,
-    metrics.EPOCH_SAMPLES, metrics.CURSOR, metrics.GLOBAL_BATCH, metrics.NOISE_SCALE, metrics.LOSS, metrics.CHECKPOINT_STEP, metrics.CHECKPOINT_TIME, metrics.CHECKPOINT_FAILURES,
+    metrics.EPOCH_SAMPLES, metrics.CURSOR, metrics.EPOCH_STEP, metrics.GLOBAL_BATCH, metrics.NOISE_SCALE, metrics.LOSS, metrics.CHECKPOINT_STEP, metrics.CHECKPOINT_TIME, metrics.CHECKPOINT_FAILURES,
     metrics.MICRO_BATCH_CAP, metrics.DEVICE_MEMORY, metrics.PEAK_MEMORY, metrics.PAUSE_SECONDS, metrics.MEMBERSHIP_CHANGES, metrics.USER_METRIC,
 )  # fmt: skip
 
@@ -173,6 +173,7 @@ def _gauges(
         samples_committed=whole(metrics.SAMPLES_COMMITTED),
         epoch_samples=whole(metrics.EPOCH_SAMPLES),
         cursor_samples=whole(metrics.CURSOR),
+        epoch_step=whole(metrics.EPOCH_STEP),
         global_batch_samples=whole(metrics.GLOBAL_BATCH),
         noise_scale_samples=values.get(metrics.NOISE_SCALE),
         loss=values.get(metrics.LOSS),

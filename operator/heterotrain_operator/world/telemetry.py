@@ -31,6 +31,7 @@ class MemberGauges:
     samples_committed: int | None = None
     epoch_samples: int | None = None
     cursor_samples: int | None = None
+    epoch_step: int | None = None
     global_batch_samples: int | None = None
     noise_scale_samples: float | None = None
     loss: float | None = None

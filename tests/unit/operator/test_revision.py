@@ -35,7 +35,7 @@ def seen(*revisions: int, cursor: int = 0, rate: float | None = 100.0, interval_
     gauges = {
         MemberId(f"u{rank}", 0): MemberGauges(
             worker=f"w{rank}", generation=2, revision=revision, step=1, cursor_samples=cursor, epoch_samples=10_000,
-            global_batch_samples=100,
+            global_batch_samples=100, epoch_step=cursor // 100,
         )
         for rank, revision in enumerate(revisions)
     }  # fmt: skip
