@@ -23,7 +23,7 @@ class Ahead:
     """Hands out batches in the order in which they are asked for."""
 
     def __init__(self, source: Source, *, workers: int, pin: bool, ahead: int = 2) -> None:
-        """Start no process yet.
+        """Start the processes and wait until each has loaded a sample, which takes seconds.
 
         Args:
             source: a copy of it goes to every worker.
@@ -53,7 +53,11 @@ class Ahead:
             persistent_workers=True, prefetch_factor=ahead, multiprocessing_context="forkserver",
             generator=torch.Generator(),  # the loader draws a seed: not from the generator that the model uses
         )  # fmt: skip
-        self._batches: Iterator[Any] | None = None
+        self._coming.pieces = iter([Piece(0, 0, 1)] * workers)
+        self._batches: Iterator[Any] = iter(self._loader)
+        for _ in range(workers):
+            next(self._batches)
+        self._coming.sent.clear()
 
     def take(self, piece: Piece, following: Callable[[], Iterator[Piece]]) -> Any:
         """Return the batch of ``piece``.
@@ -62,7 +66,7 @@ class Ahead:
             piece: what the running step takes next.
             following: lists what comes from ``piece`` on, itself included, if nothing changes.
         """
-        if self._batches is None or not self._coming.sent or self._coming.sent[0] != piece:
+        if not self._coming.sent or self._coming.sent[0] != piece:
             self._coming.pieces = following()
             self._coming.sent.clear()
             self._batches = iter(self._loader)

@@ -95,6 +95,7 @@ class Loop:
             source, config=self._config, device=self._device, identity=self._identity, report=self._report,
             workers=workers,
         )  # fmt: skip
+        self._report.gauges({names.READY: 1.0})  # from now on others may wait for this rank: its loaders are up
         while True:
             try:
                 formed = self.formed or self._form()

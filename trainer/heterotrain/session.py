@@ -11,7 +11,6 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import torch
-from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.outcome import Ending
 
@@ -179,7 +178,6 @@ class Job:
             raise UsageError("call job.wrap(model) and job.optimizer(optimizer) before job.steps")
         source = source_of(dataset, collate=collate, shuffle=shuffle, seed=self.config.seed)
         self._record.data = fingerprint(source)
-        self._report.gauges({names.READY: 1.0})
         try:
             yield from self._loop.steps(source, workers=workers)
         except Excluded as excluded:
