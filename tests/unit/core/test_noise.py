@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from heterotrain_core.noise import (
+    LEAST_BATCHES,
     MOST_BATCHES,
     NoiseAverage,
     NoiseSample,
@@ -141,6 +142,17 @@ def test_the_ratio_is_of_averages_and_converges() -> None:
         assert found is not None
         average = average.after(found, samples=56, base_samples=56)
     assert noise_scale(average.corrected(), samples=56) == pytest.approx(trace / gradient, rel=0.1)
+
+
+@pytest.mark.parametrize("samples", [64, 640])
+def test_no_scale_is_made_of_a_few_steps(samples: int) -> None:
+    """Ten base batches have to be seen first, in ten steps or in one."""
+    average, base_batches = NoiseAverage(), 0
+    while average.scale() is None:
+        average = average.after(NoiseSample(gradient_squared=2.0, variance=50.0), samples=samples, base_samples=64)
+        base_batches += samples // 64
+    assert base_batches == LEAST_BATCHES
+    assert average.scale() == pytest.approx(25.0)
 
 
 @pytest.mark.parametrize(
