@@ -125,6 +125,9 @@ def _why_not(candidate: Candidate, by_name: Mapping[str, Pool], pools: Sequence[
     held: dict[str, int] = {}
     for place, offer in zip(places, job.offers, strict=True):
         held[offer.label] = min(held.get(offer.label, 0) + place, offer.max_workers)
+    for offer in job.offers:
+        if offer.required and held[offer.label] < offer.min_workers:
+            return f"waits: it needs {_workers_in_words(offer.min_workers)} in {offer.label}, which holds {held[offer.label]}"
     reachable = min(sum(held.values()), job.max_workers)
     if reachable < max(1, job.min_workers):
         dry = [
@@ -133,7 +136,7 @@ def _why_not(candidate: Candidate, by_name: Mapping[str, Pool], pools: Sequence[
             if place < offer.max_workers and offer.pool in by_name and by_name[offer.pool].out_of_stock
         ]
         why = f"; {', '.join(dry)} out of stock" if dry else ""
-        return f"waits: it needs {job.min_workers} workers and its pools hold {reachable}{why}"
+        return f"waits: it needs {_workers_in_words(job.min_workers)} and its pools hold {reachable}{why}"
     if not candidate.options:
         return (
             f"waits: no allowed number of workers can share a batch of {job.batch_samples} samples within their limits"
@@ -141,6 +144,10 @@ def _why_not(candidate: Candidate, by_name: Mapping[str, Pool], pools: Sequence[
     if job.min_workers <= 1:
         return "waits: jobs before it leave no room"
     return f"waits: jobs before it leave less than its {job.min_workers} workers"
+
+
+def _workers_in_words(count: int) -> str:
+    return f"{count} worker" if count == 1 else f"{count} workers"
 
 
 def _why(candidate: Candidate, option: Option, now: Mapping[str, int], workers: Mapping[str, int]) -> str:

@@ -153,10 +153,11 @@ def possible_counts(job: JobDemand, places: Sequence[int]) -> Ints:
     highest = [max(0, min(o.max_workers, place, job.max_workers)) for o, place in zip(job.offers, places, strict=True)]
     labels = [offer.label for offer in job.offers]
     parts = {label: [i for i, each in enumerate(labels) if each == label] for label in labels}
-    limits = {
-        label: (min(job.offers[own[0]].min_workers, sum(highest[i] for i in own)), job.offers[own[0]].max_workers)
-        for label, own in parts.items()
-    }
+    limits = {}
+    for label, own in parts.items():
+        first = job.offers[own[0]]
+        reachable = sum(highest[i] for i in own)
+        limits[label] = (first.min_workers if first.required else min(first.min_workers, reachable), first.max_workers)
     lowest = [limits[label][0] if len(parts[label]) == 1 else 0 for label in labels]
     axes = [list(range(low, high + 1)) for low, high in zip(lowest, highest, strict=True)]
     current = [job.current.get(offer.key, 0) for offer in job.offers]

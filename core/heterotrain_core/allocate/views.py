@@ -63,7 +63,9 @@ class Offer:
     Attributes:
         pool: the pool's name.
         name: the job's own name for it; empty for ``pool``.
-        min_workers: workers that the job always has there when it runs; waived while the pool cannot give them.
+        min_workers: workers that the job always has there when it runs; waived while the pool cannot give them, unless
+            ``required``.
+        required: whether the job does not run without its minimum there.
         max_workers: most workers.
         accelerators: that one worker takes, all on one node, in the terms of ``Pool.nodes``; 0 is counted as 1.
         ranks: members that one worker runs.
@@ -74,6 +76,7 @@ class Offer:
     pool: str
     name: str = ""
     min_workers: int = 0
+    required: bool = False
     max_workers: int
     accelerators: Size = 1
     ranks: int = 1

@@ -85,6 +85,7 @@ def demand_of(bidder: Bidder, on: Mapping[str, Sequence[Ground]], learned: Learn
     offers: list[Offer] = []
     current: dict[str, int] = {}
     fixed = 0
+    starting = bidder.plan is None or not bidder.plan.members
     for pool in spec.worker_pools:
         stands = on[pool.name]
         there = bidder.elsewhere(pool, stands)
@@ -93,6 +94,7 @@ def demand_of(bidder: Bidder, on: Mapping[str, Sequence[Ground]], learned: Learn
             pool="",
             name=pool.name,
             min_workers=max(0, pool.min_replicas - there),
+            required=starting,  # training does not start without it, but goes on
             max_workers=max(0, bidder.most(pool) - there),
             ranks=ranks_per_worker(pool, job.template),
             price_per_hour=float(pool.price_per_hour or 0.0),

@@ -76,6 +76,19 @@ def test_a_gang_that_does_not_fit_beside_running_minimums_waits_and_holds_nothin
     assert len(new.members()) == 2
 
 
+def test_a_job_whose_pool_has_no_nodes_holds_none_of_another_pool_either() -> None:
+    """Training does not start without the pool's minimum, so its workers elsewhere would only wait; later it goes on without."""
+    town = a_town("b", cpu="2")
+    picky = town.add("picky", pool("a", minReplicas=1), pool("b", maxReplicas=2))
+    town.add("other", pool("b", maxReplicas=2))
+    town.settle()
+    assert town.placed() == {"picky": {}, "other": {"b": 2}}
+    assert "needs 1 worker in a, which holds 0" in picky.message("Limited")
+    town.with_nodes("a", cpu="1").settle()
+    assert town.placed() == {"picky": {"a": 1}, "other": {"b": 2}}
+    assert picky.condition("Running")[0] == "True"
+
+
 def test_two_gangs_that_start_together_do_not_block_each_other() -> None:
     """Three nodes, two jobs that need two workers each: one of them runs, whatever the scheduler does first."""
     for seed in range(8):

@@ -89,6 +89,13 @@ SCENARIOS = [
         expected={"digits": {"t4-spot": 4}},
     ),
     Scenario(
+        name="out of stock, and the job does not run without: it waits and takes nothing",
+        pools=(a_pool("a100", 0, growth=(1, 1), out_of_stock=True), a_pool("t4-spot", 4)),
+        jobs=(a_job(offers=(replace(A100, min_workers=1, required=True), T4)),),
+        expected={"digits": {}},
+        words={"digits": "needs 1 worker in a100, which holds 0"},
+    ),
+    Scenario(
         name="out of stock and nothing else: it waits and says what is dry",
         pools=(a_pool("a100", 0, growth=(1, 1), out_of_stock=True),),
         jobs=(a_job(offers=(A100,)),),
