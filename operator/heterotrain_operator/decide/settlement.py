@@ -173,4 +173,4 @@ class Settlement:
 
 def _reason(bidder: Bidder, grant: Grant) -> str:
     dry = ", ".join(sorted(bidder.before.dry))
-    return f"{grant.reason}; {dry} out of stock" if dry else grant.reason
+    return f"{grant.reason}; {dry} gave it no node for long" if dry else grant.reason
