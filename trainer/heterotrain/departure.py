@@ -20,6 +20,7 @@ class Departure:
 
     Attributes:
         wanted: whether this rank leaves after its running step.
+        announced: whether the members of the last formation knew that this rank leaves, and took over what it held.
         reason: why the script ended the training early; empty when it did not.
     """
 
@@ -33,6 +34,7 @@ class Departure:
         farewell: Farewell,
     ) -> None:
         self.wanted = False
+        self.announced = False
         self.reason = ""
         self._told_s: float | None = None
         self._grace_s = config.grace_s
@@ -65,8 +67,9 @@ class Departure:
 
     def leave(self, standing: Standing | None) -> NoReturn:
         """End this rank as announced."""
-        if standing is not None and not standing.leaving:
-            # It had to go while it waited for others: nobody took the state over from it.
+        if standing is not None and not self.announced:
+            # It was told too late for the last vote, or while it waited for others: perhaps all others leave as well, and
+            # each of them, like this rank, was thought to stay.
             self._keeper.write_now(self._training, generation=standing.formation.generation, within_s=self.left_s)
         self._keeper.wait(self.left_s)
         self._farewell.say(Ending.LEFT, "told to go; the others know")

@@ -151,6 +151,7 @@ class Loop:
                 self.reducer.abandon()
             formed.group.close()
         self._keeper.lost_a_member()
+        self.departure.announced = False
         self._standing = formed.standing
 
     def _disband(self, formed: Formed, *, leaving: frozenset[int], cause: str) -> None:
@@ -164,6 +165,7 @@ class Loop:
             formed.group.close()
         self.formed = None
         self._standing = replace(formed.standing, leaving=leaving)
+        self.departure.announced = formed.roster.plan_ranks[formed.rank] in leaving
 
     def _is_done(self) -> bool:
         progress = self._training.progress
