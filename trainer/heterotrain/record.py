@@ -22,7 +22,7 @@ from heterotrain_core.contract.config import TrainingConfig
 from heterotrain.identity import Identity
 from heterotrain.progress import Progress
 from heterotrain.roster import Roster
-from heterotrain.sources import Piece, Source
+from heterotrain.sources import Mapped, Piece, Source
 
 _log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class RunRecord:
             "versions": versions(),
             "data": {
                 "sha256": self.data,
-                "of": f"the number of samples and {HASHED_SAMPLES} of them, evenly spread over the first epoch",
+                "of": f"the number of samples and up to {HASHED_SAMPLES} of them, evenly spread over the first epoch",
             },
             "plans_left_out": self._left_out,
             "plans": self._plans,
@@ -122,8 +122,9 @@ def fingerprint(source: Source) -> str | None:
     if not source.is_numbered or not samples:
         return None
     digest = hashlib.sha256(str(samples).encode())
-    for index in range(HASHED_SAMPLES):
-        position = samples * index // HASHED_SAMPLES
+    looks = HASHED_SAMPLES if isinstance(source, Mapped) else 1  # elsewhere in a stream a look may open another shard
+    for index in range(looks):
+        position = samples * index // looks
         _add(digest, source.load(Piece(0, position, position + 1)))
     return digest.hexdigest()
 
