@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -137,6 +138,33 @@ def test_a_store_that_fails_while_training(monkeypatch: pytest.MonkeyPatch, capl
     assert len(ids) == 48
     assert job._report._counters["heterotrain_checkpoint_failures_total"] >= 1
     assert "the store's library broke" in caplog.text
+
+
+def test_a_store_that_hangs_is_told_and_training_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Steps are committed while the first checkpoint is stuck; when the store comes back, the end is kept."""
+    monkeypatch.setattr("heterotrain.keeper.STUCK_S", 0.0)
+    release, put = threading.Event(), Storage.put
+
+    def hangs(self: Storage, name: str, chunks: list[memoryview]) -> Any:
+        release.wait()
+        return put(self, name, chunks)
+
+    monkeypatch.setattr(Storage, "put", hangs)
+    job = heterotrain.init(epochs=2, batch_samples=8, checkpoint_uri=URI, checkpoint_every_s=0.0)
+    model = job.wrap(Counting())
+    optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in job.steps(DATA):
+        with step:
+            for x, y in step.micro_batches():
+                step.backward(((model(x) - y) ** 2).mean())
+            step.apply(optimizer)
+        if step.number == 4:
+            assert "is its store stuck?" in caplog.text
+            assert job._report._counters["heterotrain_checkpoint_failures_total"] >= 1
+            release.set()
+    assert CheckpointFolder(URI, keep=9).newest_order()[1] == 6
 
 
 def test_a_slow_step_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
