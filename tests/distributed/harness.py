@@ -242,6 +242,24 @@ class Operator:
                 worker.signal(signal.SIGCONT)
 
 
+class Gate:
+    """A place in a script where a worker waits until the test lets it go on."""
+
+    def __init__(self, folder: Path, step: int, *, name: str = "") -> None:
+        self._reached, self._release = folder / f"reached-{name}{step}", folder / f"release-{name}{step}"
+        self.trap = {
+            "place": "step", "step": step, "do": "wait", "reached": str(self._reached), "release": str(self._release),
+        }  # fmt: skip
+
+    def reached(self) -> bool:
+        """Return whether the worker waits there."""
+        return self._reached.exists()
+
+    def open(self) -> None:
+        """Let it go on."""
+        self._release.touch()
+
+
 def deliver(plan: Plan, worker: Worker) -> None:
     """Put a plan into a worker's mount, as one swap."""
     scratch = worker.folder / "plan.new"
@@ -266,11 +284,12 @@ _PORTS = [20000 + os.getpid() % 8000]
 
 def reference(
     *, epochs: int, samples: int = 96, batch_samples: int = 16, seed: int = 0, tokens: bool = False,
-    batches: Callable[[int], int] | None = None,
+    batches: Callable[[int], int] | None = None, order: Callable[[int], list[int]] | None = None,
 ) -> tuple[dict[str, torch.Tensor], dict[int, list[int]]]:  # fmt: skip
     """Train in this process with plain torch; return final weights and the sample ids of each epoch.
 
-    ``batches`` gives the global batch of a step, where it changes.
+    ``batches`` gives the global batch of a step, where it changes; ``order`` the samples of an epoch, where the data set
+    has an order of its own.
     """
     dataset, model = problem(samples), net()
     optimizer = optimizer_of(model)
@@ -278,11 +297,12 @@ def reference(
     ids: dict[int, list[int]] = {}
     number = 0
     for epoch in range(epochs):
-        order = permutation(seed=seed, epoch=epoch, epoch_samples=samples, shuffle=True).tolist()
+        drawn = permutation(seed=seed, epoch=epoch, epoch_samples=samples, shuffle=True).tolist()
+        numbers = order(epoch) if order else drawn
         cursor = 0
         while cursor < samples:
             size = batches(number) if batches else batch_samples
-            chosen = order[cursor : cursor + size]
+            chosen = numbers[cursor : cursor + size]
             errors = (model(x[chosen]) - y[chosen]) ** 2
             weights = token_weights(x[chosen]) if tokens else torch.ones_like(errors)
             optimizer.zero_grad()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from distributed.harness import Operator, Worker, assert_same_weights, reference
+from distributed.harness import Gate, Operator, Worker, assert_same_weights, reference
 from heterotrain.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending
 
@@ -56,6 +56,26 @@ def test_suspend_and_resume(operate: Operate, tmp_path: Path) -> None:
     operator.plan(resumed, shares=(4, 10, 2))
     assert_finished(operator, resumed, epochs=3)
     assert f"continuing from the checkpoint of step {stopped}" in "".join(w.log() for w in resumed)
+
+
+def test_all_are_told_but_not_all_in_time_for_one_vote(operate: Operate, tmp_path: Path) -> None:
+    """One has voted already when both are told: the other takes it for a survivor, and it writes before it goes, too."""
+    operator = operate(epochs=3, checkpoint_uri=f"file://{tmp_path}/checkpoints")
+    gate = Gate(tmp_path, 4)
+    workers = [operator.start(f"w{i}", trap=None if i else gate.trap) for i in range(2)]
+    operator.until_ready(*workers)
+    operator.plan(workers)
+    operator.until(gate.reached, "one waits in its fifth step and the other for it")
+    for worker in workers:
+        worker.signal(signal.SIGTERM)
+    gate.open()
+    operator.finish(workers)
+    assert [w.outcome.ending for w in workers if w.outcome] == [Ending.LEFT, Ending.LEFT]
+    assert manifests(tmp_path)[-1]["step"] >= 5
+    resumed = operator.start("r0")
+    operator.until_ready(resumed)
+    operator.plan([resumed])
+    assert_finished(operator, [resumed], epochs=3)
 
 
 def test_an_announced_leave_makes_a_survivor_write(operate: Operate, tmp_path: Path) -> None:

@@ -1,0 +1,94 @@
+"""Scripts on data sets of all kinds, and with checkpoints in parts."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import heterotrain
+import torch
+from distributed.scripts import Trap, _set_traps, net, optimizer_of, problem
+from heterotrain import keeper, writer
+
+SAMPLES = 96
+PROBLEM = problem(SAMPLES)
+Sample = tuple[torch.Tensor, ...]
+
+
+class Stream(torch.utils.data.IterableDataset[Sample]):
+    """The problem's samples, only one after the other, backwards in odd epochs; how many there are, nobody is told."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Be told the epoch before it is read."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Sample]:
+        for index in stream_order(self.epoch):
+            yield PROBLEM[index]
+
+
+def stream_order(epoch: int) -> list[int]:
+    """Return the order in which the stream yields the problem's samples."""
+    return list(range(SAMPLES))[:: -1 if epoch % 2 else 1]
+
+
+def opened(shard: int) -> list[Sample]:
+    """Return a shard of twelve samples."""
+    return [PROBLEM[index] for index in range(12 * shard, 12 * shard + 12)]
+
+
+def shards() -> heterotrain.Shards[int]:
+    """Return the problem in eight shards."""
+    return heterotrain.Shards(range(8), [12] * 8, opened)
+
+
+def train(
+    *, out: str, kind: str = "map", workers: int = 0, in_parts: bool = False, unshared: bool = False,
+    trap: dict[str, Any] | None = None, slow_s: float = 0.0,
+) -> None:  # fmt: skip
+    """Train, then write the final weights.
+
+    Args:
+        out: folder for the weights.
+        kind: ``map``, ``shards`` or ``stream``.
+        workers: processes that load ahead.
+        in_parts: write even this small state in parts.
+        unshared: work in a folder of this worker's own, so that a relative checkpoint folder is seen by nobody else.
+        trap: see ``Trap``.
+        slow_s: stretches each step.
+    """
+    if in_parts:
+        keeper.SHARD_FROM_BYTES = 0
+    if unshared:
+        os.chdir(Path(os.environ["HETEROTRAIN_TERMINATION_PATH"]).parent)
+        writer.PATIENCE_S = 0.0
+    trapped = Trap(trap)
+    job = heterotrain.init()
+    model = job.wrap(net())
+    optimizer = job.optimizer(optimizer_of(model))
+    _set_traps(trapped)
+    dataset: Any = {"map": PROBLEM, "shards": shards(), "stream": Stream()}[kind]
+    for step in job.steps(dataset, workers=workers):
+        with step:
+            trapped.at("step", step.number)
+            for x, y in step.micro_batches():
+                time.sleep(slow_s)
+                step.backward(((model(x) - y) ** 2).mean())
+            trapped.at("backward", step.number)
+            step.apply(optimizer)
+            trapped.at("applied", step.number)
+    torch.save(model.state_dict(), f"{out}/{os.environ['HETEROTRAIN_WORKER']}.pt")
+
+
+def example(*, out: str, path: str, arguments: list[str]) -> None:
+    """Run an example's script as if it were called; its reports go to the output."""
+    sys.argv = [path, *arguments]
+    runpy.run_path(path, run_name="__main__")

@@ -1,0 +1,74 @@
+"""Every example in a small form, in each of the three ways to run it: the same numbers come out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from distributed.harness import LIMIT_S, ROOT, START_S, Operator, Zygote, free_port
+
+SCRIPT = "distributed.data_scripts:example"
+EPOCHS, BATCH = 2, 64
+SMALL = {
+    "digits": ["--samples-per-epoch", "640", "--width", "4", "--learning-rate", "0.01"],
+    "tabular": [],
+    "text": ["--topics", "6", "--width", "16", "--layers", "1", "--learning-rate", "0.01"],
+}
+
+
+def arguments(name: str) -> dict[str, object]:
+    """Return how the example is called where no operator says how long and in what steps it trains."""
+    path = str(ROOT / "deploy/examples" / name / "train.py")
+    return {"path": path, "arguments": [*SMALL[name], "--epochs", str(EPOCHS), "--batch", str(BATCH)]}
+
+
+def started(zygote: Zygote, folder: Path, name: str, ranks: int) -> list[str]:
+    """Run one process as on a laptop, or several as torchrun starts them; return what they printed."""
+    port, inboxes, outputs = free_port(), [], []
+    for rank in range(ranks):
+        launcher = {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }  # fmt: skip
+        output = folder / f"output-{ranks}-{rank}"
+        command = {
+            "environ": launcher if ranks > 1 else {}, "output": str(output), "script": SCRIPT,
+            "arguments": {"out": str(folder), **arguments(name)},
+        }  # fmt: skip
+        inboxes.append(zygote.start(str(output), command))
+        outputs.append(output)
+    for inbox, output in zip(inboxes, outputs, strict=True):
+        assert "pid" in inbox.get(timeout=START_S)
+        assert inbox.get(timeout=LIMIT_S)["code"] == 0, output.read_text()
+    return [output.read_text() for output in outputs]
+
+
+def result(outputs: list[str]) -> float:
+    """Return what the last epoch's evaluation said, on the one rank that says it."""
+    said = [re.findall(rf"epoch {EPOCHS}: (?:accuracy|bits_per_letter) (\S+)", output) for output in outputs]
+    (value,) = [values[-1] for values in said if values]
+    return float(value)
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_an_example_alone_under_torchrun_and_as_a_job(
+    zygote: Zygote, operate: Callable[..., Operator], tmp_path: Path, name: str
+) -> None:
+    """However it is divided, it learns the same; only dropout draws other numbers."""
+    operator = operate(epochs=EPOCHS, batch_samples=BATCH, bucket_mib=25.0)
+    workers = [operator.start(f"w{i}", script=SCRIPT, **arguments(name)) for i in range(2)]
+    operator.until_ready(*workers)
+    operator.plan(workers, shares=(44, 20), micro=(16, 0))
+    alone, torchrun = (result(started(zygote, tmp_path, name, ranks)) for ranks in (1, 2))
+    operator.finish(workers)
+    assert [worker.code for worker in workers] == [0, 0], operator.evidence()
+    job = result([worker.log() for worker in workers])
+    assert abs(torchrun - alone) < 0.02 * (1 + alone)
+    assert abs(job - alone) < 0.02 * (1 + alone)
+
+
+def test_every_example_is_tested() -> None:
+    """A new folder needs a small form here."""
+    assert sorted(path.parent.name for path in (ROOT / "deploy/examples").glob("*/job.yaml")) == sorted(SMALL)

@@ -1,0 +1,95 @@
+"""A large state is written by all ranks together and read by any number of them; and survivors need no checkpoint."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from distributed.harness import Gate, Operator, assert_same_weights, reference
+from distributed.test_checkpoints import assert_finished, manifests
+
+Operate = Callable[..., Operator]
+SCRIPT = "distributed.data_scripts:train"
+
+
+def test_everybody_leaves_and_others_read_the_parts(operate: Operate, tmp_path: Path) -> None:
+    """Three ranks write a third each when all are told to go; two continue at the very next step."""
+    operator = operate(epochs=3, checkpoint_uri=f"file://{tmp_path}/checkpoints")
+    gates = [Gate(tmp_path, 4, name=f"w{i}-") for i in range(3)]
+    workers = [operator.start(f"w{i}", script=SCRIPT, in_parts=True, trap=gates[i].trap) for i in range(3)]
+    operator.until_ready(*workers)
+    operator.plan(workers)
+    operator.until(lambda: all(gate.reached() for gate in gates), "four steps are committed")
+    for worker in workers:
+        worker.signal(signal.SIGTERM)
+    for gate in gates:
+        gate.open()
+    operator.finish(workers)
+    last = manifests(tmp_path)[-1]
+    assert workers[0].outcome is not None
+    assert last["step"] == workers[0].outcome.step
+    assert len(last["parts"]) == 3
+    resumed = [operator.start(f"r{i}", script=SCRIPT, in_parts=True) for i in range(2)]
+    operator.until_ready(*resumed)
+    operator.plan(resumed, shares=(6, 10))
+    assert_finished(operator, resumed, epochs=3)
+    final = manifests(tmp_path)[-1]
+    assert (final["step"], len(final["parts"])) == (18, 2)
+    record = json.loads(next((tmp_path / "checkpoints").rglob("reproducibility.json")).read_text())
+    assert [plan["shares"] for plan in record["plans"]] == [[6, 5, 5], [6, 10]]
+    assert record["plans"][1]["from_step"] == last["step"]
+
+
+def test_a_rank_is_lost_while_parts_are_written(operate: Operate, tmp_path: Path) -> None:
+    """Parts without a whole are no checkpoint; the survivors write theirs, and whoever comes later reads those."""
+    operator = operate(epochs=3, checkpoint_uri=f"file://{tmp_path}/checkpoints", checkpoint_every_s=0.0)
+    trap = {"place": "reducing", "step": 6}
+    workers = [operator.start(f"w{i}", script=SCRIPT, in_parts=True, trap=trap if i == 2 else None) for i in range(3)]
+    operator.until_ready(*workers)
+    operator.plan(workers)
+    assert_finished(operator, workers[:2], epochs=3)
+    newest = manifests(tmp_path)[-1]
+    assert (newest["step"], len(newest["parts"])) == (18, 2)
+    later = operator.start("r0", script=SCRIPT, in_parts=True)
+    operator.until_ready(later)
+    operator.plan([later])
+    assert_finished(operator, [later], epochs=3)
+    assert "continuing from the checkpoint of step 18" in later.log()
+
+
+def test_a_folder_that_others_do_not_see(operate: Operate) -> None:
+    """Parts that do not appear are not waited for again: one rank writes everything, and training never stops."""
+    operator = operate(epochs=3, checkpoint_uri="here", checkpoint_every_s=0.0)
+    options = {"script": SCRIPT, "in_parts": True, "unshared": True, "slow_s": 0.05}
+    workers = [operator.start(f"w{i}", **options) for i in range(2)]
+    operator.until_ready(*workers)
+    operator.plan(workers)
+    assert_finished(operator, workers, epochs=3)
+    assert "from now on one rank writes everything" in workers[0].log()
+    written = [json.loads(path.read_text()) for path in workers[0].folder.rglob("here/*/checkpoint-*.json")]
+    whole = [manifest for manifest in written if "parts" in manifest]
+    assert whole
+    assert {len(manifest["parts"]) for manifest in whole} == {1}
+
+
+@pytest.mark.parametrize("place", ["step", "launched", "backward", "reducing", "reduced", "applied"])
+def test_the_last_survivor_holds_the_state(operate: Operate, place: str) -> None:
+    """Two of three die at once at any place of a step, and there is no checkpoint: the third has all that is needed."""
+    operator = operate(epochs=2, checkpoint_uri=None)
+    trap = {"place": place, "step": 5}
+    workers = [operator.start(f"w{i}", script=SCRIPT, trap=trap if i else None) for i in range(3)]
+    operator.until_ready(*workers)
+    operator.plan(workers, shares=(3, 6, 7))
+    operator.finish(workers[1:])
+    newcomer = operator.start("w3", script=SCRIPT)
+    operator.until_ready(newcomer)
+    operator.plan([newcomer, workers[0]], shares=(12, 4))
+    survivors = [newcomer, workers[0]]
+    operator.finish(survivors)
+    expected, _ = reference(epochs=2)
+    for worker in survivors:
+        assert_same_weights(operator.weights(worker), expected)
+    assert_finished(operator, survivors, epochs=2)
