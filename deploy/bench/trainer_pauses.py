@@ -79,21 +79,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=20, help="times that each thing happens to this trainer")
     parser.add_argument("--others", type=int, default=6, help="times for torchrun and torchft")
+    everybody = ("ours", "torchrun", "torchft")
+    parser.add_argument("--who", nargs="+", choices=everybody, default=everybody, help="whom to measure (all)")
     parser.add_argument("--torchft", metavar="PYTHON", help="an interpreter that has torchft")
     arguments = parser.parse_args()
     print(machine())
     print("\n| who | what happens | n | median | p95 | longest | an ordinary step |\n|" + " --- |" * 7, flush=True)
-    ways = {"SIGTERM": signal.SIGTERM, "SIGKILL": signal.SIGKILL}
-    found, usual_s = measure(Ours, ways, repeats=arguments.repeats, observer="w0")
-    for what, pauses_s in found.items():
-        print(row("this trainer", what, pauses_s, usual_s), flush=True)
     kill = {"SIGKILL": signal.SIGKILL}
-    found, usual_s = measure(Torchrun, kill, repeats=arguments.others + 1, observer="rank-0")
-    restarts_s = found["SIGKILL"][1:]  # the first one compiles what its interpreters load
-    print(row("torchrun, all restart", "SIGKILL", restarts_s, usual_s), flush=True)
-    if arguments.torchft is None:
+    if "ours" in arguments.who:
+        found, usual_s = measure(Ours, {"SIGTERM": signal.SIGTERM} | kill, repeats=arguments.repeats, observer="w0")
+        for what, pauses_s in found.items():
+            print(row("this trainer", what, pauses_s, usual_s), flush=True)
+    if "torchrun" in arguments.who:
+        found, usual_s = measure(Torchrun, kill, repeats=arguments.others + 1, observer="rank-0")
+        restarts_s = found["SIGKILL"][1:]  # the first one compiles what its interpreters load
+        print(row("torchrun, all restart", "SIGKILL", restarts_s, usual_s), flush=True)
+    if "torchft" in arguments.who and arguments.torchft is None:
         print("\ntorchft was not measured: name an interpreter that has it with --torchft.")
-    else:
+    elif "torchft" in arguments.who:
         python = str(arguments.torchft)
         found, usual_s = measure(lambda f: Torchft(f, python), kill, repeats=arguments.others, observer="w0")
         print(row("torchft", "SIGKILL", found["SIGKILL"], usual_s), flush=True)
