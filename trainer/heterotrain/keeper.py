@@ -31,6 +31,8 @@ _log = logging.getLogger(__name__)
 
 SHARD_FROM_BYTES = 256 * 1024 * 1024
 """Below this one rank writes faster than many can agree."""
+PREPARE_FROM_BYTES = 64 * 1024 * 1024
+"""Below this the first copy takes no longer than a later one."""
 STUCK_S = 60.0
 """A write that takes longer is told; again whenever it has taken twice as long."""
 RETRY_FRACTION = 0.1
@@ -50,6 +52,7 @@ class CheckpointKeeper:
         self._due_s = time.monotonic() + self._every_s
         self._wanted = threading.Event()
         self._whole_only = False
+        self._prepared = False
         self._speed_bytes_per_s: float | None = None
         self._stuck_s = STUCK_S
         self._last_step = -1
@@ -109,6 +112,7 @@ class CheckpointKeeper:
         if self._writer is None:
             return
         self._watch(self._writer)
+        self._prepare(self._writer, formed, training)
         if not self._is_writer(formed):
             self._wanted.clear()
         elif self._is_due() and not self._in_parts(formed, training):
@@ -233,6 +237,17 @@ class CheckpointKeeper:
         return True
 
     # -- small things ------------------------------------------------------------------------------------------------
+
+    def _prepare(self, writer: CheckpointWriter, formed: Formed, training: Training) -> None:
+        """Once, after the first step (optimizers have their state then): take memory before the first checkpoint."""
+        if self._prepared or training.progress.steps == 0:
+            return
+        self._prepared = True
+        size_bytes = training.size_bytes()
+        parts = len(formed.roster.plan_ranks) if self._in_parts(formed, training) else 1
+        if size_bytes >= PREPARE_FROM_BYTES and (parts > 1 or self._is_writer(formed)):
+            ends = [size_bytes * (formed.rank + more) // parts for more in (0, 1)] if parts > 1 else [0, size_bytes]
+            writer.prepare(ends[1] - ends[0], pin=torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
     def _is_writer(self, formed: Formed) -> bool:
         roster = formed.roster

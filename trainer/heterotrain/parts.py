@@ -64,6 +64,11 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
     return memoryview(view)
 
 
+def host_memory(length_bytes: int, *, pin: bool) -> torch.Tensor:
+    """Return memory for a copy that the system has really given; page-locked where it is copied to from a device."""
+    return torch.empty(length_bytes, dtype=torch.uint8, pin_memory=pin).fill_(0)
+
+
 def pack(tensors: Sequence[torch.Tensor], stretches: Sequence[Stretch], into: torch.Tensor | None) -> torch.Tensor:
     """Copy stretches to host memory, one behind the other.
 
@@ -74,8 +79,7 @@ def pack(tensors: Sequence[torch.Tensor], stretches: Sequence[Stretch], into: to
     """
     length = sum(stretch.stop - stretch.start for stretch in stretches)
     if into is None or into.numel() != length:
-        on_device = any(tensor.is_cuda for tensor in tensors)
-        into = torch.empty(length, dtype=torch.uint8, pin_memory=on_device)
+        into = host_memory(length, pin=any(tensor.is_cuda for tensor in tensors))
     position = 0
     for stretch in stretches:
         count = stretch.stop - stretch.start

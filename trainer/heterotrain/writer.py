@@ -14,7 +14,7 @@ import torch
 from heterotrain_core.contract.plan import Plan
 
 from heterotrain.checkpoint import CheckpointFolder, Label, Manifest, new_mark
-from heterotrain.parts import cut, pack, sizes_bytes
+from heterotrain.parts import cut, host_memory, pack, sizes_bytes
 from heterotrain.state import flatten
 from heterotrain.storage import Stored
 
@@ -89,6 +89,18 @@ class CheckpointWriter:
     def running_s(self) -> float | None:
         """For how long a checkpoint has been on its way, ``None`` when none is."""
         return time.monotonic() - self._began_s if self._thread is not None and self._thread.is_alive() else None
+
+    def prepare(self, length_bytes: int, *, pin: bool) -> None:
+        """Take memory for copies of this length in the background: the first copy would wait for it otherwise."""
+        if self._buffer is not None or self.running_s is not None:
+            return
+
+        def take() -> None:
+            self._buffer = host_memory(length_bytes, pin=pin)
+
+        self._began_s = time.monotonic()
+        self._thread = threading.Thread(target=take, name="heterotrain-checkpoint-memory", daemon=True)
+        self._thread.start()
 
     def start(self, state: dict[str, Any], *, generation: int, step: int, record: bytes | None = None) -> float:
         """Copy the whole state and write it in the background; return the seconds that copying took.

@@ -276,6 +276,21 @@ def test_the_writer_copies_before_it_returns(place: str) -> None:
     assert all(written.manifest and written.size_bytes == 4000 for written in done)
 
 
+def test_memory_that_was_taken_is_used(place: str) -> None:
+    """The copy goes where memory was prepared; memory of another length is taken anew."""
+    writer, done = a_writer(CheckpointFolder(place, keep=2))
+    writer.prepare(4000, pin=False)
+    assert writer.wait()
+    assert writer._buffer is not None
+    taken = writer._buffer.data_ptr()
+    writer.start({"x": torch.zeros(1000)}, generation=1, step=1)
+    assert writer.wait()
+    assert writer._buffer.data_ptr() == taken
+    writer.start({"x": torch.zeros(1001)}, generation=1, step=2)
+    assert writer.wait()
+    assert [written.size_bytes for written in done] == [4000, 4004]
+
+
 def test_a_failed_write_is_told(tmp_path: Path) -> None:
     """Training goes on; whoever counts failures hears of it."""
     (tmp_path / "file").touch()

@@ -140,6 +140,18 @@ def test_a_store_that_fails_while_training(monkeypatch: pytest.MonkeyPatch, capl
     assert "the store's library broke" in caplog.text
 
 
+def test_memory_is_taken_before_the_first_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first step, as much as the state needs by then; the copy goes there."""
+    monkeypatch.setattr("heterotrain.keeper.PREPARE_FROM_BYTES", 0)
+    job, model, _ = run()
+    writer = job._loop._keeper._writer
+    assert writer is not None
+    assert writer._buffer is not None
+    assert writer._buffer.numel() == job._training.size_bytes()
+    assert CheckpointFolder(URI, keep=9).newest_order()[1] == 6
+    torch.testing.assert_close(run()[1].state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
 def test_a_store_that_hangs_is_told_and_training_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
