@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from heterotrain.checkpoint import CheckpointFolder, Label
 from heterotrain.group import Address, Group
+from heterotrain.parts import sizes_bytes
 from heterotrain.rendezvous import c10d
 from heterotrain.state import flatten
 from heterotrain.transfer import Roles, exchange
@@ -62,6 +63,9 @@ def checkpoints(
     """Write checkpoints by the first ``writers`` ranks together."""
     done: list[Written] = []
     writer = CheckpointWriter(CheckpointFolder(folder, keep=1), on_done=done.append)
+    whole = sum(sizes_bytes(state["x"]))
+    if group.rank < writers:
+        writer.prepare(whole * (group.rank + 1) // writers - whole * group.rank // writers, pin=False)
     pauses = found.setdefault(f"checkpoint by {writers} rank(s): pause", [])
     totals = found.setdefault(f"checkpoint by {writers} rank(s): durable", [])
     for step in range(repeats):
