@@ -230,6 +230,7 @@ def main() -> None:
     """Print one row for each model."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60, help="rounds for each side (default 60)")
+    parser.add_argument("--models", type=int, nargs="+", default=range(len(CASES)), help="which rows, from 0 (all)")
     parser.add_argument("--case", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case is not None:
@@ -247,7 +248,8 @@ def main() -> None:
         "a scrape",
     )
     print(f"\n| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
-    for number, case in enumerate(CASES):
+    for number in arguments.models:
+        case = CASES[number]
         found = measure(number, arguments.rounds)
         bare_s, ours_s = (statistics.median(wall for wall, _ in found[name]) for name in ("bare", "ours"))
         cells = (
