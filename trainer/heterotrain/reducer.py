@@ -25,7 +25,7 @@ from heterotrain.group import Group, settle
 
 MIB = 1024 * 1024
 FIRST_BUCKET_BYTES = MIB
-"""Most bytes of the first bucket, whatever the others hold: a slow link has something to carry early in backward."""
+"""The first bucket ends when it has this much, whatever the others hold: a slow link gets something to carry early."""
 
 
 @dataclass(slots=True, eq=False)
@@ -189,8 +189,7 @@ class Reducer:
         if not trainable:
             raise UsageError("the model has no parameter that requires a gradient: nothing can be trained")
         # Backward reaches the last layers first: their bucket can start while the rest is still being computed.
-        limits = (min(FIRST_BUCKET_BYTES, self.bucket_bytes), self.bucket_bytes)
-        for parameters in _cut(list(reversed(trainable)), *limits):
+        for parameters in _cut(list(reversed(trainable)), FIRST_BUCKET_BYTES, self.bucket_bytes):
             first = parameters[0]
             flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
             views, offset = [], 0
@@ -267,13 +266,16 @@ def squared_norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _cut(parameters: list[torch.nn.Parameter], first_bytes: int, limit_bytes: int) -> list[list[torch.nn.Parameter]]:
-    """Cut the list into runs of one dtype and device of at most so many bytes (a larger parameter stands alone)."""
+    """Cut the list into runs of one dtype and device with at most ``limit_bytes`` (a larger parameter stands alone).
+
+    The first run ends as soon as it has ``first_bytes``.
+    """
     runs: list[list[torch.nn.Parameter]] = []
     used = 0
     for parameter in parameters:
         size = parameter.numel() * parameter.element_size()
         same = bool(runs) and (runs[-1][0].dtype, runs[-1][0].device) == (parameter.dtype, parameter.device)
-        if not same or used + size > (first_bytes if len(runs) == 1 else limit_bytes):
+        if not same or used + size > limit_bytes or (len(runs) == 1 and used >= first_bytes):
             runs.append([])
             used = 0
         runs[-1].append(parameter)

@@ -14,3 +14,11 @@ def test_the_first_bucket_is_small_and_holds_the_last_layers() -> None:
         reducer.begin()
         assert [len(bucket.parameters) for bucket in reducer.buckets] == expected
         assert reducer.buckets[0].parameters[0] is layers[-1].weight
+
+
+def test_a_large_layer_does_not_leave_the_first_bucket_empty() -> None:
+    """A classifier of a few kilobytes alone would give the link nothing to do."""
+    model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024, bias=False) for _ in range(3)], torch.nn.Linear(1024, 10))
+    reducer = Reducer(model, bucket_bytes=25 * MIB)
+    reducer.begin()
+    assert [len(bucket.parameters) for bucket in reducer.buckets] == [3, 2]
