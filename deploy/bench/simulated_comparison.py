@@ -120,7 +120,7 @@ def draw(times: Mapping[tuple[str, str], Mapping[str, float]], path: Path) -> No
     import matplotlib as mpl  # noqa: PLC0415  # the tables do not need it
 
     mpl.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415
+    from matplotlib import pyplot as plt  # noqa: PLC0415  # only after the backend is chosen
 
     figure, axes = plt.subplots(figsize=(9, 4.2), layout="constrained")
     width = 1 / (len(POLICIES) + 1)

@@ -62,7 +62,7 @@ def with_heterotrain(log: TextIO) -> None:
 
 def with_torchrun(log: TextIO) -> None:
     """Train with DistributedDataParallel from a fresh state; a restart's lost work is not counted against it."""
-    import torch.distributed as dist  # noqa: PLC0415
+    import torch.distributed as dist  # noqa: PLC0415  # each way of training loads only its own
 
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     folder = Path(os.environ["FOLDER"])
@@ -80,8 +80,8 @@ def with_torchrun(log: TextIO) -> None:
 
 def with_torchft(log: TextIO) -> None:
     """Train as one replica group of one process; survivors keep their state."""
-    import torch.distributed as dist  # noqa: PLC0415
-    from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo  # noqa: PLC0415
+    import torch.distributed as dist  # noqa: PLC0415  # each way of training loads only its own
+    from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo  # noqa: PLC0415  # each way of training loads only its own
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     model: Any = net()

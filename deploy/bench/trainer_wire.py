@@ -63,9 +63,9 @@ def cable(rate: str) -> Iterator[None]:
 def work(compression: str, rounds: int) -> dict[str, list[float]]:
     """Measure both in this rank: seconds of a step, round by round."""
     import heterotrain  # noqa: PLC0415 - not in the driver
-    import torch  # noqa: PLC0415
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: PLC0415
-    from trainer_overhead import CASES, bare, ours, seconds_of  # noqa: PLC0415
+    import torch  # noqa: PLC0415  # not in the driver
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: PLC0415  # not in the driver
+    from trainer_overhead import CASES, bare, ours, seconds_of  # noqa: PLC0415  # not in the driver
 
     torch.set_num_threads(1)
     case = CASES[CASE]

@@ -80,7 +80,7 @@ def _of_job(
     path: str, profile_path: str | None, *, cluster: bool, namespace: str | None, batch: int | None, epoch: int | None
 ) -> Any:
     # The job's models need pydantic and the operator's package, which a bare profile does not: load them only here.
-    from heterotrain_cli.forecast.jobs import JobReport, report_from_cluster, report_from_profile  # noqa: PLC0415
+    from heterotrain_cli.forecast.jobs import JobReport, report_from_cluster, report_from_profile  # noqa: PLC0415  # see above
 
     if cluster == (profile_path is not None):
         raise click.UsageError("say where speeds come from: either --profile FILE or --cluster")

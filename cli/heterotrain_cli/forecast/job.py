@@ -209,7 +209,7 @@ class Exchange:
         """Return the exchange among another number of ranks: a ring moves (n - 1) / n of the data twice, one rank none."""
         if ranks < 2:  # noqa: PLR2004  # alone there is nothing to exchange
             return CommunicationTime()
-        if self.ranks < 2:  # noqa: PLR2004
+        if self.ranks < 2:  # noqa: PLR2004  # measured alone, it says nothing of a ring
             return self.communication
         factor = (ranks - 1) / ranks / ((self.ranks - 1) / self.ranks)
         return replace(

@@ -35,7 +35,7 @@ def draw(folder: Path, scenario: Scenario, runs: Mapping[str, Sequence[Outcome]]
     import matplotlib as mpl  # noqa: PLC0415  # half a second that a table does not need
 
     mpl.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415
+    from matplotlib import pyplot as plt  # noqa: PLC0415  # only after the backend is chosen
 
     pictures = [_against(plt, scenario, runs, cost=False)]
     names = ["progress"]

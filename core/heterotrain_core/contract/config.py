@@ -14,7 +14,6 @@ class TrainingConfig:
     Attributes:
         epochs: passes over the data set, at least 1.
         base_batch_samples: the global batch that the user's learning rate was chosen for.
-        min_replicas: workers below which training waits.
         seed: seeds the sample permutation and every rank's generators.
         precision: ``fp32``, ``bf16``, ``fp16`` or ``auto`` (bf16 where the accelerator has it, else fp32).
         learning_rate_scaling: ``none``, ``linear``, ``sqrt`` or ``adascale``.
@@ -33,7 +32,6 @@ class TrainingConfig:
 
     epochs: int = 1
     base_batch_samples: int = 64
-    min_replicas: int = 1
     seed: int = 0
     precision: str = "auto"
     learning_rate_scaling: str = "none"

@@ -7,7 +7,7 @@ prints, and the limits are what the API server enforces. A field that nothing im
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 from heterotrain_core.contract import env, keys
 from pydantic import Field, WithJsonSchema
@@ -525,9 +525,3 @@ class HeteroTrainJobSpec(
         description="Pods that are deleted when the job ends: those that still Run, All, or None.",
     )
     template: PodTemplate = Field(description="What every worker's pod is made from.")
-
-
-def template_of(body: dict[str, Any]) -> dict[str, Any]:
-    """Return the pod template as the user wrote it: the models above know only a skeleton of it."""
-    template: dict[str, Any] = body["spec"]["template"]
-    return template

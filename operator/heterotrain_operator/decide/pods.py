@@ -75,7 +75,6 @@ def training_config(spec: HeteroTrainJobSpec, *, grace_s: float) -> TrainingConf
     fixed = TrainingConfig(
         epochs=training.epochs,
         base_batch_samples=training.base_batch_samples,
-        min_replicas=spec.elastic_policy.min_replicas,
         seed=training.seed,
         precision=training.precision,
         learning_rate_scaling=training.learning_rate_scaling,
