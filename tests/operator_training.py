@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from heterotrain.progress import Progress, advance, next_batch_samples, slice_of
-from heterotrain.roster import FormationId, Roster, may_adopt, roster_of, step_shares
+from heterotrain.data.progress import Progress, advance, next_batch_samples, slice_of
+from heterotrain.membership.roster import FormationId, Roster, may_adopt, roster_of, step_shares
 from heterotrain_core.contract.codec import Refused, decode_plan
 from heterotrain_core.contract.plan import ComputeTime, Plan
 from heterotrain_operator.prom.memory import JobTelemetry

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from heterotrain.checkpoint import CheckpointFolder
-from heterotrain.writer import CheckpointWriter
+from heterotrain.checkpoints.checkpoint import CheckpointFolder
+from heterotrain.checkpoints.writer import CheckpointWriter
 from machine import machine
 
 SIDE = 700

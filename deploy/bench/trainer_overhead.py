@@ -25,9 +25,9 @@ from typing import Any
 import heterotrain
 import torch
 import torch.distributed as dist
-from heterotrain.board import Board
-from heterotrain.noise import Measurement
-from heterotrain.observe import Observer
+from heterotrain.numerics.noise import Measurement
+from heterotrain.steps.observe import Observer
+from heterotrain.telemetry.board import Board
 from machine import free_port, machine
 from prometheus_client import generate_latest
 

@@ -17,13 +17,13 @@ import time
 from pathlib import Path
 
 import torch
-from heterotrain.checkpoint import CheckpointFolder, Label
-from heterotrain.group import Address, Group
-from heterotrain.parts import sizes_bytes
-from heterotrain.rendezvous import c10d
-from heterotrain.state import flatten
-from heterotrain.transfer import Roles, exchange
-from heterotrain.writer import CheckpointWriter, Errand, Written
+from heterotrain.checkpoints.checkpoint import CheckpointFolder, Label
+from heterotrain.checkpoints.writer import CheckpointWriter, Errand, Written
+from heterotrain.network.group import Address, Group
+from heterotrain.network.rendezvous import c10d
+from heterotrain.state.parts import sizes_bytes
+from heterotrain.state.tensors import flatten
+from heterotrain.state.transfer import Roles, exchange
 from machine import free_port, machine
 
 MOST_DONORS = 3

@@ -13,7 +13,7 @@ from typing import Any
 import heterotrain
 import torch
 from distributed.scripts import Trap, _set_traps, net, optimizer_of, problem
-from heterotrain import keeper, writer
+from heterotrain.checkpoints import keeper, writer
 
 SAMPLES = 96
 PROBLEM = problem(SAMPLES)

@@ -12,11 +12,11 @@ from typing import Any
 import heterotrain
 import torch
 from distributed.scripts import FEATURES, Trap, _set_traps, problem, token_weights
-from heterotrain.control import Verdict
-from heterotrain.loop import Loop
-from heterotrain.progress import micro_batches, permutation
-from heterotrain.reducer import Bucket, Reducer
-from heterotrain.step import Step
+from heterotrain.data.progress import micro_batches, permutation
+from heterotrain.network.control import Verdict
+from heterotrain.numerics.reducer import Bucket, Reducer
+from heterotrain.steps.loop import Loop
+from heterotrain.steps.step import Step
 
 torch.set_num_threads(1)  # as in the workers: threads that wait for each other cost more than these models
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import heterotrain
-import heterotrain.board
+import heterotrain.telemetry.board
 import torch
 from heterotrain.errors import PeerLost
-from heterotrain.group import Group
-from heterotrain.reducer import Reducer
-from heterotrain.step import Step
+from heterotrain.network.group import Group
+from heterotrain.numerics.reducer import Reducer
+from heterotrain.steps.step import Step
 
 FEATURES = 6
 
@@ -75,7 +75,7 @@ def train(
     ``tokens`` weighs samples differently; ``slow_s`` stretches each step; ``board`` is a folder for TensorBoard files.
     """
     trapped = Trap(trap)
-    heterotrain.board.GAP_S = 0.0
+    heterotrain.telemetry.board.GAP_S = 0.0
     job = heterotrain.init(tensorboard_dir=board)
     trapped.at("init", 0)
     model = job.wrap(net())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed.harness import Gate, Operator, Worker, assert_same_weights, reference
-from heterotrain.sample_log import lineage
+from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending
 
 Operate = Callable[..., Operator]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from distributed.data_scripts import SAMPLES, shards, stream_order
 from distributed.harness import Gate, Operator, Worker, assert_same_weights, reference
-from heterotrain.sample_log import lineage
+from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_core.contract.plan import Boundary, BoundaryKind
 

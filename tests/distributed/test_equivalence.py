@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from distributed.harness import Operator, Worker
 from distributed.recipes import Recipe, distance, twin
-from heterotrain.sample_log import lineage
+from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending
 
 GOLDEN = Path(__file__).with_name("golden_losses.json")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from distributed.harness import LIMIT_S, Operator, Worker, assert_same_weights, reference
-from heterotrain.sample_log import lineage
+from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_core.contract.plan import Boundary, BoundaryKind
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from distributed.harness import Operator, Worker, assert_same_weights, reference
-from heterotrain.sample_log import lineage
+from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending
 
 Operate = Callable[..., Operator]

@@ -13,8 +13,8 @@ import torch
 from distributed.harness import Operator, Worker
 from distributed.recipes import Recipe, Twin, cuts, distance, twin
 from distributed.test_plans import waiting
-from heterotrain.compression import ROUNDOFF
-from heterotrain.sample_log import lineage
+from heterotrain.data.sample_log import lineage
+from heterotrain.numerics.compression import ROUNDOFF
 
 Operate = Callable[..., Operator]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from distributed.harness import Operator, Worker, assert_same_weights, reference
-from heterotrain.sample_log import lineage
+from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.plan import Boundary, BoundaryKind
 
 Operate = Callable[..., Operator]

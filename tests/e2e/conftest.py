@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from heterotrain.sample_log import lineage
+from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract import env
 from lab.cluster import Cluster, ClusterError, wait_for
 from lab.install import OPERATOR_NAMESPACE, install, this_cluster
@@ -86,6 +86,7 @@ def start(installed: Cluster, request: pytest.FixtureRequest) -> Iterator[Start]
         limits: Mapping[str, str] | None = None,
         epochs: int = EPOCHS,
         epoch_samples: int = EPOCH_SAMPLES,
+        training_script: Path | None = None,
         **changes: Any,
     ) -> Running:
         cluster = Cluster(environment=installed.environment, namespace=f"e2e-{base}{namespace}")
@@ -106,6 +107,8 @@ def start(installed: Cluster, request: pytest.FixtureRequest) -> Iterator[Start]
             folder=str(folder),
             **changes,
         )
+        if training_script is not None:
+            instead_of_the_example(cluster, manifest, training_script)
         cluster.apply(manifest)
         job = Job(cluster, name)
         made.append(job)
@@ -117,6 +120,16 @@ def start(installed: Cluster, request: pytest.FixtureRequest) -> Iterator[Start]
             print(story(job))
     for namespace in {job.cluster.namespace for job in made}:
         remove_namespace(Cluster(environment=installed.environment, namespace=namespace))
+
+
+def instead_of_the_example(cluster: Cluster, manifest: dict[str, Any], training_script: Path) -> None:
+    """Let the job run another script, which finds the example's own beside it."""
+    name = f"{manifest['metadata']['name']}-script"
+    files = {**script()["data"], training_script.name: training_script.read_text()}
+    cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": files})
+    pod = manifest["spec"]["template"]["spec"]
+    pod["containers"][0]["command"][1] = f"/script/{training_script.name}"
+    pod["volumes"][0]["configMap"]["name"] = name
 
 
 @pytest.hookimpl(hookwrapper=True)

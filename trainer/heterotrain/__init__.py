@@ -20,19 +20,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from heterotrain.data.shards import Shards
     from heterotrain.errors import HeterotrainError, UsageError
     from heterotrain.fit import fit
     from heterotrain.session import Job, init
-    from heterotrain.shards import Shards
-    from heterotrain.step import Step
+    from heterotrain.steps.step import Step
 
 __all__ = ["HeterotrainError", "Job", "Shards", "Step", "UsageError", "fit", "init"]
 
 _HOME = {
     "HeterotrainError": "heterotrain.errors",
     "Job": "heterotrain.session",
-    "Shards": "heterotrain.shards",
-    "Step": "heterotrain.step",
+    "Shards": "heterotrain.data.shards",
+    "Step": "heterotrain.steps.step",
     "UsageError": "heterotrain.errors",
     "fit": "heterotrain.fit",
     "init": "heterotrain.session",

@@ -7,22 +7,22 @@ from typing import Any
 
 import torch
 
-from heterotrain import data
+from heterotrain.data import batches
+from heterotrain.data.sources import NumberedStream
 from heterotrain.session import EpochHook, Job, init
-from heterotrain.sources import NumberedStream
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor | tuple[torch.Tensor, float]]
 
 
 def fit(
     model: torch.nn.Module,
-    dataset: data.MapDataset | NumberedStream | Iterable[Any],
+    dataset: batches.MapDataset | NumberedStream | Iterable[Any],
     *,
     loss: Loss,
     optimizer: Callable[[Any], torch.optim.Optimizer],
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
     evaluate: Callable[[Job, torch.nn.Module], EpochHook] | None = None,
-    collate: data.Collate | None = None,
+    collate: batches.Collate | None = None,
     workers: int = 0,
     clip_norm: float | None = None,
     clip_value: float | None = None,

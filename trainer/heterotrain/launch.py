@@ -20,7 +20,7 @@ from types import FrameType
 from heterotrain_core.contract import env
 from heterotrain_core.contract.outcome import Ending, Outcome, decode_outcome, encode_outcome
 
-from heterotrain.logs import set_up_logs
+from heterotrain.telemetry.logs import set_up_logs
 
 _log = logging.getLogger(__name__)
 

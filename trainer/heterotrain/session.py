@@ -14,26 +14,26 @@ import torch
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.outcome import Ending
 
-from heterotrain import data
-from heterotrain.board import Board
-from heterotrain.elastic import Elastic
+from heterotrain.checkpoints.keeper import CheckpointKeeper
+from heterotrain.checkpoints.record import RunRecord, fingerprint
+from heterotrain.data import batches
+from heterotrain.data.progress import slice_of
+from heterotrain.data.sources import NumberedStream, source_of
 from heterotrain.errors import Excluded, UsageError
 from heterotrain.farewell import Farewell
-from heterotrain.fixed import Fixed
 from heterotrain.identity import Identity, Mode, read_config, read_identity
-from heterotrain.keeper import CheckpointKeeper
-from heterotrain.logs import Tags, set_up_logs
-from heterotrain.loop import Loop
-from heterotrain.membership import Membership, device_of
-from heterotrain.numerics import Numerics
-from heterotrain.observe import Observer
-from heterotrain.progress import slice_of
-from heterotrain.record import RunRecord, fingerprint
-from heterotrain.report import Report, serve
-from heterotrain.sources import NumberedStream, source_of
-from heterotrain.state import Stateful
-from heterotrain.step import Step
-from heterotrain.training import Training
+from heterotrain.membership.elastic import Elastic
+from heterotrain.membership.fixed import Fixed
+from heterotrain.membership.interface import Membership, device_of
+from heterotrain.numerics.method import Numerics
+from heterotrain.state.tensors import Stateful
+from heterotrain.state.training import Training
+from heterotrain.steps.loop import Loop
+from heterotrain.steps.observe import Observer
+from heterotrain.steps.step import Step
+from heterotrain.telemetry.board import Board
+from heterotrain.telemetry.logs import Tags, set_up_logs
+from heterotrain.telemetry.report import Report, serve
 
 _log = logging.getLogger(__name__)
 _S = TypeVar("_S", bound=Stateful)
@@ -155,9 +155,9 @@ class Job:
 
     def steps(
         self,
-        dataset: data.MapDataset | NumberedStream | Iterable[Any],
+        dataset: batches.MapDataset | NumberedStream | Iterable[Any],
         *,
-        collate: data.Collate | None = None,
+        collate: batches.Collate | None = None,
         shuffle: bool = True,
         workers: int = 0,
     ) -> Iterator[Step]:
@@ -201,7 +201,7 @@ class Job:
         return {name: math.fsum(column) for name, column in zip(values, zip(*rows, strict=True), strict=True)}
 
     def part(
-        self, dataset: data.MapDataset, *, batch_samples: int, collate: data.Collate | None = None
+        self, dataset: batches.MapDataset, *, batch_samples: int, collate: batches.Collate | None = None
     ) -> Iterator[Any]:
         """Yield batches of this rank's part of a data set, in proportion to its share; all ranks together see it once."""
         start, stop, formed = 0, len(dataset), self._loop.formed
@@ -211,7 +211,7 @@ class Job:
             start, stop = len(dataset) * first // whole, len(dataset) * last // whole
         for begin in range(start, stop, batch_samples):
             ids = range(begin, min(begin + batch_samples, stop))
-            yield data.to_device(data.fetch(dataset, ids, collate), self.device)
+            yield batches.to_device(batches.fetch(dataset, ids, collate), self.device)
 
     def finish(self, reason: str) -> None:
         """End the training successfully after the current step; every rank has to decide so at the same step."""

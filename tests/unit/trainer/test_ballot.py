@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heterotrain.ballot import Accepted, Acceptor, Ballot, accept, is_majority, prepare, value_to_propose
+from heterotrain.membership.ballot import Accepted, Acceptor, Ballot, accept, is_majority, prepare, value_to_propose
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from heterotrain.batch_norm import GlobalBatchNorm, Link, synchronise
 from heterotrain.errors import UsageError
+from heterotrain.numerics.batch_norm import GlobalBatchNorm, Link, synchronise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from heterotrain import board
-from heterotrain.board import Board, Point, Writing
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode
-from heterotrain.report import Report
+from heterotrain.telemetry import board
+from heterotrain.telemetry.board import Board, Point, Writing
+from heterotrain.telemetry.report import Report
 
 
 def test_a_folder_that_cannot_be_written_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

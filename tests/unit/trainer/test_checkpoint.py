@@ -14,13 +14,13 @@ from pathlib import Path
 import fsspec
 import pytest
 import torch
-from heterotrain import storage
-from heterotrain.checkpoint import CheckpointFolder, Label, Manifest
+from heterotrain.checkpoints import storage
+from heterotrain.checkpoints.checkpoint import CheckpointFolder, Label, Manifest
+from heterotrain.checkpoints.storage import Storage
+from heterotrain.checkpoints.writer import CheckpointWriter, Errand, Missing, Written
 from heterotrain.errors import UsageError
-from heterotrain.parts import cut, pack, sizes_bytes
-from heterotrain.state import Flat, flatten
-from heterotrain.storage import Storage
-from heterotrain.writer import CheckpointWriter, Errand, Missing, Written
+from heterotrain.state.parts import cut, pack, sizes_bytes
+from heterotrain.state.tensors import Flat, flatten
 from pyftpdlib.authorizers import DummyAuthorizer
 from pyftpdlib.handlers import FTPHandler
 from pyftpdlib.servers import FTPServer
@@ -325,7 +325,7 @@ def test_a_store_that_hangs_does_not_stop_training(place: str, monkeypatch: pyte
 @pytest.mark.parametrize("lost", [True, False])
 def test_parts_that_never_come(place: str, lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no checkpoint then, nothing is left behind, and why is known."""
-    monkeypatch.setattr("heterotrain.writer.PATIENCE_S", 3600.0 if lost else 0.0)
+    monkeypatch.setattr("heterotrain.checkpoints.writer.PATIENCE_S", 3600.0 if lost else 0.0)
     folder = CheckpointFolder(place, keep=1)
     writer, done = a_writer(folder)
     written(folder, 1)

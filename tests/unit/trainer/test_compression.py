@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from heterotrain.compression import ROUNDOFF, Wire, largest
+from heterotrain.numerics.compression import ROUNDOFF, Wire, largest
 
 
 def exchanged(wires: list[Wire], flats: list[torch.Tensor]) -> tuple[torch.Tensor, bool]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from heterotrain.control import HEADER, Slot, Squares, Verdict, to_row, verdict
+from heterotrain.network.control import HEADER, Slot, Squares, Verdict, to_row, verdict
 
 
 def a_slot(**fields: Any) -> Slot:

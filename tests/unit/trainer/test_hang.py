@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
-from heterotrain.hang import Doing, explain, from_reply, stack_of, to_reply
+from heterotrain.network.hang import Doing, explain, from_reply, stack_of, to_reply
 
 OWN = Doing(rank=0, name="w0/0", steps=7, waits_for="gradient bucket 2 of 3", waits_s=31.4, stack=("  in own",))
 SAME = replace(OWN, rank=1, name="w1/0", stack=())

@@ -13,11 +13,11 @@ import fsspec
 import heterotrain
 import pytest
 import torch
-from heterotrain.checkpoint import CheckpointFolder
+from heterotrain.checkpoints.checkpoint import CheckpointFolder
+from heterotrain.checkpoints.grace import must_start_now, outlook
+from heterotrain.checkpoints.storage import Storage
 from heterotrain.errors import UsageError
-from heterotrain.grace import must_start_now, outlook
 from heterotrain.session import Job
-from heterotrain.storage import Storage
 
 URI = "memory://bucket/jobs/one"
 X = torch.linspace(-1, 1, 48, dtype=torch.float64).reshape(24, 2)
@@ -60,7 +60,7 @@ def _tidy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("heterotrain.farewell.Farewell.install", lambda _self: None)
-    monkeypatch.setattr("heterotrain.storage.PAUSES_S", (0.0,))
+    monkeypatch.setattr("heterotrain.checkpoints.storage.PAUSES_S", (0.0,))
     fsspec.filesystem("memory").store.clear()
     before = signal.getsignal(signal.SIGTERM)
     yield
@@ -142,7 +142,7 @@ def test_a_store_that_fails_while_training(monkeypatch: pytest.MonkeyPatch, capl
 
 def test_memory_is_taken_before_the_first_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first step, as much as the state needs by then; the copy goes there."""
-    monkeypatch.setattr("heterotrain.keeper.PREPARE_FROM_BYTES", 0)
+    monkeypatch.setattr("heterotrain.checkpoints.keeper.PREPARE_FROM_BYTES", 0)
     job, model, _ = run()
     writer = job._loop._keeper._writer
     assert writer is not None
@@ -156,7 +156,7 @@ def test_a_store_that_hangs_is_told_and_training_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Steps are committed while the first checkpoint is stuck; when the store comes back, the end is kept."""
-    monkeypatch.setattr("heterotrain.keeper.STUCK_S", 0.0)
+    monkeypatch.setattr("heterotrain.checkpoints.keeper.STUCK_S", 0.0)
     release, put = threading.Event(), Storage.put
 
     def hangs(self: Storage, name: str, chunks: list[memoryview]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from heterotrain.errors import UsageError
-from heterotrain.learning_rate import Rate, RatePolicy, check, schedule_steps, step_scaled
+from heterotrain.numerics.learning_rate import Rate, RatePolicy, check, schedule_steps, step_scaled
 from heterotrain_core.rates import Family, Scaling
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from heterotrain.errors import UsageError
-from heterotrain.logs import set_up_logs
+from heterotrain.telemetry.logs import set_up_logs
 from heterotrain_core.contract import env
 
 ROOT = Path(__file__).parents[3]
@@ -52,7 +52,9 @@ def lines_of(tmp_path: Path, form: str) -> list[str]:
 def test_every_line_is_a_json_object_that_says_where_the_rank_is(tmp_path: Path) -> None:
     """The script's records, warnings, a thread's and the script's own last exception."""
     said = [json.loads(line) for line in lines_of(tmp_path, "json")]
-    ours = [entry for entry in said if entry["logger"] in ("of.the.script", "py.warnings", "heterotrain.logs")]
+    ours = [
+        entry for entry in said if entry["logger"] in ("of.the.script", "py.warnings", "heterotrain.telemetry.logs")
+    ]
     assert [entry["level"] for entry in ours] == ["warning", "warning", "error", "critical"]
     where = {"worker": "local", "local_rank": 0, "rank": 0, "formation": "1.0", "epoch": 0, "step": 2}
     assert all(where.items() <= entry.items() for entry in ours)

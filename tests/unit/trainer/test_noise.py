@@ -6,8 +6,8 @@ import copy
 
 import pytest
 import torch
-from heterotrain.noise import Measurement, Preconditioner
-from heterotrain.reducer import Reducer
+from heterotrain.numerics.noise import Measurement, Preconditioner
+from heterotrain.numerics.reducer import Reducer
 from heterotrain_core.noise import estimate
 
 

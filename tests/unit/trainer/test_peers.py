@@ -13,10 +13,10 @@ import pytest
 from distributed.harness import free_port
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode
-from heterotrain.links import key_of, silence
-from heterotrain.peers import PeerService
-from heterotrain.plan_source import PlanSource
-from heterotrain.sockets import cut, interface_of, open_sockets
+from heterotrain.membership.peers import PeerService
+from heterotrain.membership.plan_source import PlanSource
+from heterotrain.network.links import key_of, silence
+from heterotrain.network.sockets import cut, interface_of, open_sockets
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import Member, Plan
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from heterotrain.plan_source import PlanSource
+from heterotrain.membership.plan_source import PlanSource
 from heterotrain_core.contract.codec import Refused, encode_plan
 from heterotrain_core.contract.plan import Plan
 

@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 import torch
 from heterotrain.errors import UsageError
-from heterotrain.group import Group
-from heterotrain.precision import GROW_AFTER, Format, LossScale, Precision
+from heterotrain.network.group import Group
+from heterotrain.numerics.precision import GROW_AFTER, Format, LossScale, Precision
 
 CPU = torch.device("cpu")
 
@@ -43,7 +43,7 @@ def test_auto_is_bf16_only_where_all_ranks_have_it(
     monkeypatch: pytest.MonkeyPatch, own: bool, other: float, expected: Format
 ) -> None:
     """A V100 beside an A100: both in fp32."""
-    monkeypatch.setattr("heterotrain.precision.has_bf16", lambda _device: own)
+    monkeypatch.setattr("heterotrain.numerics.precision.has_bf16", lambda _device: own)
     precision = Precision("auto", CPU)
     precision.agree(cast("Group", Rows(other)))
     assert precision.format is expected
@@ -54,7 +54,7 @@ def test_auto_is_bf16_only_where_all_ranks_have_it(
 
 def test_bf16_on_an_accelerator_without_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """By name, with what to do."""
-    monkeypatch.setattr("heterotrain.precision.has_bf16", lambda _device: False)
+    monkeypatch.setattr("heterotrain.numerics.precision.has_bf16", lambda _device: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "Tesla V100")
     with pytest.raises(UsageError, match="Tesla V100 cannot compute in it: use precision auto"):
         Precision("bf16", torch.device("cuda", 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from heterotrain.progress import (
+from heterotrain.data.progress import (
     Progress,
     advance,
     micro_batches,

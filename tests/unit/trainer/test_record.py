@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from heterotrain.checkpoints.record import KEPT_PLANS, RunRecord, fingerprint
+from heterotrain.data.progress import Progress
+from heterotrain.data.sources import source_of
 from heterotrain.identity import Identity, Mode
-from heterotrain.progress import Progress
-from heterotrain.record import KEPT_PLANS, RunRecord, fingerprint
-from heterotrain.roster import FormationId, Roster, roster_of
-from heterotrain.sources import source_of
-from heterotrain.state import flatten, unflatten
+from heterotrain.membership.roster import FormationId, Roster, roster_of
+from heterotrain.state.tensors import flatten, unflatten
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.plan import Member, Plan
 

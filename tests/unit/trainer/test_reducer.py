@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from heterotrain.reducer import MIB, Reducer
+from heterotrain.numerics.reducer import MIB, Reducer
 
 
 def test_the_first_bucket_is_small_and_holds_the_last_layers() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from distributed.harness import free_port
 from heterotrain.identity import Identity, Mode
-from heterotrain.report import Report, StepTimes, serve
+from heterotrain.telemetry.report import Report, StepTimes, serve
 from heterotrain_core.contract import metrics as names
 from prometheus_client import generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric

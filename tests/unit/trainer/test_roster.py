@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from heterotrain.roster import FormationId, Roster, may_adopt, micro_batch_samples, roster_of, step_shares
+from heterotrain.membership.roster import FormationId, Roster, may_adopt, micro_batch_samples, roster_of, step_shares
 from heterotrain_core.contract.plan import Boundary, BoundaryKind, ComputeTime, Member, Plan
 
 

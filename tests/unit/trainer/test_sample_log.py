@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from heterotrain.sample_log import SampleLog, lineage
+from heterotrain.data.sample_log import SampleLog, lineage
 
 
 def a_line(step: int, rank: int, *, formation: int = 0, generation: int = 1, **fields: Any) -> dict[str, Any]:

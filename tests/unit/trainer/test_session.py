@@ -11,9 +11,9 @@ import heterotrain
 import pytest
 import torch
 from heterotrain.errors import UsageError
-from heterotrain.reducer import Reducer
+from heterotrain.numerics.reducer import Reducer
 from heterotrain.session import Job
-from heterotrain.state import flatten, unflatten
+from heterotrain.state.tensors import flatten, unflatten
 
 X = torch.linspace(-1, 1, 40, dtype=torch.float64).reshape(20, 2)
 DATA = torch.utils.data.TensorDataset(X, X.sum(1, keepdim=True) ** 2)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from heterotrain.ahead import Ahead
+from heterotrain.data.ahead import Ahead
+from heterotrain.data.shards import Shards
+from heterotrain.data.sources import Mapped, Piece, Source, Streamed, source_of
 from heterotrain.errors import UsageError
-from heterotrain.shards import Shards
-from heterotrain.sources import Mapped, Piece, Source, Streamed, source_of
 from hypothesis import given
 from hypothesis import strategies as st
 from noisy_data import Noisy

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from heterotrain.errors import UsageError
-from heterotrain.parts import byte_view, cut, pack, sizes_bytes
-from heterotrain.state import Flat, empty_like_skeleton, flatten, unflatten
-from heterotrain.training import Training
-from heterotrain.transfer import Holding, roles
+from heterotrain.state.parts import byte_view, cut, pack, sizes_bytes
+from heterotrain.state.tensors import Flat, empty_like_skeleton, flatten, unflatten
+from heterotrain.state.training import Training
+from heterotrain.state.transfer import Holding, roles
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,0 +1,42 @@
+"""The digits example for as long as somebody wants it: training ends with the epoch in which a file appears.
+
+For what takes as long as the cluster needs, such as a worker that goes to another job and comes back. Runs in a pod
+beside the digits example's own script (`train.py`), whose data and network it uses.
+"""
+
+import argparse
+from pathlib import Path
+
+import heterotrain
+import torch
+from torch.nn import functional as F  # noqa: N812 - everybody's name for it
+from train import Augmented, load_digits, network
+
+
+def main():
+    """Train until the file is there; the lowest rank looks for it after each epoch, and all ranks hear of it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--samples-per-epoch", type=int, required=True)
+    parser.add_argument("--until", type=Path, required=True, help="file whose appearance ends the training")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+    job = heterotrain.init()
+    model = job.wrap(network(44))
+    optimizer = job.optimizer(torch.optim.Adam(model.parameters(), lr=0.002))
+
+    @job.on_epoch_end
+    def look(_epoch):
+        if job.sum(enough=int(job.is_leader and options.until.exists()))["enough"]:
+            job.finish(f"{options.until} is there")
+
+    for step in job.steps(Augmented(*load_digits(), options.samples_per_epoch)):
+        with step:
+            for x, y in step.micro_batches():
+                step.backward(F.cross_entropy(model(x), y))
+            step.apply(optimizer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Two jobs that want the same devices: one gives a worker to the other, and has it back when the other is done."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import pytest
+from heterotrain.data.sample_log import lineage
+from heterotrain_core.contract import keys
+from heterotrain_core.contract.outcome import Ending, decode_outcome
+from lab import spot
+from lab.cluster import REPOSITORY, Cluster, wait_for
+
+if TYPE_CHECKING:
+    from conftest import Running, Start
+
+DEVICE = "lab.heterotrain.dev/device"
+DEVICES = 3
+POOL = "shared"
+EPOCH_SAMPLES = 560
+
+
+@pytest.fixture
+def devices(installed: Cluster) -> Iterator[None]:
+    """Give the node of pool a100 a few devices, as a device plugin would."""
+    node = spot.node_of_pool(installed, "a100")
+    amounts = {DEVICE: str(DEVICES)}
+    _advertise(installed, node, amounts)
+    try:
+        yield
+    finally:
+        _advertise(installed, node, dict.fromkeys(amounts))
+
+
+def _advertise(cluster: Cluster, node: str, amounts: Mapping[str, str | None]) -> None:
+    patch = json.dumps({"status": {"capacity": amounts, "allocatable": amounts}})
+    cluster.run("kubectl", "patch", "node", node, "--subresource=status", "--type=merge", "-p", patch)
+
+
+def workers(most: int, *, least: int) -> dict[str, Any]:
+    """Return the part of a spec that asks for workers with one device each."""
+    resources = {
+        "requests": {"cpu": "200m", "memory": "256Mi", DEVICE: "1"},
+        "limits": {"cpu": "200m", "memory": "1536Mi", DEVICE: "1"},
+    }
+    pool = {
+        "name": POOL,
+        "maxReplicas": most,
+        "nodeSelector": {keys.LABEL_POOL: "a100"},
+        "resources": resources,
+    }
+    return {"workerPools": [pool], "elasticPolicy": {"minReplicas": least, "maxReplicas": most}}
+
+
+@contextmanager
+def watched(running: Running, path: Path) -> Iterator[None]:
+    """Write every state that the job's pods go through to a file: an ended pod that is deleted is not there for long."""
+    command = ["kubectl", "-n", running.job.cluster.namespace, "get", "pods", "--watch", "-o", "json"]
+    selector = ["-l", f"{keys.LABEL_JOB}={running.job.name}"]
+    file: IO[str]
+    with path.open("w") as file:
+        watch = subprocess.Popen([*command, *selector], env=dict(running.job.cluster.environment), stdout=file)
+        try:
+            wait_for(lambda: path.stat().st_size, "the watch to begin", timeout_s=30)
+            yield
+        finally:
+            watch.terminate()
+            watch.wait()
+
+
+def endings(path: Path) -> dict[str, Ending | None]:
+    """Return by pod how its training ended, for those in the file that have ended; what is half written is left out."""
+    text, position, found = path.read_text(), 0, {}
+    while position < len(text):
+        try:
+            pod, position = json.JSONDecoder().raw_decode(text, position)
+        except ValueError:
+            break
+        position += 1
+        for each in pod.get("status", {}).get("containerStatuses", []):
+            if ended := each.get("state", {}).get("terminated"):
+                outcome = decode_outcome(ended.get("message", ""))
+                found[pod["metadata"]["name"]] = outcome.ending if outcome else None
+    return found
+
+
+def said(running: Running) -> dict[str, list[str]]:
+    """Return by reason what the job's events say."""
+    found: dict[str, list[str]] = {}
+    for event in running.job.cluster.list("events"):
+        about = event["involvedObject"]
+        if (about["kind"], about["name"]) == (keys.KIND, running.job.name):
+            found.setdefault(event["reason"], []).append(event["message"])
+    return found
+
+
+def granted(running: Running) -> int | None:
+    """Return how many workers the allocation gives the job; ``None`` while nobody else wants its nodes."""
+    pools = running.job.status().get("pools", [])
+    return next((pool.get("granted") for pool in pools), None)
+
+
+@pytest.mark.usefixtures("devices")
+def test_a_worker_goes_to_another_job_and_comes_back(start: Start, tmp_path: Path) -> None:
+    """A job on three devices gives one to a newcomer after its step, and takes it again when the newcomer has finished."""
+    first = start(
+        "first",
+        training_script=REPOSITORY / "deploy/lab/training/open_ended.py",
+        arguments=["--until", "/checkpoints/enough"],
+        spec=workers(DEVICES, least=2),
+        epochs=1_000_000,
+        epoch_samples=EPOCH_SAMPLES,
+    )
+    plan = first.job.wait_members(DEVICES, timeout_s=90)
+    assert granted(first) is None, "alone it takes what fits"
+    pods = set(first.job.pools())
+
+    states = tmp_path / "pods.json"
+    with watched(first, states):
+        second = start("second", spec=workers(1, least=1), epochs=2, epoch_samples=EPOCH_SAMPLES)
+        smaller = first.job.wait_members(DEVICES - 1, timeout_s=60)
+        limited = wait_for(
+            lambda: found if (found := first.job.condition("Limited")).get("status") == "True" else None,
+            "the condition that says why",
+            timeout_s=10,
+        )
+        assert limited["reason"] == "NodesShared"
+        assert "other jobs need them more" in limited["message"]
+        second.wait_succeeded()
+
+        larger = first.job.wait_members(DEVICES, timeout_s=60)
+        back = first.steps()
+        first.wait_steps(back + 3)
+        (left,) = pods - set(first.job.pools())
+        assert endings(states) == {left: Ending.LEFT}, "it left in order, and nobody else ended"
+    assert plan.generation < smaller.generation < larger.generation
+    assert left not in {member.worker for member in smaller.members}
+
+    (first.folder / "enough").touch()
+    first.job.wait_true("Succeeded", timeout_s=60)
+    for epoch, samples in lineage(first.folder / "samples").items():
+        assert list(range(EPOCH_SAMPLES)) == sorted(samples), f"epoch {epoch} lost or repeated samples"
+    for running in (first, second):
+        status = running.job.status()
+        assert (status["restarts"], status["disruptions"]) == (0, 0), running.job.name
+    told = said(first)
+    assert any(left in message and "other jobs need them more" in message for message in told["WorkersRemoved"])
+    assert any("nobody else wants its nodes" in message for message in told["WorkersAllocated"])
+    assert told.keys().isdisjoint({"WorkerFailed", "WorkerDisrupted", "TrainingInterrupted"}), told
+    assert "WorkersAllocated" in said(second)

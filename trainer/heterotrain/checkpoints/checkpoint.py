@@ -1,0 +1,265 @@
+"""Checkpoints: parts and a manifest, verified on load, never worse than what was there before.
+
+The state's bytes are cut into parts (``parts``); one rank writes them all, or each rank its own. The manifest is put
+last and holds every file's size and SHA-256, so a checkpoint without a fitting manifest does not exist. Names carry
+generation, step and a random mark: no write ever touches another one's files, and a writer that was given up by its peers
+cannot overwrite what its successors wrote. Old checkpoints go only after a newer one is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from heterotrain.checkpoints.storage import Storage, Stored, patiently
+from heterotrain.errors import UsageError
+from heterotrain.state.parts import cut, memory_of, pack, sizes_bytes
+from heterotrain.state.tensors import Flat, empty_like_skeleton, unflatten
+
+_log = logging.getLogger(__name__)
+
+FORMAT = 2
+READERS = 8
+"""Parts that are read at a time."""
+MARK_BITS = 48
+"""A mark travels in the control vector as a float64, which holds whole numbers up to 2^53."""
+RECORD = "reproducibility.json"
+_MANIFEST = re.compile(r"^checkpoint-g\d{9}-s\d{12}-[0-9a-f]{12}\.json$")
+_ANY = re.compile(r"^\.?checkpoint-g(\d{9})-s(\d{12})-[0-9a-f]{12}(?:\.json|-[a-z0-9]+\.(?:bin|pt|json))$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """One attempt to write a checkpoint."""
+
+    generation: int
+    step: int
+    mark: int
+
+    @property
+    def stem(self) -> str:
+        """Begins the names of all its files."""
+        return f"checkpoint-g{self.generation:09d}-s{self.step:012d}-{self.mark:012x}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a complete checkpoint says of itself."""
+
+    format: int
+    generation: int
+    step: int
+    skeleton: Stored
+    parts: tuple[Stored, ...]
+    written_unix_s: float
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Of two checkpoints the greater one is the newer: a later generation outranks a higher step."""
+        return (self.generation, self.step)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The names of its data."""
+        return (self.skeleton.name, *(part.name for part in self.parts))
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of its data."""
+        return self.skeleton.size_bytes + sum(part.size_bytes for part in self.parts)
+
+
+def new_mark() -> int:
+    """Return a mark that no other attempt has."""
+    return secrets.randbits(MARK_BITS)
+
+
+class CheckpointFolder:
+    """The checkpoints of one job."""
+
+    def __init__(self, place: str | Path, *, keep: int, keep_s: float | None = None) -> None:
+        """Keep the newest ``keep``, of them none that is older than ``keep_s``; the newest one always stays."""
+        self.storage = Storage(str(place))
+        self._keep = max(1, keep)
+        self._keep_s = keep_s
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def write(self, state: Flat, *, generation: int, step: int, now_s: float) -> Manifest:
+        """Write one checkpoint as a single part, then drop the oldest beyond what is kept.
+
+        Raises:
+            OSError: it could not be written; what was there before is untouched. A store's library may raise others.
+        """
+        label = Label(generation=generation, step=step, mark=new_mark())
+        data = pack(state.tensors, cut(sizes_bytes(state.tensors), 1)[0], None)
+        try:
+            part = self.write_part(label, data, index=0, count=1)
+            return self.complete(label, state.skeleton, [part], now_s=now_s)
+        except BaseException:
+            self.discard(label)
+            raise
+
+    def write_part(self, label: Label, data: torch.Tensor, *, index: int, count: int) -> Stored:
+        """Write part ``index`` of ``count``, and beside it what the manifest has to say of it.
+
+        Raises:
+            OSError: see ``write``.
+        """
+        stored = self.storage.put(f"{label.stem}-p{index}of{count}.bin", [memory_of(data)])
+        if count > 1:
+            self.storage.put(f"{label.stem}-p{index}of{count}.json", [json.dumps(asdict(stored)).encode()])
+        return stored
+
+    def parts_there(self, label: Label, count: int) -> list[Stored] | None:
+        """Return all parts of an attempt once every one of them is written, else ``None``.
+
+        Raises:
+            OSError: the store cannot be asked. A store's library may raise others.
+        """
+        wanted = [f"{label.stem}-p{index}of{count}.json" for index in range(count)]
+        if not set(wanted) <= set(self.storage.names()):
+            return None
+        return [Stored(**json.loads(self.storage.get(name))) for name in wanted]
+
+    def complete(
+        self, label: Label, skeleton: bytes, parts: Sequence[Stored], *, now_s: float, record: bytes | None = None
+    ) -> Manifest:
+        """Make a checkpoint of parts that are written; drop what is no longer kept.
+
+        Args:
+            label: the attempt.
+            skeleton: what the parts are put together by.
+            parts: every part, in order.
+            now_s: seconds since 1970.
+            record: what is kept beside the newest checkpoint (``RECORD``).
+
+        Raises:
+            OSError: see ``write``.
+        """
+        stored = self.storage.put(f"{label.stem}-skeleton.pt", [skeleton])
+        if record is not None:
+            self.storage.put(RECORD, [record])
+        manifest = Manifest(
+            format=FORMAT, generation=label.generation, step=label.step, skeleton=stored, parts=tuple(parts),
+            written_unix_s=now_s,
+        )  # fmt: skip
+        self.storage.put(f"{label.stem}.json", [json.dumps(asdict(manifest)).encode()])
+        try:
+            self._prune(now_s)
+        except Exception as error:  # noqa: BLE001 - whatever a store's library raises: the checkpoint itself is complete
+            _log.warning("old checkpoints could not be removed: %s", error)
+        return manifest
+
+    def discard(self, label: Label) -> None:
+        """Remove what an attempt has written, as far as the store lets us."""
+        try:
+            self.storage.remove(name for name in self.storage.names() if name.lstrip(".").startswith(label.stem))
+        except Exception as error:  # noqa: BLE001 - whatever a store's library raises: what is left goes with its age
+            _log.info("could not clean up: %s", error)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def manifests(self) -> list[Manifest]:
+        """Return what claims to be complete, newest first; broken manifests are passed over.
+
+        Raises:
+            OSError: the store cannot be asked. A store's library may raise others.
+        """
+        return [manifest for name in self._manifest_names() if (manifest := self._manifest(name)) is not None]
+
+    def newest_order(self) -> tuple[int, int]:
+        """Return (generation, step) of the newest checkpoint that claims to be complete, (-1, -1) for none.
+
+        Raises:
+            OSError: the store cannot be asked. A store's library may raise others.
+        """
+        for name in patiently(self._manifest_names):
+            manifest = self._manifest(name)
+            if manifest is not None:
+                return manifest.order
+        return (-1, -1)
+
+    def load_newest(self) -> tuple[Manifest, dict[str, Any]] | None:
+        """Return the newest checkpoint whose data fit their checksums, or ``None`` when there never was one.
+
+        Raises:
+            UsageError: there are checkpoints, but none is whole: to begin anew is for a person to decide.
+            OSError: the store cannot be asked. A store's library may raise others.
+        """
+        names = patiently(self._manifest_names)
+        for name in names:
+            manifest = self._manifest(name)
+            if manifest is None:
+                continue
+            try:
+                return manifest, patiently(partial(self.load, manifest))
+            except Exception as error:  # noqa: BLE001 - whatever a store's library raises: an older one may be good
+                _log.warning("checkpoint of step %d is passed over: %s", manifest.step, error)
+        if names:
+            raise UsageError(
+                f"none of the {len(names)} checkpoints in {self.storage.uri} is whole (or another version wrote them): "
+                "to begin anew, move them away"
+            )
+        return None
+
+    def load(self, manifest: Manifest) -> dict[str, Any]:
+        """Return a checkpoint's state, its parts read side by side.
+
+        Raises:
+            Damaged: it is not what was written.
+            OSError: it cannot be read. A store's library may raise others.
+        """
+        skeleton = bytearray(manifest.skeleton.size_bytes)
+        self.storage.get_into(manifest.skeleton, [memoryview(skeleton)])
+        flat = empty_like_skeleton(bytes(skeleton))
+        views = [memory_of(tensor) for tensor in flat.tensors]
+        stretches_P = cut(sizes_bytes(flat.tensors), len(manifest.parts))  # noqa: N806 - P parts
+
+        def read(part: int) -> None:
+            buffers = [views[stretch.tensor][stretch.start : stretch.stop] for stretch in stretches_P[part]]
+            self.storage.get_into(manifest.parts[part], buffers)
+
+        with ThreadPoolExecutor(READERS) as pool:
+            for _ in pool.map(read, range(len(manifest.parts))):
+                pass
+        return unflatten(flat)
+
+    # -- small things ------------------------------------------------------------------------------------------------
+
+    def _manifest_names(self) -> list[str]:
+        return sorted((name for name in self.storage.names() if _MANIFEST.match(name)), reverse=True)
+
+    def _manifest(self, name: str) -> Manifest | None:
+        try:
+            raw: dict[str, Any] = json.loads(patiently(partial(self.storage.get, name)))
+            if raw["format"] != FORMAT:
+                raise ValueError(f"it has format {raw['format']}, this version reads {FORMAT}")  # noqa: TRY301 - said below
+            skeleton, parts = Stored(**raw.pop("skeleton")), tuple(Stored(**part) for part in raw.pop("parts"))
+            return Manifest(**raw, skeleton=skeleton, parts=parts)
+        except Exception as error:  # noqa: BLE001 - whatever a store's library raises, or bytes that are no manifest
+            _log.warning("checkpoint manifest %s is passed over: %s", name, error)
+            return None
+
+    def _prune(self, now_s: float) -> None:
+        """Drop what is no longer kept, and what writers that died have left behind."""
+        newest = self.manifests()[: self._keep]
+        kept = [
+            manifest for index, manifest in enumerate(newest)
+            if index == 0 or self._keep_s is None or now_s - manifest.written_unix_s <= self._keep_s
+        ]  # fmt: skip
+        needed = {name for manifest in kept for name in manifest.files}
+        self.storage.remove(
+            name for name in self.storage.names()
+            if (found := _ANY.match(name)) and name not in needed and (int(found[1]), int(found[2])) < kept[-1].order
+        )  # fmt: skip

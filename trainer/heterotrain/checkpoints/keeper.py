@@ -1,0 +1,328 @@
+"""When checkpoints are written, by whom, and what a fresh start takes from them.
+
+The state is the same on every rank. A small one is written whole by one rank: the lowest on on-demand capacity, else the
+lowest. That rank needs nobody's leave, its own clock decides. A large one is written in parts, one by each rank; the same
+rank proposes it in the control vector, so that all copy the state of the same step, and makes it complete once every
+part is there. Parts need a place that all ranks share: when they do not appear, one rank writes everything again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+from heterotrain_core.contract import metrics as names
+from heterotrain_core.contract.config import TrainingConfig
+
+from heterotrain.checkpoints.checkpoint import CheckpointFolder, Label, new_mark
+from heterotrain.checkpoints.grace import LAST_WORD_S, Outlook, must_start_now, outlook
+from heterotrain.checkpoints.writer import CheckpointWriter, Errand, Missing, Written, writer_among
+from heterotrain.errors import UsageError
+from heterotrain.identity import Identity, Mode
+from heterotrain.membership.interface import Formed
+from heterotrain.state.training import Training
+from heterotrain.telemetry.report import Report
+
+_log = logging.getLogger(__name__)
+
+SHARD_FROM_BYTES = 256 * 1024 * 1024
+"""Below this one rank writes faster than many can agree."""
+PREPARE_FROM_BYTES = 64 * 1024 * 1024
+"""Below this the first copy takes no longer than a later one."""
+STUCK_S = 60.0
+"""A write that takes longer is told; again whenever it has taken twice as long."""
+RETRY_FRACTION = 0.1
+"""Of the interval: the pause after a failure."""
+
+
+class CheckpointKeeper:
+    """This rank's part in keeping checkpoints."""
+
+    def __init__(self, identity: Identity, config: TrainingConfig, *, report: Report) -> None:
+        self.record: Callable[[], bytes | None] = lambda: None
+        """What is kept beside the newest checkpoint."""
+        self._every_s = config.checkpoint_every_s
+        self._report = report
+        self._folder: CheckpointFolder | None = None
+        self._writer: CheckpointWriter | None = None
+        self._due_s = time.monotonic() + self._every_s
+        self._wanted = threading.Event()
+        self._whole_only = False
+        self._prepared = False
+        self._speed_bytes_per_s: float | None = None
+        self._stuck_s = STUCK_S
+        self._last_step = -1
+        self._hurried_step = -1
+        if config.checkpoint_uri is not None:
+            self._folder = CheckpointFolder(
+                place_of(config.checkpoint_uri, identity), keep=config.checkpoint_keep, keep_s=config.checkpoint_keep_s
+            )
+            self._writer = CheckpointWriter(self._folder, on_done=self._on_done)
+
+    # -- a fresh start -----------------------------------------------------------------------------------------------
+
+    def best(self) -> tuple[int, int]:
+        """Return (generation, step) of the best checkpoint that this rank can see, (-1, -1) for none.
+
+        Raises:
+            UsageError: the store cannot be asked.
+        """
+        if self._folder is None:
+            return (-1, -1)
+        try:
+            return self._folder.newest_order()
+        except Exception as error:
+            raise UsageError(
+                f"cannot look for checkpoints in {self._folder.storage.uri}: {error}; training does not begin anew where "
+                "there may be some: check address, credentials and network"
+            ) from error
+
+    def load_into(self, training: Training) -> bool:
+        """Restore the newest good checkpoint; ``False`` when there is none.
+
+        Raises:
+            UsageError: there are checkpoints, but none of them can be used.
+        """
+        found = self._folder.load_newest() if self._folder else None
+        if found is None:
+            return False
+        manifest, state = found
+        training.restore(state)
+        self._last_step = manifest.step
+        _log.info("continuing from the checkpoint of step %d", manifest.step)
+        return True
+
+    # -- while training ----------------------------------------------------------------------------------------------
+
+    def want(self) -> None:
+        """Ask for a checkpoint at the next step boundary, whoever is the writer then."""
+        self._wanted.set()
+
+    def lost_a_member(self) -> None:
+        """Note that parts of a checkpoint may never come."""
+        if self._writer is not None:
+            self._writer.expect_nobody()
+
+    def maybe_write(self, formed: Formed, training: Training) -> None:
+        """Start a checkpoint when this rank is the one that writes it whole and one is due."""
+        if self._writer is None:
+            return
+        self._watch(self._writer)
+        self._prepare(self._writer, formed, training)
+        if not self._is_writer(formed):
+            self._wanted.clear()
+        elif self._is_due() and not self._in_parts(formed, training):
+            self._start(self._writer, training, generation=formed.roster.formation.generation)
+
+    def proposes(self, formed: Formed, training: Training) -> bool:
+        """Return whether all ranks should write their parts after the running step."""
+        return self._is_writer(formed) and self._is_due() and self._in_parts(formed, training)
+
+    def write_part(self, formed: Formed, training: Training, *, mark: int) -> None:
+        """Start to write this rank's part of a checkpoint that all ranks write now; ``mark`` is the same on all."""
+        if self._writer is None:
+            return
+        roster = formed.roster
+        label = Label(generation=roster.formation.generation, step=training.progress.steps, mark=mark)
+        completes = self._is_writer(formed)
+        errand = Errand(
+            label=label, index=formed.rank, count=len(roster.plan_ranks), completes=completes,
+            record=self.record() if completes else None,
+        )  # fmt: skip
+        self._began(self._writer.start_part(training.capture(), errand))
+
+    def hurry(
+        self,
+        formed: Formed,
+        training: Training,
+        buffers: Mapping[str, torch.Tensor],
+        *,
+        left_s: float,
+        step_left_s: float,
+    ) -> None:
+        """Write the state before the running step now, if after it there would be no time for that.
+
+        A state in parts waits for the step's end: no rank knows yet which of the others go, too.
+
+        Args:
+            formed: the formation that the step runs in.
+            training: nothing of the running step has touched it, except
+            buffers: the model's, as they were before the step.
+            left_s: seconds until this process is killed.
+            step_left_s: seconds until the step is likely to be committed.
+        """
+        writer = self._writer
+        if writer is None or training.progress.steps in (self._last_step, self._hurried_step) or writer.running_s:
+            return
+        if not self._is_writer(formed) or self._in_parts(formed, training):
+            return
+        seen = self._outlook(training, left_s=left_s, parts=1)
+        if must_start_now(seen, left_s=left_s, step_left_s=step_left_s):
+            self._hurried_step = training.progress.steps
+            _log.warning("the running step would end too late for a checkpoint: writing now; %s", seen.reason)
+            self._start(writer, training, generation=formed.roster.formation.generation, buffers=buffers)
+
+    # -- at the end --------------------------------------------------------------------------------------------------
+
+    def rescue(self, formed: Formed, training: Training, *, mark: int, left_s: float) -> None:
+        """Write the state when every rank has to go: the job cannot go on without it.
+
+        Returns when this rank's part in it is done, or when there is no time left.
+        """
+        if self._writer is None:
+            return
+        in_parts = self._in_parts(formed, training)
+        if not in_parts and not self._is_writer(formed):
+            return
+        began_s = time.monotonic()
+        if not self.wait(left_s - LAST_WORD_S):
+            return
+        left_s -= time.monotonic() - began_s
+        seen = self._outlook(training, left_s=left_s, parts=len(formed.roster.plan_ranks) if in_parts else 1)
+        if not seen.fits and self._hurried_step >= 0:
+            _log.warning("everybody leaves: %s; the checkpoint of step %d stays", seen.reason, self._hurried_step)
+            return
+        _log.log(logging.INFO if seen.fits else logging.WARNING, "everybody leaves: %s%s", seen.reason,
+                 "" if seen.fits else "; it is tried, but the job may go on from an older checkpoint")  # fmt: skip
+        if in_parts:
+            self.write_part(formed, training, mark=mark)
+            self.wait(left_s - LAST_WORD_S)
+        else:
+            self.write_now(training, generation=formed.roster.formation.generation, within_s=left_s - LAST_WORD_S)
+
+    def write_final(self, formed: Formed, training: Training) -> None:
+        """Keep the final state; on the writer this returns when it is complete.
+
+        Raises:
+            PeerLost: the group broke meanwhile.
+        """
+        if self._writer is not None and formed.group is not None and self._in_parts(formed, training):
+            writer = writer_among(formed.roster.plan, formed.roster.plan_ranks)
+            marks = formed.group.gather_now([0.0 if self._last_step == training.progress.steps else float(new_mark())])
+            mark = int(marks[formed.roster.plan_ranks.index(writer)][0]) if writer is not None else 0
+            if mark:
+                self.write_part(formed, training, mark=mark)
+                self.wait()
+        if self._is_writer(formed):
+            self.write_now(training, generation=formed.roster.formation.generation)
+
+    def write_now(self, training: Training, *, generation: int, within_s: float | None = None) -> None:
+        """Write a whole checkpoint and return when it is complete, unless there is one of this step already.
+
+        ``within_s`` bounds the wait; without it a stuck store is told and waited for.
+        """
+        if self._writer is None or not training.has_state:
+            return
+        end_s = time.monotonic() + within_s if within_s is not None else None
+        if self.wait(within_s) and not self._is_kept(training.progress.steps):
+            self._start(self._writer, training, generation=generation)
+            self.wait(None if end_s is None else end_s - time.monotonic())
+
+    def wait(self, within_s: float | None = None) -> bool:
+        """Return when nothing is being written, or after ``within_s`` seconds; whether nothing is."""
+        writer = self._writer
+        if writer is None:
+            return True
+        if within_s is not None:
+            done = writer.wait(max(0.0, within_s))
+            if not done:
+                _log.warning("no time is left for the checkpoint that is being written")
+            return done
+        while not writer.wait(STUCK_S):
+            self._watch(writer)
+        return True
+
+    # -- small things ------------------------------------------------------------------------------------------------
+
+    def _prepare(self, writer: CheckpointWriter, formed: Formed, training: Training) -> None:
+        """Once, after the first step (optimizers have their state then): take memory before the first checkpoint."""
+        if self._prepared or training.progress.steps == 0:
+            return
+        self._prepared = True
+        size_bytes = training.size_bytes()
+        parts = len(formed.roster.plan_ranks) if self._in_parts(formed, training) else 1
+        if size_bytes >= PREPARE_FROM_BYTES and (parts > 1 or self._is_writer(formed)):
+            ends = [size_bytes * (formed.rank + more) // parts for more in (0, 1)] if parts > 1 else [0, size_bytes]
+            writer.prepare(ends[1] - ends[0], pin=torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+    def _is_writer(self, formed: Formed) -> bool:
+        roster = formed.roster
+        return writer_among(roster.plan, roster.plan_ranks) == roster.plan_ranks[formed.rank]
+
+    def _is_due(self) -> bool:
+        if self._writer is None or self._writer.running_s is not None:
+            return False
+        return self._wanted.is_set() or time.monotonic() >= self._due_s
+
+    def _in_parts(self, formed: Formed, training: Training) -> bool:
+        several = len(formed.roster.plan_ranks) > 1
+        return several and not self._whole_only and training.size_bytes() >= SHARD_FROM_BYTES
+
+    def _outlook(self, training: Training, *, left_s: float, parts: int) -> Outlook:
+        size_bytes = training.size_bytes() // parts
+        return outlook(size_bytes=size_bytes, speed_bytes_per_s=self._speed_bytes_per_s, left_s=left_s)
+
+    def _start(
+        self,
+        writer: CheckpointWriter,
+        training: Training,
+        *,
+        generation: int,
+        buffers: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        step = training.progress.steps
+        self._began(writer.start(training.capture(buffers), generation=generation, step=step, record=self.record()))
+
+    def _began(self, pause_s: float) -> None:
+        self._wanted.clear()
+        self._due_s = time.monotonic() + self._every_s
+        self._stuck_s = STUCK_S
+        self._report.gauges({names.CHECKPOINT_PAUSE: pause_s})
+
+    def _watch(self, writer: CheckpointWriter) -> None:
+        """Tell of a write that does not end; training goes on all the same."""
+        running_s = writer.running_s
+        if running_s is not None and running_s > self._stuck_s:
+            self._stuck_s *= 2
+            self._report.count(names.CHECKPOINT_FAILURES)
+            _log.error("a checkpoint has been on its way for %.0f s: is its store stuck?", running_s)
+
+    def _on_done(self, written: Written) -> None:
+        if written.failure:
+            self._report.count(names.CHECKPOINT_FAILURES)
+            self._due_s = min(self._due_s, time.monotonic() + RETRY_FRACTION * self._every_s)
+            if written.missing is not Missing.NOTHING:
+                self._due_s = time.monotonic()
+            if written.missing is Missing.UNSEEN:
+                self._whole_only = True
+                _log.warning("from now on one rank writes everything: parts need a place that all workers share")
+            return
+        if written.put_s > 0 and written.size_bytes:
+            self._speed_bytes_per_s = written.size_bytes / written.put_s
+        if written.manifest is None:
+            return
+        self._last_step = written.step
+        self._report.gauges({
+            names.CHECKPOINT_STEP: float(written.step), names.CHECKPOINT_TIME: written.manifest.written_unix_s,
+            names.CHECKPOINT_DURATION: written.total_s,
+        })  # fmt: skip
+        _log.info("checkpoint of step %d is complete after %.2f s", written.step, written.total_s)
+
+    def _is_kept(self, step: int) -> bool:
+        """Return whether a checkpoint of this step is complete, whoever wrote it."""
+        if self._folder is None or self._last_step == step:
+            return True
+        with contextlib.suppress(Exception):  # whatever a store's library raises: then it is written once more
+            return self._folder.newest_order()[1] == step
+        return False
+
+
+def place_of(uri: str, identity: Identity) -> str:
+    """Return the job's own folder under the URI: two jobs that share a volume must not read each other's."""
+    if identity.mode is not Mode.OPERATED:
+        return uri
+    return f"{uri.rstrip('/')}/{identity.namespace}-{identity.job_name}-{identity.job_uid}"

@@ -1,0 +1,153 @@
+"""What a run can be repeated from: settings, versions, data and the plans that were in force, beside the checkpoints.
+
+On one kind of CPU the same script with the same data, seed, versions and shares gives the same bits. The history of plans is
+part of the replicated state, so it goes on across resumes and changes of membership.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import torch
+from heterotrain_core.contract.config import TrainingConfig
+
+from heterotrain.data.progress import Progress
+from heterotrain.data.sources import Mapped, Piece, Source
+from heterotrain.identity import Identity
+from heterotrain.membership.roster import Roster
+
+_log = logging.getLogger(__name__)
+
+KEPT_PLANS = 500
+HASHED_SAMPLES = 8
+
+
+class RunRecord:
+    """The history of this run's plans, and the file that tells it."""
+
+    def __init__(self, identity: Identity, config: TrainingConfig) -> None:
+        self.data: str | None = None
+        """Fingerprint of the data set that this process reads; ``None`` where there is none."""
+        self._identity = identity
+        self._config = config
+        self._plans: list[dict[str, Any]] = []
+        self._left_out = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the history and the fingerprint of the data."""
+        return {"plans": list(self._plans), "left_out": self._left_out, "data": self.data}
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Take a history over; data that are not those of that history are told."""
+        self._plans, self._left_out = list(state["plans"]), state["left_out"]
+        if state["data"] is not None and self.data is not None and state["data"] != self.data:
+            _log.warning(
+                "the data set is not the one that training began with (fingerprint %s, it was %s): epochs are no longer "
+                "counted over the same samples", self.data[:16], state["data"][:16],
+            )  # fmt: skip
+
+    def note(self, roster: Roster, *, step: int) -> None:
+        """Add the plan that a committed step was made by, if it is another one than before."""
+        formation, plan = roster.formation, roster.plan
+        key = (formation.generation, formation.number, plan.revision)
+        if (
+            self._plans
+            and (self._plans[-1]["generation"], self._plans[-1]["formation"], self._plans[-1]["revision"]) == key
+        ):
+            return
+        self._plans.append({
+            "from_step": step, "generation": key[0], "formation": key[1], "revision": key[2],
+            "global_batch_samples": plan.global_batch_samples, "shares": list(roster.shares),
+            "micro_batches": [member.micro_batch_samples for member in roster.members],
+            "probe": [list(shares) for shares in plan.probe] if roster.whole else [], "probe_steps": plan.probe_steps,
+            "workers": [f"{member.worker}/{member.local_rank}" for member in roster.members],
+            "pools": [member.pool for member in roster.members],
+        })  # fmt: skip
+        while len(self._plans) > KEPT_PLANS:
+            del self._plans[0]
+            self._left_out += 1
+
+    def file(self, progress: Progress) -> bytes:
+        """Return the record as JSON, for people and programs."""
+        job = {"name": self._identity.job_name, "namespace": self._identity.namespace, "uid": self._identity.job_uid}
+        return json.dumps({
+            "job": job,
+            "progress": asdict(progress),
+            "seed": self._config.seed,
+            "settings": asdict(self._config),
+            "versions": versions(),
+            "data": {
+                "sha256": self.data,
+                "of": f"the number of samples and up to {HASHED_SAMPLES} of them, evenly spread over the first epoch",
+            },
+            "plans_left_out": self._left_out,
+            "plans": self._plans,
+        }, indent=1).encode()  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """Return what runs here."""
+    found = {
+        "python": platform.python_version(), "system": platform.platform(), "machine": platform.machine(),
+        "torch": str(torch.__version__), "numpy": np.__version__, "torch threads": str(torch.get_num_threads()),
+    }  # fmt: skip
+    try:
+        found["heterotrain"] = version("heterotrain")
+    except PackageNotFoundError:
+        found["heterotrain"] = "from source"
+    if torch.cuda.is_available():
+        found |= {
+            "cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
+            "device": torch.cuda.get_device_name(),
+        }  # fmt: skip
+    return found
+
+
+def fingerprint(source: Source) -> str | None:
+    """Return the SHA-256 of the number of samples and of a few samples; ``None`` for data that are read only in order.
+
+    Cheap rather than complete: it notices other data, another order of files or another preparation, not one changed
+    sample among millions. Floating-point content counts by mean and deviation to three digits, because devices of
+    different kinds prepare the same sample with different last digits.
+    """
+    samples = source.samples
+    if not source.is_numbered or not samples:
+        return None
+    digest = hashlib.sha256(str(samples).encode())
+    looks = HASHED_SAMPLES if isinstance(source, Mapped) else 1  # elsewhere in a stream a look may open another shard
+    for index in range(looks):
+        position = samples * index // looks
+        _add(digest, source.load(Piece(0, position, position + 1)))
+    return digest.hexdigest()
+
+
+def _add(digest: Any, value: Any) -> None:
+    """Add a value's type and content; of what is neither plain nor an array, only the type."""
+    digest.update(type(value).__name__.encode())
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().contiguous()
+        digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
+        if value.is_floating_point() and value.numel():
+            whole = value.double()
+            digest.update(f"{float(whole.mean()):.2e}{float(whole.std(correction=0)):.2e}".encode())
+        elif value.numel():
+            digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        _add(digest, torch.from_numpy(np.ascontiguousarray(value)))
+    elif isinstance(value, Mapping):
+        for key in sorted(value, key=str):
+            _add(digest, key)
+            _add(digest, value[key])
+    elif isinstance(value, str | bytes | int | float | None):
+        digest.update(repr(value).encode())
+    elif isinstance(value, Sequence):
+        for item in value:
+            _add(digest, item)

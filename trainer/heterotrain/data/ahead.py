@@ -1,0 +1,105 @@
+"""Worker processes that load the next micro-batches while this one computes.
+
+They are torch's own loader; what is ours is the list of what comes next. It is drawn up on the assumption that nothing
+changes. When something does (shares, members, a repeated step), what was loaded ahead is thrown away: a sample belongs to
+a step when the step takes it, not when it is read.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from heterotrain.data.sources import Piece, Source
+from heterotrain.errors import UsageError
+
+
+class Ahead:
+    """Hands out batches in the order in which they are asked for."""
+
+    def __init__(self, source: Source, *, workers: int, pin: bool, ahead: int = 2) -> None:
+        """Start the processes and wait until each has loaded a sample, which takes seconds.
+
+        Args:
+            source: a copy of it goes to every worker.
+            workers: processes, at least 1.
+            pin: whether batches go to page-locked memory, from which copies to the accelerator overlap with computing.
+            ahead: micro-batches that each worker has loaded or is about to load.
+
+        Raises:
+            UsageError: the source cannot be sent to another process, or only be read in order.
+        """
+        if not source.is_numbered:
+            raise UsageError(
+                "a stream that can only be iterated is read in the training process: use workers=0, or give it len() and "
+                "read(epoch, start, stop)"
+            )
+        try:
+            pickle.dumps(source)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise UsageError(
+                f"the data set or its collate function cannot be sent to worker processes ({error}): define it at the top "
+                "level of a module, or use workers=0"
+            ) from error
+        self._coming = _Coming()
+        sampler: Any = self._coming  # torch expects lists of indices; _Loads takes pieces
+        self._loader: DataLoader[Any] = DataLoader(
+            _Loads(source), batch_sampler=sampler, num_workers=workers, collate_fn=_as_is, pin_memory=pin,
+            persistent_workers=True, prefetch_factor=ahead, multiprocessing_context="forkserver",
+            generator=torch.Generator(),  # the loader draws a seed: not from the generator that the model uses
+        )  # fmt: skip
+        self._coming.pieces = iter([Piece(0, 0, 1)] * workers)
+        self._batches: Iterator[Any] = iter(self._loader)
+        for _ in range(workers):
+            next(self._batches)
+        self._coming.sent.clear()
+
+    def take(self, piece: Piece, following: Callable[[], Iterator[Piece]]) -> Any:
+        """Return the batch of ``piece``.
+
+        Args:
+            piece: what the running step takes next.
+            following: lists what comes from ``piece`` on, itself included, if nothing changes.
+        """
+        if not self._coming.sent or self._coming.sent[0] != piece:
+            self._coming.pieces = following()
+            self._coming.sent.clear()
+            self._batches = iter(self._loader)
+        self._coming.sent.popleft()
+        return next(self._batches)
+
+
+class _Coming:
+    """The loader's sampler: what comes next, and a copy of what the workers were already told."""
+
+    def __init__(self) -> None:
+        self.pieces: Iterator[Piece] = iter(())
+        self.sent: deque[Piece] = deque()
+
+    def __iter__(self) -> Iterator[Piece]:
+        for piece in self.pieces:
+            self.sent.append(piece)
+            yield piece
+
+
+class _Loads(Dataset[Any]):
+    """The source as the loader knows data sets: what it takes for a list of indices is a piece."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __getitem__(self, _index: int) -> Any:
+        raise NotImplementedError("pieces only")
+
+    def __getitems__(self, piece: Piece) -> Any:
+        torch.set_num_threads(1)
+        return self._source.load(piece)
+
+
+def _as_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,95 @@
+"""What the members of a formation agree on before they train: the newest plan, and the newest state, that any of them holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+from heterotrain_core.contract.codec import Refused, decode_plan
+
+from heterotrain.data.progress import Progress
+from heterotrain.errors import UsageError
+from heterotrain.membership.plan_source import Held
+from heterotrain.network.control import HEADER, Slot, Verdict, to_row, verdict
+from heterotrain.network.group import Group
+from heterotrain.state import transfer
+from heterotrain.state.training import Training
+from heterotrain.state.transfer import Holding
+
+
+class Checkpoints(Protocol):
+    """What a fresh start needs of the checkpoints."""
+
+    def best(self) -> tuple[int, int]:
+        """Return (generation, step) of the best checkpoint that this rank can see, (-1, -1) for none."""
+
+    def load_into(self, training: Training) -> bool:
+        """Restore the best good checkpoint; ``False`` when there is none."""
+
+
+def agreed_plan(group: Group, decision: Verdict, mine: Held, *, job_uid: str) -> Held:
+    """Return the newest plan that anybody holds; whoever holds it sends its bytes when somebody lacks it.
+
+    Raises:
+        PeerLost: the group broke meanwhile.
+    """
+    if decision.everybody_holds:
+        return mine
+    text = mine.text.encode() if group.rank == decision.holder else None
+    received = group.broadcast_bytes(text, size=decision.plan_bytes, source=decision.holder).decode()
+    plan = decode_plan(received, job_uid=job_uid)
+    if isinstance(plan, Refused):
+        raise UsageError(f"a peer sent a plan that this rank refuses: {plan.reason}")
+    return Held(plan=plan, text=received)
+
+
+def plan_slot(held: Held, *, vote: bool, steps: int, leaving: bool, weight: float) -> Slot:
+    """Return a slot that says which plan this rank holds."""
+    return Slot(
+        vote=vote, steps=steps, generation=held.plan.generation, revision=held.plan.revision,
+        plan_bytes=len(held.text.encode()), plan_checksum=held.checksum, leaving=leaving, weight=weight,
+    )  # fmt: skip
+
+
+def agree_on_plan(group: Group, mine: Held, *, job_uid: str) -> Held:
+    """Return the newest plan that any member of a new formation holds.
+
+    Raises:
+        PeerLost: the group broke meanwhile.
+    """
+    row = to_row(plan_slot(mine, vote=True, steps=0, leaving=False, weight=0.0))
+    decision = verdict(group.gather_now(row[:HEADER]))
+    return agreed_plan(group, decision, mine, job_uid=job_uid)
+
+
+def agree_on_state(group: Group | None, training: Training, checkpoints: Checkpoints) -> None:
+    """Give everybody the newest state that anybody holds: a survivor's, else a checkpoint's, else a fresh one."""
+    progress = training.progress
+    best = (-1, -1) if training.has_state else checkpoints.best()
+    steps, evaluated = progress.order if training.has_state else (-1, -1)
+    rows = [[float(steps), float(evaluated), float(best[0]), float(best[1]), float(progress.stopped)]]
+    if group is not None:
+        rows = group.gather_now(rows[0])
+    holdings = [
+        Holding(
+            steps=int(r[0]),
+            evaluated=int(r[1]),
+            checkpoint_generation=int(r[2]),
+            checkpoint_step=int(r[3]),
+            stopped=r[4] == 1.0,
+        )
+        for r in rows
+    ]
+    who = transfer.roles(holdings)
+    rank = group.rank if group is not None else 0
+    if who.fresh and rank == who.leader:
+        if not checkpoints.load_into(training):
+            training.progress = Progress()
+        training.has_state = True
+    if group is not None:
+        received = transfer.exchange(group, who, training.flat)
+        if received is not None:
+            training.restore_flat(received)
+    if not who.fresh:  # of those who had committed the same steps, some may be a hook or a farewell ahead
+        stopped = any(holdings[donor].stopped for donor in who.donors)
+        training.progress = replace(training.progress, evaluated=holdings[who.leader].evaluated, stopped=stopped)

@@ -1,0 +1,149 @@
+"""Membership under the operator: it names generations, and survivors make formations by themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from concurrent.futures import CancelledError
+from typing import Any
+
+import torch
+from heterotrain_core.contract.plan import Member
+
+from heterotrain.errors import PeerLost, UsageError
+from heterotrain.identity import Identity
+from heterotrain.membership.agreement import Checkpoints, agree_on_plan, agree_on_state
+from heterotrain.membership.assembly import Assembly
+from heterotrain.membership.interface import Formed, backend_of
+from heterotrain.membership.peers import PeerService
+from heterotrain.membership.plan_source import Held, PlanSource
+from heterotrain.membership.roster import roster_of
+from heterotrain.membership.standing import Entry, Standing
+from heterotrain.network.group import Address, Group
+from heterotrain.network.hang import LIMIT_FACTOR, Doing, HangWatch, from_reply, to_reply
+from heterotrain.network.links import PeerKey, key_of
+from heterotrain.network.rendezvous import connect_store, host_store
+from heterotrain.state.training import Training
+
+_log = logging.getLogger(__name__)
+
+
+class Elastic:
+    """The operator names generations; survivors make formations."""
+
+    def __init__(
+        self, identity: Identity, training: Training, checkpoints: Checkpoints, *, timeout_s: float, backend: str
+    ) -> None:
+        if identity.peer_port is None:
+            raise UsageError("an operated job needs a peer port")
+        self._identity = identity
+        self._training = training
+        self._checkpoints = checkpoints
+        self._backend = backend
+        self._timeout_s = timeout_s
+        self._group: Group | None = None
+        self._members: list[Member] = []
+        self._watch: HangWatch | None = None
+        self._source = PlanSource(identity.plan_dir, job_uid=identity.job_uid)
+        self._peers = PeerService(identity, self._source, timeout_s=timeout_s)
+        self._assembly = Assembly(
+            self._peers, has_cuda=torch.cuda.is_available(), host_store=host_store, on_broken=self._on_broken
+        )
+        self._source.on_change = self._peers.nudge
+        self._peers.start()
+        self._source.start()
+
+    def form(self, previous: Standing | None) -> Formed | None:
+        """Return the next formation; tries again for as long as members are lost on the way."""
+        if self._watch is None:  # here, because this is the thread that trains
+            self._watch = HangWatch(
+                limit_s=LIMIT_FACTOR * self._timeout_s, group=lambda: self._group,
+                steps=lambda: self._training.progress.steps, ask=self._ask, name=self._identity.name,
+            )  # fmt: skip
+            self._peers.handlers["doing"] = self._on_doing
+        standing = previous
+        while True:
+            entry = self._assembly.next_formation(standing, patience_s=2 * self._timeout_s)
+            if entry is None:
+                return None
+            standing = entry.standing
+            formed = self._connect(entry)
+            if formed is not None:
+                return formed
+            del entry  # and with it the store: whoever still waits for its keys is woken
+
+    def newest(self) -> Held | None:
+        """Return the newest plan that this rank has heard of."""
+        return self._source.newest
+
+    def offer(self, text: str) -> None:
+        """Take a plan from a peer."""
+        self._source.offer(text)
+
+    def leave_soon(self, within_s: float) -> None:
+        """Do not wait longer than this for a formation."""
+        self._assembly.leave_soon(within_s)
+
+    def everything_committed(self) -> None:
+        """From now on this rank is needed only by those who have not committed everything."""
+        self._assembly.finish()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        if self._watch is not None:
+            self._watch.close()
+        self._source.close()
+        self._peers.close()
+
+    def _connect(self, entry: Entry) -> Formed | None:
+        standing = entry.standing
+        members = standing.members
+        me = (self._identity.worker_uid, self._identity.local_rank)
+        rank = next(i for i, m in enumerate(members) if (m.worker_uid, m.local_rank) == me)
+        address = Address(
+            members=frozenset(m.address for m in members), spare_ports=frozenset(m.peer_port for m in members)
+        )
+        self._members = members
+        group = self._group = Group(rank=rank, world_size=len(members), address=address, hosted=entry.hosted)
+        if self._assembly.is_broken(standing.formation):
+            group.cut("given up before it was built")
+        try:
+            group.build(
+                connect=lambda: connect_store(entry.store_address, entry.store_port),
+                backend=backend_of(self._backend, all_cuda=entry.all_cuda), own_address=self._identity.address,
+            )  # fmt: skip
+            held = self._source.newest
+            mine = held if held and held.plan.generation == standing.plan.generation else standing.held
+            agreed = agree_on_plan(group, mine, job_uid=self._identity.job_uid)
+            agree_on_state(group, self._training, self._checkpoints)
+        except PeerLost as lost:
+            _log.warning("formation %s failed: %s", standing.formation, lost)
+            group.cut(str(lost))
+            group.close()
+            return None
+        progress = self._training.progress
+        roster = roster_of(
+            agreed.plan, plan_ranks=standing.plan_ranks, formation=standing.formation,
+            epoch=progress.epoch, epoch_step=progress.epoch_steps,
+        )  # fmt: skip
+        _log.info("formation %s: rank %d of %d, shares %s", standing.formation, rank, len(members), list(roster.shares))
+        return Formed(standing=standing, roster=roster, rank=rank, group=group, agreed=agreed)
+
+    def _ask(self) -> list[Doing]:
+        """Return what every peer of the formation says it does."""
+        me = (self._identity.worker_uid, self._identity.local_rank)
+        others = {rank: member for rank, member in enumerate(self._members) if key_of(member) != me}
+        replies: dict[PeerKey, dict[str, Any]] = {}
+        with contextlib.suppress(RuntimeError, CancelledError):  # the peer service is closed: everything is over
+            replies = self._peers.call(self._peers.ask_all(list(others.values()), "doing", {})).result()
+        return [
+            from_reply(rank, f"{member.worker}/{member.local_rank}", replies.get(key_of(member)))
+            for rank, member in others.items()
+        ]
+
+    async def _on_doing(self, _message: dict[str, Any]) -> dict[str, Any]:
+        return to_reply(self._watch.doing()) if self._watch is not None else {}
+
+    def _on_broken(self, reason: str) -> None:
+        if self._group is not None:
+            self._group.cut(reason)

@@ -1,0 +1,109 @@
+"""Membership without an operator: one process, or what torchrun started."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from heterotrain_core.contract.codec import encode_plan
+from heterotrain_core.contract.plan import Boundary, BoundaryKind, Member, Plan
+from heterotrain_core.split.proportion import evenly
+
+from heterotrain.errors import PeerLost
+from heterotrain.identity import Identity
+from heterotrain.membership.agreement import Checkpoints, agree_on_state
+from heterotrain.membership.interface import Formed, backend_of
+from heterotrain.membership.plan_source import Held
+from heterotrain.membership.roster import FormationId, roster_of
+from heterotrain.membership.standing import Standing
+from heterotrain.network.group import Address, Group
+from heterotrain.network.hang import LIMIT_FACTOR, HangWatch
+from heterotrain.network.rendezvous import c10d
+from heterotrain.state.training import Training
+
+
+class Fixed:
+    """No operator: one process, or what torchrun started; even shares for ever, and no survivors."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        training: Training,
+        checkpoints: Checkpoints,
+        *,
+        batch_samples: int,
+        backend: str,
+        timeout_s: float,
+    ) -> None:
+        world_size = identity.world_size or 1
+        members = tuple(
+            Member(
+                rank=rank, worker=f"rank-{rank}", worker_uid=f"rank-{rank}", address="127.0.0.1", peer_port=0,
+                pool="local", on_demand=True, share_samples=share,
+            )
+            for rank, share in enumerate(evenly(batch_samples, world_size))
+        )  # fmt: skip
+        plan = Plan(
+            job_uid=identity.job_uid, generation=1, revision=0, members=members, global_batch_samples=batch_samples,
+            boundary=Boundary(kind=BoundaryKind.NEVER), reason="no operator: even shares",
+        )  # fmt: skip
+        self._held = Held(plan=plan, text=encode_plan(plan))
+        self._done = False
+        self._identity = identity
+        self._training = training
+        self._checkpoints = checkpoints
+        self._backend = backend
+        self._timeout_s = timeout_s
+        self._group: Group | None = None
+        self._watch: HangWatch | None = None
+
+    def form(self, previous: Standing | None) -> Formed | None:
+        """Return the only formation there is.
+
+        Raises:
+            PeerLost: it is over: whoever started the processes has to start them again.
+        """
+        if previous is not None:
+            if previous.leaving or self._done:
+                return None
+            raise PeerLost("a rank was lost, and without an operator nobody replaces it: start the job again")
+        group = None
+        if self._identity.rank is not None and self._identity.world_size is not None:
+            store, _, _ = next(iter(c10d.rendezvous("env://")))
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            group = self._group = Group(
+                rank=self._identity.rank, world_size=self._identity.world_size,
+                address=Address(members=frozenset(), spare_ports=frozenset()),
+            )  # fmt: skip
+            prefixed = c10d.PrefixStore(f"heterotrain-{attempt}", store)
+            backend = backend_of(self._backend, all_cuda=torch.cuda.is_available())
+            group.build(connect=lambda: prefixed, backend=backend, own_address=None)
+            self._watch = HangWatch(
+                limit_s=LIMIT_FACTOR * self._timeout_s, group=lambda: self._group, steps=lambda: self._training.progress.steps, ask=list,
+                name=self._identity.name,
+            )  # fmt: skip
+        agree_on_state(group, self._training, self._checkpoints)
+        ranks = tuple(range(len(self._held.plan.members)))
+        standing = Standing(held=self._held, formation=FormationId(generation=1, number=0), plan_ranks=ranks)
+        roster = roster_of(self._held.plan, plan_ranks=ranks, formation=standing.formation)
+        rank = self._identity.rank or 0
+        return Formed(standing=standing, roster=roster, rank=rank, group=group, agreed=self._held)
+
+    def newest(self) -> Held | None:
+        """Return the only plan there is."""
+        return self._held
+
+    def offer(self, text: str) -> None:
+        """Nobody offers plans here."""
+
+    def leave_soon(self, within_s: float) -> None:
+        """Nobody waits here."""
+
+    def everything_committed(self) -> None:
+        """A rank that is lost from now on is no loss."""
+        self._done = True
+
+    def close(self) -> None:
+        """Let go of everything."""
+        if self._watch is not None:
+            self._watch.close()

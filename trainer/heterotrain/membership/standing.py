@@ -1,0 +1,90 @@
+"""Where a rank stands between formations, and the way into the next one. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from heterotrain_core.contract.plan import Member, Plan
+
+from heterotrain.membership.plan_source import Held
+from heterotrain.membership.roster import FormationId
+from heterotrain.network.links import PeerKey, key_of
+from heterotrain.network.rendezvous import HostedStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where a rank is when it begins to look for its next formation.
+
+    Attributes:
+        held: a plan of the generation it was in.
+        formation: the formation it was in or tried to enter.
+        plan_ranks: the members of that formation.
+        leaving: those among them who announced that they go.
+    """
+
+    held: Held
+    formation: FormationId
+    plan_ranks: tuple[int, ...]
+    leaving: frozenset[int] = frozenset()
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that names the members."""
+        return self.held.plan
+
+    @property
+    def members(self) -> list[Member]:
+        """The members of the formation, by rank in its process group."""
+        return [self.plan.members[rank] for rank in self.plan_ranks]
+
+    @property
+    def next_formation(self) -> FormationId:
+        """What the survivors of this formation vote on."""
+        return FormationId(generation=self.formation.generation, number=self.formation.number + 1)
+
+    def key(self, rank: int) -> PeerKey:
+        """Return the key of a rank of the plan."""
+        return key_of(self.plan.members[rank])
+
+    def others(self, me: PeerKey) -> list[Member]:
+        """Return all members but oneself."""
+        return [member for member in self.members if key_of(member) != me]
+
+    def takes_part(self, key: PeerKey) -> bool:
+        """Return whether this rank is a member of the formation."""
+        return any(key_of(member) == key for member in self.members)
+
+    def leaves(self, key: PeerKey) -> bool:
+        """Return whether this rank announced that it goes."""
+        return any(self.key(rank) == key for rank in self.leaving)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A formation that everybody has arrived at, and where its store is."""
+
+    standing: Standing
+    store_address: str
+    store_port: int
+    all_cuda: bool
+    """Whether every member has an accelerator that NCCL can use."""
+    hosted: HostedStore | None = None
+    """The store itself, on the rank that hosts it."""
+
+
+def whole(held: Held) -> Standing:
+    """Return the first formation of a plan: everybody whom it names."""
+    ranks = tuple(member.rank for member in held.plan.members)
+    return Standing(held=held, formation=FormationId(generation=held.plan.generation, number=0), plan_ranks=ranks)
+
+
+def pack(formation: FormationId) -> list[int]:
+    """Return a formation's name as JSON carries it."""
+    return [formation.generation, formation.number]
+
+
+def unpack(raw: Any) -> FormationId:
+    """Return the formation that ``pack`` made this of."""
+    return FormationId(generation=int(raw[0]), number=int(raw[1]))

@@ -1,0 +1,276 @@
+"""The process groups of one formation: one for gradients, and a small gloo group of its own for the control vector.
+
+A formation gets fresh groups on a fresh store. ``cut`` may be called from any thread at any time and makes every waiting
+operation fail; ``close`` belongs to the training thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from heterotrain.errors import PeerLost
+from heterotrain.network.rendezvous import COLLECTIVE_S, Connections, Dial, HostedStore, c10d, sentence
+from heterotrain.network.sockets import OpenSocket, cut, interface_of, open_sockets
+
+_log = logging.getLogger(__name__)
+
+BACKEND = "heterotrain"
+"""The name under which torch knows our gloo group for gradients, so that scripts can use torch.distributed as usual."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """What ``cut`` needs to tell a group's sockets from all others."""
+
+    members: frozenset[str]
+    spare_ports: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waiting:
+    """What the training thread waits for, and since when on the monotonic clock."""
+
+    what: str
+    since_s: float
+
+
+class Group:
+    """The connections of one formation, from this rank's side.
+
+    Attributes:
+        waiting: what the training thread waits for at the moment, for whoever wants to know.
+    """
+
+    def __init__(self, *, rank: int, world_size: int, address: Address, hosted: HostedStore | None = None) -> None:
+        """``hosted`` is the store, on the rank that hosts it."""
+        self.rank = rank
+        self.world_size = world_size
+        self.waiting: Waiting | None = None
+        self._address = address
+        self._before = hosted.before if hosted else open_sockets()
+        self._store: Any = hosted.store if hosted else None
+        self._own: frozenset[OpenSocket] | None = None
+        self._lock = threading.Lock()
+        self._cut = ""
+        self._backend = ""
+        self._control: Any = None
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    def build(self, *, connect: Callable[[], Any], backend: str, own_address: str | None) -> None:
+        """Connect to everybody.
+
+        Args:
+            connect: connects to the store, where this rank does not host it.
+            backend: ``gloo`` or ``nccl`` for the gradients.
+            own_address: address of this rank, which names the interface for gloo; ``None`` leaves that to gloo.
+
+        Raises:
+            PeerLost: a member went away meanwhile.
+        """
+        self._backend = backend
+        if backend == "nccl":
+            # Its own watchdog would end the process when a peer is lost; here the links notice, and ``cut`` aborts.
+            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        name = interface_of(own_address) if own_address else None
+        if name is not None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        store = self._store
+        self.check()
+        dial = Dial(lambda: store or connect(), rank=self.rank, world_size=self.world_size)
+        connections = dial.result(self.check)
+        self._store, self._control = connections.store, connections.control
+        _publish(connections, backend=backend, rank=self.rank, world_size=self.world_size)
+        with self._lock:
+            self._own = open_sockets() - self._before
+        self.check()
+
+    def cut(self, reason: str) -> None:
+        """Make every operation of this group fail, now and later; safe from any thread."""
+        with self._lock:
+            first, self._cut = not self._cut, self._cut or reason
+            candidates = self._own if self._own is not None else open_sockets() - self._before
+        if first and self._backend == "nccl":
+            _abort_nccl()
+        # The store on this rank's own host is reached through the loopback interface.
+        addresses = self._address.members | {"127.0.0.1", "::1"}
+        count = cut(candidates, addresses=addresses, spare_ports=self._address.spare_ports)
+        if first:
+            _log.info("cut %d connections of the group: %s", count, reason)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the group has been cut."""
+        return bool(self._cut)
+
+    def check(self) -> None:
+        """Fail early when the group has been cut.
+
+        Raises:
+            PeerLost: it has.
+        """
+        if self._cut:
+            raise PeerLost(self._cut)
+
+    def close(self) -> None:
+        """Drop the groups; waits for their threads, so it comes after ``cut`` or after the last operation."""
+        self._control = None
+        if dist.is_initialized():
+            with contextlib.suppress(RuntimeError, ValueError):
+                dist.destroy_process_group()
+        self._store = None
+
+    # -- operations --------------------------------------------------------------------------------------------------
+
+    def all_reduce(self, flat: torch.Tensor) -> dist.Work:
+        """Start to sum ``flat`` over all ranks in place.
+
+        Raises:
+            PeerLost: the group is broken.
+        """
+        return self._guarded(lambda: dist.all_reduce(flat, op=dist.ReduceOp.SUM, async_op=True))
+
+    def gather(self, slot_F: torch.Tensor) -> tuple[dist.Work, list[torch.Tensor]]:  # noqa: N803 - shape in the name
+        """Start to collect every rank's slot; the list is by rank and filled when the work is done.
+
+        Raises:
+            PeerLost: the group is broken.
+        """
+        slots = [torch.empty_like(slot_F) for _ in range(self.world_size)]
+        return self._guarded(lambda: self._control_group().allgather([slots], [slot_F])), slots
+
+    def gather_now(self, values: Sequence[float]) -> list[list[float]]:
+        """Return every rank's values, by rank.
+
+        Raises:
+            PeerLost: the group is broken.
+        """
+        work, slots = self.gather(torch.tensor(values, dtype=torch.float64))
+        self.wait(work, "numbers of every rank")
+        return [slot.tolist() for slot in slots]
+
+    def broadcast_bytes(self, data: bytes | None, *, size: int, source: int) -> bytes:
+        """Return the bytes that rank ``source`` holds.
+
+        Raises:
+            PeerLost: the group is broken.
+        """
+        buffer = torch.frombuffer(bytearray(data or bytes(size)), dtype=torch.uint8)
+        self.broadcast(buffer, source=source)
+        return buffer.numpy().tobytes()
+
+    def broadcast(self, tensor: torch.Tensor, *, source: int) -> None:
+        """Overwrite a contiguous CPU tensor by that of rank ``source``.
+
+        Raises:
+            PeerLost: the group is broken.
+        """
+        options = c10d.BroadcastOptions()
+        options.rootRank = source
+        options.rootTensor = 0
+        work = self._guarded(lambda: self._control_group().broadcast([tensor], options))
+        self.wait(work, f"what rank {source} sends to all")
+
+    def send(self, tensor: torch.Tensor, *, to: int) -> dist.Work:
+        """Start to send a contiguous CPU tensor.
+
+        Raises:
+            PeerLost: the group is broken.
+        """
+        return self._guarded(lambda: self._control_group().send([tensor], to, 0))
+
+    def receive(self, tensor: torch.Tensor, *, source: int) -> dist.Work:
+        """Start to receive into a contiguous CPU tensor.
+
+        Raises:
+            PeerLost: the group is broken.
+        """
+        return self._guarded(lambda: self._control_group().recv([tensor], source, 0))
+
+    def wait(self, work: dist.Work, what: str = "an exchange between ranks") -> None:
+        """Wait for an operation; ``what`` names it, for those who ask where a job hangs.
+
+        Raises:
+            PeerLost: the group is broken.
+        """
+        self.waiting = Waiting(what, time.monotonic())
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise PeerLost(self._cut or sentence(error)) from error
+        finally:
+            self.waiting = None
+
+    def finish_device(self) -> None:
+        """Wait until the accelerator has done everything that was queued, then look whether the group still stands.
+
+        On CUDA a reduction that was aborted looks done; the optimizer must not run on what it left behind.
+
+        Raises:
+            PeerLost: the group is broken.
+        """
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self.waiting = Waiting("the accelerator, and the reductions queued on it", time.monotonic())
+            try:
+                torch.cuda.current_stream().synchronize()
+            finally:
+                self.waiting = None
+            self.check()
+
+    def _control_group(self) -> Any:
+        if self._control is None:
+            raise PeerLost("the group is closed")
+        return self._control
+
+    def _guarded(self, start: Callable[[], Any]) -> dist.Work:
+        self.check()
+        try:
+            work: dist.Work = start()
+        except RuntimeError as error:
+            raise PeerLost(self._cut or sentence(error)) from error
+        return work
+
+
+def _publish(connections: Connections, *, backend: str, rank: int, world_size: int) -> None:
+    """Make the connections torch's default group; nothing is exchanged, since gloo's are there and NCCL's come later."""
+    _MADE.append(connections.gradients)
+    try:
+        if BACKEND not in c10d.Backend.backend_list:
+            c10d.Backend.register_backend(BACKEND, lambda *_: _MADE[-1], devices=["cpu", "cuda"])
+        dist.init_process_group(
+            f"cuda:nccl,cpu:{BACKEND}" if backend == "nccl" else BACKEND,
+            store=c10d.PrefixStore("default", connections.store), rank=rank, world_size=world_size,
+            timeout=timedelta(seconds=COLLECTIVE_S),
+        )  # fmt: skip
+    except (RuntimeError, ValueError) as error:
+        raise PeerLost(f"the group could not be built: {sentence(error)}") from error
+    finally:
+        _MADE.clear()
+
+
+_MADE: list[Any] = []
+"""The group that torch is about to take over."""
+
+
+def _abort_nccl() -> None:
+    """Abort the gradients' communicator: unlike gloo, NCCL can be, from any thread."""
+    with contextlib.suppress(Exception):  # whatever it says, the group is over
+        c10d.group.WORLD._get_backend(torch.device("cuda")).abort()  # noqa: SLF001 - torch has no public way
+
+
+def settle(works: Sequence[dist.Work]) -> None:
+    """Wait until operations of a cut group have let go of their buffers; their errors are of no interest."""
+    for work in works:
+        with contextlib.suppress(RuntimeError):
+            work.wait()

@@ -1,0 +1,175 @@
+"""Says where a job hangs: when this rank has waited long for others, one log entry names whom it waits for, and why.
+
+A lost peer is noticed by its link and a slow rank is no error, so nothing is ended here. But a rank whose own code is stuck
+(a deadlock in a data loader, a debugger, a branch that only one rank takes) stops everybody for as long as nobody looks, and
+the rank that looks stuck is never the one that is. So the waiting rank asks its peers what they do; a peer answers from
+another thread than the one that trains, with that thread's stack.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from heterotrain.network.group import Group
+
+_log = logging.getLogger(__name__)
+
+LIMIT_FACTOR = 10.0
+"""A wait is told about after this many times the peers' time-out: 30 s by default, far beyond any wait for a loss."""
+FRAMES = 16
+"""Innermost frames of a stack that are told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doing:
+    """What one rank does at a moment.
+
+    Attributes:
+        rank: in the process group.
+        name: worker and local rank, for people.
+        answers: whether it could be asked.
+        steps: committed steps.
+        waits_for: the collective that it waits in; empty when it is in code of its own.
+        waits_s: seconds since it waits.
+        stack: of its training thread, outermost first; empty when it waits.
+    """
+
+    rank: int
+    name: str
+    answers: bool = True
+    steps: int = 0
+    waits_for: str = ""
+    waits_s: float = 0.0
+    stack: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Return how the rank is spoken of."""
+        return f"rank {self.rank} ({self.name})"
+
+
+def explain(own: Doing, peers: Sequence[Doing]) -> str:
+    """Return who is waited for, what every peer does, and where this rank stands; the first line says it all.
+
+    Those are waited for who do not wait themselves, or do not answer; when all wait, those who wait for something else.
+    """
+    elsewhere = [p for p in peers if not p.answers or not p.waits_for]
+    others = elsewhere or [p for p in peers if (p.steps, p.waits_for) != (own.steps, own.waits_for)]
+    whom = ", ".join(peer.label for peer in others) or (
+        "nobody in particular, because all ranks wait for the same"
+        if peers
+        else "unknown, because ranks without an operator cannot ask each other"
+    )
+    lines = [f"step {own.steps} has waited {own.waits_s:.0f} s for {own.waits_for}; waited for: {whom}"]
+    for peer in peers:
+        if not peer.answers:
+            lines.append(f"{peer.label} does not answer")
+        elif peer.waits_for:
+            lines.append(f"{peer.label} waits for {peer.waits_for} of step {peer.steps}, since {peer.waits_s:.0f} s")
+        else:
+            lines += [f"{peer.label} is in code of its own, at step {peer.steps}:", *peer.stack]
+    return "\n".join([*lines, f"{own.label} waits here:", *own.stack])
+
+
+def stack_of(thread_id: int | None) -> tuple[str, ...]:
+    """Return the innermost frames of a thread of this process, outermost first; empty when it has ended."""
+    frame = sys._current_frames().get(thread_id) if thread_id is not None else None  # noqa: SLF001 - its only name
+    if frame is None:
+        return ()
+    return tuple(entry.rstrip() for entry in traceback.format_stack(frame)[-FRAMES:])
+
+
+class HangWatch:
+    """Watches whether the training thread waits too long in a collective; tells it again after twice the time."""
+
+    def __init__(
+        self,
+        *,
+        limit_s: float,
+        group: Callable[[], Group | None],
+        steps: Callable[[], int],
+        ask: Callable[[], Sequence[Doing]],
+        name: str,
+    ) -> None:
+        """Begin to watch the thread that calls this.
+
+        Args:
+            limit_s: seconds of waiting after which it is told.
+            group: the group that the training thread may wait in at the moment.
+            steps: committed steps.
+            ask: asks all peers what they do; nobody, where there is no way to ask.
+            name: this rank, for people.
+        """
+        self._limit_s = limit_s
+        self._group = group
+        self._steps = steps
+        self._ask = ask
+        self._name = name
+        self._thread_id = threading.get_ident()
+        self._stop = threading.Event()
+        threading.Thread(target=self._watch, name="heterotrain-hangs", daemon=True).start()
+
+    def close(self) -> None:
+        """Watch no longer."""
+        self._stop.set()
+
+    def doing(self) -> Doing:
+        """Return what this rank does now; safe from any thread."""
+        group = self._group()
+        waiting = group.waiting if group is not None else None
+        now_s = time.monotonic()
+        return Doing(
+            rank=group.rank if group is not None else 0,
+            name=self._name,
+            steps=self._steps(),
+            waits_for=waiting.what if waiting else "",
+            waits_s=now_s - waiting.since_s if waiting else 0.0,
+            stack=stack_of(self._thread_id),
+        )
+
+    def _watch(self) -> None:
+        told, told_s = None, 0.0
+        while not self._stop.wait(self._limit_s / 10):
+            group = self._group()
+            waiting = group.waiting if group is not None else None
+            if told is not None and waiting is not told:
+                _log.warning("the wait for %s is over after at least %.0f s", told.what, told_s)
+                told = None
+            if waiting is None:
+                continue
+            waited_s = time.monotonic() - waiting.since_s
+            if waited_s < (2 * told_s if told is waiting else self._limit_s):
+                continue
+            peers = self._ask()
+            own = self.doing()
+            if own.waits_for and group is not None and group.waiting is waiting:  # it may be over by now
+                _log.warning("%s", explain(own, peers))
+                told, told_s = waiting, waited_s
+
+
+def to_reply(doing: Doing) -> dict[str, object]:
+    """Return what a peer is told of this rank; the stack only where it says what the wait is about."""
+    return {
+        "steps": doing.steps, "waits_for": doing.waits_for, "waits_s": doing.waits_s,
+        "stack": [] if doing.waits_for else list(doing.stack),
+    }  # fmt: skip
+
+
+def from_reply(rank: int, name: str, reply: Mapping[str, object] | None) -> Doing:
+    """Return what a peer said of itself; ``None`` for one that said nothing, or nothing that makes sense."""
+    try:
+        if reply is None:
+            return Doing(rank=rank, name=name, answers=False)
+        stack = reply["stack"]
+        return Doing(
+            rank=rank, name=name, steps=int(str(reply["steps"])), waits_for=str(reply["waits_for"]),
+            waits_s=float(str(reply["waits_s"])), stack=tuple(map(str, stack)) if isinstance(stack, list) else (),
+        )  # fmt: skip
+    except (KeyError, ValueError):
+        return Doing(rank=rank, name=name, answers=False)

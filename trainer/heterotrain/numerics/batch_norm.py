@@ -1,0 +1,223 @@
+"""BatchNorm over the global batch: the statistics are those of all ranks' samples, each counted once.
+
+Each rank sends count, mean and squared deviations of its samples for each channel; all combine them in the same order in
+fp64 (Chan, Golub and LeVeque 1979), so outputs, gradients and running statistics are those of one process that sees the
+whole batch, however it is divided, and equal bits on all ranks. The gradient goes through the statistics, too: with
+``d`` the gradient at the normalised values ``h``, and means over the global batch,
+
+    dx = (d - mean(d) - h mean(d h)) / sqrt(var + eps)
+
+Every rank has to come to the same layers in the same order: so a rank without samples runs one that does not count, and
+a share that has to be cut into micro-batches is refused, since their statistics would be those of the cut.
+
+The exchange runs over the formation's control connections, which neither order nor delay the gradients' buckets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from heterotrain.errors import UsageError
+from heterotrain.network.group import Group
+
+_BatchNorm = nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - the only common base
+
+
+@dataclass(slots=True)
+class Link:
+    """What the layers need to know of the running step.
+
+    Attributes:
+        group: the formation's connections; ``None`` for a process that is alone.
+        counts: whether this rank's samples count; not for the one that a rank without a share runs.
+        micro_batches: into how many this rank's share is cut.
+    """
+
+    group: Group | None = None
+    counts: bool = True
+    micro_batches: int = 1
+
+    def enter(self, group: Group | None, *, micro_batches: int) -> None:
+        """A step begins."""
+        self.group, self.counts, self.micro_batches = group, micro_batches > 0, micro_batches
+
+    def leave(self) -> None:
+        """It is over: outside of steps a model belongs to its rank alone."""
+        self.enter(None, micro_batches=1)
+
+    def __deepcopy__(self, _memo: object) -> Link:
+        """A copy of a model takes part in the same steps."""
+        return self
+
+    def __reduce__(self) -> tuple[type[Link], tuple[()]]:
+        """A model from a file is alone."""
+        return Link, ()
+
+    def gather(self, values_K: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shape in the name
+        """Return every rank's values as W rows of float64 on the CPU.
+
+        Raises:
+            PeerLost: the group is broken.
+        """
+        row_K = values_K.detach().to("cpu", torch.float64).contiguous()  # noqa: N806 - shape in the name
+        if self.group is None:
+            return row_K.unsqueeze(0)
+        work, rows = self.group.gather(row_K)
+        self.group.wait(work, "the statistics of a BatchNorm layer")
+        return torch.stack(rows)
+
+
+def synchronise(model: nn.Module, link: Link) -> list[nn.Module]:
+    """Make every BatchNorm layer of the model one over the global batch, and return them.
+
+    The layers stay the same objects, with the same parameters, buffers and keys.
+
+    Raises:
+        UsageError: a layer is another kind of BatchNorm, such as a lazy one or torch's own SyncBatchNorm.
+    """
+    found: list[nn.Module] = []
+    for name, module in model.named_modules():
+        if not isinstance(module, _BatchNorm):
+            continue
+        if type(module) not in GLOBAL:
+            raise UsageError(
+                f"layer {name!r} is a {type(module).__name__}: use BatchNorm1d, BatchNorm2d or BatchNorm3d, which job.wrap "
+                "makes count over the global batch, or GroupNorm or LayerNorm"
+            )
+        module.__class__ = GLOBAL[type(module)]  # type: ignore[assignment]  # a subclass of what it was
+        module.heterotrain_link, module.heterotrain_name = link, name  # type: ignore[assignment]  # no tensors
+        found.append(module)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Of each channel, over all ranks' samples: mean, biased variance (float64, on the CPU), and how many values."""
+
+    mean: torch.Tensor
+    variance: torch.Tensor
+    count: float
+
+
+class GlobalBatchNorm(_BatchNorm):
+    """Mixed into a BatchNorm layer: while it trains, statistics are over the global batch."""
+
+    heterotrain_link: Link
+    heterotrain_name: str
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the base class names it
+        """Normalise (N, C, *) by channel.
+
+        Raises:
+            PeerLost: the group is broken.
+            UsageError: the share is cut into micro-batches, or there is a single value for each channel.
+        """
+        if not self.training:
+            return super().forward(input)
+        if self.heterotrain_link.micro_batches > 1:
+            raise UsageError(
+                f"layer {self.heterotrain_name!r} is a BatchNorm over the global batch, but this rank's share does not fit "
+                "into memory at once, and statistics of a part would be others: use a smaller global batch, more workers, "
+                "GroupNorm or LayerNorm, or put the layer into eval mode"
+            )
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        moments = moments_of(input, self.heterotrain_link)
+        if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
+            self._track(moments, self.running_mean, self.running_var)
+        output: torch.Tensor = _Normalise.apply(input, moments, self.eps, self.heterotrain_link)
+        if self.weight is not None:
+            output = output * self.weight.view(_by_channel(input)) + self.bias.view(_by_channel(input))
+        return output.to(input.dtype)
+
+    def _track(self, moments: Moments, running_mean: torch.Tensor, running_var: torch.Tensor) -> None:
+        share = 0.0 if self.momentum is None else self.momentum
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                share = 1.0 / float(self.num_batches_tracked)
+        unbiased = moments.variance * (moments.count / (moments.count - 1.0))
+        for running, value in ((running_mean, moments.mean), (running_var, unbiased)):
+            running.mul_(1 - share).add_(value.to(running), alpha=share)
+
+
+class GlobalBatchNorm1d(GlobalBatchNorm, nn.BatchNorm1d):
+    """Over (N, C) or (N, C, L)."""
+
+
+class GlobalBatchNorm2d(GlobalBatchNorm, nn.BatchNorm2d):
+    """Over (N, C, H, W)."""
+
+
+class GlobalBatchNorm3d(GlobalBatchNorm, nn.BatchNorm3d):
+    """Over (N, C, D, H, W)."""
+
+
+GLOBAL: dict[type[nn.Module], type[nn.Module]] = {
+    nn.BatchNorm1d: GlobalBatchNorm1d, nn.BatchNorm2d: GlobalBatchNorm2d, nn.BatchNorm3d: GlobalBatchNorm3d,
+}  # fmt: skip
+
+
+def moments_of(x: torch.Tensor, link: Link) -> Moments:
+    """Return the moments of (N, C, *) over all ranks' samples.
+
+    Raises:
+        PeerLost: the group is broken.
+        UsageError: there is a single value for each channel.
+    """
+    channels = x.shape[1]
+    count = x.numel() / channels if link.counts else 0.0
+    var_C, mean_C = torch.var_mean(_wide(x.detach()), dim=_others(x), correction=0)  # noqa: N806 - shapes in names
+    rows_WK = link.gather(torch.cat([mean_C.new_tensor([count]), mean_C, var_C]))  # noqa: N806
+    rows_WK = rows_WK[rows_WK[:, 0] > 0]  # noqa: N806
+    total = float(rows_WK[:, 0].sum())
+    if total < 2.0:  # noqa: PLR2004 - as torch has it
+        raise UsageError(
+            "BatchNorm needs more than one value for each channel: choose a global batch that leaves more than one sample "
+            "for an epoch's last step"
+        )
+    weight_W1, means_WC, vars_WC = rows_WK[:, :1] / total, rows_WK[:, 1 : 1 + channels], rows_WK[:, 1 + channels :]  # noqa: N806
+    mean_C = (weight_W1 * means_WC).sum(0)  # noqa: N806
+    return Moments(mean=mean_C, variance=(weight_W1 * (vars_WC + (means_WC - mean_C) ** 2)).sum(0), count=total)
+
+
+class _Normalise(torch.autograd.Function):
+    """``(x - mean) / sqrt(var + eps)``, with the gradient through mean and variance of the global batch."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, moments: Moments, eps: float, link: Link) -> torch.Tensor:
+        wide, shape = _wide(x), _by_channel(x)
+        inverse = (moments.variance + eps).rsqrt().to(wide).view(shape)
+        normal = (wide - moments.mean.to(wide).view(shape)) * inverse
+        ctx.save_for_backward(normal, inverse)
+        ctx.count, ctx.link, ctx.counts, ctx.dtype = moments.count, link, link.counts, x.dtype
+        return normal
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        normal, inverse = ctx.saved_tensors
+        d = gradients[0]
+        here = torch.cat([d.sum(_others(d)), (d * normal).sum(_others(d))])
+        if not ctx.counts:
+            here = torch.zeros_like(here)
+        mean_d, mean_dh = (ctx.link.gather(here).sum(0) / ctx.count).to(d).view(2, *_by_channel(d))
+        through = inverse * (d - mean_d - normal * mean_dh) if ctx.counts else torch.zeros_like(d)
+        return through.to(ctx.dtype), None, None, None
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    """Return the tensor in fp32, or in fp64 where it is that."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _others(x: torch.Tensor) -> list[int]:
+    """Return all dimensions but the channels'."""
+    return [dim for dim in range(x.dim()) if dim != 1]
+
+
+def _by_channel(x: torch.Tensor) -> list[int]:
+    """Return the shape in which a vector over channels meets the tensor."""
+    return [1, -1, *([1] * (x.dim() - 2))]

@@ -1,0 +1,171 @@
+"""How one step's numbers are computed, as far as all ranks have to agree on it: format, scale, rate, statistics, wire."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+from heterotrain_core.contract.config import TrainingConfig
+from heterotrain_core.noise import NoiseAverage
+from heterotrain_core.rates import Family, Scaling, Statistics, needed_statistics
+
+from heterotrain.errors import UsageError
+from heterotrain.network.group import Group
+from heterotrain.numerics import batch_norm, learning_rate
+from heterotrain.numerics.compression import DTYPES, UNCOMPRESSED, Wire
+from heterotrain.numerics.learning_rate import Rate, RatePolicy
+from heterotrain.numerics.precision import AUTO, Format, LossScale, Precision
+from heterotrain.numerics.reducer import MIB, Reducer
+from heterotrain.state.training import Training
+
+_log = logging.getLogger(__name__)
+
+WARM_UP_BATCHES = 100
+"""Base batches over which a changed learning-rate factor comes into force, where the user names no samples."""
+
+
+class Numerics:
+    """The numeric settings in force, and the replicated state behind them.
+
+    Attributes:
+        precision: format of the forward pass.
+        link: what BatchNorm layers know of the step.
+        noise: averages by kind of statistics; whoever observes steps sets them.
+        base_samples: the batch that the user's learning rate was chosen for.
+    """
+
+    def __init__(self, config: TrainingConfig, device: torch.device, training: Training) -> None:
+        """Register the state with ``training``.
+
+        Raises:
+            UsageError: this device cannot compute in the configured format, or a setting is none of those that there are.
+        """
+        for name, value, known in (
+            ("precision", config.precision, (AUTO, *Format)),
+            ("compression", config.compression, (UNCOMPRESSED, *DTYPES)),
+            ("learningRateScaling", config.learning_rate_scaling, tuple(Scaling)),
+        ):
+            if value not in known:
+                raise UsageError(f"{name} {value!r} is unknown: choose one of {', '.join(known)}")
+        self.precision = Precision(config.precision, device)
+        self.link = batch_norm.Link()
+        self.noise = dict.fromkeys(Statistics, NoiseAverage())
+        self.base_samples = base = config.base_batch_samples
+        self._config = config
+        self._training = training
+        warm_up = config.learning_rate_warm_up_samples
+        self._policy = RatePolicy(
+            scaling=Scaling(config.learning_rate_scaling), base_samples=base,
+            warm_up_samples=WARM_UP_BATCHES * base if warm_up is None else warm_up,
+        )  # fmt: skip
+        self._rate = self._next = Rate()
+        self._loss_scale = LossScale()
+        self._mixing: list[torch.nn.Module] = []
+        training.extras["heterotrain-numerics"] = self
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what joiners and checkpoints need."""
+        return {
+            "rate": asdict(self._rate),
+            "loss_scale": asdict(self._loss_scale),
+            "noise": {str(kind): asdict(average) for kind, average in self.noise.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        """Take it over."""
+        self._rate = self._next = Rate(**state["rate"])
+        self._loss_scale = LossScale(**state["loss_scale"])
+        self.noise = {Statistics(kind): NoiseAverage(**average) for kind, average in state["noise"].items()}
+
+    # -- what the script hands over ----------------------------------------------------------------------------------
+
+    def reducer(self, model: torch.nn.Module) -> Reducer:
+        """Make layers that mix samples count over the global batch, and return the model's buckets.
+
+        Raises:
+            UsageError: a layer mixes samples in a way that is not known.
+        """
+        self._mixing = batch_norm.synchronise(model, self.link)
+        wire: Callable[[], Wire] | None = None
+        if self._config.compression != UNCOMPRESSED:
+            wire = partial(Wire, self._config.compression)
+        return Reducer(model, bucket_bytes=int(self._config.bucket_mib * MIB), wire=wire)
+
+    def check(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse an optimizer that the learning-rate rule does not know.
+
+        Raises:
+            UsageError: it is one.
+        """
+        learning_rate.check(self._policy.scaling, optimizer)
+
+    # -- around a step -----------------------------------------------------------------------------------------------
+
+    @property
+    def needs_everybody(self) -> bool:
+        """Whether a rank without samples has to run the model, because layers wait for all ranks."""
+        return any(layer.training for layer in self._mixing)
+
+    def form(self, group: Group | None) -> None:
+        """Agree with a new formation.
+
+        Raises:
+            PeerLost: the group is broken.
+        """
+        before = self.precision.format
+        self.precision.agree(group)
+        if self.precision.format is not before:
+            _log.info("forward passes run in %s from now on", self.precision.format)
+
+    @property
+    def loss_scale(self) -> float:
+        """Factor on the loss."""
+        return self._loss_scale.factor if self.precision.scales_loss else 1.0
+
+    @property
+    def wants_preconditioned(self) -> bool:
+        """Whether the learning-rate rule needs the noise of preconditioned gradients."""
+        families = {learning_rate.family_of(optimizer) for optimizer in self._training.optimizers}
+        return any(
+            needed_statistics(self._policy.scaling, family) is Statistics.PRECONDITIONED
+            for family in families
+            if family is not None
+        )
+
+    def update(self, optimizer: torch.optim.Optimizer, *, global_batch_samples: int) -> None:
+        """Take the optimizer's step at the learning rate that belongs to the plan's global batch."""
+        self._plan(optimizer, global_batch_samples)
+        learning_rate.step_scaled(optimizer, self._next.factor)
+
+    def skip(self, optimizer: torch.optim.Optimizer, *, global_batch_samples: int) -> None:
+        """Leave the weights alone: the gradient overflowed in fp16. The step counts as any other."""
+        self._plan(optimizer, global_batch_samples)
+
+    def committed(self, *, finite: bool) -> int:
+        """Take over the state that follows a committed step; return how often schedulers are to be stepped."""
+        if self.precision.scales_loss:
+            self._loss_scale = self._loss_scale.after(finite=finite)
+            if not finite:
+                _log.info(
+                    "the gradient overflowed in fp16: weights left alone, loss scale now %g", self._loss_scale.factor
+                )
+        steps = learning_rate.schedule_steps(self._rate, self._next)
+        self._rate = self._next
+        return steps
+
+    @property
+    def learning_rate_scale(self) -> float:
+        """Factor on the learning rate in the last committed step."""
+        return self._rate.factor
+
+    def _plan(self, optimizer: torch.optim.Optimizer, global_batch_samples: int) -> None:
+        family = learning_rate.family_of(optimizer) or Family.SGD  # the other rules treat all alike
+        kind = needed_statistics(self._policy.scaling, family)
+        self._next = self._policy.next(
+            self._rate, family=family, batch_samples=global_batch_samples,
+            done_samples=self._training.progress.samples, noise_samples=self.noise[kind].scale() if kind else None,
+        )  # fmt: skip

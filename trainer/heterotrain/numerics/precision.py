@@ -1,0 +1,101 @@
+"""In which number format the forward pass runs, and the loss scale that keeps fp16 gradients from vanishing.
+
+Parameters, gradients in the buckets and optimizer state stay in the model's own format (torch.autocast). All ranks use
+the same format, scale by the same factor and leave out the same steps: the factor is replicated state, and whether a
+step's gradient is usable is seen on the sum over ranks, which is the same everywhere.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+
+from heterotrain.errors import UsageError
+from heterotrain.network.group import Group
+
+AUTO = "auto"
+MOST_SCALE = 2.0**24
+GROW_AFTER = 2000
+"""Clean steps after which the loss scale is doubled (Micikevicius et al., "Mixed precision training", 2018)."""
+
+
+class Format(StrEnum):
+    """Of the forward pass."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+
+DTYPES = {Format.BF16: torch.bfloat16, Format.FP16: torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossScale:
+    """The factor on the loss in fp16: a power of two, so it changes no digit of the gradient.
+
+    Attributes:
+        factor: on the loss.
+        clean_steps: committed steps since it last changed.
+    """
+
+    factor: float = 65536.0
+    clean_steps: int = 0
+
+    def after(self, *, finite: bool) -> LossScale:
+        """Return the scale for the next step: halved when this step's gradient overflowed, doubled after many good ones."""
+        if not finite:
+            return LossScale(factor=max(1.0, self.factor / 2))
+        if self.clean_steps + 1 < GROW_AFTER:
+            return LossScale(factor=self.factor, clean_steps=self.clean_steps + 1)
+        return LossScale(factor=min(MOST_SCALE, self.factor * 2))
+
+
+class Precision:
+    """The format in force in the running formation."""
+
+    def __init__(self, setting: str, device: torch.device) -> None:
+        """``setting`` is the configuration's: a format, or ``auto``.
+
+        Raises:
+            UsageError: this device cannot compute in the format that was asked for.
+        """
+        self._device = device
+        self._is_auto = setting == AUTO
+        self.format = Format.FP32 if self._is_auto else Format(setting)
+        if self.format is Format.BF16 and device.type != "cpu" and not has_bf16(device):
+            raise UsageError(
+                f"precision bf16 is asked for, but {torch.cuda.get_device_name(device)} cannot compute in it: "
+                "use precision auto, fp16 or fp32, or leave this pool out"
+            )
+
+    def agree(self, group: Group | None) -> None:
+        """Choose the format for a new formation; to be called by all its ranks.
+
+        Raises:
+            PeerLost: the group is broken.
+        """
+        if not self._is_auto:
+            return
+        own = has_bf16(self._device)
+        everybody = own if group is None else all(row[0] == 1.0 for row in group.gather_now([float(own)]))
+        self.format = Format.BF16 if everybody else Format.FP32
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether gradients need a loss scale."""
+        return self.format is Format.FP16
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return what a forward pass runs in."""
+        if self.format is Format.FP32:
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype=DTYPES[self.format])
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Return whether the device computes in bf16 faster than in fp32: CUDA from compute capability 8.0 on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)

@@ -1,0 +1,283 @@
+"""Gradient buckets: gradients are summed over ranks while backward still runs.
+
+Each parameter's gradient is a view into the flat buffer of its bucket. When the last gradient of a bucket has arrived in
+the last micro-batch, the bucket's all-reduce starts; buckets start in the same order on every rank. The losses are scaled
+before backward so that the plain sum over ranks is the gradient of the global batch: ``g = sum_i (n_i / sum n) g_i``.
+
+Why not DistributedDataParallel: it belongs to one process group, needs the user's forward pass on a rank without samples,
+and hides its buffers; this outlives formations, and the wrapped model stays the user's own (docs/adr).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from heterotrain.errors import UsageError
+from heterotrain.network.group import Group, settle
+from heterotrain.numerics.compression import Wire, largest
+
+MIB = 1024 * 1024
+FIRST_BUCKET_BYTES = MIB
+"""The first bucket ends when it has this much, whatever the others hold: a slow link gets something to carry early."""
+
+
+@dataclass(slots=True, eq=False)
+class Bucket:
+    """Some parameters and the flat buffer that holds their gradients."""
+
+    flat: torch.Tensor
+    parameters: list[torch.nn.Parameter]
+    views: list[torch.Tensor]
+    wire: Wire | None = None
+    packed: torch.Tensor | None = None
+    missing: int = 0
+    work: dist.Work | None = None
+    started_s: float = math.nan
+    done_s: float = math.nan
+
+
+@dataclass(slots=True)
+class Timing:
+    """Moments of one step's last backward pass, in ``time.perf_counter`` seconds."""
+
+    backward_began_s: float = math.nan
+    first_bucket_s: float = math.nan
+    backward_ended_s: float = math.nan
+    buckets_s: tuple[float, ...] = ()
+
+
+@dataclass(slots=True)
+class Reducer:
+    """Buckets over a model's parameters; knows nothing of steps or plans.
+
+    Attributes:
+        model: whose parameters they are.
+        bucket_bytes: most bytes of a bucket.
+        wire: makes a bucket's way to the other ranks; ``None`` when gradients travel as they are.
+        on_launch: sees each bucket before it is reduced.
+    """
+
+    model: torch.nn.Module
+    bucket_bytes: int
+    wire: Callable[[], Wire] | None = None
+    on_launch: Callable[[Bucket], None] | None = None
+    timing: Timing = field(default_factory=Timing)
+    _buckets: list[Bucket] = field(default_factory=list)
+    _bucket_of: dict[int, Bucket] = field(default_factory=dict)
+    _arrived: set[int] = field(default_factory=set)
+    _signature: tuple[bool, ...] = ()
+    _hooks: list[torch.utils.hooks.RemovableHandle] = field(default_factory=list)
+    _group: Group | None = None
+    _armed: bool = False
+    _next: int = 0
+    _watching: bool = False
+    _on_gradient: Callable[[torch.Tensor, torch.Tensor], None] | None = None
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        """The buckets, in the order in which they are reduced."""
+        return self._buckets
+
+    @property
+    def flats(self) -> list[torch.Tensor]:
+        """The flat gradient buffers, in the order in which they are reduced."""
+        return [bucket.flat for bucket in self._buckets]
+
+    def begin(self) -> None:
+        """Start a step with zero gradients; notices parameters that were frozen or thawed since."""
+        signature = tuple(p.requires_grad for p in self.model.parameters())
+        if signature != self._signature:
+            self._build()
+            self._signature = signature
+        self.abandon()
+        self.on_launch = self._on_gradient = None
+        for bucket in self._buckets:
+            bucket.flat.zero_()
+            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                if parameter.grad is not view:
+                    parameter.grad = view
+
+    def watch(self, on_gradient: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+        """Show each parameter with what a backward pass adds to its gradient, until the next step begins."""
+        self._on_gradient = on_gradient
+        if self._watching:
+            return
+        self._watching = True  # from now on, because a call for each parameter costs time
+
+        def look(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+            if self._on_gradient is not None:
+                self._on_gradient(parameter, gradient)
+
+        for bucket in self._buckets:
+            for parameter in bucket.parameters:
+                self._hooks.append(parameter.register_hook(partial(look, parameter)))  # type: ignore[no-untyped-call]
+
+    def arm(self, group: Group | None) -> None:
+        """Let the next backward pass start the reductions over ``group`` (``None``: this rank is alone)."""
+        if group is not self._group and self.wire is not None:
+            for bucket in self._buckets:
+                bucket.wire = self.wire()  # what one formation has learned, a newcomer does not know
+        self._group, self._armed, self._next = group, True, 0
+        self._arrived.clear()
+        self.timing = Timing(backward_began_s=time.perf_counter())
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.parameters)
+            bucket.work, bucket.started_s, bucket.done_s = None, math.nan, math.nan
+
+    def flush(self) -> None:
+        """Start what is left after backward: buckets of parameters that got no gradient."""
+        self.timing.backward_ended_s = time.perf_counter()
+        while self._next < len(self._buckets):
+            self._launch(self._buckets[self._next])
+        self._armed = False
+
+    def wait(self) -> None:
+        """Return when every bucket is reduced.
+
+        Raises:
+            PeerLost: the group is broken.
+        """
+        if self._group is None:
+            return
+        for number, bucket in enumerate(self._buckets, 1):
+            if bucket.work is not None:
+                self._group.wait(bucket.work, f"gradient bucket {number} of {len(self._buckets)}")
+                self._unpack(bucket, self._group)
+        self.timing.buckets_s = self._transfers()
+        for bucket in self._buckets:
+            bucket.work = bucket.packed = None
+
+    def abandon(self) -> None:
+        """Forget a step that failed; returns when its operations have let go of the buffers (cut the group before)."""
+        settle([bucket.work for bucket in self._buckets if bucket.work is not None])
+        for bucket in self._buckets:
+            bucket.work = bucket.packed = None
+        self._armed = False
+
+    def scale(self, factor: float) -> None:
+        """Multiply every gradient."""
+        for bucket in self._buckets:
+            bucket.flat.mul_(factor)
+
+    def clamp(self, limit: float) -> None:
+        """Bring every element of the gradients into [-limit, limit]."""
+        for bucket in self._buckets:
+            bucket.flat.clamp_(-limit, limit)
+
+    def is_finite(self) -> bool:
+        """Return whether every element is finite: the same on all ranks once the buckets are reduced."""
+        return all(math.isfinite(largest(bucket.flat)) for bucket in self._buckets)
+
+    def squared_norm(self) -> torch.Tensor:
+        """Return the squared norm over all gradients as a float64 scalar."""
+        return squared_norm(self.flats)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _build(self) -> None:
+        for handle in self._hooks:
+            handle.remove()
+        self._hooks, self._buckets, self._bucket_of, self._watching = [], [], {}, False
+        trainable = [p for p in self.model.parameters() if p.requires_grad]
+        if not trainable:
+            raise UsageError("the model has no parameter that requires a gradient: nothing can be trained")
+        # Backward reaches the last layers first: their bucket can start while the rest is still being computed.
+        for parameters in _cut(list(reversed(trainable)), FIRST_BUCKET_BYTES, self.bucket_bytes):
+            first = parameters[0]
+            flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
+            views, offset = [], 0
+            for parameter in parameters:
+                views.append(flat[offset : offset + parameter.numel()].view_as(parameter))
+                offset += parameter.numel()
+            bucket = Bucket(flat=flat, parameters=parameters, views=views, wire=self.wire() if self.wire else None)
+            self._buckets.append(bucket)
+            for parameter in parameters:
+                self._bucket_of[id(parameter)] = bucket
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrive))  # type: ignore[no-untyped-call]
+
+    def _arrive(self, parameter: torch.Tensor) -> None:
+        if not self._armed:
+            return
+        if id(parameter) in self._arrived:
+            raise UsageError(
+                "a parameter got its gradient twice in one backward pass: use step.backward once for each micro-batch, "
+                "and checkpoint activations with use_reentrant=False"
+            )
+        self._arrived.add(id(parameter))
+        bucket = self._bucket_of[id(parameter)]
+        bucket.missing -= 1
+        while self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
+            self._launch(self._buckets[self._next])
+
+    def _launch(self, bucket: Bucket) -> None:
+        self._next += 1
+        bucket.started_s = time.perf_counter()
+        if math.isnan(self.timing.first_bucket_s):
+            self.timing.first_bucket_s = bucket.started_s
+        for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+            if parameter.grad is not view:  # something replaced the gradient instead of adding to it
+                if parameter.grad is not None:
+                    view.copy_(parameter.grad)
+                parameter.grad = view
+        if self.on_launch is not None:
+            self.on_launch(bucket)
+        if self._group is None or self._group.world_size == 1:
+            return
+
+        def note(_future: object) -> None:
+            bucket.done_s = time.perf_counter()
+
+        bucket.packed = bucket.wire.pack(bucket.flat) if bucket.wire is not None else None
+        bucket.work = self._group.all_reduce(bucket.flat if bucket.packed is None else bucket.packed)
+        bucket.work.get_future().add_done_callback(note)
+
+    def _unpack(self, bucket: Bucket, group: Group) -> None:
+        if bucket.wire is None:
+            return
+        if bucket.packed is not None and not bucket.wire.unpack(bucket.packed, bucket.flat):
+            group.wait(group.all_reduce(bucket.flat))  # every rank sees the same sum that did not fit
+        bucket.wire.learn(bucket.flat)
+
+    def _transfers(self) -> tuple[float, ...]:
+        """Return each bucket's transfer seconds; time in which an earlier bucket still used the wire is not its own."""
+        seconds, free_s, now_s = [], -math.inf, time.perf_counter()
+        for bucket in self._buckets:
+            done_s = now_s if math.isnan(bucket.done_s) else bucket.done_s  # the note may come after the wait returned
+            seconds.append(max(0.0, done_s - max(bucket.started_s, free_s)))
+            free_s = max(free_s, done_s)
+        return tuple(seconds)
+
+
+def squared_norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the sum of squares of all elements as a float64 scalar; half formats are summed in fp32."""
+    total = torch.zeros((), dtype=torch.float64, device=tensors[0].device)
+    for tensor in tensors:
+        flat = tensor.reshape(-1)
+        flat = flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat
+        total += torch.dot(flat, flat)
+    return total
+
+
+def _cut(parameters: list[torch.nn.Parameter], first_bytes: int, limit_bytes: int) -> list[list[torch.nn.Parameter]]:
+    """Cut the list into runs of one dtype and device with at most ``limit_bytes`` (a larger parameter stands alone).
+
+    The first run ends as soon as it has ``first_bytes``.
+    """
+    runs: list[list[torch.nn.Parameter]] = []
+    used = 0
+    for parameter in parameters:
+        size = parameter.numel() * parameter.element_size()
+        same = bool(runs) and (runs[-1][0].dtype, runs[-1][0].device) == (parameter.dtype, parameter.device)
+        if not same or used + size > limit_bytes or (len(runs) == 1 and used >= first_bytes):
+            runs.append([])
+            used = 0
+        runs[-1].append(parameter)
+        used += size
+    return runs

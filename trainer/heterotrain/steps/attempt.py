@@ -1,0 +1,68 @@
+"""What a repeated step starts from: the buffers before it, and micro-batches that fit."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from heterotrain_core.contract import metrics as names
+
+from heterotrain.errors import UsageError
+from heterotrain.steps.step import Step
+from heterotrain.telemetry.report import Report
+
+_log = logging.getLogger(__name__)
+
+
+def seed_step(seed: int, device: torch.device) -> None:
+    """Seed the generators that a step's model draws from: the CPU's and that of the rank's own device.
+
+    ``torch.manual_seed`` also seeds what is not there, and writes down the caller's stack for each of it: a tenth of a
+    millisecond a step.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
+class Attempts:
+    """Keeps what an attempt changes besides gradients, and learns from those that ran out of memory.
+
+    Attributes:
+        cap_samples: the largest micro-batch that is tried; ``None`` while nothing was learned.
+        kept: the model's buffers before the running attempt, by name.
+    """
+
+    def __init__(self, report: Report) -> None:
+        self.cap_samples: int | None = None
+        self._report = report
+        self.kept: dict[str, torch.Tensor] = {}
+        self._model: torch.nn.Module | None = None
+
+    def begin(self, model: torch.nn.Module | None) -> None:
+        """Copy the model's buffers (running statistics and the like), so that a repeated step starts from the same."""
+        self._model = model
+        self.kept = {name: b.detach().clone() for name, b in model.named_buffers()} if model is not None else {}
+
+    def undo(self) -> None:
+        """Put the buffers back."""
+        for name, buffer in self._model.named_buffers() if self._model is not None else ():
+            buffer.copy_(self.kept[name])
+
+    def halve(self, step: Step) -> None:
+        """After running out of memory: from now on half the largest micro-batch.
+
+        Raises:
+            UsageError: one sample alone does not fit.
+        """
+        largest = max(step.task.micro_batches, default=1)
+        if largest == 1:
+            raise UsageError(
+                "one sample alone does not fit into memory: use a smaller model or sample"
+            ) from step.failure
+        self.cap_samples = largest // 2
+        self._report.count(names.OUT_OF_MEMORY)
+        self._report.gauges({names.MICRO_BATCH_CAP: float(self.cap_samples)})
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.empty_cache()
+        _log.warning("out of memory with micro-batches of %d samples: using %d from now on", largest, self.cap_samples)

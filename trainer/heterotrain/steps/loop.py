@@ -1,0 +1,329 @@
+"""The loop under ``job.steps``: formations, plans and steps, one transaction after the other."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from heterotrain_core.contract import metrics as names
+from heterotrain_core.contract.config import TrainingConfig
+
+from heterotrain.checkpoints.checkpoint import new_mark
+from heterotrain.checkpoints.keeper import CheckpointKeeper
+from heterotrain.checkpoints.record import RunRecord
+from heterotrain.data.sources import Source
+from heterotrain.errors import PeerLost, RepeatStep, UsageError
+from heterotrain.farewell import Farewell
+from heterotrain.identity import Identity
+from heterotrain.membership.agreement import plan_slot
+from heterotrain.membership.interface import Formed, Membership
+from heterotrain.membership.plan_source import Held
+from heterotrain.membership.roster import may_adopt, roster_of, workers_of
+from heterotrain.membership.standing import Standing
+from heterotrain.network.control import Verdict
+from heterotrain.numerics.method import Numerics
+from heterotrain.numerics.reducer import Reducer
+from heterotrain.state.training import Training
+from heterotrain.steps.attempt import Attempts, seed_step
+from heterotrain.steps.departure import Departure
+from heterotrain.steps.feed import Feed
+from heterotrain.steps.observe import Observer
+from heterotrain.steps.step import Step
+from heterotrain.steps.task import Task
+from heterotrain.steps.vote import exchange_votes
+from heterotrain.telemetry.board import Board
+from heterotrain.telemetry.report import Report
+
+_log = logging.getLogger(__name__)
+
+
+class NobodyNeedsUs(Exception):  # noqa: N818 - names the event; it never leaves this file
+    """Everything is committed and nobody is left who would need this rank's state."""
+
+
+class Loop:
+    """Drives one rank from its first formation to its farewell."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        config: TrainingConfig,
+        device: torch.device,
+        training: Training,
+        membership: Membership,
+        keeper: CheckpointKeeper,
+        numerics: Numerics,
+        observer: Observer,
+        report: Report,
+        farewell: Farewell,
+        record: RunRecord,
+    ) -> None:
+        self.formed: Formed | None = None
+        self.departure = Departure(
+            config=config, training=training, membership=membership, keeper=keeper, farewell=farewell
+        )
+        self.reducer: Reducer | None = None
+        self.run_hooks: Callable[[int], None] = lambda _epoch: None
+        self.schedulers: list[Any] = []
+        self.board: Board | None = None
+        self._identity = identity
+        self._config = config
+        self._device = device
+        self._training = training
+        self._membership = membership
+        self._keeper = keeper
+        self._numerics = numerics
+        self._observer = observer
+        self._report = report
+        self._attempts = Attempts(report)
+        self._feed: Feed | None = None
+        self._standing: Standing | None = None
+        self._uncommitted: Step | None = None
+        self._began_s = time.monotonic()
+        self._step_s = 0.0
+        self._record = record
+
+    def steps(self, source: Source, *, workers: int) -> Iterator[Step]:
+        """Yield steps until everything is committed; ``workers`` processes load samples ahead."""
+        self._feed = Feed(
+            source, config=self._config, device=self._device, identity=self._identity, report=self._report,
+            workers=workers,
+        )  # fmt: skip
+        self._report.gauges({names.READY: 1.0})  # from now on others may wait for this rank: its loaders are up
+        while True:
+            try:
+                formed = self.formed or self._form()
+                self._finish_epoch()
+                if self._is_done():
+                    self.departure.conclude(formed)
+                    return
+                self._keeper.maybe_write(formed, self._training)
+                step = self._prepare(formed, self._feed)
+            except PeerLost as lost:
+                self._break(lost)
+                continue
+            except NobodyNeedsUs:
+                self.departure.finish_alone(self._standing)
+                return
+            yield step
+            if not step.committed:
+                self._repeat(step)
+            elif self.departure.reason:
+                self._training.progress = replace(self._training.progress, stopped=True)
+
+    # -- formations --------------------------------------------------------------------------------------------------
+
+    def _form(self) -> Formed:
+        formed = self._membership.form(self._standing)
+        if formed is None:
+            if self._is_done():
+                raise NobodyNeedsUs
+            self.departure.leave(self._standing)
+        self.formed = formed
+        roster = formed.roster
+        self._log_late_commit(formed)
+        self._observer.forget()
+        self._numerics.form(formed.group)
+        self._report.gauges({
+            names.PLAN_GENERATION: float(roster.formation.generation),
+            names.PLAN_REVISION: float(roster.plan.revision),
+            names.FORMATION: float(roster.formation.number),
+            names.WORLD_SIZE: float(len(roster.plan_ranks)),
+        })  # fmt: skip
+        return formed
+
+    def _break(self, lost: Exception) -> None:
+        """Leave a formation that lost a member; the next turn of the loop looks for another one."""
+        formed, self.formed = self.formed, None
+        if formed is None:
+            raise lost
+        _log.warning("formation %s is over: %s", formed.roster.formation, lost)
+        self._observer.membership_changed(names.CAUSE_LOSS)
+        if formed.group is not None:
+            formed.group.cut(str(lost))
+            if self.reducer is not None:
+                self.reducer.abandon()
+            formed.group.close()
+        self._keeper.lost_a_member()
+        self.departure.announced = False
+        self._standing = formed.standing
+
+    def _disband(self, formed: Formed, *, leaving: frozenset[int], cause: str) -> None:
+        """Close a formation that everybody leaves on purpose."""
+        self._observer.membership_changed(cause)
+        if formed.group is not None:
+            try:
+                formed.group.gather_now([0.0])  # nobody hangs up while another still waits for the end of the step
+            except PeerLost as lost:
+                formed.group.cut(str(lost))
+            formed.group.close()
+        self.formed = None
+        self._standing = replace(formed.standing, leaving=leaving)
+        self.departure.announced = formed.roster.plan_ranks[formed.rank] in leaving
+
+    def _is_done(self) -> bool:
+        progress = self._training.progress
+        return progress.stopped or (progress.epoch >= self._config.epochs and progress.evaluated >= progress.epoch)
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def _prepare(self, formed: Formed, feed: Feed) -> Step:
+        self._adopt(formed)
+        self._began_s = time.monotonic()
+        task = feed.task(formed, self._training.progress, cap_samples=self._attempts.cap_samples)
+        seed_step(feed.seed_of(task), self._device)
+        self._attempts.begin(self._training.model)
+        reducer = self._must_reduce()
+        reducer.begin()
+        measurement = self._observer.begin(reducer, task)
+        return Step(
+            task=task, reducer=reducer, numerics=self._numerics, group=formed.group, host=self, measurement=measurement
+        )
+
+    def _adopt(self, formed: Formed) -> None:
+        """Put a newer revision into force when this is a boundary."""
+        progress = self._training.progress
+        if not may_adopt(formed.roster, formed.agreed.plan, epoch_step=progress.epoch_steps):
+            return
+        formed.roster = roster_of(
+            formed.agreed.plan, plan_ranks=formed.roster.plan_ranks, formation=formed.roster.formation,
+            epoch=progress.epoch, epoch_step=progress.epoch_steps,
+        )  # fmt: skip
+        plan = formed.roster.plan
+        self._report.gauges({names.PLAN_REVISION: float(plan.revision)})
+        _log.info("plan %d.%d in force: shares %s", plan.generation, plan.revision, list(formed.roster.shares))
+
+    def _repeat(self, step: Step) -> None:
+        """Undo an attempt; the next turn of the loop yields the step again."""
+        self._attempts.undo()
+        if isinstance(step.failure, PeerLost):
+            self._uncommitted = step
+            self._break(step.failure)
+        elif isinstance(step.failure, torch.OutOfMemoryError):
+            self._attempts.halve(step)
+            self._observer.forget()
+        elif not isinstance(step.failure, RepeatStep):
+            raise UsageError("run each step inside `with step:` and end it with step.apply(optimizer)")
+        self._report.count(names.REPEATED_STEPS)
+
+    def _finish_epoch(self) -> None:
+        """Run what the script wants done after an epoch, once per epoch."""
+        progress = self._training.progress
+        if progress.evaluated < progress.epoch:
+            self.run_hooks(progress.epoch - 1)
+            self._training.progress = replace(progress, evaluated=progress.epoch)
+            self._observer.evaluated()
+
+    # -- a step's host -----------------------------------------------------------------------------------------------
+
+    def fetch(self, task: Task, offset: int, size: int) -> Any:
+        """Return ``size`` samples of the task from its ``offset``-th on, as a batch on the device."""
+        left_s = self.departure.left_s
+        if left_s is not None and self.formed is not None:
+            # Nothing but buffers has changed since the last committed step, and those are kept.
+            self._keeper.hurry(
+                self.formed, self._training, self._attempts.kept, left_s=left_s,
+                step_left_s=max(0.0, self._step_s - (time.monotonic() - self._began_s)),
+            )  # fmt: skip
+        return self._must_feed().fetch(task, offset, size)
+
+    def is_broken(self) -> bool:
+        """Return whether the formation is known to be broken."""
+        return self.formed is None or (self.formed.group is not None and self.formed.group.is_cut)
+
+    def vote(self, step: Step, *, ok: bool) -> Verdict:
+        """Exchange the control vector and wait for the buckets.
+
+        Raises:
+            PeerLost: the group broke meanwhile.
+        """
+        formed, reducer, observer = self._must_form(), self._must_reduce(), self._observer
+        held = self._newest_for(formed)
+        drained = self._identity.worker in formed.agreed.plan.drain
+        slot = replace(
+            plan_slot(
+                held, vote=ok, steps=step.task.number, leaving=self.departure.wanted or drained, weight=step.weight
+            ),
+            loss_sum=float(step.loss_sum),
+            checkpoint=self._keeper.proposes(formed, self._training),
+            mark=new_mark(),
+            plain=observer.plain,
+            steered=observer.steered,
+            buckets_s=observer.buckets_s or (math.nan,) * len(reducer.flats),
+        )
+        decision, held = exchange_votes(formed, reducer, slot, held, job_uid=self._identity.job_uid)
+        self._membership.offer(held.text)
+        if held.plan.version > formed.agreed.plan.version:
+            formed.agreed = held
+        return decision
+
+    def commit(self, step: Step, decision: Verdict) -> None:
+        """Everything that follows a step that all ranks finished."""
+        now_s = time.perf_counter()
+        formed = self._must_form()
+        feed = self._must_feed()
+        self._step_s = time.monotonic() - self._began_s
+        self._training.progress = feed.advanced(self._training.progress, step.task)
+        feed.log(step.task, formed.standing)
+        self._record.note(formed.roster, step=step.task.number)
+        for _ in range(self._numerics.committed(finite=not step.skipped)):
+            for scheduler in self.schedulers:
+                scheduler.step()
+        self._observer.committed(step, decision, formed, now_s=now_s)
+        if self.board is not None:
+            self.board.committed(formed, self._training.optimizers, step=self._training.progress.steps)
+        self._follow(formed, decision)
+
+    def _follow(self, formed: Formed, decision: Verdict) -> None:
+        """Act on what the control vector said: who leaves, and whether a new generation begins."""
+        roster = formed.roster
+        pods = workers_of(roster.plan, tuple(roster.plan_ranks[rank] for rank in decision.leaving))
+        leaving = frozenset(rank for rank in roster.plan_ranks if roster.plan.members[rank].worker in pods)
+        everybody_leaves = len(leaving) == len(roster.plan_ranks)
+        if decision.checkpoint and not everybody_leaves:
+            self._keeper.write_part(formed, self._training, mark=decision.mark)
+        newer = formed.agreed.plan.generation > roster.formation.generation
+        if not leaving and not newer:
+            return
+        joins = newer and len(formed.agreed.plan.members) > len(roster.plan_ranks)
+        self._disband(formed, leaving=leaving, cause=names.CAUSE_JOIN if joins else names.CAUSE_LEAVE)
+        if not leaving:
+            return
+        self._keeper.want()  # whole spot pools vanish together: a survivor keeps the state
+        if roster.plan_ranks[formed.rank] in leaving:
+            self.departure.soon()
+            if everybody_leaves:
+                self.departure.rescue(formed, mark=decision.mark)
+
+    # -- small things ------------------------------------------------------------------------------------------------
+
+    def _newest_for(self, formed: Formed) -> Held:
+        newest = self._membership.newest()
+        return newest if newest is not None and newest.plan.version > formed.agreed.plan.version else formed.agreed
+
+    def _log_late_commit(self, formed: Formed) -> None:
+        """Write the line of a step that others had committed when this rank lost them."""
+        step, self._uncommitted = self._uncommitted, None
+        if step is not None and formed.group is not None and self._training.progress.steps > step.task.number:
+            self._must_feed().log(step.task, self._standing or formed.standing)
+
+    def _must_form(self) -> Formed:
+        if self.formed is None:
+            raise PeerLost("there is no formation")
+        return self.formed
+
+    def _must_reduce(self) -> Reducer:
+        if self.reducer is None:
+            raise UsageError("call model = job.wrap(model) before job.steps")
+        return self.reducer
+
+    def _must_feed(self) -> Feed:
+        if self._feed is None:
+            raise UsageError("call job.steps first")
+        return self._feed

@@ -1,0 +1,289 @@
+"""One step as a transaction: committed by all ranks or by none.
+
+``with step:`` swallows what ends an attempt through no fault of the script (a lost peer, another rank's vote, too little
+memory); the iterator then yields the same step again, with the same samples, random numbers and buffers.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import torch
+
+from heterotrain.errors import PeerLost, RepeatStep, UsageError
+from heterotrain.network.control import Verdict
+from heterotrain.network.group import Group
+from heterotrain.numerics.method import Numerics
+from heterotrain.numerics.noise import Measurement
+from heterotrain.numerics.reducer import Reducer
+from heterotrain.steps.task import Clock, Task
+
+_log = logging.getLogger(__name__)
+
+
+class Host(Protocol):
+    """What a step needs of its job."""
+
+    def fetch(self, task: Task, offset: int, size: int) -> Any:
+        """Return ``size`` samples of the task from its ``offset``-th on, as a batch on the device."""
+
+    def vote(self, step: Step, *, ok: bool) -> Verdict:
+        """Exchange the control vector and wait for the buckets."""
+
+    def commit(self, step: Step, decision: Verdict) -> None:
+        """Everything that follows a step that all ranks finished."""
+
+    def is_broken(self) -> bool:
+        """Return whether the formation is known to be broken."""
+
+
+@dataclass(slots=True)
+class Step:
+    """One step of the training loop."""
+
+    task: Task
+    reducer: Reducer
+    numerics: Numerics
+    group: Group | None
+    host: Host
+    measurement: Measurement | None = None
+    clock: Clock = field(default_factory=Clock)
+    committed: bool = False
+    skipped: bool = False
+    failure: Exception | None = None
+    weight: float = 0.0
+    loss_sum: torch.Tensor | float = 0.0
+    logged: dict[str, float] = field(default_factory=dict)
+    _handed_out: int = 0
+    _backwards: int = 0
+    _mark_s: float = math.nan
+    _voted: bool = False
+    _forward: AbstractContextManager[object] | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Epoch, from 0."""
+        return self.task.epoch
+
+    @property
+    def number(self) -> int:
+        """Committed steps before this one, since the job began."""
+        return self.task.number
+
+    @property
+    def batch_samples(self) -> int:
+        """Samples of this step over all ranks."""
+        return self.task.batch_samples
+
+    @property
+    def share_samples(self) -> int:
+        """Samples of this step on this rank."""
+        return self.task.share_samples
+
+    def micro_batches(self) -> Iterator[Any]:
+        """Yield this rank's share of the batch, cut to fit memory; nothing when the share is zero.
+
+        What the script does with each one, up to ``step.backward``, runs in the configured precision. When layers count
+        over the global batch (BatchNorm), a rank without a share gets one sample, which has no weight in anything.
+        """
+        if not self._sizes and self._is_guest:
+            yield self._hand_out(self.task.spare(), 0, 1)
+            self._leave_forward()
+        start = 0
+        for size in self._sizes:
+            yield self._hand_out(self.task, start, size)
+            self._leave_forward()
+            start += size
+
+    def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
+        """Add this micro-batch's gradient.
+
+        Args:
+            loss: the mean over the micro-batch's samples; or, with ``weight``, a sum.
+            weight: how much went into the sum (tokens that count, for instance). The step's gradient is that of the sum
+                over all ranks divided by the sum of all weights.
+
+        Raises:
+            UsageError: it was called more or less often than once for each micro-batch, or the loss is no scalar.
+        """
+        self._leave_forward()
+        began_s = time.perf_counter()
+        self.clock.forward_s += began_s - self._mark_s
+        if self._backwards + 1 != self._handed_out:
+            raise UsageError(
+                "call step.backward exactly once for each micro-batch, inside the loop over micro_batches()"
+            )
+        if loss.numel() != 1:
+            raise UsageError(f"step.backward needs a scalar loss, not one of shape {tuple(loss.shape)}: take its mean")
+        if loss.dtype in (torch.float16, torch.bfloat16):
+            loss = loss.float()  # the factors below would overflow
+        if not self._sizes:
+            self._backwards += 1
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            self._reduce_nothing()
+            return
+        samples = self._sizes[self._backwards]
+        self._backwards += 1
+        last = self._backwards == len(self._sizes)
+        counted = float(samples if weight is None else weight)
+        self.weight += counted
+        value = loss.detach().double()
+        self.loss_sum = self.loss_sum + (value * samples if weight is None else value)
+        if last:
+            self.reducer.arm(self.group)
+        factor = (samples if weight is None else 1.0) / self.task.batch_samples
+        scaled = loss * (factor * self.numerics.loss_scale)
+        scaled.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        ended_s = time.perf_counter()
+        self.clock.backward_s += ended_s - began_s
+        if last:
+            self.reducer.flush()
+            timing = self.reducer.timing
+            length_s = ended_s - timing.backward_began_s
+            if length_s > 0:
+                self.clock.first_bucket_ratio = min(1.0, (timing.first_bucket_s - timing.backward_began_s) / length_s)
+        if self.measurement is not None:
+            self.measurement.group_done(counted)
+
+    def apply(
+        self, optimizer: torch.optim.Optimizer, *, clip_norm: float | None = None, clip_value: float | None = None
+    ) -> None:
+        """Reduce the gradient over all ranks, clip it, update the model and advance.
+
+        In fp16 a step whose gradient overflowed leaves the weights alone (``step.skipped``) and halves the loss scale, on
+        all ranks alike; it is committed with its samples as any other.
+
+        Args:
+            optimizer: one that ``job.optimizer`` returned.
+            clip_norm: greatest norm of the step's gradient; ``None`` leaves it alone.
+            clip_value: greatest magnitude of the gradient's elements, after the norm; ``None`` leaves them alone.
+
+        Raises:
+            UsageError: some micro-batch had no ``step.backward``, or the step was applied before.
+        """
+        if self.committed:
+            raise UsageError("call step.apply once for each step")
+        wanted = len(self._sizes) or int(self._is_guest)
+        if self._backwards != wanted:
+            raise UsageError(
+                f"step.apply came after {self._backwards} of {wanted} micro-batches: "
+                "loop over all of step.micro_batches() and call step.backward in each"
+            )
+        if not self._handed_out:
+            self._reduce_nothing()
+        began_s = time.perf_counter()
+        decision = self._vote(ok=True)
+        reduced_s = time.perf_counter()
+        self.clock.sync_s = reduced_s - began_s
+        if not decision.committed:
+            raise RepeatStep("another rank could not finish its part")
+        self.skipped = self.numerics.precision.scales_loss and not self.reducer.is_finite()
+        if self.skipped:
+            self.numerics.skip(optimizer, global_batch_samples=self.task.global_batch_samples)
+        else:
+            self._finish_gradient(decision.weight, clip_norm=clip_norm, clip_value=clip_value)
+            self.numerics.update(optimizer, global_batch_samples=self.task.global_batch_samples)
+        self.clock.update_s = time.perf_counter() - reduced_s
+        self.committed = True
+        self.host.commit(self, decision)
+
+    def log(self, **values: float) -> None:
+        """Report values of this step; they are dropped when the step is repeated."""
+        self.logged.update(values)
+
+    # -- the transaction ---------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self.numerics.link.enter(self.group, micro_batches=len(self._sizes))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._leave_forward()
+        self.numerics.link.leave()
+        if error is None:
+            if not self.committed:
+                raise UsageError("the step ended without step.apply(optimizer)")
+            return False
+        if self.committed or not isinstance(error, Exception):
+            return False
+        if isinstance(error, PeerLost | RepeatStep):
+            self.failure = error
+        elif isinstance(error, torch.OutOfMemoryError) and not self._voted:
+            self.failure = error
+            self._stand_down()
+        elif isinstance(error, RuntimeError) and self.host.is_broken():
+            self.failure = PeerLost(str(error))  # a collective inside the model failed with the formation
+        else:
+            return False
+        _log.info("step %d is repeated: %s", self.task.number, error)
+        return True
+
+    def _stand_down(self) -> None:
+        """After running out of memory: when peers already add this rank's buckets up, all of them have to repeat."""
+        if not self._sizes or self._backwards < len(self._sizes):
+            return  # nobody has seen anything of this step yet
+        try:
+            self.reducer.flush()
+            self._vote(ok=False)
+        except PeerLost as lost:
+            self.failure = lost
+
+    def _vote(self, *, ok: bool) -> Verdict:
+        self._voted = True
+        return self.host.vote(self, ok=ok)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        return self.task.micro_batches
+
+    @property
+    def _is_guest(self) -> bool:
+        return self.group is not None and self.numerics.needs_everybody
+
+    def _hand_out(self, task: Task, start: int, size: int) -> Any:
+        if self.host.is_broken():
+            raise PeerLost("the formation broke during the step")
+        began_s = time.perf_counter()
+        batch = self.host.fetch(task, start, size)
+        self._handed_out += 1
+        self._mark_s = time.perf_counter()
+        self.clock.load_s += self._mark_s - began_s
+        self._forward = self.numerics.precision.autocast()
+        self._forward.__enter__()
+        return batch
+
+    def _leave_forward(self) -> None:
+        forward, self._forward = self._forward, None
+        if forward is not None:
+            forward.__exit__(None, None, None)
+
+    def _reduce_nothing(self) -> None:
+        """Take part in the reductions with zeros, whatever a sample without weight has left behind."""
+        self.reducer.begin()
+        self.reducer.arm(self.group)
+        self.reducer.flush()
+
+    def _finish_gradient(self, weight: float, *, clip_norm: float | None, clip_value: float | None) -> None:
+        """Free the sum of the factors on the losses, look at it, and clip it."""
+        factor = self.task.batch_samples / weight if weight > 0 else 0.0
+        factor /= self.numerics.loss_scale
+        if factor != 1.0:
+            self.reducer.scale(factor)
+        squared = None if self.measurement is None else self.measurement.reduced()
+        if clip_norm is not None:
+            norm = math.sqrt(float(self.reducer.squared_norm()) if squared is None else squared)
+            if norm > clip_norm:
+                self.reducer.scale(clip_norm / norm)
+        if clip_value is not None:
+            self.reducer.clamp(clip_value)
