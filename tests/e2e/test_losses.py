@@ -49,7 +49,7 @@ def test_an_evicted_worker_leaves_in_order_and_is_replaced(start: Start) -> None
     )
     assert back.generation > generation
     running.wait_succeeded()
-    assert all(each is not None and each.ending is Ending.LEFT for each in endings)
+    assert [each and each.ending for each in endings] == [Ending.LEFT] * len(endings), endings
     status = running.job.status()
     assert status["restarts"] == 0, "an eviction is not the job's fault"
     assert status["disruptions"] >= 1

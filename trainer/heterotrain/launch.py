@@ -27,14 +27,22 @@ _log = logging.getLogger(__name__)
 KILL_AFTER_S = 20
 """After one rank failed, the others get this long to end before they are killed."""
 
+_LEFT_EARLY = Outcome(ending=Ending.LEFT, reason="told to go before it had joined", epoch=0, step=0)
 
-def merge(outcomes: Sequence[Outcome | None], codes: Sequence[int]) -> Outcome:
+
+def merge(outcomes: Sequence[Outcome | None], codes: Sequence[int], *, told: bool) -> Outcome:
     """Return a pod's outcome from those of its ranks: one failure is a failure, one leave is a leave.
 
     Args:
         outcomes: by local rank; ``None`` for a rank that left no word.
         codes: exit codes by local rank; negative for a signal.
+        told: whether the pod was told to go. A rank that still loads its libraries then has nobody to say goodbye to, and
+            ends by the very signal: it left.
     """
+    outcomes = [
+        _LEFT_EARLY if told and outcome is None and code == -signal.SIGTERM else outcome
+        for outcome, code in zip(outcomes, codes, strict=True)
+    ]
     said = [outcome for outcome in outcomes if outcome is not None]
     epoch, step = max((o.epoch for o in said), default=0), max((o.step for o in said), default=0)
     metrics = next((o.metrics for o in said if o.metrics), {})
@@ -46,7 +54,7 @@ def merge(outcomes: Sequence[Outcome | None], codes: Sequence[int]) -> Outcome:
         if outcome is not None and outcome.ending is Ending.FAILED:
             return last(Ending.FAILED, f"rank {rank}: {outcome.reason}")
     for rank, (outcome, code) in enumerate(zip(outcomes, codes, strict=True)):
-        if code < 0 and (outcome is None or outcome.ending is not Ending.FINISHED):
+        if code < 0 and outcome is None:  # whoever said goodbye may crash on the way out
             return last(Ending.FAILED, f"rank {rank} was ended by {_how(code)}")
         if code > 0:
             return last(Ending.FAILED, f"rank {rank} ended with {_how(code)}")
@@ -66,6 +74,7 @@ class Launcher:
         self._children: dict[int, int] = {}
         self._codes: dict[int, int] = {}
         self._ending = False
+        self._told = False
 
     def run(self) -> int:
         """Run all ranks to their end; write the pod's outcome and return its exit code."""
@@ -81,7 +90,7 @@ class Launcher:
                 self._start(rank, word)
             self._watch()
             codes = [self._codes[rank] for rank in range(self._ranks)]
-            outcome = merge([_read(word) for word in words], codes)
+            outcome = merge([_read(word) for word in words], codes, told=self._told)
         path = self._environ.get(env.TERMINATION_PATH, env.DEFAULT_TERMINATION_PATH)
         if env.JOB_UID in self._environ:
             with contextlib.suppress(OSError):
@@ -112,7 +121,8 @@ class Launcher:
             if rank is None:
                 continue
             self._codes[rank] = os.waitstatus_to_exitcode(status)
-            if self._codes[rank] != 0 and not self._ending:
+            went = self._codes[rank] == 0 or (self._told and self._codes[rank] == -signal.SIGTERM)
+            if not went and not self._ending:
                 self._ending = True
                 _log.error(
                     "rank %d of the pod ended with %s: the others are told to end", rank, _how(self._codes[rank])
@@ -127,6 +137,7 @@ class Launcher:
                 os.kill(pid, number)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._told = True
         self._tell(number)
 
     def _on_alarm(self, _number: int, _frame: FrameType | None) -> None:

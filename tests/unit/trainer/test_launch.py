@@ -33,7 +33,9 @@ FINISHED, LEFT, FAILED = (said(ending) for ending in Ending)
         ([LEFT, FAILED], [0, 1], Ending.FAILED, "rank 1: because failed"),
         ([FINISHED, None], [0, -9], Ending.FAILED, "rank 1 was ended by SIGKILL"),
         ([FINISHED, FINISHED], [0, -11], Ending.FINISHED, "because finished"),
-        ([LEFT, LEFT], [0, -15], Ending.FAILED, "rank 1 was ended by SIGTERM"),
+        ([LEFT, LEFT], [0, -15], Ending.LEFT, "because left"),
+        ([LEFT, None], [0, -15], Ending.FAILED, "rank 1 was ended by SIGTERM"),
+        ([LEFT, LEFT], [0, 3], Ending.FAILED, "rank 1 ended with exit code 3"),
         ([FINISHED, None], [0, 3], Ending.FAILED, "rank 1 ended with exit code 3"),
         (
             [FINISHED, None],
@@ -44,14 +46,22 @@ FINISHED, LEFT, FAILED = (said(ending) for ending in Ending)
     ],
 )
 def test_outcomes_are_merged(outcomes: list[Outcome | None], codes: list[int], ending: Ending, reason: str) -> None:
-    """One failure is a failure, one leave is a leave; a finished rank that crashes afterwards has finished."""
-    merged = merge(outcomes, codes)
+    """One failure is a failure, one leave is a leave; a rank that crashes after its word keeps it."""
+    merged = merge(outcomes, codes, told=False)
     assert (merged.ending, merged.reason) == (ending, reason)
 
 
 def test_the_furthest_rank_says_where_it_was() -> None:
     """Epoch and step are the greatest among the ranks."""
-    assert merge([said(Ending.LEFT, step=7), said(Ending.LEFT, step=8)], [0, 0]).step == 8
+    assert merge([said(Ending.LEFT, step=7), said(Ending.LEFT, step=8)], [0, 0], told=False).step == 8
+
+
+def test_a_pod_told_to_go_before_its_ranks_can_hear_has_left() -> None:
+    """A signal that nobody handles yet is no failure, but only that signal, and only when the pod was told."""
+    early = merge([None, LEFT], [-signal.SIGTERM, 0], told=True)
+    assert (early.ending, early.reason) == (Ending.LEFT, "told to go before it had joined")
+    assert merge([None], [-signal.SIGKILL], told=True).ending is Ending.FAILED
+    assert merge([None], [-signal.SIGTERM], told=False).ending is Ending.FAILED
 
 
 def launch(tmp_path: Path, script: str, *, ranks: int) -> subprocess.Popen[str]:
