@@ -45,8 +45,8 @@ def _advertise(cluster: Cluster, node: str, amounts: Mapping[str, str | None]) -
 def workers(most: int, *, least: int) -> dict[str, Any]:
     """Return the part of a spec that asks for workers with one device each."""
     resources = {
-        "requests": {"cpu": "200m", "memory": "256Mi", DEVICE: "1"},
-        "limits": {"cpu": "200m", "memory": "1536Mi", DEVICE: "1"},
+        "requests": {"cpu": "100m", "memory": "256Mi", DEVICE: "1"},
+        "limits": {"cpu": "500m", "memory": "1536Mi", DEVICE: "1"},
     }
     pool = {
         "name": POOL,
@@ -74,7 +74,7 @@ def watched(running: Running, path: Path) -> Iterator[None]:
 
 
 def endings(path: Path) -> dict[str, Ending | None]:
-    """Return by pod how its training ended, for those in the file that have ended; what is half written is left out."""
+    """Return by the pod's uid how its training ended, for those that have ended; what is half written is left out."""
     text, position, found = path.read_text(), 0, {}
     while position < len(text):
         try:
@@ -85,7 +85,7 @@ def endings(path: Path) -> dict[str, Ending | None]:
         for each in pod.get("status", {}).get("containerStatuses", []):
             if ended := each.get("state", {}).get("terminated"):
                 outcome = decode_outcome(ended.get("message", ""))
-                found[pod["metadata"]["name"]] = outcome.ending if outcome else None
+                found[pod["metadata"]["uid"]] = outcome.ending if outcome else None
     return found
 
 
@@ -105,51 +105,60 @@ def granted(running: Running) -> int | None:
     return next((pool.get("granted") for pool in pools), None)
 
 
+def end(running: Running) -> None:
+    """Tell the job that it is enough, wait for its success, and hold it to account sample by sample."""
+    (running.folder / "enough").touch()
+    running.job.wait_true("Succeeded", timeout_s=60)
+    epochs = lineage(running.folder / "samples")
+    last = epochs.pop(max(epochs))  # it ends with the step in which the file was heard of
+    assert len(last) == len(set(last))
+    assert sorted(epochs) == list(range(len(epochs)))
+    for epoch, samples in epochs.items():
+        assert list(range(EPOCH_SAMPLES)) == sorted(samples), f"epoch {epoch} lost or repeated samples"
+    status = running.job.status()
+    assert (status["restarts"], status["disruptions"]) == (0, 0), running.job.name
+
+
 @pytest.mark.usefixtures("devices")
 def test_a_worker_goes_to_another_job_and_comes_back(start: Start, tmp_path: Path) -> None:
     """A job on three devices gives one to a newcomer after its step, and takes it again when the newcomer has finished."""
-    first = start(
-        "first",
-        training_script=REPOSITORY / "deploy/lab/training/open_ended.py",
-        arguments=["--until", "/checkpoints/enough"],
-        spec=workers(DEVICES, least=2),
-        epochs=1_000_000,
-        epoch_samples=EPOCH_SAMPLES,
-    )
+
+    def begin(name: str, most: int, *, least: int) -> Running:
+        return start(
+            name,
+            training_script=REPOSITORY / "deploy/lab/training/open_ended.py",
+            arguments=["--until", "/checkpoints/enough"],
+            spec=workers(most, least=least),
+            epochs=1_000_000,
+            epoch_samples=EPOCH_SAMPLES,
+        )
+
+    first = begin("first", DEVICES, least=2)
     plan = first.job.wait_members(DEVICES, timeout_s=90)
+    names = {member.worker_uid: member.worker for member in plan.members}
     assert granted(first) is None, "alone it takes what fits"
-    pods = set(first.job.pools())
 
     states = tmp_path / "pods.json"
     with watched(first, states):
-        second = start("second", spec=workers(1, least=1), epochs=2, epoch_samples=EPOCH_SAMPLES)
+        second = begin("second", 1, least=1)
         smaller = first.job.wait_members(DEVICES - 1, timeout_s=60)
-        limited = wait_for(
-            lambda: found if (found := first.job.condition("Limited")).get("status") == "True" else None,
-            "the condition that says why",
-            timeout_s=10,
-        )
-        assert limited["reason"] == "NodesShared"
+        second.job.wait_members(1, timeout_s=60)
+        second.wait_steps(3)
+        limited = first.job.condition("Limited")
+        assert (limited["status"], limited["reason"]) == ("True", "NodesShared")
         assert "other jobs need them more" in limited["message"]
-        second.wait_succeeded()
+        assert (granted(first), granted(second)) == (DEVICES - 1, 1)
+        end(second)
 
         larger = first.job.wait_members(DEVICES, timeout_s=60)
-        back = first.steps()
-        first.wait_steps(back + 3)
-        (left,) = pods - set(first.job.pools())
+        first.wait_steps(first.steps() + 3)
+        (left,) = set(names) - {member.worker_uid for member in smaller.members}
         assert endings(states) == {left: Ending.LEFT}, "it left in order, and nobody else ended"
     assert plan.generation < smaller.generation < larger.generation
-    assert left not in {member.worker for member in smaller.members}
+    end(first)
 
-    (first.folder / "enough").touch()
-    first.job.wait_true("Succeeded", timeout_s=60)
-    for epoch, samples in lineage(first.folder / "samples").items():
-        assert list(range(EPOCH_SAMPLES)) == sorted(samples), f"epoch {epoch} lost or repeated samples"
-    for running in (first, second):
-        status = running.job.status()
-        assert (status["restarts"], status["disruptions"]) == (0, 0), running.job.name
     told = said(first)
-    assert any(left in message and "other jobs need them more" in message for message in told["WorkersRemoved"])
+    assert any(names[left] in message and "other jobs need them more" in message for message in told["WorkersRemoved"])
     assert any("nobody else wants its nodes" in message for message in told["WorkersAllocated"])
     assert told.keys().isdisjoint({"WorkerFailed", "WorkerDisrupted", "TrainingInterrupted"}), told
     assert "WorkersAllocated" in said(second)

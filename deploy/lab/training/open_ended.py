@@ -1,4 +1,4 @@
-"""The digits example for as long as somebody wants it: training ends with the epoch in which a file appears.
+"""The digits example for as long as somebody wants it: training ends soon after a file appears.
 
 For what takes as long as the cluster needs, such as a worker that goes to another job and comes back. Runs in a pod
 beside the digits example's own script (`train.py`), whose data and network it uses.
@@ -14,7 +14,7 @@ from train import Augmented, load_digits, network
 
 
 def main():
-    """Train until the file is there; the lowest rank looks for it after each epoch, and all ranks hear of it."""
+    """Train until one step after the epoch in which the file appears: the lowest rank looks for it, and all ranks hear of it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples-per-epoch", type=int, required=True)
     parser.add_argument("--until", type=Path, required=True, help="file whose appearance ends the training")
