@@ -11,7 +11,6 @@ and hides its buffers; this outlives formations, and the wrapped model stays the
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +21,7 @@ import torch.distributed as dist
 from heterotrain.errors import UsageError
 from heterotrain.network.group import Group, settle
 from heterotrain.numerics.compression import Wire, largest
+from heterotrain.numerics.timeline import HostTimeline, Moment, Timeline, timeline_of
 
 MIB = 1024 * 1024
 FIRST_BUCKET_BYTES = MIB
@@ -39,18 +39,17 @@ class Bucket:
     packed: torch.Tensor | None = None
     missing: int = 0
     work: dist.Work | None = None
-    started_s: float = math.nan
-    done_s: float = math.nan
+    started: Moment | None = None
+    done: Moment | None = None
 
 
 @dataclass(slots=True)
 class Timing:
-    """Moments of one step's last backward pass, in ``time.perf_counter`` seconds."""
+    """Moments of one step's last backward pass; ``waited`` is when the last bucket was there."""
 
-    backward_began_s: float = math.nan
-    first_bucket_s: float = math.nan
-    backward_ended_s: float = math.nan
-    buckets_s: tuple[float, ...] = ()
+    began: Moment | None = None
+    first_bucket: Moment | None = None
+    waited: Moment | None = None
 
 
 @dataclass(slots=True)
@@ -62,6 +61,8 @@ class Reducer:
         bucket_bytes: most bytes of a bucket.
         wire: makes a bucket's way to the other ranks; ``None`` when gradients travel as they are.
         on_launch: sees each bucket before it is reduced.
+        timing: of the newest attempt.
+        timeline: of the device that holds the first gradient.
     """
 
     model: torch.nn.Module
@@ -69,6 +70,7 @@ class Reducer:
     wire: Callable[[], Wire] | None = None
     on_launch: Callable[[Bucket], None] | None = None
     timing: Timing = field(default_factory=Timing)
+    timeline: Timeline = field(default_factory=HostTimeline)
     _buckets: list[Bucket] = field(default_factory=list)
     _bucket_of: dict[int, Bucket] = field(default_factory=dict)
     _arrived: set[int] = field(default_factory=set)
@@ -126,14 +128,13 @@ class Reducer:
                 bucket.wire = self.wire()  # what one formation has learned, a newcomer does not know
         self._group, self._armed, self._next = group, True, 0
         self._arrived.clear()
-        self.timing = Timing(backward_began_s=time.perf_counter())
+        self.timing = Timing(began=self.timeline.now())
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
-            bucket.work, bucket.started_s, bucket.done_s = None, math.nan, math.nan
+            bucket.work = bucket.started = bucket.done = None
 
     def flush(self) -> None:
         """Start what is left after backward: buckets of parameters that got no gradient."""
-        self.timing.backward_ended_s = time.perf_counter()
         while self._next < len(self._buckets):
             self._launch(self._buckets[self._next])
         self._armed = False
@@ -150,7 +151,7 @@ class Reducer:
             if bucket.work is not None:
                 self._group.wait(bucket.work, f"gradient bucket {number} of {len(self._buckets)}")
                 self._unpack(bucket, self._group)
-        self.timing.buckets_s = self._transfers()
+        self.timing.waited = self.timeline.now()
         for bucket in self._buckets:
             bucket.work = bucket.packed = None
 
@@ -171,6 +172,24 @@ class Reducer:
         for bucket in self._buckets:
             bucket.flat.clamp_(-limit, limit)
 
+    def transfers_s(self) -> tuple[float, ...]:
+        """Return each bucket's transfer seconds in the step that was waited for, nothing when nothing was exchanged.
+
+        Time in which an earlier bucket still used the wire is not a bucket's own.
+        """
+        began, waited = self.timing.began, self.timing.waited
+        if began is None or waited is None:
+            return ()
+        seconds, free_s = [], 0.0
+        for bucket in self._buckets:
+            done = bucket.done  # the note may come after the wait returned
+            if bucket.started is None or (done is not None and not self.timeline.is_past(done)):
+                return ()
+            done_s = self.timeline.seconds(began, waited if done is None else done)
+            seconds.append(max(0.0, done_s - max(self.timeline.seconds(began, bucket.started), free_s)))
+            free_s = max(free_s, done_s)
+        return tuple(seconds)
+
     def is_finite(self) -> bool:
         """Return whether every element is finite: the same on all ranks once the buckets are reduced."""
         return all(math.isfinite(largest(bucket.flat)) for bucket in self._buckets)
@@ -188,6 +207,7 @@ class Reducer:
         trainable = [p for p in self.model.parameters() if p.requires_grad]
         if not trainable:
             raise UsageError("the model has no parameter that requires a gradient: nothing can be trained")
+        self.timeline = timeline_of(trainable[0].device)
         # Backward reaches the last layers first: their bucket can start while the rest is still being computed.
         for parameters in _cut(list(reversed(trainable)), FIRST_BUCKET_BYTES, self.bucket_bytes):
             first = parameters[0]
@@ -218,9 +238,9 @@ class Reducer:
 
     def _launch(self, bucket: Bucket) -> None:
         self._next += 1
-        bucket.started_s = time.perf_counter()
-        if math.isnan(self.timing.first_bucket_s):
-            self.timing.first_bucket_s = bucket.started_s
+        bucket.started = self.timeline.now()
+        if self.timing.first_bucket is None:
+            self.timing.first_bucket = bucket.started
         for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
             if parameter.grad is not view:  # something replaced the gradient instead of adding to it
                 if parameter.grad is not None:
@@ -232,7 +252,7 @@ class Reducer:
             return
 
         def note(_future: object) -> None:
-            bucket.done_s = time.perf_counter()
+            bucket.done = self.timeline.now()  # with NCCL this runs at once, in a stream that waits for the reduction
 
         bucket.packed = bucket.wire.pack(bucket.flat) if bucket.wire is not None else None
         bucket.work = self._group.all_reduce(bucket.flat if bucket.packed is None else bucket.packed)
@@ -244,15 +264,6 @@ class Reducer:
         if bucket.packed is not None and not bucket.wire.unpack(bucket.packed, bucket.flat):
             group.wait(group.all_reduce(bucket.flat))  # every rank sees the same sum that did not fit
         bucket.wire.learn(bucket.flat)
-
-    def _transfers(self) -> tuple[float, ...]:
-        """Return each bucket's transfer seconds; time in which an earlier bucket still used the wire is not its own."""
-        seconds, free_s, now_s = [], -math.inf, time.perf_counter()
-        for bucket in self._buckets:
-            done_s = now_s if math.isnan(bucket.done_s) else bucket.done_s  # the note may come after the wait returned
-            seconds.append(max(0.0, done_s - max(bucket.started_s, free_s)))
-            free_s = max(free_s, done_s)
-        return tuple(seconds)
 
 
 def squared_norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -17,16 +18,28 @@ from heterotrain.membership.interface import Formed
 from heterotrain.network.control import Squares, Verdict
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.noise import Measurement, Preconditioner
-from heterotrain.numerics.reducer import Reducer
+from heterotrain.numerics.reducer import Reducer, Timing
 from heterotrain.state.training import Training
+from heterotrain.steps.clock import Clock
 from heterotrain.steps.step import Step
 from heterotrain.steps.task import Task
-from heterotrain.telemetry.report import Report, StepTimes
+from heterotrain.telemetry.report import Report
 
 _log = logging.getLogger(__name__)
 
 NOISE_EVERY_ELEMENTS = 5_000_000
 """|g_i|^2 costs a pass over the gradient: every step below this many elements, every tenth above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """A committed step whose times are told when the device has come that far."""
+
+    task: Task
+    clock: Clock
+    timing: Timing
+    step_s: float
+    peak_bytes: int | None
 
 
 class Observer:
@@ -42,6 +55,7 @@ class Observer:
         self._committed_s: float | None = None
         self._pause_cause: str | None = None
         self._skip = True
+        self._late: Late | None = None
 
     # -- around a step -----------------------------------------------------------------------------------------------
 
@@ -67,6 +81,7 @@ class Observer:
         """Drop what belongs to the formation or attempt that ended; the next step's times are no typical ones."""
         self.buckets_s, self.plain, self.steered = (), Squares(), Squares()
         self._skip = True
+        self._late = None
 
     def evaluated(self) -> None:
         """Note that time was spent on an end-of-epoch hook, which is not part of the next step."""
@@ -78,25 +93,29 @@ class Observer:
         self._noise(step, decision)
         if decision.buckets_s:
             self._report.buckets(decision.buckets_s)
-        self.buckets_s = step.reducer.timing.buckets_s
+        self.buckets_s = step.reducer.transfers_s()
+        self._report_late()
         if self._pause_cause is not None:
             if self._committed_s is not None:
                 self._report.count(names.PAUSE_SECONDS, now_s - self._committed_s, cause=self._pause_cause)
                 _log.info("paused %.3f s (%s)", now_s - self._committed_s, self._pause_cause)
             self._pause_cause = None
         elif not self._skip and self._committed_s is not None:
-            clock = step.clock
-            times = StepTimes(
-                load_s=clock.load_s, forward_s=clock.forward_s, backward_s=clock.backward_s, sync_s=clock.sync_s,
-                update_s=clock.update_s, step_s=now_s - self._committed_s, first_bucket_ratio=clock.first_bucket_ratio,
-            )  # fmt: skip
-            largest = max(task.micro_batches, default=0)
-            self._report.step(
-                share_samples=task.share_samples, micro_batch_samples=largest, times=times, peak_bytes=_peak_bytes()
-            )
+            self._late = Late(task, step.clock, step.reducer.timing, now_s - self._committed_s, _peak_bytes())
+            if step.clock.is_over():
+                self._report_late()
         self._skip = False
         self._committed_s = now_s
         self._gauges(step, decision, formed, self._training.progress)
+
+    def _report_late(self) -> None:
+        """Tell about a step that the device has finished: on CUDA its update still runs when it is committed."""
+        late, self._late = self._late, None
+        if late is not None:
+            self._report.step(
+                share_samples=late.task.share_samples, micro_batch_samples=max(late.task.micro_batches, default=0),
+                times=late.clock.read(late.timing, step_s=late.step_s), peak_bytes=late.peak_bytes,
+            )  # fmt: skip
 
     def _noise(self, step: Step, decision: Verdict) -> None:
         """Average what arrived of the step before, and keep this step's own part for the next control vector."""

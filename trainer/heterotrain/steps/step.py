@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -23,7 +22,9 @@ from heterotrain.network.group import Group
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.noise import Measurement
 from heterotrain.numerics.reducer import Reducer
-from heterotrain.steps.task import Clock, Task
+from heterotrain.numerics.timeline import Moment
+from heterotrain.steps.clock import Clock, Phase
+from heterotrain.steps.task import Task
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class Step:
     group: Group | None
     host: Host
     measurement: Measurement | None = None
-    clock: Clock = field(default_factory=Clock)
+    clock: Clock = field(init=False)
     committed: bool = False
     skipped: bool = False
     failure: Exception | None = None
@@ -63,9 +64,12 @@ class Step:
     logged: dict[str, float] = field(default_factory=dict)
     _handed_out: int = 0
     _backwards: int = 0
-    _mark_s: float = math.nan
+    _mark: Moment | None = None
     _voted: bool = False
     _forward: AbstractContextManager[object] | None = None
+
+    def __post_init__(self) -> None:
+        self.clock = Clock(self.reducer.timeline)
 
     @property
     def epoch(self) -> int:
@@ -114,8 +118,7 @@ class Step:
             UsageError: it was called more or less often than once for each micro-batch, or the loss is no scalar.
         """
         self._leave_forward()
-        began_s = time.perf_counter()
-        self.clock.forward_s += began_s - self._mark_s
+        began = self.clock.now() if self._mark is None else self.clock.spent(Phase.FORWARD, self._mark)
         if self._backwards + 1 != self._handed_out:
             raise UsageError(
                 "call step.backward exactly once for each micro-batch, inside the loop over micro_batches()"
@@ -141,14 +144,10 @@ class Step:
         factor = (samples if weight is None else 1.0) / self.task.batch_samples
         scaled = loss * (factor * self.numerics.loss_scale)
         scaled.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        ended_s = time.perf_counter()
-        self.clock.backward_s += ended_s - began_s
+        ended = self.clock.spent(Phase.BACKWARD, began)
         if last:
+            self.clock.last_backward = ended
             self.reducer.flush()
-            timing = self.reducer.timing
-            length_s = ended_s - timing.backward_began_s
-            if length_s > 0:
-                self.clock.first_bucket_ratio = min(1.0, (timing.first_bucket_s - timing.backward_began_s) / length_s)
         if self.measurement is not None:
             self.measurement.group_done(counted)
 
@@ -178,10 +177,9 @@ class Step:
             )
         if not self._handed_out:
             self._reduce_nothing()
-        began_s = time.perf_counter()
+        began = self.clock.now()
         decision = self._vote(ok=True)
-        reduced_s = time.perf_counter()
-        self.clock.sync_s = reduced_s - began_s
+        reduced = self.clock.spent(Phase.SYNC, began)
         if not decision.committed:
             raise RepeatStep("another rank could not finish its part")
         self.skipped = self.numerics.precision.scales_loss and not self.reducer.is_finite()
@@ -190,7 +188,7 @@ class Step:
         else:
             self._finish_gradient(decision.weight, clip_norm=clip_norm, clip_value=clip_value)
             self.numerics.update(optimizer, global_batch_samples=self.task.global_batch_samples)
-        self.clock.update_s = time.perf_counter() - reduced_s
+        self.clock.spent(Phase.UPDATE, reduced)
         self.committed = True
         self.host.commit(self, decision)
 
@@ -254,11 +252,10 @@ class Step:
     def _hand_out(self, task: Task, start: int, size: int) -> Any:
         if self.host.is_broken():
             raise PeerLost("the formation broke during the step")
-        began_s = time.perf_counter()
+        began = self.clock.now()
         batch = self.host.fetch(task, start, size)
         self._handed_out += 1
-        self._mark_s = time.perf_counter()
-        self.clock.load_s += self._mark_s - began_s
+        self._mark = self.clock.spent(Phase.LOAD, began)
         self._forward = self.numerics.precision.autocast()
         self._forward.__enter__()
         return batch

@@ -1,4 +1,4 @@
-"""A rank's part of one step, and where its time went."""
+"""A rank's part of one step."""
 
 from __future__ import annotations
 
@@ -45,15 +45,3 @@ class Task:
     def share_samples(self) -> int:
         """This rank's samples."""
         return len(self.ids)
-
-
-@dataclass(slots=True)
-class Clock:
-    """Seconds of this attempt's phases; communication is not in ``backward_s``, waiting only in ``sync_s``."""
-
-    load_s: float = 0.0
-    forward_s: float = 0.0
-    backward_s: float = 0.0
-    sync_s: float = 0.0
-    update_s: float = 0.0
-    first_bucket_ratio: float | None = None

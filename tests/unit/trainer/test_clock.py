@@ -1,0 +1,91 @@
+"""Phases are what the device did, not what the host queued; nobody waits for the device to say so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import heterotrain
+import pytest
+import torch
+from heterotrain.numerics.reducer import Timing
+from heterotrain.numerics.timeline import CudaTimeline, HostTimeline, timeline_of
+from heterotrain.steps.clock import Clock, Phase
+from heterotrain.telemetry.report import Report, StepTimes
+
+
+class Device:
+    """A device that does what it is told some time later; each thing that is queued takes it a second."""
+
+    def __init__(self) -> None:
+        self.queued_s = 0.0
+        self.done_s = 0.0
+
+    def now(self) -> float:
+        """Queue a moment."""
+        self.queued_s += 1.0
+        return self.queued_s
+
+    def is_past(self, moment: Any) -> bool:
+        """Return whether the device got there."""
+        return bool(moment <= self.done_s)
+
+    def seconds(self, earlier: Any, later: Any) -> float:
+        """Return the device's seconds; asking for what has not happened is a mistake."""
+        assert self.is_past(earlier)
+        assert self.is_past(later)
+        return float(later - earlier)
+
+
+def test_phases_add_up_over_micro_batches() -> None:
+    """Two micro-batches: each phase is the sum of its spans; gamma is a part of the last backward pass only."""
+    device = Device()
+    clock = Clock(device)
+    for _ in range(2):
+        loaded = clock.spent(Phase.LOAD, clock.now())
+        forward = clock.spent(Phase.FORWARD, loaded)
+        timing = Timing(began=device.now(), first_bucket=device.now())
+        clock.last_backward = clock.spent(Phase.BACKWARD, forward)
+    clock.spent(Phase.UPDATE, clock.spent(Phase.SYNC, clock.now()))
+    assert not clock.is_over()
+    device.done_s = device.queued_s
+    assert clock.is_over()
+    assert clock.read(timing, step_s=20.0) == StepTimes(
+        load_s=2.0, forward_s=2.0, backward_s=6.0, sync_s=1.0, update_s=1.0, step_s=20.0, first_bucket_ratio=0.5
+    )
+
+
+def test_a_step_without_samples_has_no_gamma() -> None:
+    """Nothing was computed, so nothing is known of buckets."""
+    clock = Clock(HostTimeline())
+    clock.spent(Phase.SYNC, clock.now())
+    assert clock.read(Timing(), step_s=1.0).first_bucket_ratio is None
+
+
+def test_a_device_that_lags_is_read_a_step_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the commit the update still runs: the step is told at the next commit, with the device's own seconds."""
+    device = Device()
+    monkeypatch.setattr("heterotrain.numerics.reducer.timeline_of", lambda _device: device)
+    told: list[StepTimes] = []
+    monkeypatch.setattr(Report, "step", lambda _self, **facts: told.append(facts["times"]))
+    job = heterotrain.init(epochs=1, batch_samples=4)
+    model = job.wrap(torch.nn.Linear(1, 1))
+    optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    counts = []
+    for step in job.steps(torch.utils.data.TensorDataset(torch.ones(20, 1))):
+        with step:
+            for (x,) in step.micro_batches():
+                step.backward(model(x).mean())
+            device.done_s = device.queued_s  # as when the reduction is waited for
+            step.apply(optimizer)
+        counts.append(len(told))
+    assert counts == [0, 0, 1, 2, 3], "the first step is not typical, and each is told by the next"
+    assert {(times.load_s, times.forward_s, times.sync_s, times.update_s) for times in told} == {(1.0, 1.0, 1.0, 1.0)}
+
+
+def test_each_device_has_its_timeline() -> None:
+    """CUDA is asked by events, everything else by the host's clock."""
+    assert isinstance(timeline_of(torch.device("cuda", 0)), CudaTimeline)
+    timeline = timeline_of(torch.device("cpu"))
+    first, second = timeline.now(), timeline.now()
+    assert timeline.is_past(second)
+    assert timeline.seconds(first, second) >= 0
