@@ -61,7 +61,11 @@ def _candidate(job: JobDemand, pools: Mapping[str, Pool], known: _Known) -> Cand
     places = tuple(room.places(offer.pool, offer.size) for offer in job.offers)
     current = tuple(job.current.get(offer.key, 0) for offer in job.offers)
     # Jobs from one template have the same rates whatever their names.
-    shape = (places, replace(job, key="", arrived_s=0.0, current={}, deadline_s=None, remaining_samples=None), current)
+    shape = (
+        places,
+        replace(job, key="", arrived_s=0.0, current={}, deadline_s=None, remaining_samples=None, pace=1.0),
+        current,
+    )
     key = repr(shape)
     if key not in known:
         counts_OP = possible_counts(job, places)
@@ -113,9 +117,17 @@ def _grant(candidate: Candidate, option: Option | None, by_name: Mapping[str, Po
         workers=workers,
         rate_per_s=option.rate_per_s if option else 0.0,
         price_per_hour=option.price_per_hour if option else 0.0,
+        spare_s=_spare_s(job, option),
+        in_time=option is not None and option.in_time,
         changed=workers != now,
         reason=_why_not(candidate, by_name, pools) if option is None else _why(candidate, option, now, workers),
     )
+
+
+def _spare_s(job: JobDemand, option: Option | None) -> float | None:
+    if option is None or option.needed_s is None or job.deadline_s is None:
+        return None
+    return job.deadline_s - option.needed_s
 
 
 def _why_not(candidate: Candidate, by_name: Mapping[str, Pool], pools: Sequence[Pool]) -> str:
@@ -155,7 +167,9 @@ def _why(candidate: Candidate, option: Option, now: Mapping[str, int], workers: 
     have, get = _by_label(job, now), _by_label(job, workers)
     what = " + ".join(f"{count} {pool}" for pool, count in get.items())
     measured = any(offer.member is not None for offer in job.offers)
-    late = "" if option.in_time else ", too late for its deadline"
+    late = ""
+    if option.needed_s is not None:
+        late = ", in time for its deadline" if option.in_time else ", too late for its deadline"
     speed = f"{option.rate_per_s:.4g} samples/s{late}" if measured else f"speeds are not known yet{late}"
     if not now:
         return f"starts with {what}: {speed}"

@@ -13,6 +13,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from heterotrain_core.allocate.deadline import in_time, needed_s
 from heterotrain_core.allocate.risk import losses_per_s
 from heterotrain_core.allocate.views import JobDemand, Objective, Pool
 from heterotrain_core.contract.plan import ComputeTime
@@ -48,14 +49,16 @@ class Option:
         rate_per_s: expected samples per second (of worth), losses included, before the cost of getting there.
         price_per_hour: of all workers.
         score: what the search adds up: the logarithm of what the objective counts, after the cost of getting there.
-        in_time: whether it meets the deadline (or there is none).
+        in_time: whether it meets the deadline.
+        needed_s: seconds until the work is done; ``None`` without a deadline, or while the work is not known.
     """
 
     counts: tuple[int, ...]
     rate_per_s: float
     price_per_hour: float
     score: float
-    in_time: bool
+    in_time: bool = False
+    needed_s: float | None = None
 
     @property
     def workers(self) -> int:
@@ -81,28 +84,49 @@ def options(job: JobDemand, pools: Mapping[str, Pool], *, counts_OP: Ints, rate_
     # Each loss stops the job for one pause.
     rate_O = rate_O * np.maximum(0.0, 1.0 - loss_O * job.pause_s)
     effective_O = _after_pauses(job, counts_OP, rate_O, loss_O)
-    in_time_O = np.ones(len(rate_O), dtype=bool)
+    in_time_O = np.zeros(len(rate_O), dtype=bool)
+    needed_O: Floats | None = None
     with np.errstate(divide="ignore"):
         score_O, dearness_O = np.log(effective_O), np.log(np.where(price_O > 0, price_O, 1.0))
-        if job.objective is Objective.COST:
-            score_O = score_O - dearness_O
-        if job.deadline_s is not None and job.remaining_samples is not None:
-            # In time is enough: then the price of the whole counts. Too late, only speed does.
-            in_time_O = job.remaining_samples <= job.deadline_s * effective_O
-            score_O = np.log(effective_O) + np.where(in_time_O, _IN_TIME - dearness_O, 0.0)
+    if job.objective is Objective.COST:
+        score_O = score_O - dearness_O
+    if timed(job):
+        kept_O = (counts_OP == _current(job)).all(axis=1)
+        needed_O = needed_s(job, rate_O=rate_O, loss_O=loss_O, workers_O=counts_OP.sum(axis=1), kept_O=kept_O)
+        in_time_O = in_time(job, needed_O, kept_O)
+        # In time is enough: then the price of the whole counts. Too late, only speed does.
+        score_O = score_O + np.where(in_time_O, _IN_TIME - dearness_O, 0.0)
     score_O = job.weight * score_O
     order = np.lexsort((*counts_OP.T[::-1], counts_OP.sum(axis=1), -score_O))
     order = order[rate_O[order] > 0]
+    needs = [None] * len(order) if needed_O is None else needed_O[order].tolist()
     columns = (each[order].tolist() for each in (counts_OP, rate_O, price_O, score_O, in_time_O))
     return tuple(
-        Option(counts=tuple(counts), rate_per_s=rate, price_per_hour=price, score=score, in_time=in_time)
-        for counts, rate, price, score, in_time in zip(*columns, strict=True)
+        Option(
+            counts=tuple(counts),
+            rate_per_s=rate,
+            price_per_hour=price,
+            score=score,
+            in_time=meets,
+            needed_s=needs_s,
+        )
+        for counts, rate, price, score, meets, needs_s in zip(*columns, needs, strict=True)
     )
+
+
+def timed(job: JobDemand) -> bool:
+    """Tell whether the job has a deadline to meet, and it is known how much is left to do."""
+    return job.objective is Objective.DEADLINE and job.deadline_s is not None and job.remaining_samples is not None
+
+
+def _current(job: JobDemand) -> Ints:
+    """Return the workers that the job has by offer."""
+    return np.array([job.current.get(offer.key, 0) for offer in job.offers], dtype=np.int64)
 
 
 def _after_pauses(job: JobDemand, counts_OP: Ints, rate_O: Floats, loss_O: Floats) -> Floats:
     """Return what the rates are worth after the cost of getting there, and a margin; what the job has costs nothing."""
-    current = np.array([job.current.get(offer.key, 0) for offer in job.offers], dtype=np.int64)
+    current = _current(job)
     if not current.any():
         return rate_O
     # The pause is paid out of the time that the new workers are expected to last, or that the job still needs.
@@ -139,7 +163,13 @@ def rates(job: JobDemand, counts_OP: Ints) -> Floats:
     # Noise makes the slowest of many slower.
     noise_C = np.repeat(_ceilings(job.variation, total_O), len(batches))
     rate_C = np.where(possible_C & (step_C > 0), batch_C * noise_C / np.maximum(step_C, 1e-300), 0.0)
-    rate_O: Floats = (rate_C.reshape(len(counts_OP), len(batches)) * worth).max(axis=1)
+    rate_OB = rate_C.reshape(len(counts_OP), len(batches))
+    if job.objective is Objective.DEADLINE:
+        # What is left to do is counted in samples, and the batch is chosen by what they are worth.
+        chosen_O = (rate_OB * worth).argmax(axis=1)
+        at_batch_O: Floats = rate_OB[np.arange(len(counts_OP)), chosen_O]
+        return at_batch_O
+    rate_O: Floats = (rate_OB * worth).max(axis=1)
     return rate_O
 
 

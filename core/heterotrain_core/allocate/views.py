@@ -22,6 +22,8 @@ class Objective(StrEnum):
     """Samples per second, counted at what they are worth at the best batch."""
     COST = "cost"
     """Goodput per price: as cheap a sample as possible."""
+    DEADLINE = "deadline"
+    """Done in time at the least price; where that is out of reach, or the work is not known yet, samples per second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +118,8 @@ class JobDemand:
         variation: relative standard deviation of a member's step.
         objective: what it wants most.
         remaining_samples: until it is done; ``None`` when unknown.
-        deadline_s: seconds from now by which it shall be done; ``None`` for none.
+        deadline_s: with ``Objective.DEADLINE``, seconds from now by which it shall be done; negative when that is over.
+        pace: measured samples per second over predicted ones: what checkpoints, evaluation and a wrong model cost.
         pause_s: seconds without progress that one change of membership costs it, measured or assumed.
         weight: its claim relative to others; larger first.
         arrived_s: when it came; earlier first. Only differences matter.
@@ -136,6 +139,7 @@ class JobDemand:
     objective: Objective = Objective.THROUGHPUT
     remaining_samples: float | None = None
     deadline_s: float | None = None
+    pace: float = 1.0
     pause_s: float = 2.0
     weight: float = 1.0
     arrived_s: float = 0.0
@@ -152,6 +156,9 @@ class Grant:
             empty when it has to wait.
         rate_per_s: expected samples per second (worth as much as the objective says).
         price_per_hour: of all its workers.
+        spare_s: seconds between the expected end and the job's deadline, negative when it is late; ``None`` without a
+            deadline, without workers, or while the work is not known.
+        in_time: whether it was given as a way to meet the deadline: enough, and no more is wanted.
         changed: whether it differs from what the job has.
         reason: why, in one sentence.
     """
@@ -160,6 +167,8 @@ class Grant:
     workers: Mapping[str, int]
     rate_per_s: float
     price_per_hour: float
+    spare_s: float | None = None
+    in_time: bool = False
     changed: bool
     reason: str
 

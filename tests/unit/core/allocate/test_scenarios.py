@@ -144,13 +144,13 @@ SCENARIOS = [
     Scenario(
         name="deadline: the cheapest that is in time, not the fastest",
         pools=CLUSTER,
-        jobs=(a_job(remaining_samples=800.0 * HOUR_S, deadline_s=HOUR_S),),
+        jobs=(a_job(objective=Objective.DEADLINE, remaining_samples=800.0 * HOUR_S, deadline_s=HOUR_S),),
         expected={"digits": {"t4-spot": 5}},
     ),
     Scenario(
         name="deadline out of reach: as fast as can be, and it says so",
         pools=CLUSTER,
-        jobs=(a_job(remaining_samples=1e9, deadline_s=HOUR_S),),
+        jobs=(a_job(objective=Objective.DEADLINE, remaining_samples=1e9, deadline_s=HOUR_S),),
         expected={"digits": {"a100": 2, "v100": 2, "t4-spot": 4}},
         words={"digits": "too late for its deadline"},
     ),
