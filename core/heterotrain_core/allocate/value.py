@@ -87,7 +87,8 @@ def options(job: JobDemand, pools: Mapping[str, Pool], *, counts_OP: Ints, rate_
     in_time_O = np.zeros(len(rate_O), dtype=bool)
     needed_O: Floats | None = None
     with np.errstate(divide="ignore"):
-        score_O, dearness_O = np.log(effective_O), np.log(np.where(price_O > 0, price_O, 1.0))
+        dear_O = price_O if price_P.any() else counts_OP.sum(axis=1) * 1.0
+        score_O, dearness_O = np.log(effective_O), np.log(np.where(dear_O > 0, dear_O, 1.0))
     if job.objective is Objective.COST:
         score_O = score_O - dearness_O
     if timed(job):

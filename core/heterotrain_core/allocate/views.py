@@ -23,7 +23,7 @@ class Objective(StrEnum):
     COST = "cost"
     """Goodput per price: as cheap a sample as possible."""
     DEADLINE = "deadline"
-    """Done in time at the least price; where that is out of reach, or the work is not known yet, samples per second."""
+    """Done in time at the least price (where nobody has one, with the least workers); where that is out of reach, or the work is not known yet, samples per second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

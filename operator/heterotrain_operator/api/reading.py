@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
@@ -30,7 +31,7 @@ def read_spec(body: Mapping[str, Any]) -> HeteroTrainJobSpec:
         first = error.errors()[0]
         path = ".".join(str(part) for part in first["loc"])
         raise SpecError(f"spec.{path}: {first['msg']}") from error
-    if problem := _contradiction(spec):
+    if problem := _contradiction(spec) or _over_at_creation(spec, body):
         raise SpecError(problem)
     return spec
 
@@ -82,9 +83,29 @@ def _contradiction(spec: HeteroTrainJobSpec) -> str:
             f"spec.training.{field} is {batch}, fewer than the {most} workers that the job may have: raise it or lower "
             "maxReplicas"
         )
-    if spec.objective is Objective.COST and (unpriced := [p.name for p in pools if p.price_per_hour is None]):
-        return f"spec.objective cost compares prices, but pool {unpriced[0]} has no pricePerHour: give every pool its price"
+    if problem := _contradicting_objective(spec):
+        return problem
     rebalance = spec.training.rebalance
     if (rebalance.boundary is RebalanceBoundary.STEPS) != (rebalance.every_steps > 0):
         return "spec.training.rebalance.everySteps belongs to boundary: steps and has to be at least 1 there"
     return ""
+
+
+def _contradicting_objective(spec: HeteroTrainJobSpec) -> str:
+    pools = spec.worker_pools
+    if spec.objective is Objective.COST and (unpriced := [p.name for p in pools if p.price_per_hour is None]):
+        return f"spec.objective cost compares prices, but pool {unpriced[0]} has no pricePerHour: give every pool its price"
+    if (spec.objective is Objective.DEADLINE) != (spec.deadline is not None):
+        return "spec.deadline belongs to objective: deadline and is required there: give both or neither"
+    if spec.objective is Objective.DEADLINE and len({pool.price_per_hour is None for pool in pools}) > 1:
+        return "spec.objective deadline compares prices: give every pool its pricePerHour, or none of them"
+    return ""
+
+
+def _over_at_creation(spec: HeteroTrainJobSpec, body: Mapping[str, Any]) -> str:
+    created = (body.get("metadata") or {}).get("creationTimestamp")
+    if spec.deadline is None or not created or spec.deadline > datetime.fromisoformat(created):
+        return ""
+    return (
+        f"spec.deadline {spec.deadline.isoformat()} was over when the job was created at {created}: give it a later one"
+    )

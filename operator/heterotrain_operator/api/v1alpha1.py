@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from heterotrain_core.contract import env, keys
-from pydantic import Field, WithJsonSchema
+from pydantic import AwareDatetime, Field, WithJsonSchema
 
 from heterotrain_operator.api.schema import CEL, MapList, Model
 
@@ -35,6 +35,9 @@ Quantity = Annotated[
     ),
 ]
 """A Kubernetes quantity; a negative one is refused by the pattern."""
+
+Moment = Annotated[AwareDatetime, WithJsonSchema({"type": "string", "format": "date-time"})]
+"""A time in RFC 3339."""
 
 LabelValue = Annotated[str, Field(max_length=63)]
 EnvName = Annotated[str, Field(min_length=1, max_length=256)]
@@ -95,6 +98,7 @@ class Objective(StrEnum):
     THROUGHPUT = "throughput"
     GOODPUT = "goodput"
     COST = "cost"
+    DEADLINE = "deadline"
 
 
 class CleanPodPolicy(StrEnum):
@@ -127,7 +131,8 @@ class Rebalance(
         default=0.03,
         ge=0,
         le=1,
-        description="Shares change only if the predicted step becomes shorter by at least this fraction.",
+        description="Enough to change shares: a predicted step that is shorter by this fraction. Less is enough, down to 0.01, once "
+        "speeds are known so well that it is not chance.",
     )
 
 
@@ -462,6 +467,15 @@ class HeteroTrainJobSpec(
             message="objective: cost compares prices: give every pool its pricePerHour, or choose another objective",
         ),
         CEL(
+            rule="(self.objective == 'deadline') == has(self.deadline)",
+            message="deadline belongs to objective: deadline and is required there: give both or neither",
+        ),
+        CEL(
+            rule="self.objective != 'deadline' || self.workerPools.all(p, has(p.pricePerHour)) || "
+            "!self.workerPools.exists(p, has(p.pricePerHour))",
+            message="objective: deadline compares prices: give every pool its pricePerHour, or none of them",
+        ),
+        CEL(
             rule="oldSelf.suspend || ("
             + " && ".join(f"self.training.{name} == oldSelf.training.{name}" for name in _TRAINING_FIXED)
             + ")",
@@ -496,7 +510,14 @@ class HeteroTrainJobSpec(
     objective: Objective = Field(
         default=Objective.THROUGHPUT,
         description="What counts where jobs compete for nodes: samples per second, goodput (samples per second at what each "
-        "is worth, with adaptiveBatch), or cost: goodput per price, so the fewest and cheapest workers that minReplicas allows.",
+        "is worth, with adaptiveBatch), cost: goodput per price, so the fewest and cheapest workers that minReplicas allows, "
+        "or deadline: done in time at the least price (of the fewest workers where no pool has one), and as soon as can be "
+        "where that is out of reach.",
+    )
+    deadline: Moment | None = Field(
+        default=None,
+        description="With objective: deadline, the time by which training shall be done, such as 2027-01-31T18:00:00Z; it may "
+        "be moved while the job runs. The condition DeadlineAtRisk says whether it is in reach and by how much it is not.",
     )
     checkpoint: Checkpoint | None = Field(
         default=None,

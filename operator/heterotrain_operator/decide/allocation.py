@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from heterotrain_core.allocate.propose import propose
 from heterotrain_core.allocate.room import Room
+from heterotrain_core.allocate.value import timed
 from heterotrain_core.allocate.views import JobDemand, Objective, Pool, Size
 
 from heterotrain_operator.api.v1alpha1 import CapacityType
@@ -41,8 +42,8 @@ def decide_contest(contest: Contest, *, now_s: float) -> dict[JobKey, Allotment]
     watched = tuple(_watched(bidder, making_room=making_room, now_s=now_s) for bidder in contest.bidders)
     contest = replace(contest, bidders=watched)
     learned = {b.job.key: learn(b.before.learned, b.plan, b.telemetry) for b in contest.bidders}
-    question = question_of(contest, learned)
-    frugal = any(bidder.objective is Objective.COST for bidder in contest.bidders)
+    question = question_of(contest, learned, now_s=now_s)
+    frugal = any(demand.objective is Objective.COST or timed(demand) for demand in question.demands)
     if not frugal and (len(contest.bidders) == 1 or _all_fit(contest, question)):
         return {
             b.job.key: Allotment(dry=b.before.dry, tries=b.before.tries, learned=learned[b.job.key])
@@ -51,7 +52,12 @@ def decide_contest(contest: Contest, *, now_s: float) -> dict[JobKey, Allotment]
     grants = propose(question.pools, question.demands).grants
     settlement = Settlement(contest.bidders, question.on, Room(question.pools), grants)
     return {
-        bidder.job.key: replace(settlement.allotment(bidder, grant), learned=learned[bidder.job.key])
+        bidder.job.key: replace(
+            settlement.allotment(bidder, grant),
+            spare_s=grant.spare_s,
+            in_time=grant.in_time,
+            learned=learned[bidder.job.key],
+        )
         for bidder, grant in zip(contest.bidders, grants, strict=True)
     }
 
@@ -65,8 +71,8 @@ class Question:
     on: Mapping[JobKey, Mapping[str, Sequence[Ground]]]
 
 
-def question_of(contest: Contest, learned: Mapping[JobKey, Learned]) -> Question:
-    """Return what to ask the core, the demands in the order of the bidders."""
+def question_of(contest: Contest, learned: Mapping[JobKey, Learned], *, now_s: float) -> Question:
+    """Return what to ask the core, the demands in the order of the bidders; ``now_s`` in seconds since the epoch."""
     on = {
         bidder.job.key: {
             pool.name: [ground for ground in contest.grounds if bidder.claim(pool) in ground.sizes]
@@ -76,7 +82,9 @@ def question_of(contest: Contest, learned: Mapping[JobKey, Learned]) -> Question
     }
     return Question(
         pools=tuple(_pool(ground, contest.bidders, on) for ground in contest.grounds),
-        demands=tuple(demand_of(bidder, on[bidder.job.key], learned[bidder.job.key]) for bidder in contest.bidders),
+        demands=tuple(
+            demand_of(bidder, on[bidder.job.key], learned[bidder.job.key], now_s=now_s) for bidder in contest.bidders
+        ),
         on=on,
     )
 

@@ -19,12 +19,14 @@ class Learned:
         communication: the exchange.
         communication_members: ranks that it was measured with; 0 before it was.
         variation: relative standard deviation of a rank's step.
+        pace: measured samples per second over predicted ones, over the whole time of a membership.
     """
 
     members: Mapping[str, SplitMember] = field(default_factory=dict)
     communication: CommunicationTime = field(default_factory=CommunicationTime)
     communication_members: int = 0
     variation: float = 0.0
+    pace: float = 1.0
 
 
 class Dry(NamedTuple):
@@ -47,6 +49,9 @@ class Allotment:
         tries: by pool, how often in a row it was found dry; forgotten once what was granted is there.
         held: nothing is decided yet: no worker comes or goes.
         reason: why, in one sentence; empty without limits.
+        spare_s: seconds between the expected end and the job's deadline, negative when it is late; ``None`` without a
+            deadline or while the work is not known.
+        in_time: whether what it may have is enough for its deadline, so that no more is wanted.
         learned: what the decision rests on, for the next one.
     """
 
@@ -58,6 +63,8 @@ class Allotment:
     tries: Mapping[str, int] = field(default_factory=dict)
     held: bool = False
     reason: str = ""
+    spare_s: float | None = None
+    in_time: bool = False
     learned: Learned = field(default_factory=Learned)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from heterotrain_operator.api.conditions import Aspect, ConditionType
 from heterotrain_operator.api.reading import most_workers
 from heterotrain_operator.api.v1alpha1 import Objective
+from heterotrain_operator.decide.deadline import deadline_aspect
 from heterotrain_operator.decide.lifecycle import Stage
 from heterotrain_operator.decide.situation import Situation
 from heterotrain_operator.decide.speeds import speed_aspects
@@ -29,6 +30,7 @@ def aspects_of(it: Situation) -> tuple[Aspect, ...]:
         _restarting(it),
         _degraded(it),
         _limited(it),
+        *([deadline_aspect(it, it.spec.deadline)] if it.spec is not None and it.spec.deadline is not None else []),
         _shares_applied(it),
         *speed_aspects(it),
         _telemetry(it),
@@ -145,6 +147,7 @@ def _limited(it: Situation) -> Aspect:
     if granted < it.spec.elastic_policy.min_replicas:
         return Aspect(type=kind, holds=True, reason="WaitsForNodes", message=allotment.reason)
     reason = "FewerAreCheaper" if it.spec.objective is Objective.COST else "NodesShared"
+    reason = "EnoughForDeadline" if allotment.in_time else reason
     return Aspect(type=kind, holds=True, reason=reason, message=allotment.reason)
 
 

@@ -19,6 +19,8 @@ from heterotrain_operator.decide.verdicts import Fate, Worker
 from heterotrain_operator.world.telemetry import MemberId, Telemetry
 from heterotrain_operator.world.views import JobView
 
+LEAST_PACE, MOST_PACE = 0.25, 1.25
+"""Beyond these a measurement says more about itself than about the job."""
 PAUSE_S = 1.0
 """What a change of membership costs before any was measured: docs/benchmarks.md has 0.5 s at an eviction, 0.7 s at a kill."""
 
@@ -73,13 +75,14 @@ def offer_key(pool: WorkerPool, ground: str) -> str:
     return Offer(pool=ground, name=pool.name, max_workers=0).key
 
 
-def demand_of(bidder: Bidder, on: Mapping[str, Sequence[Ground]], learned: Learned) -> JobDemand:
+def demand_of(bidder: Bidder, on: Mapping[str, Sequence[Ground]], learned: Learned, *, now_s: float) -> JobDemand:
     """Return the job's demand.
 
     Args:
         bidder: the job.
         on: by pool, the grounds that it stands on; empty where no node is open to it.
         learned: from ``learn``.
+        now_s: now, in seconds since the epoch.
     """
     job, spec, training = bidder.job, bidder.spec, bidder.spec.training
     offers: list[Offer] = []
@@ -122,6 +125,8 @@ def demand_of(bidder: Bidder, on: Mapping[str, Sequence[Ground]], learned: Learn
         variation=learned.variation,
         objective=bidder.objective,
         remaining_samples=_remaining(bidder),
+        deadline_s=spec.deadline.timestamp() - now_s if spec.deadline is not None else None,
+        pace=learned.pace,
         pause_s=bidder.telemetry.pause_s or PAUSE_S,
         arrived_s=job.created_s,
         current=current,
@@ -162,6 +167,10 @@ def learn(before: Learned, plan: Plan | None, telemetry: Telemetry) -> Learned:
         learned = replace(learned, communication=plan.communication, communication_members=len(plan.members))
     if plan.prediction is not None and len(plan.members) > 1:
         learned = replace(learned, variation=_variation(plan.prediction.efficiency_ceiling, len(plan.members)))
+    sustained = telemetry.rates.sustained
+    if plan.prediction is not None and sustained is not None and sustained.generation == plan.generation:
+        pace = sustained.samples_per_s * plan.prediction.step_s / plan.global_batch_samples
+        learned = replace(learned, pace=min(MOST_PACE, max(LEAST_PACE, pace)))
     return learned
 
 

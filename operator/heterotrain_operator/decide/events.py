@@ -57,6 +57,8 @@ _RULES = {
         reason="TelemetryUnavailable", warning=True, each_reason=True, never=frozenset({"NotConfigured"})
     ),
     (ConditionType.TELEMETRY_AVAILABLE, "True"): _Rule(reason="TelemetryAvailable", after=frozenset({"False"})),
+    (ConditionType.DEADLINE_AT_RISK, "True"): _Rule(reason="DeadlineAtRisk", warning=True, each_reason=True),
+    (ConditionType.DEADLINE_AT_RISK, "False"): _Rule(reason="DeadlineInReach", after=frozenset({"True"})),
     (ConditionType.SPEEDS_LEARNED, "False"): _Rule(
         reason="SpeedChanged", each_reason=True, only=frozenset({"SpeedChanged"})
     ),

@@ -171,7 +171,13 @@ def _active(known: _Known, spec: HeteroTrainJobSpec) -> Decision:
             removed=[f"{worker.pod.name} ({why})" for worker, why in wanted.remove if not worker.pod.deleting],
             new_plan=written,
         ),
-        again_s=_soonest(membership.again_s, wanted.again_s, life.again_s, delay_s if wanted.create else None),
+        again_s=_soonest(
+            membership.again_s,
+            wanted.again_s,
+            life.again_s,
+            delay_s if wanted.create else None,
+            max(0.0, spec.deadline.timestamp() - now_s) if spec.deadline is not None else None,
+        ),
         reason=written.reason if written else "",
     )
 

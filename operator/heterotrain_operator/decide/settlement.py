@@ -71,9 +71,7 @@ class Settlement:
         return Allotment(
             limits=limits,
             leave=frozenset(worker.pod.uid for pool in pools for worker in self._surplus(bidder, pool)),
-            waits=frozenset(
-                pool.name for pool in pools if may_grow and self._may_wait(bidder, pool, granted=bool(grant.workers))
-            ),
+            waits=frozenset(pool.name for pool in pools if may_grow and self._may_wait(bidder, pool, grant)),
             short=bidder.before.short,
             dry=bidder.before.dry,
             tries=bidder.before.tries,
@@ -156,14 +154,15 @@ class Settlement:
             bidder.claim(pool) in self._lacking or self._surplus(bidder, pool) for pool in bidder.spec.worker_pools
         )
 
-    def _may_wait(self, bidder: Bidder, pool: WorkerPool, *, granted: bool) -> bool:
+    def _may_wait(self, bidder: Bidder, pool: WorkerPool, grant: Grant) -> bool:
         """Tell whether workers beyond the limit may wait in a pool for nodes that may come.
 
         Not while room is being made for others, and not where one more would fit already: the job does not want it.
         """
         if pool.name in bidder.before.dry:
             return True
-        if not self._quiet or (granted and bidder.objective is Objective.COST):
+        granted = bool(grant.workers)
+        if not self._quiet or (granted and (bidder.objective is Objective.COST or grant.in_time)):
             return False
         claim = bidder.claim(pool)
         return not granted or not any(

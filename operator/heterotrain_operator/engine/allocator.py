@@ -185,7 +185,8 @@ def shapes_of(job: JobView) -> dict[str, Shape]:
 
 def _matters(allotment: Allotment) -> tuple[object, ...]:
     """Return what a job's pass acts on."""
-    return (allotment.limits, allotment.leave, allotment.waits, allotment.held, allotment.reason)
+    late = allotment.spare_s is not None and allotment.spare_s < 0
+    return (allotment.limits, allotment.leave, allotment.waits, allotment.held, allotment.reason, late)
 
 
 async def _set_within(event: asyncio.Event, timeout_s: float) -> None:

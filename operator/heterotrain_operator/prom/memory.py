@@ -15,7 +15,7 @@ from heterotrain_core.perf.condense import condense
 from heterotrain_core.perf.samples import CounterKey, Counters, Observation, observe
 
 from heterotrain_operator.prom.queries import Snapshot, counter_name
-from heterotrain_operator.world.telemetry import MemberId, Rates, StepsInForce, Telemetry
+from heterotrain_operator.world.telemetry import MemberId, Rates, StepsInForce, Sustained, Telemetry
 
 RATE_WINDOW_S = 30.0
 FORGET_S = 600.0
@@ -31,6 +31,7 @@ class JobTelemetry:
         self._counters: dict[CounterKey, Counters] = {}
         self._observations: dict[MemberId, tuple[Observation, ...]] = {}
         self._committed: deque[tuple[float, int]] = deque()
+        self._since: tuple[int, float, int] | None = None
         self._scraped_s: dict[MemberId, float] = {}
         self._times: Mapping[MemberId, float] = {}
         self._pools: dict[MemberId, str] = {}
@@ -116,6 +117,19 @@ class JobTelemetry:
         self.telemetry = replace(self.telemetry, reason=reason, problem=problem)
         return changed
 
+    def _sustained(self, snapshot: Snapshot, now_s: float) -> Sustained | None:
+        """Return what the newest generation reached since the first scrape that showed it."""
+        newest = max(snapshot.gauges.values(), key=lambda gauges: gauges.step or -1, default=None)
+        if newest is None or newest.generation is None or newest.samples_committed is None:
+            return None
+        generation, samples = newest.generation, newest.samples_committed
+        if self._since is None or self._since[0] != generation or samples < self._since[2]:
+            self._since = (generation, now_s, samples)
+        _, since_s, before = self._since
+        if now_s - since_s < RATE_WINDOW_S or samples == before:
+            return None
+        return Sustained(generation, (samples - before) / (now_s - since_s))
+
     def _rates(self, snapshot: Snapshot, now_s: float) -> Rates:
         samples = max(
             (g.samples_committed for g in snapshot.gauges.values() if g.samples_committed is not None), default=None
@@ -142,4 +156,9 @@ class JobTelemetry:
             done = sum(o.share_samples * o.steps for o in recent if o.compute)
             if own_s > 0:
                 solo[member] = done / own_s
-        return Rates(samples_per_s=rate, step_s=step_s / steps if steps else None, solo_samples_per_s=solo)
+        return Rates(
+            samples_per_s=rate,
+            sustained=self._sustained(snapshot, now_s),
+            step_s=step_s / steps if steps else None,
+            solo_samples_per_s=solo,
+        )

@@ -70,17 +70,26 @@ class StepsInForce:
         )
 
 
+class Sustained(NamedTuple):
+    """What a job reached since a generation's members train together, evaluation, checkpoints and pauses included."""
+
+    generation: int
+    samples_per_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
     """What the job and its members reached over the last half minute or so.
 
     Attributes:
         samples_per_s: committed samples per second, pauses included.
+        sustained: samples per second of the newest generation; ``None`` before it lasted for half a minute.
         step_s: mean seconds from step to step.
         solo_samples_per_s: by member, samples per second of its own computation.
     """
 
     samples_per_s: float | None = None
+    sustained: Sustained | None = None
     step_s: float | None = None
     solo_samples_per_s: Mapping[MemberId, float] = field(default_factory=dict)
 

@@ -11,7 +11,7 @@ from heterotrain_operator.decide.allotment import Learned
 from heterotrain_operator.decide.contest import takes_part
 from heterotrain_operator.world.parse import rfc3339
 from operator_town import Town, even_time
-from operator_world import World, pool
+from operator_world import NOW_S, World, pool
 
 TWO = {"minReplicas": 2}
 
@@ -222,7 +222,7 @@ def test_what_is_granted_counts_as_there_while_it_waits_for_its_node() -> None:
         town.worlds[name].settle()
     assert (town.waiting("one"), town.waiting("two")) == (2, 2)
     (contest,) = town.contests()
-    question = question_of(contest, {bidder.job.key: Learned() for bidder in contest.bidders})
+    question = question_of(contest, {bidder.job.key: Learned() for bidder in contest.bidders}, now_s=NOW_S)
     assert [sum(demand.current.values()) for demand in question.demands] == [2, 2]
 
 
@@ -250,7 +250,7 @@ def test_losses_of_a_pool_are_counted_and_make_it_worth_less() -> None:
     (row,) = (each for each in job.status["pools"] if each["name"] == mine)
     assert row["disruptions"] == 1
     (contest,) = town.contests()
-    question = question_of(contest, {bidder.job.key: Learned() for bidder in contest.bidders})
+    question = question_of(contest, {bidder.job.key: Learned() for bidder in contest.bidders}, now_s=NOW_S)
     losses = {each.name: each.losses for each in question.pools}
     assert losses == {"a": float(mine == "a"), "b": float(mine == "b")}
     assert {each.name: each.spot for each in question.pools} == {"a": True, "b": False}

@@ -17,7 +17,7 @@ from heterotrain_core.split.curve import SplitMember
 from heterotrain_operator.decide.allocation import question_of
 from heterotrain_operator.decide.allotment import Allotment, Learned
 from operator_town import Town, even_time
-from operator_world import pool
+from operator_world import NOW_S, pool
 
 Wanted = tuple[tuple[str, int], ...]
 """One worker each: the pool of nodes that it may stand on (empty for any), and its cores."""
@@ -104,7 +104,7 @@ def test_no_combination_is_better_than_what_the_operator_asks_for(seed: int) -> 
     nodes = {name: int(body["status"]["allocatable"]["cpu"]) for name, body in town.nodes.items()}
     given: dict[str, dict[str, int]] = {name: {} for name in jobs}
     for contest in town.contests():
-        question = question_of(contest, {b.job.key: b.before.learned for b in contest.bidders})
+        question = question_of(contest, {b.job.key: b.before.learned for b in contest.bidders}, now_s=NOW_S)
         answer = propose(question.pools, question.demands)
         assert answer.exact
         for demand, grant in zip(question.demands, answer.grants, strict=True):
