@@ -1,4 +1,4 @@
-"""The process groups of one formation: one for gradients, and a small gloo group of its own for the control vector.
+"""The connections of one formation: a group for gradients, a gloo group for states, a mesh for the control vector.
 
 A formation gets fresh groups on a fresh store. ``cut`` may be called from any thread at any time and makes every waiting
 operation fail; ``close`` belongs to the training thread.
@@ -14,16 +14,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from heterotrain.errors import PeerLost
+from heterotrain.network.mesh import Gathering, Mesh, packed, unpacked
 from heterotrain.network.rendezvous import COLLECTIVE_S, Connections, Dial, HostedStore, c10d, sentence
 from heterotrain.network.sockets import OpenSocket, cut, interface_of, open_sockets
 
 _log = logging.getLogger(__name__)
+_Work = TypeVar("_Work")
 
 BACKEND = "heterotrain"
 """The name under which torch knows our gloo group for gradients, so that scripts can use torch.distributed as usual."""
@@ -65,6 +67,7 @@ class Group:
         self._cut = ""
         self._backend = ""
         self._control: Any = None
+        self._mesh: Mesh | None = None
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -88,9 +91,9 @@ class Group:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         store = self._store
         self.check()
-        dial = Dial(lambda: store or connect(), rank=self.rank, world_size=self.world_size)
+        dial = Dial(lambda: store or connect(), rank=self.rank, world_size=self.world_size, address=own_address)
         connections = dial.result(self.check)
-        self._store, self._control = connections.store, connections.control
+        self._store, self._control, self._mesh = connections.store, connections.control, connections.mesh
         _publish(connections, backend=backend, rank=self.rank, world_size=self.world_size)
         with self._lock:
             self._own = open_sockets() - self._before
@@ -106,6 +109,8 @@ class Group:
         # The store on this rank's own host is reached through the loopback interface.
         addresses = self._address.members | {"127.0.0.1", "::1"}
         count = cut(candidates, addresses=addresses, spare_ports=self._address.spare_ports)
+        if self._mesh is not None:
+            self._mesh.cut()
         if first:
             _log.info("cut %d connections of the group: %s", count, reason)
 
@@ -126,6 +131,8 @@ class Group:
     def close(self) -> None:
         """Drop the groups; waits for their threads, so it comes after ``cut`` or after the last operation."""
         self._control = None
+        if self._mesh is not None:
+            self._mesh.close()
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError, ValueError):
                 dist.destroy_process_group()
@@ -141,14 +148,13 @@ class Group:
         """
         return self._guarded(lambda: dist.all_reduce(flat, op=dist.ReduceOp.SUM, async_op=True))
 
-    def gather(self, slot_F: torch.Tensor) -> tuple[dist.Work, list[torch.Tensor]]:  # noqa: N803 - shape in the name
-        """Start to collect every rank's slot; the list is by rank and filled when the work is done.
+    def gather(self, data: bytes) -> Gathering:
+        """Start to collect the bytes of every rank, as many of each; they are in ``rows`` when it has been waited for.
 
         Raises:
             PeerLost: the group is broken.
         """
-        slots = [torch.empty_like(slot_F) for _ in range(self.world_size)]
-        return self._guarded(lambda: self._control_group().allgather([slots], [slot_F])), slots
+        return self._guarded(lambda: self._must_mesh().gather(data))
 
     def gather_now(self, values: Sequence[float]) -> list[list[float]]:
         """Return every rank's values, by rank.
@@ -156,9 +162,9 @@ class Group:
         Raises:
             PeerLost: the group is broken.
         """
-        work, slots = self.gather(torch.tensor(values, dtype=torch.float64))
-        self.wait(work, "numbers of every rank")
-        return [slot.tolist() for slot in slots]
+        gathering = self.gather(packed(values))
+        self.wait(gathering, "numbers of every rank")
+        return [unpacked(row) for row in gathering.rows]
 
     def broadcast_bytes(self, data: bytes | None, *, size: int, source: int) -> bytes:
         """Return the bytes that rank ``source`` holds.
@@ -188,7 +194,8 @@ class Group:
         Raises:
             PeerLost: the group is broken.
         """
-        return self._guarded(lambda: self._control_group().send([tensor], to, 0))
+        work: dist.Work = self._guarded(lambda: self._control_group().send([tensor], to, 0))
+        return work
 
     def receive(self, tensor: torch.Tensor, *, source: int) -> dist.Work:
         """Start to receive into a contiguous CPU tensor.
@@ -196,9 +203,10 @@ class Group:
         Raises:
             PeerLost: the group is broken.
         """
-        return self._guarded(lambda: self._control_group().recv([tensor], source, 0))
+        work: dist.Work = self._guarded(lambda: self._control_group().recv([tensor], source, 0))
+        return work
 
-    def wait(self, work: dist.Work, what: str = "an exchange between ranks") -> None:
+    def wait(self, work: dist.Work | Gathering, what: str = "an exchange between ranks") -> None:
         """Wait for an operation; ``what`` names it, for those who ask where a job hangs.
 
         Raises:
@@ -207,7 +215,7 @@ class Group:
         self.waiting = Waiting(what, time.monotonic())
         try:
             work.wait()
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             raise PeerLost(self._cut or sentence(error)) from error
         finally:
             self.waiting = None
@@ -233,13 +241,17 @@ class Group:
             raise PeerLost("the group is closed")
         return self._control
 
-    def _guarded(self, start: Callable[[], Any]) -> dist.Work:
+    def _must_mesh(self) -> Mesh:
+        if self._mesh is None:
+            raise PeerLost("the group is closed")
+        return self._mesh
+
+    def _guarded(self, start: Callable[[], _Work]) -> _Work:
         self.check()
         try:
-            work: dist.Work = start()
-        except RuntimeError as error:
+            return start()
+        except (RuntimeError, OSError) as error:
             raise PeerLost(self._cut or sentence(error)) from error
-        return work
 
 
 def _publish(connections: Connections, *, backend: str, rank: int, world_size: int) -> None:

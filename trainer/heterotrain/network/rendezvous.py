@@ -17,6 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from heterotrain.errors import PeerLost
+from heterotrain.network.mesh import Mesh, connect
 from heterotrain.network.sockets import OpenSocket, open_sockets
 
 c10d: Any = dist
@@ -68,9 +69,10 @@ def connect_store(host: str, port: int) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connections:
-    """What a group is made of: the store, and gloo groups for the control vector and for gradients."""
+    """What a group is made of: the store, the mesh for what ranks tell each other, gloo groups for states and gradients."""
 
     store: Any
+    mesh: Mesh
     control: Any
     gradients: Any
 
@@ -78,11 +80,19 @@ class Connections:
 class Dial:
     """The attempt to connect to everybody."""
 
-    def __init__(self, store: Callable[[], Any], *, rank: int, world_size: int) -> None:
-        """``store`` returns the store, connecting to it where another rank hosts it."""
+    def __init__(self, store: Callable[[], Any], *, rank: int, world_size: int, address: str | None) -> None:
+        """Begin.
+
+        Args:
+            store: returns the store, connecting to it where another rank hosts it.
+            rank: this rank.
+            world_size: ranks in all.
+            address: where the others reach this rank; ``None`` leaves that to the interface that gloo uses.
+        """
         self._store = store
         self._rank = rank
         self._world_size = world_size
+        self._address = address
         self._done = threading.Event()
         self._connections: Connections | None = None
         self._error: Exception | None = None
@@ -103,8 +113,12 @@ class Dial:
     def _run(self) -> None:
         try:
             store = self._store()
+            mesh = connect(
+                store, rank=self._rank, world_size=self._world_size, address=self._address, within_s=RENDEZVOUS_S,
+                limit_s=COLLECTIVE_S,
+            )  # fmt: skip
             made = [self._group(store, name) for name in ("control", "gradients")]
-            self._connections = Connections(store=store, control=made[0], gradients=made[1])
+            self._connections = Connections(store=store, mesh=mesh, control=made[0], gradients=made[1])
         except Exception as error:  # noqa: BLE001 - whatever it is, the training thread hears of it
             self._error = error
         self._done.set()

@@ -62,6 +62,26 @@ def cut(sockets: Collection[OpenSocket], *, addresses: Collection[str], spare_po
     return count
 
 
+def address_of(interface: str) -> str:
+    """Return the address of a network interface, IPv4 where it has one.
+
+    Raises:
+        OSError: it has none that others could reach.
+    """
+    import fcntl  # noqa: PLC0415 - not on every system
+    import struct  # noqa: PLC0415
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        request = struct.pack("256s", interface[:15].encode())
+        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), 0x8915, request)[20:24])  # SIOCGIFADDR
+    with open("/proc/net/if_inet6", encoding="ascii") as table:  # noqa: PTH123
+        for line in table:
+            fields = line.split()
+            if fields[-1] == interface and fields[3] != "20":  # a link-local one needs a scope that differs by host
+                return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(fields[0]))
+    raise OSError(f"the network interface {interface} has no address")
+
+
 def interface_of(address: str) -> str | None:
     """Return the network interface that holds this address, or ``None`` when none does."""
     import fcntl  # noqa: PLC0415 - not on every system

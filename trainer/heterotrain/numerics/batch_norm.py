@@ -66,9 +66,9 @@ class Link:
         row_K = values_K.detach().to("cpu", torch.float64).contiguous()  # noqa: N806 - shape in the name
         if self.group is None:
             return row_K.unsqueeze(0)
-        work, rows = self.group.gather(row_K)
-        self.group.wait(work, "the statistics of a BatchNorm layer")
-        return torch.stack(rows)
+        gathering = self.group.gather(row_K.numpy().tobytes())
+        self.group.wait(gathering, "the statistics of a BatchNorm layer")
+        return torch.frombuffer(bytearray(b"".join(gathering.rows)), dtype=torch.float64).view(-1, row_K.numel())
 
 
 def synchronise(model: nn.Module, link: Link) -> list[nn.Module]:

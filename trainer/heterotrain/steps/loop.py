@@ -246,6 +246,7 @@ class Loop:
         formed, reducer, observer = self._must_form(), self._must_reduce(), self._observer
         held = self._newest_for(formed)
         drained = self._identity.worker in formed.agreed.plan.drain
+        buckets = len(reducer.buckets)  # of every rank's slot alike, also when layers were frozen since the last step
         slot = replace(
             plan_slot(
                 held, vote=ok, steps=step.task.number, leaving=self.departure.wanted or drained, weight=step.weight
@@ -255,7 +256,7 @@ class Loop:
             mark=new_mark(),
             plain=observer.plain,
             steered=observer.steered,
-            buckets_s=observer.buckets_s or (math.nan,) * len(reducer.flats),
+            buckets_s=observer.buckets_s if len(observer.buckets_s) == buckets else (math.nan,) * buckets,
         )
         decision, held = exchange_votes(formed, reducer, slot, held, job_uid=self._identity.job_uid)
         self._membership.offer(held.text)

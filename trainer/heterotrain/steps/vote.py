@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-
 from heterotrain.membership.agreement import agreed_plan
 from heterotrain.membership.interface import Formed
 from heterotrain.membership.plan_source import Held
 from heterotrain.network.control import Slot, Verdict, to_row, verdict
+from heterotrain.network.mesh import packed, unpacked
 from heterotrain.numerics.reducer import Reducer
 
 
@@ -27,9 +26,9 @@ def exchange_votes(formed: Formed, reducer: Reducer, slot: Slot, held: Held, *, 
     row = to_row(slot)
     if formed.group is None:
         return verdict([row]), held
-    work, slots = formed.group.gather(torch.tensor(row, dtype=torch.float64))
+    gathering = formed.group.gather(packed(row))
     reducer.wait()
-    formed.group.wait(work, "the vote on the step")
+    formed.group.wait(gathering, "the vote on the step")
     formed.group.finish_device()
-    decision = verdict([other.tolist() for other in slots])
+    decision = verdict([unpacked(other) for other in gathering.rows])
     return decision, agreed_plan(formed.group, decision, held, job_uid=job_uid)
