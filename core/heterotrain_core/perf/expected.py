@@ -46,6 +46,26 @@ def expected_maximum(means: Sequence[float], deviations: Sequence[float]) -> flo
     return high - float(np.trapezoid(below_X, x_X))
 
 
+def quantile_of_maximum(deviations: Sequence[float], probability: float) -> float:
+    """Return what the maximum of independent normal variables of mean zero stays below with this probability.
+
+    Solves ``product of P(x_i <= x) = probability`` by bisection, to 1e-6 of the largest deviation.
+
+    Args:
+        deviations: standard deviations, in any unit; at least one.
+        probability: at least 0.5, below 1.
+    """
+    deviation_W = np.array([d for d in deviations if d > 0])
+    if not len(deviation_W):
+        return 0.0
+    low, high = 0.0, (_REACH + 1) * float(deviation_W.max())
+    while high - low > 1e-6 * float(deviation_W.max()):
+        middle = (low + high) / 2
+        below = float(np.prod(np.interp(middle / deviation_W, _TABLE_Z, _TABLE_P, left=0.0, right=1.0)))
+        low, high = (middle, high) if below < probability else (low, middle)
+    return high
+
+
 def efficiency_ceiling(variations: Sequence[float]) -> float:
     """Return the best expected efficiency of perfectly balanced members without any exchange, in (0, 1].
 

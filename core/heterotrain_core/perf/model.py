@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -20,6 +21,25 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LineError:
+    """How well a line is known: the error of a weighted regression, as a function of the size.
+
+    Attributes:
+        centre_samples: weighted mean of the micro-batch sizes that were seen.
+        centre_s: standard error of the line's seconds there.
+        slope_s: standard error of its slope, seconds per sample; independent of the error at the centre.
+    """
+
+    centre_samples: float
+    centre_s: float
+    slope_s: float
+
+    def at(self, samples: float) -> float:
+        """Return the standard error in seconds at a micro-batch of so many samples."""
+        return math.hypot(self.centre_s, self.slope_s * (samples - self.centre_samples))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemberModel:
     """One member's time model.
 
@@ -27,10 +47,12 @@ class MemberModel:
         compute: the coefficients; ``None`` when the verdict is degenerate.
         variation: standard deviation of own compute seconds in one step, relative to their mean.
         uncertainty_ratio: relative standard error of predicted compute seconds at half and twice the typical share,
-            the worse of the two, from the data alone; ``inf`` when the data cannot tell.
+            the worse of the two, from the data of the member and its pool alone; ``inf`` when they cannot tell.
+        error: the same at any size; ``None`` when the data cannot tell.
         largest_share_samples: the largest share that was seen.
         steps: steps that the fit rests on.
         shapes: distinct micro-batch sizes that were seen.
+        pooled: others of its pool are known well, and it leans on them.
         drifted: its speed changed and the new speed has been seen at one share only.
         drift_ratio: how much slower it became at the last change (2.0: half as fast), 1.0 when it never changed.
         verdict: how far to trust it.
@@ -40,9 +62,11 @@ class MemberModel:
     compute: ComputeTime | None
     variation: float = 0.0
     uncertainty_ratio: float = float("inf")
+    error: LineError | None = None
     largest_share_samples: int = 0
     steps: int = 0
     shapes: int = 0
+    pooled: bool = False
     drifted: bool = False
     drift_ratio: float = 1.0
     verdict: Verdict

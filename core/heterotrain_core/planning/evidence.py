@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.plan import ComputeTime
-from heterotrain_core.perf.fit import FixedPart, fit_member
+from heterotrain_core.perf.fit import digest, fit_digest
+from heterotrain_core.perf.line import FixedPart
 from heterotrain_core.perf.model import MemberModel, Verdict
 from heterotrain_core.perf.samples import Observation
 from heterotrain_core.split.curve import SplitMember
 
-_LIKE_ITS_POOL = 0.1
-"""Deviation of the fixed part between members of one pool."""
+LIKE_ITS_POOL = 0.03
+"""Least deviation of the fixed part between members of one pool, relative to their time."""
 TRUSTED_GROWTH = 2
 """How many times its largest seen share a member may be given while its model is not ok."""
 SURE_GROWTH = 4
@@ -52,26 +54,61 @@ def learned(evidence: Sequence[MemberEvidence], former: Sequence[MemberEvidence]
         former: members that have left; they say what their pools are like and get no model.
     """
     known = (*evidence, *former)
-    fits = [fit_member(member.observations) for member in known]
+    seen = [digest(member.observations) for member in known]
+    alone = [fit_digest(each) for each in seen]
     found = []
-    for member, fit in zip(evidence, fits, strict=False):
-        own = fit
-        mates = [f for m, f in zip(known, fits, strict=True) if m.pool == member.pool and m.pool]
-        if own.verdict is Verdict.THIN and (mate := _middle([f for f in mates if f.verdict is Verdict.OK])):
-            assumed = FixedPart(ratio=_fixed_ratio(mate), deviation=_LIKE_ITS_POOL)
-            own = fit_member(member.observations, assumed=assumed)
-        if own.compute is None and (like := _middle(mates) or _middle(fits)) is not None:
+    for rank, member in enumerate(evidence):
+        mates = [alone[i] for i, m in enumerate(known) if m.pool and m.pool == member.pool and i != rank]
+        own = alone[rank]
+        if own.compute is not None and (shape := pooled_fixed_part(mates)) is not None:
+            own = fit_digest(seen[rank], assumed=shape)
+        if own.compute is None and (like := _middle(mates) or _middle(alone)) is not None:
             whose = f"pool {member.pool}" if _middle(mates) else "the middle member"
             own = replace(own, compute=like.compute, variation=like.variation, verdict=Verdict.THIN,
                           largest_share_samples=like.largest_share_samples,
                           reason=f"{own.reason}; assumed to be like {whose}")  # fmt: skip
-        found.append(own)
+        found.append(replace(own, pooled=any(mate.verdict is Verdict.OK for mate in mates)))
     return tuple(found)
+
+
+def pooled_fixed_part(models: Sequence[MemberModel]) -> FixedPart | None:
+    """Return what members of one pool say about the fixed part of another one's time; ``None`` where they say nothing.
+
+    Members of a pool differ in pace more than in shape, so it is the fixed part relative to the time that they share. Their
+    ratios are combined by inverse variance with a variance between members (DerSimonian and Laird 1986).
+    """
+    seen = [m for m in models if m.compute is not None and m.error is not None and not m.drifted]
+    if not seen:
+        return None
+    size = sum(m.error.centre_samples for m in seen if m.error is not None) / len(seen)
+    ratios, variances = [], []
+    for model in seen:
+        fixed, pace = _fixed(model), _pace(model.compute)
+        whole = fixed + pace * size
+        if whole > 0 and model.error is not None:
+            ratios.append(fixed / whole)
+            variances.append((model.error.at(0.0) / whole) ** 2 + 1e-12)
+    if not ratios or size <= 0:
+        return None
+    between = max(LIKE_ITS_POOL**2, _variance_between(ratios, variances))
+    weights = [1.0 / (variance + between) for variance in variances]
+    mean = sum(w * r for w, r in zip(weights, ratios, strict=True)) / sum(weights)
+    # What one more member of the pool is like: the mean's error, and how much members differ.
+    return FixedPart(ratio=mean, deviation=math.sqrt(1.0 / sum(weights) + between), of_samples=size, seen=True)
+
+
+def _variance_between(values: Sequence[float], variances: Sequence[float]) -> float:
+    weights = [1.0 / variance for variance in variances]
+    whole = sum(weights)
+    mean = sum(w * x for w, x in zip(weights, values, strict=True)) / whole
+    excess = sum(w * (x - mean) ** 2 for w, x in zip(weights, values, strict=True)) - (len(values) - 1)
+    free = whole - sum(w * w for w in weights) / whole
+    return max(0.0, excess / free) if free > 0 else 0.0
 
 
 def settled(model: MemberModel) -> bool:
     """Tell whether the model is as good as it will get: nothing more is to be learned by varying shares."""
-    return not model.drifted and (model.verdict is Verdict.OK or model.steps >= MOST_PROBED_STEPS)
+    return not model.drifted and (model.verdict is Verdict.OK or model.pooled or model.steps >= MOST_PROBED_STEPS)
 
 
 def _middle(models: Sequence[MemberModel]) -> MemberModel | None:
@@ -80,18 +117,12 @@ def _middle(models: Sequence[MemberModel]) -> MemberModel | None:
     return models[sorted(usable)[len(usable) // 2][1]] if usable else None
 
 
-def _pace(compute: ComputeTime) -> float:
-    return compute.per_sample_s + compute.backward_per_sample_s
+def _pace(compute: ComputeTime | None) -> float:
+    return compute.per_sample_s + compute.backward_per_sample_s if compute is not None else 0.0
 
 
-def _fixed_ratio(model: MemberModel) -> float:
-    """Return the fixed part of the model's time at its largest seen share."""
-    compute = model.compute
-    if compute is None:
-        return 0.0
-    fixed = compute.fixed_s + compute.backward_fixed_s
-    whole = fixed + _pace(compute) * max(1, model.largest_share_samples)
-    return fixed / whole if whole > 0 else 0.0
+def _fixed(model: MemberModel) -> float:
+    return model.compute.fixed_s + model.compute.backward_fixed_s if model.compute is not None else 0.0
 
 
 def split_member(evidence: MemberEvidence, compute: ComputeTime) -> SplitMember:

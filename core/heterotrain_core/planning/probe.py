@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-VARIATION = 0.3
-LARGEST_VARIATION = 0.45
+VARIATION = 0.5
+LARGEST_VARIATION = 0.7
 """Of the side that has fewer members to vary: three members go +0.3, +0.3, -0.45 or so."""
 PROBE_STEPS = 2
 ROUNDS = 4
@@ -51,8 +51,9 @@ def _moves(shares: Sequence[int], limits: Sequence[Limits], learners: Sequence[i
     up: list[int] = []
     down: list[int] = []
     reach = {rank: max(VARIATION * shares[rank], limits[rank].granularity) for rank in learners}
-    for rank in sorted(learners, key=lambda rank: (-reach[rank], rank)):
-        (up if sum(reach[r] for r in up) <= sum(reach[r] for r in down) else down).append(rank)
+    half = sum(reach.values()) / 2
+    for rank in learners:
+        (up if sum(reach[r] for r in up) + reach[rank] / 2 <= half else down).append(rank)
     moves = [0.0] * len(shares)
     others = [rank for rank in range(len(shares)) if rank not in reach and shares[rank] > 0]
     spare = sum(shares[rank] for rank in others)

@@ -15,6 +15,7 @@ from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Predi
 from heterotrain_core.perf.exchange import fit_exchange
 from heterotrain_core.perf.expected import efficiency_ceiling, expected_maximum
 from heterotrain_core.perf.model import ExchangeModel, MemberModel, Verdict
+from heterotrain_core.planning.certainty import WORTHWHILE_RATIO, faked_gain
 from heterotrain_core.planning.evidence import MemberEvidence, cautious, learned, settled, split_member
 from heterotrain_core.planning.probe import PROBE_STEPS, Limits, probe_vectors
 from heterotrain_core.split.balance import Infeasible, Split, balance, evaluate
@@ -37,7 +38,9 @@ class SharesRequest:
         members: by rank.
         former: members that have left; they only tell what a newcomer of their pool will be like.
         current_shares: shares of the plan in force, by rank of the same members; ``None`` when the members changed.
-        min_gain_ratio: predicted gain in step time below which the current shares stay, e.g. 0.03.
+        min_gain_ratio: predicted gain in step time that is always enough for other shares, e.g. 0.03. Less is enough as far
+            as the models are certain (``planning.certainty``).
+        least_gain_ratio: and this much it has to be in any case.
         rebalance: ``False`` keeps even shares for ever: the baseline.
         least_members: nobody is proposed for leaving beyond this number of remaining members.
     """
@@ -47,6 +50,7 @@ class SharesRequest:
     former: tuple[MemberEvidence, ...] = ()
     current_shares: tuple[int, ...] | None = None
     min_gain_ratio: float = 0.03
+    least_gain_ratio: float = 0.0
     rebalance: bool = True
     least_members: int = 1
 
@@ -176,13 +180,14 @@ def _shares(
     if isinstance(now, Infeasible):
         return best.shares, 1.0, f"optimal shares ({sure}); the current ones cannot stay: {now.reason}"
     gain = 1 - (best.step_s + exchange.overhead_s) / (now.step_s + exchange.overhead_s)
-    if gain <= 0 or gain < request.min_gain_ratio:
+    needed = max(request.least_gain_ratio, min(request.min_gain_ratio, max(WORTHWHILE_RATIO, faked_gain(models, now))))
+    if gain <= 0 or gain < needed:
         return (
             current,
             0.0,
             (
                 f"the current shares stay ({sure}): the optimal ones would save {max(gain, 0.0):.1%} of a step, "
-                f"a change has to save {request.min_gain_ratio:.1%}"
+                f"a change has to save {needed:.1%}"
             ),
         )
     return best.shares, gain, f"optimal shares save {gain:.1%} of a step ({sure}): {best.reason}"
@@ -207,6 +212,7 @@ def _probe(
     if not request.rebalance or len(shares) < 2:  # noqa: PLR2004  # one member's share is the batch
         return ()
     learners = [rank for rank, model in enumerate(models) if shares[rank] > 0 and not settled(model)]
+    learners.sort(key=lambda rank: (request.members[rank].pool, rank))
     limits = [
         Limits(least=m.floor_samples, most=m.cap_samples, granularity=m.granularity_samples) for m in request.members
     ]

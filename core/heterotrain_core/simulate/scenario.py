@@ -108,7 +108,7 @@ class Scenario:
         adaptive: whether policies that can choose the global batch do.
         boundary_steps: steps between boundaries, 0 for each epoch.
         scrape_s: seconds between two looks at the telemetry.
-        min_gain_ratio: gain below which shares stay.
+        min_gain_ratio: gain that is enough to change shares (``planning.shares``).
         end_epochs: passes after which the job ends even if the target was not reached, 0 for no such end.
         end_s: simulated seconds after which it ends in any case, 0 for no such end.
     """

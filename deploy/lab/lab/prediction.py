@@ -203,7 +203,9 @@ def _decided(
     batch_samples: int, evidence: Sequence[MemberEvidence], *, current: tuple[int, ...] | None
 ) -> SharesDecision:
     decision = decide_shares(
-        SharesRequest(total_samples=batch_samples, members=tuple(evidence), current_shares=current, min_gain_ratio=STAY)
+        SharesRequest(
+            total_samples=batch_samples, members=tuple(evidence), current_shares=current, least_gain_ratio=STAY
+        )
     )
     if not isinstance(decision, SharesDecision):
         raise ClusterError(f"a batch of {batch_samples} cannot be shared: {decision.reason}")

@@ -67,22 +67,21 @@ def seconds_to_boundary(plan: Plan, telemetry: Telemetry) -> float | None:
     return left / rate
 
 
-def least_gain(moment: Moment, *, chosen: float) -> float:
-    """Return the part of a step that other shares have to save; ``chosen`` is the user's own threshold."""
-    match moment:
-        case Moment.IN_FORCE:
-            return chosen
-        case Moment.FAR:
-            return max(chosen, FAR_GAIN_RATIO)
-        case Moment.NEAR:
-            return min(chosen, NEAR_GAIN_RATIO)
+def least_gain(moment: Moment) -> float:
+    """Return the part of a step that other shares have to save however certain it is."""
+    return FAR_GAIN_RATIO if moment is Moment.FAR else 0.0
+
+
+def enough_gain(moment: Moment, *, chosen: float) -> float:
+    """Return the part of a step that is enough however uncertain it is; ``chosen`` is the user's ``minGain``."""
+    return min(chosen, NEAR_GAIN_RATIO) if moment is Moment.NEAR else chosen
 
 
 def worth_writing(decision: SharesDecision, plan: Plan, moment: Moment) -> bool:
     """Tell whether a decision for the plan's members deserves a new revision.
 
     Args:
-        decision: made with ``least_gain`` of this moment, so that changed shares are worth it by themselves.
+        decision: made with ``least_gain`` and ``enough_gain`` of this moment, so that changed shares are worth it by themselves.
         plan: the newest plan, of the same members.
         moment: what the revision would meet.
     """

@@ -9,7 +9,14 @@ import pytest
 from heterotrain_core.contract.plan import Binding, Boundary, BoundaryKind, ComputeTime, Member, Plan, Prediction
 from heterotrain_core.perf.model import ExchangeModel
 from heterotrain_core.planning.shares import SharesDecision
-from heterotrain_operator.decide.revision import Moment, least_gain, moment_of, seconds_to_boundary, worth_writing
+from heterotrain_operator.decide.revision import (
+    Moment,
+    enough_gain,
+    least_gain,
+    moment_of,
+    seconds_to_boundary,
+    worth_writing,
+)
 from heterotrain_operator.world.telemetry import MemberGauges, MemberId, Rates, Telemetry
 
 COMPUTE = ComputeTime(per_sample_s=0.01, fixed_s=0.0, backward_per_sample_s=0.02, backward_fixed_s=0.0)
@@ -71,11 +78,12 @@ def test_the_boundary_is_as_far_as_the_samples_before_it_take() -> None:
 
 
 def test_a_waiting_plan_is_replaced_for_much_when_far_and_for_little_when_near() -> None:
-    gains = [least_gain(moment, chosen=0.03) for moment in (Moment.FAR, Moment.IN_FORCE, Moment.NEAR)]
-    assert gains == sorted(gains, reverse=True)
-    assert gains[1] == 0.03
-    assert least_gain(Moment.FAR, chosen=0.5) == 0.5
-    assert least_gain(Moment.NEAR, chosen=0.0) == 0.0
+    assert least_gain(Moment.FAR) > 0.03
+    assert least_gain(Moment.IN_FORCE) == least_gain(Moment.NEAR) == 0.0
+    enough = [enough_gain(moment, chosen=0.03) for moment in (Moment.FAR, Moment.IN_FORCE, Moment.NEAR)]
+    assert enough[:2] == [0.03, 0.03]
+    assert 0 < enough[2] < 0.03
+    assert enough_gain(Moment.NEAR, chosen=0.0) == 0.0
 
 
 DECISION = SharesDecision(

@@ -9,25 +9,32 @@ from hypothesis import strategies as st
 FREE = Limits(least=1, most=None, granularity=1)
 
 
-def test_three_even_members_vary_by_a_third_or_so() -> None:
+def test_three_even_members_vary_by_a_half_or_so() -> None:
     """The member that stands alone against two moves more, so that the sum stays."""
     vectors = probe_vectors((171, 171, 170), (FREE,) * 3, (0, 1, 2))
     assert vectors[0] == (171, 171, 170)
-    assert set(vectors[1:]) == {(132, 248, 132), (210, 94, 208)} or len(set(vectors[1:])) == 2
+    assert len(set(vectors[1:])) == 2
     for vector in vectors:
         assert sum(vector) == 512
     for rank in range(3):
         seen = {vector[rank] for vector in vectors}
         assert len(seen) == 3
         assert max(seen) <= 171 * (1 + LARGEST_VARIATION) + 1
-        assert min(abs(n - 171) for n in seen - {171, 170}) > 30
+        assert min(abs(n - 171) for n in seen - {171, 170}) > 50
+
+
+def test_members_of_a_pool_move_together() -> None:
+    """Named by pool, at most one pool is torn apart: then only one of the two vectors is slower than even shares."""
+    for vector in probe_vectors((100,) * 6, (FREE,) * 6, (0, 3, 4, 1, 2, 5))[1:]:
+        assert vector[0] == vector[3] == vector[4]
+        assert vector[1] == vector[2] == vector[5] == 200 - vector[0]
 
 
 def test_one_learner_varies_and_the_others_take_it_up() -> None:
     """A joiner is probed alone; nobody else moves more than needed."""
     vectors = probe_vectors((100, 100, 100), (FREE,) * 3, (2,))
-    assert {vector[2] for vector in vectors} == {70, 100, 130}
-    assert {vector[0] for vector in vectors} <= {85, 100, 115}
+    assert {vector[2] for vector in vectors} == {50, 100, 150}
+    assert {vector[0] for vector in vectors} <= {75, 100, 125}
 
 
 def test_nothing_to_vary_is_no_probe() -> None:

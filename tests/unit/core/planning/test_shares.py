@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from heterotrain_core.contract.plan import Binding, CommunicationTime, ComputeTime
-from heterotrain_core.perf.model import Verdict
+from heterotrain_core.perf.model import Verdict, compute_s
 from heterotrain_core.perf.samples import Moments, Observation
 from heterotrain_core.planning.shares import MemberEvidence, SharesDecision, SharesRequest, decide_shares
 from heterotrain_core.split.balance import Infeasible
@@ -172,11 +172,11 @@ def test_a_throttled_member_is_learned_anew() -> None:
 
 
 def test_a_joiner_is_taken_to_be_like_its_pool() -> None:
-    """Without evidence it gets its pool's model and is probed alone; without a pool, the middle member's."""
+    """Without evidence it gets its pool's model, and no probe as that is known; without a pool, the middle member's and one."""
     job = Job(Cluster(truth=three_pools(), communication=EXCHANGE, variation=0.02))
     job.epoch()
     named = tuple(replace(m, pool=pool) for m, pool in zip(job.request.members, ("a", "b", "c"), strict=True))
-    for pool, like in (("c", 2), ("", 1)):
+    for pool, like, shapes in (("c", 2, 0), ("", 1, 3)):
         joined = replace(job.request, members=(*named, MemberEvidence(member="new/0", pool=pool)), current_shares=None)
         decision = decide_shares(joined)
         assert isinstance(decision, SharesDecision)
@@ -185,8 +185,37 @@ def test_a_joiner_is_taken_to_be_like_its_pool() -> None:
         assert decision.models[3].verdict is Verdict.THIN
         assert "assumed to be like" in decision.models[3].reason
         assert decision.prediction is not None
-        varied = {vector[3] for vector in decision.probe}
-        assert len(varied) == 3
+        assert len({vector[3] for vector in decision.probe}) == shapes
+
+
+def test_one_share_is_enough_for_a_member_of_a_known_pool() -> None:
+    """A returning worker that is 1.3 times as slow as its pool: its steps tell its pace, the pool tells its shape."""
+    cluster = Cluster(truth=[*three_pools(), three_pools()[0]], communication=EXCHANGE, variation=0.03, seed=4)
+    cluster.slow[3] = 1.3
+    for _ in range(20):
+        cluster.run((170, 170, 60, 0))
+        cluster.run((100, 100, 40, 0))
+    cluster.run((130, 130, 50, 90), 20)
+    seen = cluster.scrape()
+    members = tuple(
+        MemberEvidence(
+            member=cluster.name(rank), pool=pool, observations=tuple(o for o in seen if o.member == cluster.name(rank))
+        )
+        for rank, pool in enumerate("abca")
+    )
+    decision = decide_shares(SharesRequest(total_samples=400, members=members))
+    assert isinstance(decision, SharesDecision)
+    assert decision.models[3].pooled
+    assert decision.probe == ()
+    mate, own = decision.models[0].compute, decision.models[3].compute
+    assert mate is not None
+    assert own is not None
+    for share in (25, 100, 150):
+        assert compute_s(own, share) == pytest.approx(1.3 * compute_s(mate, share), rel=0.06)
+    strange = decide_shares(SharesRequest(total_samples=400, members=(*members[:3], replace(members[3], pool="d"))))
+    assert isinstance(strange, SharesDecision)
+    assert not strange.models[3].pooled
+    assert strange.probe
 
 
 def test_a_newcomer_is_like_those_of_its_pool_that_left() -> None:

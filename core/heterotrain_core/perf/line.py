@@ -1,0 +1,209 @@
+"""A robust, non-negative line through a member's seconds by micro-batch size, with its error.
+
+Weighted by relative error, Tukey's bisquare against outliers, and leaning on what is thought of the fixed part as on one
+more observation at size zero. Legend: ``O`` observations.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heterotrain_core.perf.model import LineError
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+LEAST_STEPS = 8
+NOTHING_S = 1e-15
+_SAME_SIZE_RATIO = 1.25
+_SAME_TIME = 0.15
+_NEW_GROUND = 1.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedPart:
+    """What is thought of the fixed part of a member's time before its own data are looked at.
+
+    Attributes:
+        ratio: fixed part relative to the time of a micro-batch of ``of_samples``.
+        deviation: standard error of the ratio.
+        of_samples: 0 for whatever size is typical of the data.
+        seen: whether it was seen (in others of the pool), so that it counts as data, or is assumed.
+    """
+
+    ratio: float = 0.1
+    deviation: float = 0.3
+    of_samples: float = 0.0
+    seen: bool = False
+
+    def at(self, samples: float) -> FixedPart:
+        """Return the same line's fixed part relative to its time at another size."""
+        if self.of_samples <= 0 or samples <= 0:
+            return self
+        whole = self.ratio * self.of_samples + (1 - self.ratio) * samples
+        if whole <= 0:
+            return self
+        return replace(
+            self,
+            ratio=self.ratio * self.of_samples / whole,
+            deviation=self.deviation * self.of_samples * samples / whole**2,
+            of_samples=samples,
+        )
+
+
+ASSUMED = FixedPart()
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Seconds of a micro-batch of x samples: ``slope x + fixed``; ``error`` is ``None`` where the data do not tell."""
+
+    slope: float
+    fixed: float
+    error: LineError | None
+
+
+def fit_line(
+    x_O: Floats, y_O: Floats, *, weight_O: Floats, steps_O: Floats, newest_O: Flags, assumed: FixedPart
+) -> Line:
+    """Return the robust non-negative weighted line; ``weight_O`` are relative weights (of y / its mean).
+
+    What the newest steps show far beyond all other sizes is no outlier if it can be true, however far it is from the line of
+    all others: then the time is no line, as where small shares leave a GPU half idle, and shares are decided here.
+    """
+    positive = y_O > NOTHING_S
+    if not positive.any():
+        return Line(0.0, 0.0, None)
+    x_O, y_O, weight_O = x_O[positive], y_O[positive], weight_O[positive]
+    steps_O, newest_O = steps_O[positive], newest_O[positive]
+    w_O = weight_O / y_O**2
+    slope, fixed = _least_squares(x_O, y_O, w_O, assumed)
+    if len(y_O) > 3:  # noqa: PLR2004  # three points do not tell which of them is the outlier
+        slope, fixed = _middle_line(x_O, y_O)
+        robust_O = np.zeros_like(y_O)
+        firm_O = _new_ground(x_O, y_O, newest_O) | _alone_in_its_range(x_O, y_O, steps_O)
+        for _ in range(8):
+            expected_O = np.maximum(slope * x_O + fixed, NOTHING_S)
+            miss_O = np.abs(y_O / expected_O - 1) * np.sqrt(weight_O)
+            scale = max(1.0, 1.4826 * float(np.median(miss_O)))
+            following_O = np.maximum(1 - (miss_O / (4.685 * scale)) ** 2, 0.0) ** 2
+            following_O = np.where(firm_O, 1.0, following_O)
+            if np.allclose(following_O, robust_O, atol=1e-3):
+                break
+            robust_O = following_O
+            w_O = weight_O * robust_O / expected_O**2
+            slope, fixed = _least_squares(x_O, y_O, w_O, assumed)
+    return Line(slope, fixed, _line_error(x_O, y_O, w_O, slope=slope, fixed=fixed, assumed=assumed))
+
+
+def _new_ground(x_O: Floats, y_O: Floats, newest_O: Flags) -> Flags:
+    """Return which of the newest observations lie far beyond all other sizes, agree with those at their own, and can be true.
+
+    More samples take no less time, and no more time a sample, as long as memory holds.
+    """
+    found_O = np.zeros(len(x_O), dtype=bool)
+    for i in np.flatnonzero(newest_O).tolist():
+        x, y = float(x_O[i]), float(y_O[i])
+        beside_O = np.abs(np.log(x_O / x)) < math.log(_SAME_SIZE_RATIO)
+        others_x, others_y = x_O[~beside_O], y_O[~beside_O]
+        if not len(others_x):
+            continue
+        larger, smaller = x > _NEW_GROUND * others_x.max(), x * _NEW_GROUND < others_x.min()
+        if not (larger or smaller) or abs(y / float(np.median(y_O[beside_O])) - 1) > _SAME_TIME:
+            continue
+        time, pace = float(np.median(others_y)), float(np.median(others_y / others_x))
+        found_O[i] = (y >= time and y / x <= pace) if larger else (y <= time and y / x >= pace)
+    return found_O
+
+
+def _alone_in_its_range(x_O: Floats, y_O: Floats, steps_O: Floats) -> Flags:
+    """Return which observations are all that is known of a range of sizes, agree with each other, and can be true.
+
+    Most steps are made at few sizes. Where the time is no line, those at other sizes miss the line of the many; left out as
+    outliers, they would be forgotten, and the same error made again.
+    """
+    found_O = np.zeros(len(x_O), dtype=bool)
+    for x in np.unique(x_O).tolist():
+        distance_O = np.abs(np.log(x_O / x))
+        beside_O = distance_O < math.log(_SAME_SIZE_RATIO)
+        if steps_O[beside_O].sum() < LEAST_STEPS or (~beside_O & (distance_O < math.log(_NEW_GROUND))).any():
+            continue
+        time = float(np.median(y_O[beside_O]))
+        for nearest in (x_O[x_O < x / _NEW_GROUND].max(initial=0.0), x_O[x_O > x * _NEW_GROUND].min(initial=math.inf)):
+            if not 0 < nearest < math.inf:
+                continue
+            there = float(np.median(y_O[np.abs(np.log(x_O / nearest)) < math.log(_SAME_SIZE_RATIO)]))
+            least, most = sorted((there, there * x / nearest))
+            if not (1 - _SAME_TIME) * least <= time <= (1 + _SAME_TIME) * most:
+                break
+        else:
+            found_O |= (x_O == x) & (np.abs(y_O / time - 1) <= _SAME_TIME)
+    return found_O
+
+
+def _middle_line(x_O: Floats, y_O: Floats) -> tuple[float, float]:
+    """Return the line of median slope through the median point (Theil-Sen): a start that a few outliers do not move."""
+    i, j = np.triu_indices(len(x_O), k=1)
+    run, rise = x_O[j] - x_O[i], y_O[j] - y_O[i]
+    apart = run != 0
+    slope = max(0.0, float(np.median(rise[apart] / run[apart]))) if apart.any() else 0.0
+    return slope, max(0.0, float(np.median(y_O - slope * x_O)))
+
+
+def _least_squares(x_O: Floats, y_O: Floats, w_O: Floats, assumed: FixedPart) -> tuple[float, float]:
+    """Return the non-negative (slope, fixed part), the assumption counting as one observation at size zero."""
+    value, weight = _at_zero(x_O, y_O, w_O, assumed)
+    sw, sy = float(w_O.sum()) + weight, float((w_O * y_O).sum()) + weight * value
+    sx, sxx, sxy = (float(v) for v in ((w_O * x_O).sum(), (w_O * x_O * x_O).sum(), (w_O * x_O * y_O).sum()))
+    determinant = sw * sxx - sx * sx
+    if determinant > 0:
+        slope, fixed = (sw * sxy - sx * sy) / determinant, (sxx * sy - sx * sxy) / determinant
+        if slope >= 0 and fixed >= 0:
+            return slope, fixed
+        if slope >= 0:
+            return sxy / sxx, 0.0
+    return 0.0, sy / sw
+
+
+def _at_zero(x_O: Floats, y_O: Floats, w_O: Floats, assumed: FixedPart) -> tuple[float, float]:
+    """Return what is thought of the seconds at size zero, and its weight."""
+    whole = float(w_O.sum())
+    typical = float((w_O * y_O).sum()) / whole
+    there = assumed.at(float((w_O * x_O).sum()) / whole)
+    return there.ratio * typical, 1.0 / (there.deviation * typical) ** 2
+
+
+def _line_error(
+    x_O: Floats, y_O: Floats, w_O: Floats, *, slope: float, fixed: float, assumed: FixedPart
+) -> LineError | None:
+    """Return the standard error of the line from what was seen, ``None`` where that does not tell."""
+    if float(w_O.sum()) <= 0:
+        return None
+    degrees = max(1, len(x_O) - 2)
+    excess = max(1.0, float((w_O * (y_O - slope * x_O - fixed) ** 2).sum()) / degrees)
+    if assumed.seen:
+        _, weight = _at_zero(x_O, y_O, w_O, assumed)
+        x_O, w_O = np.append(x_O, 0.0), np.append(w_O, weight)
+    whole = float(w_O.sum())
+    centre = float((w_O * x_O).sum() / whole)
+    spread = float((w_O * (x_O - centre) ** 2).sum())
+    if spread <= 1e-9 * whole * centre**2:
+        return None
+    return LineError(centre_samples=centre, centre_s=math.sqrt(excess / whole), slope_s=math.sqrt(excess / spread))
+
+
+def uncertainty(line: Line, typical: float) -> float:
+    """Return the relative standard error at half and twice the typical size, the worse one."""
+    if line.error is None:
+        return math.inf
+    worst = 0.0
+    for x in (typical / 2, typical * 2):
+        expected = line.slope * x + line.fixed
+        if expected <= 0:
+            return math.inf
+        worst = max(worst, line.error.at(x) / expected)
+    return worst
