@@ -13,14 +13,13 @@ from heterotrain_operator.engine.metrics import OperatorMetrics
 
 CHART = Path(__file__).parents[2] / "helm/heterotrain"
 
+SUFFIXES = {"counter": "_total", "histogram": "_bucket"}
+
 
 def exported() -> set[str]:
     """Return the names of all series: those that the contract names for ranks, and the operator's own."""
     ranks = {value for value in vars(metrics).values() if isinstance(value, str) and value.startswith("heterotrain_")}
-    families = {
-        f"{family.name}_total" if family.type == "counter" else family.name
-        for family in OperatorMetrics().registry.collect()
-    }
+    families = {f"{family.name}{SUFFIXES.get(family.type, '')}" for family in OperatorMetrics().registry.collect()}
     return ranks | families
 
 

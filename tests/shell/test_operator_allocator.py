@@ -16,7 +16,7 @@ from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.engine.resync import list_foreign
 from heterotrain_operator.settings import Settings
-from heterotrain_operator.world.parse import parse_job, parse_node, rfc3339
+from heterotrain_operator.world.parse import parse_job, parse_node, parse_pod, rfc3339
 from heterotrain_operator.world.store import Store
 from heterotrain_operator.world.telemetry import Telemetry
 from heterotrain_operator.world.views import JobKey
@@ -52,6 +52,17 @@ class Bench:
         self.store.jobs.put(parse_job(body))
         return JobKey("ns", name)
 
+    def add_pod(self, key: JobKey, node: str, index: int) -> None:
+        job = self.store.jobs.get(key)
+        assert job is not None
+        assert job.spec is not None
+        pod = build_pod(job, job.spec.worker_pools[0], index, plan_version="")
+        pod["metadata"] |= {"uid": f"uid-{index}", "resourceVersion": "1", "creationTimestamp": rfc3339(NOW_S)}
+        pod["spec"]["nodeName"], pod["status"] = node, {"phase": "Running"}
+        view = parse_pod(pod)
+        assert view is not None
+        self.store.pods.put(view)
+
     def limits(self, key: JobKey) -> Any:
         job = self.store.jobs.get(key)
         assert job is not None
@@ -77,6 +88,23 @@ async def test_what_was_decided_reaches_the_jobs_that_it_concerns_and_only_once(
     await bench.allocator.run_once()
     assert len(bench.queue) == 0, "nothing changed, nobody is woken"
     assert bench.metrics.limited_jobs._value.get() == 2
+
+
+async def test_workers_that_have_to_leave_are_counted_with_the_reason() -> None:
+    bench = Bench()
+    bench.add_node("a", cpu="4")
+    one = bench.add_job("one", pool("a", maxReplicas=4))
+    for index in range(4):
+        bench.add_pod(one, "a", index)
+    await bench.allocator.run_once()
+    assert bench.limits(one) is None
+    bench.add_job("two", pool("a", maxReplicas=4))
+    await bench.allocator.run_once()
+    counted = bench.metrics.registry.get_sample_value
+    labels = {"change": "taken", "reason": "NodesShared"}
+    assert counted("heterotrain_operator_moved_workers_total", labels) == 2
+    await bench.allocator.run_once()
+    assert counted("heterotrain_operator_moved_workers_total", labels) == 2, "once is enough"
 
 
 async def test_asking_for_a_new_job_brings_the_decision_about_at_once() -> None:

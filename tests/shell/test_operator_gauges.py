@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from heterotrain_core.contract.plan import CommunicationTime
+from heterotrain_operator.decide.allotment import Allotment
 from heterotrain_operator.engine.app import App
+from heterotrain_operator.engine.gauges import JobGauges
 from heterotrain_operator.settings import Settings
 from heterotrain_operator.world.parse import parse_job, parse_node
 from heterotrain_operator.world.views import JobKey
 from operator_fakes import FakeKube
 from operator_training import Training
-from operator_world import JOB_UID, World
+from operator_world import JOB_UID, World, pool
 from unit.core.telemetry import three_pools
 
 KEY = JobKey("ns", "job")
@@ -72,3 +74,29 @@ async def test_what_is_not_known_and_what_does_not_train_has_no_series() -> None
     app.job_event(world.job, deleted=False)
     await app.reconciler.run_once(KEY)
     assert {sample.name for family in app.metrics.of_jobs.collect() for sample in family.samples} == set()
+
+
+def test_what_a_job_wants_and_may_have_is_told_while_it_waits_and_gone_with_it() -> None:
+    world = World(pool("a", maxReplicas=4, pricePerHour="2.0"), spec={"elasticPolicy": {"minReplicas": 2}}).with_nodes(
+        "a", cpu="4"
+    )
+    world.allotment = Allotment(limits={"a": 0}, reason="waits")
+    world.settle()
+    gauges = JobGauges()
+    job = world.job_view
+    gauges.show(KEY, JOB_UID, job.status, job.spec)
+
+    def values() -> dict[str, float]:
+        return {sample.name: sample.value for family in gauges.collect() for sample in family.samples}
+
+    name = "heterotrain_operator_{}_workers".format
+    assert values() == {name("wanted"): 4, name("least"): 2, name("granted"): 0, name("placed"): 0}
+    world.allotment = Allotment(limits={"a": 3}, reason="grows")
+    world.settle()
+    world.schedule().run().settle()
+    status = world.job_view.status.model_copy(update={"samples_per_second": 100.0})
+    gauges.show(KEY, JOB_UID, status, job.spec)
+    assert values() | {name("granted"): 3, name("placed"): 3} == values()
+    assert values()["heterotrain_operator_samples_per_price"] == 100 * 3600 / 6
+    gauges.show(KEY, JOB_UID, None)
+    assert values() == {}

@@ -9,6 +9,9 @@ from typing import NamedTuple
 from heterotrain_core.contract.plan import CommunicationTime
 from heterotrain_core.split.curve import SplitMember
 
+from heterotrain_operator.api.reading import most_workers
+from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec, Objective
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
@@ -71,6 +74,20 @@ class Allotment:
     def granted(self) -> int | None:
         """Workers over all pools; ``None`` without limits."""
         return None if self.limits is None else sum(self.limits.values())
+
+
+def why_limited(spec: HeteroTrainJobSpec, allotment: Allotment) -> str:
+    """Return in one word why the job may have what it may have."""
+    if allotment.limits is None:
+        return "Undecided" if allotment.held else "Free"
+    granted = sum(allotment.limits.values())
+    if granted >= most_workers(spec):
+        return "Granted"
+    if granted < spec.elastic_policy.min_replicas:
+        return "WaitsForNodes"
+    if allotment.in_time:
+        return "EnoughForDeadline"
+    return "FewerAreCheaper" if spec.objective is Objective.COST else "NodesShared"
 
 
 FREE = Allotment()

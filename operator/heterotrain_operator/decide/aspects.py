@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from heterotrain_operator.api.conditions import Aspect, ConditionType
-from heterotrain_operator.api.reading import most_workers
-from heterotrain_operator.api.v1alpha1 import Objective
+from heterotrain_operator.decide.allotment import why_limited
 from heterotrain_operator.decide.deadline import deadline_aspect
 from heterotrain_operator.decide.lifecycle import Stage
 from heterotrain_operator.decide.situation import Situation
@@ -137,18 +136,9 @@ def _limited(it: Situation) -> Aspect:
     kind, allotment = ConditionType.LIMITED, it.allotment
     if it.spec is None or it.life.stage is not Stage.ACTIVE:
         return Aspect(type=kind, holds=False, reason=it.life.stage.value)
-    if allotment.limits is None:
-        return Aspect(
-            type=kind, holds=None if allotment.held else False, reason="Undecided" if allotment.held else "Free"
-        )
-    granted = sum(allotment.limits.values())
-    if granted >= most_workers(it.spec):
-        return Aspect(type=kind, holds=False, reason="Granted", message=allotment.reason)
-    if granted < it.spec.elastic_policy.min_replicas:
-        return Aspect(type=kind, holds=True, reason="WaitsForNodes", message=allotment.reason)
-    reason = "FewerAreCheaper" if it.spec.objective is Objective.COST else "NodesShared"
-    reason = "EnoughForDeadline" if allotment.in_time else reason
-    return Aspect(type=kind, holds=True, reason=reason, message=allotment.reason)
+    reason = why_limited(it.spec, allotment)
+    holds = None if allotment.held else reason not in ("Free", "Granted")
+    return Aspect(type=kind, holds=holds, reason=reason, message=allotment.reason)
 
 
 def _shares_applied(it: Situation) -> Aspect:

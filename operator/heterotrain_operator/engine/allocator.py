@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import structlog
 
+from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.decide.allocation import decide_contest
-from heterotrain_operator.decide.allotment import FREE, UNDECIDED, Allotment
+from heterotrain_operator.decide.allotment import FREE, UNDECIDED, Allotment, why_limited
 from heterotrain_operator.decide.capacity import Shape, shape_of
 from heterotrain_operator.decide.contest import Contest, Seen, contests, takes_part
 from heterotrain_operator.decide.pods import build_pod
@@ -130,6 +131,7 @@ class Allocator:
 
     async def _decide(self, contest: Contest) -> None:
         keys = [bidder.job.key for bidder in contest.bidders]
+        specs = {bidder.job.key: bidder.spec for bidder in contest.bidders}
         try:
             allotments = await asyncio.to_thread(decide_contest, contest, now_s=self._wall_clock_s())
         except Exception:
@@ -144,10 +146,20 @@ class Allocator:
             if known is None:
                 continue
             before, known.allotment = known.allotment, allotment
+            self._count_moves(specs[key], before, allotment)
             if _matters(allotment) != _matters(before):
                 self._queue.add(key)
             if allotment.limits != before.limits and allotment.reason:
                 log.info("allocated", job=key.name, namespace=key.namespace, reason=allotment.reason)
+
+    def _count_moves(self, spec: HeteroTrainJobSpec, before: Allotment, after: Allotment) -> None:
+        """Count workers that are told to leave, and those that may come."""
+        reason = why_limited(spec, after)
+        taken = len(after.leave - before.leave)
+        given = sum(max(0, n - (before.limits or {}).get(name, 0)) for name, n in (after.limits or {}).items())
+        for change, count in (("taken", taken), ("given", given if before.limits is not None else 0)):
+            if count:
+                self._metrics.moved_workers.labels(change=change, reason=reason).inc(count)
 
     def _seen(self) -> list[Seen]:
         """Return every job that takes part, and forget the others."""

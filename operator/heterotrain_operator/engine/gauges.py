@@ -1,6 +1,7 @@
-"""What the operator exports about each job that trains: what its plan predicts, and what came of it.
+"""What the operator exports about each job: its workers and what they bring, what its plan predicts, and what came of it.
 
-A job's series go when it stops training or is deleted, and a value that is not known is not exported. Job and namespace
+A job's series go when it stops training (of workers: when it wants none any more) or is deleted, and a value that is not
+known is not exported. Job and namespace
 have labels of their own, because Prometheus gives ``job`` and ``namespace`` to whom it scrapes: the operator.
 """
 
@@ -13,7 +14,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from heterotrain_operator.api.conditions import ConditionType
+from heterotrain_operator.api.reading import most_workers
 from heterotrain_operator.api.status import HeteroTrainJobStatus
+from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.world.views import JobKey
 
 LABELS = ("job_uid", "job_namespace", "job_name")
@@ -59,29 +62,99 @@ _SERIES = (
 )
 
 
+class _Demand(NamedTuple):
+    name: str
+    help: str
+    value: Callable[[HeteroTrainJobStatus, HeteroTrainJobSpec], float | None]
+
+
+_DEMAND = (
+    _Demand(
+        "heterotrain_operator_wanted_workers",
+        "Workers that the job would take if nobody else wanted nodes: its maximum.",
+        lambda _, spec: most_workers(spec),
+    ),
+    _Demand(
+        "heterotrain_operator_least_workers",
+        "Workers below which the job does not train.",
+        lambda _, spec: spec.elastic_policy.min_replicas,
+    ),
+    _Demand(
+        "heterotrain_operator_granted_workers",
+        "Workers that the allocation gives the job; absent while nobody else wants its nodes.",
+        lambda status, _: _granted(status),
+    ),
+    _Demand(
+        "heterotrain_operator_placed_workers",
+        "Workers of the job that have a node.",
+        lambda status, _: sum(pool.placed for pool in status.pools),
+    ),
+    _Demand(
+        "heterotrain_operator_samples_per_price",
+        "Samples for one unit of price, by measured throughput and the price of the workers that have a node.",
+        lambda status, _: _per_price(status),
+    ),
+    _Demand(
+        "heterotrain_operator_deadline_at_risk",
+        "With objective: deadline, 1 while the job is expected to end too late, 0 while it is in time.",
+        lambda status, _: _at_risk(status),
+    ),
+)
+
+
+def _granted(status: HeteroTrainJobStatus) -> int | None:
+    granted = [pool.granted for pool in status.pools if pool.granted is not None]
+    return sum(granted) if granted else None
+
+
+def _per_price(status: HeteroTrainJobStatus) -> float | None:
+    price = float(status.price_per_hour or 0)
+    return status.samples_per_second * 3600.0 / price if status.samples_per_second and price else None
+
+
+def _at_risk(status: HeteroTrainJobStatus) -> float | None:
+    told = {c.status for c in status.conditions if c.type == ConditionType.DEADLINE_AT_RISK.value}
+    return None if not told & {"True", "False"} else float("True" in told)
+
+
+class _Job(NamedTuple):
+    key: JobKey
+    status: HeteroTrainJobStatus
+    spec: HeteroTrainJobSpec
+    trains: bool
+
+
 class JobGauges(Collector):
-    """Gauges of every job that trains, from its newest status."""
+    """Gauges of every job that wants workers, from its newest status."""
 
     def __init__(self) -> None:
-        self._jobs: dict[str, tuple[JobKey, HeteroTrainJobStatus]] = {}
+        self._jobs: dict[str, _Job] = {}
 
-    def show(self, key: JobKey, uid: str, status: HeteroTrainJobStatus | None) -> None:
-        """Take a job's newest status; what does not train has no series."""
-        running = (
-            any(c.type == ConditionType.RUNNING.value and c.status == "True" for c in status.conditions)
-            if status
-            else False
+    def show(
+        self, key: JobKey, uid: str, status: HeteroTrainJobStatus | None, spec: HeteroTrainJobSpec | None = None
+    ) -> None:
+        """Take a job's newest status; what wants no workers has no series."""
+        holds = {c.type: c.status for c in status.conditions} if status is not None else {}
+        over = {ConditionType.SUSPENDED, ConditionType.SUCCEEDED, ConditionType.FAILED}
+        rests = (
+            any(holds.get(kind.value) == "True" for kind in over) or holds.get(ConditionType.ACCEPTED.value) == "False"
         )
-        if status is not None and running:
-            self._jobs[uid] = (key, status)
-        else:
+        if status is None or spec is None or rests:
             self._jobs.pop(uid, None)
+        else:
+            self._jobs[uid] = _Job(key, status, spec, trains=holds.get(ConditionType.RUNNING.value) == "True")
 
     def collect(self) -> Iterator[Metric]:
         """Yield one family for each quantity."""
         for series in _SERIES:
             family = GaugeMetricFamily(series.name, series.help, labels=LABELS)
-            for uid, (key, status) in self._jobs.items():
-                if (value := series.value(status)) is not None:
-                    family.add_metric((uid, key.namespace, key.name), value)
+            for uid, job in self._jobs.items():
+                if job.trains and (value := series.value(job.status)) is not None:
+                    family.add_metric((uid, job.key.namespace, job.key.name), value)
+            yield family
+        for demand in _DEMAND:
+            family = GaugeMetricFamily(demand.name, demand.help, labels=LABELS)
+            for uid, job in self._jobs.items():
+                if (value := demand.value(job.status, job.spec)) is not None:
+                    family.add_metric((uid, job.key.namespace, job.key.name), value)
             yield family

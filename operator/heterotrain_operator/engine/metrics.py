@@ -53,6 +53,12 @@ class OperatorMetrics:
             "Jobs whose workers are limited, because others want their nodes, too, or because fewer are cheaper.",
             registry=self.registry,
         )
+        self.moved_workers = Counter(
+            "heterotrain_operator_moved_workers",
+            "Workers that the allocation gave to a job that competes for nodes or took from it, and why it has what it has then.",
+            ["change", "reason"],
+            registry=self.registry,
+        )
         self.plans = Counter("heterotrain_operator_plans_written", "Plans that were written.", registry=self.registry)
         self.plan_delivery_seconds = Histogram(
             "heterotrain_operator_plan_touch_seconds",

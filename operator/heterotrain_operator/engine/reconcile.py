@@ -124,7 +124,7 @@ class Reconciler:
             memory = self._memories[key] = JobMemory(uid=job.uid)
         acceptance, ask_again_s = await self._acceptance(job, memory)
         decision, replan_again_s = self._decide(job, acceptance, memory)
-        self._metrics.of_jobs.show(key, job.uid, decision.status)
+        self._metrics.of_jobs.show(key, job.uid, decision.status, job.spec)
         if decision.reason and decision.reason != memory.reason:
             log.info("decided", job=key.name, namespace=key.namespace, reason=decision.reason)
             memory.reason = decision.reason
