@@ -34,6 +34,7 @@ _MODEL_ERROR = 0.005
 _USUAL_VARIATION = 0.1
 _WARM_UP_VARIATION = 0.5
 _LARGEST_VARIATION = 10.0
+_RELEARNED_STEPS = 60
 _BACKWARD_PART = 2 / 3
 """Where only the sum of phases is known: a backward pass costs about two forward passes."""
 
@@ -63,7 +64,8 @@ class Digest:
         variation: usual relative deviation of a step.
         largest_share_samples: largest share.
         drift_ratio: how much slower it became at the last change, 1.0 when it never did.
-        drifted: whether only one size was seen since.
+        steps_at_speed: steps since then, all of them when it never did.
+        drifted: whether few steps of one size only were seen since.
     """
 
     size_O: Floats
@@ -78,6 +80,7 @@ class Digest:
     variation: float
     largest_share_samples: int
     drift_ratio: float
+    steps_at_speed: int
     drifted: bool
 
 
@@ -130,6 +133,7 @@ def digest(observations: Sequence[Observation]) -> Digest | None:
     updates = [(o.update.mean, o.steps) for o in seen if o.update is not None]
     seconds_O, weight_O = points([_own(o) for o in seen])
     since = moved[-1].first if moved else 0
+    at_speed = int(steps_O[since:].sum())
     return Digest(
         size_O=x_O,
         seconds_O=seconds_O,
@@ -143,7 +147,9 @@ def digest(observations: Sequence[Observation]) -> Digest | None:
         variation=usual,
         largest_share_samples=max(o.share_samples for o in seen),
         drift_ratio=moved[-1].ratio if moved else 1.0,
-        drifted=bool(moved) and len(set(x_O[since:].tolist())) < 2,  # noqa: PLR2004  # a line needs two points
+        steps_at_speed=at_speed,
+        # A line needs two points; but shares that never vary show no second one, and the old line at the new speed may hold.
+        drifted=bool(moved) and len(set(x_O[since:].tolist())) < 2 and at_speed < _RELEARNED_STEPS,  # noqa: PLR2004
     )
 
 
@@ -180,6 +186,7 @@ def fit_digest(seen: Digest | None, *, assumed: FixedPart = ASSUMED) -> MemberMo
         largest_share_samples=seen.largest_share_samples,
         steps=steps,
         shapes=shapes,
+        steps_at_speed=seen.steps_at_speed,
         drifted=seen.drifted,
         drift_ratio=seen.drift_ratio,
         verdict=verdict,

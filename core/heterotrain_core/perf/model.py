@@ -53,7 +53,8 @@ class MemberModel:
         steps: steps that the fit rests on.
         shapes: distinct micro-batch sizes that were seen.
         pooled: others of its pool are known well, and it leans on them.
-        drifted: its speed changed and the new speed has been seen at one share only.
+        steps_at_speed: steps since its speed changed last, all of them when it never did.
+        drifted: its speed changed, and the new one has been seen for few steps of one share only.
         drift_ratio: how much slower it became at the last change (2.0: half as fast), 1.0 when it never changed.
         verdict: how far to trust it.
         reason: why, in one sentence.
@@ -67,6 +68,7 @@ class MemberModel:
     steps: int = 0
     shapes: int = 0
     pooled: bool = False
+    steps_at_speed: int = 0
     drifted: bool = False
     drift_ratio: float = 1.0
     verdict: Verdict

@@ -12,7 +12,7 @@ from heterotrain_core.planning.evidence import MemberEvidence, cautious, learned
 from heterotrain_core.split.balance import Infeasible, Split, balance
 
 LEAST_STEPS = 12
-"""Of each member, before the batch changes: a handful of noisy steps would send it to and fro."""
+"""Of each member at its present speed, before the batch changes: a handful of noisy steps would send it to and fro."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ def decide_batch(request: BatchRequest) -> BatchDecision | Infeasible:
 
 def _told_enough(model: MemberModel) -> bool:
     """Tell whether a batch may be judged by the model: growth is bounded by what was seen, so it need not be perfect."""
-    return settled(model) or (not model.drifted and model.steps >= LEAST_STEPS)
+    return settled(model) or model.steps_at_speed >= LEAST_STEPS
 
 
 def _decision(request: BatchRequest, samples: int, choice: BatchChoice | None, reason: str) -> BatchDecision:

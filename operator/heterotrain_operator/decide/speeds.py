@@ -72,12 +72,8 @@ def _learned(it: Situation) -> Aspect:
     models = dict(zip(names, decision.models, strict=True))
     if decision.relearn:
         said = [f"{name} {_slower(models[name])}" for name in decision.relearn]
-        return Aspect(
-            type=kind,
-            holds=False,
-            reason="SpeedChanged",
-            message=f"{_listed(said)}: other shares are tried, and the best ones follow",
-        )
+        then = "other shares are tried, and the best ones follow" if decision.probe else "it is being learned anew"
+        return Aspect(type=kind, holds=False, reason="SpeedChanged", message=f"{_listed(said)}: {then}")
     unsure = [
         f"{name} ({model.verdict.value}: {model.reason})"
         for name, model in models.items()

@@ -170,6 +170,22 @@ def test_the_batch_follows_the_noise_at_boundaries_and_no_sample_is_lost(rebalan
     assert even == (rebalance["boundary"] == "never")
 
 
+def test_a_change_of_speed_does_not_hold_the_batch_for_ever_where_shares_never_vary() -> None:
+    """With even shares nobody is seen at a second share, before or after; the batch waits for some steps, not for a line."""
+    training = a_training(seed=4, exchange=SLOW_EXCHANGE, rebalance={"boundary": "never"}, **ADAPTIVE)
+    training.epoch_samples = BATCH * STEPS  # no short last step either
+    said = []
+    while training.progress.epoch < 3:
+        training.noise_samples = 4000.0 * 8**training.progress.epoch
+        if training.progress.steps == STEPS // 2:
+            training.cluster.slow = {0: 1.4, 1: 1.3}
+        training.step()
+        said.append(training.world.condition("SpeedsLearned"))
+    assert ("False", "SpeedChanged") in said
+    assert said[-1] != ("False", "SpeedChanged")
+    assert training.roster.plan.global_batch_samples > BATCH
+
+
 def test_without_noise_the_batch_stays_where_it_began() -> None:
     training = a_training(**ADAPTIVE)
     for _ in range(2):
