@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract import env
-from lab.cluster import Cluster, ClusterError, wait_for
+from lab.cluster import REPOSITORY, Cluster, ClusterError, wait_for
 from lab.install import OPERATOR_NAMESPACE, install, this_cluster
 from lab.jobs import Job, committed_steps, example, fresh_folder, script
 
 EPOCH_SAMPLES = 1792
 EPOCHS = 4
 BATCH = 112
+OPEN_ENDED = REPOSITORY / "deploy/lab/training/open_ended.py"
 EVEN_LIMITS = {"a100": "300m", "v100": "300m", "t4": "300m"}
 
 
@@ -39,11 +40,11 @@ def installed() -> Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A job of a test, and the folder that its pods write."""
+    """A job of a test, and the folder that its pods write; ``epochs`` is ``None`` where it trains until it is ended."""
 
     job: Job
     folder: Path
-    epochs: int
+    epochs: int | None
     epoch_samples: int
 
     def wait_steps(self, count: int, *, timeout_s: float = 90) -> None:
@@ -65,9 +66,17 @@ class Running:
         """Wait for success and hold the job to account: every sample of every epoch exactly once."""
         self.job.wait_true("Succeeded", timeout_s=timeout_s)
         epochs = lineage(self.folder / "samples")
-        assert list(range(self.epochs)) == sorted(epochs)
+        if self.epochs is None:
+            last = epochs.pop(max(epochs))  # it ends with the step in which the end was heard of
+            assert len(last) == len(set(last))
+        assert list(range(len(epochs) if self.epochs is None else self.epochs)) == sorted(epochs)
         for epoch, samples in epochs.items():
             assert list(range(self.epoch_samples)) == sorted(samples), f"epoch {epoch} lost or repeated samples"
+
+    def end(self) -> None:
+        """Tell an open-ended job that it is enough, and hold it to account when it has succeeded."""
+        (self.folder / "enough").touch()
+        self.wait_succeeded(timeout_s=90)
 
 
 Start = Callable[..., Running]
@@ -75,7 +84,10 @@ Start = Callable[..., Running]
 
 @pytest.fixture
 def start(installed: Cluster, request: pytest.FixtureRequest) -> Iterator[Start]:
-    """Return a function that applies an example job in a namespace of the test's own; on failure its story is printed."""
+    """Return a function that applies an example job in a namespace of the test's own; on failure its story is printed.
+
+    With ``epochs=None`` the job trains until the test calls ``end``.
+    """
     base = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_")).strip("-")[:40]
     made: list[Job] = []
 
@@ -84,9 +96,8 @@ def start(installed: Cluster, request: pytest.FixtureRequest) -> Iterator[Start]
         *,
         namespace: str = "",
         limits: Mapping[str, str] | None = None,
-        epochs: int = EPOCHS,
+        epochs: int | None = EPOCHS,
         epoch_samples: int = EPOCH_SAMPLES,
-        training_script: Path | None = None,
         **changes: Any,
     ) -> Running:
         cluster = Cluster(environment=installed.environment, namespace=f"e2e-{base}{namespace}")
@@ -97,18 +108,19 @@ def start(installed: Cluster, request: pytest.FixtureRequest) -> Iterator[Start]
         folder = fresh_folder(f"{cluster.namespace}-{name}")
         (folder / "samples").mkdir()
         (folder / "samples").chmod(0o777)
-        training = {"epochs": epochs, "globalBatchSize": BATCH, **changes.pop("training", {})}
+        training = {"epochs": epochs or 1_000_000, "globalBatchSize": BATCH, **changes.pop("training", {})}
+        ending = [] if epochs is not None else ["--until", "/checkpoints/enough"]
         manifest = example(
             name,
-            arguments=["--samples-per-epoch", str(epoch_samples), *changes.pop("arguments", [])],
+            arguments=["--samples-per-epoch", str(epoch_samples), *ending, *changes.pop("arguments", [])],
             training=training,
             limits=limits or EVEN_LIMITS,
             environment={env.SAMPLE_LOG_DIR: "/checkpoints/samples"},
             folder=str(folder),
             **changes,
         )
-        if training_script is not None:
-            instead_of_the_example(cluster, manifest, training_script)
+        if epochs is None:
+            instead_of_the_example(cluster, manifest, OPEN_ENDED)
         cluster.apply(manifest)
         job = Job(cluster, name)
         made.append(job)

@@ -39,7 +39,7 @@ def kill(job: Job, pod: str) -> None:
     """Send SIGKILL to the training process of a pod: every process of it that runs the script but the first."""
     command = (
         "for p in /proc/[0-9]*; do n=${p#/proc/}; "
-        '[ "$n" != 1 ] && [ "$n" != $$ ] && grep -qa train.py "$p/cmdline" && kill -9 "$n"; done; true'
+        '[ "$n" != 1 ] && [ "$n" != $$ ] && grep -qa /script/ "$p/cmdline" && kill -9 "$n"; done; true'
     )
     job.cluster.kubectl("exec", pod, "-c", "trainer", "--", "sh", "-c", command)
 
