@@ -11,8 +11,9 @@ from typing import Any
 from heterotrain_core.contract.codec import decode_plan, encode_plan
 from heterotrain_core.contract.plan import ComputeTime, Plan
 from heterotrain_operator.decide.allocation import decide_contest
-from heterotrain_operator.decide.allotment import FREE, Allotment
+from heterotrain_operator.decide.allotment import Allotment
 from heterotrain_operator.decide.contest import Contest, Seen, contests, takes_part
+from heterotrain_operator.decide.remembered import remembered
 from heterotrain_operator.engine.allocator import shapes_of
 from heterotrain_operator.world.parse import rfc3339
 from heterotrain_operator.world.quantity import added
@@ -29,7 +30,7 @@ class Town:
         self.speeds: dict[str, dict[str, float]] = {}
         self.now_s = NOW_S
         self.remembers = True
-        """Whether the allocator still knows its last answers; a new operator does not."""
+        """Whether the allocator still knows its last answers; a new operator knows what is in the jobs' status."""
         self._rng = random.Random(seed)  # noqa: S311  # the scheduler's order, not a secret
 
     def with_nodes(self, *names: str, **fields: Any) -> Town:
@@ -72,7 +73,11 @@ class Town:
             if takes_part(world.job_view)
         ]
         some = next(iter(self.worlds.values()))
-        before = {world.job_view.key: world.allotment if self.remembers else FREE for world in self.worlds.values()}
+        jobs = {name: world.job_view for name, world in self.worlds.items()}
+        before = {
+            jobs[name].key: world.allotment if self.remembers else remembered(jobs[name].status)
+            for name, world in self.worlds.items()
+        }
         return contests(seen, some.node_views, some.observe().used(), before.__getitem__)
 
     def allocate(self) -> dict[str, Allotment]:

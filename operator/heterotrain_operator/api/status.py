@@ -78,6 +78,17 @@ class CheckpointStatus(Model):
     time: Time = Field(description="When it became durable.")
 
 
+class PoolSpeed(Model):
+    """How fast a worker's rank is, for an operator that starts anew: `a(b) = q b + s` before, `P(b) = k b + m` in backward."""
+
+    samples: int = Field(ge=1, description="Share that this was measured near.")
+    per_sample_seconds: float = Field(ge=0, description="q: seconds a sample before backward.")
+    fixed_seconds: float = Field(ge=0, description="s: seconds a step before backward.")
+    backward_per_sample_seconds: float = Field(ge=0, description="k: seconds a sample in backward.")
+    backward_fixed_seconds: float = Field(ge=0, description="m: seconds a step in backward.")
+    update_seconds: float = Field(default=0.0, ge=0, description="Seconds a step in the optimizer.")
+
+
 class PoolStatus(Model):
     """Workers of one pool."""
 
@@ -91,6 +102,15 @@ class PoolStatus(Model):
         description="Workers that the allocation gives the job here; absent while nobody else wants the nodes.",
     )
     disruptions: int = Field(default=0, description="Workers lost here through no fault of their own.")
+    speed: PoolSpeed | None = Field(
+        default=None, description="Speed of a rank of middle speed, as last known; kept while the pool has no worker."
+    )
+    out_of_stock_since: Time | None = Field(
+        default=None, description="Since when the pool has given no node to workers that were granted here."
+    )
+    out_of_stock_tries: int = Field(
+        default=0, ge=0, description="How often in a row it gave none; each time it is left alone for twice as long."
+    )
 
 
 class WorkerStatus(Model):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from heterotrain_core.allocate.views import JobDemand, Objective, Offer
-from heterotrain_core.contract.plan import ComputeTime, Member, Plan
+from heterotrain_core.contract.plan import Member, Plan
 from heterotrain_core.perf.expected import expected_maximum
 from heterotrain_core.split.curve import SplitMember
 
@@ -15,6 +15,7 @@ from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec, WorkerPool
 from heterotrain_operator.decide.allotment import Allotment, Learned
 from heterotrain_operator.decide.ground import Claim, Ground
 from heterotrain_operator.decide.pods import ranks_per_worker
+from heterotrain_operator.decide.remembered import middle
 from heterotrain_operator.decide.verdicts import Fate, Worker
 from heterotrain_operator.world.telemetry import MemberId, Telemetry
 from heterotrain_operator.world.views import JobView
@@ -154,13 +155,12 @@ def learn(before: Learned, plan: Plan | None, telemetry: Telemetry) -> Learned:
         return before
     members = dict(before.members)
     for pool in {member.pool for member in plan.members}:
-        known = [(m.compute, m) for m in plan.members if m.pool == pool and m.compute is not None]
-        if known:
-            compute, middle = sorted(known, key=lambda each: _per_sample_s(each[0]))[len(known) // 2]
+        member = middle([member for member in plan.members if member.pool == pool])
+        if member is not None and member.compute is not None:
             members[pool] = SplitMember(
-                compute=compute,
-                cap_samples=middle.cap_samples,
-                micro_cap_samples=_micro_cap(middle, telemetry),
+                compute=member.compute,
+                cap_samples=member.cap_samples,
+                micro_cap_samples=_micro_cap(member, telemetry),
             )
     learned = replace(before, members=members)
     if plan.communication is not None:
@@ -172,10 +172,6 @@ def learn(before: Learned, plan: Plan | None, telemetry: Telemetry) -> Learned:
         pace = sustained.samples_per_s * plan.prediction.step_s / plan.global_batch_samples
         learned = replace(learned, pace=min(MOST_PACE, max(LEAST_PACE, pace)))
     return learned
-
-
-def _per_sample_s(compute: ComputeTime) -> float:
-    return compute.per_sample_s + compute.backward_per_sample_s
 
 
 def _micro_cap(member: Member, telemetry: Telemetry) -> int | None:

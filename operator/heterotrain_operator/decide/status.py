@@ -17,6 +17,7 @@ from heterotrain_operator.api.status import (
 from heterotrain_operator.decide.aspects import aspects_of
 from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Stage
 from heterotrain_operator.decide.progress import measured
+from heterotrain_operator.decide.remembered import speed_of, stock_of
 from heterotrain_operator.decide.situation import Situation
 from heterotrain_operator.decide.speeds import batch_reason_of, prediction_of
 from heterotrain_operator.decide.verdicts import Fate, Worker
@@ -104,9 +105,11 @@ def _pools(it: Situation) -> tuple[PoolStatus, ...]:
     if it.spec is None:
         return ()
     rows = []
-    lost = {pool.name: pool.disruptions for pool in it.job.status.pools}
+    before = {pool.name: pool for pool in it.job.status.pools}
     for pool in it.spec.worker_pools:
         own = [worker for worker in it.alive if worker.pod.pool == pool.name]
+        known = before.get(pool.name)
+        dry_since, tries = stock_of(it.allotment, pool.name)
         rows.append(
             PoolStatus(
                 name=pool.name,
@@ -115,7 +118,10 @@ def _pools(it: Situation) -> tuple[PoolStatus, ...]:
                 placed=sum(worker.placed for worker in own),
                 ready=sum(worker.fate is Fate.READY for worker in own),
                 granted=None if it.allotment.limits is None else it.allotment.limits.get(pool.name, 0),
-                disruptions=lost.get(pool.name, 0) + it.accounts.lost.get(pool.name, 0),
+                disruptions=(known.disruptions if known else 0) + it.accounts.lost.get(pool.name, 0),
+                speed=speed_of(known, it.plan, pool.name),
+                out_of_stock_since=dry_since,
+                out_of_stock_tries=tries,
             )
         )
     return tuple(rows)

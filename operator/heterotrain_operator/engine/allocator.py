@@ -15,10 +15,11 @@ import structlog
 
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.decide.allocation import decide_contest
-from heterotrain_operator.decide.allotment import FREE, UNDECIDED, Allotment, why_limited
+from heterotrain_operator.decide.allotment import FREE, Allotment, why_limited
 from heterotrain_operator.decide.capacity import Shape, shape_of
 from heterotrain_operator.decide.contest import Contest, Seen, contests, takes_part
 from heterotrain_operator.decide.pods import build_pod
+from heterotrain_operator.decide.remembered import remembered
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.world.quantity import pod_requests
@@ -40,13 +41,13 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class _Known:
-    """What is remembered of a job between decisions; all of it may be lost without harm."""
+    """What is remembered of a job between decisions; what may not be lost is in the job's status, too."""
 
     uid: str
     generation: int
     shapes: dict[str, Shape]
     asked_s: float
-    allotment: Allotment = UNDECIDED
+    allotment: Allotment
 
 
 class Allocator:
@@ -185,7 +186,13 @@ class Allocator:
         ]
 
     def _look_at(self, job: JobView) -> _Known:
-        return _Known(uid=job.uid, generation=job.generation, shapes=shapes_of(job), asked_s=self._clock())
+        return _Known(
+            uid=job.uid,
+            generation=job.generation,
+            shapes=shapes_of(job),
+            asked_s=self._clock(),
+            allotment=remembered(job.status),
+        )
 
 
 def shapes_of(job: JobView) -> dict[str, Shape]:

@@ -11,10 +11,11 @@ from typing import Protocol
 
 import structlog
 
+from heterotrain_operator.decide.remembered import compute_time
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.prom.errors import PromError
-from heterotrain_operator.prom.memory import JobTelemetry
+from heterotrain_operator.prom.memory import JobTelemetry, Speed
 from heterotrain_operator.prom.queries import (
     Series,
     everything_of,
@@ -94,7 +95,12 @@ class Poller:
             await asyncio.sleep(max(0.0, started_s + self._settings.poll_s - self._clock()))
 
     async def _read(self, job: JobView, prom: Prom, gate: asyncio.Semaphore) -> None:
-        known = self._jobs.setdefault(job.uid, JobTelemetry())
+        known = self._jobs.get(job.uid)
+        if known is None:
+            speeds = {pool.name: pool.speed for pool in job.status.pools if pool.speed is not None}
+            known = self._jobs[job.uid] = JobTelemetry(
+                {name: Speed(s.samples, compute_time(s)) for name, s in speeds.items()}
+            )
         async with gate:
             try:
                 times = parse_scrape_times(await prom.query(scrape_times_of(job.uid)))

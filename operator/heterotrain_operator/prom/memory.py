@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
+from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_core.perf.condense import condense
-from heterotrain_core.perf.samples import CounterKey, Counters, Observation, observe
+from heterotrain_core.perf.samples import CounterKey, Counters, Moments, Observation, observe
 
 from heterotrain_operator.prom.queries import Snapshot, counter_name
 from heterotrain_operator.world.telemetry import MemberId, Rates, StepsInForce, Sustained, Telemetry
@@ -20,14 +22,53 @@ from heterotrain_operator.world.telemetry import MemberId, Rates, StepsInForce, 
 RATE_WINDOW_S = 30.0
 FORGET_S = 600.0
 """A member that was not scraped for so long has left; before, it may just be that Prometheus was restarted."""
+REMEMBERED_STEPS = 20
+"""What a former operator knew weighs as much as so many steps at each of two shares."""
 KEPT_FORMER = 4
 """Members of each pool that are remembered after they left, the newest of them: a few tell what the pool is like."""
 
 
-class JobTelemetry:
-    """One job's telemetry."""
+class Speed(NamedTuple):
+    """The time model of a rank, and the share that it was learned near."""
 
-    def __init__(self) -> None:
+    samples: int
+    compute: ComputeTime
+
+
+def _as_observed(pool: str, speed: Speed) -> tuple[Observation, ...]:
+    """Return what a rank of this speed would have shown at two shares: a fit of it finds the same model again."""
+    c, found = speed.compute, []
+    for samples in (max(1, speed.samples // 2), max(2, speed.samples)):
+        before_s = c.per_sample_s * samples + c.fixed_s
+        backward_s = c.backward_per_sample_s * samples + c.backward_fixed_s
+        found.append(
+            Observation(
+                member=pool,
+                share_samples=samples,
+                steps=REMEMBERED_STEPS,
+                ended_s=0.0,
+                load=Moments(mean=0.0),
+                forward=Moments(mean=before_s),
+                backward=Moments(mean=backward_s),
+                update=Moments(mean=c.update_s),
+                compute=Moments(mean=before_s + backward_s + c.update_s),
+            )
+        )
+    return tuple(found)
+
+
+class JobTelemetry:
+    """One job's telemetry.
+
+    Args:
+        speeds: by pool, what a former operator knew; it counts until a member of the pool was seen.
+    """
+
+    def __init__(self, speeds: Mapping[str, Speed] | None = None) -> None:
+        self._remembered = {
+            pool: (MemberId(f"remembered-of-{pool}", 0), _as_observed(pool, speed))
+            for pool, speed in (speeds or {}).items()
+        }
         self._counters: dict[CounterKey, Counters] = {}
         self._observations: dict[MemberId, tuple[Observation, ...]] = {}
         self._committed: deque[tuple[float, int]] = deque()
@@ -66,14 +107,16 @@ class JobTelemetry:
         self._counters.update(snapshot.counters)
         self._scraped_s.update(times)
         self._forget(newest_s)
+        seen = {pool for member, pool in self._pools.items() if member in self._observations}
+        told = {pool: known for pool, known in self._remembered.items() if pool not in seen}
         self.telemetry = replace(
             self.telemetry,
             newest_sample_s=newest_s,
             scrape_interval_s=interval_s,
             gauges=snapshot.gauges,
             rates=self._rates(snapshot, newest_s),
-            observations=dict(self._observations),
-            pools=dict(self._pools),
+            observations=self._observations | dict(told.values()),
+            pools=self._pools | {member: pool for pool, (member, _) in told.items()},
             in_force=dict(self._in_force),
             sequence=self.telemetry.sequence + 1,
         )

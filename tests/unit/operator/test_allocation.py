@@ -143,6 +143,12 @@ def test_a_pool_that_gives_nothing_for_long_goes_to_others_and_is_tried_again() 
     assert town.placed() == {"blocked": {"a": 1}, "other": {"b": 3}}, "the node is used all the same"
     assert set(blocked.allotment.dry) == {"b"}
     assert "pool b: a volume" in blocked.message("Degraded")
+    since = {each["name"]: each.get("outOfStockSince") for each in blocked.status["pools"]}
+    assert since == {"a": None, "b": rfc3339(blocked.allotment.dry["b"].since_s)}
+    town.remembers = False
+    town.settle()
+    assert town.placed() == {"blocked": {"a": 1}, "other": {"b": 3}}, "a new operator need not find it out again"
+    town.remembers = True
     blocked.schedule = schedule  # type: ignore[method-assign]  # the fault is over
     town.now_s += RETRY_S
     town.settle()
