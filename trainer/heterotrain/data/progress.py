@@ -88,6 +88,7 @@ def micro_batches(share_samples: int, micro_batch_samples: int) -> tuple[int, ..
     return ((remainder,) if remainder else ()) + (size,) * (share_samples // size)
 
 
+@lru_cache(maxsize=8)
 def step_seed(*, seed: int, epoch: int, position: int) -> int:
     """Return the seed for a rank's random numbers in one step.
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.random import mtrand
 
 from heterotrain.data import batches
 from heterotrain.data.progress import Progress, next_batch_samples, permutation, step_seed
@@ -117,7 +118,7 @@ class Mapped:
     def ids(self, epoch: int, start: int, stop: int) -> list[int]:
         """Return the indices that the epoch's order holds there."""
         order = permutation(seed=self.seed, epoch=epoch, epoch_samples=self.samples, shuffle=self.shuffle)
-        return [int(index) for index in order[start:stop]]
+        return list(order[start:stop].tolist())
 
     def load(self, piece: Piece) -> Any:
         """Return the batch of a piece."""
@@ -221,7 +222,7 @@ class Streamed:
         self._epoch, self._first = epoch, 0
         self._window.clear()
         set_epoch = getattr(self.dataset, "set_epoch", None)
-        with chance(step_seed(seed=self.seed, epoch=epoch, position=0)):
+        with chance(step_seed(seed=self.seed, epoch=epoch, position=0), np.random.MT19937(0)):
             if callable(set_epoch):
                 set_epoch(epoch)
             self._rest = iter(self.dataset)
@@ -249,6 +250,10 @@ class Streamed:
             before.put_back()
 
 
+_SPARE = np.random.MT19937(0)
+"""Takes the place of numpy's generator while samples are read: made once, because that takes longer than seeding it."""
+
+
 @dataclass(frozen=True, slots=True)
 class _States:
     """The generators that data sets draw from without being asked to: torch's, Python's and numpy's global ones."""
@@ -259,20 +264,25 @@ class _States:
 
     @staticmethod
     def now() -> _States:
-        return _States(torch.get_rng_state(), random.getstate(), np.random.get_state())  # noqa: NPY002 - see above
+        # numpy's is exchanged, not copied: reading its state and writing it back takes longer than a small step's samples
+        return _States(torch.get_rng_state(), random.getstate(), mtrand.get_bit_generator())
 
     def put_back(self) -> None:
         torch.set_rng_state(self.torch)
         random.setstate(self.python)
-        np.random.set_state(self.numpy)  # noqa: NPY002 - see above
+        mtrand.set_bit_generator(self.numpy)
 
 
 @contextmanager
-def chance(seed: int) -> Iterator[None]:
-    """Seed the global generators of the CPU for a while; afterwards they are as they were."""
+def chance(seed: int, numpys: np.random.MT19937 = _SPARE) -> Iterator[None]:
+    """Seed the global generators of the CPU for a while; afterwards they are as they were.
+
+    ``numpys`` takes the place of numpy's meanwhile, for those who want to go on with it later.
+    """
     before = _States.now()
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
+    mtrand.set_bit_generator(numpys)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - what data sets draw from without being asked to
     try:
         yield
