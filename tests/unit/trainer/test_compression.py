@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from heterotrain.numerics.compression import ROUNDOFF, Wire, largest
+from heterotrain.numerics.compression import ROUNDOFF, STRETCH, Wire, largest
 
 
 def exchanged(wires: list[Wire], flats: list[torch.Tensor]) -> tuple[torch.Tensor, bool]:
@@ -23,7 +23,7 @@ def exchanged(wires: list[Wire], flats: list[torch.Tensor]) -> tuple[torch.Tenso
         assert len(done) == 1
         fits = done.pop()
         total = results[0] if fits else total
-    for wire in wires:
+    for wire in wires if not fits else ():
         wire.learn(total)
     return total, fits
 
@@ -77,3 +77,20 @@ def test_the_largest_element() -> None:
     assert largest(torch.tensor([1.0, -3.0])) == 3.0
     assert not largest(torch.tensor([1.0, float("nan")])) < float("inf")
     assert largest(torch.empty(0)) == 0.0
+
+
+@pytest.mark.parametrize("size", [STRETCH - 1, STRETCH, 2 * STRETCH + 3])
+def test_long_buckets_are_rounded_in_stretches_as_short_ones_are_at_once(size: int) -> None:
+    """Every element, whatever the length; and the scale is the one that the sum itself would have asked for."""
+    flat = torch.randn(size, generator=torch.Generator().manual_seed(8))
+    wire, scale = Wire("fp16"), 2.0**6
+    wire.learn(torch.tensor([3.0]))
+    assert wire._scale == scale
+    packed = wire.pack(flat)
+    assert packed is not None
+    assert torch.equal(packed, (flat * scale).to(torch.float16))
+    found, other = torch.zeros(size), Wire("fp16")
+    assert wire.unpack(packed, found)
+    assert torch.equal(found, packed.float() / scale)
+    other.learn(found)
+    assert other._scale == wire._scale

@@ -19,6 +19,8 @@ import torch
 LARGEST_AT = 8
 """Exponent of two at which the largest element of a bucket's last sum is put; fp16 ends below 16."""
 MOST_EXPONENT = 100
+STRETCH = 131072
+"""Elements: half a MiB in fp32."""
 
 UNCOMPRESSED = "none"
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -32,32 +34,57 @@ class Wire:
         """``compression`` is ``fp16`` or ``bf16``."""
         self._dtype = DTYPES[compression]
         self._scale: float | None = None if self._dtype is torch.float16 else 1.0
+        self._packed: torch.Tensor | None = None
 
     def pack(self, flat: torch.Tensor) -> torch.Tensor | None:
-        """Return what travels, as a new tensor; ``None`` when the bucket has to travel in full."""
+        """Return what travels, in a tensor that the next call overwrites; ``None`` when the bucket has to travel in full."""
         if self._scale is None or flat.element_size() <= self._dtype.itemsize:
             return None
-        return (flat * self._scale).to(self._dtype) if self._scale != 1.0 else flat.to(self._dtype)
+        if (
+            self._packed is None
+        ):  # kept: fresh memory is cleared by the system each time, which takes longer than rounding
+            self._packed = torch.empty_like(flat, dtype=self._dtype)
+        if self._scale == 1.0:
+            return self._packed.copy_(flat)
+        size = _stretch(flat)
+        scratch = flat.new_empty(min(size, flat.numel()))
+        for part, place in zip(torch.split(flat, size), torch.split(self._packed, size), strict=True):
+            place.copy_(torch.mul(part, self._scale, out=scratch[: part.numel()]))
+        return self._packed
 
     def unpack(self, packed: torch.Tensor, flat: torch.Tensor) -> bool:
-        """Put the sum into ``flat``; ``False``, with ``flat`` as it was, when the sum did not fit."""
-        if self._scale is None or not math.isfinite(largest(packed)):
+        """Put the sum into ``flat``, and choose the next step's scale; ``False``, with ``flat`` as it was, if it did not fit."""
+        top = largest(packed)
+        if self._scale is None or not math.isfinite(top):
             return False
-        flat.copy_(packed)
-        if self._scale != 1.0:
-            flat.mul_(1.0 / self._scale)
+        if self._scale == 1.0:
+            flat.copy_(packed)
+        else:
+            size = _stretch(flat)
+            for part, place in zip(torch.split(packed, size), torch.split(flat, size), strict=True):
+                place.copy_(part).mul_(1.0 / self._scale)
+        self._choose(top / self._scale)
         return True
 
     def learn(self, flat: torch.Tensor) -> None:
-        """Choose the next step's scale from this step's sum."""
+        """Choose the next step's scale from the sum of a bucket that travelled in full."""
+        if self._dtype is torch.float16:
+            self._choose(largest(flat))
+
+    def _choose(self, top: float) -> None:
+        """Put an element of this magnitude at ``2^LARGEST_AT``; bf16 has the exponents of fp32 and needs no scale."""
         if self._dtype is torch.bfloat16:
             return
-        top = largest(flat)
         if not math.isfinite(top) or top == 0.0:
             self._scale = None
             return
         exponent = LARGEST_AT - math.frexp(top)[1]
         self._scale = 2.0 ** max(-MOST_EXPONENT, min(MOST_EXPONENT, exponent))
+
+
+def _stretch(flat: torch.Tensor) -> int:
+    """Return how many elements are treated at a time: on a CPU what stays in its cache between two passes."""
+    return STRETCH if flat.is_cpu else max(1, flat.numel())
 
 
 def largest(flat: torch.Tensor) -> float:
