@@ -22,7 +22,8 @@ import torch.distributed as dist
 from heterotrain.errors import PeerLost
 from heterotrain.network.mesh import Gathering, Mesh, packed, unpacked
 from heterotrain.network.rendezvous import COLLECTIVE_S, Connections, Dial, HostedStore, c10d, sentence
-from heterotrain.network.sockets import OpenSocket, cut, interface_of, open_sockets
+from heterotrain.network.sockets import OpenSocket, cut, interface_of, open_sockets, with_a_peer
+from heterotrain.network.watched import Watched
 
 _log = logging.getLogger(__name__)
 _Work = TypeVar("_Work")
@@ -68,6 +69,8 @@ class Group:
         self._backend = ""
         self._control: Any = None
         self._mesh: Mesh | None = None
+        self._peered: frozenset[OpenSocket] = frozenset()
+        self._posted: list[Watched] = []
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -97,6 +100,7 @@ class Group:
         _publish(connections, backend=backend, rank=self.rank, world_size=self.world_size)
         with self._lock:
             self._own = open_sockets() - self._before
+        self._peered = with_a_peer(self._own)
         self.check()
 
     def cut(self, reason: str) -> None:
@@ -130,6 +134,7 @@ class Group:
 
     def close(self) -> None:
         """Drop the groups; waits for their threads, so it comes after ``cut`` or after the last operation."""
+        settle(self._posted)
         self._control = None
         if self._mesh is not None:
             self._mesh.close()
@@ -146,7 +151,9 @@ class Group:
         Raises:
             PeerLost: the group is broken.
         """
-        return self._guarded(lambda: dist.all_reduce(flat, op=dist.ReduceOp.SUM, async_op=True))
+        # The same as dist.all_reduce, without its looking for what is never there.
+        work: dist.Work = self._guarded(lambda: c10d.group.WORLD.allreduce([flat], c10d.AllreduceOptions()))
+        return work
 
     def gather(self, data: bytes) -> Gathering:
         """Start to collect the bytes of every rank, as many of each; they are in ``rows`` when it has been waited for.
@@ -185,33 +192,33 @@ class Group:
         options = c10d.BroadcastOptions()
         options.rootRank = source
         options.rootTensor = 0
-        work = self._guarded(lambda: self._control_group().broadcast([tensor], options))
+        work = self._post(lambda: self._control_group().broadcast([tensor], options))
         self.wait(work, f"what rank {source} sends to all")
 
-    def send(self, tensor: torch.Tensor, *, to: int) -> dist.Work:
+    def send(self, tensor: torch.Tensor, *, to: int) -> Watched:
         """Start to send a contiguous CPU tensor.
 
         Raises:
             PeerLost: the group is broken.
         """
-        work: dist.Work = self._guarded(lambda: self._control_group().send([tensor], to, 0))
-        return work
+        return self._post(lambda: self._control_group().send([tensor], to, 0))
 
-    def receive(self, tensor: torch.Tensor, *, source: int) -> dist.Work:
+    def receive(self, tensor: torch.Tensor, *, source: int) -> Watched:
         """Start to receive into a contiguous CPU tensor.
 
         Raises:
             PeerLost: the group is broken.
         """
-        work: dist.Work = self._guarded(lambda: self._control_group().recv([tensor], source, 0))
-        return work
+        return self._post(lambda: self._control_group().recv([tensor], source, 0))
 
-    def wait(self, work: dist.Work | Gathering, what: str = "an exchange between ranks") -> None:
+    def wait(self, work: dist.Work | Watched | Gathering, what: str = "an exchange between ranks") -> None:
         """Wait for an operation; ``what`` names it, for those who ask where a job hangs.
 
         Raises:
             PeerLost: the group is broken.
         """
+        if isinstance(work, dist.Work) and self._backend != "nccl":  # NCCL's can be aborted, and waits on the device
+            work = Watched(work, is_over=self._is_over)
         self.waiting = Waiting(what, time.monotonic())
         try:
             work.wait()
@@ -235,6 +242,18 @@ class Group:
             finally:
                 self.waiting = None
             self.check()
+
+    def _is_over(self) -> bool:
+        """Return whether the group has been cut; gloo closes a connection of ours when it broke, so it is cut then."""
+        if not self._cut and self._peered - open_sockets():
+            self.cut("a connection broke")
+        return self.is_cut
+
+    def _post(self, start: Callable[[], dist.Work]) -> Watched:
+        """Start an operation of the gloo group for states."""
+        self._posted = [watched for watched in self._posted if not watched.is_done]
+        self._posted.append(Watched(self._guarded(start), is_over=self._is_over, belongs_to=self._control_group()))
+        return self._posted[-1]
 
     def _control_group(self) -> Any:
         if self._control is None:
@@ -281,8 +300,8 @@ def _abort_nccl() -> None:
         c10d.group.WORLD._get_backend(torch.device("cuda")).abort()  # noqa: SLF001 - torch has no public way
 
 
-def settle(works: Sequence[dist.Work]) -> None:
+def settle(works: Sequence[dist.Work | Watched]) -> None:
     """Wait until operations of a cut group have let go of their buffers; their errors are of no interest."""
     for work in works:
         with contextlib.suppress(RuntimeError):
-            work.wait()
+            (work if isinstance(work, Watched) else Watched(work, is_over=lambda: True)).wait(known_over=True)

@@ -36,7 +36,7 @@ class Measurement:
         self._reducer = reducer
         self._loss_scale = loss_scale
         self._preconditioner = preconditioner
-        self._now: list[list[torch.Tensor]] = [[], []]
+        self._now: list[list[torch.Tensor | float]] = [[], []]
         self._weighted: list[torch.Tensor | float] = [0.0, 0.0]
         self._totals = [math.nan, math.nan]
         self._groups = 0
@@ -51,14 +51,14 @@ class Measurement:
             self._groups += 1
             for kind, parts in enumerate(self._now):
                 if parts:
-                    self._weighted[kind] = self._weighted[kind] + torch.stack(parts).sum() / weight
+                    self._weighted[kind] = self._weighted[kind] + sum(parts) / weight
         self._now = [[], []]
 
     def reduced(self) -> float:
         """Look at the step's gradient, over all ranks and free of factors; return its squared norm."""
         self._totals[0] = float(squared_norm(self._reducer.flats))
         if self._preconditioner is not None:
-            self._totals[1] = sum(float(torch.stack(self._steered(b)).sum()) for b in self._reducer.buckets)
+            self._totals[1] = sum(float(sum(self._steered(bucket))) for bucket in self._reducer.buckets)
         return self._totals[0]
 
     def squares(self, *, batch_samples: int, weight: float) -> tuple[Squares, Squares]:
@@ -87,7 +87,7 @@ class Measurement:
         if self._preconditioner is not None:
             self._now[1].append(self._preconditioner.square(parameter, gradient))
 
-    def _steered(self, bucket: Bucket) -> list[torch.Tensor]:
+    def _steered(self, bucket: Bucket) -> list[torch.Tensor | float]:
         if self._preconditioner is None:
             return []
         pairs = zip(bucket.parameters, bucket.views, strict=True)
@@ -111,13 +111,13 @@ class Preconditioner:
         """Whether every parameter has a second moment already: not before an optimizer's first step."""
         return all("exp_avg_sq" in state for state, _group in self._of.values())
 
-    def square(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        """Return ``sum (g / (sqrt(v_hat) + eps))^2`` as a float64 scalar, 0 for what no optimizer moves.
+    def square(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | float:
+        """Return ``sum (g / (sqrt(v_hat) + eps))^2`` in float64, 0 for what no optimizer moves.
 
         v_hat is Adam's bias-corrected second moment (Kingma and Ba 2015), or its maximum with ``amsgrad``.
         """
         if id(parameter) not in self._of:
-            return torch.zeros((), dtype=torch.float64, device=gradient.device)
+            return 0.0
         state, group = self._of[id(parameter)]
         moment = state.get("max_exp_avg_sq", state["exp_avg_sq"])
         correction = 1 - group["betas"][1] ** float(state["step"])

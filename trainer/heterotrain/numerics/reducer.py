@@ -1,6 +1,7 @@
 """Gradient buckets: gradients are summed over ranks while backward still runs.
 
-Each parameter's gradient is a view into the flat buffer of its bucket. When the last gradient of a bucket has arrived in
+Each parameter's gradient becomes a view into the flat buffer of its bucket as soon as it is there: backward hands the first
+micro-batch's over as it computed it, so nothing has to be cleared and added to. When the last gradient of a bucket has arrived in
 the last micro-batch, the bucket's all-reduce starts; buckets start in the same order on every rank. The losses are scaled
 before backward so that the plain sum over ranks is the gradient of the global batch: ``g = sum_i (n_i / sum n) g_i``.
 
@@ -22,6 +23,7 @@ from heterotrain.errors import UsageError
 from heterotrain.network.group import Group, settle
 from heterotrain.numerics.compression import Wire, largest
 from heterotrain.numerics.timeline import HostTimeline, Moment, Timeline, timeline_of
+from heterotrain.state.layers import Layers
 
 MIB = 1024 * 1024
 FIRST_BUCKET_BYTES = MIB
@@ -72,7 +74,8 @@ class Reducer:
     timing: Timing = field(default_factory=Timing)
     timeline: Timeline = field(default_factory=HostTimeline)
     _buckets: list[Bucket] = field(default_factory=list)
-    _bucket_of: dict[int, Bucket] = field(default_factory=dict)
+    _place_of: dict[int, tuple[Bucket, torch.Tensor]] = field(default_factory=dict)
+    _layers: Layers | None = None
     _arrived: set[int] = field(default_factory=set)
     _signature: tuple[bool, ...] = ()
     _hooks: list[torch.utils.hooks.RemovableHandle] = field(default_factory=list)
@@ -93,18 +96,17 @@ class Reducer:
         return [bucket.flat for bucket in self._buckets]
 
     def begin(self) -> None:
-        """Start a step with zero gradients; notices parameters that were frozen or thawed since."""
-        signature = tuple(p.requires_grad for p in self.model.parameters())
+        """Start a step without gradients; notices parameters that were frozen or thawed since."""
+        self._layers = self._layers or Layers(self.model)
+        signature = self._layers.wants_gradients()
         if signature != self._signature:
             self._build()
             self._signature = signature
         self.abandon()
         self.on_launch = self._on_gradient = None
         for bucket in self._buckets:
-            bucket.flat.zero_()
-            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
-                if parameter.grad is not view:
-                    parameter.grad = view
+            for parameter in bucket.parameters:
+                parameter.grad = None
 
     def watch(self, on_gradient: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
         """Show each parameter with what a backward pass adds to its gradient, until the next step begins."""
@@ -135,6 +137,11 @@ class Reducer:
 
     def flush(self) -> None:
         """Start what is left after backward: buckets of parameters that got no gradient."""
+        for bucket in self._buckets[self._next :]:
+            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                if parameter.grad is not view:
+                    view.zero_() if parameter.grad is None else view.copy_(parameter.grad)
+                    parameter.grad = view
         while self._next < len(self._buckets):
             self._launch(self._buckets[self._next])
         self._armed = False
@@ -194,8 +201,8 @@ class Reducer:
         """Return whether every element is finite: the same on all ranks once the buckets are reduced."""
         return all(math.isfinite(largest(bucket.flat)) for bucket in self._buckets)
 
-    def squared_norm(self) -> torch.Tensor:
-        """Return the squared norm over all gradients as a float64 scalar."""
+    def squared_norm(self) -> torch.Tensor | float:
+        """Return the squared norm over all gradients in float64."""
         return squared_norm(self.flats)
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -203,7 +210,7 @@ class Reducer:
     def _build(self) -> None:
         for handle in self._hooks:
             handle.remove()
-        self._hooks, self._buckets, self._bucket_of, self._watching = [], [], {}, False
+        self._hooks, self._buckets, self._place_of, self._watching = [], [], {}, False
         trainable = [p for p in self.model.parameters() if p.requires_grad]
         if not trainable:
             raise UsageError("the model has no parameter that requires a gradient: nothing can be trained")
@@ -218,11 +225,16 @@ class Reducer:
                 offset += parameter.numel()
             bucket = Bucket(flat=flat, parameters=parameters, views=views, wire=self.wire() if self.wire else None)
             self._buckets.append(bucket)
-            for parameter in parameters:
-                self._bucket_of[id(parameter)] = bucket
+            for parameter, view in zip(parameters, views, strict=True):
+                self._place_of[id(parameter)] = (bucket, view)
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrive))  # type: ignore[no-untyped-call]
 
     def _arrive(self, parameter: torch.Tensor) -> None:
+        bucket, view = self._place_of[id(parameter)]
+        if parameter.grad is not view:  # the step's first, or something replaced the gradient instead of adding to it
+            if parameter.grad is not None:
+                view.copy_(parameter.grad)
+            parameter.grad = view
         if not self._armed:
             return
         if id(parameter) in self._arrived:
@@ -231,7 +243,6 @@ class Reducer:
                 "and checkpoint activations with use_reentrant=False"
             )
         self._arrived.add(id(parameter))
-        bucket = self._bucket_of[id(parameter)]
         bucket.missing -= 1
         while self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
             self._launch(self._buckets[self._next])
@@ -241,11 +252,6 @@ class Reducer:
         bucket.started = self.timeline.now()
         if self.timing.first_bucket is None:
             self.timing.first_bucket = bucket.started
-        for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
-            if parameter.grad is not view:  # something replaced the gradient instead of adding to it
-                if parameter.grad is not None:
-                    view.copy_(parameter.grad)
-                parameter.grad = view
         if self.on_launch is not None:
             self.on_launch(bucket)
         if self._group is None or self._group.world_size == 1:
@@ -261,18 +267,24 @@ class Reducer:
     def _unpack(self, bucket: Bucket, group: Group) -> None:
         if bucket.wire is None:
             return
-        if bucket.packed is not None and not bucket.wire.unpack(bucket.packed, bucket.flat):
+        if bucket.packed is not None:
+            if bucket.wire.unpack(bucket.packed, bucket.flat):
+                return
             group.wait(group.all_reduce(bucket.flat))  # every rank sees the same sum that did not fit
         bucket.wire.learn(bucket.flat)
 
 
-def squared_norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the sum of squares of all elements as a float64 scalar; half formats are summed in fp32."""
-    total = torch.zeros((), dtype=torch.float64, device=tensors[0].device)
+def squared_norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor | float:
+    """Return the sum of squares of all elements in float64; half formats are summed in fp32.
+
+    It is a tensor where it would have to be fetched from an accelerator, and a plain number, which costs less, elsewhere.
+    """
+    total: torch.Tensor | float = 0.0
     for tensor in tensors:
         flat = tensor.reshape(-1)
         flat = flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat
-        total += torch.dot(flat, flat)
+        square = torch.dot(flat, flat)
+        total = total + (square.item() if square.is_cpu else square.double())
     return total
 
 

@@ -8,6 +8,7 @@ import torch
 from heterotrain_core.contract import metrics as names
 
 from heterotrain.errors import UsageError
+from heterotrain.state.layers import Layers
 from heterotrain.steps.step import Step
 from heterotrain.telemetry.report import Report
 
@@ -38,15 +39,18 @@ class Attempts:
         self._report = report
         self.kept: dict[str, torch.Tensor] = {}
         self._model: torch.nn.Module | None = None
+        self._layers: Layers | None = None
 
     def begin(self, model: torch.nn.Module | None) -> None:
         """Copy the model's buffers (running statistics and the like), so that a repeated step starts from the same."""
-        self._model = model
-        self.kept = {name: b.detach().clone() for name, b in model.named_buffers()} if model is not None else {}
+        if model is not self._model:
+            self._model = model
+            self._layers = None if model is None else Layers(model)
+        self.kept = {name: b.detach().clone() for name, b in self._layers.buffers()} if self._layers else {}
 
     def undo(self) -> None:
         """Put the buffers back."""
-        for name, buffer in self._model.named_buffers() if self._model is not None else ():
+        for name, buffer in self._layers.buffers() if self._layers else ():
             buffer.copy_(self.kept[name])
 
     def halve(self, step: Step) -> None:

@@ -1,0 +1,34 @@
+"""What is kept of a model agrees with what walking through it finds."""
+
+from __future__ import annotations
+
+import torch
+from heterotrain.state.layers import Layers
+
+
+def test_buffers_are_those_that_the_model_names() -> None:
+    """Also when one is replaced by another tensor, is absent, or belongs to a layer that came later."""
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Sequential(torch.nn.Linear(3, 3)))
+    model.register_buffer("own", torch.ones(2))
+    model.register_buffer("absent", None)
+    layers = Layers(model)
+
+    def agrees() -> bool:
+        found, wanted = dict(layers.buffers()), dict(model.named_buffers())
+        return found.keys() == wanted.keys() and all(found[name] is wanted[name] for name in wanted)
+
+    assert agrees()
+    model.own = torch.zeros(5)
+    assert agrees()
+    model[1].append(torch.nn.BatchNorm1d(3))
+    assert agrees()
+    assert len(list(layers.buffers())) == 7
+
+
+def test_gradients_are_wanted_as_the_parameters_say() -> None:
+    """One answer for each parameter; a layer that has none changes nothing."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 2, bias=False))
+    layers = Layers(model)
+    assert layers.wants_gradients() == (True, True, True)
+    model[0].bias.requires_grad_(requires_grad=False)
+    assert layers.wants_gradients() == (True, False, True)
