@@ -9,7 +9,7 @@ Legend: ``slots_WF`` has a row for each of W ranks and a column for each of F fi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 FIELDS = (
@@ -121,44 +121,39 @@ def to_row(slot: Slot) -> list[float]:
 
 def verdict(slots_WF: Sequence[Sequence[float]]) -> Verdict:  # noqa: N803 - shape in the name
     """Reduce the slots, the same way on every rank."""
-    rows = [dict(zip(FIELDS, row, strict=False)) for row in slots_WF]
-    versions = [(int(row["generation"]), int(row["revision"])) for row in rows]
+    columns = list(zip(*slots_WF, strict=True))
+    of = dict(zip(FIELDS, columns, strict=False))  # the buckets' columns come after those that have names
+    weights, votes, steps = of["weight"], of["vote"], of["steps"]
+    versions = list(zip(of["generation"], of["revision"], strict=True))
     newest = max(versions)
     holder = versions.index(newest)
-    same = all(
-        version == newest and row["plan_checksum"] == rows[holder]["plan_checksum"]
-        for version, row in zip(versions, rows, strict=True)
-    )
-    weight = math.fsum(row["weight"] for row in rows)
-    losses = [row["loss_sum"] for row in rows if row["weight"] > 0]
-    known = bool(losses) and not any(math.isnan(loss) for loss in losses)
-    buckets = [row[HEADER:] for row in slots_WF]
+    weight = math.fsum(weights)
+    losses = [loss for loss, counted in zip(of["loss_sum"], weights, strict=True) if counted > 0]
+    known = bool(losses) and not any(map(math.isnan, losses))
     return Verdict(
-        committed=all(row["vote"] == 1.0 and row["steps"] == rows[0]["steps"] for row in rows),
-        newest=newest,
+        committed=min(votes) == 1.0 and len(set(steps)) == 1,
+        newest=(int(newest[0]), int(newest[1])),
         holder=holder,
-        plan_bytes=int(rows[holder]["plan_bytes"]),
-        everybody_holds=same,
-        leaving=tuple(rank for rank, row in enumerate(rows) if row["leaving"] == 1.0),
+        plan_bytes=int(of["plan_bytes"][holder]),
+        everybody_holds=len(set(versions)) == 1 and len(set(of["plan_checksum"])) == 1,
+        leaving=tuple(rank for rank, leaves in enumerate(of["leaving"]) if leaves == 1.0),
         weight=weight,
         loss=math.fsum(losses) / weight if known and weight > 0 else None,
-        checkpoint=any(row["checkpoint"] == 1.0 for row in rows),
-        mark=int(rows[0]["mark"]),
-        plain=_squares(rows, "plain"),
-        steered=_squares(rows, "steered"),
-        buckets_s=_minima(buckets),
+        checkpoint=1.0 in of["checkpoint"],
+        mark=int(of["mark"][0]),
+        plain=_squares(of["plain_weighted"], of["plain_groups"], of["plain_total"]),
+        steered=_squares(of["steered_weighted"], of["steered_groups"], of["steered_total"]),
+        buckets_s=_minima(columns[HEADER:]),
     )
 
 
-def _squares(rows: Sequence[Mapping[str, float]], kind: str) -> Squares | None:
-    weighted, totals = [row[f"{kind}_weighted"] for row in rows], [row[f"{kind}_total"] for row in rows]
-    if not all(math.isfinite(value) for value in (*weighted, *totals)):
+def _squares(weighted: Sequence[float], groups: Sequence[float], totals: Sequence[float]) -> Squares | None:
+    if not all(map(math.isfinite, (*weighted, *totals))):
         return None
-    groups = sum(int(row[f"{kind}_groups"]) for row in rows)
-    return Squares(weighted=math.fsum(weighted), groups=groups, total=totals[0])
+    return Squares(weighted=math.fsum(weighted), groups=int(sum(groups)), total=totals[0])
 
 
-def _minima(buckets_WN: Sequence[Sequence[float]]) -> tuple[float, ...]:  # noqa: N803 - shape in the name
-    if any(math.isnan(seconds) for row in buckets_WN for seconds in row):
+def _minima(columns: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    if any(math.isnan(seconds) for column in columns for seconds in column):
         return ()
-    return tuple(min(column) for column in zip(*buckets_WN, strict=True))
+    return tuple(map(min, columns))
