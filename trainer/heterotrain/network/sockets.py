@@ -82,6 +82,16 @@ def address_of(interface: str) -> str:
     raise OSError(f"the network interface {interface} has no address")
 
 
+def with_a_peer(sockets: Collection[OpenSocket]) -> frozenset[OpenSocket]:
+    """Return those sockets that are connected over a network."""
+    found = set()
+    for candidate in sockets:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(candidate.descriptor)) as duplicate:
+            if duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.getpeername():
+                found.add(candidate)
+    return frozenset(found)
+
+
 def interface_of(address: str) -> str | None:
     """Return the network interface that holds this address, or ``None`` when none does."""
     import fcntl  # noqa: PLC0415 - not on every system
