@@ -12,7 +12,8 @@ from typing import Any
 
 import heterotrain
 import torch
-from distributed.scripts import Trap, _set_traps, net, optimizer_of, problem
+from distributed.scripts import net, optimizer_of, problem
+from distributed.traps import Trap, set_traps
 from heterotrain.checkpoints import keeper, writer
 
 SAMPLES = 96
@@ -74,7 +75,7 @@ def train(
     job = heterotrain.init()
     model = job.wrap(net())
     optimizer = job.optimizer(optimizer_of(model))
-    _set_traps(trapped)
+    set_traps(trapped)
     dataset: Any = {"map": PROBLEM, "shards": shards(), "stream": Stream()}[kind]
     for step in job.steps(dataset, workers=workers):
         with step:

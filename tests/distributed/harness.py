@@ -268,18 +268,41 @@ def deliver(plan: Plan, worker: Worker) -> None:
 
 
 def free_port() -> int:
-    """Return a port that is free and not handed out to clients by the kernel."""
+    """Return a port that is free, is not handed out to clients by the kernel, and belongs to this test process alone."""
     while True:
-        _PORTS[0] += 1
+        if not _PORTS:
+            _claim_ports()
+        port = _PORTS.pop(0)
         with socket.socket() as probe:
             try:
-                probe.bind(("", _PORTS[0]))
+                probe.bind(("", port))
             except OSError:
                 continue
-            return _PORTS[0]
+            return port
 
 
-_PORTS = [20000 + os.getpid() % 8000]
+def _claim_ports() -> None:
+    """Take a block of ports that no other test process holds, or our own once more; holding its first one is the sign."""
+    for first in range(20000, 32000, BLOCK_PORTS):
+        guard = socket.socket()
+        try:
+            guard.bind(("", first))
+        except OSError:
+            guard.close()
+            continue
+        _GUARDS.append(guard)
+        _PORTS.extend(range(first + 1, first + BLOCK_PORTS))
+        return
+    assert _GUARDS, "other test processes hold every block of ports below 32000"
+    for guard in _GUARDS:
+        first = guard.getsockname()[1]
+        _PORTS.extend(range(first + 1, first + BLOCK_PORTS))
+
+
+BLOCK_PORTS = 200
+_PORTS: list[int] = []
+_GUARDS: list[socket.socket] = []
+"""Open for as long as this process lives."""
 
 
 def reference(

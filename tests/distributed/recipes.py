@@ -11,7 +11,8 @@ from typing import Any
 
 import heterotrain
 import torch
-from distributed.scripts import FEATURES, Trap, _set_traps, problem, token_weights
+from distributed.scripts import FEATURES, problem, token_weights
+from distributed.traps import Trap, set_traps
 from heterotrain.data.progress import micro_batches, permutation
 from heterotrain.network.control import Verdict
 from heterotrain.numerics.reducer import Bucket, Reducer
@@ -100,7 +101,7 @@ def train(
     optimizer = job.optimizer(told.optimizer(model))
     if told.decay != 1.0:
         job.scheduler(torch.optim.lr_scheduler.ExponentialLR(optimizer, told.decay))
-    _set_traps(trapped)
+    set_traps(trapped)
     running = [0]
     for layer in model:
         if isinstance(layer, torch.nn.BatchNorm1d):

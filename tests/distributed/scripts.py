@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,7 @@ from typing import Any
 import heterotrain
 import heterotrain.telemetry.board
 import torch
-from heterotrain.errors import PeerLost
-from heterotrain.network.group import Group
-from heterotrain.numerics.reducer import Reducer
-from heterotrain.steps.step import Step
+from distributed.traps import Trap, set_traps
 
 FEATURES = 6
 
@@ -40,27 +36,6 @@ def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 
 
-class Trap:
-    """Makes this worker die, wait or lose a message at a given place of a given step."""
-
-    def __init__(self, spec: dict[str, Any] | None) -> None:
-        self._spec = spec or {}
-
-    def at(self, place: str, step: int) -> None:
-        """Do what the specification says for this place and step."""
-        if self._spec.get("place") != place or self._spec.get("step") != step:
-            return
-        if self._spec.get("do", "die") == "die":
-            os.kill(os.getpid(), signal.SIGKILL)
-        spec, self._spec = self._spec, {}
-        if "reached" in spec:
-            Path(spec["reached"]).touch()
-        while "release" in spec and not Path(spec["release"]).exists():
-            time.sleep(0.01)
-        if spec["do"] == "lose":
-            raise PeerLost("as if the last message had been lost")
-
-
 def train(
     *,
     out: str,
@@ -80,7 +55,7 @@ def train(
     trapped.at("init", 0)
     model = job.wrap(net())
     optimizer = job.optimizer(optimizer_of(model))
-    _set_traps(trapped)
+    set_traps(trapped)
     for step in job.steps(problem(samples)):
         with step:
             trapped.at("step", step.number)
@@ -103,37 +78,3 @@ def train(
 def token_weights(x: torch.Tensor) -> torch.Tensor:
     """Return a whole number of "tokens" for each sample, a function of the sample; some have none."""
     return (x[:, :1] * 3).abs().floor()
-
-
-def _set_traps(trap: Trap) -> None:
-    """Reach places inside the library: before, in and after the reductions, and before and after a group is built.
-
-    For the last two, ``step`` counts this process's groups from 0.
-    """
-    wait, launch, build, enter = Reducer.wait, Reducer._launch, Group.build, Step.__enter__
-
-    def wait_trapped(self: Reducer) -> None:
-        trap.at("reducing", _STEP[0])
-        wait(self)
-        trap.at("reduced", _STEP[0])
-
-    def launch_trapped(self: Reducer, bucket: Any) -> None:
-        launch(self, bucket)
-        if self._next == 1:
-            trap.at("launched", _STEP[0])
-
-    def build_trapped(self: Group, **options: Any) -> None:
-        trap.at("building", _BUILT[0])
-        _BUILT[0] += 1
-        build(self, **options)
-        trap.at("built", _BUILT[0] - 1)
-
-    def entered(self: Step) -> Step:
-        _STEP[0] = self.number
-        return enter(self)
-
-    Reducer.wait, Reducer._launch, Step.__enter__ = wait_trapped, launch_trapped, entered  # type: ignore[method-assign]
-    Group.build = build_trapped  # type: ignore[method-assign]
-
-
-_STEP, _BUILT = [-1], [0]

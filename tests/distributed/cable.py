@@ -1,0 +1,45 @@
+"""A cut cable without a second machine: the kernel drops whatever arrives at any of this process's TCP connections.
+
+Nothing is acknowledged any more, and neither side is told; that is what peers see of a node whose network went away. What
+this process still sends does arrive, so peers may complete an exchange that this process never sees completed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket
+import struct
+import threading
+import time
+from pathlib import Path
+
+from heterotrain.network.sockets import open_sockets
+from heterotrain_core.contract import env
+
+ATTACH_FILTER, DETACH_FILTER = 26, 27
+"""``SO_ATTACH_FILTER`` and ``SO_DETACH_FILTER`` of Linux, which Python does not name."""
+_DROP = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # one instruction: return 0 bytes
+_PROGRAM = struct.pack("H6xQ", 1, ctypes.addressof(_DROP))
+
+
+def cut(until: Path) -> None:
+    """Cut all connections now, and those that come later, until a file appears; only the port for metrics is spared."""
+    _set(ATTACH_FILTER)
+    threading.Thread(target=_hold, args=(until,), daemon=True).start()
+
+
+def _hold(until: Path) -> None:
+    while not until.exists():
+        time.sleep(0.005)
+        _set(ATTACH_FILTER)
+    _set(DETACH_FILTER)
+
+
+def _set(option: int) -> None:
+    spared = int(os.environ[env.METRICS_PORT])
+    for found in open_sockets():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(found.descriptor)) as copy:
+            if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getsockname()[1] != spared:
+                copy.setsockopt(socket.SOL_SOCKET, option, _PROGRAM if option == ATTACH_FILTER else 0)
