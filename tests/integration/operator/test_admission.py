@@ -60,6 +60,28 @@ REFUSED: dict[str, tuple[Change, str]] = {
         spec(lambda s: s.update(objective="cost")),
         "objective: cost compares prices: give every pool its pricePerHour",
     ),
+    "deadline without its time": (
+        spec(lambda s: s.update(objective="deadline")),
+        "deadline belongs to objective: deadline and is required there",
+    ),
+    "time without deadline": (
+        spec(lambda s: s.update(deadline="2099-01-01T00:00:00Z")),
+        "deadline belongs to objective: deadline and is required there",
+    ),
+    "deadline that is no time": (
+        spec(lambda s: s.update(objective="deadline", deadline="tomorrow")),
+        "spec.deadline: Invalid value",
+    ),
+    "deadline with a price for some": (
+        spec(
+            lambda s: (
+                s["workerPools"][0].update(pricePerHour="1.0"),
+                s["workerPools"].append({**s["workerPools"][0], "name": "unpriced", "pricePerHour": None}),
+                s.update(objective="deadline", deadline="2099-01-01T00:00:00Z"),
+            )
+        ),
+        "objective: deadline compares prices: give every pool its pricePerHour, or none of them",
+    ),
     "unknown objective": (spec(lambda s: s.update(objective="speed")), "Unsupported value"),
     "no pool": (spec(lambda s: s.update(workerPools=[])), "should have at least 1 items"),
     "pool twice": (spec(lambda s: s["workerPools"].append(s["workerPools"][0])), "Duplicate value"),

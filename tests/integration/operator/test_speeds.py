@@ -1,0 +1,145 @@
+"""What the operator makes of measured speeds, as a process against the real API server; only Prometheus is on paper."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from heterotrain_core.contract.outcome import Ending
+from heterotrain_core.contract.plan import ComputeTime
+from heterotrain_operator.kube.resources import PODS
+from operator_cluster import Cluster, Operator, until
+from operator_prometheus import PaperPrometheus
+
+BATCH = 300
+
+
+def even(samples_per_s: float) -> ComputeTime:
+    """Return a rank without any fixed part."""
+    third = 1 / samples_per_s / 3
+    return ComputeTime(per_sample_s=third, fixed_s=0.0, backward_per_sample_s=2 * third, backward_fixed_s=0.0)
+
+
+@pytest.fixture
+async def prometheus() -> AsyncIterator[PaperPrometheus]:
+    """Ranks of pool a are four times as fast as those of pool b; an epoch has 300,000 samples."""
+    found = PaperPrometheus({"a": even(400), "b": even(100)}, epoch_samples=300_000)
+    await found.start()
+    try:
+        yield found
+    finally:
+        await found.stop()
+
+
+def an_operator(namespace: str, log: Path, prometheus: PaperPrometheus) -> Operator:
+    options = ("--prometheus-url", prometheus.url, "--prometheus-poll-seconds", "0.2")
+    return Operator(namespace, log, *options)
+
+
+async def shares(cluster: Cluster, prometheus: PaperPrometheus) -> dict[str, int]:
+    """Let every pod that has a node run and train by the newest plan; return the plan's shares by pool."""
+    pods = await cluster.pods()
+    ready = [n for n, pod in pods.items() if pod["spec"].get("nodeName") and pod["status"]["phase"] == "Pending"]
+    await cluster.run(*ready)
+    plan = await cluster.plan()
+    prometheus.train(plan)
+    return {member["pool"]: member["share_samples"] for member in plan.get("members", [])}
+
+
+async def leave(cluster: Cluster, pool: str) -> None:
+    """Let the pods of a pool that are told to go end in order."""
+    for name, pod in (await cluster.pods()).items():
+        if pod["metadata"]["labels"]["heterotrain.dev/pool"] == pool and "deletionTimestamp" in pod["metadata"]:
+            await cluster.end(name, Ending.LEFT, reason="told to go")
+    await cluster.confirm_deletions()
+
+
+async def test_a_new_operator_gives_a_worker_that_returns_its_pool_s_share_at_once(
+    cluster: Cluster, namespace: str, tmp_path: Path, prometheus: PaperPrometheus
+) -> None:
+    """Nobody of pool b is left to be asked when the operator starts anew; its speed is in the job's status."""
+    await cluster.add_node("a")
+    node = await cluster.add_node("b")
+    operator = an_operator(namespace, tmp_path / "operator.log", prometheus)
+    await operator.start()
+    training = {"globalBatchSize": BATCH, "rebalance": {"boundary": "steps", "everySteps": 5}}
+    await cluster.create(cluster.job(training=training))
+
+    async def learned() -> bool:
+        found = await shares(cluster, prometheus)
+        kept = {
+            pool["name"]: pool.get("speed", {}).get("samples", 0) for pool in (await cluster.status()).get("pools", [])
+        }
+        return found.keys() == {"a", "b"} and 55 <= found["b"] <= 65 and 55 <= kept["b"] <= 65
+
+    await until(learned, "shares that stand 4 : 1, and the speeds in the status")
+    await cluster.set_taints(node, "away")
+    (gone,) = [n for n, pod in (await cluster.pods()).items() if pod["spec"].get("nodeName") == node]
+    pod = (await cluster.pods())[gone]
+    await cluster.kube.delete(PODS, namespace, gone, uid=pod["metadata"]["uid"])
+    await leave(cluster, "b")
+
+    async def alone() -> bool:
+        return await shares(cluster, prometheus) == {"a": BATCH}
+
+    await until(alone, "pool a trains alone")
+    await operator.kill()
+    successor = an_operator(namespace, tmp_path / "successor.log", prometheus)
+    await successor.start()
+    try:
+        await cluster.set_taints(node)
+        found: list[dict[str, int]] = []
+
+        async def back() -> bool:
+            found.append(await shares(cluster, prometheus))
+            return found[-1].keys() == {"a", "b"}
+
+        await until(back, "the worker of pool b is back")
+        assert 55 <= found[-1]["b"] <= 65, f"the first plan that names it again: {found[-1]}"
+    finally:
+        await successor.stop()
+        print((tmp_path / "successor.log").read_text())
+
+
+async def test_a_deadline_takes_what_is_enough_and_is_told_when_it_is_out_of_reach(
+    cluster: Cluster, namespace: str, tmp_path: Path, prometheus: PaperPrometheus
+) -> None:
+    """300,000 samples are 50 minutes on the cheap pool alone, 10 on both."""
+    for name in ("a", "b"):
+        await cluster.add_node(name)
+    operator = an_operator(namespace, tmp_path / "operator.log", prometheus)
+    await operator.start()
+
+    def within(minutes: float) -> dict[str, str]:
+        return {"deadline": (datetime.now(UTC) + timedelta(minutes=minutes)).strftime("%Y-%m-%dT%H:%M:%SZ")}
+
+    async def are(pools: set[str], *told: str) -> None:
+        """Wait until these pools train, and the condition says this."""
+
+        async def probe() -> bool:
+            found = await shares(cluster, prometheus)
+            for pool in {"a", "b"} - pools:
+                await leave(cluster, pool)
+            return found.keys() == pools and (await cluster.condition("DeadlineAtRisk"))[:2] == told
+
+        await until(probe, f"{pools} train, and the deadline is {told}")
+
+    try:
+        pools = (cluster.pool("a", pricePerHour="5.0"), cluster.pool("b", pricePerHour="1.0"))
+        training = {"globalBatchSize": BATCH, "rebalance": {"boundary": "steps", "everySteps": 5}}
+        await cluster.create(cluster.job(*pools, training=training, objective="deadline", **within(120)))
+        await are({"b"}, "False", "InTime")
+        assert (await cluster.condition("Limited"))[:2] == ("True", "EnoughForDeadline")
+        status = await cluster.status()
+        assert (status["restarts"], status["disruptions"]) == (0, 0)
+        await cluster.edit(within(30))
+        await are({"a", "b"}, "False", "InTime")  # both together cost less for a sample than the fast one alone
+        await cluster.edit(within(3))
+        await are({"a", "b"}, "True", "TooLate")
+        assert "7" in (await cluster.condition("DeadlineAtRisk"))[2]
+        assert (await cluster.reasons())["DeadlineAtRisk"] >= 1
+    finally:
+        await operator.stop()
+        print((tmp_path / "operator.log").read_text())
