@@ -22,6 +22,12 @@ NOTHING_S = 1e-15
 _SAME_SIZE_RATIO = 1.25
 _SAME_TIME = 0.15
 _NEW_GROUND = 1.5
+_SEEN_AGAIN = 3
+_NOW_STEPS = 40
+_BENDS = 3
+_LARGEST_BEND = 0.5
+_SOUND = 0.5
+_NO_REACH = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +92,10 @@ def fit_line(
         slope, fixed = _middle_line(x_O, y_O)
         robust_O = np.zeros_like(y_O)
         firm_O = _new_ground(x_O, y_O, newest_O) | _alone_in_its_range(x_O, y_O, steps_O)
+        usual_O = _usual_at_its_size(x_O, y_O)
         for _ in range(8):
             expected_O = np.maximum(slope * x_O + fixed, NOTHING_S)
-            miss_O = np.abs(y_O / expected_O - 1) * np.sqrt(weight_O)
+            miss_O = np.abs(y_O / np.where(usual_O > 0, usual_O, expected_O) - 1) * np.sqrt(weight_O)
             scale = max(1.0, 1.4826 * float(np.median(miss_O)))
             following_O = np.maximum(1 - (miss_O / (4.685 * scale)) ** 2, 0.0) ** 2
             following_O = np.where(firm_O, 1.0, following_O)
@@ -97,7 +104,44 @@ def fit_line(
             robust_O = following_O
             w_O = weight_O * robust_O / expected_O**2
             slope, fixed = _least_squares(x_O, y_O, w_O, assumed)
+        far_O = np.log(x_O / _size_now(x_O, steps_O)) ** 2
+        for _ in range(_BENDS):
+            expected_O = np.maximum(slope * x_O + fixed, NOTHING_S)
+            bend = _bend(y_O / expected_O - 1, far_O, weight_O, robust_O)
+            w_O = robust_O / (1 / weight_O + (bend * far_O) ** 2) / expected_O**2
+            slope, fixed = _least_squares(x_O, y_O, w_O, assumed)
     return Line(slope, fixed, _line_error(x_O, y_O, w_O, slope=slope, fixed=fixed, assumed=assumed))
+
+
+def _size_now(x_O: Floats, steps_O: Floats) -> float:
+    """Return the size at which most of the last steps were made."""
+    recent_O = np.cumsum(steps_O[::-1])[::-1] - steps_O < _NOW_STEPS
+    sizes = np.unique(x_O[recent_O])
+    return float(sizes[np.argmax([steps_O[recent_O & (x_O == x)].sum() for x in sizes])])
+
+
+def _bend(miss_O: Floats, far_O: Floats, weight_O: Floats, robust_O: Floats) -> float:
+    """Return how far times stray from a line, relative to them, at a distance of 1 (squared logarithm of sizes).
+
+    By moments: what the relative misses are beyond their own errors. 0 where a line explains them.
+    """
+    sound_O = robust_O > _SOUND
+    reach = float((far_O[sound_O] ** 2).sum())
+    beyond = float((miss_O[sound_O] ** 2 - 1 / weight_O[sound_O]).sum())
+    return min(_LARGEST_BEND, math.sqrt(beyond / reach)) if reach > _NO_REACH and beyond > 0 else 0.0
+
+
+def _usual_at_its_size(x_O: Floats, y_O: Floats) -> Floats:
+    """Return the median seconds at each observation's size where some agree on it, 0 where too few tell.
+
+    What was seen again and again at one size is no outlier, however far from the line: then the time is no line.
+    """
+    usual_O = np.zeros_like(y_O)
+    for x in np.unique(x_O).tolist():
+        there_O = x_O == x
+        if np.count_nonzero(there_O) >= _SEEN_AGAIN:
+            usual_O[there_O] = np.median(y_O[there_O])
+    return usual_O
 
 
 def _new_ground(x_O: Floats, y_O: Floats, newest_O: Flags) -> Flags:

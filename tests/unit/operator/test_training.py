@@ -197,7 +197,8 @@ def test_without_noise_the_batch_stays_where_it_began() -> None:
 
 
 def test_the_batch_is_no_larger_than_an_epoch() -> None:
-    training = a_training(seed=5, exchange=SLOW_EXCHANGE, adaptiveBatch={"min": BATCH, "max": 10**6})
+    very_slow = replace(SLOW_EXCHANGE, last_bucket_s=3.0)
+    training = a_training(seed=5, exchange=very_slow, adaptiveBatch={"min": BATCH, "max": 10**6})
     training.epoch_samples = BATCH * 10
     training.noise_samples = 1e9
     while training.progress.epoch < 12:

@@ -58,6 +58,15 @@ def test_and_is_not_forgotten_when_shares_become_small_again() -> None:
     assert compute_s(model.compute, 32) == pytest.approx(0.0343, rel=0.1)
 
 
+def test_where_the_shares_are_the_fit_is_what_was_seen() -> None:
+    """No line goes through 91, 182 and 513; the one that is fitted goes through the share in force, whatever it costs elsewhere."""
+    for now in (182, 257):
+        history = [seen(share, 8, 5.0) for share in (91, 182, 513)] + [seen(513, 40, 6.0 + i) for i in range(4)]
+        model = fit_member([*history, *(seen(now, 20, 20.0 + i) for i in range(6))])
+        assert model.compute is not None
+        assert compute_s(model.compute, now) == pytest.approx(dict(CURVE)[now] * 1e-3, rel=0.01)
+
+
 def test_what_cannot_be_true_is_an_outlier_wherever_it_is() -> None:
     """A hiccup in the only steps at another share costs more than in proportion, and is left out."""
     hiccup = seen(64, 12, 20.0)
