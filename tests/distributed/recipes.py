@@ -35,6 +35,7 @@ class Recipe:
         decay: of the learning rate in each step of its schedule; 1 means no scheduler.
         clip_norm, clip_value: as for ``step.apply``.
         spike: (step, factor on its loss).
+        stream: the data can only be iterated; the order is the same.
     """
 
     samples: int = 90
@@ -46,6 +47,7 @@ class Recipe:
     clip_norm: float | None = None
     clip_value: float | None = None
     spike: tuple[int, float] = (-1, 1.0)
+    stream: bool = False
 
     def data(self) -> torch.utils.data.TensorDataset:
         """Return the samples."""
@@ -107,7 +109,7 @@ def train(
         if isinstance(layer, torch.nn.BatchNorm1d):
             layer.register_forward_pre_hook(lambda *_: trapped.at("statistics", running[0]))
     formats = set()
-    for step in job.steps(told.data()):
+    for step in job.steps(Streamed(told.data()) if told.stream else told.data()):
         with step:
             running[0] = step.number
             trapped.at("step", step.number)
@@ -123,6 +125,22 @@ def train(
     torch.save(model.state_dict(), f"{stem}.pt")
     torch.save(buckets, f"{stem}.buckets")
     Path(f"{stem}.json").write_text(json.dumps({"steps": steps, "formats": sorted(formats)}))
+
+
+class Streamed(torch.utils.data.IterableDataset[tuple[torch.Tensor, ...]]):
+    """Samples in the order in which a data set with indices would be read."""
+
+    def __init__(self, samples: torch.utils.data.TensorDataset) -> None:
+        self._samples = samples
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Be told the epoch before it is read."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        order = permutation(seed=0, epoch=self._epoch, epoch_samples=len(self._samples), shuffle=True)
+        return (self._samples[index] for index in order.tolist())
 
 
 class Memory(torch.nn.Module):
@@ -159,11 +177,11 @@ def _watch_steps() -> list[dict[str, Any]]:
     commit = Loop.commit
 
     def watched(self: Loop, step: Step, decision: Verdict) -> None:
-        loss_scale = step.numerics.loss_scale
+        loss_scale, before = step.numerics.loss_scale, step.numerics.state_dict()
         commit(self, step, decision)
         found.append({
             "step": step.number, "loss": decision.loss, "skipped": step.skipped, "loss_scale": loss_scale,
-            "rate": step.numerics.learning_rate_scale,
+            "rate": step.numerics.learning_rate_scale, "numerics": before,
         })  # fmt: skip
 
     Loop.commit = watched  # type: ignore[method-assign]
