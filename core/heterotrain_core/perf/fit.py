@@ -35,17 +35,20 @@ _USUAL_VARIATION = 0.1
 _WARM_UP_VARIATION = 0.5
 _LARGEST_VARIATION = 10.0
 _RELEARNED_STEPS = 60
+_NOW_STEPS = 40
 _BACKWARD_PART = 2 / 3
 """Where only the sum of phases is known: a backward pass costs about two forward passes."""
 
 
-def fit_member(observations: Sequence[Observation], *, assumed: FixedPart = ASSUMED) -> MemberModel:
+def fit_member(
+    observations: Sequence[Observation], *, assumed: FixedPart = ASSUMED, here_samples: float | None = None
+) -> MemberModel:
     """Return the member's model from its observations, oldest first; what cannot be computed with is left out.
 
     With one share only, the fixed part is the ``assumed`` one and the verdict is thin unless that was seen in its pool.
     Never raises on telemetry.
     """
-    return fit_digest(digest(observations), assumed=assumed)
+    return fit_digest(digest(observations), assumed=assumed, here_samples=here_samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,7 @@ class Digest:
         update_s: usual seconds of the update.
         variation: usual relative deviation of a step.
         largest_share_samples: largest share.
+        share_now, size_now: the share of most of the last steps, and its micro-batch.
         drift_ratio: how much slower it became at the last change, 1.0 when it never did.
         steps_at_speed: steps since then, all of them when it never did.
         drifted: whether few steps of one size only were seen since.
@@ -79,6 +83,8 @@ class Digest:
     update_s: float
     variation: float
     largest_share_samples: int
+    share_now: int
+    size_now: float
     drift_ratio: float
     steps_at_speed: int
     drifted: bool
@@ -134,6 +140,11 @@ def digest(observations: Sequence[Observation]) -> Digest | None:
     seconds_O, weight_O = points([_own(o) for o in seen])
     since = moved[-1].first if moved else 0
     at_speed = int(steps_O[since:].sum())
+    lately: dict[tuple[int, float], float] = {}
+    for o, size, after in zip(seen, x_O.tolist(), after_O.tolist(), strict=True):
+        if after < _NOW_STEPS:
+            lately[o.share_samples, size] = lately.get((o.share_samples, size), 0.0) + o.steps
+    share_now, size_now = max(lately, key=lambda shape: (lately[shape], shape))
     return Digest(
         size_O=x_O,
         seconds_O=seconds_O,
@@ -146,6 +157,8 @@ def digest(observations: Sequence[Observation]) -> Digest | None:
         update_s=_weighted_median(updates) if updates else 0.0,
         variation=usual,
         largest_share_samples=max(o.share_samples for o in seen),
+        share_now=share_now,
+        size_now=size_now,
         drift_ratio=moved[-1].ratio if moved else 1.0,
         steps_at_speed=at_speed,
         # A line needs two points; but shares that never vary show no second one, and the old line at the new speed may hold.
@@ -153,8 +166,11 @@ def digest(observations: Sequence[Observation]) -> Digest | None:
     )
 
 
-def fit_digest(seen: Digest | None, *, assumed: FixedPart = ASSUMED) -> MemberModel:
-    """Return the model of what was seen, leaning on what is thought of the fixed part as far as the data are silent."""
+def fit_digest(seen: Digest | None, *, assumed: FixedPart = ASSUMED, here_samples: float | None = None) -> MemberModel:
+    """Return the model of what was seen, leaning on what is thought of the fixed part as far as the data are silent.
+
+    Where times are no line, it is to be right for a micro-batch of ``here_samples``; ``None`` for all sizes alike.
+    """
     if seen is None:
         return MemberModel(
             compute=None, verdict=Verdict.DEGENERATE, reason="there is no usable observation of its compute time yet"
@@ -166,6 +182,7 @@ def fit_digest(seen: Digest | None, *, assumed: FixedPart = ASSUMED) -> MemberMo
         steps_O=seen.steps_O,
         newest_O=seen.newest_O,
         assumed=assumed,
+        here_samples=here_samples,
     )
     compute = ComputeTime(
         per_sample_s=own.slope * seen.of_slope,

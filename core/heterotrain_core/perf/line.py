@@ -23,7 +23,6 @@ _SAME_SIZE_RATIO = 1.25
 _SAME_TIME = 0.15
 _NEW_GROUND = 1.5
 _SEEN_AGAIN = 3
-_NOW_STEPS = 40
 _BENDS = 3
 _LARGEST_BEND = 0.5
 _SOUND = 0.5
@@ -74,9 +73,19 @@ class Line:
 
 
 def fit_line(
-    x_O: Floats, y_O: Floats, *, weight_O: Floats, steps_O: Floats, newest_O: Flags, assumed: FixedPart
+    x_O: Floats,
+    y_O: Floats,
+    *,
+    weight_O: Floats,
+    steps_O: Floats,
+    newest_O: Flags,
+    assumed: FixedPart,
+    here_samples: float | None = None,
 ) -> Line:
     """Return the robust non-negative weighted line; ``weight_O`` are relative weights (of y / its mean).
+
+    Where a line does not explain the times, it is to be right at ``here_samples``: other sizes count less, the further away
+    (and the more times bend) the less. ``None`` asks for the line that suits all sizes.
 
     What the newest steps show far beyond all other sizes is no outlier if it can be true, however far it is from the line of
     all others: then the time is no line, as where small shares leave a GPU half idle, and shares are decided here.
@@ -104,20 +113,13 @@ def fit_line(
             robust_O = following_O
             w_O = weight_O * robust_O / expected_O**2
             slope, fixed = _least_squares(x_O, y_O, w_O, assumed)
-        far_O = np.log(x_O / _size_now(x_O, steps_O)) ** 2
-        for _ in range(_BENDS):
+        far_O = np.log(x_O / here_samples) ** 2 if here_samples else np.zeros_like(x_O)
+        for _ in range(_BENDS if here_samples else 0):
             expected_O = np.maximum(slope * x_O + fixed, NOTHING_S)
             bend = _bend(y_O / expected_O - 1, far_O, weight_O, robust_O)
             w_O = robust_O / (1 / weight_O + (bend * far_O) ** 2) / expected_O**2
             slope, fixed = _least_squares(x_O, y_O, w_O, assumed)
     return Line(slope, fixed, _line_error(x_O, y_O, w_O, slope=slope, fixed=fixed, assumed=assumed))
-
-
-def _size_now(x_O: Floats, steps_O: Floats) -> float:
-    """Return the size at which most of the last steps were made."""
-    recent_O = np.cumsum(steps_O[::-1])[::-1] - steps_O < _NOW_STEPS
-    sizes = np.unique(x_O[recent_O])
-    return float(sizes[np.argmax([steps_O[recent_O & (x_O == x)].sum() for x in sizes])])
 
 
 def _bend(miss_O: Floats, far_O: Floats, weight_O: Floats, robust_O: Floats) -> float:

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.plan import ComputeTime
-from heterotrain_core.perf.fit import digest, fit_digest
-from heterotrain_core.perf.line import FixedPart
+from heterotrain_core.perf.fit import Digest, digest, fit_digest
+from heterotrain_core.perf.line import ASSUMED, FixedPart
 from heterotrain_core.perf.model import MemberModel, Verdict
 from heterotrain_core.perf.samples import Observation
 from heterotrain_core.split.curve import SplitMember
 
 LIKE_ITS_POOL = 0.03
 """Least deviation of the fixed part between members of one pool, relative to their time."""
+_SAME_BATCH_RATIO = 1.5
 TRUSTED_GROWTH = 2
 """How many times its largest seen share a member may be given while its model is not ok."""
 SURE_GROWTH = 4
@@ -44,7 +45,12 @@ class MemberEvidence:
     granularity_samples: int = 1
 
 
-def learned(evidence: Sequence[MemberEvidence], former: Sequence[MemberEvidence] = ()) -> tuple[MemberModel, ...]:
+def learned(
+    evidence: Sequence[MemberEvidence],
+    former: Sequence[MemberEvidence] = (),
+    *,
+    total_samples: int | None = None,
+) -> tuple[MemberModel, ...]:
     """Return a model for each member: its own, leaning on its pool where it is thin, or an assumed one.
 
     Only where nobody at all has been seen is a model's ``compute`` ``None``.
@@ -52,16 +58,20 @@ def learned(evidence: Sequence[MemberEvidence], former: Sequence[MemberEvidence]
     Args:
         evidence: by rank.
         former: members that have left; they say what their pools are like and get no model.
+        total_samples: the global batch for which shares are sought. If it is about the one of the last steps, models are to
+            be right near the shares of those where times are no lines; otherwise, or with ``None``, for all shares alike.
     """
     known = (*evidence, *former)
     seen = [digest(member.observations) for member in known]
     alone = [fit_digest(each) for each in seen]
+    near = total_samples is not None and _near(seen[: len(evidence)], total_samples)
     found = []
     for rank, member in enumerate(evidence):
         mates = [alone[i] for i, m in enumerate(known) if m.pool and m.pool == member.pool and i != rank]
         own = alone[rank]
-        if own.compute is not None and (shape := pooled_fixed_part(mates)) is not None:
-            own = fit_digest(seen[rank], assumed=shape)
+        shape, mine = pooled_fixed_part(mates), seen[rank]
+        if own.compute is not None and mine is not None and (shape is not None or near):
+            own = fit_digest(mine, assumed=shape or ASSUMED, here_samples=mine.size_now if near else None)
         if own.compute is None and (like := _middle(mates) or _middle(alone)) is not None:
             whose = f"pool {member.pool}" if _middle(mates) else "the middle member"
             own = replace(own, compute=like.compute, variation=like.variation, verdict=Verdict.THIN,
@@ -104,6 +114,15 @@ def _variance_between(values: Sequence[float], variances: Sequence[float]) -> fl
     excess = sum(w * (x - mean) ** 2 for w, x in zip(weights, values, strict=True)) - (len(values) - 1)
     free = whole - sum(w * w for w in weights) / whole
     return max(0.0, excess / free) if free > 0 else 0.0
+
+
+def _near(seen: Sequence[Digest | None], total_samples: int) -> bool:
+    """Tell whether the last steps were made with about this batch, as far as members were there."""
+    shares = [each.share_now for each in seen if each is not None]
+    if not shares:
+        return False
+    batch = sum(shares) * len(seen) / len(shares)
+    return batch / _SAME_BATCH_RATIO <= total_samples <= batch * _SAME_BATCH_RATIO
 
 
 def settled(model: MemberModel) -> bool:

@@ -103,7 +103,7 @@ def decide_shares(request: SharesRequest) -> SharesDecision | Infeasible:
     even = balance(request.total_samples, [split_member(m, _EVEN) for m in evidence])
     if isinstance(even, Infeasible):
         return even
-    models = learned(evidence, request.former)
+    models = learned(evidence, request.former, total_samples=request.total_samples)
     exchange = fit_exchange([o for member in evidence for o in member.observations])
     communication = exchange.communication or CommunicationTime()
     members = [split_member(m, x.compute) for m, x in zip(evidence, models, strict=True) if x.compute is not None]

@@ -62,7 +62,7 @@ def test_where_the_shares_are_the_fit_is_what_was_seen() -> None:
     """No line goes through 91, 182 and 513; the one that is fitted goes through the share in force, whatever it costs elsewhere."""
     for now in (182, 257):
         history = [seen(share, 8, 5.0) for share in (91, 182, 513)] + [seen(513, 40, 6.0 + i) for i in range(4)]
-        model = fit_member([*history, *(seen(now, 20, 20.0 + i) for i in range(6))])
+        model = fit_member([*history, *(seen(now, 20, 20.0 + i) for i in range(6))], here_samples=now)
         assert model.compute is not None
         assert compute_s(model.compute, now) == pytest.approx(dict(CURVE)[now] * 1e-3, rel=0.01)
 
