@@ -52,14 +52,15 @@ def test_members_and_shares_change_while_data_are_read(
     assert f"continuing from the checkpoint of step {joiner.outcome.step}" in "".join(w.log() for w in resumed)
 
 
+@pytest.mark.parametrize("kind", ["shards", "stream"])
 def test_members_and_shares_change_while_samples_are_loaded_ahead(
-    operate: Callable[..., Operator], tmp_path: Path
+    operate: Callable[..., Operator], tmp_path: Path, kind: str
 ) -> None:
     """What was loaded for other shares is thrown away; no sample is lost or repeated by that."""
     operator = operate(epochs=3)
     gates = [Gate(tmp_path, step) for step in (2, 9)]
     workers = [
-        operator.start(f"w{i}", script=SCRIPT, kind="shards", workers=1, slow_s=0.02, trap=gates[i].trap)
+        operator.start(f"w{i}", script=SCRIPT, kind=kind, workers=1, slow_s=0.02, trap=gates[i].trap)
         for i in range(2)
     ]
     operator.until_ready(*workers)
@@ -72,7 +73,7 @@ def test_members_and_shares_change_while_samples_are_loaded_ahead(
     workers[1].signal(signal.SIGTERM)
     gates[1].open()
     operator.finish(workers[1:])
-    assert_finished(operator, workers[:1], "shards")
+    assert_finished(operator, workers[:1], kind)
     assert "shares [2, 14]" in workers[0].log()
 
 

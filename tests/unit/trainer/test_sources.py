@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from heterotrain.data.ahead import Ahead
+from heterotrain.data.ahead import Ahead, StreamReader
+from heterotrain.data.pieces import Piece, Source
 from heterotrain.data.shards import Shards
-from heterotrain.data.sources import Mapped, Piece, Source, Streamed, source_of
+from heterotrain.data.sources import Mapped, source_of
+from heterotrain.data.streamed import Streamed
 from heterotrain.errors import UsageError
 from hypothesis import given
 from hypothesis import strategies as st
@@ -177,10 +179,19 @@ def test_worker_processes_change_nothing() -> None:
             torch.testing.assert_close(ahead.take(piece, rest), source.load(piece), rtol=0, atol=0)
 
 
+def test_a_stream_that_is_read_ahead_is_the_same() -> None:
+    """Every sample, the random numbers in it and the epoch's end; in mid-epoch, again from before, and in the next epoch."""
+    here, ahead = (source_of(Stream(100), collate=None, shuffle=True, seed=3) for _ in range(2))
+    assert isinstance(ahead, Streamed)
+    StreamReader(ahead, ahead_samples=32)
+    for epoch, cursor, wanted in ((0, 0, 10), (0, 10, 40), (0, 50, 60), (1, 70, 8), (1, 20, 8), (2, 0, 101)):
+        assert here.extent(epoch, cursor, wanted) == ahead.extent(epoch, cursor, wanted)
+        piece = Piece(epoch, cursor, min(100, cursor + wanted))
+        torch.testing.assert_close(here.load(piece), ahead.load(piece), rtol=0, atol=0)
+
+
 def test_what_workers_cannot_do_is_told() -> None:
     """Before any process is started."""
-    with pytest.raises(UsageError, match="read in the training process"):
-        Ahead(source_of(Stream(5), collate=None, shuffle=True, seed=0), workers=1, pin=False)
     local = Mapped(dataset=Noisy(4), collate=lambda samples: samples, shuffle=True, seed=0)
     with pytest.raises(UsageError, match="top level of a module"):
         Ahead(local, workers=1, pin=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,16 +12,19 @@ from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.config import TrainingConfig
 
 from heterotrain.data import batches
-from heterotrain.data.ahead import Ahead
+from heterotrain.data.ahead import Ahead, StreamReader
+from heterotrain.data.pieces import Piece, Source
 from heterotrain.data.progress import Progress, advance, micro_batches, slice_of, step_seed
 from heterotrain.data.sample_log import SampleLog
-from heterotrain.data.sources import Piece, Source
+from heterotrain.data.streamed import Streamed
 from heterotrain.identity import Identity
 from heterotrain.membership.interface import Formed
 from heterotrain.membership.roster import micro_batch_samples, step_shares
 from heterotrain.membership.standing import Standing
 from heterotrain.steps.task import Task
 from heterotrain.telemetry.report import Report
+
+_log = logging.getLogger(__name__)
 
 LOOK_STEPS = 100
 """Steps without a sample for this rank after which nothing more is foreseen."""
@@ -39,7 +43,7 @@ class Feed:
         report: Report,
         workers: int,
     ) -> None:
-        """``workers`` processes load ahead; with none the training process loads what a step takes when it takes it.
+        """``workers`` processes load ahead (one reads a stream); with none the training process loads what a step takes.
 
         Raises:
             UsageError: worker processes cannot read this source.
@@ -48,7 +52,13 @@ class Feed:
         self._config = config
         self._device = device
         self._report = report
-        self._ahead = Ahead(source, workers=workers, pin=device.type == "cuda") if workers else None
+        self._ahead: Ahead | None = None
+        if workers and isinstance(source, Streamed):
+            StreamReader(source)
+            if workers > 1:
+                _log.info("a stream that can only be iterated is read by one process, not by %d", workers)
+        elif workers:
+            self._ahead = Ahead(source, workers=workers, pin=device.type == "cuda")
         self._foreseen: tuple[Formed, Progress, int | None] | None = None
         folder = identity.sample_log_dir
         self._log = SampleLog(folder, name=identity.name.replace("/", "-")) if folder else None

@@ -16,7 +16,7 @@ from heterotrain_core.contract.config import TrainingConfig
 from heterotrain.checkpoints.checkpoint import new_mark
 from heterotrain.checkpoints.keeper import CheckpointKeeper
 from heterotrain.checkpoints.record import RunRecord
-from heterotrain.data.sources import Source
+from heterotrain.data.pieces import Source
 from heterotrain.errors import PeerLost, RepeatStep, UsageError
 from heterotrain.farewell import Farewell
 from heterotrain.identity import Identity

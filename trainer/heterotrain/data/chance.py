@@ -1,0 +1,54 @@
+"""Random numbers of data sets: drawn from generators that depend on seed and place alone, beside those of the training."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.random import mtrand
+
+_SPARE = np.random.MT19937(0)
+"""Takes the place of numpy's generator while samples are read: made once, because that takes longer than seeding it."""
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """The generators that data sets draw from without being asked to: torch's, Python's and numpy's global ones."""
+
+    torch: torch.Tensor
+    python: Any
+    numpy: Any
+
+    @staticmethod
+    def now() -> States:
+        """Return them as they are."""
+        # numpy's is exchanged, not copied: reading its state and writing it back takes longer than a small step's samples
+        return States(torch.get_rng_state(), random.getstate(), mtrand.get_bit_generator())
+
+    def put_back(self) -> None:
+        """Let everybody draw on from here."""
+        torch.set_rng_state(self.torch)
+        random.setstate(self.python)
+        mtrand.set_bit_generator(self.numpy)
+
+
+@contextmanager
+def chance(seed: int, numpys: np.random.MT19937 = _SPARE) -> Iterator[None]:
+    """Seed the global generators of the CPU for a while; afterwards they are as they were.
+
+    ``numpys`` takes the place of numpy's meanwhile, for those who want to go on with it later.
+    """
+    before = States.now()
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    mtrand.set_bit_generator(numpys)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - what data sets draw from without being asked to
+    try:
+        yield
+    finally:
+        before.put_back()

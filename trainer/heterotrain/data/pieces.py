@@ -1,0 +1,36 @@
+"""What the trainer asks of a data set, of whatever kind: so many samples from a place of an epoch on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Samples ``[start, stop)`` of an epoch, in its order: what one micro-batch takes."""
+
+    epoch: int
+    start: int
+    stop: int
+
+
+class Source(Protocol):
+    """An epoch's samples in order."""
+
+    @property
+    def samples(self) -> int | None:
+        """Samples of one epoch; ``None`` while unknown."""
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether a piece can be loaded anywhere, by any process."""
+
+    def extent(self, epoch: int, cursor: int, wanted: int) -> tuple[int, bool]:
+        """Return how many of the next ``wanted`` samples after ``cursor`` there are, and whether the epoch ends there."""
+
+    def ids(self, epoch: int, start: int, stop: int) -> list[int]:
+        """Return the numbers of samples ``[start, stop)`` within the data set."""
+
+    def load(self, piece: Piece) -> Any:
+        """Return the batch of a piece."""

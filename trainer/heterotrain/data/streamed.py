@@ -1,0 +1,116 @@
+"""A data set that can only be iterated: an exact place in it, and only what the next step takes in memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from heterotrain.data import batches
+from heterotrain.data.chance import States, chance
+from heterotrain.data.pieces import Piece
+from heterotrain.data.progress import step_seed
+from heterotrain.errors import UsageError
+
+
+@dataclass(kw_only=True)
+class Streamed:
+    """A stream that can only be read from its beginning; holds the samples of the next step and one more.
+
+    Every rank reads every sample, so all of them find the end at the same place. To go on in the middle of an epoch, what
+    lies before is read and dropped. What is costly belongs into ``collate``, which sees this rank's samples only.
+
+    Attributes:
+        begin: begins an epoch in another process and returns its samples; ``None`` reads in this one.
+    """
+
+    dataset: Any
+    collate: batches.Collate | None
+    seed: int
+    is_numbered: bool = False
+    samples: int | None = None
+    begin: Callable[[int], Iterator[Any]] | None = None
+    _epoch: int = -1
+    _first: int = 0
+    _window: deque[Any] = field(default_factory=deque)
+    _rest: Iterator[Any] | None = None
+    _chance: States | None = None
+
+    def extent(self, epoch: int, cursor: int, wanted: int) -> tuple[int, bool]:
+        """Return how many samples there are, by reading them and one more.
+
+        Raises:
+            UsageError: the stream ended before the cursor.
+        """
+        if epoch != self._epoch or cursor < self._first:
+            self._open(epoch)
+        with self._own_chance():
+            while self._first < cursor and (self._window or self._pull()):
+                self._window.popleft()
+                self._first += 1
+            while len(self._window) <= wanted and self._pull():
+                pass
+        if not self._window:
+            raise UsageError(
+                f"the stream of epoch {epoch} ended after {self._first} samples where more were expected: it has to yield "
+                "something, and the same on every rank and in every run"
+            )
+        ends = len(self._window) <= wanted
+        if ends:
+            self.samples = cursor + len(self._window)
+        return min(len(self._window), wanted), ends
+
+    def ids(self, _epoch: int, start: int, stop: int) -> list[int]:
+        """Return the samples' places in the epoch; a stream has no other names for them."""
+        return list(range(start, stop))
+
+    def load(self, piece: Piece) -> Any:
+        """Return the batch of a piece of the step whose extent was asked for last."""
+        samples = [self._window[number - self._first] for number in range(piece.start, piece.stop)]
+        with chance(step_seed(seed=self.seed, epoch=piece.epoch, position=piece.start)):
+            return batches.collated(samples, self.collate)
+
+    def _open(self, epoch: int) -> None:
+        self._epoch, self._first = epoch, 0
+        self._window.clear()
+        if self.begin is not None:
+            self._rest = self.begin(epoch)
+            return
+        with chance(step_seed(seed=self.seed, epoch=epoch, position=0), np.random.MT19937(0)):
+            self._rest = iterator_of(self.dataset, epoch)
+            self._chance = States.now()
+
+    def _pull(self) -> bool:
+        nothing = object()
+        sample = next(self._rest, nothing) if self._rest is not None else nothing
+        if sample is nothing:
+            self._rest = None
+            return False
+        self._window.append(sample)
+        return True
+
+    @contextmanager
+    def _own_chance(self) -> Iterator[None]:
+        """Let the stream draw on where it stopped, whatever was drawn elsewhere meanwhile."""
+        if self._chance is None:  # it draws in another process
+            yield
+            return
+        before = States.now()
+        self._chance.put_back()
+        try:
+            yield
+        finally:
+            self._chance = States.now()
+            before.put_back()
+
+
+def iterator_of(dataset: Any, epoch: int) -> Iterator[Any]:
+    """Return the samples of an epoch of a data set that can only be iterated."""
+    set_epoch = getattr(dataset, "set_epoch", None)
+    if callable(set_epoch):
+        set_epoch(epoch)
+    return iter(dataset)
