@@ -1,8 +1,8 @@
 """`make bench-mathematics`: how long the decisions take, and after how many epochs shares are right. Prints Markdown.
 
 Pure computation on one core; docs/benchmarks.md quotes it. CPU seconds beside wall seconds, because other work on the
-machine shows in the second only. The last table is simulated, on clusters whose times are true lines; on tables of real
-GPUs see simulated_comparison.py.
+machine shows in the second only. The last two tables are simulated, on clusters whose times are true lines; on tables of
+real GPUs see simulated_comparison.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from heterotrain_core.allocate.propose import propose
@@ -37,9 +38,10 @@ from heterotrain_core.split.balance import Split, balance_many
 from heterotrain_core.split.curve import SplitMember
 
 NEAR = 1.02
-CLUSTERS = 30
+CLUSTERS = 100
 EPOCHS = 6
 EPOCH_STEPS = 60
+REST_MEMBERS, REST_RUNS, REST_EPOCHS = (3, 8), 5, 101
 EXCHANGE = CommunicationTime(overlapped_s=0.03, last_bucket_s=0.01, gamma=0.15)
 
 
@@ -241,6 +243,44 @@ def learning() -> None:
         )
 
 
+def rest() -> None:
+    """Print how often ours changes shares where nothing changes, and how far it goes astray."""
+    runs = [(members, seed) for members in REST_MEMBERS for seed in range(1, REST_RUNS + 1)]
+    print(
+        f"Simulated: {len(runs)} jobs of equal workers ({' and '.join(map(str, REST_MEMBERS))}), {REST_EPOCHS} epochs.\n"
+    )
+    print("| noise | pools | changes of shares in 100 epochs | longest step beyond the optimum |")
+    print("| --- | --- | ---: | ---: |")
+    for noise in (0.05, 0.1):
+        for alone in (False, True):
+            found = [_at_rest(members, noise, alone=alone, seed=seed) for members, seed in runs]
+            changes = 100 * sum(changed for changed, _ in found) / (REST_EPOCHS * len(runs))
+            pools = "one each" if alone else "one for all"
+            print(f"| {noise:.0%} | {pools} | {changes:.2f} | {max(off for _, off in found):.1%} |", flush=True)
+
+
+def _at_rest(members: int, noise: float, *, alone: bool, seed: int) -> tuple[int, float]:
+    """Return how often shares of equal workers changed, and by how much a step was longer than the optimum at worst."""
+    batch = 64 * members
+    gpu = {"gpu": ((1, 21.0), (4096, 4116.0))}
+    workload = replace(
+        lines(1).workload, step_ms=gpu, epoch_samples=EPOCH_STEPS * batch, base_batch=batch, most_batch=batch
+    )
+    pools = {f"pool-{i}": 1 for i in range(members)} if alone else {"pool": members}
+    of = replace(
+        lines(1),
+        workload=workload,
+        groups=tuple(Group(pool=pool, gpu="gpu", count=count) for pool, count in pools.items()),
+        noise=Noise(variation=noise),
+        batch_samples=batch,
+        end_epochs=REST_EPOCHS,
+    )
+    rows = simulate(of, Ours(), seed=seed).rows
+    best_s = rows[0].planned_s  # even shares
+    changed = sum(new.shares != old.shares for old, new in pairwise(rows))
+    return changed, max(row.planned_s for row in rows) / best_s - 1
+
+
 def _epochs(count: float) -> str:
     return f"not within {EPOCHS}" if count > EPOCHS else f"{count:g}"
 
@@ -256,6 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "fit": fits,
         "allocation": allocation,
         "learning": learning,
+        "rest": rest,
     }
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", choices=[*parts, []])
