@@ -27,7 +27,7 @@ class TrainingConfig:
         checkpoint_keep: newest checkpoints that are kept.
         checkpoint_keep_s: age beyond which a checkpoint is not kept, unless it is the newest; ``None`` sets no limit.
         grace_s: seconds between SIGTERM and SIGKILL.
-        peer_timeout_s: silence after which a peer counts as lost.
+        peer_timeout_s: silence of a host after which its ranks count as lost.
     """
 
     epochs: int = 1

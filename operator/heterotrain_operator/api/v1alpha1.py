@@ -240,11 +240,18 @@ class ElasticPolicy(
         ),
     ),
 ):
-    """How many workers in all."""
+    """How many workers in all, and when one is given up."""
 
     min_replicas: int = Field(default=1, ge=1, le=MAX_WORKERS, description="Workers below which training waits.")
     max_replicas: int | None = Field(
         default=None, ge=1, le=MAX_WORKERS, description="Most workers; without it, the sum of the pools' maxReplicas."
+    )
+    peer_timeout_seconds: int = Field(
+        default=3,
+        ge=1,
+        le=300,
+        description="Silence of a worker's host after which the others go on without it; a process that hangs on a host that "
+        "answers is given four times as long. Raise it where the network stalls now and then.",
     )
 
 

@@ -83,6 +83,7 @@ def training_config(spec: HeteroTrainJobSpec, *, grace_s: float) -> TrainingConf
         compression=training.communication.compression,
         bucket_mib=training.communication.bucket_mib,
         grace_s=grace_s,
+        peer_timeout_s=float(spec.elastic_policy.peer_timeout_seconds),
     )
     if checkpoint is None:
         return fixed

@@ -111,7 +111,7 @@ def test_the_fixed_configuration_is_the_spec_s() -> None:
             "learningRateWarmUpSamples": 4000,
             "communication": {"backend": "gloo", "compression": "fp16", "bucketMiB": 4},
         },
-        elasticPolicy={"minReplicas": 1},
+        elasticPolicy={"minReplicas": 1, "peerTimeoutSeconds": 10},
         checkpoint={"uri": "file:///x", "everyMinutes": 2, "keep": 5, "keepHours": 1.5},
     )
     value = next(entry["value"] for entry in main_of(pod)["env"] if entry["name"] == env.CONFIG)
@@ -121,7 +121,7 @@ def test_the_fixed_configuration_is_the_spec_s() -> None:
     assert (config.backend, config.compression, config.bucket_mib) == ("gloo", "fp16", 4)
     assert (config.checkpoint_uri, config.checkpoint_every_s, config.checkpoint_keep) == ("file:///x", 120.0, 5)
     assert config.checkpoint_keep_s == 5400.0
-    assert config.grace_s == 90
+    assert (config.grace_s, config.peer_timeout_s) == (90, 10.0)
 
 
 def test_a_folder_for_the_plan_and_memory_for_shm() -> None:
