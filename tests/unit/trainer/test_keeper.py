@@ -156,7 +156,8 @@ def test_a_store_that_hangs_is_told_and_training_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Steps are committed while the first checkpoint is stuck; when the store comes back, the end is kept."""
-    monkeypatch.setattr("heterotrain.checkpoints.keeper.STUCK_S", 0.0)
+    for module in ("keeper", "schedule"):
+        monkeypatch.setattr(f"heterotrain.checkpoints.{module}.STUCK_S", 0.0)
     release, put = threading.Event(), Storage.put
 
     def hangs(self: Storage, name: str, chunks: list[memoryview]) -> Any:

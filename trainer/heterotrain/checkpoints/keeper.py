@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 
@@ -19,10 +18,11 @@ from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.config import TrainingConfig
 
 from heterotrain.checkpoints.checkpoint import CheckpointFolder, Label, new_mark
+from heterotrain.checkpoints.fresh import best_in, load_newest, place_of
 from heterotrain.checkpoints.grace import LAST_WORD_S, Outlook, must_start_now, outlook
+from heterotrain.checkpoints.schedule import STUCK_S, Schedule
 from heterotrain.checkpoints.writer import CheckpointWriter, Errand, Missing, Written, writer_among
-from heterotrain.errors import UsageError
-from heterotrain.identity import Identity, Mode
+from heterotrain.identity import Identity
 from heterotrain.membership.interface import Formed
 from heterotrain.state.training import Training
 from heterotrain.telemetry.report import Report
@@ -33,10 +33,6 @@ SHARD_FROM_BYTES = 256 * 1024 * 1024
 """Below this one rank writes faster than many can agree."""
 PREPARE_FROM_BYTES = 64 * 1024 * 1024
 """Below this the first copy takes no longer than a later one."""
-STUCK_S = 60.0
-"""A write that takes longer is told; again whenever it has taken twice as long."""
-RETRY_FRACTION = 0.1
-"""Of the interval: the pause after a failure."""
 
 
 class CheckpointKeeper:
@@ -45,16 +41,13 @@ class CheckpointKeeper:
     def __init__(self, identity: Identity, config: TrainingConfig, *, report: Report) -> None:
         self.record: Callable[[], bytes | None] = lambda: None
         """What is kept beside the newest checkpoint."""
-        self._every_s = config.checkpoint_every_s
+        self._schedule = Schedule(every_s=config.checkpoint_every_s, now_s=time.monotonic())
         self._report = report
         self._folder: CheckpointFolder | None = None
         self._writer: CheckpointWriter | None = None
-        self._due_s = time.monotonic() + self._every_s
-        self._wanted = threading.Event()
         self._whole_only = False
         self._prepared = False
         self._speed_bytes_per_s: float | None = None
-        self._stuck_s = STUCK_S
         self._last_step = -1
         self._hurried_step = -1
         if config.checkpoint_uri is not None:
@@ -71,15 +64,7 @@ class CheckpointKeeper:
         Raises:
             UsageError: the store cannot be asked.
         """
-        if self._folder is None:
-            return (-1, -1)
-        try:
-            return self._folder.newest_order()
-        except Exception as error:
-            raise UsageError(
-                f"cannot look for checkpoints in {self._folder.storage.uri}: {error}; training does not begin anew where "
-                "there may be some: check address, credentials and network"
-            ) from error
+        return (-1, -1) if self._folder is None else best_in(self._folder)
 
     def load_into(self, training: Training) -> bool:
         """Restore the newest good checkpoint; ``False`` when there is none.
@@ -87,20 +72,17 @@ class CheckpointKeeper:
         Raises:
             UsageError: there are checkpoints, but none of them can be used.
         """
-        found = self._folder.load_newest() if self._folder else None
-        if found is None:
+        step = None if self._folder is None else load_newest(self._folder, training)
+        if step is None:
             return False
-        manifest, state = found
-        training.restore(state)
-        self._last_step = manifest.step
-        _log.info("continuing from the checkpoint of step %d", manifest.step)
+        self._last_step = step
         return True
 
     # -- while training ----------------------------------------------------------------------------------------------
 
     def want(self) -> None:
         """Ask for a checkpoint at the next step boundary, whoever is the writer then."""
-        self._wanted.set()
+        self._schedule.want()
 
     def lost_a_member(self) -> None:
         """Note that parts of a checkpoint may never come."""
@@ -114,7 +96,7 @@ class CheckpointKeeper:
         self._watch(self._writer)
         self._prepare(self._writer, formed, training)
         if not self._is_writer(formed):
-            self._wanted.clear()
+            self._schedule.forget_wish()
         elif self._is_due() and not self._in_parts(formed, training):
             self._start(self._writer, training, generation=formed.roster.formation.generation)
 
@@ -256,7 +238,7 @@ class CheckpointKeeper:
     def _is_due(self) -> bool:
         if self._writer is None or self._writer.running_s is not None:
             return False
-        return self._wanted.is_set() or time.monotonic() >= self._due_s
+        return self._schedule.is_due(time.monotonic())
 
     def _in_parts(self, formed: Formed, training: Training) -> bool:
         several = len(formed.roster.plan_ranks) > 1
@@ -278,25 +260,20 @@ class CheckpointKeeper:
         self._began(writer.start(training.capture(buffers), generation=generation, step=step, record=self.record()))
 
     def _began(self, pause_s: float) -> None:
-        self._wanted.clear()
-        self._due_s = time.monotonic() + self._every_s
-        self._stuck_s = STUCK_S
+        self._schedule.began(time.monotonic())
         self._report.gauges({names.CHECKPOINT_PAUSE: pause_s})
 
     def _watch(self, writer: CheckpointWriter) -> None:
         """Tell of a write that does not end; training goes on all the same."""
         running_s = writer.running_s
-        if running_s is not None and running_s > self._stuck_s:
-            self._stuck_s *= 2
+        if running_s is not None and self._schedule.is_news(running_s):
             self._report.count(names.CHECKPOINT_FAILURES)
             _log.error("a checkpoint has been on its way for %.0f s: is its store stuck?", running_s)
 
     def _on_done(self, written: Written) -> None:
         if written.failure:
             self._report.count(names.CHECKPOINT_FAILURES)
-            self._due_s = min(self._due_s, time.monotonic() + RETRY_FRACTION * self._every_s)
-            if written.missing is not Missing.NOTHING:
-                self._due_s = time.monotonic()
+            self._schedule.failed(time.monotonic(), at_once=written.missing is not Missing.NOTHING)
             if written.missing is Missing.UNSEEN:
                 self._whole_only = True
                 _log.warning("from now on one rank writes everything: parts need a place that all workers share")
@@ -319,10 +296,3 @@ class CheckpointKeeper:
         with contextlib.suppress(Exception):  # whatever a store's library raises: then it is written once more
             return self._folder.newest_order()[1] == step
         return False
-
-
-def place_of(uri: str, identity: Identity) -> str:
-    """Return the job's own folder under the URI: two jobs that share a volume must not read each other's."""
-    if identity.mode is not Mode.OPERATED:
-        return uri
-    return f"{uri.rstrip('/')}/{identity.namespace}-{identity.job_name}-{identity.job_uid}"

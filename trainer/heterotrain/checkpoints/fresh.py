@@ -1,0 +1,49 @@
+"""What a start without any survivor takes from the store: its own folder, the best checkpoint in it, and the state."""
+
+from __future__ import annotations
+
+import logging
+
+from heterotrain.checkpoints.checkpoint import CheckpointFolder
+from heterotrain.errors import UsageError
+from heterotrain.identity import Identity, Mode
+from heterotrain.state.training import Training
+
+_log = logging.getLogger(__name__)
+
+
+def place_of(uri: str, identity: Identity) -> str:
+    """Return the job's own folder under the URI: two jobs that share a volume must not read each other's."""
+    if identity.mode is not Mode.OPERATED:
+        return uri
+    return f"{uri.rstrip('/')}/{identity.namespace}-{identity.job_name}-{identity.job_uid}"
+
+
+def best_in(folder: CheckpointFolder) -> tuple[int, int]:
+    """Return (generation, step) of the best checkpoint that can be seen, (-1, -1) for none.
+
+    Raises:
+        UsageError: the store cannot be asked.
+    """
+    try:
+        return folder.newest_order()
+    except Exception as error:
+        raise UsageError(
+            f"cannot look for checkpoints in {folder.storage.uri}: {error}; training does not begin anew where "
+            "there may be some: check address, credentials and network"
+        ) from error
+
+
+def load_newest(folder: CheckpointFolder, training: Training) -> int | None:
+    """Restore the newest good checkpoint and return its step; ``None`` when there never was one.
+
+    Raises:
+        UsageError: there are checkpoints, but none of them can be used.
+    """
+    found = folder.load_newest()
+    if found is None:
+        return None
+    manifest, state = found
+    training.restore(state)
+    _log.info("continuing from the checkpoint of step %d", manifest.step)
+    return manifest.step
