@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-from heterotrain_core.allocate.propose import propose
+from heterotrain_core.allocate.propose import KnownRates, propose
 from heterotrain_core.allocate.views import JobDemand, Offer, Pool
 from heterotrain_core.contract import metrics
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
@@ -139,32 +139,44 @@ def fits() -> None:
 
 
 def allocation() -> None:
-    """Print the time of one allocation of 200 jobs on 500 nodes, of a few kinds of jobs and of 200 different ones."""
+    """Print the time of one allocation: the first, and one more when everybody has what he was given, as in an operator."""
     print("| what | CPU | wall |")
     print("| --- | ---: | ---: |")
-    for kinds in (8, 200):
-        chance = np.random.default_rng(3)
-        names = [f"pool-{i}" for i in range(10)]
-        pools = [Pool(name=name, nodes=(1,) * 50, spot=i % 2 == 1) for i, name in enumerate(names)]
-        known = [(chance.choice(names, 3, replace=False).tolist(), members(3, chance)) for _ in range(kinds)]
-        demands = [
-            JobDemand(
-                key=f"job-{number}",
-                offers=tuple(Offer(pool=pool, max_workers=8, member=one) for pool, one in zip(*of_kind, strict=True)),
-                max_workers=8,
-                batch_samples=512,
-                communication=EXCHANGE,
-                communication_members=8,
-                remaining_samples=1e6,
-                arrived_s=float(number),
+    for jobs, kinds, nodes in ((200, 8, 500), (200, 200, 500), (1000, 8, 2000), (1000, 1000, 2000), (1000, 8, 500)):
+        pools, demands = contenders(jobs, kinds=kinds, nodes=nodes)
+        repeats = 3 if jobs < 1000 else 1  # noqa: PLR2004  # it takes long
+        first = cost(lambda p=pools, d=demands: propose(p, d), repeats=repeats)  # type: ignore[misc]  # bound now
+        known = KnownRates()
+        grants = propose(pools, demands, known=known).grants
+        running = [replace(job, current=grant.workers) for job, grant in zip(demands, grants, strict=True)]
+        again = cost(lambda p=pools, d=running, k=known: propose(p, d, known=k), repeats=3)  # type: ignore[misc]  # bound now
+        for which, took in (("first", first), ("again, nothing has changed", again)):
+            print(
+                f"| allocation, {jobs:,} jobs of {kinds:,} kinds on {nodes:,} nodes of 10 pools, {which} "
+                f"| {_ms(took.cpu_s)} | {_ms(took.wall_s)} |",
+                flush=True,
             )
-            for number, of_kind in enumerate(known[number % kinds] for number in range(200))
-        ]
-        took = cost(lambda p=pools, d=demands: propose(p, d), repeats=3)  # type: ignore[misc]  # bound now
-        print(
-            f"| allocation, 200 jobs of {kinds} kinds on 500 nodes of 10 pools | {_ms(took.cpu_s)} | {_ms(took.wall_s)} |",
-            flush=True,
+
+
+def contenders(jobs: int, *, kinds: int, nodes: int) -> tuple[list[Pool], list[JobDemand]]:
+    """Return ten pools, and jobs that may have up to eight workers in three of them each."""
+    chance = np.random.default_rng(3)
+    names = [f"pool-{i}" for i in range(10)]
+    pools = [Pool(name=name, nodes=(1,) * (nodes // 10), spot=i % 2 == 1) for i, name in enumerate(names)]
+    known = [(chance.choice(names, 3, replace=False).tolist(), members(3, chance)) for _ in range(kinds)]
+    return pools, [
+        JobDemand(
+            key=f"job-{number}",
+            offers=tuple(Offer(pool=pool, max_workers=8, member=one) for pool, one in zip(*of_kind, strict=True)),
+            max_workers=8,
+            batch_samples=512,
+            communication=EXCHANGE,
+            communication_members=8,
+            remaining_samples=1e6,
+            arrived_s=float(number),
         )
+        for number, of_kind in enumerate(known[number % kinds] for number in range(jobs))
+    ]
 
 
 def lines(seed: int) -> Scenario:

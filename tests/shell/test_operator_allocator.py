@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from heterotrain_core.allocate.propose import KnownRates
 from heterotrain_operator.decide.allocation import decide_contest
 from heterotrain_operator.decide.allotment import FREE
 from heterotrain_operator.decide.contest import Contest
@@ -133,10 +134,10 @@ async def test_a_bug_with_some_jobs_leaves_them_as_they_were_and_spoils_no_other
     bench.add_node("b", cpu="1")
     others = [bench.add_job(name, pool("b", maxReplicas=2)) for name in ("p", "q")]
 
-    def decide(contest: Contest, *, now_s: float) -> Any:
+    def decide(contest: Contest, *, now_s: float, known: KnownRates | None = None) -> Any:
         if any(bidder.job.key == one for bidder in contest.bidders):
             raise ZeroDivisionError
-        return decide_contest(contest, now_s=now_s)
+        return decide_contest(contest, now_s=now_s, known=known)
 
     monkeypatch.setattr(DECIDE, decide)
     bench.add_job("one", pool("a", maxReplicas=1), version="2")

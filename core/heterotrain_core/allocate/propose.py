@@ -7,17 +7,53 @@ from dataclasses import replace
 
 from heterotrain_core.allocate.room import Room
 from heterotrain_core.allocate.search import Candidate, Choice, exact, searched
-from heterotrain_core.allocate.value import Floats, Ints, Option, options, possible_counts, rates
+from heterotrain_core.allocate.value import Floats, Ints, Option, options, possible_counts, rates, thinned_out
 from heterotrain_core.allocate.views import Grant, JobDemand, Pool, Proposal
 
 EXACT_JOBS = 12
 _SETTLING = 5
 
-_Known = dict[str, tuple[Ints, Floats]]
-"""Options and rates by the shape of the job."""
+
+class KnownRates:
+    """Options of jobs with their rates, which take longest to find out and seldom change, from one proposal to the next."""
+
+    def __init__(self) -> None:
+        """Know nothing."""
+        self._known: dict[tuple[object, ...], tuple[Ints, Floats]] = {}
+        self._used: set[tuple[object, ...]] = set()
+
+    def __len__(self) -> int:
+        """Return of how many kinds of jobs something is known."""
+        return len(self._known)
+
+    def of(self, job: JobDemand, room: Room) -> tuple[Ints, Floats]:
+        """Return the numbers of workers from each offer that are possible, one row each, and the rate of each row.
+
+        Args:
+            job: the demand.
+            room: any; only what it holds when it is empty counts.
+        """
+        places = tuple(room.places(offer.pool, offer.size) for offer in job.offers)
+        # Jobs from one template have the same rates whatever their names, and whatever they still have to do.
+        key: tuple[object, ...] = (
+            places, job.offers, job.min_workers, job.max_workers, job.batch_samples, job.largest_batch_samples,
+            job.noise_samples, job.communication, job.communication_members, job.variation, job.objective,
+            tuple(sorted(job.current.items())) if thinned_out(job, places) else (),
+        )  # fmt: skip
+        self._used.add(key)
+        if key not in self._known:
+            counts_OP = possible_counts(job, places)
+            rate_O = rates(job, counts_OP) if len(counts_OP) else counts_OP.sum(axis=1) * 1.0
+            self._known[key] = (counts_OP, rate_O)
+        return self._known[key]
+
+    def forget_unused(self) -> None:
+        """Drop what was not asked for since the last time."""
+        self._known = {key: known for key, known in self._known.items() if key in self._used}
+        self._used.clear()
 
 
-def propose(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> Proposal:
+def propose(pools: Sequence[Pool], jobs: Sequence[JobDemand], *, known: KnownRates | None = None) -> Proposal:
     """Return the workers that each job should have.
 
     Admission goes by weight, then running before waiting, then arrival. Beyond minimums, workers go where they add most
@@ -28,16 +64,18 @@ def propose(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> Proposal:
     Args:
         pools: each name once.
         jobs: each key once; the grants come in their order.
+        known: kept by a caller that proposes again and again.
     """
     by_name = {pool.name: pool for pool in pools}
-    known: _Known = {}
+    known = KnownRates() if known is None else known
     candidates = tables(pools, jobs, known=known)
     choice = exact(candidates, pools) if len(jobs) <= EXACT_JOBS else None
     certain = choice is not None
     if choice is None:
         choice = _settled(candidates, pools, by_name, known)
+    room = Room(pools)
     grants = {
-        candidate.job.key: _grant(candidate, option, by_name, pools)
+        candidate.job.key: _grant(candidate, option, by_name, room)
         for candidate, option in zip(candidates, choice, strict=True)
     }
     return Proposal(
@@ -48,29 +86,16 @@ def propose(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> Proposal:
     )
 
 
-def tables(pools: Sequence[Pool], jobs: Sequence[JobDemand], *, known: _Known | None = None) -> list[Candidate]:
-    """Return every job with its options, in the order of admission; ``known`` keeps rates from one call to the next."""
-    by_name = {pool.name: pool for pool in pools}
+def tables(pools: Sequence[Pool], jobs: Sequence[JobDemand], *, known: KnownRates | None = None) -> list[Candidate]:
+    """Return every job with its options, in the order of admission."""
+    by_name, room = {pool.name: pool for pool in pools}, Room(pools)
     ordered = sorted(jobs, key=lambda job: (-job.weight, not any(job.current.values()), job.arrived_s, job.key))
-    rates_of = {} if known is None else known
-    return [_candidate(job, by_name, rates_of) for job in ordered]
+    rates_of = KnownRates() if known is None else known
+    return [_candidate(job, by_name, room, rates_of) for job in ordered]
 
 
-def _candidate(job: JobDemand, pools: Mapping[str, Pool], known: _Known) -> Candidate:
-    room = Room(pools.values())
-    places = tuple(room.places(offer.pool, offer.size) for offer in job.offers)
-    current = tuple(job.current.get(offer.key, 0) for offer in job.offers)
-    # Jobs from one template have the same rates whatever their names.
-    shape = (
-        places,
-        replace(job, key="", arrived_s=0.0, current={}, deadline_s=None, remaining_samples=None, pace=1.0),
-        current,
-    )
-    key = repr(shape)
-    if key not in known:
-        counts_OP = possible_counts(job, places)
-        known[key] = (counts_OP, rates(job, counts_OP) if len(counts_OP) else counts_OP.sum(axis=1) * 1.0)
-    counts_OP, rate_O = known[key]
+def _candidate(job: JobDemand, pools: Mapping[str, Pool], room: Room, known: KnownRates) -> Candidate:
+    counts_OP, rate_O = known.of(job, room)
     return Candidate(job, options(job, pools, counts_OP=counts_OP, rate_O=rate_O))
 
 
@@ -78,24 +103,34 @@ def _settled(
     candidates: Sequence[Candidate],
     pools: Sequence[Pool],
     by_name: Mapping[str, Pool],
-    known: _Known,
+    known: KnownRates,
 ) -> Choice:
     """Return a choice that the search would choose again once it is carried out."""
-    choice = searched(candidates, pools)
+    choice, room = searched(candidates, pools), Room(pools)
+    then = list(candidates)
     for _ in range(_SETTLING):
-        then = [
-            _candidate(replace(c.job, current=_workers(c.job, option)), by_name, known)
-            for c, option in zip(candidates, choice, strict=True)
-        ]
+        before, then = then, [_carried_out(c, o, by_name, room, known) for c, o in zip(then, choice, strict=True)]
+        if all(a is b for a, b in zip(before, then, strict=True)):
+            break  # everybody has it already
         again = searched(then, pools)
         same = [_counts(a) == _counts(b) for a, b in zip(again, choice, strict=True)]
         if all(same):
             break
-        tables = [{option.counts: option for option in c.options} for c in candidates]
         choice = tuple(
-            None if option is None else table[option.counts] for option, table in zip(again, tables, strict=True)
+            None if option is None else candidate.by_counts[option.counts]
+            for option, candidate in zip(again, candidates, strict=True)
         )
     return choice
+
+
+def _carried_out(
+    candidate: Candidate, option: Option | None, pools: Mapping[str, Pool], room: Room, known: KnownRates
+) -> Candidate:
+    """Return the job as it stands when it has this option."""
+    workers = _workers(candidate.job, option)
+    if workers == {key: count for key, count in candidate.job.current.items() if count}:
+        return candidate
+    return _candidate(replace(candidate.job, current=workers), pools, room, known)
 
 
 def _counts(option: Option | None) -> tuple[int, ...] | None:
@@ -108,7 +143,7 @@ def _workers(job: JobDemand, option: Option | None) -> dict[str, int]:
     return {offer.key: count for offer, count in zip(job.offers, option.counts, strict=True) if count}
 
 
-def _grant(candidate: Candidate, option: Option | None, by_name: Mapping[str, Pool], pools: Sequence[Pool]) -> Grant:
+def _grant(candidate: Candidate, option: Option | None, by_name: Mapping[str, Pool], room: Room) -> Grant:
     job = candidate.job
     now = {pool: count for pool, count in job.current.items() if count}
     workers = _workers(job, option)
@@ -120,7 +155,7 @@ def _grant(candidate: Candidate, option: Option | None, by_name: Mapping[str, Po
         spare_s=_spare_s(job, option),
         in_time=option is not None and option.in_time,
         changed=workers != now,
-        reason=_why_not(candidate, by_name, pools) if option is None else _why(candidate, option, now, workers),
+        reason=_why_not(candidate, by_name, room) if option is None else _why(candidate, option, now, workers),
     )
 
 
@@ -130,9 +165,8 @@ def _spare_s(job: JobDemand, option: Option | None) -> float | None:
     return job.deadline_s - option.needed_s
 
 
-def _why_not(candidate: Candidate, by_name: Mapping[str, Pool], pools: Sequence[Pool]) -> str:
+def _why_not(candidate: Candidate, by_name: Mapping[str, Pool], room: Room) -> str:
     job = candidate.job
-    room = Room(pools)
     places = [room.places(offer.pool, offer.size) for offer in job.offers]
     held: dict[str, int] = {}
     for place, offer in zip(places, job.offers, strict=True):
@@ -173,7 +207,7 @@ def _why(candidate: Candidate, option: Option, now: Mapping[str, int], workers: 
     speed = f"{option.rate_per_s:.4g} samples/s{late}" if measured else f"speeds are not known yet{late}"
     if not now:
         return f"starts with {what}: {speed}"
-    before = next((o for o in candidate.options if _workers(job, o) == dict(now)), None)
+    before = candidate.by_counts.get(tuple(now.get(offer.key, 0) for offer in job.offers))
     if workers == dict(now):
         best = candidate.options[0]
         if best is option:

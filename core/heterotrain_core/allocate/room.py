@@ -39,16 +39,21 @@ class Room:
 
     def fits(self, more: Mapping[tuple[str, Size], int]) -> bool:
         """Return whether these workers fit beside what is held; keys are (pool, size), counts may be negative."""
+        if len(more) == 1:
+            ((pool, size), count), *_ = more.items()
+            held = self._held.get(pool)
+            if held is not None and (not held or held.keys() == {size}):
+                return held.get(size, 0) + count <= max(0, self.places(pool, size))
         for pool in {pool for pool, _ in more}:
             if pool not in self._nodes:
                 if any(count > 0 for (name, _), count in more.items() if name == pool):
                     return False
                 continue
-            held = dict(self._held[pool])
+            holds = dict(self._held[pool])
             for (name, size), count in more.items():
                 if name == pool:
-                    held[size] = held.get(size, 0) + count
-            if not self._holds(pool, frozenset((size, count) for size, count in held.items() if count > 0)):
+                    holds[size] = holds.get(size, 0) + count
+            if not self._holds(pool, frozenset((size, count) for size, count in holds.items() if count > 0)):
                 return False
         return True
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush, nsmallest
 from operator import le
 
 from heterotrain_core.allocate.room import Room
@@ -22,6 +23,10 @@ _ROUNDS = 4
 _OTHER_WAYS = 16
 _MOST_MOVES = 1000
 """Other ways of other jobs that are tried, over all jobs, to seat some that find no room."""
+_MOST_LOOKS = 20_000
+"""Jobs that are looked at for it."""
+_TRADERS = 8
+"""In each pool the best of those who would give, and of those who would take, are looked at."""
 _NOTHING = 1e-9
 
 Choice = tuple[Option | None, ...]
@@ -34,6 +39,8 @@ class Candidate:
 
     job: JobDemand
     options: tuple[Option, ...]
+    _smallest: list[Option] = field(default_factory=list, compare=False, repr=False)
+    _by_counts: dict[tuple[int, ...], Option] = field(default_factory=dict, compare=False, repr=False)
     _needs: dict[tuple[int, ...], dict[tuple[str, Size], int]] = field(default_factory=dict, compare=False, repr=False)
 
     def need(self, option: Option | None) -> Need:
@@ -47,6 +54,20 @@ class Candidate:
                 if count:
                     found[offer.pool, offer.size] = found.get((offer.pool, offer.size), 0) + count
         return found
+
+    @property
+    def smallest(self) -> Sequence[Option]:
+        """The options with the fewest workers first, the best of as many first."""
+        if not self._smallest:
+            self._smallest.extend(sorted(self.options, key=lambda option: (sum(option.counts), -option.score)))
+        return self._smallest
+
+    @property
+    def by_counts(self) -> Mapping[tuple[int, ...], Option]:
+        """The options by their workers."""
+        if not self._by_counts:
+            self._by_counts.update((option.counts, option) for option in self.options)
+        return self._by_counts
 
     def freed(self, option: Option | None) -> dict[tuple[str, Size], int]:
         """Return the same as negative numbers: what becomes free without it."""
@@ -108,25 +129,26 @@ def _admitted(candidates: Sequence[Candidate], pools: Sequence[Pool], *, keep: b
     if keep:
         for i, candidate in enumerate(candidates):
             held = tuple(candidate.job.current.get(offer.key, 0) for offer in candidate.job.offers)
-            option = next((o for o in candidate.options if o.counts == held), None)
+            option = candidate.by_counts.get(held)
             if option is not None and room.fits(candidate.need(option)):
                 chosen[i] = option
                 room.hold(candidate.need(option))
-    moves = _MOST_MOVES
+    moves, looks = _MOST_MOVES, _MOST_LOOKS
     for i in range(len(candidates)):
-        if chosen[i] is None and not _seated(candidates, room, chosen, i):
+        if chosen[i] is None and not _seated(candidates, room, chosen, i) and looks > 0:
             moves -= _seated_by_moving_one(candidates, room, chosen, i, moves)
+            looks -= len(candidates)
     return chosen
-
-
-def _smallest(candidate: Candidate) -> list[Option]:
-    return sorted(candidate.options, key=lambda option: (option.workers, -option.score))
 
 
 def _seated(candidates: Sequence[Candidate], room: Room, chosen: list[Option | None], i: int) -> bool:
     """Give the job its smallest option that fits; return whether there is one."""
-    for option in _smallest(candidates[i]):
-        need = candidates[i].need(option)
+    candidate = candidates[i]
+    most = [room.more(offer.pool, offer.size, offer.max_workers) for offer in candidate.job.offers]
+    for option in candidate.smallest if any(most) else ():
+        if not all(map(le, option.counts, most)):
+            continue
+        need = candidate.need(option)
         if room.fits(need):
             room.hold(need)
             chosen[i] = option
@@ -150,7 +172,7 @@ def _seated_by_moving_one(
         if now is None or j == i or pools.isdisjoint(pool for pool, _ in candidates[j].need(now)):
             continue
         room.hold(candidates[j].freed(now))
-        for other in _smallest(candidates[j])[:_OTHER_WAYS]:
+        for other in candidates[j].smallest[:_OTHER_WAYS]:
             need = candidates[j].need(other)
             if moves >= most_moves or not room.fits(need):
                 continue
@@ -172,7 +194,7 @@ def _improved(candidates: Sequence[Candidate], pools: Sequence[Pool], start: Seq
     room = Room(pools)
     for candidate, option in zip(candidates, chosen, strict=True):
         room.hold(candidate.need(option))
-    tables = [{option.counts: option for option in candidate.options} for candidate in candidates]
+    tables = [candidate.by_counts for candidate in candidates]
     for _ in range(_ROUNDS):
         before = tuple(chosen)
         _grow(candidates, tables, room, chosen)
@@ -190,24 +212,22 @@ def _grow(
     chosen: list[Option | None],
 ) -> None:
     """Give one worker at a time to the job that gains most by it, per part of a node."""
-    gains: dict[int, tuple[float, Option]] = {}
-    stale = set(range(len(candidates)))
-    while True:
-        for i in stale:
-            best = _best_step(candidates[i], tables[i], room, chosen[i])
-            gains.pop(i, None)
-            if best is not None:
-                gains[i] = best
-        if not gains:
-            return
-        i = min(gains, key=lambda k: (-gains[k][0], k))
-        option = gains[i][1]
-        now = chosen[i]
-        step = _difference(candidates[i], now, option)
+    gains: list[tuple[float, int, Option]] = []
+
+    def look_at(i: int) -> None:
+        best = _best_step(candidates[i], tables[i], room, chosen[i])
+        if best is not None:
+            heappush(gains, (-best[0], i, best[1]))
+
+    for i in range(len(candidates)):
+        look_at(i)
+    while gains:
+        _, i, option = heappop(gains)
+        step = _difference(candidates[i], chosen[i], option)
         if room.fits(step):
             room.hold(step)
             chosen[i] = option
-        stale = {i}
+        look_at(i)  # what others took meanwhile may have left no room for what was best
 
 
 def _best_step(
@@ -234,7 +254,7 @@ def _answer(candidates: Sequence[Candidate], room: Room, chosen: list[Option | N
         now = chosen[i]
         room.hold(candidate.freed(now))
         most = [room.more(offer.pool, offer.size, offer.max_workers) for offer in candidate.job.offers]
-        for option in candidate.options:
+        for option in candidate.options if any(most) else ():
             if now is not None and option.score <= now.score + _NOTHING:
                 break
             if all(map(le, option.counts, most)) and room.fits(candidate.need(option)):
@@ -251,28 +271,56 @@ def _trade(
 ) -> None:
     """Move single workers from the job that misses them least to the one that gains most, pool by pool."""
     names = sorted({offer.pool for candidate in candidates for offer in candidate.job.offers})
+    trades = {name: _Trades() for name in names}
+
+    def look_at(i: int) -> None:
+        for place, offer in enumerate(candidates[i].job.offers):
+            trades[offer.pool].look_at(i, place, chosen[i], tables[i])
+
+    for i in range(len(candidates)):
+        look_at(i)
     for _ in range(4 * len(candidates) + 16):
         moved = False
         for name in names:
-            giving: list[tuple[float, int, Option]] = []
-            taking: list[tuple[float, int, Option]] = []
-            for i, candidate in enumerate(candidates):
-                now = chosen[i]
-                if now is None:
-                    continue
-                for place, offer in enumerate(candidate.job.offers):
-                    if offer.pool != name:
-                        continue
-                    for change, found in ((-1, giving), (1, taking)):
-                        counts = (*now.counts[:place], now.counts[place] + change, *now.counts[place + 1 :])
-                        option = tables[i].get(counts)
-                        if option is not None:
-                            found.append((option.score - now.score, i, option))
-            giving.sort(key=lambda x: (-x[0], x[1]))
-            taking.sort(key=lambda x: (-x[0], x[1]))
-            moved |= _swap(candidates, room, chosen, giving[:8], taking[:8])
+            # A trade concerns one pool only: where nothing has changed since none was found, there is none now.
+            if not trades[name].changed:
+                continue
+            trades[name].changed = False
+            for i in _swap(candidates, room, chosen, *trades[name].best()):
+                look_at(i)
+                moved = True
         if not moved:
             return
+
+
+@dataclass(slots=True)
+class _Trades:
+    """Who could give a worker in one pool, and who could take one: by job and offer, the change of the score."""
+
+    giving: dict[tuple[int, int], tuple[float, int, Option]] = field(default_factory=dict)
+    taking: dict[tuple[int, int], tuple[float, int, Option]] = field(default_factory=dict)
+    changed: bool = True
+
+    def look_at(self, i: int, place: int, now: Option | None, table: Mapping[tuple[int, ...], Option]) -> None:
+        """Note what a job could give or take now with the offer at this place."""
+        self.changed = True
+        for change, found in ((-1, self.giving), (1, self.taking)):
+            option = None
+            if now is not None:
+                option = table.get((*now.counts[:place], now.counts[place] + change, *now.counts[place + 1 :]))
+            if now is None or option is None:
+                found.pop((i, place), None)
+            else:
+                found[i, place] = (option.score - now.score, i, option)
+
+    def best(self) -> tuple[list[tuple[float, int, Option]], list[tuple[float, int, Option]]]:
+        """Return the best of those who give and of those who take."""
+        best = [nsmallest(_TRADERS, found.values(), key=_by_gain) for found in (self.giving, self.taking)]
+        return best[0], best[1]
+
+
+def _by_gain(trade: tuple[float, int, Option]) -> tuple[float, int]:
+    return -trade[0], trade[1]
 
 
 def _swap(
@@ -281,8 +329,8 @@ def _swap(
     chosen: list[Option | None],
     giving: Sequence[tuple[float, int, Option]],
     taking: Sequence[tuple[float, int, Option]],
-) -> bool:
-    """Carry out the first trade that helps and fits; return whether there was one."""
+) -> tuple[int, ...]:
+    """Carry out the first trade that helps and fits; return whose options it changed, nobody's where there was none."""
     for gain, taker, larger in taking:
         for loss, giver, smaller in giving:
             if giver == taker or gain + loss <= _NOTHING:
@@ -293,8 +341,8 @@ def _swap(
             if room.fits(step):
                 room.hold(step)
                 chosen[giver], chosen[taker] = smaller, larger
-                return True
-    return False
+                return giver, taker
+    return ()
 
 
 def _difference(candidate: Candidate, before: Option | None, after: Option | None) -> dict[tuple[str, Size], int]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,9 +40,8 @@ _UNKNOWN = SplitMember(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One way to serve a job.
+class Option(NamedTuple):
+    """One way to serve a job; there may be millions of them.
 
     Attributes:
         counts: workers from each offer, in the order of the offers.
@@ -100,19 +99,10 @@ def options(job: JobDemand, pools: Mapping[str, Pool], *, counts_OP: Ints, rate_
     score_O = job.weight * score_O
     order = np.lexsort((*counts_OP.T[::-1], counts_OP.sum(axis=1), -score_O))
     order = order[rate_O[order] > 0]
+    counts = map(tuple, counts_OP[order].tolist())
+    columns = (each[order].tolist() for each in (rate_O, price_O, score_O, in_time_O))
     needs = [None] * len(order) if needed_O is None else needed_O[order].tolist()
-    columns = (each[order].tolist() for each in (counts_OP, rate_O, price_O, score_O, in_time_O))
-    return tuple(
-        Option(
-            counts=tuple(counts),
-            rate_per_s=rate,
-            price_per_hour=price,
-            score=score,
-            in_time=meets,
-            needed_s=needs_s,
-        )
-        for counts, rate, price, score, meets, needs_s in zip(*columns, needs, strict=True)
-    )
+    return tuple(map(Option, counts, *columns, needs))
 
 
 def timed(job: JobDemand) -> bool:
@@ -181,7 +171,7 @@ def possible_counts(job: JobDemand, places: Sequence[int]) -> Ints:
         job: the demand.
         places: workers of the job's size that each offer's pool could hold if it were empty.
     """
-    highest = [max(0, min(o.max_workers, place, job.max_workers)) for o, place in zip(job.offers, places, strict=True)]
+    highest = _highest(job, places)
     labels = [offer.label for offer in job.offers]
     parts = {label: [i for i, each in enumerate(labels) if each == label] for label in labels}
     limits = {}
@@ -206,6 +196,15 @@ def possible_counts(job: JobDemand, places: Sequence[int]) -> Ints:
         and all(least <= sum(row[i] for i in own) <= most for own, least, most in split)
     ]
     return np.array(rows, dtype=np.int64).reshape(len(rows), len(job.offers))
+
+
+def _highest(job: JobDemand, places: Sequence[int]) -> list[int]:
+    return [max(0, min(o.max_workers, place, job.max_workers)) for o, place in zip(job.offers, places, strict=True)]
+
+
+def thinned_out(job: JobDemand, places: Sequence[int]) -> bool:
+    """Tell whether there may be too many numbers of workers to look at all of them: then what the job has counts, too."""
+    return math.prod(most + 1 for most in _highest(job, places)) > MOST_OPTIONS
 
 
 def _members(job: JobDemand) -> list[SplitMember]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from heterotrain_core.allocate.propose import propose
+from heterotrain_core.allocate.propose import KnownRates, propose
 from heterotrain_core.allocate.room import Room
 from heterotrain_core.allocate.value import timed
 from heterotrain_core.allocate.views import JobDemand, Objective, Pool, Size
@@ -32,8 +32,8 @@ long each time that it gives nothing again."""
 MOST_DOUBLINGS = 6
 
 
-def decide_contest(contest: Contest, *, now_s: float) -> dict[JobKey, Allotment]:
-    """Return what each job of a contest may have.
+def decide_contest(contest: Contest, *, now_s: float, known: KnownRates | None = None) -> dict[JobKey, Allotment]:
+    """Return what each job of a contest may have; ``known`` are rates of former decisions.
 
     Deciding again after everybody has what he was given changes nothing. What a worker waits for in vain (``DRY_S``) is
     taken as out of stock until it, or another one, finds a node there.
@@ -49,7 +49,7 @@ def decide_contest(contest: Contest, *, now_s: float) -> dict[JobKey, Allotment]
             b.job.key: Allotment(dry=b.before.dry, tries=b.before.tries, learned=learned[b.job.key])
             for b in contest.bidders
         }
-    grants = propose(question.pools, question.demands).grants
+    grants = propose(question.pools, question.demands, known=known).grants
     settlement = Settlement(contest.bidders, question.on, Room(question.pools), grants)
     return {
         bidder.job.key: replace(

@@ -120,7 +120,7 @@ def demand_of(bidder: Bidder, on: Mapping[str, Sequence[Ground]], learned: Learn
         max_workers=max(0, most_workers(spec) - fixed),
         batch_samples=training.base_batch_samples,
         largest_batch_samples=adaptive.most_samples if adaptive is not None else None,
-        noise_samples=newest.noise_scale_samples if newest is not None else None,
+        noise_samples=_coarse(newest.noise_scale_samples) if newest is not None else None,
         communication=learned.communication,
         communication_members=learned.communication_members,
         variation=learned.variation,
@@ -132,6 +132,11 @@ def demand_of(bidder: Bidder, on: Mapping[str, Sequence[Ground]], learned: Learn
         arrived_s=job.created_s,
         current=current,
     )
+
+
+def _coarse(noise_samples: float | None) -> float | None:
+    """Return the noise scale as well as it is known: other digits would have every job valued anew with each scrape."""
+    return None if noise_samples is None else float(f"{noise_samples:.2g}")
 
 
 def _promised(bidder: Bidder, pool: WorkerPool) -> int:

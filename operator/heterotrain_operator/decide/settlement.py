@@ -61,6 +61,7 @@ class Settlement:
             else:
                 self._keep(bidder, pool)
         self._lacking = {claim for bidder, _, pool in pools if self._lacks(bidder, pool, claim := bidder.claim(pool))}
+        self._narrowest = self._narrowest_lacking()
         self._quiet = not any(self._moving(bidder) for bidder in bidders)
 
     def allotment(self, bidder: Bidder, grant: Grant) -> Allotment:
@@ -129,9 +130,9 @@ class Settlement:
         stands, claim = self._stands(bidder, pool), bidder.claim(pool)
         granted = self._granted[claim]
         before_us = self._can_spare(bidder) and any(
-            other != claim and other in ground.sizes and self._breadth(other) < len(stands)
+            other != claim and breadth < len(stands)
             for ground in stands
-            for other in self._lacking
+            for breadth, other in self._narrowest[ground.name]
         )
         there = (
             min(granted[ground.name], len(bidder.placed_on(pool, ground))) if before_us else granted[ground.name]
@@ -144,6 +145,18 @@ class Settlement:
         placed = sum(worker.placed for worker in bidder.workers)
         leaving = sum(len(self._surplus(bidder, pool)) for pool in bidder.spec.worker_pools)
         return not leaving or placed - leaving >= bidder.spec.elastic_policy.min_replicas
+
+    def _narrowest_lacking(self) -> dict[str, list[tuple[int, Claim]]]:
+        """Return by ground the two claims that lack workers there and have the fewest grounds to choose from.
+
+        One of the two is another one's than whoever asks.
+        """
+        grounds = {ground.name: ground for stands in self._on.values() for on in stands.values() for ground in on}
+        found: dict[str, list[tuple[int, Claim]]] = {name: [] for name in grounds}
+        for claim in sorted(self._lacking):
+            for ground in self._on[claim.job][claim.pool]:
+                found[ground.name].append((self._breadth(claim), claim))
+        return {name: sorted(claims)[:2] for name, claims in found.items()}
 
     def _breadth(self, claim: Claim) -> int:
         return len(self._on[claim.job][claim.pool])

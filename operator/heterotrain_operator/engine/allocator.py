@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
+from heterotrain_core.allocate.propose import KnownRates
 
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.decide.allocation import decide_contest
@@ -76,6 +77,7 @@ class Allocator:
         self._clock = clock
         self._wall_clock_s = wall_clock_s
         self._known: dict[JobKey, _Known] = {}
+        self._rates = KnownRates()
         self._changed = asyncio.Event()
         self._urgent = asyncio.Event()
 
@@ -127,6 +129,7 @@ class Allocator:
             return
         for contest in found:
             await self._decide(contest)
+        self._rates.forget_unused()
         self._metrics.allocation_seconds.observe(self._clock() - started_s)
         self._metrics.limited_jobs.set(sum(known.allotment.limits is not None for known in self._known.values()))
 
@@ -134,7 +137,7 @@ class Allocator:
         keys = [bidder.job.key for bidder in contest.bidders]
         specs = {bidder.job.key: bidder.spec for bidder in contest.bidders}
         try:
-            allotments = await asyncio.to_thread(decide_contest, contest, now_s=self._wall_clock_s())
+            allotments = await asyncio.to_thread(decide_contest, contest, now_s=self._wall_clock_s(), known=self._rates)
         except Exception:
             log.exception(
                 "allocation failed by a bug: these jobs keep what they have", jobs=["/".join(k) for k in keys]

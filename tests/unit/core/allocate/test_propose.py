@@ -9,7 +9,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from heterotrain_core.allocate.propose import propose, tables
+from heterotrain_core.allocate.propose import KnownRates, propose, tables
 from heterotrain_core.allocate.risk import losses_per_s
 from heterotrain_core.allocate.room import Room
 from heterotrain_core.allocate.search import exact, rank, searched
@@ -133,6 +133,20 @@ def test_carrying_a_proposal_out_settles_it(seed: int) -> None:
     again = propose(pools, carried_out(jobs, proposal))
     assert [dict(g.workers) for g in again.grants] == [dict(g.workers) for g in proposal.grants]
     assert not any(grant.changed for grant in again.grants)
+
+
+def test_known_rates_change_nothing_and_are_forgotten_with_their_jobs() -> None:
+    """Kept from one proposal to the next they save time only, whatever the jobs have and still have to do by then."""
+    known = KnownRates()
+    for seed in range(20):
+        pools, jobs = an_instance(seed)
+        for _ in range(2):
+            proposal = propose(pools, jobs, known=known)
+            assert proposal == propose(pools, jobs)
+            jobs = [replace(job, remaining_samples=5e5) for job in carried_out(jobs, proposal)]
+        known.forget_unused()
+        kept = len(known)
+        assert 0 < kept <= 2 * len(jobs), "of this instance only"
 
 
 def jittered(jobs: list[JobDemand], rng: random.Random) -> list[JobDemand]:
