@@ -1,10 +1,11 @@
 """What a step costs beyond bare DistributedDataParallel, on equal workers; and what telemetry costs in it. Prints Markdown.
 
 Two processes with one thread each train the same model twice over: with DistributedDataParallel (gradients as bucket views,
-a DataLoader in the process) and with this trainer. Rounds of a third of a second alternate between the two in the same
-processes, so that whatever else runs on the machine hits both; the figures are medians over rounds, and the processor
-time of rank 0 (all its threads) stands beside the wall's, because a busy machine disturbs it less. Telemetry is timed
-where it happens, since half a percent is less than two runs differ.
+a DataLoader in the process) and with this trainer. A few steps of the one and of the other alternate in the same
+processes in the order ABBA, so that whatever else runs on the machine, and whatever grows or shrinks meanwhile, hits both.
+Each such block gives one ratio; the figure is the ratios' median with its 95 % interval, which holds whatever their
+distribution is. The processor time of rank 0 (all its threads) stands beside the wall's, because a busy machine
+disturbs it less. Telemetry is timed where it happens, since half a percent is less than two runs differ.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +33,8 @@ from heterotrain.telemetry.board import Board
 from machine import free_port, machine
 from prometheus_client import generate_latest
 
-ROUND_S = 0.3
+TURN_S = 0.1
+"""What a side gets at a time, at least one step: long beside a scheduler's slice, short beside what else comes and goes."""
 SAMPLES = 4096
 
 
@@ -67,10 +70,12 @@ def convolutions(channels: int) -> torch.nn.Module:
 
 CASES = (
     Case(name="MLP, 2 layers of 64", share_samples=32, make=lambda: mlp(64, 2), shape=(64,)),
-    Case(name="convolutions, 16 channels", share_samples=8, make=lambda: convolutions(16), shape=(3, 32, 32)),
+    Case(name="convolutions, 16 channels", share_samples=2, make=lambda: convolutions(16), shape=(3, 32, 32)),
+    Case(name="convolutions, 16 channels", share_samples=10, make=lambda: convolutions(16), shape=(3, 32, 32)),
     Case(name="MLP, 8 layers of 1024", share_samples=64, make=lambda: mlp(1024, 8), shape=(1024,)),
-    Case(name="convolutions, 32 channels", share_samples=32, make=lambda: convolutions(32), shape=(3, 32, 32)),
+    Case(name="convolutions, 32 channels", share_samples=40, make=lambda: convolutions(32), shape=(3, 32, 32)),
 )
+"""Steps of about 1, 5, 20, 80 and 300 milliseconds."""
 
 
 TELEMETRY = {
@@ -168,8 +173,8 @@ def seconds_of(turns: Iterator[None], steps: int) -> tuple[float, float]:
     return (time.perf_counter() - began_s) / steps, (time.process_time() - began_cpu_s) / steps
 
 
-def work(number: int, rounds: int, board: str) -> dict[str, Any]:
-    """Measure one case in this rank."""
+def work(number: int, seconds: float, board: str) -> dict[str, Any]:
+    """Measure one case in this rank, for about so many seconds."""
     torch.set_num_threads(1)
     case = CASES[number]
     world = int(os.environ["WORLD_SIZE"])
@@ -179,33 +184,41 @@ def work(number: int, rounds: int, board: str) -> dict[str, Any]:
     turns["bare"] = bare(case)
     pace_s = torch.tensor([max(seconds_of(turns[name], 5)[0] for name in turns for _ in range(2))])
     dist.all_reduce(pace_s, op=dist.ReduceOp.SUM)
-    steps = max(2, round(ROUND_S * world / float(pace_s)))
+    step_s = float(pace_s) / world
+    steps = max(1, round(TURN_S / step_s))
     found: dict[str, list[tuple[float, float]]] = {"bare": [], "ours": []}
-    for turn in range(rounds):
-        for name in ("bare", "ours") if turn % 2 == 0 else ("ours", "bare"):
-            found[name].append(seconds_of(turns[name], steps))
+    for block in range(max(8, round(seconds / (4 * steps * step_s)))):
+        first, second = ("bare", "ours") if block % 2 == 0 else ("ours", "bare")
+        parts: dict[str, list[tuple[float, float]]] = {"bare": [], "ours": []}
+        for name in (first, second, second, first):
+            parts[name].append(seconds_of(turns[name], steps))
+        for name, pair in parts.items():
+            found[name].append((sum(wall_s for wall_s, _ in pair) / 2, sum(cpu_s for _, cpu_s in pair) / 2))
     spent = Spent()
     for kind, names in TELEMETRY.items():
         for name in names:
             setattr(kind, name, spent.timed(getattr(kind, name)))
-    step_s = statistics.mean(seconds_of(turns["ours"], steps)[0] for _ in range(5))
-    telemetry_s = spent.seconds / (5 * steps)
+    timed = max(20, 10 * steps)
+    step_s = seconds_of(turns["ours"], timed)[0]
     began_s = time.perf_counter()
     for _ in range(20):
         generate_latest(job._report.registry)  # noqa: SLF001 - as above
     scrape_s = (time.perf_counter() - began_s) / 20
     elements = sum(p.numel() for p in job._training.model.parameters())  # noqa: SLF001 # type: ignore[union-attr]
-    return found | {"telemetry_s": telemetry_s, "scrape_s": scrape_s, "step_s": step_s, "elements": elements}
+    return found | {
+        "telemetry_s": spent.seconds / timed, "scrape_s": scrape_s, "step_s": step_s, "elements": elements, "steps": steps,
+    }  # fmt: skip
 
 
-def measure(number: int, rounds: int) -> dict[str, Any]:
+def measure(number: int, seconds: float) -> dict[str, Any]:
     """Start two ranks for one case; return what rank 0 measured."""
     port = free_port()
-    command = [sys.executable, __file__, "--rounds", str(rounds), "--case", str(number)]
+    command = [sys.executable, __file__, "--seconds", str(seconds), "--case", str(number)]
     with tempfile.TemporaryDirectory() as folder:
         environ = os.environ | {
             "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo",
             "FOLDER": folder, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
+            "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "68719476736",  # as in the trainer's image, for both sides
         }  # fmt: skip
         ranks = [
             subprocess.Popen(
@@ -219,42 +232,56 @@ def measure(number: int, rounds: int) -> dict[str, Any]:
     return dict(json.loads(outputs[0].splitlines()[-1]))
 
 
+def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median and the ends of its 95 % interval from order statistics, whatever the distribution.
+
+    The true median is below the k-th of n values with the probability that a fair coin shows fewer than k heads in n throws.
+    """
+    ordered, count = sorted(values), len(values)
+    below, at, chance = 0.0, 0, 0.5**count
+    while chance + below <= 0.025:  # noqa: PLR2004 - half of what is outside
+        below, at = below + chance, at + 1
+        chance = math.comb(count, at) * 0.5**count
+    lowest = max(0, at - 1)
+    return statistics.median(ordered), ordered[lowest], ordered[count - 1 - lowest]
+
+
 def beyond(found: dict[str, Any], which: int) -> str:
-    """Return the median over pairs of rounds of ours beyond the bare one's, and its quartiles."""
+    """Return by how much ours is beyond the bare one's: the median over blocks, and its interval."""
     ratios = [own[which] / bare[which] - 1 for bare, own in zip(found["bare"], found["ours"], strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    return f"{middle:+.1%} ({low:+.1%} to {high:+.1%})"
+    middle, low, high = median_interval(ratios)
+    return f"{middle:+.2%} ({low:+.2%} to {high:+.2%})"
+
+
+def median_difference_s(found: dict[str, Any]) -> float:
+    """Return the median over blocks of the wall seconds that a step takes longer."""
+    return statistics.median(own[0] - bare[0] for bare, own in zip(found["bare"], found["ours"], strict=True))
 
 
 def main() -> None:
     """Print one row for each model."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=60, help="rounds for each side (default 60)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="measure each model for so long (default 60)")
     parser.add_argument("--models", type=int, nargs="+", default=range(len(CASES)), help="which rows, from 0 (all)")
     parser.add_argument("--case", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case is not None:
-        print(json.dumps(work(arguments.case, arguments.rounds, os.environ["FOLDER"])), flush=True)
+        print(json.dumps(work(arguments.case, arguments.seconds, os.environ["FOLDER"])), flush=True)
         os._exit(0)  # the job is not finished, and its farewell would say so
     print(machine())
     heads = (
-        "model, samples a rank",
-        "parameters",
-        "bare DDP",
-        "this trainer",
-        "beyond",
-        "processor",
-        "telemetry",
-        "a scrape",
-    )
+        "model, samples a rank", "parameters", "bare DDP", "this trainer", "beyond, ms", "beyond, wall", "beyond, processor",
+        "blocks", "telemetry", "a scrape",
+    )  # fmt: skip
     print(f"\n| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
     for number in arguments.models:
         case = CASES[number]
-        found = measure(number, arguments.rounds)
+        found = measure(number, arguments.seconds)
         bare_s, ours_s = (statistics.median(wall for wall, _ in found[name]) for name in ("bare", "ours"))
         cells = (
             f"{case.name}, {case.share_samples}", f"{found['elements'] / 1e6:.2f} M", f"{bare_s * 1e3:.2f} ms",
-            f"{ours_s * 1e3:.2f} ms", beyond(found, 0), beyond(found, 1),
+            f"{ours_s * 1e3:.2f} ms", f"{median_difference_s(found) * 1e3:.2f}", beyond(found, 0), beyond(found, 1),
+            f"{len(found['bare'])} of 4 x {found['steps']}",
             f"{found['telemetry_s'] / found['step_s']:.2%}", f"{found['scrape_s'] * 1e3:.1f} ms",
         )  # fmt: skip
         print(f"| {' | '.join(cells)} |", flush=True)

@@ -23,7 +23,7 @@ from machine import machine
 
 NAMES = ("htbench0", "htbench1")
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
-CASE = 2
+CASE = 3
 """Of ``trainer_overhead.CASES``: 8.4 million parameters, 34 MB of gradients."""
 RATES = {"1gbit": 4, "200mbit": 3}
 """Rates and how many rounds each gets."""
