@@ -18,7 +18,7 @@ from heterotrain_operator.prom.queries import (
     parse_vector,
     scrape_times_of,
 )
-from heterotrain_operator.world.telemetry import MemberGauges, MemberId
+from heterotrain_operator.world.telemetry import MemberGauges, MemberId, Sustained
 
 ME = MemberId("uid-a", 0)
 POOLS = {"uid-a": "a"}
@@ -228,6 +228,29 @@ def test_rates_are_those_of_the_last_half_minute() -> None:
     assert rates.samples_per_s == pytest.approx(200, rel=0.05)
     assert rates.solo_samples_per_s[ME] == pytest.approx(100.0)
     assert rates.step_s == pytest.approx(0.44)
+
+
+def test_what_a_generation_sustains_is_counted_from_the_scrape_that_first_showed_it() -> None:
+    job = JobTelemetry()
+
+    def look(at_s: float, samples: int, generation: int) -> None:
+        gauges = [
+            row(metrics.STEP, samples),
+            row(metrics.SAMPLES_COMMITTED, samples),
+            row(metrics.PLAN_GENERATION, generation),
+        ]
+        job.take(parse_everything(gauges), {ME: at_s}, pools=POOLS)
+
+    look(1000.0, 500, 1)
+    look(1000.0 + RATE_WINDOW_S / 2, 900, 1)
+    assert job.telemetry.rates.sustained is None, "too soon to tell"
+    look(1100.0, 1500, 1)
+    look(1200.0, 2500, 1)
+    assert job.telemetry.rates.sustained == Sustained(1, 10.0)
+    look(1210.0, 3000, 2)
+    assert job.telemetry.rates.sustained is None, "other members"
+    look(1310.0, 8000, 2)
+    assert job.telemetry.rates.sustained == Sustained(2, 50.0)
 
 
 def test_no_progress_for_long_is_no_rate() -> None:
