@@ -157,6 +157,8 @@ class Reducer:
         for number, bucket in enumerate(self._buckets, 1):
             if bucket.work is not None:
                 self._group.wait(bucket.work, f"gradient bucket {number} of {len(self._buckets)}")
+                if number == len(self._buckets):
+                    bucket.done = self.timeline.now()
                 self._unpack(bucket, self._group)
         self.timing.waited = self.timeline.now()
         for bucket in self._buckets:
@@ -260,9 +262,13 @@ class Reducer:
         def note(_future: object) -> None:
             bucket.done = self.timeline.now()  # with NCCL this runs at once, in a stream that waits for the reduction
 
+        is_last = self._next == len(self._buckets)
         bucket.packed = bucket.wire.pack(bucket.flat) if bucket.wire is not None else None
         bucket.work = self._group.all_reduce(bucket.flat if bucket.packed is None else bucket.packed)
-        bucket.work.get_future().add_done_callback(note)
+        if (
+            not is_last
+        ):  # gloo's thread would have to wait for this one to let go of the interpreter; ``wait`` sees it itself
+            bucket.work.get_future().add_done_callback(note)
 
     def _unpack(self, bucket: Bucket, group: Group) -> None:
         if bucket.wire is None:
