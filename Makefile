@@ -94,7 +94,7 @@ bench-trainer: setup ## the trainer's costs on this machine, beside DDP, torch.s
 	@$(PY) deploy/bench/trainer_state.py --mb 300; echo
 	@$(PY) deploy/bench/trainer_wire.py
 
-bench-simulated: setup ## the simulated tables of docs/simulation.md, about a quarter of an hour
+bench-simulated: setup ## the simulated tables of docs/simulation.md, about twenty minutes
 	@for what in model_error spot fleet comparison; do $(PY) deploy/bench/simulated_$$what.py; echo; done
 
 .PHONY: bench-trainer bench-prediction bench-convergence bench-mathematics bench-simulated help setup lock lint format test test-unit test-distributed images cluster cluster-running cluster-down demo bench
