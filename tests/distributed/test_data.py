@@ -60,8 +60,7 @@ def test_members_and_shares_change_while_samples_are_loaded_ahead(
     operator = operate(epochs=3)
     gates = [Gate(tmp_path, step) for step in (2, 9)]
     workers = [
-        operator.start(f"w{i}", script=SCRIPT, kind=kind, workers=1, slow_s=0.02, trap=gates[i].trap)
-        for i in range(2)
+        operator.start(f"w{i}", script=SCRIPT, kind=kind, workers=1, slow_s=0.02, trap=gates[i].trap) for i in range(2)
     ]
     operator.until_ready(*workers)
     often = Boundary(kind=BoundaryKind.STEPS, every_steps=1)

@@ -164,7 +164,10 @@ class Ledger:
         return {}
 
     async def _on_status(self, message: dict[str, Any]) -> dict[str, Any]:
-        decided = self.decided.get(unpack(message["formation"]))
+        formation = unpack(message["formation"])
+        if self.standing is not None and self.standing.formation.generation == formation.generation:
+            self._broken_before(formation)  # who asks has left the one before, and could not tell us without a link
+        decided = self.decided.get(formation)
         return {"decided": list(decided) if decided is not None else None, "finished": self.finished}
 
 

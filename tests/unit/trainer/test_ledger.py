@@ -1,0 +1,40 @@
+"""A member learns that its formation is over from whoever speaks of the next one."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from heterotrain.membership.ledger import Ledger
+from heterotrain.membership.roster import FormationId
+from heterotrain.membership.standing import pack
+
+
+@pytest.mark.parametrize(
+    ("asked", "over"),
+    [
+        (FormationId(generation=2, number=0), False),
+        (FormationId(generation=2, number=1), True),
+        (FormationId(generation=2, number=2), True),
+        (FormationId(generation=3, number=1), False),
+    ],
+    ids=["its own", "the next", "one after", "another generation's"],
+)
+def test_who_asks_for_the_result_of_the_next_vote_has_left_this_formation(asked: FormationId, over: bool) -> None:
+    """Otherwise one waits for the other's arrival, and that one for the vote, for as long as both live."""
+    told: list[str] = []
+    peers: Any = SimpleNamespace(
+        identity=SimpleNamespace(worker_uid="u0", local_rank=0),
+        links=SimpleNamespace(),
+        handlers={},
+        nudge=lambda: None,
+    )
+    ledger = Ledger(peers, on_broken=told.append)
+    standing: Any = SimpleNamespace(formation=FormationId(generation=2, number=0))
+    ledger.standing = standing
+    answer = asyncio.run(peers.handlers["status"]({"formation": pack(asked)}))
+    assert answer == {"decided": None, "finished": False}
+    assert bool(told) is over
+    assert (FormationId(generation=2, number=0) in ledger.broken) is over
