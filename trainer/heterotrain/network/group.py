@@ -201,7 +201,7 @@ class Group:
         Raises:
             PeerLost: the group is broken.
         """
-        return self._post(lambda: self._control_group().send([tensor], to, 0))
+        return self._post(lambda: self._control_group().send([tensor], to, 0), is_one_way=True)
 
     def receive(self, tensor: torch.Tensor, *, source: int) -> Watched:
         """Start to receive into a contiguous CPU tensor.
@@ -209,7 +209,7 @@ class Group:
         Raises:
             PeerLost: the group is broken.
         """
-        return self._post(lambda: self._control_group().recv([tensor], source, 0))
+        return self._post(lambda: self._control_group().recv([tensor], source, 0), is_one_way=True)
 
     def wait(self, work: dist.Work | Watched | Gathering, what: str = "an exchange between ranks") -> None:
         """Wait for an operation; ``what`` names it, for those who ask where a job hangs.
@@ -249,11 +249,14 @@ class Group:
             self.cut("a connection broke")
         return self.is_cut
 
-    def _post(self, start: Callable[[], dist.Work]) -> Watched:
+    def _post(self, start: Callable[[], dist.Work], *, is_one_way: bool = False) -> Watched:
         """Start an operation of the gloo group for states."""
         self._posted = [watched for watched in self._posted if not watched.is_done]
-        self._posted.append(Watched(self._guarded(start), is_over=self._is_over, belongs_to=self._control_group()))
-        return self._posted[-1]
+        watched = Watched(
+            self._guarded(start), is_over=self._is_over, belongs_to=self._control_group(), is_one_way=is_one_way
+        )
+        self._posted.append(watched)
+        return watched
 
     def _control_group(self) -> Any:
         if self._control is None:
