@@ -92,6 +92,7 @@ bench-trainer: setup ## the trainer's costs on this machine, beside DDP, torch.s
 	@$(PY) deploy/bench/trainer_pauses.py $(if $(TORCHFT),--torchft $(TORCHFT)); echo
 	@$(PY) deploy/bench/trainer_checkpoint.py; echo
 	@$(PY) deploy/bench/trainer_state.py --mb 300; echo
+	@$(PY) deploy/bench/trainer_donors.py; echo
 	@$(PY) deploy/bench/trainer_wire.py
 
 bench-simulated: setup ## the simulated tables of docs/simulation.md, about twenty minutes

@@ -1,0 +1,152 @@
+"""How long a state takes to a joiner from one, two and three donors, each with a link of its own. Prints Markdown; needs root.
+
+Every rank lives in a network namespace with a cable to one switch; token buckets (tc tbf) on both ends of each cable limit
+what it carries each way. The joiner's own cable bounds every row; where donors' cables are as fast, one donor fills
+it. The namespaces are removed at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from machine import machine
+
+SWITCH = "htswitch"
+MOST_DONORS = 3
+PORT = 29400
+CASES = (("1gbit", "1gbit"), ("1gbit", "250mbit"))
+"""The joiner's rate and the donors'."""
+
+
+def node(rank: int) -> str:
+    """Return the name of a rank's namespace."""
+    return f"htnode{rank}"
+
+
+def address(rank: int) -> str:
+    """Return a rank's address."""
+    return f"10.213.8.{rank + 1}"
+
+
+def run(*command: str) -> None:
+    """Run a command that has to succeed.
+
+    Raises:
+        SystemExit: it did not; its own words are shown.
+    """
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+@contextlib.contextmanager
+def network(rates: list[str]) -> Iterator[None]:
+    """A switch and a node on a cable of each of these rates."""
+    names = [SWITCH, *(node(rank) for rank in range(len(rates)))]
+    try:
+        for name in names:
+            run("ip", "netns", "add", name)
+            run("ip", "-n", name, "link", "set", "lo", "up")
+        run("ip", "-n", SWITCH, "link", "add", "br0", "type", "bridge")
+        run("ip", "-n", SWITCH, "link", "set", "br0", "up")
+        for rank, rate in enumerate(rates):
+            port = f"p{rank}"
+            run("ip", "link", "add", "eth0", "netns", node(rank), "type", "veth", "peer", "name", port, "netns", SWITCH)
+            run("ip", "-n", SWITCH, "link", "set", port, "master", "br0")
+            run("ip", "-n", node(rank), "address", "add", f"{address(rank)}/24", "dev", "eth0")
+            for name, device in ((node(rank), "eth0"), (SWITCH, port)):
+                run("ip", "-n", name, "link", "set", device, "up")
+                limit = ("tbf", "rate", rate, "burst", "256kb", "latency", "50ms")
+                run("tc", "-n", name, "qdisc", "add", "dev", device, "root", *limit)
+        yield
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+def rank_main(rank: int, ranks: int, *, size_bytes: int, repeats: int) -> list[float]:
+    """Be one rank: the last one is the joiner, the others hold the state; return seconds of each time."""
+    import torch  # noqa: PLC0415 - not in the driver
+    from heterotrain.network.group import Address, Group  # noqa: PLC0415  # not in the driver
+    from heterotrain.network.rendezvous import c10d  # noqa: PLC0415  # not in the driver
+    from heterotrain.state.tensors import flatten  # noqa: PLC0415  # not in the driver
+    from heterotrain.state.transfer import Roles, exchange  # noqa: PLC0415  # not in the driver
+    from trainer_state import a_state  # noqa: PLC0415  # not in the driver
+
+    torch.set_num_threads(1)
+    store = c10d.TCPStore(address(0), PORT, ranks, rank == 0)
+    group = Group(rank=rank, world_size=ranks, address=Address(members=frozenset(), spare_ports=frozenset()))
+    group.build(connect=lambda: store, backend="gloo", own_address=address(rank))
+    state = a_state(size_bytes)
+    who = Roles(leader=0, donors=tuple(range(ranks - 1)), receivers=(ranks - 1,), fresh=False)
+    found = []
+    for _ in range(repeats):
+        group.gather_now([0.0])
+        began_s = time.perf_counter()
+        exchange(group, who, lambda: flatten(state))
+        found.append(time.perf_counter() - began_s)
+    group.gather_now([0.0])
+    group.close()
+    return found
+
+
+def measured(donors: int, *, joiner_rate: str, donor_rate: str, mb: int, repeats: int) -> list[float]:
+    """Return the joiner's seconds.
+
+    Raises:
+        SystemExit: a rank failed.
+    """
+    ranks = donors + 1
+    with network([donor_rate] * donors + [joiner_rate]):
+        processes = [
+            subprocess.Popen(
+                ["ip", "netns", "exec", node(rank), sys.executable, __file__, "--rank", str(rank), "--ranks", str(ranks),
+                 "--mb", str(mb), "--repeats", str(repeats)],
+                stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )
+            for rank in range(ranks)
+        ]  # fmt: skip
+        said = [process.communicate()[0] for process in processes]
+        if any(process.returncode for process in processes):
+            raise SystemExit(f"a rank failed: {[process.returncode for process in processes]}")
+    return list(map(float, json.loads(said[-1].splitlines()[-1])))
+
+
+def main() -> None:
+    """Measure every case and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mb", type=int, default=200, help="size of the state")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rank", type=int)
+    parser.add_argument("--ranks", type=int)
+    options = parser.parse_args()
+    if options.rank is not None:
+        found = rank_main(options.rank, options.ranks, size_bytes=options.mb * 1_000_000, repeats=options.repeats)
+        print(json.dumps(found))
+        return
+    sys.path.insert(0, str(Path(__file__).parent))
+    print(f"{machine()}\n\nA state of {options.mb} MB to one joiner, median of {options.repeats} (least to most).\n")
+    counts = range(1, MOST_DONORS + 1)
+    print(f"| joiner's link | each donor's | {' | '.join(f'{n} donor(s)' for n in counts)} |")
+    print("| --- | --- |" + " --- |" * MOST_DONORS)
+    for joiner_rate, donor_rate in CASES:
+        cells = []
+        for donors in counts:
+            found = measured(
+                donors, joiner_rate=joiner_rate, donor_rate=donor_rate, mb=options.mb, repeats=options.repeats
+            )
+            cells.append(f"{statistics.median(found):.2f} s ({min(found):.2f} to {max(found):.2f})")
+        print(f"| {joiner_rate}/s | {donor_rate}/s | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
