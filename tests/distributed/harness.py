@@ -63,7 +63,7 @@ class Zygote:
         """End the process and its workers."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(timeout=10)
+        self._process.wait(timeout=START_S)  # an interpreter with torch takes its time to end, too
         assert self._process.stdout is not None
         self._process.stdout.close()
 
