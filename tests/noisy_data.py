@@ -1,8 +1,9 @@
-"""A data set that worker processes can be sent: they have to be able to import it."""
+"""Data sets that worker processes can be sent: they have to be able to import it."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -22,3 +23,18 @@ class Noisy(torch.utils.data.Dataset[torch.Tensor]):
             raise IndexError(index)
         draws = [float(torch.rand(())), random.random(), float(np.random.rand())]  # noqa: NPY002, S311 - what is tested
         return torch.tensor([index, *draws], dtype=torch.float64)
+
+
+class Stream(torch.utils.data.IterableDataset[torch.Tensor]):
+    """Numbers in an order of each epoch, with noise; longer in later epochs."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for number in torch.randperm(self.samples + self.epoch).tolist():
+            yield torch.tensor([number, float(torch.rand(())), random.random()], dtype=torch.float64)  # noqa: S311 - what is tested

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -18,22 +16,7 @@ from heterotrain.data.streamed import Streamed
 from heterotrain.errors import UsageError
 from hypothesis import given
 from hypothesis import strategies as st
-from noisy_data import Noisy
-
-
-class Stream(torch.utils.data.IterableDataset[torch.Tensor]):
-    """Numbers in an order of each epoch, with noise; longer in later epochs."""
-
-    def __init__(self, samples: int) -> None:
-        self.samples = samples
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        for number in torch.randperm(self.samples + self.epoch).tolist():
-            yield torch.tensor([number, float(torch.rand(())), random.random()], dtype=torch.float64)  # noqa: S311 - as above
+from noisy_data import Noisy, Stream
 
 
 def opened(name: str) -> list[str]:
