@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import socket
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -33,3 +34,14 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def run(*command: str) -> None:
+    """Run a command that has to succeed.
+
+    Raises:
+        SystemExit: it did not; its own words are shown.
+    """
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}: {done.stderr.strip()}")

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from machine import machine
+from machine import machine, run
 
 SWITCH = "htswitch"
 MOST_DONORS = 3
@@ -35,17 +35,6 @@ def node(rank: int) -> str:
 def address(rank: int) -> str:
     """Return a rank's address."""
     return f"10.213.8.{rank + 1}"
-
-
-def run(*command: str) -> None:
-    """Run a command that has to succeed.
-
-    Raises:
-        SystemExit: it did not; its own words are shown.
-    """
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from machine import machine
+from machine import machine, run
 
 NAMES = ("htbench0", "htbench1")
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
@@ -28,17 +28,6 @@ CASE = 3
 RATES = {"1gbit": 4, "200mbit": 3}
 """Rates and how many rounds each gets."""
 STEPS = 3
-
-
-def run(*command: str) -> None:
-    """Run a command that has to succeed.
-
-    Raises:
-        SystemExit: it did not; its own words are shown.
-    """
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
 @contextlib.contextmanager

@@ -93,7 +93,7 @@ def forked(kind: str, folder: Path, environ: Mapping[str, str], name: str) -> in
         os.environ.update(environ)
         trainer_script.main(kind)
     except BaseException:  # noqa: BLE001 - as the interpreter does it
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]  # inside except none of them is None
     finally:
         os._exit(0)
 

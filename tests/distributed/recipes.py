@@ -184,7 +184,7 @@ def _watch_steps() -> list[dict[str, Any]]:
             "rate": step.numerics.learning_rate_scale, "numerics": before,
         })  # fmt: skip
 
-    Loop.commit = watched  # type: ignore[method-assign]
+    Loop.commit = watched  # type: ignore[method-assign]  # put around it on purpose
     return found
 
 
@@ -206,7 +206,7 @@ def _watch_buckets() -> list[dict[str, list[torch.Tensor]]]:
         wait(self)
         found[-1]["sum"] = [flat.clone() for flat in self.flats]
 
-    Reducer.arm, Reducer._launch, Reducer.wait = armed, launched, waited  # type: ignore[method-assign]
+    Reducer.arm, Reducer._launch, Reducer.wait = armed, launched, waited  # type: ignore[method-assign]  # put around it on purpose
     return found
 
 

@@ -102,6 +102,6 @@ def set_traps(trap: Trap) -> None:
         come(LAST_PLACE)
         write_final(self, *arguments)
 
-    Reducer._launch, Reducer.wait, Step.__enter__ = launched, waited, entered  # type: ignore[method-assign]
-    Election.vote, Group.build = voted, built  # type: ignore[method-assign]
-    transfer.exchange, CheckpointKeeper.write_final = exchanged, written  # type: ignore[method-assign]
+    Reducer._launch, Reducer.wait, Step.__enter__ = launched, waited, entered  # type: ignore[method-assign]  # put around it on purpose
+    Election.vote, Group.build = voted, built  # type: ignore[method-assign]  # put around it on purpose
+    transfer.exchange, CheckpointKeeper.write_final = exchanged, written  # type: ignore[method-assign]  # put around it on purpose

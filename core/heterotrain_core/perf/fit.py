@@ -162,7 +162,7 @@ def digest(observations: Sequence[Observation]) -> Digest | None:
         drift_ratio=moved[-1].ratio if moved else 1.0,
         steps_at_speed=at_speed,
         # A line needs two points; but shares that never vary show no second one, and the old line at the new speed may hold.
-        drifted=bool(moved) and len(set(x_O[since:].tolist())) < 2 and at_speed < _RELEARNED_STEPS,  # noqa: PLR2004
+        drifted=bool(moved) and len(set(x_O[since:].tolist())) < 2 and at_speed < _RELEARNED_STEPS,  # noqa: PLR2004 - two points make a line
     )
 
 

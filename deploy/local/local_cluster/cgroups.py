@@ -78,12 +78,3 @@ def _remove(folder: Path) -> None:
         wait_until(is_gone, f"{folder} to be empty", timeout_s=10, every_s=0.01)
     except Problem as error:
         raise Problem(f"{folder} still holds processes: {(folder / 'cgroup.procs').read_text().split()}") from error
-
-
-def stray_processes() -> list[int]:
-    """Return the processes that still live on the branch."""
-    found: set[int] = set()
-    for top in hierarchies():
-        for path in (top / BRANCH).rglob("cgroup.procs"):
-            found.update(int(pid) for pid in path.read_text().split())
-    return sorted(found)

@@ -15,15 +15,15 @@ class KubeError(Exception):
     """A call to the API server did not succeed; the text is the server's own message where there is one."""
 
 
-class NotFound(KubeError):  # noqa: N818  # reads like what it says, as all of these do
+class NotFound(KubeError):  # noqa: N818 - reads like what it says
     """The object is not there."""
 
 
-class Conflict(KubeError):  # noqa: N818
+class Conflict(KubeError):  # noqa: N818 - reads like what it says
     """Somebody changed the object meanwhile, or it exists already."""
 
 
-class Refused(KubeError):  # noqa: N818
+class Refused(KubeError):  # noqa: N818 - reads like what it says
     """The API server says no. ``status_code`` is 400, 401, 403, 405, 413 or 422."""
 
     def __init__(self, message: str, *, status_code: int) -> None:
@@ -31,7 +31,7 @@ class Refused(KubeError):  # noqa: N818
         self.status_code = status_code
 
 
-class Throttled(KubeError):  # noqa: N818
+class Throttled(KubeError):  # noqa: N818 - reads like what it says
     """The API server asks us to wait."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
@@ -39,5 +39,5 @@ class Throttled(KubeError):  # noqa: N818
         self.retry_after_s = retry_after_s
 
 
-class Unavailable(KubeError):  # noqa: N818
+class Unavailable(KubeError):  # noqa: N818 - reads like what it says
     """The API server can't be reached, fails, or does not answer in time."""
