@@ -82,6 +82,7 @@ def scenario_of(document: Any, *, name: str, where: str) -> Comparison:
         bucket_bytes=float(document.get("bucketMiB", 25)) * MIB,
         noise=Noise(
             variation=float(noise.get("variation", 0.03)),
+            correlation=float(noise.get("correlation", 0)),
             hiccup_probability=float(noise.get("hiccupProbability", 0)),
             hiccup_ratio=float(noise.get("hiccupRatio", 3)),
         ),

@@ -89,6 +89,7 @@ class _Run:
     workers: list[Worker] = field(default_factory=list)
     prices: dict[str, float] = field(default_factory=dict)
     born: dict[str, int] = field(default_factory=dict)
+    luck: dict[str, float] = field(default_factory=dict)
     events: list[_Event] = field(default_factory=list)
     orders: Orders | None = None
     stretch: _Stretch = field(default_factory=lambda: _Stretch(from_s=0.0, epoch=0))
@@ -180,12 +181,15 @@ class _Run:
         cut_s = min(event.at_s, limit_s) if event is not None and event.lost else limit_s
         until_s = min(self.scraped_s + scrape_s, event.at_s if event is not None else math.inf)
         times = [self.world.times(w.gpu, share) for w, share in zip(self.workers, shares, strict=True)]
-        factor_NW = self.world.factors(self.workers, self.now_s, most, self.chance)
+        before_W = np.array([self.luck.get(worker.name, math.nan) for worker in self.workers])
+        luck_NW = self.world.luck(before_W, most, self.chance)
+        factor_NW = self.world.factors(self.workers, luck_NW, self.now_s, self.chance)
         finish_N = self.world.steps_s(times, factor_NW)
         ends_N = self.now_s + np.cumsum(finish_N)
         whole = int(np.searchsorted(ends_N, cut_s, side="right"))
         count = min(whole, int(np.searchsorted(ends_N, until_s, side="left")) + 1)
         if count:
+            self.luck.update(zip((worker.name for worker in self.workers), luck_NW[count - 1].tolist(), strict=True))
             self._commit(shares, factor_NW[:count], finish_N[:count], is_probe=is_probe)
         if count == whole < most:
             self._cut_off(cut_s, lost=event is not None and cut_s == event.at_s)

@@ -31,11 +31,14 @@ class Noise:
 
     Attributes:
         variation: standard deviation relative to the mean, log-normal.
+        correlation: of the logarithm of a step's time with that of the step before, in [0, 1): what slowed a step goes on for
+            about ``1 / (1 - correlation)`` steps (other work on the node, quotas, clocks).
         hiccup_probability: chance that a step takes ``hiccup_ratio`` times as long on one rank.
         hiccup_ratio: see there.
     """
 
     variation: float = 0.03
+    correlation: float = 0.0
     hiccup_probability: float = 0.0
     hiccup_ratio: float = 3.0
 
@@ -154,6 +157,8 @@ def problems(scenario: Scenario) -> tuple[str, ...]:
     )
     if scenario.adaptive and not scenario.workload.noise:
         found.append(f"no noise scale was published for {scenario.workload.name}, so its batch cannot be adapted")
+    if not 0 <= scenario.noise.correlation < 1:
+        found.append(f"the noise's correlation has to be at least 0 and below 1, not {scenario.noise.correlation:g}")
     if scenario.batch_samples < 1:
         found.append("the global batch has to be at least 1 sample")
     return tuple(found)

@@ -104,13 +104,31 @@ class World:
                 ratio *= slow.ratio
         return ratio
 
-    def factors(self, workers: Sequence[Worker], at_s: float, steps: int, chance: np.random.Generator) -> Floats:
+    def luck(self, before_W: Floats, steps: int, chance: np.random.Generator) -> Floats:
+        """Return each rank's luck in each step, ``_NW``: standard normal, each step's correlated with the one before.
+
+        Args:
+            before_W: luck in the step before; NaN for a rank that has made none.
+            steps: how many.
+            chance: of the draws.
+        """
+        drawn_NW = chance.standard_normal((steps, len(before_W)))
+        correlation = self.scenario.noise.correlation
+        if correlation <= 0:
+            return drawn_NW
+        fresh = math.sqrt(1 - correlation**2)
+        for step in range(steps):
+            followed_W = correlation * before_W + fresh * drawn_NW[step]
+            drawn_NW[step] = before_W = np.where(np.isnan(before_W), drawn_NW[step], followed_W)
+        return drawn_NW
+
+    def factors(self, workers: Sequence[Worker], luck_NW: Floats, at_s: float, chance: np.random.Generator) -> Floats:
         """Return by what each rank's compute time is multiplied in each step, ``_NW``, of mean 1 without slowdowns."""
         noise: Noise = self.scenario.noise
         sigma = math.sqrt(math.log1p(noise.variation**2))
-        factor_NW: Floats = np.exp(sigma * chance.standard_normal((steps, len(workers))) - sigma**2 / 2)
+        factor_NW: Floats = np.exp(sigma * luck_NW - sigma**2 / 2)
         if noise.hiccup_probability > 0:
-            hit_NW = chance.random((steps, len(workers))) < noise.hiccup_probability
+            hit_NW = chance.random(luck_NW.shape) < noise.hiccup_probability
             factor_NW = np.where(hit_NW, noise.hiccup_ratio * factor_NW, factor_NW)
         slow_W = np.array([self.slowdown(worker, at_s) for worker in workers])
         slowed_NW: Floats = factor_NW * slow_W

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 from heterotrain_core.simulate.baselines import Even, Proportional
 from heterotrain_core.simulate.buckets import Network
@@ -244,3 +245,21 @@ def test_scenarios_that_contradict_themselves_are_refused() -> None:
         simulate(a_scenario(slowdowns=(Slowdown(pool="y", from_s=0, until_s=1, ratio=2),)), Even(), seed=1)
     with pytest.raises(ValueError, match="never ends"):
         simulate(a_scenario(workload=a_workload(target_steps=0.0), end_epochs=0), Even(), seed=1)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.8])
+def test_a_worker_s_luck_goes_on_as_long_as_the_scenario_says(correlation: float) -> None:
+    """However many steps are drawn at once: moments and the correlation at two distances are those of the process."""
+    world = World(a_scenario(noise=Noise(variation=0.1, correlation=correlation)))
+    chance, drawn, before_W = np.random.default_rng(2), [], np.full(4, np.nan)
+    for steps in (1, 7, 500) * 40:
+        drawn.append(world.luck(before_W, steps, chance))
+        before_W = drawn[-1][-1]
+    luck_NW = np.concatenate(drawn)
+    assert float(luck_NW.mean()) == pytest.approx(0.0, abs=0.05)
+    assert float(luck_NW.var()) == pytest.approx(1.0, abs=0.05)
+    for apart in (1, 3):
+        found = float((luck_NW[apart:] * luck_NW[:-apart]).mean())
+        assert found == pytest.approx(correlation**apart, abs=0.03)
+    between = np.corrcoef(luck_NW.T) - np.eye(4)
+    assert float(np.abs(between).max()) < 0.05
