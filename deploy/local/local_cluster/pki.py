@@ -97,7 +97,7 @@ def kubeconfig(folder: Path, client: str, topology: Topology) -> str:
         "clusters": [{
             "name": topology.name,
             "cluster": {
-                "server": f"https://{topology.control_plane.address}:6443",
+                "server": topology.api_server,
                 "certificate-authority-data": data("ca.crt"),
             },
         }],

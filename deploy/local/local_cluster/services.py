@@ -62,7 +62,7 @@ def of(node: Node, topology: Topology, *, machine: Machine, programs: Path, pki:
         "kube-proxy": [f"{programs}/kube-proxy", "--config=/run/heterotrain/kube-proxy.yaml", f"--hostname-override={node.name}"],
     }  # fmt: skip
     if node.is_control_plane:
-        services = _control_plane(node, topology, programs=programs, pki=pki) | services
+        services = control_plane(node, topology, programs=programs, pki=pki) | services
     files = {
         "/run/heterotrain/containerd.toml": _containerd(machine),
         "/run/heterotrain/kubelet.yaml": json.dumps(_kubelet(topology, machine=machine, pki=pki, cgroup=cgroup)),
@@ -73,8 +73,8 @@ def of(node: Node, topology: Topology, *, machine: Machine, programs: Path, pki:
     return Setup(services=services, files=files, sysctls={"net/ipv4/ip_forward": "1"})
 
 
-def _control_plane(node: Node, topology: Topology, *, programs: Path, pki: Path) -> dict[str, list[str]]:
-    api = f"https://{node.address}:6443"
+def control_plane(node: Node, topology: Topology, *, programs: Path, pki: Path) -> dict[str, list[str]]:
+    """Return the command lines of what runs once in a cluster."""
     # One controller manager and one scheduler: nobody to elect. The default client limits would hold up a thousand pods.
     single = ["--leader-elect=false", "--kube-api-qps=500", "--kube-api-burst=1000"]
 
@@ -98,12 +98,12 @@ def _control_plane(node: Node, topology: Topology, *, programs: Path, pki: Path)
             "--enable-aggregator-routing=true", "--profiling=false",
         ],
         "kube-controller-manager": [
-            f"{programs}/kube-controller-manager", f"--master={api}", *client("controller-manager"), *single,
+            f"{programs}/kube-controller-manager", f"--master={topology.api_server}", *client("controller-manager"), *single,
             f"--service-account-private-key-file={pki}/service-account.key", f"--root-ca-file={pki}/ca.crt",
             f"--cluster-signing-cert-file={pki}/ca.crt", f"--cluster-signing-key-file={pki}/ca.key",
             "--use-service-account-credentials=true", "--profiling=false",
         ],
-        "kube-scheduler": [f"{programs}/kube-scheduler", f"--master={api}", *client("scheduler"), *single, "--profiling=false"],
+        "kube-scheduler": [f"{programs}/kube-scheduler", f"--master={topology.api_server}", *client("scheduler"), *single, "--profiling=false"],
     }  # fmt: skip
 
 

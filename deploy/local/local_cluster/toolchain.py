@@ -64,6 +64,8 @@ PROGRAMS = (
     ),
     Program(name="helm", source="helm.sh/helm/v3/cmd/helm@v3.22.0"),
 )
+SIMULATOR = Program(name="kwok", source=places.LOCAL / "kwok", package="sigs.k8s.io/kwok/cmd/kwok")
+"""Plays kubelets; built only where it is asked for."""
 
 
 def install_packages() -> None:
@@ -83,11 +85,11 @@ def install_packages() -> None:
         run("apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing, environment=quiet, timeout_s=900)
 
 
-def build_programs() -> None:
+def build_programs(*also: Program) -> None:
     """Compile what has changed since it was compiled last; a second run does nothing."""
     missing = [
         program
-        for program in PROGRAMS
+        for program in (*PROGRAMS, *also)
         if not (places.programs() / program.name).exists() or _mark(program) != _inputs(program)
     ]
     if not missing:

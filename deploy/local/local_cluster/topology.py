@@ -65,6 +65,12 @@ class Topology:
     service_subnet: str
     nodes: tuple[Node, ...]
     kubelet: Mapping[str, Any]
+    api_port: int = 6443
+
+    @property
+    def api_server(self) -> str:
+        """Where the API server listens."""
+        return f"https://{self.control_plane.address}:{self.api_port}"
 
     @property
     def control_plane(self) -> Node:
