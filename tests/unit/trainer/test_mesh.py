@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import random
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -11,7 +13,9 @@ from typing import Any
 
 import pytest
 from heterotrain.errors import UsageError
-from heterotrain.network.mesh import Mesh, connect, gloo_address, packed, unpacked
+from heterotrain.network.calls import connect, gloo_address
+from heterotrain.network.exchange import HEAD, Cargo
+from heterotrain.network.mesh import Mesh, packed, unpacked
 from heterotrain.network.sockets import address_of, interface_of
 
 
@@ -117,6 +121,75 @@ def test_ranks_that_exchange_different_things_are_told_so() -> None:
         second.gather(packed([1.0]))
         with pytest.raises(UsageError, match=r"rank 1 exchanges 8 bytes where this rank exchanges 16: .* same model"):
             collected(first, packed([1.0, 2.0]))
+
+
+def test_cargo_lies_in_its_place_whoever_sends_to_whom() -> None:
+    """Rounds of random loads between four ranks, in views of random lengths, more than any connection's buffer holds."""
+    chance, ranks = random.Random(3), 4  # noqa: S311 - seeded
+
+    def cuts(data: bytearray) -> Cargo:
+        places = sorted(chance.randrange(len(data) + 1) for _ in range(chance.randrange(20)))
+        edges = [0, *places, len(data)]
+        return Cargo(len(data), [memoryview(data)[a:b] for a, b in itertools.pairwise(edges)])  # some of them empty
+
+    with meshes(ranks) as found:
+        for _round in range(5):
+            pairs = [(a, b) for a in range(ranks) for b in range(ranks) if a != b and chance.random() < 0.6]
+            loads = {pair: bytearray(chance.randbytes(chance.choice([1, 1000, 5_000_000]))) for pair in pairs}
+            boxes = {pair: bytearray(len(load)) for pair, load in loads.items()}
+            sent = {pair: cuts(load) for pair, load in loads.items()}
+            taken = {pair: cuts(box) for pair, box in boxes.items()}
+
+            def one(rank: int) -> None:
+                found[rank].move(
+                    outgoing={b: cargo for (a, b), cargo in sent.items() if a == rank},  # noqa: B023 - used up here
+                    incoming={a: cargo for (a, b), cargo in taken.items() if b == rank},  # noqa: B023 - used up here
+                ).wait()
+
+            together(ranks, one)
+            assert boxes == loads
+
+
+@pytest.mark.parametrize("number", [15, 16, 17, 32])
+def test_a_load_that_ends_where_others_get_their_turn_is_over(number: int) -> None:
+    """As many views as reads at a time, one fewer and one more: nobody waits for what is there already."""
+    with meshes(2, limit_s=5) as (first, second):
+        views = [memoryview(bytes([i]) * 3) for i in range(number)]
+        boxes = [bytearray(3) for _ in range(number)]
+        sending = first.move(outgoing={1: Cargo(3 * number, views)}, incoming={})
+        sending.wait()
+        second.move(outgoing={}, incoming={0: Cargo(3 * number, map(memoryview, boxes))}).wait()
+        assert [bytes(box) for box in boxes] == views
+
+
+def test_memory_is_asked_for_when_its_turn_comes() -> None:
+    """A state on a device is copied piece by piece, not all at once."""
+    asked = 0
+
+    def views() -> Iterator[memoryview]:
+        nonlocal asked
+        for _ in range(100):
+            asked += 1
+            yield memoryview(bytes(1_000_000))
+
+    with meshes(2) as (first, second):
+        sending = first.move(outgoing={1: Cargo(100_000_000, views())}, incoming={})
+        assert asked < 50  # what fits into two buffers; the rest waits for a reader
+        box = bytearray(100_000_000)
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(sending.wait)
+            second.move(outgoing={}, incoming={0: Cargo(len(box), [memoryview(box)])}).wait()
+            done.result(30)
+        assert asked == 100
+
+
+def test_loads_of_different_length_are_told_so() -> None:
+    """A receiver whose model is another one says so instead of taking a part, or waiting for more."""
+    with meshes(2) as (first, second):
+        first.move(outgoing={1: Cargo(3, [memoryview(b"abc")])}, incoming={})
+        with pytest.raises(UsageError, match="rank 0 exchanges 3 bytes where this rank exchanges 4"):
+            second.move(outgoing={}, incoming={0: Cargo(4, [memoryview(bytearray(4))])}).wait()
+    assert HEAD.unpack(HEAD.pack(1, 2**40))[1] == 2**40  # a state of more than 4 GB
 
 
 def test_strangers_at_the_door_are_sent_away() -> None:

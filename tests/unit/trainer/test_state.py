@@ -10,6 +10,7 @@ import pytest
 import torch
 from heterotrain.errors import UsageError
 from heterotrain.state.parts import byte_view, cut, pack, sizes_bytes
+from heterotrain.state.routes import rounds
 from heterotrain.state.tensors import Flat, empty_like_skeleton, flatten, unflatten
 from heterotrain.state.training import Training
 from heterotrain.state.transfer import Holding, roles
@@ -136,3 +137,33 @@ def test_who_gives_and_who_takes(
     """The newest state wins, then the best checkpoint, then the lowest rank."""
     who = roles([Holding(steps=a, evaluated=b, checkpoint_generation=c, checkpoint_step=d) for a, b, c, d in holdings])
     assert (who.leader, who.donors, who.receivers, who.fresh) == (leader, donors, receivers, fresh)
+
+
+@given(
+    total=st.integers(0, 60), donors=st.integers(1, 5), receivers=st.integers(0, 6), seed=st.integers(0, 9)
+)  # fmt: skip
+def test_every_byte_reaches_every_receiver_and_no_link_carries_too_much(
+    total: int, donors: int, receivers: int, seed: int
+) -> None:
+    """Played as sets of bytes: nobody sends what it does not hold yet, nor gets what it has; and no link is overloaded."""
+    ranks = list(np.random.default_rng(seed).permutation(donors + receivers).tolist())
+    giving, taking = ranks[:donors], ranks[donors:]
+    holds = {rank: set(range(total)) if rank in giving else set() for rank in ranks}
+    sent, got = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)
+    for routes in rounds(total, donors=giving, receivers=taking):
+        before = {rank: set(held) for rank, held in holds.items()}
+        assert len({(route.source, route.to) for route in routes}) == len(routes)
+        for route in routes:
+            load = set(range(route.start, route.stop))
+            assert load
+            assert load <= before[route.source]
+            assert not load & holds[route.to]
+            holds[route.to] |= load
+            sent[route.source] += len(load)
+            got[route.to] += len(load)
+    assert all(held == set(range(total)) for held in holds.values())
+    assert all(got[rank] == total for rank in taking)
+    slack = max(1, receivers)  # bytes cannot be divided
+    assert all(sent[rank] <= total * max(1, min(1.0, receivers / donors)) + slack for rank in ranks)
+    if receivers > donors:
+        assert all(sent[rank] <= total / donors + slack for rank in giving)

@@ -36,7 +36,7 @@ def agreed_plan(group: Group, decision: Verdict, mine: Held, *, job_uid: str) ->
     if decision.everybody_holds:
         return mine
     text = mine.text.encode() if group.rank == decision.holder else None
-    received = group.broadcast_bytes(text, size=decision.plan_bytes, source=decision.holder).decode()
+    received = group.broadcast_bytes(text, size_bytes=decision.plan_bytes, source=decision.holder).decode()
     plan = decode_plan(received, job_uid=job_uid)
     if isinstance(plan, Refused):
         raise UsageError(f"a peer sent a plan that this rank refuses: {plan.reason}")

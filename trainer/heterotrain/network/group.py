@@ -1,4 +1,4 @@
-"""The connections of one formation: a group for gradients, a gloo group for states, a mesh for the control vector.
+"""The connections of one formation: a group for gradients, and a mesh for all that ranks tell each other themselves.
 
 A formation gets fresh groups on a fresh store. ``cut`` may be called from any thread at any time and makes every waiting
 operation fail; ``close`` belongs to the training thread.
@@ -6,30 +6,27 @@ operation fail; ``close`` belongs to the training thread.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from heterotrain.errors import PeerLost
-from heterotrain.network.mesh import Gathering, Mesh, packed, unpacked
-from heterotrain.network.rendezvous import COLLECTIVE_S, Connections, Dial, HostedStore, c10d, sentence
+from heterotrain.network.default_group import abort_nccl, publish, withdraw
+from heterotrain.network.exchange import Cargo, Exchange, Gathering
+from heterotrain.network.mesh import Mesh, packed, unpacked
+from heterotrain.network.rendezvous import Dial, HostedStore, c10d, sentence
 from heterotrain.network.sockets import OpenSocket, cut, interface_of, open_sockets, with_a_peer
 from heterotrain.network.watched import Watched
 
 _log = logging.getLogger(__name__)
 _Work = TypeVar("_Work")
-
-BACKEND = "heterotrain"
-"""The name under which torch knows our gloo group for gradients, so that scripts can use torch.distributed as usual."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +64,8 @@ class Group:
         self._lock = threading.Lock()
         self._cut = ""
         self._backend = ""
-        self._control: Any = None
         self._mesh: Mesh | None = None
         self._peered: frozenset[OpenSocket] = frozenset()
-        self._posted: list[Watched] = []
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -96,8 +91,8 @@ class Group:
         self.check()
         dial = Dial(lambda: store or connect(), rank=self.rank, world_size=self.world_size, address=own_address)
         connections = dial.result(self.check)
-        self._store, self._control, self._mesh = connections.store, connections.control, connections.mesh
-        _publish(connections, backend=backend, rank=self.rank, world_size=self.world_size)
+        self._store, self._mesh = connections.store, connections.mesh
+        publish(connections, backend=backend, rank=self.rank, world_size=self.world_size)
         with self._lock:
             self._own = open_sockets() - self._before
         self._peered = with_a_peer(self._own)
@@ -109,7 +104,7 @@ class Group:
             first, self._cut = not self._cut, self._cut or reason
             candidates = self._own if self._own is not None else open_sockets() - self._before
         if first and self._backend == "nccl":
-            _abort_nccl()
+            abort_nccl()
         # The store on this rank's own host is reached through the loopback interface.
         addresses = self._address.members | {"127.0.0.1", "::1"}
         count = cut(candidates, addresses=addresses, spare_ports=self._address.spare_ports)
@@ -134,13 +129,9 @@ class Group:
 
     def close(self) -> None:
         """Drop the groups; waits for their threads, so it comes after ``cut`` or after the last operation."""
-        settle(self._posted)
-        self._control = None
         if self._mesh is not None:
             self._mesh.close()
-        if dist.is_initialized():
-            with contextlib.suppress(RuntimeError, ValueError):
-                dist.destroy_process_group()
+        withdraw()
         self._store = None
 
     # -- operations --------------------------------------------------------------------------------------------------
@@ -152,7 +143,9 @@ class Group:
             PeerLost: the group is broken.
         """
         # The same as dist.all_reduce, without its looking for what is never there.
-        work: dist.Work = self._guarded(lambda: c10d.group.WORLD.allreduce([flat], c10d.AllreduceOptions()))
+        work: dist.Work = self._guarded(
+            lambda: c10d.group.WORLD.allreduce([flat], c10d.AllreduceOptions()), RuntimeError
+        )  # fmt: skip
         return work
 
     def gather(self, data: bytes) -> Gathering:
@@ -161,7 +154,7 @@ class Group:
         Raises:
             PeerLost: the group is broken.
         """
-        return self._guarded(lambda: self._must_mesh().gather(data))
+        return self._guarded(lambda: self._must_mesh().gather(data), OSError)
 
     def gather_now(self, values: Sequence[float]) -> list[list[float]]:
         """Return every rank's values, by rank.
@@ -173,56 +166,50 @@ class Group:
         self.wait(gathering, "numbers of every rank")
         return [unpacked(row) for row in gathering.rows]
 
-    def broadcast_bytes(self, data: bytes | None, *, size: int, source: int) -> bytes:
-        """Return the bytes that rank ``source`` holds.
+    def broadcast_bytes(self, data: bytes | None, *, size_bytes: int, source: int) -> bytes:
+        """Return the ``size_bytes`` bytes that rank ``source`` holds; ``data`` is read there only.
 
         Raises:
             PeerLost: the group is broken.
         """
-        buffer = torch.frombuffer(bytearray(data or bytes(size)), dtype=torch.uint8)
-        self.broadcast(buffer, source=source)
-        return buffer.numpy().tobytes()
+        outgoing, incoming, got = {}, {}, bytearray(size_bytes)
+        if self.rank == source:
+            got[:] = data or b""
+            others = (rank for rank in range(self.world_size) if rank != source)
+            outgoing = {rank: Cargo(size_bytes, [memoryview(got)]) for rank in others}
+        else:
+            incoming = {source: Cargo(size_bytes, [memoryview(got)])}
+        self.move(outgoing, incoming, f"what rank {source} sends to all")
+        return bytes(got)
 
-    def broadcast(self, tensor: torch.Tensor, *, source: int) -> None:
-        """Overwrite a contiguous CPU tensor by that of rank ``source``.
+    def move(self, outgoing: Mapping[int, Cargo], incoming: Mapping[int, Cargo], what: str) -> None:
+        """Send to some ranks and fill memory from others; every rank calls this at the same point.
 
-        Raises:
-            PeerLost: the group is broken.
-        """
-        options = c10d.BroadcastOptions()
-        options.rootRank = source
-        options.rootTensor = 0
-        work = self._post(lambda: self._control_group().broadcast([tensor], options))
-        self.wait(work, f"what rank {source} sends to all")
-
-    def send(self, tensor: torch.Tensor, *, to: int) -> Watched:
-        """Start to send a contiguous CPU tensor.
-
-        Raises:
-            PeerLost: the group is broken.
-        """
-        return self._post(lambda: self._control_group().send([tensor], to, 0), is_one_way=True)
-
-    def receive(self, tensor: torch.Tensor, *, source: int) -> Watched:
-        """Start to receive into a contiguous CPU tensor.
+        Args:
+            outgoing: what goes to which rank.
+            incoming: what comes from which rank: as many bytes as that one sends.
+            what: names it, for those who ask where a job hangs.
 
         Raises:
             PeerLost: the group is broken.
         """
-        return self._post(lambda: self._control_group().recv([tensor], source, 0), is_one_way=True)
+        start = self._must_mesh().move
+        self.wait(self._guarded(lambda: start(outgoing=outgoing, incoming=incoming), OSError), what)
 
-    def wait(self, work: dist.Work | Watched | Gathering, what: str = "an exchange between ranks") -> None:
+    def wait(self, work: dist.Work | Exchange, what: str = "an exchange between ranks") -> None:
         """Wait for an operation; ``what`` names it, for those who ask where a job hangs.
 
         Raises:
             PeerLost: the group is broken.
         """
+        waited: Any = work
+        broken: type[Exception] = RuntimeError if isinstance(work, dist.Work) else OSError
         if isinstance(work, dist.Work) and self._backend != "nccl":  # NCCL's can be aborted, and waits on the device
-            work = Watched(work, is_over=self._is_over)
+            waited = Watched(work, is_over=self._is_over)
         self.waiting = Waiting(what, time.monotonic())
         try:
-            work.wait()
-        except (RuntimeError, OSError) as error:
+            waited.wait()
+        except broken as error:
             raise PeerLost(self._cut or sentence(error)) from error
         finally:
             self.waiting = None
@@ -249,62 +236,15 @@ class Group:
             self.cut("a connection broke")
         return self.is_cut
 
-    def _post(self, start: Callable[[], dist.Work], *, is_one_way: bool = False) -> Watched:
-        """Start an operation of the gloo group for states."""
-        self._posted = [watched for watched in self._posted if not watched.is_done]
-        watched = Watched(
-            self._guarded(start), is_over=self._is_over, belongs_to=self._control_group(), is_one_way=is_one_way
-        )
-        self._posted.append(watched)
-        return watched
-
-    def _control_group(self) -> Any:
-        if self._control is None:
-            raise PeerLost("the group is closed")
-        return self._control
-
     def _must_mesh(self) -> Mesh:
         if self._mesh is None:
             raise PeerLost("the group is closed")
         return self._mesh
 
-    def _guarded(self, start: Callable[[], _Work]) -> _Work:
+    def _guarded(self, start: Callable[[], _Work], broken: type[Exception]) -> _Work:
+        """Start an operation that raises ``broken`` when a connection is; any other error is the caller's own."""
         self.check()
         try:
             return start()
-        except (RuntimeError, OSError) as error:
+        except broken as error:
             raise PeerLost(self._cut or sentence(error)) from error
-
-
-def _publish(connections: Connections, *, backend: str, rank: int, world_size: int) -> None:
-    """Make the connections torch's default group; nothing is exchanged, since gloo's are there and NCCL's come later."""
-    _MADE.append(connections.gradients)
-    try:
-        if BACKEND not in c10d.Backend.backend_list:
-            c10d.Backend.register_backend(BACKEND, lambda *_: _MADE[-1], devices=["cpu", "cuda"])
-        dist.init_process_group(
-            f"cuda:nccl,cpu:{BACKEND}" if backend == "nccl" else BACKEND,
-            store=c10d.PrefixStore("default", connections.store), rank=rank, world_size=world_size,
-            timeout=timedelta(seconds=COLLECTIVE_S),
-        )  # fmt: skip
-    except (RuntimeError, ValueError) as error:
-        raise PeerLost(f"the group could not be built: {sentence(error)}") from error
-    finally:
-        _MADE.clear()
-
-
-_MADE: list[Any] = []
-"""The group that torch is about to take over."""
-
-
-def _abort_nccl() -> None:
-    """Abort the gradients' communicator: unlike gloo, NCCL can be, from any thread."""
-    with contextlib.suppress(Exception):  # whatever it says, the group is over
-        c10d.group.WORLD._get_backend(torch.device("cuda")).abort()  # noqa: SLF001 - torch has no public way
-
-
-def settle(works: Sequence[dist.Work | Watched]) -> None:
-    """Wait until operations of a cut group have let go of their buffers; their errors are of no interest."""
-    for work in works:
-        with contextlib.suppress(RuntimeError):
-            (work if isinstance(work, Watched) else Watched(work, is_over=lambda: True)).wait(known_over=True)

@@ -17,7 +17,8 @@ from typing import Any
 import torch.distributed as dist
 
 from heterotrain.errors import PeerLost
-from heterotrain.network.mesh import Mesh, connect
+from heterotrain.network.calls import connect
+from heterotrain.network.mesh import Mesh
 from heterotrain.network.sockets import OpenSocket, open_sockets
 
 c10d: Any = dist
@@ -69,11 +70,10 @@ def connect_store(host: str, port: int) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connections:
-    """What a group is made of: the store, the mesh for what ranks tell each other, gloo groups for states and gradients."""
+    """What a group is made of: the store, the mesh for what ranks tell each other, and a gloo group for gradients."""
 
     store: Any
     mesh: Mesh
-    control: Any
     gradients: Any
 
 
@@ -117,15 +117,14 @@ class Dial:
                 store, rank=self._rank, world_size=self._world_size, address=self._address, within_s=RENDEZVOUS_S,
                 limit_s=COLLECTIVE_S,
             )  # fmt: skip
-            made = [self._group(store, name) for name in ("control", "gradients")]
-            self._connections = Connections(store=store, mesh=mesh, control=made[0], gradients=made[1])
+            self._connections = Connections(store=store, mesh=mesh, gradients=self._gloo(store))
         except Exception as error:  # noqa: BLE001 - whatever it is, the training thread hears of it
             self._error = error
         self._done.set()
 
-    def _group(self, store: Any, name: str) -> Any:
+    def _gloo(self, store: Any) -> Any:
         limit = timedelta(seconds=RENDEZVOUS_S)
-        group = c10d.ProcessGroupGloo(c10d.PrefixStore(name, store), self._rank, self._world_size, limit)
+        group = c10d.ProcessGroupGloo(c10d.PrefixStore("gradients", store), self._rank, self._world_size, limit)
         group._set_default_timeout(timedelta(seconds=COLLECTIVE_S))  # noqa: SLF001 - torch has no public way
         return group
 

@@ -9,9 +9,9 @@ itself, and then is left behind.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -28,25 +28,18 @@ class Watched:
         is_done: whether nobody has to wait for it any more.
     """
 
-    def __init__(
-        self, work: dist.Work, *, is_over: Callable[[], bool], belongs_to: Any = None, is_one_way: bool = False
-    ) -> None:
+    def __init__(self, work: dist.Work, *, is_over: Callable[[], bool], belongs_to: Any = None) -> None:
         """Watch an operation.
 
         Args:
             work: the operation, on its way.
             is_over: returns whether its group has been cut.
             belongs_to: its group; torch's default one if none is given.
-            is_one_way: whether it is a ``send`` or ``recv``: gloo breaks the connection when a time-out of theirs runs out,
-                so a thread waits for them without one.
         """
         self.is_done = False
         self._work = work
         self._is_over = is_over
         self._group = belongs_to
-        self._is_one_way = is_one_way
-        self._waiter: threading.Thread | None = None
-        self._error: RuntimeError | None = None
 
     def wait(self, *, known_over: bool = False) -> None:
         """Return when the operation is done; ``known_over`` where the group was cut a while ago.
@@ -57,7 +50,7 @@ class Watched:
         was_over = known_over
         while not self.is_done:
             try:
-                self.is_done = self._look_in_thread() if self._is_one_way else self._look()
+                self.is_done = self._look()
             except RuntimeError:
                 self.is_done = True
                 raise
@@ -76,27 +69,16 @@ class Watched:
             self._work.wait()  # raises its error; it may also have come right with the time-out
         return True
 
-    def _look_in_thread(self) -> bool:
-        """Do the same for an operation that must not be given a time-out."""
-        if self._waiter is None:
-            self._waiter = threading.Thread(target=self._wait_on, name="heterotrain-one-way", daemon=True)
-            self._waiter.start()
-        self._waiter.join(LOOK_S)
-        if self._waiter.is_alive():
-            return False
-        if self._error is not None:
-            raise self._error
-        return True
-
-    def _wait_on(self) -> None:
-        try:
-            self._work.wait()
-        except RuntimeError as error:
-            self._error = error
-
     def _leave_behind(self) -> None:
         """Walk away; the group must never be destroyed, not even at the interpreter's end: that would wait as well."""
         self.is_done = True
         group = dist.group.WORLD if self._group is None else self._group
         for thing in (self._work, group):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def settle(works: Sequence[dist.Work]) -> None:
+    """Wait until operations of a cut group have let go of their buffers; their errors are of no interest."""
+    for work in works:
+        with contextlib.suppress(RuntimeError):
+            Watched(work, is_over=lambda: True).wait(known_over=True)

@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 
 from heterotrain.errors import UsageError
-from heterotrain.network.group import Group, settle
+from heterotrain.network.group import Group
+from heterotrain.network.watched import settle
 from heterotrain.numerics.compression import Wire, largest
 from heterotrain.numerics.timeline import HostTimeline, Moment, Timeline, timeline_of
 from heterotrain.state.layers import Layers

@@ -6,8 +6,10 @@ that was cut into any number of parts is put together for any other number of ra
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -27,6 +29,31 @@ def sizes_bytes(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
     return tuple(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
+def stretches(lengths_bytes: Sequence[int], start: int, stop: int) -> tuple[Stretch, ...]:
+    """Return bytes ``[start, stop)`` of the string of all tensors, as stretches of tensors.
+
+    Args:
+        lengths_bytes: the length of each tensor, in order.
+        start: first byte.
+        stop: the byte after the last one; at most the sum of all lengths.
+    """
+    ends = list(accumulate(lengths_bytes))
+    found = []
+    tensor = bisect_right(ends, start)
+    while start < stop:
+        end = min(stop, ends[tensor])
+        if end > start:
+            begins = ends[tensor] - lengths_bytes[tensor]
+            found.append(Stretch(tensor, start - begins, end - begins))
+        start, tensor = end, tensor + 1
+    return tuple(found)
+
+
+def bounds(total: int, parts: int) -> list[tuple[int, int]]:
+    """Cut ``[0, total)`` into ``parts`` ranges (at least one) whose lengths differ by at most 1."""
+    return [(total * part // parts, total * (part + 1) // parts) for part in range(parts)]
+
+
 def cut(lengths_bytes: Sequence[int], parts: int) -> tuple[tuple[Stretch, ...], ...]:
     """Cut the string of all tensors into ``parts`` whose lengths differ by at most one byte.
 
@@ -34,20 +61,7 @@ def cut(lengths_bytes: Sequence[int], parts: int) -> tuple[tuple[Stretch, ...], 
         lengths_bytes: the length of each tensor, in order.
         parts: at least 1.
     """
-    total = sum(lengths_bytes)
-    ends = [total * (part + 1) // parts for part in range(parts)]
-    result: list[list[Stretch]] = [[] for _ in range(parts)]
-    part = position = 0
-    for tensor, length in enumerate(lengths_bytes):
-        start = 0
-        while start < length:
-            while ends[part] <= position:
-                part += 1
-            stop = min(length, start + ends[part] - position)
-            result[part].append(Stretch(tensor, start, stop))
-            position += stop - start
-            start = stop
-    return tuple(tuple(stretches) for stretches in result)
+    return tuple(stretches(lengths_bytes, start, stop) for start, stop in bounds(sum(lengths_bytes), parts))
 
 
 def byte_view(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """State moves from those who have it to those who lack it, right after a formation's groups stand.
 
-Every rank says what it holds; all draw the same conclusion. When several ranks hold the state, each sends a part of it
-to each receiver; when only one does, it broadcasts.
+Every rank says what it holds; all draw the same conclusion (``roles``), and compute the same ``routes`` from it.
 """
 
 from __future__ import annotations
@@ -9,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from heterotrain.network.exchange import Cargo
 from heterotrain.network.group import Group
-from heterotrain.state.parts import byte_view, cut, sizes_bytes
+from heterotrain.state.parts import byte_view, memory_of, sizes_bytes, stretches
+from heterotrain.state.routes import Route, rounds
 from heterotrain.state.tensors import Flat, empty_like_skeleton
 
 
@@ -74,34 +75,22 @@ def exchange(group: Group, who: Roles, own: Callable[[], Flat]) -> Flat | None:
     mine = own() if group.rank in who.donors else None
     skeleton = mine.skeleton if mine is not None and group.rank == who.leader else b""
     sizes = group.gather_now([float(len(skeleton))])
-    skeleton = group.broadcast_bytes(skeleton or None, size=int(sizes[who.leader][0]), source=who.leader)
+    skeleton = group.broadcast_bytes(skeleton or None, size_bytes=int(sizes[who.leader][0]), source=who.leader)
     flat = mine or empty_like_skeleton(skeleton)
-    if len(who.donors) == 1:
-        for tensor in flat.tensors:
-            if tensor.numel():
-                group.broadcast(byte_view(tensor.cpu()), source=who.leader)  # a receiver's are on the CPU: no copies
-    elif mine is not None:
-        _give(group, who, mine)
-    elif group.rank in who.receivers:
-        _take(group, who, flat)
+    lengths_bytes = sizes_bytes(flat.tensors)
+    for routes in rounds(sum(lengths_bytes), donors=who.donors, receivers=who.receivers):
+        outgoing = {r.to: _cargo(flat, lengths_bytes, r) for r in routes if r.source == group.rank}
+        incoming = {r.source: _cargo(flat, lengths_bytes, r) for r in routes if r.to == group.rank}
+        group.move(outgoing, incoming, "a part of the state")
     return None if mine is not None else flat
 
 
-def _give(group: Group, who: Roles, flat: Flat) -> None:
-    """Send this donor's part of the state, a tensor's stretch at a time, to every receiver."""
-    part = cut(sizes_bytes(flat.tensors), len(who.donors))[who.donors.index(group.rank)]
-    wires = [byte_view(flat.tensors[stretch.tensor])[stretch.start : stretch.stop].cpu() for stretch in part]
-    for work in [group.send(wire, to=receiver) for receiver in who.receivers for wire in wires]:
-        group.wait(work, "a part of the state")
-
-
-def _take(group: Group, who: Roles, flat: Flat) -> None:
-    """Receive every donor's part into the place where it belongs."""
-    wires = [byte_view(tensor) for tensor in flat.tensors]
-    works = [
-        group.receive(wires[stretch.tensor][stretch.start : stretch.stop], source=donor)
-        for donor, part in zip(who.donors, cut(sizes_bytes(flat.tensors), len(who.donors)), strict=True)
-        for stretch in part
-    ]
-    for work in works:
-        group.wait(work, "a part of the state")
+def _cargo(flat: Flat, lengths_bytes: Sequence[int], route: Route) -> Cargo:
+    """Return the memory of a route's bytes; what lies on a device is copied when its turn comes (a receiver's never does)."""
+    return Cargo(
+        route.stop - route.start,
+        (
+            memory_of(byte_view(flat.tensors[stretch.tensor])[stretch.start : stretch.stop].cpu())
+            for stretch in stretches(lengths_bytes, route.start, route.stop)
+        ),
+    )

@@ -1,0 +1,205 @@
+"""Bytes that ranks send each other at the same time, each pair over its own connection, pumped by the thread that waits.
+
+Every exchange of a formation has a number, and every rank begins them in the same order, so what is read from a connection
+always belongs to the exchange at hand; a frame says which one it is and how long, in case the ranks' scripts differ.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from heterotrain.errors import UsageError
+
+HEAD = struct.Struct("<IQ")
+"""What every frame begins with: which exchange of the formation this is, and how many bytes follow."""
+TURNS = 16
+"""Reads or writes on one connection before the others are looked at: a fast peer must not hold up the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cargo:
+    """What goes one way between two ranks.
+
+    Attributes:
+        size_bytes: of all views together.
+        views: the memory that is sent or filled, in order; each is asked for when it is needed and no sooner.
+    """
+
+    size_bytes: int
+    views: Iterable[memoryview]
+
+
+class Exchange:
+    """Sends and receives until everything has gone and come; ``wait`` belongs to the training thread."""
+
+    def __init__(self, peers: Mapping[int, socket.socket], *, number: int, limit_s: float) -> None:
+        """Take part in an exchange.
+
+        Args:
+            peers: connected, non-blocking sockets, by rank.
+            number: of this exchange in its formation.
+            limit_s: seconds without any progress after which ``wait`` gives up.
+        """
+        self._peers = peers
+        self._number = number
+        self._limit_s = limit_s
+        self._unsent: dict[int, memoryview] = {}
+        self._missing: dict[int, memoryview] = {}
+        self._to_send: dict[int, Iterator[memoryview]] = {}
+        self._to_fill: dict[int, Iterator[memoryview]] = {}
+        self._heads: dict[int, tuple[memoryview, bytes]] = {}
+
+    def send(self, peer: int, first: bytes, then: Iterable[memoryview] = ()) -> None:
+        """Begin to send; ``first`` starts with the frame's head.
+
+        Raises:
+            OSError: the connection is broken.
+        """
+        self._unsent[peer] = memoryview(first)
+        self._to_send[peer] = iter(then)
+        self._push(peer)
+
+    def fill(self, peer: int, first: bytearray, then: Iterable[memoryview] = (), *, size_bytes: int) -> None:
+        """Expect a frame of ``size_bytes`` beyond its head; ``first`` holds the head and perhaps more."""
+        whole = self._missing[peer] = memoryview(first)
+        self._to_fill[peer] = iter(then)
+        self._heads[peer] = (whole, HEAD.pack(self._number, size_bytes))
+
+    def wait(self) -> None:
+        """Return when everything has arrived, and what this rank sends has left it.
+
+        Raises:
+            OSError: a connection is broken, or nothing moved for the time limit.
+            UsageError: a peer takes part in another exchange.
+        """
+        for peer in tuple(self._missing):
+            self._pull(peer)
+        if not self._missing and not self._unsent:
+            return
+        poll = select.poll()
+        number_of = {connection.fileno(): peer for peer, connection in self._peers.items()}
+        for peer in self._missing.keys() | self._unsent.keys():
+            poll.register(self._peers[peer], self._wanted(peer))
+        while self._missing or self._unsent:
+            ready = poll.poll(self._limit_s * 1000)
+            if not ready:
+                raise TimeoutError(f"nothing came from ranks {sorted(self._missing)} for {self._limit_s:g} s")
+            for descriptor, _event in ready:
+                peer = number_of[descriptor]
+                self._push(peer)
+                self._pull(peer)
+                if wanted := self._wanted(peer):
+                    poll.modify(descriptor, wanted)
+                else:
+                    poll.unregister(descriptor)
+
+    def _wanted(self, peer: int) -> int:
+        return (select.POLLIN if peer in self._missing else 0) | (select.POLLOUT if peer in self._unsent else 0)
+
+    def _push(self, peer: int) -> None:
+        left = self._unsent.pop(peer, None)
+        for _ in range(TURNS):
+            if left is None:
+                return
+            try:
+                count = self._peers[peer].send(left)
+            except BlockingIOError:
+                break
+            left = _rest(left[count:], self._to_send[peer])
+        if left is not None:
+            self._unsent[peer] = left
+
+    def _pull(self, peer: int) -> None:
+        missing = self._missing.pop(peer, None)
+        for _ in range(TURNS):
+            if missing is None:
+                return
+            try:
+                count = self._peers[peer].recv_into(missing)
+            except BlockingIOError:
+                break
+            if not count:
+                raise ConnectionResetError(f"rank {peer} ended its connection")
+            missing = missing[count:]
+            if peer in self._heads:
+                self._check(peer, missing)
+            missing = _rest(missing, self._to_fill[peer])
+        if missing is not None:
+            self._missing[peer] = missing
+
+    def _check(self, peer: int, missing: memoryview) -> None:
+        """Look at a frame's head as soon as it is there: a frame of another length might never be complete."""
+        whole, head = self._heads[peer]
+        if len(whole) - len(missing) < HEAD.size:
+            return
+        said = bytes(whole[: HEAD.size])
+        if said != head:
+            raise UsageError(
+                f"rank {peer} exchanges {HEAD.unpack(said)[1]} bytes where this rank exchanges {HEAD.unpack(head)[1]}: "
+                "every rank has to run the same model with the same layers, and to call job.sum with the same values"
+            )
+        del self._heads[peer]
+
+
+def _rest(view: memoryview | None, then: Iterator[memoryview]) -> memoryview | None:
+    """Return what is left to move: of this view, else of the next one that is not empty; ``None`` for nothing."""
+    while view is not None and not view:
+        view = next(then, None)
+    return view
+
+
+class Gathering(Exchange):
+    """Every rank sends the same few bytes to all others; they are in ``rows`` when it has been waited for."""
+
+    def __init__(
+        self, peers: Mapping[int, socket.socket], *, rank: int, number: int, data: bytes, limit_s: float
+    ) -> None:
+        """Begin to send ``data``; as many bytes are expected from everybody.
+
+        Raises:
+            OSError: a connection is broken.
+        """
+        super().__init__(peers, number=number, limit_s=limit_s)
+        self._rank = rank
+        self._frame = HEAD.pack(number, len(data)) + data
+        self._got = {peer: bytearray(len(self._frame)) for peer in peers}
+        for peer in peers:
+            self.send(peer, self._frame)
+            self.fill(peer, self._got[peer], size_bytes=len(data))
+
+    @property
+    def rows(self) -> list[bytes]:
+        """What every rank sent, by rank."""
+        rows = {peer: bytes(memoryview(got)[HEAD.size :]) for peer, got in self._got.items()}
+        rows[self._rank] = self._frame[HEAD.size :]
+        return [rows[rank] for rank in range(len(rows))]
+
+
+class Moving(Exchange):
+    """Every rank sends cargo of its own to some of the others; it lies in its place when it has been waited for."""
+
+    def __init__(
+        self, peers: Mapping[int, socket.socket], *, number: int, limit_s: float,
+        outgoing: Mapping[int, Cargo], incoming: Mapping[int, Cargo],
+    ) -> None:  # fmt: skip
+        """Begin to send.
+
+        Args:
+            peers: see ``Exchange``.
+            number: see ``Exchange``.
+            limit_s: see ``Exchange``.
+            outgoing: what goes to whom.
+            incoming: what is expected from whom, with memory of that length to be filled; the peer says the same.
+
+        Raises:
+            OSError: a connection is broken.
+        """
+        super().__init__(peers, number=number, limit_s=limit_s)
+        for peer, cargo in incoming.items():
+            self.fill(peer, bytearray(HEAD.size), cargo.views, size_bytes=cargo.size_bytes)
+        for peer, cargo in outgoing.items():
+            self.send(peer, HEAD.pack(number, cargo.size_bytes), cargo.views)
