@@ -22,9 +22,10 @@ from heterotrain.data.sources import NumberedStream, source_of
 from heterotrain.errors import Excluded, UsageError
 from heterotrain.farewell import Farewell
 from heterotrain.identity import Identity, Mode, read_config, read_identity
+from heterotrain.membership.devices import take_device
 from heterotrain.membership.elastic import Elastic
 from heterotrain.membership.fixed import Fixed
-from heterotrain.membership.interface import Membership, device_of
+from heterotrain.membership.interface import Membership
 from heterotrain.numerics.method import Numerics
 from heterotrain.state.tensors import Stateful
 from heterotrain.state.training import Training
@@ -84,7 +85,7 @@ class Job:
     def __init__(self, identity: Identity, config: TrainingConfig, *, tensorboard_dir: str | None = None) -> None:
         self.identity = identity
         self.config = config
-        self.device = device_of(identity)
+        self.device = take_device(identity)
         tagged = set_up_logs(identity.tags)
         self._training = Training()
         self._numerics = Numerics(config, self.device, self._training)
@@ -96,7 +97,7 @@ class Job:
         self._server = serve(self._report, identity)
         self._record = self.register("heterotrain-record", RunRecord(identity, config))
         keeper = CheckpointKeeper(identity, config, report=self._report)
-        self._membership = _membership(identity, config, self._training, keeper)
+        self._membership = _membership(identity, config, self.device, self._training, keeper)
         self._loop = Loop(
             identity=identity, config=config, device=self.device, training=self._training, membership=self._membership,
             keeper=keeper, numerics=self._numerics, report=self._report, farewell=farewell,
@@ -252,10 +253,14 @@ class Job:
         self._loop.departure.told()
 
 
-def _membership(identity: Identity, config: TrainingConfig, training: Training, keeper: CheckpointKeeper) -> Membership:
+def _membership(
+    identity: Identity, config: TrainingConfig, device: torch.device, training: Training, keeper: CheckpointKeeper
+) -> Membership:
     if identity.mode is Mode.OPERATED:
-        return Elastic(identity, training, keeper, timeout_s=config.peer_timeout_s, backend=config.backend)
+        return Elastic(
+            identity, training, keeper, device=device, timeout_s=config.peer_timeout_s, backend=config.backend
+        )
     return Fixed(
-        identity, training, keeper, batch_samples=config.base_batch_samples, backend=config.backend,
+        identity, training, keeper, device=device, batch_samples=config.base_batch_samples, backend=config.backend,
         timeout_s=config.peer_timeout_s,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from dataclasses import replace
 from heterotrain_core.contract.plan import Member
 
 from heterotrain.errors import Excluded
+from heterotrain.membership.devices import Marks
 from heterotrain.membership.election import RETRY_S, Election
 from heterotrain.membership.ledger import Ledger
 from heterotrain.membership.peers import PeerService
@@ -31,12 +32,12 @@ class Assembly:
         self,
         peers: PeerService,
         *,
-        has_cuda: bool,
+        device: Marks,
         host_store: Callable[[], HostedStore],
         on_broken: Callable[[str], None],
     ) -> None:
         self._peers = peers
-        self._has_cuda = has_cuda
+        self._device = device
         self._host_store = host_store
         self._ledger = Ledger(peers, on_broken=on_broken)
         self._election = Election(peers, self._ledger)
@@ -130,22 +131,22 @@ class Assembly:
         if key_of(host) != ledger.me:
             return await self._arrive(standing, host)
         arrived = ledger.arrived.setdefault(formation, {})
-        arrived[ledger.me] = self._has_cuda
+        arrived[ledger.me] = self._device
         while not {key_of(m) for m in members} <= arrived.keys():
             if self._outdated(standing):
                 return None
             await self._peers.wait_change(RETRY_S)
         hosted = self._host_store()
-        all_cuda = all(arrived[key_of(m)] for m in members)
-        ledger.stores[formation] = (hosted.port, all_cuda)
+        devices = tuple(arrived[key_of(m)] for m in members)
+        ledger.stores[formation] = (hosted.port, devices)
         others = standing.others(ledger.me)
-        body = {"formation": pack(formation), "store": [hosted.port, all_cuda]}
+        body = {"formation": pack(formation), "store": [hosted.port, devices]}
         replies = await self._peers.ask_all(others, "store", body)
         if not all(reply.get("comes") for reply in replies.values()) or len(replies) < len(others):
             ledger.give_up("a member thought better of it")  # otherwise those who come would wait for it in vain
             return None
         return Entry(
-            standing=standing, store_address=host.address, store_port=hosted.port, all_cuda=all_cuda, hosted=hosted
+            standing=standing, store_address=host.address, store_port=hosted.port, devices=devices, hosted=hosted
         )  # fmt: skip
 
     async def _arrive(self, standing: Standing, host: Member) -> Entry | None:
@@ -153,11 +154,11 @@ class Assembly:
         while formation not in stores:  # whoever was told where the store is has promised to come
             if self._outdated(standing):
                 return None
-            await self._peers.request(host, "arrived", {"formation": pack(formation), "cuda": self._has_cuda})
+            await self._peers.request(host, "arrived", {"formation": pack(formation), "device": self._device})
             if formation not in stores:
                 await self._peers.wait_change(RETRY_S)
-        port, all_cuda = stores[formation]
-        return Entry(standing=standing, store_address=host.address, store_port=port, all_cuda=all_cuda)
+        port, devices = stores[formation]
+        return Entry(standing=standing, store_address=host.address, store_port=port, devices=devices)
 
     def _outdated(self, standing: Standing) -> bool:
         """Return whether it is in vain to wait for the others to arrive; tells them, too."""

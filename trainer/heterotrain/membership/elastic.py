@@ -14,7 +14,8 @@ from heterotrain.errors import PeerLost, UsageError
 from heterotrain.identity import Identity
 from heterotrain.membership.agreement import Checkpoints, agree_on_plan, agree_on_state
 from heterotrain.membership.assembly import Assembly
-from heterotrain.membership.interface import Formed, backend_of
+from heterotrain.membership.devices import choose_backend, marks_of
+from heterotrain.membership.interface import Formed
 from heterotrain.membership.peers import PeerService
 from heterotrain.membership.plan_source import Held, PlanSource
 from heterotrain.membership.roster import roster_of
@@ -32,14 +33,35 @@ class Elastic:
     """The operator names generations; survivors make formations."""
 
     def __init__(
-        self, identity: Identity, training: Training, checkpoints: Checkpoints, *, timeout_s: float, backend: str
+        self,
+        identity: Identity,
+        training: Training,
+        checkpoints: Checkpoints,
+        *,
+        device: torch.device,
+        timeout_s: float,
+        backend: str,
     ) -> None:
+        """Listen for peers and plans from now on.
+
+        Args:
+            identity: this rank.
+            training: the replicated state.
+            checkpoints: where a fresh start begins.
+            device: on which this rank computes.
+            timeout_s: silence of a host after which its ranks count as lost.
+            backend: ``auto``, ``nccl`` or ``gloo`` for gradients.
+
+        Raises:
+            UsageError: there is no peer port, or it is taken.
+        """
         if identity.peer_port is None:
             raise UsageError("an operated job needs a peer port")
         self._identity = identity
         self._training = training
         self._checkpoints = checkpoints
         self._backend = backend
+        self._why_gloo = ""
         self._timeout_s = timeout_s
         self._group: Group | None = None
         self._members: list[Member] = []
@@ -47,7 +69,7 @@ class Elastic:
         self._source = PlanSource(identity.plan_dir, job_uid=identity.job_uid)
         self._peers = PeerService(identity, self._source, timeout_s=timeout_s)
         self._assembly = Assembly(
-            self._peers, has_cuda=torch.cuda.is_available(), host_store=host_store, on_broken=self._on_broken
+            self._peers, device=marks_of(device), host_store=host_store, on_broken=self._on_broken
         )
         self._source.on_change = self._peers.nudge
         self._peers.start()
@@ -110,7 +132,7 @@ class Elastic:
         try:
             group.build(
                 connect=lambda: connect_store(entry.store_address, entry.store_port),
-                backend=backend_of(self._backend, all_cuda=entry.all_cuda), own_address=self._identity.address,
+                backend=self._choose(entry), own_address=self._identity.address,
             )  # fmt: skip
             held = self._source.newest
             mine = held if held and held.plan.generation == standing.plan.generation else standing.held
@@ -128,6 +150,19 @@ class Elastic:
         )  # fmt: skip
         _log.info("formation %s: rank %d of %d, shares %s", standing.formation, rank, len(members), list(roster.shares))
         return Formed(standing=standing, roster=roster, rank=rank, group=group, agreed=agreed)
+
+    def _choose(self, entry: Entry) -> str:
+        """Return the backend for gradients; says once why it is not the one that GPUs like best.
+
+        Raises:
+            UsageError: NCCL is asked for, and the members' devices cannot use it.
+        """
+        names = [f"{member.worker}/{member.local_rank}" for member in entry.standing.members]
+        choice = choose_backend(self._backend, entry.devices, names)
+        if choice.reason and choice.reason != self._why_gloo:
+            _log.info("gradients travel by %s: %s", choice.backend, choice.reason)
+        self._why_gloo = choice.reason
+        return choice.backend
 
     def _ask(self) -> list[Doing]:
         """Return what every peer of the formation says it does."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+from typing import Any
 
 import torch
 from heterotrain_core.contract.codec import encode_plan
@@ -12,7 +15,8 @@ from heterotrain_core.split.proportion import evenly
 from heterotrain.errors import PeerLost
 from heterotrain.identity import Identity
 from heterotrain.membership.agreement import Checkpoints, agree_on_state
-from heterotrain.membership.interface import Formed, backend_of
+from heterotrain.membership.devices import Marks, choose_backend, marks_of
+from heterotrain.membership.interface import Formed
 from heterotrain.membership.plan_source import Held
 from heterotrain.membership.roster import FormationId, roster_of
 from heterotrain.membership.standing import Standing
@@ -20,6 +24,8 @@ from heterotrain.network.group import Address, Group
 from heterotrain.network.hang import LIMIT_FACTOR, HangWatch
 from heterotrain.network.rendezvous import c10d
 from heterotrain.state.training import Training
+
+_log = logging.getLogger(__name__)
 
 
 class Fixed:
@@ -31,6 +37,7 @@ class Fixed:
         training: Training,
         checkpoints: Checkpoints,
         *,
+        device: torch.device,
         batch_samples: int,
         backend: str,
         timeout_s: float,
@@ -52,6 +59,7 @@ class Fixed:
         self._identity = identity
         self._training = training
         self._checkpoints = checkpoints
+        self._device = device
         self._backend = backend
         self._timeout_s = timeout_s
         self._group: Group | None = None
@@ -76,8 +84,7 @@ class Fixed:
                 address=Address(members=frozenset(), spare_ports=frozenset()),
             )  # fmt: skip
             prefixed = c10d.PrefixStore(f"heterotrain-{attempt}", store)
-            backend = backend_of(self._backend, all_cuda=torch.cuda.is_available())
-            group.build(connect=lambda: prefixed, backend=backend, own_address=None)
+            group.build(connect=lambda: prefixed, backend=self._choose(prefixed), own_address=None)
             self._watch = HangWatch(
                 limit_s=LIMIT_FACTOR * self._timeout_s, group=lambda: self._group, steps=lambda: self._training.progress.steps, ask=list,
                 name=self._identity.name,
@@ -88,6 +95,20 @@ class Fixed:
         roster = roster_of(self._held.plan, plan_ranks=ranks, formation=standing.formation)
         rank = self._identity.rank or 0
         return Formed(standing=standing, roster=roster, rank=rank, group=group, agreed=self._held)
+
+    def _choose(self, store: Any) -> str:
+        """Return the backend for gradients, once every rank has told the store on what it computes.
+
+        Raises:
+            UsageError: NCCL is asked for, and the ranks' devices cannot use it.
+        """
+        ranks = range(len(self._held.plan.members))
+        store.set(f"device-{self._identity.rank}", json.dumps(marks_of(self._device)))
+        devices: list[Marks] = [tuple(json.loads(store.get(f"device-{rank}"))) for rank in ranks]
+        choice = choose_backend(self._backend, devices, [member.worker for member in self._held.plan.members])
+        if choice.reason and self._identity.rank == 0:
+            _log.info("gradients travel by %s: %s", choice.backend, choice.reason)
+        return choice.backend
 
     def newest(self) -> Held | None:
         """Return the only plan there is."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from heterotrain_core.contract.plan import Member
 
-from heterotrain.identity import Identity
 from heterotrain.membership.plan_source import Held
 from heterotrain.membership.roster import Roster
 from heterotrain.membership.standing import Standing
@@ -59,17 +57,3 @@ class Membership(Protocol):
 
     def close(self) -> None:
         """Let go of everything."""
-
-
-def backend_of(setting: str, *, all_cuda: bool) -> str:
-    """Return the backend for gradients: as set, or NCCL where every member can, else gloo."""
-    if setting != "auto":
-        return setting
-    return "nccl" if all_cuda else "gloo"
-
-
-def device_of(identity: Identity) -> torch.device:
-    """Return the accelerator of this local rank, or the CPU."""
-    if torch.cuda.is_available():
-        return torch.device("cuda", identity.local_rank % torch.cuda.device_count())
-    return torch.device("cpu")

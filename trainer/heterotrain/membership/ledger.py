@@ -11,6 +11,7 @@ from typing import Any
 
 from heterotrain.membership import ballot as paxos
 from heterotrain.membership.ballot import Acceptor, Ballot
+from heterotrain.membership.devices import Marks
 from heterotrain.membership.peers import PeerService
 from heterotrain.membership.roster import FormationId
 from heterotrain.membership.standing import Standing, pack, unpack
@@ -27,8 +28,8 @@ class Ledger:
         leave_at: moment, on the loop's clock, until which a rank that was told to go waits for a formation.
         acceptors: promises and votes.
         decided: results of votes, as ranks of the plan.
-        arrived: on a formation's host: who has come, and whether it has CUDA.
-        stores: (port, everybody has CUDA) of a formation whose host has called.
+        arrived: on a formation's host: who has come, and on what it computes.
+        stores: (port, everybody's devices by rank) of a formation whose host has called.
         broken: formations that have been given up.
     """
 
@@ -40,8 +41,8 @@ class Ledger:
         self.leave_at: float | None = None
         self.acceptors: dict[FormationId, Acceptor] = {}
         self.decided: dict[FormationId, tuple[int, ...]] = {}
-        self.arrived: dict[FormationId, dict[PeerKey, bool]] = {}
-        self.stores: dict[FormationId, tuple[int, bool]] = {}
+        self.arrived: dict[FormationId, dict[PeerKey, Marks]] = {}
+        self.stores: dict[FormationId, tuple[int, tuple[Marks, ...]]] = {}
         self.broken: set[FormationId] = set()
         self._peers = peers
         self._on_broken = on_broken
@@ -144,7 +145,7 @@ class Ledger:
     async def _on_arrived(self, message: dict[str, Any]) -> dict[str, Any]:
         formation = unpack(message["formation"])
         key = (str(message["from"][0]), int(message["from"][1]))
-        self.arrived.setdefault(formation, {})[key] = bool(message["cuda"])
+        self.arrived.setdefault(formation, {})[key] = tuple(map(str, message["device"]))
         self._peers.nudge()
         return {}
 
@@ -154,7 +155,8 @@ class Ledger:
         waiting = self.standing is not None and self.standing.formation == formation
         comes = waiting and formation not in self.broken
         if comes:
-            self.stores[formation] = (int(message["store"][0]), bool(message["store"][1]))
+            port, devices = message["store"]
+            self.stores[formation] = (int(port), tuple(tuple(map(str, marks)) for marks in devices))
             self._peers.nudge()
         return {"comes": comes}
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from heterotrain_core.contract.plan import Member, Plan
 
+from heterotrain.membership.devices import Marks
 from heterotrain.membership.plan_source import Held
 from heterotrain.membership.roster import FormationId
 from heterotrain.network.links import PeerKey, key_of
@@ -68,8 +69,8 @@ class Entry:
     standing: Standing
     store_address: str
     store_port: int
-    all_cuda: bool
-    """Whether every member has an accelerator that NCCL can use."""
+    devices: tuple[Marks, ...]
+    """What every member computes on, by rank in the process group."""
     hosted: HostedStore | None = None
     """The store itself, on the rank that hosts it."""
 

@@ -1,0 +1,74 @@
+"""Which backend gradients get, from what every rank says of its device."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from heterotrain.errors import UsageError
+from heterotrain.identity import Identity, Mode
+from heterotrain.membership.devices import Choice, Marks, choose_backend, marks_of, take_device
+
+A, B, CPU = ("GPU-a", "host1/0:1:0"), ("GPU-b", "host1/0:2:0"), ()
+ALSO_A_ON_A_DIVIDED_CARD = ("MIG-2", "host1/0:1:0")
+ALSO_A_IN_A_SANDBOX = ("GPU-a", "host7/0:9:0")
+THE_SAME_PLACE_ELSEWHERE = ("GPU-c", "host2/0:1:0")
+
+
+@pytest.mark.parametrize(
+    ("setting", "devices", "backend", "reason"),
+    [
+        ("auto", [A, B], "nccl", ""),
+        ("nccl", [A, B], "nccl", ""),
+        ("gloo", [A, B], "gloo", ""),
+        ("auto", [A], "nccl", ""),
+        ("auto", [A, THE_SAME_PLACE_ELSEWHERE], "nccl", ""),
+        ("auto", [CPU, CPU], "gloo", ""),
+        ("gloo", [A, A], "gloo", ""),
+        ("auto", [A, CPU], "gloo", "rank 1 (w1/0) has no GPU"),
+        ("auto", [CPU, A, CPU], "gloo", "rank 0 (w0/0) and 1 more have no GPU"),
+        ("auto", [A, B, A], "gloo", "ranks 0 (w0/0) and 2 (w2/0) share one GPU, which NCCL refuses"),
+        ("auto", [B, A, ALSO_A_ON_A_DIVIDED_CARD], "gloo", "ranks 1 (w1/0) and 2 (w2/0) share one GPU, which NCCL refuses"),
+        ("auto", [ALSO_A_IN_A_SANDBOX, A], "gloo", "ranks 0 (w0/0) and 1 (w1/0) share one GPU, which NCCL refuses"),
+    ],
+)  # fmt: skip
+def test_nccl_where_every_rank_has_a_gpu_of_its_own(
+    setting: str, devices: list[Marks], backend: str, reason: str
+) -> None:
+    """Else gloo, with a reason where somebody has a GPU and may wonder."""
+    names = [f"w{rank}/0" for rank in range(len(devices))]
+    assert choose_backend(setting, devices, names) == Choice(backend=backend, reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("devices", "says"),
+    [
+        ([CPU, CPU], r"set to nccl, but rank 0 \(w0/0\) and 1 more have no GPU: set it to auto or gloo, or give each rank a"),
+        ([A, A], r"but ranks 0 \(w0/0\) and 1 \(w1/0\) share one GPU, which NCCL refuses: set it to auto or gloo, or give"),
+    ],
+)  # fmt: skip
+def test_who_asks_for_nccl_in_vain_is_told_why(devices: list[Marks], says: str) -> None:
+    """Instead of NCCL's own words, minutes later."""
+    with pytest.raises(UsageError, match=says):
+        choose_backend("nccl", devices, ["w0/0", "w1/0"])
+
+
+def test_a_rank_takes_its_own_device_and_says_which_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of three ranks on two devices, and the third, which shares the first one's."""
+    current: list[torch.device] = []
+
+    def properties(device: torch.device) -> Any:
+        return SimpleNamespace(uuid=f"u{device.index}", pci_domain_id=0, pci_bus_id=26 + device.index, pci_device_id=0)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    devices = [take_device(Identity(mode=Mode.OPERATED, local_rank=rank)) for rank in range(3)]
+    assert devices == current == [torch.device("cuda", index) for index in (0, 1, 0)]
+    marks = [marks_of(device) for device in devices]
+    assert [found[0] for found in marks] == ["u0", "u1", "u0"]
+    assert [found[1].partition("/")[2] for found in marks] == ["0:1a:0", "0:1b:0", "0:1a:0"]
+    assert marks_of(torch.device("cpu")) == ()
