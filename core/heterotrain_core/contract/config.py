@@ -19,7 +19,7 @@ class TrainingConfig:
         learning_rate_scaling: ``none``, ``linear``, ``sqrt`` or ``adascale``.
         learning_rate_warm_up_samples: samples over which a changed factor on the learning rate comes into force; ``None``
             leaves it to the trainer.
-        backend: ``gloo``, ``nccl`` or ``auto`` (nccl where every member has CUDA, else gloo).
+        backend: ``gloo``, ``nccl`` or ``auto`` (nccl where every rank has a GPU of its own, else gloo).
         compression: ``none``, ``fp16`` or ``bf16`` on the wire.
         bucket_mib: DDP's bucket size in MiB.
         checkpoint_uri: where checkpoints go (``file:///…`` or any fsspec URI); ``None`` keeps none.

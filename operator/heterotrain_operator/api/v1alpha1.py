@@ -140,7 +140,7 @@ class Communication(Model):
     """How gradients travel."""
 
     backend: Backend = Field(
-        default=Backend.AUTO, description="auto takes NCCL where every worker has CUDA, else gloo."
+        default=Backend.AUTO, description="auto takes NCCL where every rank has a GPU of its own, else gloo."
     )
     compression: Compression = Field(
         default=Compression.NONE,
