@@ -80,6 +80,38 @@ def register(registry: kopf.OperatorRegistry, app: App, *, stop: asyncio.Event) 
     return failures
 
 
+class _NoDiffBase(kopf.DiffBaseStorage):
+    """No handler asks what changed: kopf need not copy every object of every event to find out."""
+
+    def build(self, **_: Any) -> Any:
+        return None
+
+    def fetch(self, **_: Any) -> Any:
+        return None
+
+    def store(self, **_: Any) -> None:
+        pass
+
+
+class _NoProgress(kopf.ProgressStorage):
+    """No handler has a progress to keep on anybody's object."""
+
+    def fetch(self, **_: Any) -> Any:
+        return None
+
+    def store(self, **_: Any) -> None:
+        pass
+
+    def purge(self, **_: Any) -> None:
+        pass
+
+    def touch(self, **_: Any) -> None:
+        pass
+
+    def clear(self, *, essence: Any) -> Any:
+        return essence
+
+
 def configure(settings: kopf.OperatorSettings) -> None:
     """Set kopf up for a cluster of many pods; each value has a measured reason."""
     owned = f"{keys.LABEL_MANAGED_BY}={keys.MANAGED_BY}"
@@ -93,3 +125,5 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.networking.request_timeout = 30
     settings.networking.error_backoffs = (1, 1, 2, 3, 5, 8, *[10] * 10_000)  # no outage of the API server ends us
     settings.persistence.finalizer = f"{keys.GROUP}/never-used"
+    settings.persistence.diffbase_storage = _NoDiffBase()
+    settings.persistence.progress_storage = _NoProgress()

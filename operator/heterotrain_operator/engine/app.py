@@ -111,6 +111,9 @@ class App:
 
     def job_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
         """Take the newest state of a job."""
+        if not deleted and self.store.jobs.knows(key_of(body), body["metadata"]["resourceVersion"]):
+            self.queue.add(key_of(body))  # our own status: what it says may be what the next step waited for
+            return
         view, before = parse_job(body), self.store.jobs.get(key_of(body))
         if deleted:
             self.store.jobs.discard(view.key)
@@ -122,6 +125,11 @@ class App:
 
     def pod_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
         """Take the newest state of a worker's pod."""
+        metadata = body["metadata"]
+        if not deleted and self.store.pods.knows(
+            (metadata["namespace"], metadata["name"]), metadata["resourceVersion"]
+        ):
+            return
         view = parse_pod(body)
         if view is None:
             return
@@ -135,7 +143,7 @@ class App:
     def plan_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
         """Take the newest state of a plan's ConfigMap."""
         view = parse_plan_object(body)
-        if view is None:
+        if view is None or (not deleted and self.store.plans.knows(view.key, view.resource_version)):
             return
         if deleted:
             self.store.plans.discard(view.key)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
 import structlog
 
 from heterotrain_operator.api.conditions import ConditionType
+from heterotrain_operator.api.v1alpha1 import WorkerPool
 from heterotrain_operator.decide.allotment import Allotment
 from heterotrain_operator.decide.job import Decision, Observation, decide
 from heterotrain_operator.decide.lifecycle import Acceptance
@@ -189,19 +191,23 @@ class Reconciler:
         assert job.spec is not None  # noqa: S101  # _acceptance asks only then
         if problem := template_problem(job.template):
             return Acceptance(known=True, ok=False, reason="InvalidTemplate", message=problem)
-        for pool in job.spec.worker_pools:
-            pod = build_pod(job, pool, 0, plan_version="")
-            pod["metadata"]["name"] = f"{job.key.name}-try-{pool.name}"[:63].rstrip("-")
-            try:
-                with suppress(Conflict):
-                    await self._kube.create(PODS, pod, dry_run=True)
-            except Refused as error:
-                if "exceeded quota" in str(error):
-                    continue  # it says nothing about the pod, and may be different when the pod is created
-                reason = "PodsForbidden" if error.status_code == _FORBIDDEN else "InvalidTemplate"
-                message = f"a worker of pool {pool.name} can't be created: {error}"
-                return Acceptance(known=True, ok=False, reason=reason, message=message)
-        return Acceptance(known=True)
+        said = await asyncio.gather(*(self._try_pool(job, pool) for pool in job.spec.worker_pools))
+        return next((answer for answer in said if answer is not None), Acceptance(known=True))
+
+    async def _try_pool(self, job: JobView, pool: WorkerPool) -> Acceptance | None:
+        """Return the refusal of a worker of this pool, ``None`` where there is none."""
+        pod = build_pod(job, pool, 0, plan_version="")
+        pod["metadata"]["name"] = f"{job.key.name}-try-{pool.name}"[:63].rstrip("-")
+        try:
+            with suppress(Conflict):
+                await self._kube.create(PODS, pod, dry_run=True)
+        except Refused as error:
+            if "exceeded quota" in str(error):
+                return None  # it says nothing about the pod, and may be different when the pod is created
+            reason = "PodsForbidden" if error.status_code == _FORBIDDEN else "InvalidTemplate"
+            message = f"a worker of pool {pool.name} can't be created: {error}"
+            return Acceptance(known=True, ok=False, reason=reason, message=message)
+        return None
 
 
 def _accepted_before(job: JobView) -> bool:

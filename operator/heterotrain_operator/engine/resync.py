@@ -16,6 +16,7 @@ from heterotrain_operator.world.views import JobKey
 
 OWNED = f"{keys.LABEL_MANAGED_BY}={keys.MANAGED_BY}"
 """Selects what the operator owns."""
+_OTHERS = f"{keys.LABEL_MANAGED_BY}!={keys.MANAGED_BY}"
 
 _View = TypeVar("_View")
 _RUNNING = "status.phase!=Succeeded,status.phase!=Failed"
@@ -54,7 +55,8 @@ async def list_foreign(kube: Kube, store: Store, namespace: str | None) -> None:
         KubeError: the list failed; the sums before it stand.
     """
     sums: dict[str, dict[str, float]] = {}
-    async for body in kube.list(PODS, fields=_RUNNING):
+    # Where every worker is ours, the API server leaves them out: they are most of a large cluster's pods.
+    async for body in kube.list(PODS, labels="" if namespace else _OTHERS, fields=_RUNNING):
         node, metadata = body["spec"].get("nodeName"), body["metadata"]
         owned = (metadata.get("labels") or {}).get(keys.LABEL_MANAGED_BY) == keys.MANAGED_BY and owner_key(body)
         if node and not (owned and namespace in (None, metadata["namespace"])):

@@ -11,6 +11,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final, Protocol
+from urllib.request import getproxies
 
 import aiohttp
 from heterotrain_core.contract import keys
@@ -72,7 +73,8 @@ class KubeClient:
     """
 
     def __init__(self, configuration: Configuration) -> None:
-        self._configuration = configuration
+        # aiohttp looks for a .netrc before every request of a session that heeds the environment; only proxies need that.
+        configuration.client_session_kwargs = {"trust_env": bool(getproxies())}
         self._client = ApiClient(configuration)
 
     async def close(self) -> None:

@@ -41,11 +41,15 @@ class Kind(Generic[_Key, _View]):
         """Return all objects; the mapping is live, so don't keep it over an ``await``."""
         return self._views
 
+    def knows(self, key: _Key, resource_version: str) -> bool:
+        """Tell whether this state of an object, or a newer one, is here already: often the echo of our own write."""
+        known = self._views.get(key)
+        return known is not None and not _newer(resource_version, known.resource_version)
+
     def put(self, view: _View) -> bool:
         """Take a newer state of an object; tell whether it was newer."""
         key = self._key(view)
-        known = self._views.get(key)
-        if known is not None and not _newer(view.resource_version, known.resource_version):
+        if self.knows(key, view.resource_version):
             return False
         self._views[key] = view
         self._stamp(key)
@@ -90,6 +94,8 @@ class PodKind(Kind[tuple[str, str], PodView]):
         super().__init__(lambda pod: (pod.key.namespace, pod.name))
         self._of_job: dict[JobKey, dict[str, PodView]] = {}
         self._used: dict[str, Counter[str]] = {}
+        self.changes = 0
+        """How often what runs on nodes has changed."""
 
     @property
     def used(self) -> Mapping[str, Mapping[str, float]]:
@@ -126,10 +132,12 @@ class PodKind(Kind[tuple[str, str], PodView]):
 
     def _link(self, pod: PodView) -> None:
         self._of_job.setdefault(pod.key, {})[pod.name] = pod
+        self.changes += 1
         if pod.node and not pod.phase_ended:
             self._used.setdefault(pod.node, Counter()).update(pod.requests)
 
     def _unlink(self, pod: PodView) -> None:
+        self.changes += 1
         pods = self._of_job.get(pod.key, {})
         pods.pop(pod.name, None)
         if not pods:
@@ -148,11 +156,17 @@ class Store:
         self.plans: Kind[JobKey, PlanObject] = Kind(lambda plan: plan.key)
         self.foreign_requests: Mapping[str, Mapping[str, float]] = {}
         """By node: what pods of others request; from a slow list, because the watch sees only our own."""
+        self._used: Mapping[str, Mapping[str, float]] = {}
+        self._used_at: tuple[int, Mapping[str, Mapping[str, float]]] = (-1, {})
 
-    def used(self) -> dict[str, dict[str, float]]:
-        """Return by node the sum of what running pods request, those of others included."""
-        own, foreign = self.pods.used, self.foreign_requests
-        return {node: added([own.get(node, {}), foreign.get(node, {})]) for node in {*own, *foreign}}
+    def used(self) -> Mapping[str, Mapping[str, float]]:
+        """Return by node the sum of what running pods request, those of others included; never changed afterwards."""
+        changes, foreign = self._used_at
+        if changes != self.pods.changes or foreign is not self.foreign_requests:
+            own, others = self.pods.used, self.foreign_requests
+            self._used = {node: added([own.get(node, {}), others.get(node, {})]) for node in {*own, *others}}
+            self._used_at = (self.pods.changes, others)
+        return self._used
 
 
 def _newer(new: str, old: str) -> bool:
