@@ -54,6 +54,10 @@ test-unit: setup ## fast tests: no cluster, a few seconds
 test-distributed: setup ## several real training processes, with faults
 	@$(VENV)/bin/pytest tests/distributed -q
 
+test-cuda: setup ## what needs a GPU; not part of `make test`
+	@$(PY) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("test-cuda needs a GPU that PyTorch can use, and finds none (torch.cuda.is_available() is false): run it on a machine with an NVIDIA GPU and its driver")'
+	@$(VENV)/bin/pytest tests/cuda -q
+
 test: setup ## every tier, from lint to end-to-end on a real cluster; does all set-up itself
 	@./deploy/test-all.sh
 
@@ -98,4 +102,4 @@ bench-trainer: setup ## the trainer's costs on this machine, beside DDP, torch.s
 bench-simulated: setup ## the simulated tables of docs/simulation.md, about twenty minutes
 	@for what in model_error spot fleet comparison; do $(PY) deploy/bench/simulated_$$what.py; echo; done
 
-.PHONY: bench-trainer bench-prediction bench-convergence bench-mathematics bench-simulated help setup lock lint format test test-unit test-distributed images cluster cluster-running cluster-down demo bench
+.PHONY: test-cuda bench-trainer bench-prediction bench-convergence bench-mathematics bench-simulated help setup lock lint format test test-unit test-distributed images cluster cluster-running cluster-down demo bench

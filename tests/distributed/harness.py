@@ -41,9 +41,11 @@ JOB_UID = "job-uid"
 class Zygote:
     """The process that forks workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sees_gpus: bool = False) -> None:
         paths = [str(ROOT / part) for part in ("core", "trainer", "tests")]
         environ = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+        # Asking NVML whether there is a GPU leaves CUDA untouched, so that its children may still use it.
+        environ |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} if sees_gpus else {"CUDA_VISIBLE_DEVICES": ""}
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("zygote.py"))],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ,
@@ -232,7 +234,7 @@ class Operator:
         """Return the final weights of a worker."""
         path = self.folder / f"{worker.name}.pt"
         assert path.exists(), worker.log()
-        return dict(torch.load(path, weights_only=True))
+        return dict(torch.load(path, weights_only=True, map_location="cpu"))
 
     def close(self) -> None:
         """Kill what is left."""

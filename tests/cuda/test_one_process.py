@@ -1,0 +1,102 @@
+"""What only a device can show in one process: its own time, its memory, and copies that it makes by itself.
+
+Not run yet: there was no GPU where these tests were written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import heterotrain
+import pytest
+import torch
+from distributed.scripts import net, optimizer_of, problem
+from heterotrain.data.ahead import Ahead
+from heterotrain.data.pieces import Piece
+from heterotrain.data.sources import source_of
+from heterotrain.numerics.reducer import Timing
+from heterotrain.numerics.timeline import CudaTimeline
+from heterotrain.steps.clock import Clock, Phase
+from heterotrain_core.contract import metrics as names
+from prometheus_client import generate_latest
+
+MIB = 1024 * 1024
+
+
+def test_phases_are_what_the_device_did() -> None:
+    """A device that is kept busy for a while, then for three times as long; the host is done with both at once."""
+    clock = Clock(CudaTimeline(torch.device("cuda", 0)))
+    cycles = 50_000_000
+    torch.cuda._sleep(1)
+    began = clock.now()
+    torch.cuda._sleep(cycles)
+    forward = clock.spent(Phase.FORWARD, began)
+    torch.cuda._sleep(3 * cycles)
+    clock.spent(Phase.BACKWARD, forward)
+    assert not clock.is_over(), "nobody waited"
+    torch.cuda.synchronize()
+    assert clock.is_over()
+    times = clock.read(Timing(), step_s=1.0)
+    assert times.backward_s / times.forward_s == pytest.approx(3, rel=0.1)
+
+
+def test_what_is_loaded_ahead_is_pinned() -> None:
+    """Batches of worker processes lie in page-locked memory, from which copies overlap with computing."""
+    source = source_of(problem(32), collate=None, shuffle=False, seed=0)
+    x, _y = Ahead(source, workers=1, pin=True).take(Piece(0, 0, 8), lambda: iter([Piece(0, 0, 8)]))
+    assert x.is_pinned()
+    assert torch.equal(x, problem(32).tensors[0][:8])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_weights_on_the_device_are_those_of_the_processor(workers: int) -> None:
+    """fp64, with and without worker processes, against plain torch on the CPU over the same samples."""
+    job = heterotrain.init(epochs=2, batch_samples=16)
+    model = job.wrap(net())
+    optimizer = job.optimizer(optimizer_of(model))
+    twin = net()
+    plain = optimizer_of(twin)
+    for step in job.steps(problem(90), workers=workers):
+        with step:
+            plain.zero_grad()
+            for x, y in step.micro_batches():
+                assert x.is_cuda
+                step.backward(((model(x) - y) ** 2).mean())
+                ((twin(x.cpu()) - y.cpu()) ** 2).mean().backward()
+            step.apply(optimizer)
+            plain.step()
+    for found, expected in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
+        assert float((found.cpu() - expected).norm() / expected.norm()) < 1e-10
+
+
+@pytest.fixture
+def little_memory() -> Iterator[int]:
+    """Let this process have 1 GiB of the device beside what it holds; yield the limit in bytes."""
+    torch.cuda.empty_cache()
+    limit = torch.cuda.memory_reserved() + 1024 * MIB
+    torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
+    yield limit
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_memory_that_runs_out_halves_the_micro_batch(little_memory: int) -> None:
+    """A row takes 32 MiB in forward and as much in backward, so 64 rows do not fit; every step is committed all the same."""
+    job = heterotrain.init(epochs=1, batch_samples=64)
+    model = job.wrap(torch.nn.Linear(1, 8 * MIB, bias=False))
+    optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=1e-3))
+    sizes = []
+    for step in job.steps(torch.utils.data.TensorDataset(torch.ones(192, 1))):
+        rows = []
+        with step:
+            for (x,) in step.micro_batches():
+                rows.append(len(x))
+                step.backward(model(x).square().mean())
+            step.apply(optimizer)
+        if step.committed:
+            sizes.append(rows)
+    assert [sum(rows) for rows in sizes] == [64, 64, 64]
+    assert job._loop._attempts.cap_samples == max(sizes[-1]) < 64
+    told = generate_latest(job._report.registry).decode()
+    assert names.OUT_OF_MEMORY in told
+    peaks = [float(line.split()[-1]) for line in told.splitlines() if line.startswith(names.PEAK_MEMORY)]
+    assert 0 < max(peaks) <= little_memory
