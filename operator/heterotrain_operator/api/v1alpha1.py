@@ -128,11 +128,11 @@ class Rebalance(
         default=0, ge=0, le=1_000_000, description="Steps between boundaries; only with boundary: steps."
     )
     min_gain: float = Field(
-        default=0.03,
+        default=0.01,
         ge=0,
         le=1,
-        description="Enough to change shares: a predicted step that is shorter by this fraction. Less is enough, down to 0.01, once "
-        "speeds are known so well that it is not chance.",
+        description="Shares change only for a predicted step that is shorter by this fraction at least, and by more than chance "
+        "could promise while speeds are known badly.",
     )
 
 

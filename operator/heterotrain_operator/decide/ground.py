@@ -91,9 +91,8 @@ def _ground(requests: Mapping[Claim, Mapping[str, float]], free: Mapping[str, Ma
         claim: {name: math.ceil(amount * _PRECISION - _ROUNDING) for name, amount in each.items() if amount > 0}
         for claim, each in requests.items()
     }
-    units = {
-        name: math.gcd(*(need.get(name, 0) for need in needs.values())) for need in needs.values() for name in need
-    }
+    named = {name for need in needs.values() for name in need}
+    units = {name: math.gcd(*(need.get(name, 0) for need in needs.values())) for name in sorted(named)}
     amounts = {
         node: {name: int(have.get(name, 0.0) * _PRECISION + _ROUNDING) // unit for name, unit in units.items()}
         for node, have in free.items()

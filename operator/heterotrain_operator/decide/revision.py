@@ -1,9 +1,8 @@
 """When a better plan is worth a new revision: each one is written, delivered to every pod and looked at by every worker.
 
-Before a boundary only the newest revision counts. So while one waits and its boundary is far, the next scrape will know
-better, and only a large gain is written down, in case it is the last that gets through. Close to the boundary even a
-small one is: the change itself costs nothing any more. Once the newest plan is in force, a change has to pay by the
-user's own measure.
+Shares change at a boundary, and only the newest revision counts there. While it is far the next scrape will know better, so
+only a large gain that is no chance is written down, in case it is the last that gets through. Close to it, what is known
+then decides.
 """
 
 from __future__ import annotations
@@ -14,11 +13,10 @@ from enum import StrEnum
 from heterotrain_core.contract.plan import BoundaryKind, Plan
 from heterotrain_core.planning.shares import SharesDecision
 
-from heterotrain_operator.world.telemetry import MemberId, Telemetry
+from heterotrain_operator.world.telemetry import Telemetry
 
 FAR_GAIN_RATIO = 0.1
-NEAR_GAIN_RATIO = 0.01
-OTHER_PREDICTION_RATIO = 0.05
+OTHER_PREDICTION_RATIO = 0.1
 """A prediction that moved by more than this is told although the shares stay: survivors divide by the plan's models."""
 _NEAR_SCRAPES = 2
 """So that one scrape at least, and mostly two, fall into the time that counts as near."""
@@ -28,24 +26,14 @@ _DELIVERY_S = 2.0
 class Moment(StrEnum):
     """What a new revision would meet."""
 
-    IN_FORCE = "in force"
-    """Every member uses the newest plan."""
     FAR = "far"
-    """The newest plan waits, and there will be more scrapes before its boundary."""
+    """There will be more scrapes before the boundary."""
     NEAR = "near"
-    """The newest plan waits for a boundary that is close, or nobody knows how far."""
+    """The boundary is close, or nobody knows how far."""
 
 
 def moment_of(plan: Plan, telemetry: Telemetry) -> Moment:
     """Return what a revision of this plan would meet."""
-    versions = []
-    for member in plan.members:
-        gauges = telemetry.gauges.get(MemberId(member.worker_uid, member.local_rank))
-        if gauges is None or gauges.generation is None or gauges.revision is None:
-            return Moment.NEAR
-        versions.append((gauges.generation, gauges.revision))
-    if min(versions) >= plan.version:
-        return Moment.IN_FORCE
     left_s = seconds_to_boundary(plan, telemetry)
     interval_s = telemetry.scrape_interval_s
     if left_s is None or interval_s is None:
@@ -54,10 +42,18 @@ def moment_of(plan: Plan, telemetry: Telemetry) -> Moment:
 
 
 def seconds_to_boundary(plan: Plan, telemetry: Telemetry) -> float | None:
-    """Return about how long it takes at the present rate until a waiting plan may take effect; ``None`` when unknown."""
+    """Return about how long it takes until other shares may take effect; ``None`` when unknown.
+
+    By the rate of late or, where that is faster, by the steps since the plan in force: a job that has just sped up arrives
+    sooner than its rate says, and what comes after the boundary waits for the next one.
+    """
     newest, rate = telemetry.newest, telemetry.rates.samples_per_s
     if newest is None or newest.cursor_samples is None or not newest.epoch_samples or not rate:
         return None
+    steps = sum(sum(each.steps.values()) for each in telemetry.in_force.values())
+    took_s = sum(sum(each.step_s.values()) for each in telemetry.in_force.values())
+    if took_s > 0 and newest.global_batch_samples is not None:
+        rate = max(rate, newest.global_batch_samples * steps / took_s)
     left = newest.epoch_samples - newest.cursor_samples
     if plan.boundary.kind is BoundaryKind.STEPS:
         if newest.global_batch_samples is None or newest.epoch_step is None:
@@ -67,21 +63,16 @@ def seconds_to_boundary(plan: Plan, telemetry: Telemetry) -> float | None:
     return left / rate
 
 
-def least_gain(moment: Moment) -> float:
-    """Return the part of a step that other shares have to save however certain it is."""
-    return FAR_GAIN_RATIO if moment is Moment.FAR else 0.0
-
-
-def enough_gain(moment: Moment, *, chosen: float) -> float:
-    """Return the part of a step that is enough however uncertain it is; ``chosen`` is the user's ``minGain``."""
-    return min(chosen, NEAR_GAIN_RATIO) if moment is Moment.NEAR else chosen
+def least_gain(moment: Moment, *, chosen: float) -> float:
+    """Return the part of a step that other shares have to save however certain it is; ``chosen`` is the user's ``minGain``."""
+    return max(chosen, FAR_GAIN_RATIO) if moment is Moment.FAR else chosen
 
 
 def worth_writing(decision: SharesDecision, plan: Plan, moment: Moment) -> bool:
     """Tell whether a decision for the plan's members deserves a new revision.
 
     Args:
-        decision: made with ``least_gain`` and ``enough_gain`` of this moment, so that changed shares are worth it by themselves.
+        decision: made with ``least_gain`` of this moment, so that changed shares are worth it by themselves.
         plan: the newest plan, of the same members.
         moment: what the revision would meet.
     """

@@ -13,7 +13,7 @@ from heterotrain_core.split.balance import Infeasible
 from heterotrain_core.split.proportion import evenly
 
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec, RebalanceBoundary
-from heterotrain_operator.decide.revision import Moment, enough_gain, least_gain, moment_of, worth_writing
+from heterotrain_operator.decide.revision import Moment, least_gain, moment_of, worth_writing
 from heterotrain_operator.world.telemetry import MemberGauges, MemberId, Telemetry
 
 
@@ -51,7 +51,7 @@ def share_out(
         plan: the newest plan, whomever it names; ``None`` when there is none.
     """
     current = plan if plan is not None and _names(plan.members) == _names(members) else None
-    moment = Moment.IN_FORCE if current is None else moment_of(current, telemetry)
+    moment = Moment.NEAR if current is None else moment_of(current, telemetry)
     rebalance = spec.training.rebalance
     floor = 1 if spec.training.base_batch_samples >= len(members) else 0
     evidence = tuple(_evidence(member, telemetry, floor) for member in members)
@@ -63,8 +63,7 @@ def share_out(
             members=evidence,
             former=former,
             current_shares=current.shares if current is not None else None,
-            min_gain_ratio=enough_gain(moment, chosen=rebalance.min_gain),
-            least_gain_ratio=least_gain(moment),
+            least_gain_ratio=least_gain(moment, chosen=rebalance.min_gain),
             rebalance=rebalance.boundary is not RebalanceBoundary.NEVER,
             least_members=spec.elastic_policy.min_replicas,
         )

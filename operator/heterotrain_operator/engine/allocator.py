@@ -78,6 +78,8 @@ class Allocator:
         self._wall_clock_s = wall_clock_s
         self._known: dict[JobKey, _Known] = {}
         self._rates = KnownRates()
+        self._first_s = float("inf")
+        """When the first decision was made: until then nobody takes what another one may have been given before."""
         self._changed = asyncio.Event()
         self._urgent = asyncio.Event()
 
@@ -93,7 +95,7 @@ class Allocator:
         if known is None or known.uid != job.uid:
             known = self._known[job.key] = self._look_at(job)
         if known.allotment.held:
-            if self._clock() - known.asked_s >= PATIENCE_S:
+            if self._clock() - max(known.asked_s, self._first_s) >= PATIENCE_S:
                 return FREE
             self._urgent.set()
             self._changed.set()
@@ -114,6 +116,10 @@ class Allocator:
 
     async def run_once(self) -> None:
         """Decide about every job."""
+        await self._run_once()
+        self._first_s = min(self._first_s, self._clock())
+
+    async def _run_once(self) -> None:
         self._changed.clear()
         self._urgent.clear()
         started_s = self._clock()

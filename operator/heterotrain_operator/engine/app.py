@@ -109,17 +109,22 @@ class App:
 
     # --- what the watch brings -------------------------------------------------------------------------------------
 
+    def _wake(self, key: JobKey) -> None:
+        """Have a job looked at; a stand-by only keeps what it sees, and looks at all jobs when it leads."""
+        if self.elector is None or self.elector.leads:
+            self.queue.add(key)
+
     def job_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
         """Take the newest state of a job."""
         if not deleted and self.store.jobs.knows(key_of(body), body["metadata"]["resourceVersion"]):
-            self.queue.add(key_of(body))  # our own status: what it says may be what the next step waited for
+            self._wake(key_of(body))  # our own status: what it says may be what the next step waited for
             return
         view, before = parse_job(body), self.store.jobs.get(key_of(body))
         if deleted:
             self.store.jobs.discard(view.key)
         else:
             self.store.jobs.put(view)
-        self.queue.add(view.key)
+        self._wake(view.key)
         if deleted or before is None or _wishes(before) != _wishes(view):
             self.allocator.changed()
 
@@ -137,7 +142,7 @@ class App:
             self.store.pods.discard((view.key.namespace, view.name))
         else:
             self.store.pods.put(view)
-        self.queue.add(view.key)
+        self._wake(view.key)
         self.allocator.changed()
 
     def plan_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
@@ -149,7 +154,7 @@ class App:
             self.store.plans.discard(view.key)
         else:
             self.store.plans.put(view)
-        self.queue.add(view.key)
+        self._wake(view.key)
         self.allocator.changed()
 
     def node_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
@@ -162,7 +167,7 @@ class App:
             self.store.nodes.put(view)
         if deleted or before is None or _matters(before) != _matters(view):
             for key in self.store.jobs.all():
-                self.queue.add(key)
+                self._wake(key)
             self.allocator.changed()
 
     # --- what runs -------------------------------------------------------------------------------------------------
@@ -183,10 +188,9 @@ class App:
                     tasks.create_task(self.elector.keep(), name="lease")
                 self.metrics.leader.set(1)
                 log.info("leading", identity=self.settings.identity)
-                await self.allocator.run_once()  # before any job could take what another one has
                 tasks.create_task(self.allocator.run(), name="allocation")
-                for key in self.store.jobs.all():
-                    self.queue.add(key)
+                # What changed last is what the leader before may not have come to.
+                self.queue.add_behind(self.store.newest_first())
                 if self.settings.prometheus.url is not None:
                     tasks.create_task(self.poller.run(), name="telemetry")
                 for number in range(self.settings.workers):
@@ -213,8 +217,8 @@ class App:
             self.metrics.pods.set(len(self.store.pods.all()))
             self._synced.set()
             self.reconciler.reapply()
-            for key in known:
-                self.queue.add(key)
+            if self.elector is None or self.elector.leads:
+                self.queue.add_behind(known)
             await asyncio.sleep(self.settings.relist_s)
 
     async def _foreign(self) -> None:

@@ -24,14 +24,21 @@ _View = TypeVar("_View", bound=_Versioned)
 _Key = TypeVar("_Key")
 
 
-class Kind(Generic[_Key, _View]):
-    """All objects of one kind."""
+class Sequence:
+    """Counts changes of whatever shares it."""
 
-    def __init__(self, key: Callable[[_View], _Key]) -> None:
+    def __init__(self) -> None:
+        self.last = 0
+
+
+class Kind(Generic[_Key, _View]):
+    """All objects of one kind; kinds that share a sequence know which of their objects changed last."""
+
+    def __init__(self, key: Callable[[_View], _Key], sequence: Sequence) -> None:
         self._key = key
         self._views: dict[_Key, _View] = {}
         self._stamps: dict[_Key, int] = {}
-        self._sequence = 0
+        self._sequence = sequence
 
     def get(self, key: _Key) -> _View | None:
         """Return the object, if there is one."""
@@ -62,7 +69,11 @@ class Kind(Generic[_Key, _View]):
 
     def begin_list(self) -> int:
         """Return a mark to hand to ``replace`` when the list that starts now has arrived."""
-        return self._sequence
+        return self._sequence.last
+
+    def changed(self, key: _Key) -> int:
+        """Return a number that is larger the later an object changed; 0 for one that is as the first list brought it."""
+        return self._stamps.get(key, 0)
 
     def replace(self, views: Iterable[_View], *, since: int) -> set[_Key]:
         """Make the list the truth for everything that has not changed since it began; return what differed."""
@@ -83,15 +94,15 @@ class Kind(Generic[_Key, _View]):
         return changed
 
     def _stamp(self, key: _Key) -> None:
-        self._sequence += 1
-        self._stamps[key] = self._sequence
+        self._sequence.last += 1
+        self._stamps[key] = self._sequence.last
 
 
 class PodKind(Kind[tuple[str, str], PodView]):
     """Pods, also found by their job, with running sums of what they request on each node."""
 
-    def __init__(self) -> None:
-        super().__init__(lambda pod: (pod.key.namespace, pod.name))
+    def __init__(self, sequence: Sequence) -> None:
+        super().__init__(lambda pod: (pod.key.namespace, pod.name), sequence)
         self._of_job: dict[JobKey, dict[str, PodView]] = {}
         self._used: dict[str, Counter[str]] = {}
         self.changes = 0
@@ -150,14 +161,23 @@ class Store:
     """Jobs, their pods and plans, the nodes, and what foreign pods take on each node."""
 
     def __init__(self) -> None:
-        self.jobs: Kind[JobKey, JobView] = Kind(lambda job: job.key)
-        self.pods = PodKind()
-        self.nodes: Kind[str, NodeView] = Kind(lambda node: node.name)
-        self.plans: Kind[JobKey, PlanObject] = Kind(lambda plan: plan.key)
+        sequence = Sequence()
+        self.jobs: Kind[JobKey, JobView] = Kind(lambda job: job.key, sequence)
+        self.pods = PodKind(sequence)
+        self.nodes: Kind[str, NodeView] = Kind(lambda node: node.name, sequence)
+        self.plans: Kind[JobKey, PlanObject] = Kind(lambda plan: plan.key, sequence)
         self.foreign_requests: Mapping[str, Mapping[str, float]] = {}
         """By node: what pods of others request; from a slow list, because the watch sees only our own."""
         self._used: Mapping[str, Mapping[str, float]] = {}
         self._used_at: tuple[int, Mapping[str, Mapping[str, float]]] = (-1, {})
+
+    def newest_first(self) -> list[JobKey]:
+        """Return all jobs, those first of which (or of whose pods and plans) something changed last."""
+        last = {key: max(self.jobs.changed(key), self.plans.changed(key)) for key in self.jobs.all()}
+        for name, pod in self.pods.all().items():
+            if pod.key in last:
+                last[pod.key] = max(last[pod.key], self.pods.changed(name))
+        return sorted(last, key=lambda key: -last[key])
 
     def used(self) -> Mapping[str, Mapping[str, float]]:
         """Return by node the sum of what running pods request, those of others included; never changed afterwards."""

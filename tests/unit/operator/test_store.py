@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heterotrain_operator.world.parse import parse_pod
-from heterotrain_operator.world.store import PodKind
+from heterotrain_operator.world.store import PodKind, Sequence
 from heterotrain_operator.world.views import JobKey, PodView
 from operator_world import World
 
@@ -23,7 +23,7 @@ def a_pod(version: int, *, name: str = "job-w0", node: str = "n", phase: str = "
 
 
 def test_an_object_never_goes_back_to_an_older_version() -> None:
-    pods = PodKind()
+    pods = PodKind(Sequence())
     assert pods.put(a_pod(10))
     assert not pods.put(a_pod(9, phase="Pending")), "our own write was in before the watch brought what was before it"
     assert not pods.put(a_pod(10))
@@ -32,7 +32,7 @@ def test_an_object_never_goes_back_to_an_older_version() -> None:
 
 
 def test_a_list_replaces_what_has_not_changed_since_it_began() -> None:
-    pods = PodKind()
+    pods = PodKind(Sequence())
     pods.put(a_pod(1, name="job-w0"))
     pods.put(a_pod(2, name="job-w1"))
     since = pods.begin_list()
@@ -45,7 +45,7 @@ def test_a_list_replaces_what_has_not_changed_since_it_began() -> None:
 
 
 def test_a_list_undoes_no_newer_event() -> None:
-    pods = PodKind()
+    pods = PodKind(Sequence())
     pods.put(a_pod(1, name="job-w0"))
     pods.put(a_pod(2, name="job-w1"))
     since = pods.begin_list()
@@ -57,7 +57,7 @@ def test_a_list_undoes_no_newer_event() -> None:
 
 
 def test_what_was_deleted_during_one_list_may_come_back_in_the_next() -> None:
-    pods = PodKind()
+    pods = PodKind(Sequence())
     since = pods.begin_list()
     pods.discard(("ns", "job-w0"))
     pods.replace([], since=since)
@@ -66,7 +66,7 @@ def test_what_was_deleted_during_one_list_may_come_back_in_the_next() -> None:
 
 
 def test_sums_of_requests_follow_every_change() -> None:
-    pods = PodKind()
+    pods = PodKind(Sequence())
     pods.put(a_pod(1, name="job-w0"))
     pods.put(a_pod(2, name="job-w1"))
     assert pods.used["n"]["cpu"] == 2.0
@@ -82,7 +82,7 @@ def test_sums_of_requests_follow_every_change() -> None:
 
 
 def test_a_job_s_pods_come_by_index() -> None:
-    pods = PodKind()
+    pods = PodKind(Sequence())
     for version, name in enumerate(("job-w2", "job-w0", "job-w1"), start=1):
         pods.put(a_pod(version, name=name))
     assert [pod.index for pod in pods.of_job(KEY)] == [0, 1, 2]
