@@ -16,7 +16,7 @@ from heterotrain.identity import Identity, Mode
 from heterotrain.membership.peers import PeerService
 from heterotrain.membership.plan_source import PlanSource
 from heterotrain.network.links import key_of, silence
-from heterotrain.network.sockets import cut, interface_of, open_sockets
+from heterotrain.network.sockets import connected, cut, interface_of, open_sockets
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import Member, Plan
 
@@ -146,6 +146,11 @@ def test_cutting_wakes_whoever_waits_and_spares_others() -> None:
     near = socket.create_connection(("127.0.0.1", port))
     far, _ = listener.accept()
     candidates = open_sockets() - before
+    assert len(candidates) == 3
+    assert len(connected(candidates, addresses={"127.0.0.1"}, spare_ports=())) == 2
+    assert len(connected(candidates, addresses=None, spare_ports=())) == 2
+    assert not connected(candidates, addresses=None, spare_ports={port})
+    assert not connected(candidates, addresses={"10.9.9.9"}, spare_ports=())
     assert cut(candidates, addresses={"10.9.9.9"}, spare_ports=()) == 0
     assert cut(candidates, addresses={"127.0.0.1"}, spare_ports={port}) == 0
     near.sendall(b"x")

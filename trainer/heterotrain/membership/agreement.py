@@ -32,6 +32,7 @@ def agreed_plan(group: Group, decision: Verdict, mine: Held, *, job_uid: str) ->
 
     Raises:
         PeerLost: the group broke meanwhile.
+        UsageError: a peer sent something that is no plan of this job.
     """
     if decision.everybody_holds:
         return mine
@@ -44,7 +45,15 @@ def agreed_plan(group: Group, decision: Verdict, mine: Held, *, job_uid: str) ->
 
 
 def plan_slot(held: Held, *, vote: bool, steps: int, leaving: bool, weight: float) -> Slot:
-    """Return a slot that says which plan this rank holds."""
+    """Return a slot that says which plan this rank holds.
+
+    Args:
+        held: the plan.
+        vote: whether this rank finished its part of the step.
+        steps: committed steps before this one.
+        leaving: whether this rank's pod was told to go.
+        weight: samples or tokens behind this rank's gradient.
+    """
     return Slot(
         vote=vote, steps=steps, generation=held.plan.generation, revision=held.plan.revision,
         plan_bytes=len(held.text.encode()), plan_checksum=held.checksum, leaving=leaving, weight=weight,
@@ -63,7 +72,17 @@ def agree_on_plan(group: Group, mine: Held, *, job_uid: str) -> Held:
 
 
 def agree_on_state(group: Group | None, training: Training, checkpoints: Checkpoints) -> None:
-    """Give everybody the newest state that anybody holds: a survivor's, else a checkpoint's, else a fresh one."""
+    """Give everybody the newest state that anybody holds: a survivor's, else a checkpoint's, else a fresh one.
+
+    Args:
+        group: the new formation's connections; ``None`` for a process that is alone.
+        training: the state; it is restored in place on ranks that lack the newest.
+        checkpoints: where a fresh start begins.
+
+    Raises:
+        PeerLost: the group broke meanwhile.
+        UsageError: the state belongs to another model or script.
+    """
     progress = training.progress
     best = (-1, -1) if training.has_state else checkpoints.best()
     steps, evaluated = progress.order if training.has_state else (-1, -1)

@@ -127,6 +127,8 @@ class Assembly:
         ledger, formation, members = self._ledger, standing.formation, standing.members
         ledger.standing = standing
         self._peers.watch(members)
+        if formation.number == 0:
+            self._peers.links.begin_anew()  # the operator names them, whatever became of them in an earlier generation
         host = members[0]
         if key_of(host) != ledger.me:
             return await self._arrive(standing, host)
@@ -164,4 +166,7 @@ class Assembly:
         """Return whether it is in vain to wait for the others to arrive; tells them, too."""
         if self._ledger.is_outranked(standing) or self._ledger.gives_up(standing):
             self._ledger.give_up("a newer plan came, or a member has to go")
+        # Whoever was lost while the others still voted for it is lost for this formation, too, and nobody says so again.
+        elif any(self._peers.links.is_lost(key_of(member)) for member in standing.others(self._ledger.me)):
+            self._ledger.give_up("a member was lost before it had arrived")
         return standing.formation in self._ledger.broken

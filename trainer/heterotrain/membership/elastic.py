@@ -123,7 +123,8 @@ class Elastic:
         me = (self._identity.worker_uid, self._identity.local_rank)
         rank = next(i for i, m in enumerate(members) if (m.worker_uid, m.local_rank) == me)
         address = Address(
-            members=frozenset(m.address for m in members), spare_ports=frozenset(m.peer_port for m in members)
+            members=frozenset(m.address for m in members),
+            spare_ports=frozenset(m.peer_port for m in members) | {self._identity.metrics_port or 0},
         )
         self._members = members
         group = self._group = Group(rank=rank, world_size=len(members), address=address, hosted=entry.hosted)

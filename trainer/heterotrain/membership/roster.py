@@ -60,7 +60,15 @@ class Roster:
 def roster_of(
     plan: Plan, *, plan_ranks: tuple[int, ...], formation: FormationId, epoch: int = 0, epoch_step: int = 0
 ) -> Roster:
-    """Return the roster of a formation: the plan's shares when nobody is missing, else shares for those who are left."""
+    """Return the roster of a formation: the plan's shares when nobody is missing, else shares for those who are left.
+
+    Args:
+        plan: names all members and the global batch.
+        plan_ranks: those of its members who take part.
+        formation: its name.
+        epoch: the epoch in which it begins, from 0.
+        epoch_step: steps of that epoch that are committed.
+    """
     whole = len(plan_ranks) == len(plan.members)
     return Roster(
         formation=formation,
@@ -73,7 +81,7 @@ def roster_of(
 
 
 def survivors_shares(plan: Plan, plan_ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """Divide the global batch among survivors: balanced by the plan's models and caps, else in proportion to old shares.
+    """Divide the global batch, in samples, among survivors: by the plan's models and caps, else in proportion to old shares.
 
     Every survivor computes this for itself from the same plan, so all agree without a message.
     """
@@ -101,7 +109,14 @@ def survivors_shares(plan: Plan, plan_ranks: tuple[int, ...]) -> tuple[int, ...]
 
 
 def step_shares(roster: Roster, *, epoch: int, epoch_step: int, batch_samples: int) -> tuple[int, ...]:
-    """Return the shares of one step: a probe's, the shares in force, or a smaller last step's in proportion to them."""
+    """Return the shares of one step: a probe's, the shares in force, or a smaller last step's in proportion to them.
+
+    Args:
+        roster: who takes part, and the shares in force.
+        epoch: from 0.
+        epoch_step: committed steps of the epoch.
+        batch_samples: of the step over all ranks; the shares' sum.
+    """
     shares = _probe(roster, epoch=epoch, epoch_step=epoch_step) or roster.shares
     if batch_samples == sum(shares):
         return shares
@@ -117,7 +132,7 @@ def micro_batch_samples(member: Member, *, learned_cap_samples: int | None) -> i
 
 
 def may_adopt(roster: Roster, newer: Plan, *, epoch_step: int) -> bool:
-    """Return whether a newer revision of the same generation takes effect before this step.
+    """Return whether a newer revision of the same generation takes effect after ``epoch_step`` steps of an epoch.
 
     Membership is not decided here: a newer generation is taken at once, whatever the boundary.
     """

@@ -22,7 +22,7 @@ from heterotrain.network.default_group import abort_nccl, publish, withdraw
 from heterotrain.network.exchange import Cargo, Exchange, Gathering
 from heterotrain.network.mesh import Mesh, packed, unpacked
 from heterotrain.network.rendezvous import Dial, HostedStore, c10d, sentence
-from heterotrain.network.sockets import OpenSocket, cut, interface_of, open_sockets, with_a_peer
+from heterotrain.network.sockets import OpenSocket, connected, cut, interface_of, open_sockets
 from heterotrain.network.watched import Watched
 
 _log = logging.getLogger(__name__)
@@ -31,7 +31,12 @@ _Work = TypeVar("_Work")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """What ``cut`` needs to tell a group's sockets from all others."""
+    """What tells a group's sockets from all others.
+
+    Attributes:
+        members: their IP addresses; empty where they are not known.
+        spare_ports: a connection with one of these ports on either side is none of the group's.
+    """
 
     members: frozenset[str]
     spare_ports: frozenset[int]
@@ -53,7 +58,14 @@ class Group:
     """
 
     def __init__(self, *, rank: int, world_size: int, address: Address, hosted: HostedStore | None = None) -> None:
-        """``hosted`` is the store, on the rank that hosts it."""
+        """Make a group that is not connected yet.
+
+        Args:
+            rank: this rank in the formation.
+            world_size: ranks in all.
+            address: what tells its sockets from others.
+            hosted: the store, on the rank that hosts it.
+        """
         self.rank = rank
         self.world_size = world_size
         self.waiting: Waiting | None = None
@@ -95,7 +107,11 @@ class Group:
         publish(connections, backend=backend, rank=self.rank, world_size=self.world_size)
         with self._lock:
             self._own = open_sockets() - self._before
-        self._peered = with_a_peer(self._own)
+        # Not the store's, nor what other threads have open by chance: those end without anything being broken.
+        self._peered = connected(
+            self._own, addresses=self._addresses if self._address.members else None,
+            spare_ports=self._address.spare_ports | {getattr(self._store, "port", 0)},
+        )  # fmt: skip
         self.check()
 
     def cut(self, reason: str) -> None:
@@ -105,9 +121,7 @@ class Group:
             candidates = self._own if self._own is not None else open_sockets() - self._before
         if first and self._backend == "nccl":
             abort_nccl()
-        # The store on this rank's own host is reached through the loopback interface.
-        addresses = self._address.members | {"127.0.0.1", "::1"}
-        count = cut(candidates, addresses=addresses, spare_ports=self._address.spare_ports)
+        count = cut(candidates, addresses=self._addresses, spare_ports=self._address.spare_ports)
         if self._mesh is not None:
             self._mesh.cut()
         if first:
@@ -137,7 +151,7 @@ class Group:
     # -- operations --------------------------------------------------------------------------------------------------
 
     def all_reduce(self, flat: torch.Tensor) -> dist.Work:
-        """Start to sum ``flat`` over all ranks in place.
+        """Start to sum ``flat`` (one dimension, of the same length and format on every rank) over all ranks in place.
 
         Raises:
             PeerLost: the group is broken.
@@ -229,6 +243,11 @@ class Group:
             finally:
                 self.waiting = None
             self.check()
+
+    @property
+    def _addresses(self) -> frozenset[str]:
+        """Where the group's connections lead; the store on this rank's own host is reached through the loopback interface."""
+        return self._address.members | {"127.0.0.1", "::1"}
 
     def _is_over(self) -> bool:
         """Return whether the group has been cut; gloo closes a connection of ours when it broke, so it is cut then."""

@@ -96,6 +96,16 @@ class Links:
         link = self._links.get(key)
         return link is not None and not link.up and not link.lost
 
+    def is_lost(self, key: PeerKey) -> bool:
+        """Return whether the link to this peer has been given up and has not come back since."""
+        link = self._links.get(key)
+        return link is not None and bool(link.lost)
+
+    def begin_anew(self) -> None:
+        """Forget who was lost: whoever still is, is given up once more, and ``on_lost`` hears of it again."""
+        for link in self._links.values():
+            link.lost = ""
+
     async def ping_all(self, timeout_s: float) -> None:
         """Exchange a beat with every linked peer now, so that connections that ended are known to have ended."""
         waiting = []

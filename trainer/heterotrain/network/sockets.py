@@ -49,14 +49,8 @@ def cut(sockets: Collection[OpenSocket], *, addresses: Collection[str], spare_po
     for candidate in sockets:
         if candidate not in now:
             continue
-        with contextlib.suppress(OSError):
-            duplicate = socket.socket(fileno=os.dup(candidate.descriptor))
-            with duplicate:
-                if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
-                    continue
-                here, there = duplicate.getsockname(), duplicate.getpeername()  # a listener has no peer: OSError
-                if _plain(there[0]) not in addresses or {here[1], there[1]} & set(spare_ports):
-                    continue
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(candidate.descriptor)) as duplicate:
+            if _leads_to(duplicate, addresses=addresses, spare_ports=spare_ports):
                 duplicate.shutdown(socket.SHUT_RDWR)
                 count += 1
     return count
@@ -82,12 +76,14 @@ def address_of(interface: str) -> str:
     raise OSError(f"the network interface {interface} has no address")
 
 
-def with_a_peer(sockets: Collection[OpenSocket]) -> frozenset[OpenSocket]:
-    """Return those sockets that are connected over a network."""
+def connected(
+    sockets: Collection[OpenSocket], *, addresses: Collection[str] | None, spare_ports: Collection[int]
+) -> frozenset[OpenSocket]:
+    """Return those sockets that are connected to one of ``addresses``; see ``cut``. ``None`` stands for all addresses."""
     found = set()
     for candidate in sockets:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(candidate.descriptor)) as duplicate:
-            if duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.getpeername():
+            if _leads_to(duplicate, addresses=addresses, spare_ports=spare_ports):
                 found.add(candidate)
     return frozenset(found)
 
@@ -116,6 +112,19 @@ def _interface_of_v6(address: str) -> str | None:
             if fields and fields[0] == wanted:
                 return fields[-1]
     return None
+
+
+def _leads_to(one: socket.socket, *, addresses: Collection[str] | None, spare_ports: Collection[int]) -> bool:
+    """Return whether a socket is connected to one of the addresses, with no spare port on either side.
+
+    Raises:
+        OSError: it has no peer, as a listener.
+    """
+    if one.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    here, there = one.getsockname(), one.getpeername()
+    known = addresses is None or _plain(there[0]) in addresses
+    return known and not {here[1], there[1]} & set(spare_ports)
 
 
 def _plain(address: str) -> str:
