@@ -98,6 +98,12 @@ class CheckpointFolder:
     def write(self, state: Flat, *, generation: int, step: int, now_s: float) -> Manifest:
         """Write one checkpoint as a single part, then drop the oldest beyond what is kept.
 
+        Args:
+            state: skeleton and tensors, on any device.
+            generation: of the formation that got there.
+            step: committed steps.
+            now_s: seconds since the epoch, from which ages count.
+
         Raises:
             OSError: it could not be written; what was there before is untouched. A store's library may raise others.
         """
@@ -122,7 +128,7 @@ class CheckpointFolder:
         return stored
 
     def parts_there(self, label: Label, count: int) -> list[Stored] | None:
-        """Return all parts of an attempt once every one of them is written, else ``None``.
+        """Return all ``count`` parts of an attempt once every one of them is written, else ``None``.
 
         Raises:
             OSError: the store cannot be asked. A store's library may raise others.

@@ -154,6 +154,12 @@ class CheckpointKeeper:
         """Write the state when every rank has to go: the job cannot go on without it.
 
         Returns when this rank's part in it is done, or when there is no time left.
+
+        Args:
+            formed: the formation whose members all leave.
+            training: the state.
+            mark: tells this checkpoint's files from all others; the same number on every rank.
+            left_s: seconds until this process is killed.
         """
         if self._writer is None:
             return
@@ -195,7 +201,10 @@ class CheckpointKeeper:
     def write_now(self, training: Training, *, generation: int, within_s: float | None = None) -> None:
         """Write a whole checkpoint and return when it is complete, unless there is one of this step already.
 
-        ``within_s`` bounds the wait; without it a stuck store is told and waited for.
+        Args:
+            training: the state; nothing is written where there is none yet.
+            generation: of the formation that got there.
+            within_s: bounds the wait; without it a stuck store is told and waited for.
         """
         if self._writer is None or not training.has_state:
             return

@@ -106,6 +106,12 @@ class CheckpointWriter:
         """Copy the whole state and write it in the background; return the seconds that copying took.
 
         A checkpoint that is still being written is waited for first: two would compete for the same disk.
+
+        Args:
+            state: nested, with tensors on any device.
+            generation: of the formation that got there.
+            step: committed steps.
+            record: a file beside the checkpoint; ``None`` for none.
         """
         label = Label(generation=generation, step=step, mark=new_mark())
         return self.start_part(state, Errand(label=label, record=record))

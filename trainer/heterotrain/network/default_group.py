@@ -19,6 +19,12 @@ BACKEND = "heterotrain"
 def publish(connections: Connections, *, backend: str, rank: int, world_size: int) -> None:
     """Make the connections torch's default group; nothing is exchanged, since gloo's are there and NCCL's come later.
 
+    Args:
+        connections: of the new formation; there must be no default group.
+        backend: ``gloo`` or ``nccl`` for the gradients on a device.
+        rank: this rank in the formation.
+        world_size: ranks in all.
+
     Raises:
         PeerLost: torch refused them.
     """

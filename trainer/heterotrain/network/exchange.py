@@ -54,7 +54,7 @@ class Exchange:
         self._heads: dict[int, tuple[memoryview, bytes]] = {}
 
     def send(self, peer: int, first: bytes, then: Iterable[memoryview] = ()) -> None:
-        """Begin to send; ``first`` starts with the frame's head.
+        """Begin to send to a peer; ``first`` starts with the frame's head.
 
         Raises:
             OSError: the connection is broken.
@@ -64,7 +64,7 @@ class Exchange:
         self._push(peer)
 
     def fill(self, peer: int, first: bytearray, then: Iterable[memoryview] = (), *, size_bytes: int) -> None:
-        """Expect a frame of ``size_bytes`` beyond its head; ``first`` holds the head and perhaps more."""
+        """Expect a frame of ``size_bytes`` beyond its head from a peer; ``first`` takes the head and perhaps more."""
         whole = self._missing[peer] = memoryview(first)
         self._to_fill[peer] = iter(then)
         self._heads[peer] = (whole, HEAD.pack(self._number, size_bytes))
@@ -73,7 +73,7 @@ class Exchange:
         """Return when everything has arrived, and what this rank sends has left it.
 
         Raises:
-            OSError: a connection is broken, or nothing moved for the time limit.
+            OSError: a connection is broken, or (``TimeoutError``) nothing moved for the time limit.
             UsageError: a peer takes part in another exchange.
         """
         for peer in tuple(self._missing):
@@ -159,6 +159,13 @@ class Gathering(Exchange):
         self, peers: Mapping[int, socket.socket], *, rank: int, number: int, data: bytes, limit_s: float
     ) -> None:
         """Begin to send ``data``; as many bytes are expected from everybody.
+
+        Args:
+            peers: see ``Exchange``.
+            rank: this rank.
+            number: see ``Exchange``.
+            data: what this rank says.
+            limit_s: see ``Exchange``.
 
         Raises:
             OSError: a connection is broken.

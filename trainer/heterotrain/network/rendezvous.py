@@ -56,7 +56,7 @@ def host_store() -> HostedStore:
 
 
 def connect_store(host: str, port: int) -> Any:
-    """Connect to a store that another rank hosts.
+    """Connect to a store that another rank hosts; gives up after ``CONNECT_S``.
 
     Raises:
         OSError, RuntimeError: it cannot be reached.

@@ -89,7 +89,11 @@ def empty_like_skeleton(skeleton: bytes) -> Flat:
 
 
 def unflatten(flat: Flat) -> dict[str, Any]:
-    """Put a state together again."""
+    """Put a state together again; it shares the memory of the tensors.
+
+    Raises:
+        HeterotrainError: the skeleton is none of ours.
+    """
 
     def fill(value: Any) -> Any:
         if isinstance(value, dict):

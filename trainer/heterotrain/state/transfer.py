@@ -17,7 +17,15 @@ from heterotrain.state.tensors import Flat, empty_like_skeleton
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """What one rank holds: its committed steps and hooks (-1 when it has no state), and its best checkpoint on disk."""
+    """What one rank holds.
+
+    Attributes:
+        steps: committed steps; -1 when it has no state.
+        evaluated: epochs whose hooks have run; -1 when it has no state.
+        checkpoint_generation: of its best checkpoint on disk; -1 when there is none, as in
+        checkpoint_step: the committed steps in that checkpoint.
+        stopped: whether the script has ended the training early.
+    """
 
     steps: int
     evaluated: int
