@@ -186,7 +186,7 @@ async def test_jobs_in_the_running_operator_get_no_more_than_their_part() -> Non
 
     def told() -> list[list[int]]:
         jobs = [body for (plural, _, _), body in kube.objects.items() if plural == "heterotrainjobs"]
-        return [[pool["granted"] for pool in job.get("status", {}).get("pools", ())] for job in jobs]
+        return [[pool.get("granted") for pool in job.get("status", {}).get("pools", ())] for job in jobs]
 
     try:
         async with asyncio.timeout(30):

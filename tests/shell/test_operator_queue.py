@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from heterotrain_operator.engine.queue import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, Queue
+from heterotrain_operator.engine.queue import BEHIND_EVERY, FIRST_BACKOFF_S, LONGEST_BACKOFF_S, Queue
 
 pytestmark = pytest.mark.looptime
 
@@ -104,3 +104,29 @@ async def test_a_forgotten_key_does_not_come_back() -> None:
     queue.forget("a")
     await asyncio.sleep(5.0)
     assert await ready(queue) == []
+
+
+async def test_what_changed_comes_before_what_is_only_looked_at_again_and_moves_up_when_it_changes() -> None:
+    queue: Queue[str] = Queue()
+    queue.add_behind(["a", "b", "c"])
+    queue.add("x")
+    queue.add("b")
+    assert await ready(queue) == ["x", "b", "a", "c"]
+
+
+async def test_however_much_changes_those_behind_have_their_turn() -> None:
+    queue: Queue[str] = Queue()
+    queue.add_behind(["patient"])
+    for number in range(100):
+        queue.add(f"busy-{number}")
+    served = [await queue.get() for _ in range(BEHIND_EVERY)]
+    assert "patient" in served
+
+
+async def test_a_key_that_waits_or_is_handled_is_not_put_behind() -> None:
+    queue: Queue[str] = Queue()
+    queue.add("handled")
+    assert await queue.get() == "handled"
+    queue.add("waits")
+    queue.add_behind(["waits", "handled"])
+    assert await ready(queue) == ["waits"]

@@ -80,6 +80,7 @@ class Allocator:
         self._rates = KnownRates()
         self._first_s = float("inf")
         """When the first decision was made: until then nobody takes what another one may have been given before."""
+        self._being_decided: frozenset[JobKey] = frozenset()
         self._changed = asyncio.Event()
         self._urgent = asyncio.Event()
 
@@ -97,8 +98,9 @@ class Allocator:
         if known.allotment.held:
             if self._clock() - max(known.asked_s, self._first_s) >= PATIENCE_S:
                 return FREE
-            self._urgent.set()
-            self._changed.set()
+            if job.key not in self._being_decided:
+                self._urgent.set()
+                self._changed.set()
             self._queue.add_after(job.key, PATIENCE_S)
         return known.allotment
 
@@ -117,6 +119,7 @@ class Allocator:
     async def run_once(self) -> None:
         """Decide about every job."""
         await self._run_once()
+        self._being_decided = frozenset()
         self._first_s = min(self._first_s, self._clock())
 
     async def _run_once(self) -> None:
@@ -124,6 +127,7 @@ class Allocator:
         self._urgent.clear()
         started_s = self._clock()
         seen = self._seen()
+        self._being_decided = frozenset(self._known)
         before = {key: known.allotment for key, known in self._known.items()}
         nodes = dict(self._store.nodes.all())
         used = self._store.used()

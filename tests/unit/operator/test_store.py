@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from heterotrain_operator.world.parse import parse_pod
-from heterotrain_operator.world.store import PodKind, Sequence
+from dataclasses import replace
+
+from heterotrain_operator.world.parse import parse_job, parse_pod
+from heterotrain_operator.world.store import PodKind, Sequence, Store
 from heterotrain_operator.world.views import JobKey, PodView
-from operator_world import World
+from operator_world import World, job_body
 
 KEY = JobKey("ns", "job")
 
@@ -87,3 +89,14 @@ def test_a_job_s_pods_come_by_index() -> None:
         pods.put(a_pod(version, name=name))
     assert [pod.index for pod in pods.of_job(KEY)] == [0, 1, 2]
     assert pods.of_job(JobKey("ns", "other")) == ()
+
+
+def test_jobs_of_which_anything_changed_last_come_first() -> None:
+    store = Store()
+    jobs = {name: parse_job(job_body(name=name)) for name in ("a", "b", "c")}
+    store.jobs.replace(jobs.values(), since=store.jobs.begin_list())
+    assert [key.name for key in store.newest_first()] == ["a", "b", "c"], "nothing has changed since the first list"
+    store.jobs.put(parse_job(job_body(name="b", resourceVersion="2")))
+    assert [key.name for key in store.newest_first()] == ["b", "a", "c"]
+    store.pods.put(replace(a_pod(1), key=JobKey("ns", "c")))
+    assert [key.name for key in store.newest_first()] == ["c", "b", "a"]

@@ -1,0 +1,101 @@
+"""What a job costs the operator among many others, counted and not timed: a cost that grows with the number of jobs fails here."""
+
+from __future__ import annotations
+
+import asyncio
+import cProfile
+import pstats
+import tracemalloc
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+from heterotrain_operator.engine.app import App
+from heterotrain_operator.settings import Settings
+from lab.scale.workload import Size
+from operator_crowd import Crowd, bodies_of, feed
+from operator_fakes import FakeKube
+
+FEW, MANY = 30, 90
+PODS_PER_JOB = 10
+MOST_REQUESTS_PER_JOB = 20 + 2 * PODS_PER_JOB
+"""Each worker is created and told its plan once; the rest is Service, budget, plans, dry runs, status and Events."""
+MOST_PASSES_PER_JOB = 10
+MOST_CALLS_PER_JOB_AGAIN = 7_500
+MOST_BYTES_PER_JOB = 110_000
+
+
+@pytest.fixture(autouse=True)
+def here_and_silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run in one thread, where calls can be counted, and say nothing."""
+
+    async def at_once(call: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    monkeypatch.setattr(asyncio, "to_thread", at_once)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    yield
+    structlog.reset_defaults()
+
+
+async def a_crowd(jobs: int) -> Crowd:
+    """Return jobs that have filled a cluster."""
+    crowd = Crowd(Size(jobs=jobs, pods=jobs * PODS_PER_JOB))
+    await crowd.settle()
+    return crowd
+
+
+async def calls_of_passes(crowd: Crowd) -> float:
+    """Return how many Python calls it takes, for each job, to look at every job once more."""
+    crowd.kube.calls.clear()
+    crowd.app.queue.add_behind(crowd.app.store.jobs.all())
+    profile = cProfile.Profile()
+    profile.enable()
+    while len(crowd.app.queue):
+        await crowd.app.reconciler._handle(await crowd.app.queue.get())
+    profile.disable()
+    calls: float = pstats.Stats(profile).total_calls  # type: ignore[attr-defined]  # the stubs leave it out
+    return calls / len(crowd.app.store.jobs.all())
+
+
+async def calls_of_allocation(crowd: Crowd) -> float:
+    """Return how many Python calls one allocation takes, for each job."""
+    profile = cProfile.Profile()
+    profile.enable()
+    await crowd.app.allocator.run_once()
+    profile.disable()
+    calls: float = pstats.Stats(profile).total_calls  # type: ignore[attr-defined]  # likewise
+    return calls / len(crowd.app.store.jobs.all())
+
+
+async def test_costs_of_a_job_stay_the_same_among_three_times_as_many() -> None:
+    few, many = await a_crowd(FEW), await a_crowd(MANY)
+    for crowd, jobs in ((few, FEW), (many, MANY)):
+        assert sum(crowd.ready.values()) >= jobs * PODS_PER_JOB * 0.99, "the cluster is full"
+        by_kind = Counter(f"{verb} {plural}" for verb, plural, _ in crowd.kube.calls)
+        assert len(crowd.kube.calls) / jobs <= MOST_REQUESTS_PER_JOB, by_kind
+        assert crowd.passes / jobs <= MOST_PASSES_PER_JOB
+    one, other = await calls_of_passes(few), await calls_of_passes(many)
+    assert few.kube.calls == many.kube.calls == [], "looking again where nothing changed asks nothing of the API server"
+    assert other <= MOST_CALLS_PER_JOB_AGAIN
+    assert other <= 1.3 * one
+    assert await calls_of_allocation(many) <= 1.5 * await calls_of_allocation(few)
+
+
+async def test_an_echo_of_what_is_known_costs_no_pass() -> None:
+    crowd = await a_crowd(FEW)
+    feed(crowd.app, [each for each in bodies_of(crowd) if each[0] in ("pods", "configmaps", "nodes")])
+    assert len(crowd.app.queue) == 0
+
+
+async def test_what_is_kept_of_a_job_with_its_pods_is_small() -> None:
+    bodies = bodies_of(await a_crowd(FEW))
+    app = App(FakeKube(), Settings(leader_election=False))
+    tracemalloc.start()
+    feed(app, bodies)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(app.store.pods.all()) >= FEW * PODS_PER_JOB
+    assert kept / FEW <= MOST_BYTES_PER_JOB
