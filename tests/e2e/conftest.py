@@ -19,7 +19,7 @@ EPOCH_SAMPLES = 1792
 EPOCHS = 4
 BATCH = 112
 OPEN_ENDED = REPOSITORY / "deploy/lab/training/open_ended.py"
-EVEN_LIMITS = {"a100": "300m", "v100": "300m", "t4": "300m"}
+EVEN_LIMITS = {"a100": "500m", "v100": "500m", "t4": "500m"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -31,11 +31,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def installed() -> Cluster:
-    """Return the cluster with operator and Prometheus running."""
+def installed() -> Iterator[Cluster]:
+    """Return the cluster with operator and Prometheus running; in the end nothing of the tests' jobs is left."""
     cluster = this_cluster()
     install(cluster)
-    return cluster
+    yield cluster
+    wait_for(lambda: not leftovers(cluster), "the tests' namespaces to be gone", timeout_s=120)
+
+
+def leftovers(cluster: Cluster) -> list[str]:
+    """Return the tests' namespaces that are on their way out."""
+    found = {each["metadata"]["name"]: each["status"]["phase"] for each in cluster.list("namespaces")}
+    return [name for name, phase in found.items() if name.startswith("e2e-") and phase == "Terminating"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +86,16 @@ class Running:
         self.wait_succeeded(timeout_s=90)
 
 
-Start = Callable[..., Running]
+class Jobs:
+    """Example jobs in namespaces that belong to whoever asks for them."""
 
+    def __init__(self, installed: Cluster, owner: str) -> None:
+        self._installed = installed
+        self._base = re.sub(r"[^a-z0-9]+", "-", owner.lower().removeprefix("test_")).strip("-")[:40]
+        self._made: list[Job] = []
 
-@pytest.fixture
-def start(installed: Cluster, request: pytest.FixtureRequest) -> Iterator[Start]:
-    """Return a function that applies an example job in a namespace of the test's own; on failure its story is printed.
-
-    With ``epochs=None`` the job trains until the test calls ``end``.
-    """
-    base = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_")).strip("-")[:40]
-    made: list[Job] = []
-
-    def begin(
+    def start(
+        self,
         name: str = "job",
         *,
         namespace: str = "",
@@ -100,8 +104,9 @@ def start(installed: Cluster, request: pytest.FixtureRequest) -> Iterator[Start]
         epoch_samples: int = EPOCH_SAMPLES,
         **changes: Any,
     ) -> Running:
-        cluster = Cluster(environment=installed.environment, namespace=f"e2e-{base}{namespace}")
-        if not any(job.cluster.namespace == cluster.namespace for job in made):
+        """Apply an example job; with ``epochs=None`` it trains until the test calls ``end``."""
+        cluster = Cluster(environment=self._installed.environment, namespace=f"e2e-{self._base}{namespace}")
+        if not any(job.cluster.namespace == cluster.namespace for job in self._made):
             remove_namespace(cluster)
             cluster.run("kubectl", "create", "namespace", cluster.namespace)
             cluster.apply(script())
@@ -123,15 +128,80 @@ def start(installed: Cluster, request: pytest.FixtureRequest) -> Iterator[Start]
             instead_of_the_example(cluster, manifest, OPEN_ENDED)
         cluster.apply(manifest)
         job = Job(cluster, name)
-        made.append(job)
+        self._made.append(job)
         return Running(job, folder, epochs, epoch_samples)
 
-    yield begin
-    if getattr(request.node, "failed_call", False):
-        for job in made:
+    def tell(self) -> None:
+        """Print the story of every job."""
+        for job in self._made:
             print(story(job))
-    for namespace in {job.cluster.namespace for job in made}:
-        remove_namespace(Cluster(environment=installed.environment, namespace=namespace))
+
+    def remove(self) -> None:
+        """Let every namespace go. Nobody waits here for the pods' last words: the next test starts meanwhile."""
+        for namespace in {job.cluster.namespace for job in self._made}:
+            remove_namespace(Cluster(environment=self._installed.environment, namespace=namespace), waits=False)
+        self._made.clear()
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start(installed: Cluster, request: pytest.FixtureRequest) -> Iterator[Start]:
+    """Return a function that starts a job in a namespace of the test's own; on failure its story is printed."""
+    jobs = Jobs(installed, request.node.name)
+    yield jobs.start
+    if getattr(request.node, "failed_call", False):
+        jobs.tell()
+    jobs.remove()
+
+
+@dataclass(slots=True)
+class Shared:
+    """An open-ended job that the tests of a module share one after the other."""
+
+    jobs: Jobs
+    running: Running | None = None
+    failures: int = 0
+    """How many failures the tests have caused: the job is to be charged with these and no other."""
+
+    def whole(self) -> Running:
+        """Return the job with all its workers in training; a new one where the last test has spoiled it."""
+        if self.running is None:
+            self.failures = 0
+            self.running = self.jobs.start(epochs=None, epoch_samples=3360, training={"globalBatchSize": 336})
+        self.running.job.wait_members(3, timeout_s=90)
+        self.running.wait_steps(self.running.steps() + 3)
+        return self.running
+
+    def spoiled(self) -> None:
+        """Tell the job's story and let it go."""
+        self.jobs.tell()
+        self.jobs.remove()
+        self.running = None
+
+
+@pytest.fixture(scope="module")
+def shared(installed: Cluster, request: pytest.FixtureRequest) -> Iterator[Shared]:
+    """Keep a job for the module's tests, and hold it to account for every sample of them all when they are done."""
+    found = Shared(Jobs(installed, request.node.name))
+    yield found
+    try:
+        if found.running is not None:
+            found.running.end()
+            assert found.running.job.status()["restarts"] == found.failures
+    except BaseException:
+        found.spoiled()
+        raise
+    found.jobs.remove()
+
+
+@pytest.fixture
+def running(shared: Shared, request: pytest.FixtureRequest) -> Iterator[Running]:
+    """Return the shared job, with three members; what a test does to it, the test sees made good."""
+    yield shared.whole()
+    if getattr(request.node, "failed_call", False):
+        shared.spoiled()
 
 
 def instead_of_the_example(cluster: Cluster, manifest: dict[str, Any], training_script: Path) -> None:
@@ -152,11 +222,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         item.failed_call = True  # type: ignore[attr-defined]  # our own mark on pytest's object
 
 
-def remove_namespace(cluster: Cluster) -> None:
-    """Delete the cluster's namespace and wait until it is gone."""
-    cluster.run(
-        "kubectl", "delete", "namespace", cluster.namespace, "--ignore-not-found", "--timeout=90s", timeout_s=100
-    )
+def remove_namespace(cluster: Cluster, *, waits: bool = True) -> None:
+    """Delete the cluster's namespace, and wait until it is gone unless told otherwise."""
+    ways = ["--timeout=90s"] if waits else ["--wait=false"]
+    cluster.run("kubectl", "delete", "namespace", cluster.namespace, "--ignore-not-found", *ways, timeout_s=100)
 
 
 def story(job: Job) -> str:

@@ -70,7 +70,7 @@ def test_a_suspended_job_gives_its_nodes_back_and_resumes(start: Start) -> None:
 
 def test_two_jobs_in_two_namespaces_do_not_meet_and_a_crashing_one_slows_nobody(start: Start) -> None:
     """Jobs of the same name train side by side while a third crashes for ever next to them."""
-    limits = {"a100": "150m", "v100": "150m", "t4": "150m"}
+    limits = {"a100": "200m", "v100": "200m", "t4": "200m"}
     broken = start("broken", namespace="-a", limits=limits, arguments=["--no-such-option"], spec={"backoffLimit": 2})
     one = start("job", namespace="-a", limits=limits, epochs=2)
     other = start("job", namespace="-b", limits=limits, epochs=2)
