@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from heterotrain.data.progress import Progress, advance, next_batch_samples, slice_of
+from heterotrain.data.progress import Progress, advance, slice_of
 from heterotrain.membership.roster import FormationId, Roster, may_adopt, roster_of, step_shares
 from heterotrain_core.contract.codec import Refused, decode_plan
 from heterotrain_core.contract.plan import ComputeTime, Plan
@@ -89,9 +89,7 @@ class Training:
                 newest, plan_ranks=self.roster.plan_ranks, formation=self.roster.formation,
                 epoch=progress.epoch, epoch_step=progress.epoch_steps,
             )  # fmt: skip
-        batch = next_batch_samples(
-            progress, global_batch_samples=self.roster.plan.global_batch_samples, epoch_samples=self.epoch_samples
-        )
+        batch = min(self.roster.plan.global_batch_samples, self.epoch_samples - progress.cursor)
         shares = step_shares(self.roster, epoch=progress.epoch, epoch_step=progress.epoch_steps, batch_samples=batch)
         for rank in range(len(shares)):
             start, stop = slice_of(shares, rank)

@@ -9,7 +9,6 @@ from heterotrain.data.progress import (
     Progress,
     advance,
     micro_batches,
-    next_batch_samples,
     permutation,
     slice_of,
     step_seed,
@@ -23,9 +22,7 @@ def test_every_epoch_is_cut_into_batches_without_a_gap(epoch_samples: int, batch
     """Whatever the global batch is at each step, the steps of an epoch cover it from 0 to its end."""
     progress, covered = Progress(), 0
     while progress.epoch == 0:
-        batch = next_batch_samples(
-            progress, global_batch_samples=batches[progress.steps % len(batches)], epoch_samples=epoch_samples
-        )
+        batch = min(batches[progress.steps % len(batches)], epoch_samples - progress.cursor)
         assert progress.cursor == covered
         covered += batch
         progress = advance(progress, batch_samples=batch, epoch_samples=epoch_samples)

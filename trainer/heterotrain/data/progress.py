@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from hashlib import blake2b
 from itertools import accumulate
 
 import numpy as np
@@ -40,11 +41,6 @@ class Progress:
     def order(self) -> tuple[int, int]:
         """Of two survivors, the one with the greater value holds the newer state."""
         return (self.steps, self.evaluated)
-
-
-def next_batch_samples(progress: Progress, *, global_batch_samples: int, epoch_samples: int) -> int:
-    """Return the samples of the next step: the global batch, or what is left of the epoch."""
-    return min(global_batch_samples, epoch_samples - progress.cursor)
 
 
 def advance(progress: Progress, *, batch_samples: int, epoch_samples: int) -> Progress:
@@ -90,9 +86,10 @@ def micro_batches(share_samples: int, micro_batch_samples: int) -> tuple[int, ..
 
 @lru_cache(maxsize=8)
 def step_seed(*, seed: int, epoch: int, position: int) -> int:
-    """Return the seed for a rank's random numbers in one step.
+    """Return the seed for a rank's random numbers in one step, in [0, 2^63).
 
     It depends only on where the rank's slice begins in the epoch: a repeated step draws the same numbers, and a run
     with the same shares does so under any history of membership.
     """
-    return int(np.random.SeedSequence([seed, epoch, position]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    place = f"{seed} {epoch} {position}".encode()
+    return int.from_bytes(blake2b(place, digest_size=8).digest(), "little") >> 1  # numpy's way takes six times as long

@@ -19,7 +19,7 @@ import torch
 from heterotrain.data import batches
 from heterotrain.data.chance import chance
 from heterotrain.data.pieces import Piece, Source
-from heterotrain.data.progress import Progress, next_batch_samples, permutation, step_seed
+from heterotrain.data.progress import permutation, step_seed
 from heterotrain.data.streamed import Streamed
 from heterotrain.errors import UsageError
 
@@ -84,13 +84,14 @@ class _Counted:
         Raises:
             UsageError: less than the cursor says was there once.
         """
-        if cursor >= self.samples:
+        samples = self.samples
+        if cursor >= samples:
             raise UsageError(
-                f"epoch {epoch} has {self.samples} samples, but {cursor} of it are committed already: training has to go on "
+                f"epoch {epoch} has {samples} samples, but {cursor} of it are committed already: training has to go on "
                 "with the data that it began with"
             )
-        count = next_batch_samples(Progress(cursor=cursor), global_batch_samples=wanted, epoch_samples=self.samples)
-        return count, cursor + count == self.samples
+        count = min(wanted, samples - cursor)
+        return count, cursor + count == samples
 
 
 @dataclass(frozen=True, kw_only=True)
