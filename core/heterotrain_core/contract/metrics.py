@@ -51,7 +51,7 @@ FIRST_BUCKET_FRACTION_SQUARED: Final = "heterotrain_first_bucket_fraction_square
 
 # Counters with identity labels only; the same on every rank, because they are minima over ranks per step.
 BUCKET_STEPS: Final = "heterotrain_bucket_steps_total"
-"""Steps for which bucket times are known (one step late)."""
+"""Steps for which bucket times are known (one step late): one in ``MEASURED_EVERY``."""
 OVERLAPPED_SECONDS: Final = "heterotrain_overlapped_bucket_seconds_total"
 """T_o: transfer seconds of all buckets but the last, minimum over ranks per bucket, summed over steps."""
 LAST_BUCKET_SECONDS: Final = "heterotrain_last_bucket_seconds_total"
@@ -69,6 +69,8 @@ SKIPPED_STEPS: Final = "heterotrain_skipped_steps_total"
 """Committed steps that left the weights alone, because the gradient overflowed in fp16."""
 OUT_OF_MEMORY: Final = "heterotrain_out_of_memory_total"
 CHECKPOINT_FAILURES: Final = "heterotrain_checkpoint_failures_total"
+TELEMETRY_SECONDS: Final = "heterotrain_telemetry_seconds_total"
+"""Seconds of the training thread that telemetry took, by its own clock; beside the steps' seconds it is what telemetry costs."""
 
 # Gauges with identity labels.
 READY: Final = "heterotrain_ready"
@@ -98,6 +100,8 @@ GRADIENT_SQUARED: Final = "heterotrain_gradient_squared"
 GRADIENT_VARIANCE: Final = "heterotrain_gradient_variance"
 """Smoothed unbiased estimate of tr(Sigma), per sample."""
 NOISE_SCALE: Final = "heterotrain_noise_scale_samples"
+MEASURED_EVERY: Final = "heterotrain_measured_every_steps"
+"""In every how many steps gradients and buckets are measured, so that telemetry keeps to its part of the time."""
 PEAK_MEMORY: Final = "heterotrain_peak_memory_bytes"
 """Shape labels too: peak memory of steps of this shape."""
 DEVICE_MEMORY: Final = "heterotrain_device_memory_bytes"

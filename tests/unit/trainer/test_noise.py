@@ -40,7 +40,7 @@ def test_squares_are_those_of_each_micro_batch(cuts: tuple[int, ...], adaptive: 
     plain = copy.deepcopy(model)
     scale, rank_of = 8.0, 20  # this rank has 12 of the step's 20 samples
     reducer = Reducer(model, bucket_bytes=64)
-    reducer.begin()
+    reducer.begin(micro_batches=len(cuts))
     preconditioner = Preconditioner([optimizer]) if adaptive else None
     measured = Measurement(reducer, micro_batches=len(cuts), loss_scale=scale, preconditioner=preconditioner)
     parts = list(zip(x.split(cuts), y.split(cuts), strict=True))
@@ -84,7 +84,7 @@ def test_one_rank_that_accumulates_finds_the_noise() -> None:
     generator = torch.Generator().manual_seed(6)
     cuts, signal, spread = (1, 2, 5), [], []
     for _ in range(3000):
-        reducer.begin()
+        reducer.begin(micro_batches=3)
         measured = Measurement(reducer, micro_batches=3, loss_scale=1.0, preconditioner=None)
         for number, size in enumerate(cuts):
             x = truth + deviation * torch.randn(size, 6, generator=generator, dtype=torch.float64)

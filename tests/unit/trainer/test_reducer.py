@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
-from heterotrain.numerics.reducer import MIB, Reducer
+from heterotrain.errors import UsageError
+from heterotrain.numerics.arrivals import MOST_SURPRISES
+from heterotrain.numerics.buckets import MIB, Bucket
+from heterotrain.numerics.reducer import Reducer
 
 
 def test_the_first_bucket_is_small_and_holds_the_last_layers() -> None:
@@ -30,8 +34,8 @@ def test_gradients_of_micro_batches_add_up_and_unused_parameters_count_as_zero()
     model = torch.nn.ModuleDict({"used": torch.nn.Linear(3, 2), "unused": torch.nn.Linear(2, 2)}).double()
     reducer = Reducer(model, bucket_bytes=64)
     x = torch.randn(6, 3, dtype=torch.float64)
-    for sizes in ((6,), (1, 2, 3), (4, 2)):
-        reducer.begin()
+    for sizes in ((6,), (1, 2, 3), (6,), (6,), (4, 2)):
+        reducer.begin(micro_batches=len(sizes))
         for number, part in enumerate(x.split(sizes)):
             if number == len(sizes) - 1:
                 reducer.arm(None)
@@ -63,3 +67,72 @@ def test_layers_that_are_frozen_thawed_or_added_change_the_buckets() -> None:
     assert parameters() == 4
     model[1].append(torch.nn.Linear(2, 2))
     assert parameters() == 6
+
+
+class Branches(torch.nn.Module):
+    """Two branches whose gradients come in the order in which forward calls them; layers of a quarter of a MiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(256, 256, bias=False), torch.nn.Linear(256, 256, bias=False)
+        self.a_first = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a number to which both contribute."""
+        if self.a_first:
+            return self.a(self.b(x).tanh()).square().mean()
+        return self.b(self.a(x).tanh()).square().mean()
+
+
+def test_a_bucket_is_sent_off_during_backward_whatever_the_order() -> None:
+    """The first step learns which gradient is the last; in a step in which another one is, the bucket travels late, but right."""
+    torch.manual_seed(2)
+    model, x = Branches(), torch.randn(3, 256)
+    sent: list[str] = []
+    where = [""]
+    reducer = Reducer(model, bucket_bytes=MIB)
+    calls = []
+    orders = [True, True, False, False, False, True, True, True, *[False, True] * (2 * MOST_SURPRISES)]
+    for model.a_first in orders:
+        reducer.begin()
+        reducer.on_launch = lambda _bucket: sent.append(where[0])
+        reducer.arm(None)
+        where[0] = "in backward"
+        model(x).backward()
+        where[0] = "after it"
+        reducer.flush()
+        wanted = torch.autograd.grad(model(x), list(model.parameters()))
+        for parameter, value in zip(model.parameters(), wanted, strict=True):
+            assert torch.equal(parameter.grad, value)  # type: ignore[arg-type]
+        assert reducer._arrivals is not None
+        calls.append(len(reducer._arrivals._hooks))
+    assert sent[:8] == [
+        "in backward",
+        "in backward",
+        "after it",
+        *["in backward"] * 2,
+        "after it",
+        *["in backward"] * 2,
+    ]
+    assert calls[:8] == [2, 1, 1, 2, 1, 1, 2, 1]
+    assert sent[-2:] == ["in backward"] * 2, "who is surprised each time learns no more"
+    assert calls[-1] == 2
+
+
+def test_a_gradient_that_comes_after_its_bucket_has_left_is_an_error() -> None:
+    """Also where only the last parameter of a bucket is heard: torch counts the buffer's changes."""
+    layer = torch.nn.Linear(4, 4, bias=False)
+    reducer = Reducer(layer, bucket_bytes=MIB)
+    launched: list[Bucket] = []
+    x = torch.ones(2, 4)
+    for number in range(3):
+        reducer.begin()
+        reducer.on_launch = launched.append
+        reducer.arm(None)
+        layer(x).sum().backward()
+        if number < 2:
+            reducer.flush()
+    layer(x).sum().backward()
+    with pytest.raises(UsageError, match="use_reentrant=False"):
+        reducer.flush()
+    assert len(launched) == 3

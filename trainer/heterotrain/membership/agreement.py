@@ -56,7 +56,7 @@ def plan_slot(held: Held, *, vote: bool, steps: int, leaving: bool, weight: floa
     """
     return Slot(
         vote=vote, steps=steps, generation=held.plan.generation, revision=held.plan.revision,
-        plan_bytes=len(held.text.encode()), plan_checksum=held.checksum, leaving=leaving, weight=weight,
+        plan_bytes=held.size_bytes, plan_checksum=held.checksum, leaving=leaving, weight=weight,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from heterotrain_core.contract import keys
@@ -31,9 +32,21 @@ class Held:
     text: str
 
     @property
+    def size_bytes(self) -> int:
+        """Bytes of the text."""
+        return _size_and_checksum(self.text)[0]
+
+    @property
     def checksum(self) -> int:
         """CRC-32 of the text."""
-        return zlib.crc32(self.text.encode())
+        return _size_and_checksum(self.text)[1]
+
+
+@lru_cache(maxsize=4)
+def _size_and_checksum(text: str) -> tuple[int, int]:
+    """Return both of a text's bytes; kept, because every step tells them and a plan may hold a thousand members."""
+    data = text.encode()
+    return len(data), zlib.crc32(data)
 
 
 class PlanSource:

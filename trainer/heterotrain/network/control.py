@@ -16,6 +16,7 @@ FIELDS = (
     "vote", "steps", "generation", "revision", "plan_bytes", "plan_checksum", "leaving", "weight", "loss_sum",
     "checkpoint", "mark",
     "plain_weighted", "plain_groups", "plain_total", "steered_weighted", "steered_groups", "steered_total",
+    "measure_every",
 )  # fmt: skip
 HEADER = len(FIELDS)
 
@@ -53,6 +54,7 @@ class Slot:
         mark: a fresh random number below 2^53; the lowest rank's would tell that checkpoint's files from all others.
         plain: one step late: of this rank's gradients.
         steered: one step late: of the same, as an adaptive optimizer divides them.
+        measure_every: in every how many steps this rank would measure gradients and buckets, at least 1.
         buckets_s: one step late: seconds of each bucket's transfer; NaN when unknown.
     """
 
@@ -69,6 +71,7 @@ class Slot:
     mark: int = 0
     plain: Squares = Squares()
     steered: Squares = Squares()
+    measure_every: int = 1
     buckets_s: tuple[float, ...] = ()
 
 
@@ -90,6 +93,7 @@ class Verdict:
         plain: one step late: over all ranks; ``None`` when some rank does not know. The total is the lowest rank's word,
             because devices of different kinds may differ in its last digit.
         steered: the same, as an adaptive optimizer divides gradients.
+        measure_every: in every how many steps all ranks measure: as seldom as the one that wants it least.
         buckets_s: minimum over ranks per bucket, one step late; a rank that arrives early sees mostly waiting.
     """
 
@@ -105,6 +109,7 @@ class Verdict:
     mark: int = 0
     plain: Squares | None
     steered: Squares | None
+    measure_every: int = 1
     buckets_s: tuple[float, ...]
 
 
@@ -115,45 +120,48 @@ def to_row(slot: Slot) -> list[float]:
         float(slot.plan_checksum), float(slot.leaving), slot.weight, slot.loss_sum,
         float(slot.checkpoint), float(slot.mark),
         slot.plain.weighted, float(slot.plain.groups), slot.plain.total,
-        slot.steered.weighted, float(slot.steered.groups), slot.steered.total, *slot.buckets_s,
+        slot.steered.weighted, float(slot.steered.groups), slot.steered.total, float(slot.measure_every), *slot.buckets_s,
     ]  # fmt: skip
 
 
 def verdict(slots_WF: Sequence[Sequence[float]]) -> Verdict:  # noqa: N803 - shape in the name
     """Reduce the slots, the same way on every rank."""
     columns = list(zip(*slots_WF, strict=True))
-    of = dict(zip(FIELDS, columns, strict=False))  # the buckets' columns come after those that have names
-    weights, votes, steps = of["weight"], of["vote"], of["steps"]
-    versions = list(zip(of["generation"], of["revision"], strict=True))
+    (
+        votes, steps, generations, revisions, sizes_bytes, checksums, leaving, weights, loss_sums, checkpoints, marks,
+        plain_weighted, plain_groups, plain_total, steered_weighted, steered_groups, steered_total, measure_every,
+    ) = columns[:HEADER]  # fmt: skip
+    versions = list(zip(generations, revisions, strict=True))
     newest = max(versions)
     holder = versions.index(newest)
     weight = math.fsum(weights)
-    losses = [loss for loss, counted in zip(of["loss_sum"], weights, strict=True) if counted > 0]
+    losses = [loss for loss, counted in zip(loss_sums, weights, strict=True) if counted > 0]
     known = bool(losses) and not any(map(math.isnan, losses))
     return Verdict(
         committed=min(votes) == 1.0 and len(set(steps)) == 1,
         newest=(int(newest[0]), int(newest[1])),
         holder=holder,
-        plan_bytes=int(of["plan_bytes"][holder]),
-        everybody_holds=len(set(versions)) == 1 and len(set(of["plan_checksum"])) == 1,
-        leaving=tuple(rank for rank, leaves in enumerate(of["leaving"]) if leaves == 1.0),
+        plan_bytes=int(sizes_bytes[holder]),
+        everybody_holds=len(set(versions)) == 1 and len(set(checksums)) == 1,
+        leaving=tuple([rank for rank, leaves in enumerate(leaving) if leaves == 1.0]) if 1.0 in leaving else (),
         weight=weight,
         loss=math.fsum(losses) / weight if known and weight > 0 else None,
-        checkpoint=1.0 in of["checkpoint"],
-        mark=int(of["mark"][0]),
-        plain=_squares(of["plain_weighted"], of["plain_groups"], of["plain_total"]),
-        steered=_squares(of["steered_weighted"], of["steered_groups"], of["steered_total"]),
+        checkpoint=1.0 in checkpoints,
+        mark=int(marks[0]),
+        plain=_squares(plain_weighted, plain_groups, plain_total),
+        steered=_squares(steered_weighted, steered_groups, steered_total),
+        measure_every=int(max(measure_every)),
         buckets_s=_minima(columns[HEADER:]),
     )
 
 
 def _squares(weighted: Sequence[float], groups: Sequence[float], totals: Sequence[float]) -> Squares | None:
-    if not all(map(math.isfinite, (*weighted, *totals))):
+    if not math.isfinite(totals[0]) or not all(map(math.isfinite, (*weighted, *totals))):
         return None
     return Squares(weighted=math.fsum(weighted), groups=int(sum(groups)), total=totals[0])
 
 
 def _minima(columns: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    if any(math.isnan(seconds) for column in columns for seconds in column):
+    if any(math.isnan(sum(column)) for column in columns):  # a sum is NaN where one of its terms is
         return ()
     return tuple(map(min, columns))

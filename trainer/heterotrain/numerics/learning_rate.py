@@ -69,12 +69,12 @@ class RatePolicy:
             self.scaling, family=family, samples=batch_samples, base_samples=self.base_samples,
             noise_samples=noise_samples,
         )  # fmt: skip
-        worth = {
-            Scaling.NONE: 1.0,
-            Scaling.LINEAR: batch_samples / self.base_samples,
-            Scaling.SQRT: batch_samples / self.base_samples,
-            Scaling.ADASCALE: target**2 if family is Family.ADAPTIVE else target,
-        }[self.scaling]
+        if self.scaling is Scaling.NONE:
+            worth = 1.0
+        elif self.scaling is Scaling.ADASCALE:
+            worth = target**2 if family is Family.ADAPTIVE else target
+        else:
+            worth = batch_samples / self.base_samples
         factor = warmed_up(
             target, since_samples=done_samples - rate.since_samples, warm_up_samples=self.warm_up_samples,
             before=rate.before,

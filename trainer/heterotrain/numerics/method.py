@@ -16,10 +16,11 @@ from heterotrain_core.rates import Family, Scaling, Statistics, needed_statistic
 from heterotrain.errors import UsageError
 from heterotrain.network.group import Group
 from heterotrain.numerics import batch_norm, learning_rate
+from heterotrain.numerics.buckets import MIB
 from heterotrain.numerics.compression import DTYPES, UNCOMPRESSED, Wire
 from heterotrain.numerics.learning_rate import Rate, RatePolicy
 from heterotrain.numerics.precision import AUTO, Format, LossScale, Precision
-from heterotrain.numerics.reducer import MIB, Reducer
+from heterotrain.numerics.reducer import Reducer
 from heterotrain.state.training import Training
 
 _log = logging.getLogger(__name__)
@@ -127,8 +128,15 @@ class Numerics:
         return self._loss_scale.factor if self.precision.scales_loss else 1.0
 
     @property
+    def steers_by_noise(self) -> bool:
+        """Whether the learning rate follows the noise scale, which so enters the weights."""
+        return self._policy.scaling is Scaling.ADASCALE
+
+    @property
     def wants_preconditioned(self) -> bool:
         """Whether the learning-rate rule needs the noise of preconditioned gradients."""
+        if not self.steers_by_noise:
+            return False
         families = {learning_rate.family_of(optimizer) for optimizer in self._training.optimizers}
         return any(
             needed_statistics(self._policy.scaling, family) is Statistics.PRECONDITIONED

@@ -11,16 +11,22 @@ Preconditioned squares are those of the step that an adaptive optimizer takes: e
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 
 import torch
 
 from heterotrain.network.control import Squares
-from heterotrain.numerics.reducer import Bucket, Reducer, squared_norm
+from heterotrain.numerics.buckets import Bucket, squared_norm
+from heterotrain.numerics.reducer import Reducer
 
 
 class Measurement:
-    """The squares of one attempt at one step."""
+    """The squares of one attempt at one step.
+
+    Attributes:
+        spent_s: seconds of this thread that measuring has taken.
+    """
 
     def __init__(
         self, reducer: Reducer, *, micro_batches: int, loss_scale: float, preconditioner: Preconditioner | None
@@ -33,6 +39,7 @@ class Measurement:
             loss_scale: factor on the loss beside its weight.
             preconditioner: for the preconditioned squares; without it only plain ones are measured.
         """
+        self.spent_s = 0.0
         self._reducer = reducer
         self._loss_scale = loss_scale
         self._preconditioner = preconditioner
@@ -56,9 +63,11 @@ class Measurement:
 
     def reduced(self) -> float:
         """Look at the step's gradient, over all ranks and free of factors; return its squared norm."""
+        began_s = time.perf_counter()
         self._totals[0] = float(squared_norm(self._reducer.flats))
         if self._preconditioner is not None:
             self._totals[1] = sum(float(sum(self._steered(bucket))) for bucket in self._reducer.buckets)
+        self.spent_s += time.perf_counter() - began_s
         return self._totals[0]
 
     def squares(self, *, batch_samples: int, weight: float) -> tuple[Squares, Squares]:
@@ -79,13 +88,17 @@ class Measurement:
         return plain, (steered if self._preconditioner is not None else Squares())
 
     def _bucket(self, bucket: Bucket) -> None:
+        began_s = time.perf_counter()
         self._now[0].append(squared_norm([bucket.flat]))
         self._now[1] += self._steered(bucket)
+        self.spent_s += time.perf_counter() - began_s
 
     def _gradient(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        began_s = time.perf_counter()
         self._now[0].append(squared_norm([gradient]))
         if self._preconditioner is not None:
             self._now[1].append(self._preconditioner.square(parameter, gradient))
+        self.spent_s += time.perf_counter() - began_s
 
     def _steered(self, bucket: Bucket) -> list[torch.Tensor | float]:
         if self._preconditioner is None:

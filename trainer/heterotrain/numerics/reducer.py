@@ -1,9 +1,9 @@
-"""Gradient buckets: gradients are summed over ranks while backward still runs.
+"""Gradients are summed over ranks while backward still runs.
 
-Each parameter's gradient becomes a view into the flat buffer of its bucket as soon as it is there: backward hands the first
-micro-batch's over as it computed it, so nothing has to be cleared and added to. When the last gradient of a bucket has arrived in
-the last micro-batch, the bucket's all-reduce starts; buckets start in the same order on every rank. The losses are scaled
-before backward so that the plain sum over ranks is the gradient of the global batch: ``g = sum_i (n_i / sum n) g_i``.
+Each parameter's gradient becomes a view into the flat buffer of its bucket (``buckets.py``) when it is there (``arrivals.py``):
+backward hands the first micro-batch's over as it computed it, so nothing has to be cleared and added to. When the last gradient of a
+bucket has arrived in the last micro-batch, the bucket's all-reduce starts; buckets start in the same order on every rank. The losses
+are scaled before backward so that the plain sum over ranks is the gradient of the global batch: ``g = sum_i (n_i / sum n) g_i``.
 
 Why not DistributedDataParallel: it belongs to one process group, needs the user's forward pass on a rank without samples,
 and hides its buffers; this outlives formations, and the wrapped model stays the user's own (docs/adr).
@@ -17,33 +17,20 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-import torch.distributed as dist
 
 from heterotrain.errors import UsageError
 from heterotrain.network.group import Group
 from heterotrain.network.watched import settle
+from heterotrain.numerics.arrivals import Arrivals
+from heterotrain.numerics.buckets import Bucket, buckets_of, squared_norm
 from heterotrain.numerics.compression import Wire, largest
 from heterotrain.numerics.timeline import HostTimeline, Moment, Timeline, timeline_of
 from heterotrain.state.layers import Layers
 
-MIB = 1024 * 1024
-FIRST_BUCKET_BYTES = MIB
-"""The first bucket ends when it has this much, whatever the others hold: a slow link gets something to carry early."""
-
-
-@dataclass(slots=True, eq=False)
-class Bucket:
-    """Some parameters and the flat buffer that holds their gradients."""
-
-    flat: torch.Tensor
-    parameters: list[torch.nn.Parameter]
-    views: list[torch.Tensor]
-    wire: Wire | None = None
-    packed: torch.Tensor | None = None
-    missing: int = 0
-    work: dist.Work | None = None
-    started: Moment | None = None
-    done: Moment | None = None
+TWICE = (
+    "a parameter got its gradient twice in one backward pass: use step.backward once for each micro-batch, and checkpoint "
+    "activations with use_reentrant=False"
+)
 
 
 @dataclass(slots=True)
@@ -66,6 +53,7 @@ class Reducer:
         on_launch: sees each bucket before it is reduced.
         timing: of the newest attempt.
         timeline: of the device that holds the first gradient.
+        elements: numbers in all gradients; known when a step has begun.
     """
 
     model: torch.nn.Module
@@ -74,16 +62,17 @@ class Reducer:
     on_launch: Callable[[Bucket], None] | None = None
     timing: Timing = field(default_factory=Timing)
     timeline: Timeline = field(default_factory=HostTimeline)
+    elements: int = 0
     _buckets: list[Bucket] = field(default_factory=list)
-    _place_of: dict[int, tuple[Bucket, torch.Tensor]] = field(default_factory=dict)
+    _view_of: dict[int, torch.Tensor] = field(default_factory=dict)
     _layers: Layers | None = None
-    _arrived: set[int] = field(default_factory=set)
+    _arrivals: Arrivals | None = None
+    _arrived: dict[int, torch.nn.Parameter] = field(default_factory=dict)
     _signature: tuple[bool, ...] = ()
-    _hooks: list[torch.utils.hooks.RemovableHandle] = field(default_factory=list)
     _group: Group | None = None
     _armed: bool = False
     _next: int = 0
-    _watching: bool = False
+    _watchers: list[torch.utils.hooks.RemovableHandle] = field(default_factory=list)
     _on_gradient: Callable[[torch.Tensor, torch.Tensor], None] | None = None
 
     @property
@@ -96,15 +85,25 @@ class Reducer:
         """The flat gradient buffers, in the order in which they are reduced."""
         return [bucket.flat for bucket in self._buckets]
 
-    def begin(self) -> None:
-        """Start a step without gradients; notices parameters that were frozen or thawed since."""
+    def begin(self, *, micro_batches: int = 1) -> None:
+        """Start a step without gradients; notices parameters that were frozen or thawed since.
+
+        Args:
+            micro_batches: backward passes that this rank adds up in it.
+
+        Raises:
+            UsageError: nothing of the model can be trained.
+        """
         self._layers = self._layers or Layers(self.model)
         signature = self._layers.wants_gradients()
         if signature != self._signature:
             self._build()
             self._signature = signature
         self.abandon()
+        if self._watchers and self._on_gradient is None:  # nobody looked in the step before
+            self._unwatch()
         self.on_launch = self._on_gradient = None
+        self._must_arrive().begin(one_micro_batch=micro_batches == 1)
         for bucket in self._buckets:
             for parameter in bucket.parameters:
                 parameter.grad = None
@@ -112,9 +111,8 @@ class Reducer:
     def watch(self, on_gradient: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
         """Show each parameter with what a backward pass adds to its gradient, until the next step begins."""
         self._on_gradient = on_gradient
-        if self._watching:
+        if self._watchers:
             return
-        self._watching = True  # from now on, because a call for each parameter costs time
 
         def look(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
             if self._on_gradient is not None:
@@ -122,7 +120,7 @@ class Reducer:
 
         for bucket in self._buckets:
             for parameter in bucket.parameters:
-                self._hooks.append(parameter.register_hook(partial(look, parameter)))  # type: ignore[no-untyped-call]
+                self._watchers.append(parameter.register_hook(partial(look, parameter)))  # type: ignore[no-untyped-call]
 
     def arm(self, group: Group | None) -> None:
         """Let the next backward pass start the reductions over ``group`` (``None``: this rank is alone)."""
@@ -137,12 +135,17 @@ class Reducer:
             bucket.work = bucket.started = bucket.done = None
 
     def flush(self) -> None:
-        """Start what is left after backward: buckets of parameters that got no gradient."""
+        """Start what is left after backward: buckets of parameters that got no gradient.
+
+        Raises:
+            UsageError: a gradient came after its bucket had been sent off.
+        """
+        if self._armed:
+            if any(bucket.flat._version != bucket.version for bucket in self._buckets[: self._next]):  # noqa: SLF001
+                raise UsageError(TWICE)
+            self._must_arrive().learn(list(self._arrived.values()))
         for bucket in self._buckets[self._next :]:
-            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
-                if parameter.grad is not view:
-                    view.zero_() if parameter.grad is None else view.copy_(parameter.grad)
-                    parameter.grad = view
+            bucket.complete()
         while self._next < len(self._buckets):
             self._launch(self._buckets[self._next])
         self._armed = False
@@ -211,29 +214,39 @@ class Reducer:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _build(self) -> None:
-        for handle in self._hooks:
-            handle.remove()
-        self._hooks, self._buckets, self._place_of, self._watching = [], [], {}, False
         trainable = [p for p in self.model.parameters() if p.requires_grad]
         if not trainable:
-            raise UsageError("the model has no parameter that requires a gradient: nothing can be trained")
+            raise UsageError(
+                "the model has no parameter that requires a gradient, so nothing can be trained: call requires_grad_() on "
+                "those that shall be"
+            )
+        if self._arrivals is not None:
+            self._arrivals.end()
+        self._unwatch()
         self.timeline = timeline_of(trainable[0].device)
-        # Backward reaches the last layers first: their bucket can start while the rest is still being computed.
-        for parameters in _cut(list(reversed(trainable)), FIRST_BUCKET_BYTES, self.bucket_bytes):
-            first = parameters[0]
-            flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
-            views, offset = [], 0
-            for parameter in parameters:
-                views.append(flat[offset : offset + parameter.numel()].view_as(parameter))
-                offset += parameter.numel()
-            bucket = Bucket(flat=flat, parameters=parameters, views=views, wire=self.wire() if self.wire else None)
-            self._buckets.append(bucket)
-            for parameter, view in zip(parameters, views, strict=True):
-                self._place_of[id(parameter)] = (bucket, view)
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrive))  # type: ignore[no-untyped-call]
+        self._buckets = buckets_of(trainable, limit_bytes=self.bucket_bytes)
+        if self.wire is not None:
+            for bucket in self._buckets:
+                bucket.wire = self.wire()
+        self._view_of = {
+            id(p): view for bucket in self._buckets for p, view in zip(bucket.parameters, bucket.views, strict=True)
+        }
+        self._arrivals = Arrivals(self._buckets, arrive=self._arrive, close=self._close)
+        self.elements = sum(bucket.flat.numel() for bucket in self._buckets)
 
-    def _arrive(self, parameter: torch.Tensor) -> None:
-        bucket, view = self._place_of[id(parameter)]
+    def _unwatch(self) -> None:
+        for watcher in self._watchers:
+            watcher.remove()
+        self._watchers.clear()
+
+    def _must_arrive(self) -> Arrivals:
+        if self._arrivals is None:
+            raise UsageError("call reducer.begin() before a backward pass")
+        return self._arrivals
+
+    def _arrive(self, parameter: torch.nn.Parameter, bucket: Bucket) -> None:
+        """Move one gradient into its bucket; send off what is complete."""
+        view = self._view_of[id(parameter)]
         if parameter.grad is not view:  # the step's first, or something replaced the gradient instead of adding to it
             if parameter.grad is not None:
                 view.copy_(parameter.grad)
@@ -241,35 +254,50 @@ class Reducer:
         if not self._armed:
             return
         if id(parameter) in self._arrived:
-            raise UsageError(
-                "a parameter got its gradient twice in one backward pass: use step.backward once for each micro-batch, "
-                "and checkpoint activations with use_reentrant=False"
-            )
-        self._arrived.add(id(parameter))
+            raise UsageError(TWICE)
+        self._arrived[id(parameter)] = parameter
         bucket.missing -= 1
+        self._launch_complete()
+
+    def _close(self, bucket: Bucket) -> None:
+        """Move a bucket's gradients at once, since its last one ought to be there; send off what is complete."""
+        if not self._armed or not bucket.missing:
+            return
+        gradients = [parameter.grad for parameter in bucket.parameters]
+        present = [gradient for gradient in gradients if gradient is not None]
+        if len(present) < len(gradients):
+            self._must_arrive().surprised()  # ``flush`` sees to the bucket
+            return
+        bucket.take(present)
+        bucket.missing = 0
+        self._launch_complete()
+
+    def _launch_complete(self) -> None:
         while self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
             self._launch(self._buckets[self._next])
 
     def _launch(self, bucket: Bucket) -> None:
         self._next += 1
         bucket.started = self.timeline.now()
+        bucket.version = bucket.flat._version  # noqa: SLF001 - torch's own count of changes; views share it
         if self.timing.first_bucket is None:
             self.timing.first_bucket = bucket.started
         if self.on_launch is not None:
             self.on_launch(bucket)
         if self._group is None or self._group.world_size == 1:
             return
-
-        def note(_future: object) -> None:
-            bucket.done = self.timeline.now()  # with NCCL this runs at once, in a stream that waits for the reduction
-
         is_last = self._next == len(self._buckets)
         bucket.packed = bucket.wire.pack(bucket.flat) if bucket.wire is not None else None
         bucket.work = self._group.all_reduce(bucket.flat if bucket.packed is None else bucket.packed)
         if (
-            not is_last
+            is_last
         ):  # gloo's thread would have to wait for this one to let go of the interpreter; ``wait`` sees it itself
-            bucket.work.get_future().add_done_callback(note)
+            return
+
+        def note(_future: object) -> None:
+            bucket.done = self.timeline.now()  # with NCCL this runs at once, in a stream that waits for the reduction
+
+        bucket.work.get_future().add_done_callback(note)
 
     def _unpack(self, bucket: Bucket, group: Group) -> None:
         if bucket.wire is None:
@@ -279,35 +307,3 @@ class Reducer:
                 return
             group.wait(group.all_reduce(bucket.flat))  # every rank sees the same sum that did not fit
         bucket.wire.learn(bucket.flat)
-
-
-def squared_norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor | float:
-    """Return the sum of squares of all elements in float64; half formats are summed in fp32.
-
-    It is a tensor where it would have to be fetched from an accelerator, and a plain number, which costs less, elsewhere.
-    """
-    total: torch.Tensor | float = 0.0
-    for tensor in tensors:
-        flat = tensor.reshape(-1)
-        flat = flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat
-        square = torch.dot(flat, flat)
-        total = total + (square.item() if square.is_cpu else square.double())
-    return total
-
-
-def _cut(parameters: list[torch.nn.Parameter], first_bytes: int, limit_bytes: int) -> list[list[torch.nn.Parameter]]:
-    """Cut the list into runs of one dtype and device with at most ``limit_bytes`` (a larger parameter stands alone).
-
-    The first run ends as soon as it has ``first_bytes``.
-    """
-    runs: list[list[torch.nn.Parameter]] = []
-    used = 0
-    for parameter in parameters:
-        size = parameter.numel() * parameter.element_size()
-        same = bool(runs) and (runs[-1][0].dtype, runs[-1][0].device) == (parameter.dtype, parameter.device)
-        if not same or used + size > limit_bytes or (len(runs) == 1 and used >= first_bytes):
-            runs.append([])
-            used = 0
-        runs[-1].append(parameter)
-        used += size
-    return runs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -12,28 +13,37 @@ class Layers:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        self._named: list[tuple[str, torch.nn.Module]] = []
-        self._children = -1
+        self._held: list[dict[str, Any]] = []
+        """What every layer holds: layers, parameters, buffers; torch keeps these dictionaries for the layer's life."""
+        self._parameters: list[dict[str, torch.nn.Parameter | None]] = []
+        self._buffers: list[tuple[str, dict[str, torch.Tensor | None]]] = []
+        self._size = -1
 
     def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield names and buffers, as ``named_buffers`` does; one that is shared comes once for each of its names."""
-        for prefix, layer in self._now():
-            for name, buffer in layer._buffers.items():  # noqa: SLF001 - the public ways walk the model
+        self._look()
+        for prefix, buffers in self._buffers:
+            for name, buffer in buffers.items():
                 if buffer is not None:
                     yield prefix + name, buffer
 
     def wants_gradients(self) -> tuple[bool, ...]:
         """Return for each parameter whether it requires a gradient: another tuple when layers came or were frozen."""
-        return tuple(
-            parameter.requires_grad
-            for _, layer in self._now()
-            for parameter in layer._parameters.values()  # noqa: SLF001 - as above
-            if parameter is not None
-        )
+        self._look()
+        return tuple([p.requires_grad for held in self._parameters for p in held.values() if p is not None])
 
-    def _now(self) -> list[tuple[str, torch.nn.Module]]:
-        children = sum(len(layer._modules) for _, layer in self._named)  # noqa: SLF001 - as above
-        if children != self._children:  # some layer got another one, or lost one
-            self._named = [(name and f"{name}.", layer) for name, layer in self._model.named_modules()]
-            self._children = sum(len(layer._modules) for _, layer in self._named)  # noqa: SLF001 - as above
-        return self._named
+    def _look(self) -> None:
+        """Walk through the model when some layer got something new, or lost something."""
+        if sum(map(len, self._held)) == self._size:
+            return
+        named = [(name and f"{name}.", layer) for name, layer in self._model.named_modules()]
+        layers = [layer for _, layer in named]
+        # The public ways walk the model each time.
+        self._parameters = [layer._parameters for layer in layers if layer._parameters]  # noqa: SLF001
+        self._buffers = [(prefix, layer._buffers) for prefix, layer in named if layer._buffers]  # noqa: SLF001
+        self._held = [
+            held
+            for layer in layers
+            for held in (layer._modules, layer._parameters, layer._buffers)  # noqa: SLF001
+        ]
+        self._size = sum(map(len, self._held))

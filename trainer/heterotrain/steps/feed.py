@@ -59,6 +59,7 @@ class Feed:
                 _log.info("a stream that can only be iterated is read by one process, not by %d", workers)
         elif workers:
             self._ahead = Ahead(source, workers=workers, pin=device.type == "cuda")
+        self._told_epoch = -1
         self._foreseen: tuple[Formed, Progress, int | None] | None = None
         folder = identity.sample_log_dir
         self._log = SampleLog(folder, name=identity.name.replace("/", "-")) if folder else None
@@ -71,8 +72,11 @@ class Feed:
         """
         self._foreseen = (formed, progress, cap_samples)
         task = self._task(formed, progress, cap_samples)
-        if self._source.samples is not None:
-            self._report.gauges({names.EPOCH_SAMPLES: float(self._source.samples)})
+        if task.epoch != self._told_epoch or task.ends_epoch:  # a stream's end becomes known when it is reached
+            samples = self._source.samples
+            if samples is not None:
+                self._report.gauges({names.EPOCH_SAMPLES: float(samples)})
+                self._told_epoch = task.epoch
         return task
 
     def seed_of(self, task: Task) -> int:
@@ -114,9 +118,8 @@ class Feed:
         return Task(
             epoch=epoch, number=progress.steps, batch_samples=batch, ends_epoch=ends_epoch, shares=shares,
             rank=formed.rank, cursor=cursor, position=cursor + start,
-            ids=tuple(self._source.ids(epoch, cursor + start, cursor + stop)),
-            spare_id=self._source.ids(epoch, cursor, cursor + 1)[0],
-            global_batch_samples=wanted, micro_batches=micro_batches(stop - start, size),
+            share_samples=stop - start, global_batch_samples=wanted, micro_batches=micro_batches(stop - start, size),
+            listed=self._source.ids,
         )  # fmt: skip
 
     def _following(self, task: Task, piece: Piece) -> Iterator[Piece]:

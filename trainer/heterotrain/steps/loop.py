@@ -20,12 +20,11 @@ from heterotrain.data.pieces import Source
 from heterotrain.errors import PeerLost, RepeatStep, UsageError
 from heterotrain.farewell import Farewell
 from heterotrain.identity import Identity
-from heterotrain.membership.agreement import plan_slot
 from heterotrain.membership.interface import Formed, Membership
 from heterotrain.membership.plan_source import Held
 from heterotrain.membership.roster import may_adopt, roster_of, workers_of
 from heterotrain.membership.standing import Standing
-from heterotrain.network.control import Verdict
+from heterotrain.network.control import Slot, Verdict
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.reducer import Reducer
 from heterotrain.state.training import Training
@@ -128,7 +127,7 @@ class Loop:
         self.formed = formed
         roster = formed.roster
         self._log_late_commit(formed)
-        self._observer.forget()
+        self._observer.formed()
         self._numerics.form(formed.group)
         self._report.gauges({
             names.PLAN_GENERATION: float(roster.formation.generation),
@@ -180,8 +179,8 @@ class Loop:
         seed_step(feed.seed_of(task), self._device)
         self._attempts.begin(self._training.model)
         reducer = self._must_reduce()
-        reducer.begin()
-        measurement = self._observer.begin(reducer, task)
+        reducer.begin(micro_batches=len(task.micro_batches))
+        measurement = self._observer.begin(reducer, task, alone=formed.group is None)
         return Step(
             task=task, reducer=reducer, numerics=self._numerics, group=formed.group, host=self, measurement=measurement
         )
@@ -247,17 +246,14 @@ class Loop:
         held = self._newest_for(formed)
         drained = self._identity.worker in formed.agreed.plan.drain
         buckets = len(reducer.buckets)  # of every rank's slot alike, also when layers were frozen since the last step
-        slot = replace(
-            plan_slot(
-                held, vote=ok, steps=step.task.number, leaving=self.departure.wanted or drained, weight=step.weight
-            ),
-            loss_sum=float(step.loss_sum),
-            checkpoint=self._keeper.proposes(formed, self._training),
-            mark=new_mark(),
-            plain=observer.plain,
-            steered=observer.steered,
+        slot = Slot(
+            vote=ok, steps=step.task.number, generation=held.plan.generation, revision=held.plan.revision,
+            plan_bytes=held.size_bytes, plan_checksum=held.checksum, leaving=self.departure.wanted or drained,
+            weight=step.weight, loss_sum=float(step.loss_sum), checkpoint=self._keeper.proposes(formed, self._training),
+            mark=new_mark() if formed.rank == 0 else 0,  # nobody reads the others'
+            plain=observer.plain, steered=observer.steered, measure_every=observer.duty.wanted_every,
             buckets_s=observer.buckets_s if len(observer.buckets_s) == buckets else (math.nan,) * buckets,
-        )
+        )  # fmt: skip
         decision, held = exchange_votes(formed, reducer, slot, held, job_uid=self._identity.job_uid)
         self._membership.offer(held.text)
         if held.plan.version > formed.agreed.plan.version:
@@ -276,20 +272,24 @@ class Loop:
         for _ in range(self._numerics.committed(finite=not step.skipped)):
             for scheduler in self.schedulers:
                 scheduler.step()
+        told_s = time.perf_counter()
         self._observer.committed(step, decision, formed, now_s=now_s)
         if self.board is not None:
             self.board.committed(formed, self._training.optimizers, step=self._training.progress.steps)
+        self._observer.cost(step, since_s=told_s)
         self._follow(formed, decision)
 
     def _follow(self, formed: Formed, decision: Verdict) -> None:
         """Act on what the control vector said: who leaves, and whether a new generation begins."""
+        newer = formed.agreed.plan.generation > formed.roster.formation.generation
+        if not decision.leaving and not decision.checkpoint and not newer:
+            return
         roster = formed.roster
         pods = workers_of(roster.plan, tuple(roster.plan_ranks[rank] for rank in decision.leaving))
         leaving = frozenset(rank for rank in roster.plan_ranks if roster.plan.members[rank].worker in pods)
         everybody_leaves = len(leaving) == len(roster.plan_ranks)
         if decision.checkpoint and not everybody_leaves:
             self._keeper.write_part(formed, self._training, mark=decision.mark)
-        newer = formed.agreed.plan.generation > roster.formation.generation
         if not leaving and not newer:
             return
         joins = newer and len(formed.agreed.plan.members) > len(roster.plan_ranks)

@@ -1,19 +1,24 @@
-"""What a rank measures about its steps, and what it tells the others one step late."""
+"""What a rank measures about its steps, and what it tells the others one step late.
+
+In every step its phases are noted, and told in batches: to count fifty steps at once costs a fifth of counting each while the
+model's own work fills the processor's caches. Gradients and buckets are measured as often as ``telemetry/duty.py`` has it.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
-from dataclasses import dataclass
+from collections import deque
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from heterotrain_core.contract import metrics as names
 from heterotrain_core.noise import estimate
 from heterotrain_core.rates import Statistics
 
-from heterotrain.data.progress import Progress
 from heterotrain.membership.interface import Formed
 from heterotrain.network.control import Squares, Verdict
 from heterotrain.numerics.method import Numerics
@@ -23,16 +28,23 @@ from heterotrain.state.training import Training
 from heterotrain.steps.clock import Clock
 from heterotrain.steps.step import Step
 from heterotrain.steps.task import Task
+from heterotrain.telemetry.duty import Duty
 from heterotrain.telemetry.report import Report
 
 _log = logging.getLogger(__name__)
 
-NOISE_EVERY_ELEMENTS = 5_000_000
-"""|g_i|^2 costs a pass over the gradient: every step below this many elements, every tenth above."""
+LARGE_ELEMENTS = 5_000_000
+"""From this many gradients on, their squares are taken in every tenth step at most: on an accelerator that is a pass over memory
+which the host's clock does not see."""
+LARGE_EVERY = 10
+LEARN_STEPS = 64
+"""Of a formation, in which everything is measured: the first noise scale shall not be late, and costs become known."""
+TELL_S = 0.2
+"""How long a step's times may wait to be counted, unless a scrape asks for them."""
+UNKNOWN = Squares()
 
 
-@dataclass(frozen=True, slots=True)
-class Late:
+class Late(NamedTuple):
     """A committed step whose times are told when the device has come that far."""
 
     task: Task
@@ -43,33 +55,67 @@ class Late:
 
 
 class Observer:
-    """Telemetry of one rank's steps; it also feeds the noise averages, which are part of the replicated state."""
+    """Telemetry of one rank's steps; it also feeds the noise averages, which are part of the replicated state.
+
+    Attributes:
+        buckets_s: for the next control vector: seconds of each bucket's transfer in the last step; empty when not measured.
+        plain: squares of the last step's gradients; NaN when not measured.
+        steered: the same, as an adaptive optimizer divides them.
+        duty: what all of it costs.
+    """
 
     def __init__(self, report: Report, training: Training, numerics: Numerics) -> None:
+        """Let ``report`` ask for what is only looked up when somebody wants to know."""
+        self.buckets_s: tuple[float, ...] = ()
+        self.plain = self.steered = UNKNOWN
+        self.duty = Duty()
         self._report = report
         self._training = training
         self._numerics = numerics
-        self.buckets_s: tuple[float, ...] = ()
-        self.plain = self.steered = Squares()
+        self._every = 1
+        self._formed_steps = 0
+        self._measures = False
         self._measured_samples = 0
         self._committed_s: float | None = None
+        self._step_s = math.nan
         self._pause_cause: str | None = None
         self._skip = True
-        self._late: Late | None = None
+        self._late: deque[Late] = deque()
+        self._telling = threading.Lock()
+        self._told_s = 0.0
+        self._seen: tuple[int, float | None] | None = None
+        report.on_scrape, report.live, report.live_counters = self.tell, self._gauges, self._counters
 
     # -- around a step -----------------------------------------------------------------------------------------------
 
-    def begin(self, reducer: Reducer, task: Task) -> Measurement | None:
-        """Prepare for a step; return what measures its gradients, where that is wanted."""
-        elements = sum(flat.numel() for flat in reducer.flats)
-        if elements > NOISE_EVERY_ELEMENTS and task.number % 10:
+    def begin(self, reducer: Reducer, task: Task, *, alone: bool) -> Measurement | None:
+        """Prepare for a step; return what measures its gradients, where that is wanted.
+
+        The answer follows from what all ranks know alike. Where the learning rate follows the noise, no clock has a say
+        in it: the same run gives the same weights.
+
+        Args:
+            reducer: where gradients arrive.
+            task: the step.
+            alone: whether there are no other ranks.
+        """
+        every = 1 if self._formed_steps < LEARN_STEPS else self._every
+        self._measures = not task.number % every
+        if self._numerics.steers_by_noise:
+            every = 1
+        if task.number % every or (alone and len(task.micro_batches) < 2):  # noqa: PLR2004 - one group has no spread
             return None
+        if reducer.elements > LARGE_ELEMENTS and task.number % max(every, LARGE_EVERY):
+            return None
+        began_s = time.perf_counter()
         steered = Preconditioner(self._training.optimizers) if self._numerics.wants_preconditioned else None
         if steered is not None and not steered.is_known:
             steered = None
-        return Measurement(
+        measurement = Measurement(
             reducer, micro_batches=len(task.micro_batches), loss_scale=self._numerics.loss_scale, preconditioner=steered
         )
+        measurement.spent_s = time.perf_counter() - began_s
+        return measurement
 
     def membership_changed(self, cause: str) -> None:
         """Note why the next step comes late."""
@@ -79,48 +125,93 @@ class Observer:
 
     def forget(self) -> None:
         """Drop what belongs to the formation or attempt that ended; the next step's times are no typical ones."""
-        self.buckets_s, self.plain, self.steered = (), Squares(), Squares()
+        self.tell()
+        self.buckets_s, self.plain, self.steered = (), UNKNOWN, UNKNOWN
         self._skip = True
-        self._late = None
+        self._late.clear()
+
+    def formed(self) -> None:
+        """A formation begins: all its members measure everything for a while, since they agree on nothing else yet."""
+        self.forget()
+        self._every, self._formed_steps = 1, 0
 
     def evaluated(self) -> None:
         """Note that time was spent on an end-of-epoch hook, which is not part of the next step."""
         self._committed_s = time.perf_counter()
 
     def committed(self, step: Step, decision: Verdict, formed: Formed, *, now_s: float) -> None:
-        """Count a committed step and keep what the next control vector will carry."""
-        task = step.task
-        self._noise(step, decision)
+        """Count a committed step and keep what the next control vector will carry.
+
+        Args:
+            step: it.
+            decision: what its control vectors said.
+            formed: the formation.
+            now_s: ``time.perf_counter`` at the commit.
+        """
+        self._formed_steps += 1
+        self._every = decision.measure_every
+        self._seen = (formed.roster.plan.global_batch_samples, decision.loss)
+        if decision.plain is not None or decision.steered is not None:
+            self._average(decision)
+        self.plain = self.steered = UNKNOWN
+        if step.measurement is not None and not step.skipped:
+            self._measured_samples = step.task.batch_samples
+            self.plain, self.steered = step.measurement.squares(
+                batch_samples=step.task.batch_samples, weight=decision.weight
+            )
         if decision.buckets_s:
             self._report.buckets(decision.buckets_s)
-        self.buckets_s = step.reducer.transfers_s()
-        self._report_late()
+        self.buckets_s = step.reducer.transfers_s() if self._measures else ()
+        if step.skipped:
+            self._report.count(names.SKIPPED_STEPS)
+        if step.logged:
+            self._report.user(step.logged)
+        self._step_s = math.nan
         if self._pause_cause is not None:
             if self._committed_s is not None:
                 self._report.count(names.PAUSE_SECONDS, now_s - self._committed_s, cause=self._pause_cause)
                 _log.info("paused %.3f s (%s)", now_s - self._committed_s, self._pause_cause)
             self._pause_cause = None
         elif not self._skip and self._committed_s is not None:
-            self._late = Late(task, step.clock, step.reducer.timing, now_s - self._committed_s, _peak_bytes())
-            if step.clock.is_over():
-                self._report_late()
+            self._step_s = now_s - self._committed_s
+            self._late.append(Late(step.task, step.clock, step.reducer.timing, self._step_s, _peak_bytes()))
         self._skip = False
         self._committed_s = now_s
-        self._gauges(step, decision, formed, self._training.progress)
+        if now_s - self._told_s >= TELL_S:
+            self._told_s = now_s
+            self.tell(wait=False)
 
-    def _report_late(self) -> None:
-        """Tell about a step that the device has finished: on CUDA its update still runs when it is committed."""
-        late, self._late = self._late, None
-        if late is not None:
-            self._report.step(
-                share_samples=late.task.share_samples, micro_batch_samples=max(late.task.micro_batches, default=0),
-                times=late.clock.read(late.timing, step_s=late.step_s), peak_bytes=late.peak_bytes,
-            )  # fmt: skip
+    def cost(self, step: Step, *, since_s: float) -> None:
+        """Note what telemetry took of a committed step: since ``since_s``, and while gradients were measured."""
+        if math.isnan(self._step_s):
+            return  # a step that came late is no typical one
+        spent_s = time.perf_counter() - since_s
+        if step.measurement is not None:
+            spent_s += step.measurement.spent_s
+        self.duty.spent(spent_s, step_s=self._step_s, measured=self._measures)
 
-    def _noise(self, step: Step, decision: Verdict) -> None:
-        """Average what arrived of the step before, and keep this step's own part for the next control vector."""
-        kinds = ((Statistics.PLAIN, decision.plain), (Statistics.PRECONDITIONED, decision.steered))
-        for kind, squares in kinds:
+    def tell(self, *, wait: bool = True) -> None:
+        """Count the steps that the device has finished; on CUDA the last one's update still runs when it is committed.
+
+        It may be called from any thread; without ``wait``, nothing happens while another one is at it.
+        """
+        if not self._telling.acquire(blocking=wait):
+            return
+        try:
+            while self._late and self._late[0].clock.is_over():
+                task, clock, timing, step_s, peak_bytes = self._late.popleft()
+                self._report.step(
+                    share_samples=task.share_samples, micro_batch_samples=max(task.micro_batches, default=0),
+                    times=clock.read(timing, step_s=step_s), peak_bytes=peak_bytes,
+                )  # fmt: skip
+        finally:
+            self._telling.release()
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _average(self, decision: Verdict) -> None:
+        """Average what arrived of the step before."""
+        for kind, squares in ((Statistics.PLAIN, decision.plain), (Statistics.PRECONDITIONED, decision.steered)):
             if squares is None:
                 continue
             sample = estimate(
@@ -131,40 +222,37 @@ class Observer:
                 self._numerics.noise[kind] = self._numerics.noise[kind].after(
                     sample, samples=self._measured_samples, base_samples=self._numerics.base_samples
                 )
-        self.plain = self.steered = Squares()
-        if step.measurement is not None and not step.skipped:
-            self._measured_samples = step.task.batch_samples
-            self.plain, self.steered = step.measurement.squares(
-                batch_samples=step.task.batch_samples, weight=decision.weight
-            )
 
-    def _gauges(self, step: Step, decision: Verdict, formed: Formed, progress: Progress) -> None:
+    def _gauges(self) -> dict[str, float]:
+        """Return how far the training is; nothing before the first commit of this process."""
+        if self._seen is None:
+            return {}
+        progress, (global_batch_samples, loss) = self._training.progress, self._seen
         values = {
             names.EPOCH: float(progress.epoch),
             names.STEP: float(progress.steps),
             names.SAMPLES_COMMITTED: float(progress.samples),
             names.CURSOR: float(progress.cursor),
             names.EPOCH_STEP: float(progress.epoch_steps),
-            names.GLOBAL_BATCH: float(formed.roster.plan.global_batch_samples),
+            names.GLOBAL_BATCH: float(global_batch_samples),
             names.LEARNING_RATE_SCALE: self._numerics.learning_rate_scale,
+            names.MEASURED_EVERY: float(self._every),
         }
         if self._numerics.precision.scales_loss:
             values[names.LOSS_SCALE] = self._numerics.loss_scale
-        if step.skipped:
-            self._report.count(names.SKIPPED_STEPS)
         average = self._numerics.noise[Statistics.PLAIN]
         parts = average.corrected()
         optional = {
             names.DEVICE_MEMORY: _device_bytes(),
-            names.LOSS: decision.loss,
+            names.LOSS: loss,
             names.GRADIENT_SQUARED: parts.gradient_squared if parts else None,
             names.GRADIENT_VARIANCE: parts.variance if parts else None,
             names.NOISE_SCALE: average.scale(),
         }
-        values |= {name: value for name, value in optional.items() if value is not None and math.isfinite(value)}
-        self._report.gauges(values)
-        if step.logged:
-            self._report.user(step.logged)
+        return values | {name: value for name, value in optional.items() if value is not None and math.isfinite(value)}
+
+    def _counters(self) -> dict[str, float]:
+        return {names.TELEMETRY_SECONDS: self.duty.spent_s} if self._seen is not None else {}
 
 
 @cache
@@ -176,7 +264,8 @@ def _device_bytes() -> float | None:
 
 
 def _peak_bytes() -> int | None:
-    if not torch.cuda.is_available():
+    """Return the most memory that tensors took since the last call, ``None`` on plain processors."""
+    if _device_bytes() is None:
         return None
     peak = int(torch.cuda.max_memory_allocated())
     torch.cuda.reset_peak_memory_stats()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,10 +19,10 @@ class Task:
         rank: this rank in the process group.
         cursor: committed samples of the epoch before it.
         position: where this rank's samples begin in the epoch.
-        ids: this rank's samples, as indices into the data set.
-        spare_id: a sample of the step, for a rank without any that has to run the model all the same.
+        share_samples: this rank's samples.
         global_batch_samples: the plan's; an epoch's last step may be smaller.
         micro_batches: sizes into which they are cut.
+        listed: returns the samples ``[start, stop)`` of an epoch as indices into the data set.
     """
 
     epoch: int
@@ -32,16 +33,16 @@ class Task:
     rank: int
     cursor: int
     position: int
-    ids: tuple[int, ...]
-    spare_id: int
+    share_samples: int
     global_batch_samples: int
     micro_batches: tuple[int, ...]
+    listed: Callable[[int, int, int], list[int]] = field(repr=False, compare=False)
 
     def spare(self) -> Task:
         """Return the task of a rank without samples that has to run the model all the same."""
-        return replace(self, position=self.cursor, ids=(self.spare_id,))
+        return replace(self, position=self.cursor, share_samples=1)
 
     @property
-    def share_samples(self) -> int:
-        """This rank's samples."""
-        return len(self.ids)
+    def ids(self) -> tuple[int, ...]:
+        """This rank's samples, as indices into the data set; listed anew each time, because few ask."""
+        return tuple(self.listed(self.epoch, self.position, self.position + self.share_samples))

@@ -25,6 +25,7 @@ from heterotrain_core.contract import metrics as names
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode
 from heterotrain.membership.interface import Formed
+from heterotrain.membership.roster import Roster
 from heterotrain.telemetry.report import Report
 
 _log = logging.getLogger(__name__)
@@ -86,6 +87,7 @@ class Board:
         self._report = report
         self._file: Writing | None = None
         self._files = 0
+        self._said_roster: Roster | None = None
         self._said_formation = ""
         self._said_plan = (-1, -1)
         self._last: tuple[float, float] | None = None
@@ -104,9 +106,10 @@ class Board:
         if self._file is None:
             self._files += 1
             self._file = Writing(self._folder, suffix=f".{self._name}.{self._files}", first_step=step)
-            self._said_formation, self._last = "", None
+            self._said_roster, self._said_formation, self._last = None, "", None
             atexit.register(self.close)
-        self._events(self._file, formed, step)
+        if formed.roster is not self._said_roster:
+            self._events(self._file, formed, step)
         now_s = time.perf_counter()
         if self._last is not None and now_s - self._last[0] < GAP_S:
             return
@@ -148,7 +151,7 @@ class Board:
         elif version != self._said_plan:
             why = f" ({roster.plan.reason})" if roster.plan.reason else ""
             file.put(Point(step=step, text=f"plan {version[0]}.{version[1]}: shares {list(roster.shares)}{why}"))
-        self._said_formation, self._said_plan = formation, version
+        self._said_roster, self._said_formation, self._said_plan = roster, formation, version
 
 
 class Writing:

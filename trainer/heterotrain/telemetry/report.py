@@ -1,7 +1,8 @@
 """Telemetry: plain numbers kept by the training thread, rendered by the scrape.
 
-A step costs a handful of additions; everything that costs more happens when somebody asks. Missing stays missing: a gauge
-without a value is not exported.
+A step costs a handful of additions; everything that costs more happens when somebody asks. What others hold anyway (how far the
+training is, say) is not copied here in every step, but looked up then. Missing stays missing: a gauge without a value is
+not exported.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -82,6 +83,12 @@ class Report:
         )
         self._by_cause: dict[str, dict[str, float]] = defaultdict(dict)
         self._user: dict[str, float] = {}
+        self.on_scrape: Callable[[], None] = lambda: None
+        """Called before a scrape reads the counters, for whoever still has something to count."""
+        self.live: Callable[[], Mapping[str, float]] = dict
+        """Returns gauges that are looked up when somebody asks for them."""
+        self.live_counters: Callable[[], Mapping[str, float]] = dict
+        """Returns counters of the same kind."""
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
 
@@ -128,8 +135,9 @@ class Report:
 
     def current(self) -> dict[str, float]:
         """Return the newest value of every gauge that has one."""
+        live = self.live()
         with self._lock:
-            return dict(self._gauges)
+            return {**self._gauges, **live}
 
     def reported(self) -> dict[str, float]:
         """Return the newest value of everything that the script reported."""
@@ -153,14 +161,16 @@ class Report:
 
     def collect(self) -> Iterator[Metric]:
         """Yield everything as Prometheus families."""
+        self.on_scrape()
+        gauges, counters = self.current(), self.live_counters()
         with self._lock:
-            yield from list(self._families())
+            yield from list(self._families(gauges, {**self._counters, **counters}))
 
-    def _families(self) -> Iterator[Metric]:
+    def _families(self, gauges: Mapping[str, float], counters: Mapping[str, float]) -> Iterator[Metric]:
         identity = list(names.IDENTITY_LABELS)
-        for name, value in self._gauges.items():
+        for name, value in gauges.items():
             yield _gauge(name, identity, [(self._labels, value)])
-        for name, value in self._counters.items():
+        for name, value in counters.items():
             yield _counter(name, identity, [(self._labels, value)])
         for name, causes in self._by_cause.items():
             rows = [([*self._labels, cause], value) for cause, value in causes.items()]

@@ -1,0 +1,112 @@
+"""Flat buffers for gradients: which parameters lie in which, and what is computed over them.
+
+Legend: a flat buffer has one dimension; a view into it has its parameter's shape, device and dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from heterotrain.numerics.compression import Wire
+from heterotrain.numerics.timeline import Moment
+
+MIB = 1024 * 1024
+FIRST_BUCKET_BYTES = MIB
+"""The first bucket ends when it has this much, whatever the others hold: a slow link gets something to carry early."""
+
+
+@dataclass(slots=True, eq=False)
+class Bucket:
+    """Some parameters and the flat buffer that holds their gradients.
+
+    Attributes:
+        flat: the buffer.
+        parameters: in the order in which they lie in it.
+        views: one of each parameter's shape.
+        wire: makes its way to the other ranks; ``None`` when gradients travel as they are.
+        packed: what is travelling in the buffer's place.
+        missing: parameters whose gradient has not come yet in the running backward pass.
+        version: torch's count of the buffer's changes when it was sent off.
+        work: its all-reduce.
+        started: when that began.
+        done: when it was over; ``None`` while nobody has noted it.
+    """
+
+    flat: torch.Tensor
+    parameters: list[torch.nn.Parameter]
+    views: list[torch.Tensor]
+    wire: Wire | None = None
+    packed: torch.Tensor | None = None
+    missing: int = 0
+    version: int = 0
+    work: dist.Work | None = None
+    started: Moment | None = None
+    done: Moment | None = None
+
+    def take(self, gradients: list[torch.Tensor]) -> None:
+        """Copy a gradient of each parameter into the buffer at once, and let the parameters hold the views."""
+        torch._foreach_copy_(self.views, gradients)  # a loop here costs twice as much for small layers
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            parameter.grad = view
+
+    def complete(self) -> None:
+        """Take what lies elsewhere, and zeros for parameters without a gradient."""
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            if parameter.grad is not view:
+                view.zero_() if parameter.grad is None else view.copy_(parameter.grad)
+                parameter.grad = view
+
+
+def buckets_of(trainable: Sequence[torch.nn.Parameter], *, limit_bytes: int) -> list[Bucket]:
+    """Return buckets of at most ``limit_bytes`` (a larger parameter stands alone), in the order in which they are reduced.
+
+    Backward reaches the last layers first: their bucket can travel while the rest is still being computed.
+    """
+    buckets = []
+    for parameters in _cut(trainable[::-1], FIRST_BUCKET_BYTES, limit_bytes):
+        first = parameters[0]
+        flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
+        views, offset = [], 0
+        for parameter in parameters:
+            views.append(flat[offset : offset + parameter.numel()].view_as(parameter))
+            offset += parameter.numel()
+        buckets.append(Bucket(flat=flat, parameters=parameters, views=views))
+    return buckets
+
+
+def squared_norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor | float:
+    """Return the sum of squares of all elements in float64; half formats are summed in fp32.
+
+    It is a tensor where it would have to be fetched from an accelerator, and a plain number, which costs less, elsewhere.
+    """
+    total: torch.Tensor | float = 0.0
+    for tensor in tensors:
+        flat = tensor.reshape(-1)
+        flat = flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat
+        square = torch.dot(flat, flat)
+        total = total + (square.item() if square.is_cpu else square.double())
+    return total
+
+
+def _cut(
+    parameters: Sequence[torch.nn.Parameter], first_bytes: int, limit_bytes: int
+) -> list[list[torch.nn.Parameter]]:
+    """Cut the list into runs of one dtype and device with at most ``limit_bytes`` (a larger parameter stands alone).
+
+    The first run ends as soon as it has ``first_bytes``.
+    """
+    runs: list[list[torch.nn.Parameter]] = []
+    used = 0
+    for parameter in parameters:
+        size = parameter.numel() * parameter.element_size()
+        same = bool(runs) and (runs[-1][0].dtype, runs[-1][0].device) == (parameter.dtype, parameter.device)
+        if not same or used + size > limit_bytes or (len(runs) == 1 and used >= first_bytes):
+            runs.append([])
+            used = 0
+        runs[-1].append(parameter)
+        used += size
+    return runs
