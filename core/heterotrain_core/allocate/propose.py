@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from heterotrain_core.allocate.candidate import Candidate, Choice
+from heterotrain_core.allocate.exact import exact
 from heterotrain_core.allocate.room import Room
-from heterotrain_core.allocate.search import Candidate, Choice, exact, searched
+from heterotrain_core.allocate.search import searched
 from heterotrain_core.allocate.value import Floats, Ints, Option, options, possible_counts, rates, thinned_out
 from heterotrain_core.allocate.views import Grant, JobDemand, Pool, Proposal
 

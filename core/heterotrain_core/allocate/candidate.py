@@ -1,0 +1,64 @@
+"""A job with everything that it may have: what every search chooses from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from heterotrain_core.allocate.value import Option
+from heterotrain_core.allocate.views import JobDemand, Size
+
+NOTHING = 1e-9
+"""Scores that differ by less are equal."""
+
+Choice = tuple[Option | None, ...]
+Need = Mapping[tuple[str, Size], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A job with its options, best first; the sequence of candidates is the order of admission."""
+
+    job: JobDemand
+    options: tuple[Option, ...]
+    _smallest: list[Option] = field(default_factory=list, compare=False, repr=False)
+    _by_counts: dict[tuple[int, ...], Option] = field(default_factory=dict, compare=False, repr=False)
+    _needs: dict[tuple[int, ...], dict[tuple[str, Size], int]] = field(default_factory=dict, compare=False, repr=False)
+
+    def need(self, option: Option | None) -> Need:
+        """Return the workers of an option by pool and size."""
+        if option is None:
+            return {}
+        found = self._needs.get(option.counts)
+        if found is None:
+            found = self._needs[option.counts] = {}
+            for offer, count in zip(self.job.offers, option.counts, strict=True):
+                if count:
+                    found[offer.pool, offer.size] = found.get((offer.pool, offer.size), 0) + count
+        return found
+
+    @property
+    def smallest(self) -> Sequence[Option]:
+        """The options with the fewest workers first, the best of as many first."""
+        if not self._smallest:
+            self._smallest.extend(sorted(self.options, key=lambda option: (sum(option.counts), -option.score)))
+        return self._smallest
+
+    @property
+    def by_counts(self) -> Mapping[tuple[int, ...], Option]:
+        """The options by their workers."""
+        if not self._by_counts:
+            self._by_counts.update((option.counts, option) for option in self.options)
+        return self._by_counts
+
+    def freed(self, option: Option | None) -> dict[tuple[str, Size], int]:
+        """Return the same as negative numbers: what becomes free without it."""
+        return {key: -count for key, count in self.need(option).items()}
+
+
+def difference(candidate: Candidate, before: Option | None, after: Option | None) -> dict[tuple[str, Size], int]:
+    """Return what changes for the pools when a job goes from one option to another."""
+    step = dict(candidate.need(after))
+    for key, count in candidate.need(before).items():
+        step[key] = step.get(key, 0) - count
+    return {key: count for key, count in step.items() if count}
