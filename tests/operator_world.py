@@ -325,3 +325,7 @@ class World:
 def without_times(decision: Decision) -> Decision:
     """Return a decision without what only time changes."""
     return replace(decision, again_s=None)
+
+
+def a_running_job(**spec: object) -> World:
+    return World(spec=dict(spec)).with_nodes("a", "b", "c").start()

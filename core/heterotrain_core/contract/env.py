@@ -1,6 +1,6 @@
 """Names of the environment variables that the operator sets in a worker, and paths that it mounts.
 
-A user's own variables are kept; the names below, and those that start with ``HETEROTRAIN_``, are refused at admission.
+A user's own variables are kept; names that start with ``HETEROTRAIN_`` are refused at admission, but for ``USER_SETTABLE``.
 Without any of them, ``heterotrain.init()`` trains alone in one process, so that a script can be tried on a laptop.
 """
 
@@ -38,12 +38,7 @@ TENSORBOARD_DIR: Final = "HETEROTRAIN_TENSORBOARD_DIR"
 """When set (by the user), the lowest rank writes TensorBoard files below this folder."""
 
 USER_SETTABLE: Final = frozenset({SAMPLE_LOG_DIR, LOG_FORMAT, TENSORBOARD_DIR})
-RESERVED: Final = frozenset(
-    {
-        JOB_NAME, JOB_NAMESPACE, JOB_UID, WORKER, WORKER_UID, WORKER_ADDRESS, RANKS_PER_WORKER, LOCAL_RANK, PLAN_DIR,
-        CONFIG, METRICS_PORT, PEER_PORT, TERMINATION_PATH,
-    }
-)  # fmt: skip
+"""All others that start with ``PREFIX`` are refused when the job is applied."""
 
 DEFAULT_PLAN_DIR: Final = "/etc/heterotrain/plan"
 DEFAULT_TERMINATION_PATH: Final = "/dev/termination-log"

@@ -96,7 +96,9 @@ def test_the_user_s_environment_comes_after_ours_and_both_are_there() -> None:
     entries = main_of(built(template))["env"]
     assert entries[-1] == {"name": "A", "value": "$(HETEROTRAIN_JOB_NAME)"}
     names = [entry["name"] for entry in entries]
-    assert set(env.RESERVED) - {env.LOCAL_RANK} <= set(names)
+    ours = {value for value in vars(env).values() if isinstance(value, str) and value.startswith(env.PREFIX)}
+    set_elsewhere = {env.PREFIX, env.LOCAL_RANK, *env.USER_SETTABLE}
+    assert ours - set_elsewhere == {name for name in names if name.startswith(env.PREFIX)}
     assert len(names) == len(set(names))
 
 

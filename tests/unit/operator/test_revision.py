@@ -11,13 +11,12 @@ from heterotrain_core.perf.model import ExchangeModel
 from heterotrain_core.planning.shares import SharesDecision
 from heterotrain_operator.decide.revision import (
     Moment,
-    enough_gain,
     least_gain,
     moment_of,
     seconds_to_boundary,
     worth_writing,
 )
-from heterotrain_operator.world.telemetry import MemberGauges, MemberId, Rates, Telemetry
+from heterotrain_operator.world.telemetry import MemberGauges, MemberId, Rates, StepsInForce, Telemetry
 
 COMPUTE = ComputeTime(per_sample_s=0.01, fixed_s=0.0, backward_per_sample_s=0.02, backward_fixed_s=0.0)
 PREDICTION = Prediction(step_s=1.0, efficiency=0.9, efficiency_ceiling=0.95, bindings=(Binding.COMPUTE,) * 2)
@@ -52,15 +51,15 @@ def seen(*revisions: int, cursor: int = 0, rate: float | None = 100.0, interval_
 @pytest.mark.parametrize(
     ("boundary", "telemetry", "expected"),
     [
-        (Boundary(), seen(7, 7), Moment.IN_FORCE),
+        (Boundary(), seen(7, 7), Moment.FAR),
         (Boundary(), seen(7, 6), Moment.FAR),
         (Boundary(), seen(6, 6, cursor=9_500), Moment.FAR),
         (Boundary(), seen(6, 6, cursor=9_700), Moment.NEAR),
+        (Boundary(), seen(7, 7, cursor=9_700), Moment.NEAR),
         (Boundary(), seen(6, 6, cursor=9_500, interval_s=15.0), Moment.NEAR),
         (Boundary(kind=BoundaryKind.NEVER), seen(6, 6, cursor=9_500), Moment.FAR),
         (STEPS, seen(6, 6, cursor=1_200), Moment.FAR),
         (STEPS, seen(6, 6, cursor=1_700), Moment.NEAR),
-        (Boundary(), seen(7), Moment.NEAR),
         (Boundary(), Telemetry(), Moment.NEAR),
         (Boundary(), seen(6, 6, rate=None), Moment.NEAR),
         (Boundary(), seen(6, 6, interval_s=None), Moment.NEAR),
@@ -77,13 +76,19 @@ def test_the_boundary_is_as_far_as_the_samples_before_it_take() -> None:
     assert seconds_to_boundary(a_plan(), seen(6, 6, rate=None)) is None
 
 
-def test_a_waiting_plan_is_replaced_for_much_when_far_and_for_little_when_near() -> None:
-    assert least_gain(Moment.FAR) > 0.03
-    assert least_gain(Moment.IN_FORCE) == least_gain(Moment.NEAR) == 0.0
-    enough = [enough_gain(moment, chosen=0.03) for moment in (Moment.FAR, Moment.IN_FORCE, Moment.NEAR)]
-    assert enough[:2] == [0.03, 0.03]
-    assert 0 < enough[2] < 0.03
-    assert enough_gain(Moment.NEAR, chosen=0.0) == 0.0
+def test_a_job_that_has_just_sped_up_arrives_sooner_than_its_rate_says() -> None:
+    """Two ranks, steps of 100 samples in a quarter of a second since the plan in force; slower ones change nothing."""
+    telemetry = seen(7, 7, cursor=4_000)
+    for step_s, expected_s in ((0.25, 15.0), (4.0, 60.0)):
+        sums = StepsInForce(version=(2, 7), steps={50: 8}, step_s={50: 8 * step_s})
+        faster = replace(telemetry, in_force=dict.fromkeys(telemetry.gauges, sums))
+        assert seconds_to_boundary(a_plan(), faster) == expected_s
+
+
+def test_far_from_the_boundary_only_much_counts() -> None:
+    assert least_gain(Moment.FAR, chosen=0.01) > 0.03
+    assert least_gain(Moment.FAR, chosen=0.5) == 0.5
+    assert least_gain(Moment.NEAR, chosen=0.01) == 0.01
 
 
 DECISION = SharesDecision(
@@ -110,9 +115,9 @@ EVERYWHERE, NOT_FAR, NOWHERE = frozenset(Moment), frozenset(Moment) - {Moment.FA
     [
         ({}, {}, NOWHERE),
         ({"changed": True}, {}, EVERYWHERE),
-        ({"prediction": replace(PREDICTION, step_s=1.04)}, {}, NOWHERE),
-        ({"prediction": replace(PREDICTION, step_s=1.06)}, {}, NOT_FAR),
-        ({"prediction": replace(PREDICTION, step_s=0.94)}, {}, NOT_FAR),
+        ({"prediction": replace(PREDICTION, step_s=1.09)}, {}, NOWHERE),
+        ({"prediction": replace(PREDICTION, step_s=1.11)}, {}, NOT_FAR),
+        ({"prediction": replace(PREDICTION, step_s=0.9)}, {}, NOT_FAR),
         ({"probe": ((70, 30),), "probe_steps": 2}, {}, NOT_FAR),
         ({}, {"probe": ((70, 30),), "probe_steps": 2}, NOT_FAR),
         ({"micro_batch_samples": (30, 0)}, {}, EVERYWHERE),
