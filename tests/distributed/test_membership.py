@@ -197,20 +197,18 @@ def test_a_frozen_worker_is_given_up_and_fenced_when_it_wakes(operate: Operate) 
     assert_finished(operator, workers[:2])
 
 
-def test_a_frozen_worker_is_not_waited_for_whoever_names_it(operate: Operate) -> None:
-    """It freezes when the others have begun to vote, and they vote for it; later the operator names it as well."""
-    operator = operate(epochs=4, peer_timeout_s=0.3)
-    traps = {2: {"place": "voting", "step": 0, "do": "stop"}}
-    workers = [operator.start(f"w{i}", slow_s=0.02, trap=traps.get(i)) for i in range(4)]
-    operator.until_ready(*workers)
+def test_a_frozen_worker_is_not_waited_for_though_the_operator_names_it(operate: Operate) -> None:
+    """Two of four freeze, so the others ask the operator, who has noticed only one of the two: they go on without both."""
+    operator = operate(peer_timeout_s=0.3)
+    workers = started(operator, 4, slow_s=0.02)
     operator.plan(workers)
     operator.until_step(workers[0], 3)
-    workers[3].signal(signal.SIGTERM)
-    operator.finish([workers[3]])
-    operator.until(lambda: "rank 0 of 2, shares" in workers[0].log(), "the others go on without it")
+    for frozen in workers[2:]:
+        frozen.signal(signal.SIGSTOP)
+    for worker in workers[:2]:
+        operator.until(lambda w=worker: "2 of 4 members are left" in w.log(), f"{worker.name} asks for a plan")  # type: ignore[misc]  # a default argument binds the loop's variable
     operator.plan(workers[:3], to=workers[:2])
-    assert_finished(operator, workers[:2], epochs=4)
-    assert_left(workers[3])
+    assert_finished(operator, workers[:2])
 
 
 def test_a_joiner_that_dies_while_joining_is_survived(operate: Operate) -> None:
