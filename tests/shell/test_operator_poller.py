@@ -24,6 +24,19 @@ pytestmark = pytest.mark.looptime
 LABELS = {"job_uid": "job-uid", "worker": "job-w0", "worker_uid": "uid-a", "local_rank": "0"}
 
 
+class SlowProm(FakeProm):
+    """Takes its time for every answer."""
+
+    def __init__(self, *, answers_after_s: float) -> None:
+        super().__init__()
+        self._answers_after_s = answers_after_s
+
+    async def query(self, promql: str) -> tuple[Series, ...]:
+        found = await super().query(promql)
+        await asyncio.sleep(self._answers_after_s)
+        return found
+
+
 class Bench:
     """A poller with a running job, a Prometheus and a queue."""
 
@@ -156,4 +169,33 @@ async def test_jobs_that_do_not_train_are_not_asked_for() -> None:
     task = asyncio.create_task(bench.poller.run())
     await asyncio.sleep(5)
     assert prom.queries == 0
+    task.cancel()
+
+
+async def test_everything_is_asked_for_once_for_each_scrape() -> None:
+    prom = FakeProm()
+    bench = Bench(prom)
+    bench.answer(step=1, at_s=0)
+    task = asyncio.create_task(bench.poller.run())
+    await asyncio.sleep(0.5)
+    assert prom.queries == 2
+    await asyncio.sleep(10)
+    assert prom.queries == 2 + 10
+    bench.answer(step=2, at_s=10)
+    await asyncio.sleep(1)
+    assert prom.queries == 2 + 10 + 2
+    task.cancel()
+
+
+async def test_reading_that_takes_long_rests_as_long() -> None:
+    bench = Bench(SlowProm(answers_after_s=3.0))
+    bench.answer(step=1, at_s=0)
+    task = asyncio.create_task(bench.poller.run())
+    await asyncio.sleep(6.5)
+    assert bench.prom is not None
+    asked = bench.prom.queries
+    await asyncio.sleep(5)
+    assert bench.prom.queries == asked, "two answers of 3 s, then 6 s of rest"
+    await asyncio.sleep(1)
+    assert bench.prom.queries == asked + 1
     task.cancel()

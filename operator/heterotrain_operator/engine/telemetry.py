@@ -30,6 +30,8 @@ from heterotrain_operator.world.telemetry import Telemetry
 from heterotrain_operator.world.views import JobKey, JobView
 
 PARALLEL_READS = 8
+REST_FACTOR = 1.0
+"""Reading rests at least this many times as long as it took: with very many jobs it is late rather than in the way."""
 FAILING_S = 5.0
 """One late answer is no outage: a problem is told after this long without a good one."""
 
@@ -92,7 +94,8 @@ class Poller:
             living = {job.uid for job in self._store.jobs.all().values()}
             self._jobs = {uid: known for uid, known in self._jobs.items() if uid in living}
             self._good_s = {uid: good_s for uid, good_s in self._good_s.items() if uid in living}
-            await asyncio.sleep(max(0.0, started_s + self._settings.poll_s - self._clock()))
+            took_s = self._clock() - started_s
+            await asyncio.sleep(max(self._settings.poll_s - took_s, took_s * REST_FACTOR))
 
     async def _read(self, job: JobView, prom: Prom, gate: asyncio.Semaphore) -> None:
         known = self._jobs.get(job.uid)
@@ -104,7 +107,9 @@ class Poller:
         async with gate:
             try:
                 times = parse_scrape_times(await prom.query(scrape_times_of(job.uid)))
-                snapshot = parse_everything(await prom.query(everything_of(job.uid)))
+                # Nothing can be new before the next scrape, and most reads find none.
+                news = not known.knows(times)
+                snapshot = parse_everything(await prom.query(everything_of(job.uid))) if news else None
             except PromError as error:
                 self._metrics.telemetry_reads.labels(result=error.reason).inc()
                 if self._clock() - self._good_s.setdefault(job.uid, self._clock()) >= FAILING_S:
@@ -113,7 +118,7 @@ class Poller:
         self._good_s[job.uid] = self._clock()
         self._metrics.telemetry_reads.labels(result="ok").inc()
         pools = {pod.uid: pod.pool for pod in self._store.pods.of_job(job.key)}
-        if known.take(snapshot, times, pools=pools):
+        if snapshot is not None and known.take(snapshot, times, pools=pools):
             self._queue.add(job.key)
         self._judge(job, known, *self._verdict(job, known.telemetry))
 

@@ -79,6 +79,10 @@ class JobTelemetry:
         self._in_force: dict[MemberId, StepsInForce] = {}
         self.telemetry = Telemetry()
 
+    def knows(self, times: Mapping[MemberId, float]) -> bool:
+        """Tell whether everything that was scraped until then has been taken already."""
+        return bool(times) and times == self._times
+
     def take(self, snapshot: Snapshot, times: Mapping[MemberId, float], *, pools: Mapping[str, str]) -> bool:
         """Take what a read brought; tell whether there was anything new in it.
 
