@@ -63,18 +63,22 @@ def register(registry: kopf.OperatorRegistry, app: App, *, stop: asyncio.Event) 
 
     @kopf.on.event(keys.GROUP, keys.VERSION, keys.PLURAL, registry=registry)
     async def on_job(event: kopf.RawEvent, **_: Any) -> None:
+        app.came("jobs", event["type"])
         app.job_event(event["object"], deleted=event["type"] == "DELETED")
 
     @kopf.on.event("v1", "pods", registry=registry)
     async def on_pod(event: kopf.RawEvent, **_: Any) -> None:
+        app.came("pods", event["type"])
         app.pod_event(event["object"], deleted=event["type"] == "DELETED")
 
     @kopf.on.event("v1", "configmaps", registry=registry)
     async def on_plan(event: kopf.RawEvent, **_: Any) -> None:
+        app.came("plans", event["type"])
         app.plan_event(event["object"], deleted=event["type"] == "DELETED")
 
     @kopf.on.event("v1", "nodes", registry=registry)
     async def on_node(event: kopf.RawEvent, **_: Any) -> None:
+        app.came("nodes", event["type"])
         app.node_event(event["object"], deleted=event["type"] == "DELETED")
 
     return failures

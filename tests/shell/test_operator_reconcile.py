@@ -292,3 +292,25 @@ async def test_shares_are_decided_anew_on_news_only_and_not_all_the_time() -> No
         clock_s += 10.0
         await app.reconciler.run_once(KEY)
         assert seen[-1] is True
+
+
+async def test_what_was_deleted_in_a_gap_of_the_watch_is_noticed_when_the_watch_lists_again() -> None:
+    kube = FakeKube()
+    app = App(kube, Settings(leader_election=False, relist_s=3600.0))
+    for name in ("a", "b"):
+        kube.objects["nodes", "", name] = node_body(name, name)
+    running = asyncio.create_task(app.run())
+    try:
+        async with asyncio.timeout(30):
+            await app._synced.wait()
+            for event_type in (None, "MODIFIED"):
+                app.came("nodes", event_type)
+            del kube.objects["nodes", "", "a"]
+            await asyncio.sleep(0)
+            assert set(app.store.nodes.all()) == {"a", "b"}, "nobody has told"
+            app.came("nodes", None)
+            while set(app.store.nodes.all()) != {"b"}:  # noqa: ASYNC110  # the store tells nobody
+                await asyncio.sleep(0)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

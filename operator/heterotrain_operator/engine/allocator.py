@@ -111,8 +111,8 @@ class Allocator:
             await self.run_once()
             took_s = self._clock() - started_s
             rest_s = max(SETTLE_S, REST_FACTOR * took_s)
-            await _set_within(self._urgent, rest_s)
-            await _set_within(self._changed, LOOK_AGAIN_S)
+            await set_within(self._urgent, rest_s)
+            await set_within(self._changed, LOOK_AGAIN_S)
             # Even what is urgent comes in bursts: many new jobs are decided about together.
             await asyncio.sleep(max(0.0, REST_FACTOR * took_s - (self._clock() - started_s - took_s)))
 
@@ -221,7 +221,8 @@ def _matters(allotment: Allotment) -> tuple[object, ...]:
     return (allotment.limits, allotment.leave, allotment.waits, allotment.held, allotment.reason, late)
 
 
-async def _set_within(event: asyncio.Event, timeout_s: float) -> None:
+async def set_within(event: asyncio.Event, timeout_s: float) -> None:
+    """Wait for an event, but no longer than this."""
     try:
         async with asyncio.timeout(timeout_s):
             await event.wait()

@@ -17,7 +17,7 @@ import structlog
 
 from heterotrain_operator.decide.contest import takes_part
 from heterotrain_operator.engine.act import Actor
-from heterotrain_operator.engine.allocator import Allocator
+from heterotrain_operator.engine.allocator import Allocator, set_within
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.engine.reconcile import Reconciler
@@ -106,6 +106,8 @@ class App:
         """When the last full list was complete, on the monotonic clock."""
         self.metrics.listed_age.set_function(lambda: time.monotonic() - self.listed_s)
         self._synced = asyncio.Event()
+        self._streaming: set[str] = set()
+        self._gap = asyncio.Event()
 
     # --- what the watch brings -------------------------------------------------------------------------------------
 
@@ -113,6 +115,17 @@ class App:
         """Have a job looked at; a stand-by only keeps what it sees, and looks at all jobs when it leads."""
         if self.elector is None or self.elector.leads:
             self.queue.add(key)
+
+    def came(self, kind: str, event_type: str | None) -> None:
+        """Note how an object came: ``None`` says by a list of the watch, which it makes at its start and after a gap.
+
+        What was deleted in a gap is told by nobody, so everything is listed anew.
+        """
+        if event_type is not None:
+            self._streaming.add(kind)
+        elif kind in self._streaming:
+            self._streaming.discard(kind)
+            self._gap.set()
 
     def job_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
         """Take the newest state of a job."""
@@ -203,6 +216,7 @@ class App:
 
     async def _observe(self) -> None:
         while True:
+            self._gap.clear()
             try:
                 known = await relist(self.kube, self.store, self.settings.watch_namespace)
                 if not self._synced.is_set():
@@ -219,7 +233,7 @@ class App:
             self.reconciler.reapply()
             if self.elector is None or self.elector.leads:
                 self.queue.add_behind(known)
-            await asyncio.sleep(self.settings.relist_s)
+            await set_within(self._gap, self.settings.relist_s)
 
     async def _foreign(self) -> None:
         await self._synced.wait()
