@@ -98,7 +98,7 @@ def scenario_of(document: Any, *, name: str, where: str) -> Comparison:
         adaptive=bool(document.get("adaptive", False)),
         boundary_steps=int(document.get("boundarySteps", 0)),
         scrape_s=float(document.get("scrapeSeconds", 5)),
-        min_gain_ratio=float(document.get("minGain", 0.03)),
+        min_gain_ratio=float(document.get("minGain", 0.01)),
         end_epochs=int(end.get("epochs", 0)),
         end_s=float(end.get("seconds", 0)),
     )

@@ -27,6 +27,11 @@ _BENDS = 3
 _LARGEST_BEND = 0.5
 _SOUND = 0.5
 _NO_REACH = 1e-6
+_FEW, _USUAL_EXCESS = 2, 4.0
+"""A handful of observations may agree by chance: so many more are thought to miss by twice what their own spread says."""
+_LEAST_SERIES = 8
+"""Observations below which nobody can tell whether one is like the next."""
+_MOST_PERSISTENT = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +235,10 @@ def _line_error(
     if float(w_O.sum()) <= 0:
         return None
     degrees = max(1, len(x_O) - 2)
-    excess = max(1.0, float((w_O * (y_O - slope * x_O - fixed) ** 2).sum()) / degrees)
+    pull_O = w_O * (y_O - slope * x_O - fixed)
+    misses = float((pull_O**2 / np.where(w_O > 0, w_O, 1.0)).sum())
+    excess = max(1.0, (misses + _FEW * _USUAL_EXCESS) / (degrees + _FEW))
+    about_O = x_O - float((w_O * x_O).sum() / w_O.sum())
     if assumed.seen:
         _, weight = _at_zero(x_O, y_O, w_O, assumed)
         x_O, w_O = np.append(x_O, 0.0), np.append(w_O, weight)
@@ -239,7 +247,28 @@ def _line_error(
     spread = float((w_O * (x_O - centre) ** 2).sum())
     if spread <= 1e-9 * whole * centre**2:
         return None
-    return LineError(centre_samples=centre, centre_s=math.sqrt(excess / whole), slope_s=math.sqrt(excess / spread))
+    return LineError(
+        centre_samples=centre,
+        centre_s=math.sqrt(excess * persistence(pull_O) / whole),
+        slope_s=math.sqrt(excess * persistence(pull_O * about_O) / spread),
+    )
+
+
+def persistence(pull_O: Floats) -> float:
+    """Return how many times as large the variance of a sum over time is as independent parts would make it, at least 1.
+
+    ``(1 + r) / (1 - r)`` for parts that are correlated by r with the next one (and r^k with the k-th). A fit makes its own
+    misses cancel out, which lowers what is seen of r by about ``(1 + 3 r) / n`` (Kendall 1954); that is put right.
+
+    Args:
+        pull_O: what each observation contributes to the sum, in order of time; the mean is about 0.
+    """
+    n, square = len(pull_O), float((pull_O**2).sum())
+    if n < _LEAST_SERIES or square <= 0:
+        return 1.0
+    seen = float((pull_O[1:] * pull_O[:-1]).sum()) / square
+    r = min(max((n * seen + 1) / (n - 3), 0.0), _MOST_PERSISTENT)
+    return (1 + r) / (1 - r)
 
 
 def uncertainty(line: Line, typical: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
@@ -45,7 +45,8 @@ class MemberModel:
 
     Attributes:
         compute: the coefficients; ``None`` when the verdict is degenerate.
-        variation: standard deviation of own compute seconds in one step, relative to their mean.
+        variation: standard deviation of own compute seconds in one step, relative to their mean; without what all members
+            have in common, where that is known.
         uncertainty_ratio: relative standard error of predicted compute seconds at half and twice the typical share,
             the worse of the two, from the data of the member and its pool alone; ``inf`` when they cannot tell.
         error: the same at any size; ``None`` when the data cannot tell.
@@ -97,3 +98,21 @@ def compute_s(compute: ComputeTime, samples: int, *, micro_batches: int = 1) -> 
     rate = compute.per_sample_s + compute.backward_per_sample_s
     fixed = compute.fixed_s + compute.backward_fixed_s
     return rate * samples + fixed * (micro_batches if samples else 0) + compute.update_s
+
+
+def at_pace(model: MemberModel, ratio: float) -> MemberModel:
+    """Return the model of the same member when every step takes ``ratio`` times as long."""
+    c, error = model.compute, model.error
+    if c is None or ratio == 1.0:
+        return model
+    slower = ComputeTime(
+        per_sample_s=ratio * c.per_sample_s,
+        fixed_s=ratio * c.fixed_s,
+        backward_per_sample_s=ratio * c.backward_per_sample_s,
+        backward_fixed_s=ratio * c.backward_fixed_s,
+        update_s=ratio * c.update_s,
+    )
+    told = error and LineError(
+        centre_samples=error.centre_samples, centre_s=ratio * error.centre_s, slope_s=ratio * error.slope_s
+    )
+    return replace(model, compute=slower, error=told)

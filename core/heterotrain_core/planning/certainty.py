@@ -19,12 +19,14 @@ from heterotrain_core.split.balance import Split
 
 FALSE_CHANGES = 0.05
 """Part of decisions over shares that are already the best ones in which chance alone promises more."""
-WORTHWHILE_RATIO = 0.01
-"""Less is not worth a new plan, however certain it is."""
+USUAL_VARIATION = 0.1
+"""Of a step, while too few were seen to tell: how uncertain a member is then follows from how many there were."""
 
 
 def faked_gain(models: Sequence[MemberModel], now: Split) -> float:
-    """Return the part of a step that other shares seem to save by the errors of the fits alone; infinite if one is unknown.
+    """Return the part of a step that other shares seem to save by the errors of the fits alone; infinite if nothing was seen.
+
+    A member seen at one share only has a line that rests on an assumption; where it is now it is still known from its steps.
 
     Args:
         models: by rank.
@@ -34,7 +36,10 @@ def faked_gain(models: Sequence[MemberModel], now: Split) -> float:
     for model, share, micro, own_s in zip(models, now.shares, now.micro_batches, now.own_s, strict=True):
         if share == 0:
             continue
-        if model.error is None:
+        if model.error is not None:
+            errors.append(micro * model.error.at(share / micro))
+        elif model.steps > 0:
+            errors.append(max(model.variation, USUAL_VARIATION) * own_s / math.sqrt(model.steps))
+        else:
             return math.inf
-        errors.append(micro * model.error.at(share / micro) if own_s > 0 else 0.0)
     return quantile_of_maximum(errors, 1 - FALSE_CHANGES) / now.step_s if errors and now.step_s > 0 else math.inf

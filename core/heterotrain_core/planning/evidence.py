@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.plan import ComputeTime
+from heterotrain_core.perf.common import common_pace, own_variations
 from heterotrain_core.perf.fit import Digest, digest, fit_digest
 from heterotrain_core.perf.line import ASSUMED, FixedPart
-from heterotrain_core.perf.model import MemberModel, Verdict
+from heterotrain_core.perf.model import MemberModel, Verdict, at_pace
 from heterotrain_core.perf.samples import Observation
 from heterotrain_core.split.curve import SplitMember
 
@@ -62,7 +63,9 @@ def learned(
             be right near the shares of those where times are no lines; otherwise, or with ``None``, for all shares alike.
     """
     known = (*evidence, *former)
-    seen = [digest(member.observations) for member in known]
+    raw = [digest(member.observations) for member in known]
+    common = common_pace(raw, [fit_digest(each) for each in raw])
+    seen = common.digests
     alone = [fit_digest(each) for each in seen]
     near = total_samples is not None and _near(seen[: len(evidence)], total_samples)
     found = []
@@ -78,7 +81,11 @@ def learned(
                           largest_share_samples=like.largest_share_samples,
                           reason=f"{own.reason}; assumed to be like {whose}")  # fmt: skip
         found.append(replace(own, pooled=any(mate.verdict is Verdict.OK for mate in mates)))
-    return tuple(found)
+    own_part = own_variations([member.observations for member in evidence], [model.variation for model in found])
+    return tuple(
+        replace(at_pace(model, common.now_ratio), variation=variation)
+        for model, variation in zip(found, own_part, strict=True)
+    )
 
 
 def pooled_fixed_part(models: Sequence[MemberModel]) -> FixedPart | None:

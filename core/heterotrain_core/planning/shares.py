@@ -15,7 +15,7 @@ from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Predi
 from heterotrain_core.perf.exchange import fit_exchange
 from heterotrain_core.perf.expected import efficiency_ceiling, expected_maximum
 from heterotrain_core.perf.model import ExchangeModel, MemberModel, Verdict
-from heterotrain_core.planning.certainty import WORTHWHILE_RATIO, faked_gain
+from heterotrain_core.planning.certainty import faked_gain
 from heterotrain_core.planning.evidence import MemberEvidence, cautious, learned, settled, split_member
 from heterotrain_core.planning.probe import PROBE_STEPS, Limits, probe_vectors
 from heterotrain_core.split.balance import Infeasible, Split, balance, evaluate
@@ -38,9 +38,10 @@ class SharesRequest:
         members: by rank.
         former: members that have left; they only tell what a newcomer of their pool will be like.
         current_shares: shares of the plan in force, by rank of the same members; ``None`` when the members changed.
-        min_gain_ratio: predicted gain in step time that is always enough for other shares, e.g. 0.03. Less is enough as far
-            as the models are certain (``planning.certainty``).
-        least_gain_ratio: and this much it has to be in any case.
+        least_gain_ratio: predicted gain in step time below which other shares are not worth a plan, e.g. 0.01. Besides, it has
+            to be more than chance alone could promise (``planning.certainty``).
+        standing_ratio: part of that chance which the current shares are given. 1 for shares in use; less for some that were
+            decided on less evidence and wait to be used: what was seen since is better without any proof.
         rebalance: ``False`` keeps even shares for ever: the baseline.
         least_members: nobody is proposed for leaving beyond this number of remaining members.
     """
@@ -49,8 +50,8 @@ class SharesRequest:
     members: tuple[MemberEvidence, ...]
     former: tuple[MemberEvidence, ...] = ()
     current_shares: tuple[int, ...] | None = None
-    min_gain_ratio: float = 0.03
-    least_gain_ratio: float = 0.0
+    least_gain_ratio: float = 0.01
+    standing_ratio: float = 1.0
     rebalance: bool = True
     least_members: int = 1
 
@@ -180,7 +181,7 @@ def _shares(
     if isinstance(now, Infeasible):
         return best.shares, 1.0, f"optimal shares ({sure}); the current ones cannot stay: {now.reason}"
     gain = 1 - (best.step_s + exchange.overhead_s) / (now.step_s + exchange.overhead_s)
-    needed = max(request.least_gain_ratio, min(request.min_gain_ratio, max(WORTHWHILE_RATIO, faked_gain(models, now))))
+    needed = max(request.least_gain_ratio, request.standing_ratio * faked_gain(models, now))
     if gain <= 0 or gain < needed:
         return (
             current,

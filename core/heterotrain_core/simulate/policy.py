@@ -39,7 +39,7 @@ class View:
         adaptive: whether the batch may be chosen.
         base_batch, most_batch: between which it may.
         boundary: how many boundaries have passed.
-        min_gain_ratio: gain that is enough to change shares (``planning.shares``).
+        min_gain_ratio: least gain for which shares change (``planning.shares``).
     """
 
     seats: tuple[Seat, ...]

@@ -111,7 +111,7 @@ class Scenario:
         adaptive: whether policies that can choose the global batch do.
         boundary_steps: steps between boundaries, 0 for each epoch.
         scrape_s: seconds between two looks at the telemetry.
-        min_gain_ratio: gain that is enough to change shares (``planning.shares``).
+        min_gain_ratio: least gain for which shares change (``planning.shares``).
         end_epochs: passes after which the job ends even if the target was not reached, 0 for no such end.
         end_s: simulated seconds after which it ends in any case, 0 for no such end.
     """
@@ -130,7 +130,7 @@ class Scenario:
     adaptive: bool = False
     boundary_steps: int = 0
     scrape_s: float = 5.0
-    min_gain_ratio: float = 0.03
+    min_gain_ratio: float = 0.01
     end_epochs: int = 0
     end_s: float = 0.0
 

@@ -13,9 +13,11 @@ from enum import StrEnum
 from heterotrain_core.contract.plan import BoundaryKind, Plan
 from heterotrain_core.planning.shares import SharesDecision
 
-from heterotrain_operator.world.telemetry import Telemetry
+from heterotrain_operator.world.telemetry import MemberId, Telemetry
 
 FAR_GAIN_RATIO = 0.1
+WAITING_STANDING = 0.3
+"""Of what chance could promise, for shares that wait: high enough that they do not follow each scrape's noise."""
 OTHER_PREDICTION_RATIO = 0.1
 """A prediction that moved by more than this is told although the shares stay: survivors divide by the plan's models."""
 _NEAR_SCRAPES = 2
@@ -66,6 +68,18 @@ def seconds_to_boundary(plan: Plan, telemetry: Telemetry) -> float | None:
 def least_gain(moment: Moment, *, chosen: float) -> float:
     """Return the part of a step that other shares have to save however certain it is; ``chosen`` is the user's ``minGain``."""
     return max(chosen, FAR_GAIN_RATIO) if moment is Moment.FAR else chosen
+
+
+def standing(plan: Plan | None, telemetry: Telemetry, moment: Moment) -> float:
+    """Return how much of what chance could promise speaks for the newest plan's shares (``SharesRequest.standing_ratio``).
+
+    All of it for shares in use, part of it near the boundary for some that wait: they were decided on less evidence.
+    """
+    if plan is None or moment is Moment.FAR:
+        return 1.0
+    gauges = [telemetry.gauges.get(MemberId(member.worker_uid, member.local_rank)) for member in plan.members]
+    used = all(g is not None and (g.generation, g.revision) == plan.version for g in gauges)
+    return 1.0 if used else WAITING_STANDING
 
 
 def worth_writing(decision: SharesDecision, plan: Plan, moment: Moment) -> bool:

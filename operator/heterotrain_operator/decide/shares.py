@@ -13,7 +13,7 @@ from heterotrain_core.split.balance import Infeasible
 from heterotrain_core.split.proportion import evenly
 
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec, RebalanceBoundary
-from heterotrain_operator.decide.revision import Moment, least_gain, moment_of, worth_writing
+from heterotrain_operator.decide.revision import Moment, least_gain, moment_of, standing, worth_writing
 from heterotrain_operator.world.telemetry import MemberGauges, MemberId, Telemetry
 
 
@@ -64,6 +64,7 @@ def share_out(
             former=former,
             current_shares=current.shares if current is not None else None,
             least_gain_ratio=least_gain(moment, chosen=rebalance.min_gain),
+            standing_ratio=standing(current, telemetry, moment),
             rebalance=rebalance.boundary is not RebalanceBoundary.NEVER,
             least_members=spec.elastic_policy.min_replicas,
         )

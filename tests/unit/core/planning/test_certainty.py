@@ -88,7 +88,7 @@ def test_the_threshold_falls_with_what_was_seen_and_never_exceeds_the_users() ->
             MemberEvidence(member=cluster.name(r), observations=tuple(o for o in seen if o.member == cluster.name(r)))
             for r in range(3)
         )
-        request = SharesRequest(total_samples=512, members=members, current_shares=off, min_gain_ratio=0.2)
+        request = SharesRequest(total_samples=512, members=members, current_shares=off)
         decision = decide_shares(request)
         assert isinstance(decision, SharesDecision)
         changed.append(decision.changed)

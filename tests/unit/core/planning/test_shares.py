@@ -130,13 +130,15 @@ def test_deciding_again_changes_nothing() -> None:
 
 
 def test_noise_does_not_move_the_shares() -> None:
-    """Once balanced, gains below the threshold are left alone: at most one correction in ten more epochs."""
-    job = Job(Cluster(truth=three_pools(), communication=EXCHANGE, variation=0.06, seed=1))
-    job.epoch()
-    moves = sum(job.epoch().changed for _ in range(10))
-    assert moves <= 1
-    assert job.decision.probe == ()
-    assert "stay" in job.decision.reason
+    """Once balanced, what chance could promise is left alone: one correction in ten more epochs, and seldom two."""
+    moves = []
+    for seed in range(6):
+        job = Job(Cluster(truth=three_pools(), communication=EXCHANGE, variation=0.06, seed=seed))
+        job.epoch()
+        moves.append(sum(job.epoch().changed for _ in range(10)))
+        assert job.decision.probe == ()
+    assert max(moves) <= 2
+    assert sum(moves) <= 6
 
 
 def test_the_baseline_stays_even() -> None:
@@ -354,7 +356,7 @@ evidence = st.builds(
         total_samples=st.integers(0, 300),
         members=st.lists(evidence, max_size=4).map(tuple),
         current_shares=st.none() | st.lists(st.integers(-5, 300), max_size=4).map(tuple),
-        min_gain_ratio=st.sampled_from([0.0, 0.03]),
+        least_gain_ratio=st.sampled_from([0.0, 0.03]),
         rebalance=st.booleans(),
     )
 )
