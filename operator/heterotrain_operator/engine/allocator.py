@@ -34,6 +34,8 @@ REST_FACTOR = 5.0
 """After a decision that took long, it rests this many times as long."""
 LOOK_AGAIN_S = 15.0
 """Longest time between two decisions: time alone may show that a pool is out of stock."""
+IDLE_FACTOR = 20.0
+"""Where nothing changes, a decision that took long is made again only after this many times as long."""
 PATIENCE_S = 5.0
 """A new job waits for a decision at most this long, then it takes what fits."""
 
@@ -112,7 +114,7 @@ class Allocator:
             took_s = self._clock() - started_s
             rest_s = max(SETTLE_S, REST_FACTOR * took_s)
             await set_within(self._urgent, rest_s)
-            await set_within(self._changed, LOOK_AGAIN_S)
+            await set_within(self._changed, max(LOOK_AGAIN_S, IDLE_FACTOR * took_s))
             # Even what is urgent comes in bursts: many new jobs are decided about together.
             await asyncio.sleep(max(0.0, REST_FACTOR * took_s - (self._clock() - started_s - took_s)))
 

@@ -136,6 +136,7 @@ def fill(plane: ControlPlane, size: Size, leader: Replica, standby: Replica) -> 
 def rest(leader: Replica, *, for_s: float = 20.0) -> list[Row]:
     """Return what the operator costs while nothing happens."""
     assert leader.process is not None  # noqa: S101  # it was started
+    time.sleep(for_s)  # the last numbers of every status are written some seconds later
     before_s, before = cpu_s(leader.process.pid), leader.metrics()
     time.sleep(for_s)
     name = 'heterotrain_operator_passes_total{result="ok"}'
