@@ -34,6 +34,11 @@ def test_undisturbed() -> None:
     assert len(to_row(a_slot())) == HEADER + 2
 
 
+def test_all_measure_as_seldom_as_the_one_that_wants_it_least() -> None:
+    """Squares are those of one step on every rank, or of none."""
+    assert of(a_slot(measure_every=2), a_slot(measure_every=16), a_slot()).measure_every == 16
+
+
 def test_one_vote_against_repeats_the_step() -> None:
     """Committed by all or by none."""
     assert not of(a_slot(), a_slot(vote=False)).committed

@@ -150,6 +150,7 @@ class Observer:
         """
         self._formed_steps += 1
         self._every = decision.measure_every
+        _device_bytes()  # looked up here: which device is CUDA's current one, each thread has its own word on
         self._seen = (formed.roster.plan.global_batch_samples, decision.loss)
         if decision.plain is not None or decision.steered is not None:
             self._average(decision)
