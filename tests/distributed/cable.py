@@ -1,7 +1,9 @@
-"""A cut cable without a second machine: the kernel drops whatever arrives at any of this process's TCP connections.
+"""A cut cable without a second machine: the kernel drops whatever arrives at this process's TCP connections.
 
 Nothing is acknowledged any more, and neither side is told; that is what peers see of a node whose network went away. What
 this process still sends does arrive, so peers may complete an exchange that this process never sees completed.
+
+Where only connections to one peer's port are cut, that peer can still call here, but gets no answer when it is called.
 """
 
 from __future__ import annotations
@@ -24,22 +26,29 @@ _DROP = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # one i
 _PROGRAM = struct.pack("H6xQ", 1, ctypes.addressof(_DROP))
 
 
-def cut(until: Path) -> None:
-    """Cut all connections now, and those that come later, until a file appears; only the port for metrics is spared."""
-    _set(ATTACH_FILTER)
-    threading.Thread(target=_hold, args=(until,), daemon=True).start()
+def cut(until: Path, *, to_port: int | None = None) -> None:
+    """Cut connections now, and those that come later, until a file appears.
+
+    Args:
+        until: the file.
+        to_port: cut those to this port of a peer only; ``None`` cuts all but those to this process's metrics.
+    """
+    _set(ATTACH_FILTER, to_port)
+    threading.Thread(target=_hold, args=(until, to_port), daemon=True).start()
 
 
-def _hold(until: Path) -> None:
+def _hold(until: Path, to_port: int | None) -> None:
     while not until.exists():
         time.sleep(0.005)
-        _set(ATTACH_FILTER)
-    _set(DETACH_FILTER)
+        _set(ATTACH_FILTER, to_port)
+    _set(DETACH_FILTER, to_port)
 
 
-def _set(option: int) -> None:
+def _set(option: int, to_port: int | None) -> None:
     spared = int(os.environ[env.METRICS_PORT])
     for found in open_sockets():
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(found.descriptor)) as copy:
-            if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getsockname()[1] != spared:
+            if copy.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            if copy.getsockname()[1] != spared if to_port is None else copy.getpeername()[1] == to_port:
                 copy.setsockopt(socket.SOL_SOCKET, option, _PROGRAM if option == ATTACH_FILTER else 0)

@@ -18,6 +18,7 @@ STEPS = 18
 PLACES = (*STEP_PLACES, *FORMING_PLACES, LAST_PLACE)
 DEEDS = {
     "told to go": "go",
+    "told to go, killed before it went": "go",
     "drained by the plan": "wait",
     "killed": "die",
     "killed, with the store": "die",
@@ -29,8 +30,12 @@ DEEDS = {
     "a message lost": "lose",
     "another one joins": "wait",
     "all told to go, others come": "wait",
+    "all killed, others come": "wait",
+    "reaches one peer no more": "part",
 }
 """What happens, and what the victim's trap does for it (see ``traps.Trap``)."""
+AWAY = ("stop", "cut", "part")
+"""What lasts until the story ends it."""
 AWAY_S = 3.0
 """Longest absence of somebody who hangs or is cut off; less as soon as the others have gone on without it."""
 MOMENT_S = 0.2
@@ -66,7 +71,7 @@ class Scene:
             do = "tell"
         release = str(self.folder / "release")
         found = {"place": self.place, "step": self.at, "do": do, "reached": str(self.reached)}
-        return found | ({"release": release} if do in ("wait", "cut") else {})
+        return found | ({"release": release} if do in ("wait", "cut", "part") else {})
 
     def release(self) -> None:
         """Let the victim go on, or mend its cable."""
@@ -103,7 +108,9 @@ class Story:
         while len(self.known) < chance.randint(2, 4):
             self.start(self._chance_trap())
         self.operator.until_ready(*self.known)
-        self.name(self.known)
+        # The first rank of a job's first plan never takes state: who is to be lost in that has to come later.
+        late = [s.victims[0] for s in self.scenes if (s.what, s.place) == ("killed, with the store", "receiving")]
+        self.name([worker for worker in self.known if worker not in late])
         self.events.sort()
 
     def _prepare(self, number: int, what: str, place: str) -> None:
@@ -212,7 +219,7 @@ class Story:
         if scene.since_s is None:
             scene.since_s, scene.step = now_s, step
             self._begin(scene, victim)
-        if DEEDS[scene.what] not in ("stop", "cut"):
+        if DEEDS[scene.what] not in AWAY:
             scene.over = True
             return
         away_s = now_s - scene.since_s
@@ -220,7 +227,8 @@ class Story:
             scene.over = away_s > MOMENT_S and _is_stopped(victim)
         else:
             others_went_on = step > scene.step + 1 and away_s > MOMENT_S
-            scene.over = (others_went_on or away_s > AWAY_S) and (victim.uid in self.cut_off or _is_stopped(victim))
+            there = DEEDS[scene.what] == "stop" and not _is_stopped(victim)
+            scene.over = (others_went_on or away_s > AWAY_S) and not there
         if scene.over:
             if scene.what == "cable cut, then power":
                 victim.signal(signal.SIGKILL)
@@ -233,6 +241,9 @@ class Story:
     def _begin(self, scene: Scene, victim: Worker) -> None:
         if scene.what == "told to go":
             self.told_to_go.add(victim.uid)
+        elif scene.what == "told to go, killed before it went":
+            self.told_to_go.add(victim.uid)
+            victim.signal(signal.SIGKILL)
         elif scene.what == "drained by the plan":
             self.told_to_go.add(victim.uid)
             if victim.uid in self.named:
@@ -244,6 +255,9 @@ class Story:
         elif scene.what == "all told to go, others come":
             for worker in self.running():
                 self._tell(worker)
+        elif scene.what == "all killed, others come":
+            for worker in self.running():
+                worker.signal(signal.SIGKILL)
         elif DEEDS[scene.what] == "stop":
             self.stopped.add(victim.uid)
         elif DEEDS[scene.what] == "cut":

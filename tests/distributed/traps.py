@@ -16,6 +16,8 @@ from heterotrain.network.group import Group
 from heterotrain.numerics.reducer import Reducer
 from heterotrain.state import transfer
 from heterotrain.steps.step import Step
+from heterotrain_core.contract import env, keys
+from heterotrain_core.contract.codec import Refused, decode_plan
 
 STEP_PLACES = ("step", "launched", "backward", "reducing", "reduced", "applied")
 """Reached in each step: before it, while backward runs and the first bucket travels, after backward, before and after the
@@ -34,7 +36,8 @@ class Trap:
 
         Args:
             spec: ``place``; ``step``, its number or how often the place was reached before; ``do``: ``die`` (the default),
-                ``go`` (as if told by SIGTERM), ``stop`` (SIGSTOP), ``cut`` (until ``release`` exists), ``lose`` (a message),
+                ``go`` (as if told by SIGTERM), ``stop`` (SIGSTOP), ``cut`` (until ``release`` exists), ``part`` (the same, but
+                from one peer only, and one way), ``lose`` (a message),
                 ``wait`` (until ``release`` exists), ``tell`` (nothing more than below); ``reached``: a file that appears
                 then.
         """
@@ -48,6 +51,8 @@ class Trap:
         do = spec.get("do", "die")
         if do == "cut":
             cut(Path(spec["release"]))
+        elif do == "part" and (ports := _peer_ports()):
+            cut(Path(spec["release"]), to_port=ports[0])
         if "reached" in spec:
             Path(spec["reached"]).touch()
         number = {"die": signal.SIGKILL, "go": signal.SIGTERM, "stop": signal.SIGSTOP}.get(do)
@@ -57,6 +62,13 @@ class Trap:
             time.sleep(0.01)
         if do == "lose":
             raise PeerLost("as if the last message had been lost")
+
+
+def _peer_ports() -> list[int]:
+    """Return the ports of the others in the newest plan, by rank."""
+    plan = decode_plan((Path(os.environ[env.PLAN_DIR]) / keys.PLAN_KEY).read_text(), job_uid=os.environ[env.JOB_UID])
+    own = int(os.environ[env.PEER_PORT])
+    return [] if isinstance(plan, Refused) else [m.peer_port for m in plan.members if m.peer_port != own]
 
 
 def set_traps(trap: Trap) -> None:
