@@ -1,8 +1,8 @@
-"""How long a state takes to a joiner from one, two and three donors, each with a link of its own. Prints Markdown; needs root.
+"""How long a state takes from one, two and three donors to one joiner, and from one donor to several joiners.
 
-Every rank lives in a network namespace with a cable to one switch; token buckets (tc tbf) on both ends of each cable limit
-what it carries each way. The joiner's own cable bounds every row; where donors' cables are as fast, one donor fills
-it. The namespaces are removed at the end.
+Prints Markdown; needs root. Every rank lives in a network namespace with a cable to one switch; token buckets (tc tbf) on both
+ends of each cable limit what it carries each way. A joiner's own cable bounds every row; where donors' cables are as fast,
+one donor fills it. The namespaces are removed at the end.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ MOST_DONORS = 3
 PORT = 29400
 CASES = (("1gbit", "1gbit"), ("1gbit", "250mbit"))
 """The joiner's rate and the donors'."""
+JOINERS = (1, 2, 3)
+"""Of one donor, all with the first case's rates."""
 
 
 def node(rank: int) -> str:
@@ -62,8 +64,8 @@ def network(rates: list[str]) -> Iterator[None]:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
 
 
-def rank_main(rank: int, ranks: int, *, size_bytes: int, repeats: int) -> list[float]:
-    """Be one rank: the last one is the joiner, the others hold the state; return seconds of each time."""
+def rank_main(rank: int, ranks: int, *, donors: int, size_bytes: int, repeats: int) -> list[float]:
+    """Be one rank: the first ``donors`` hold the state, the others join; return seconds until all have it, each time."""
     import torch  # noqa: PLC0415 - not in the driver
     from heterotrain.network.group import Address, Group  # noqa: PLC0415  # not in the driver
     from heterotrain.network.rendezvous import c10d  # noqa: PLC0415  # not in the driver
@@ -76,30 +78,32 @@ def rank_main(rank: int, ranks: int, *, size_bytes: int, repeats: int) -> list[f
     group = Group(rank=rank, world_size=ranks, address=Address(members=frozenset(), spare_ports=frozenset()))
     group.build(connect=lambda: store, backend="gloo", own_address=address(rank))
     state = a_state(size_bytes)
-    who = Roles(leader=0, donors=tuple(range(ranks - 1)), receivers=(ranks - 1,), fresh=False)
+    who = Roles(leader=0, donors=tuple(range(donors)), receivers=tuple(range(donors, ranks)), fresh=False)
     found = []
     for _ in range(repeats):
         group.gather_now([0.0])
         began_s = time.perf_counter()
         exchange(group, who, lambda: flatten(state))
+        group.gather_now([0.0])
         found.append(time.perf_counter() - began_s)
-    group.gather_now([0.0])
     group.close()
     return found
 
 
-def measured(donors: int, *, joiner_rate: str, donor_rate: str, mb: int, repeats: int) -> list[float]:
-    """Return the joiner's seconds.
+def measured(
+    donors: int, joiners: int = 1, *, joiner_rate: str, donor_rate: str, mb: int, repeats: int
+) -> list[float]:  # fmt: skip
+    """Return the seconds until the last joiner has everything.
 
     Raises:
         SystemExit: a rank failed.
     """
-    ranks = donors + 1
-    with network([donor_rate] * donors + [joiner_rate]):
+    ranks = donors + joiners
+    with network([donor_rate] * donors + [joiner_rate] * joiners):
         processes = [
             subprocess.Popen(
                 ["ip", "netns", "exec", node(rank), sys.executable, __file__, "--rank", str(rank), "--ranks", str(ranks),
-                 "--mb", str(mb), "--repeats", str(repeats)],
+                 "--donors", str(donors), "--mb", str(mb), "--repeats", str(repeats)],
                 stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
             )
             for rank in range(ranks)
@@ -117,9 +121,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rank", type=int)
     parser.add_argument("--ranks", type=int)
+    parser.add_argument("--donors", type=int)
     options = parser.parse_args()
     if options.rank is not None:
-        found = rank_main(options.rank, options.ranks, size_bytes=options.mb * 1_000_000, repeats=options.repeats)
+        found = rank_main(
+            options.rank, options.ranks, donors=options.donors, size_bytes=options.mb * 1_000_000,
+            repeats=options.repeats,
+        )  # fmt: skip
         print(json.dumps(found))
         return
     sys.path.insert(0, str(Path(__file__).parent))
@@ -135,6 +143,14 @@ def main() -> None:
             )
             cells.append(f"{statistics.median(found):.2f} s ({min(found):.2f} to {max(found):.2f})")
         print(f"| {joiner_rate}/s | {donor_rate}/s | {' | '.join(cells)} |", flush=True)
+    joiner_rate, donor_rate = CASES[0]
+    print(f"\n| from one donor, every link {donor_rate}/s, to | seconds |\n| --- | --- |")
+    for joiners in JOINERS:
+        found = measured(
+            1, joiners, joiner_rate=joiner_rate, donor_rate=donor_rate, mb=options.mb, repeats=options.repeats
+        )
+        low, high = min(found), max(found)
+        print(f"| {joiners} joiner(s) | {statistics.median(found):.2f} s ({low:.2f} to {high:.2f}) |", flush=True)
 
 
 if __name__ == "__main__":
