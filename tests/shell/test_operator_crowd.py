@@ -99,3 +99,15 @@ async def test_what_is_kept_of_a_job_with_its_pods_is_small() -> None:
     tracemalloc.stop()
     assert len(app.store.pods.all()) >= FEW * PODS_PER_JOB
     assert kept / FEW <= MOST_BYTES_PER_JOB
+
+
+async def test_a_node_that_goes_is_first_of_all_the_matter_of_those_who_stand_on_it() -> None:
+    crowd = await a_crowd(FEW)
+    pods = crowd.app.store.pods.all().values()
+    node = crowd.kube.objects["nodes", "", next(pod.node for pod in pods if pod.node)]
+    concerned = {pod.key for pod in pods if pod.node == node["metadata"]["name"]}
+    gone = {**node, "metadata": {**node["metadata"], "resourceVersion": "2"}, "spec": {"unschedulable": True}}
+    crowd.app.node_event(gone, deleted=False)
+    order = [await crowd.app.queue.get() for _ in range(len(crowd.app.queue))]
+    assert len(order) == FEW
+    assert concerned <= set(order[: len(concerned) + len(concerned) // 4 + 1]), "every fifth may be another one"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -116,6 +116,11 @@ class App:
         if self.elector is None or self.elector.leads:
             self.queue.add(key)
 
+    def _wake_behind(self, keys: Iterable[JobKey]) -> None:
+        """Have jobs looked at when there is time for it."""
+        if self.elector is None or self.elector.leads:
+            self.queue.add_behind(keys)
+
     def came(self, kind: str, event_type: str | None) -> None:
         """Note how an object came: ``None`` says by a list of the watch, which it makes at its start and after a gap.
 
@@ -179,8 +184,9 @@ class App:
         else:
             self.store.nodes.put(view)
         if deleted or before is None or _matters(before) != _matters(view):
-            for key in self.store.jobs.all():
+            for key in {pod.key for pod in self.store.pods.all().values() if pod.node == view.name}:
                 self._wake(key)
+            self._wake_behind(self.store.jobs.all())
             self.allocator.changed()
 
     # --- what runs -------------------------------------------------------------------------------------------------
@@ -231,8 +237,7 @@ class App:
             self.metrics.pods.set(len(self.store.pods.all()))
             self._synced.set()
             self.reconciler.reapply()
-            if self.elector is None or self.elector.leads:
-                self.queue.add_behind(known)
+            self._wake_behind(known)
             await set_within(self._gap, self.settings.relist_s)
 
     async def _foreign(self) -> None:
