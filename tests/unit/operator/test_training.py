@@ -206,6 +206,24 @@ def test_the_batch_is_no_larger_than_an_epoch() -> None:
     assert training.plan.global_batch_samples == training.epoch_samples
 
 
+@pytest.mark.parametrize(("noise_samples", "least", "most"), [(400.0, 110, 230), (12.0, 32, 50)])
+def test_even_shares_find_their_batch_although_they_never_vary(noise_samples: float, least: int, most: int) -> None:
+    """Half of a small step is fixed, which one share does not show: a larger batch is tried, and kept only if it pays."""
+    truth = [
+        replace(c, fixed_s=0.02 * slow, backward_fixed_s=0.01 * slow)
+        for c, slow in zip(three_pools(), (1, 2, 4), strict=True)
+    ]
+    training = a_training(
+        seed=2, truth=truth, rebalance={"boundary": "never"}, adaptiveBatch={"min": 32, "max": 512}
+    )  # fmt: skip
+    training.epoch_samples = 32 * 64  # no last, smaller step that would show another share
+    training.noise_samples = noise_samples
+    while training.progress.epoch < 6:
+        training.step()
+    assert least <= training.roster.plan.global_batch_samples <= most
+    assert len({share // 2 for share in training.plan.shares}) <= 2
+
+
 def test_another_membership_takes_the_batch_along() -> None:
     """A new generation takes effect in the middle of an epoch: the batch is the one in force, not the one that waits."""
     training = a_training(seed=6, exchange=SLOW_EXCHANGE, **ADAPTIVE)
