@@ -69,9 +69,12 @@ def init(
         compression: of gradients on the wire: ``none``, ``fp16`` or ``bf16``.
 
     Raises:
-        UsageError: the environment contradicts itself, or a value is none of those that there are.
+        UsageError: the environment contradicts itself, or a value is none of those that there are or is below 1.
     """
     identity = read_identity()
+    for name, value in (("epochs", epochs), ("batch_samples", batch_samples)):
+        if value < 1:
+            raise UsageError(f"{name} has to be at least 1, not {value}")
     config = read_config() or TrainingConfig(
         epochs=epochs, base_batch_samples=batch_samples, seed=seed, checkpoint_uri=checkpoint_uri,
         checkpoint_every_s=checkpoint_every_s, precision=precision, compression=compression,
@@ -118,8 +121,10 @@ class Job:
         BatchNorm layers stay the same objects and count over the global batch from now on.
 
         Raises:
-            UsageError: it was called before, or the model has an unknown kind of BatchNorm layer.
+            UsageError: it is no model, it was called before, or the model has an unknown kind of BatchNorm layer.
         """
+        if not isinstance(model, torch.nn.Module):
+            raise UsageError(f"job.wrap takes a torch.nn.Module, not a {type(model).__name__}")
         if self._training.model is not None:
             raise UsageError("job.wrap takes one model: put several into one torch.nn.ModuleDict")
         self._training.model = model = model.to(self.device)
@@ -130,8 +135,10 @@ class Job:
         """Return the optimizer; its state now travels to joiners and into checkpoints.
 
         Raises:
-            UsageError: the learning-rate rule is adascale, and this kind of optimizer is not known.
+            UsageError: it is no optimizer, or the learning-rate rule is adascale and this kind is not known.
         """
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UsageError(f"job.optimizer takes a torch.optim.Optimizer, not a {type(optimizer).__name__}")
         self._numerics.check(optimizer)
         self._training.optimizers.append(optimizer)
         return optimizer
@@ -177,6 +184,8 @@ class Job:
         """
         if self._training.model is None or not self._training.optimizers:
             raise UsageError("call job.wrap(model) and job.optimizer(optimizer) before job.steps")
+        if workers < 0:
+            raise UsageError(f"workers has to be 0, for loading in the training process, or more, not {workers}")
         source = source_of(dataset, collate=collate, shuffle=shuffle, seed=self.config.seed)
         self._record.data = fingerprint(source)
         try:
@@ -204,7 +213,18 @@ class Job:
     def part(
         self, dataset: batches.MapDataset, *, batch_samples: int, collate: batches.Collate | None = None
     ) -> Iterator[Any]:
-        """Yield batches of this rank's part of a data set, in proportion to its share; all ranks together see it once."""
+        """Yield batches of this rank's part of a data set, in proportion to its share; all ranks together see it once.
+
+        Args:
+            dataset: with a length and indices.
+            batch_samples: samples of a batch, at least 1; the last one may be smaller.
+            collate: makes a batch of a list of samples; torch's own by default.
+
+        Raises:
+            UsageError: ``batch_samples`` is below 1.
+        """
+        if batch_samples < 1:
+            raise UsageError(f"batch_samples has to be at least 1, not {batch_samples}")
         start, stop, formed = 0, len(dataset), self._loop.formed
         if formed is not None:
             first, last = slice_of(formed.roster.shares, formed.rank)

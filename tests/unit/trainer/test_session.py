@@ -171,14 +171,19 @@ def test_buffers_and_random_numbers_are_restored_when_a_step_is_repeated() -> No
     assert int(model.calls) == 2  # the repeated attempt's two micro-batches
 
 
-@pytest.mark.parametrize("mistake", ["no apply", "apply early", "apply twice", "backward twice", "vector loss"])
+MISTAKES = {
+    "no apply": r"step 0 ended without step\.apply", "apply early": r"0 of 1 micro-batches",
+    "apply twice": r"step\.apply once", "backward twice": r"for the 2\. time: call step\.backward exactly once",
+    "vector loss": r"scalar loss", "clip at 0": r"clip_norm has to be above 0, not 0", "weight": r"from 0 on, not nan",
+    "other optimizer": r"a SGD that job\.optimizer has not seen",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_in_the_loop_are_said(mistake: str) -> None:
     """Each in one sentence that names what to call."""
     job, model, optimizer = a_job()
-    expected = {
-        "no apply": r"without step\.apply", "apply early": r"0 of 1 micro-batches", "apply twice": r"step\.apply once",
-        "backward twice": r"step\.backward exactly once", "vector loss": r"scalar loss",
-    }[mistake]  # fmt: skip
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def loop() -> None:
         for step in job.steps(DATA):
@@ -187,15 +192,17 @@ def test_mistakes_in_the_loop_are_said(mistake: str) -> None:
                     step.apply(optimizer)
                 for x, y in step.micro_batches():
                     errors = (model(x) - y) ** 2
-                    step.backward(errors if mistake == "vector loss" else errors.mean())
+                    weight = float("nan") if mistake == "weight" else None
+                    step.backward(errors if mistake == "vector loss" else errors.mean(), weight)
                     if mistake == "backward twice":
                         step.backward(errors.mean())
                 if mistake != "no apply":
-                    step.apply(optimizer)
+                    limit = 0.0 if mistake == "clip at 0" else None
+                    step.apply(other if mistake == "other optimizer" else optimizer, clip_norm=limit)
                 if mistake == "apply twice":
                     step.apply(optimizer)
 
-    with pytest.raises(UsageError, match=expected):
+    with pytest.raises(UsageError, match=MISTAKES[mistake]):
         loop()
 
 
@@ -244,8 +251,15 @@ def test_numeric_state_goes_through_a_checkpoint() -> None:
 
 
 def test_nothing_to_train() -> None:
-    """No model, no data, or nothing that learns."""
+    """No model, no data, nothing that learns, or numbers that make no sense."""
+    for settings, said in (({"epochs": 0}, "epochs has to be at least 1, not 0"), ({"batch_samples": -3}, "not -3")):
+        with pytest.raises(UsageError, match=said):
+            heterotrain.init(**settings)
     job = heterotrain.init()
+    with pytest.raises(UsageError, match=r"a torch\.nn\.Module, not a function"):
+        job.wrap(a_job)  # type: ignore[arg-type]  # the mistake
+    with pytest.raises(UsageError, match=r"a torch\.optim\.Optimizer, not a list"):
+        job.optimizer([])  # type: ignore[arg-type]  # the mistake
     with pytest.raises(UsageError, match=r"job\.wrap"):
         next(iter(job.steps(DATA)))
     job, _, _ = a_job()

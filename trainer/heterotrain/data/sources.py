@@ -51,7 +51,7 @@ def source_of(dataset: Any, *, collate: batches.Collate | None, shuffle: bool, s
         )
     sized = hasattr(dataset, "__len__") and not isinstance(dataset, torch.utils.data.IterableDataset)
     if sized and len(dataset) == 0:
-        raise UsageError("the data set is empty")
+        raise UsageError("the data set is empty, its len() is 0: look at its path and at what it leaves out")
     if sized and isinstance(dataset, NumberedStream):
         return Numbered(dataset=dataset, collate=collate, seed=seed)
     if sized and hasattr(dataset, "__getitem__"):
@@ -87,8 +87,8 @@ class _Counted:
         samples = self.samples
         if cursor >= samples:
             raise UsageError(
-                f"epoch {epoch} has {samples} samples, but {cursor} of it are committed already: training has to go on "
-                "with the data that it began with"
+                f"epoch {epoch} has {samples} samples, but {cursor} of it are committed already: go on with the "
+                "data that training began with, or begin a new job"
             )
         count = min(wanted, samples - cursor)
         return count, cursor + count == samples

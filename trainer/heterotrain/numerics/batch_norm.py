@@ -176,8 +176,8 @@ def moments_of(x: torch.Tensor, link: Link) -> Moments:
     total = float(rows_WK[:, 0].sum())
     if total < 2.0:  # noqa: PLR2004 - as torch has it
         raise UsageError(
-            "BatchNorm needs more than one value for each channel: choose a global batch that leaves more than one sample "
-            "for an epoch's last step"
+            f"BatchNorm needs more than one value for each channel, and this step has {total:g} over all ranks: choose a "
+            "global batch that leaves more than one sample for an epoch's last step"
         )
     weight_W1, means_WC, vars_WC = rows_WK[:, :1] / total, rows_WK[:, 1 : 1 + channels], rows_WK[:, 1 + channels :]  # noqa: N806
     mean_C = (weight_W1 * means_WC).sum(0)  # noqa: N806

@@ -171,6 +171,11 @@ class Numerics:
         return self._rate.factor
 
     def _plan(self, optimizer: torch.optim.Optimizer, global_batch_samples: int) -> None:
+        if not any(optimizer is known for known in self._training.optimizers):
+            raise UsageError(
+                f"step.apply got a {type(optimizer).__name__} that job.optimizer has not seen, so its state would be lost when "
+                "workers come or go: pass the one that job.optimizer returned"
+            )
         family = learning_rate.family_of(optimizer) or Family.SGD  # the other rules treat all alike
         kind = needed_statistics(self._policy.scaling, family)
         self._next = self._policy.next(

@@ -62,7 +62,8 @@ class Attempts:
         largest = max(step.task.micro_batches, default=1)
         if largest == 1:
             raise UsageError(
-                "one sample alone does not fit into memory: use a smaller model or sample"
+                "one sample alone does not fit into memory: use a smaller model or sample, checkpoint activations, or leave out "
+                "pools whose accelerators have too little"
             ) from step.failure
         self.cap_samples = largest // 2
         self._report.count(names.OUT_OF_MEMORY)

@@ -208,7 +208,10 @@ class Loop:
             self._attempts.halve(step)
             self._observer.forget()
         elif not isinstance(step.failure, RepeatStep):
-            raise UsageError("run each step inside `with step:` and end it with step.apply(optimizer)")
+            raise UsageError(
+                f"step {step.number} was left without a result: run each step inside `with step:` and end it with "
+                "step.apply(optimizer)"
+            )
         self._report.count(names.REPEATED_STEPS)
 
     def _finish_epoch(self) -> None:

@@ -115,13 +115,16 @@ class Step:
                 over all ranks divided by the sum of all weights.
 
         Raises:
-            UsageError: it was called more or less often than once for each micro-batch, or the loss is no scalar.
+            UsageError: it was called more or less often than once for each micro-batch, the loss is no scalar, or the weight
+                is no number from 0 on.
         """
         self._leave_forward()
         began = self.clock.now() if self._mark is None else self.clock.spent(Phase.FORWARD, self._mark)
         if self._backwards + 1 != self._handed_out:
             raise UsageError(
-                "call step.backward exactly once for each micro-batch, inside the loop over micro_batches()"
+                f"step {self.number} has handed out {self._handed_out} micro-batches, and step.backward is called for the "
+                f"{self._backwards + 1}. time: call step.backward exactly once for each micro-batch, inside the loop over "
+                "micro_batches()"
             )
         if loss.numel() != 1:
             raise UsageError(f"step.backward needs a scalar loss, not one of shape {tuple(loss.shape)}: take its mean")
@@ -132,18 +135,20 @@ class Step:
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             self._reduce_nothing()
             return
+        if weight is not None and not (weight >= 0 and math.isfinite(weight)):
+            raise UsageError(f"the weight of a micro-batch has to be a number from 0 on, not {weight}")
         samples = self._sizes[self._backwards]
         self._backwards += 1
         last = self._backwards == len(self._sizes)
         counted = float(samples if weight is None else weight)
         self.weight += counted
-        value = loss.detach().double()
+        value = loss.item() if loss.is_cpu else loss.detach().double()  # nobody waits for an accelerator here
         self.loss_sum = self.loss_sum + (value * samples if weight is None else value)
         if last:
             self.reducer.arm(self.group)
         factor = (samples if weight is None else 1.0) / self.task.batch_samples
-        scaled = loss * (factor * self.numerics.loss_scale)
-        scaled.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        # The same as backward of the loss times the factor, without a product that autograd has to keep.
+        loss.backward(loss.new_full(loss.shape, factor * self.numerics.loss_scale))  # type: ignore[no-untyped-call]
         ended = self.clock.spent(Phase.BACKWARD, began)
         if last:
             self.clock.last_backward = ended
@@ -165,10 +170,14 @@ class Step:
             clip_value: greatest magnitude of the gradient's elements, after the norm; ``None`` leaves them alone.
 
         Raises:
-            UsageError: some micro-batch had no ``step.backward``, or the step was applied before.
+            UsageError: some micro-batch had no ``step.backward``, the step was applied before, the optimizer is not one of the
+                job's, or a limit is not above 0.
         """
         if self.committed:
-            raise UsageError("call step.apply once for each step")
+            raise UsageError(f"step {self.number} is committed already: call step.apply once for each step")
+        for name, limit in (("clip_norm", clip_norm), ("clip_value", clip_value)):
+            if limit is not None and not limit > 0:
+                raise UsageError(f"{name} has to be above 0, not {limit}: leave it out, and gradients are not clipped")
         wanted = len(self._sizes) or int(self._is_guest)
         if self._backwards != wanted:
             raise UsageError(
@@ -209,7 +218,9 @@ class Step:
         self.numerics.link.leave()
         if error is None:
             if not self.committed:
-                raise UsageError("the step ended without step.apply(optimizer)")
+                raise UsageError(
+                    f"step {self.number} ended without step.apply(optimizer): call it after the loop over micro_batches()"
+                )
             return False
         if self.committed or not isinstance(error, Exception):
             return False

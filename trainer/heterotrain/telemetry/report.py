@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from heterotrain_core.contract import keys
+from heterotrain_core.contract import env, keys
 from heterotrain_core.contract import metrics as names
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -250,7 +250,10 @@ def serve(report: Report, identity: Identity) -> ThreadingHTTPServer | None:
     try:
         server = Server(("", identity.metrics_port), Handler)
     except OSError as error:
-        raise UsageError(f"the metrics port {identity.metrics_port} cannot be used: {error}") from error
+        raise UsageError(
+            f"the metrics port {identity.metrics_port} cannot be used ({error}): end what listens there, or name another one "
+            f"in {env.METRICS_PORT}"
+        ) from error
     threading.Thread(target=server.serve_forever, name="heterotrain-metrics", daemon=True).start()
     return server
 
