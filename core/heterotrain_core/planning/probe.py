@@ -64,7 +64,9 @@ def _moves(shares: Sequence[int], limits: Sequence[Limits], learners: Sequence[i
         common = min(max(high, low), most * min(high, low))
         high, low = (common / side if side else 0.0 for side in (high, low))
     else:
-        high = low = 1.0
+        # Those whose speed is known take the difference up, but are not driven off their shares for it.
+        room = VARIATION * spare
+        high, low = min(1.0, (low + room) / high) if high else 0.0, min(1.0, (high + room) / low) if low else 0.0
     for sign, side, factor in ((1.0, up, high), (-1.0, down, low)):
         for rank in side:
             moves[rank] = sign * reach[rank] * factor

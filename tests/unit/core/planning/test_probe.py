@@ -37,6 +37,14 @@ def test_one_learner_varies_and_the_others_take_it_up() -> None:
     assert {vector[0] for vector in vectors} <= {75, 100, 125}
 
 
+def test_nobody_is_driven_off_for_the_others_to_learn() -> None:
+    """Two large learners against a small member whose speed is known: it goes up or down by a half, not to one sample."""
+    for vector in probe_vectors((272, 117, 59), (FREE,) * 3, (0, 1))[1:]:
+        assert sum(vector) == 448
+        assert 29 <= vector[2] <= 89
+        assert min(abs(vector[0] - 272), abs(vector[1] - 117)) > 50
+
+
 def test_nothing_to_vary_is_no_probe() -> None:
     """One member, or limits that hold every share."""
     assert probe_vectors((8,), (FREE,), (0,)) == ()
