@@ -14,8 +14,8 @@ from distributed.scripts import net, optimizer_of, problem
 from heterotrain.data.ahead import Ahead
 from heterotrain.data.pieces import Piece
 from heterotrain.data.sources import source_of
-from heterotrain.numerics.reducer import Timing
 from heterotrain.numerics.timeline import CudaTimeline
+from heterotrain.numerics.transfers import Timing
 from heterotrain.steps.clock import Clock, Phase
 from heterotrain_core.contract import metrics as names
 from prometheus_client import generate_latest

@@ -7,8 +7,8 @@ from typing import Any
 import heterotrain
 import pytest
 import torch
-from heterotrain.numerics.reducer import Timing
 from heterotrain.numerics.timeline import CudaTimeline, HostTimeline, timeline_of
+from heterotrain.numerics.transfers import Timing
 from heterotrain.steps.clock import Clock, Phase
 from heterotrain.telemetry.report import Report, StepTimes
 from prometheus_client import generate_latest

@@ -37,7 +37,7 @@ class Arrivals:
     _surprises: int = 0
 
     def begin(self, *, one_micro_batch: bool) -> None:
-        """Prepare for a step."""
+        """Prepare for a step; ``one_micro_batch`` says whether this rank has no more than one in it."""
         each = not one_micro_batch or self._last is None
         if each is not self._is_each:
             self.end()

@@ -77,7 +77,7 @@ class Numerics:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Take it over."""
+        """Take over what ``state_dict`` returned, here or on another rank."""
         self._rate = self._next = Rate(**state["rate"])
         self._loss_scale = LossScale(**state["loss_scale"])
         self.noise = {Statistics(kind): NoiseAverage(**average) for kind, average in state["noise"].items()}
@@ -124,7 +124,7 @@ class Numerics:
 
     @property
     def loss_scale(self) -> float:
-        """Factor on the loss."""
+        """Factor on the loss, a power of two; 1 in all formats but fp16."""
         return self._loss_scale.factor if self.precision.scales_loss else 1.0
 
     @property

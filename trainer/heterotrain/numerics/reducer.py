@@ -24,22 +24,14 @@ from heterotrain.network.watched import settle
 from heterotrain.numerics.arrivals import Arrivals
 from heterotrain.numerics.buckets import Bucket, buckets_of, squared_norm
 from heterotrain.numerics.compression import Wire, largest
-from heterotrain.numerics.timeline import HostTimeline, Moment, Timeline, timeline_of
+from heterotrain.numerics.timeline import HostTimeline, Timeline, timeline_of
+from heterotrain.numerics.transfers import Timing, transfers_s
 from heterotrain.state.layers import Layers
 
 TWICE = (
     "a parameter got its gradient twice in one backward pass: use step.backward once for each micro-batch, and checkpoint "
     "activations with use_reentrant=False"
 )
-
-
-@dataclass(slots=True)
-class Timing:
-    """Moments of one step's last backward pass; ``waited`` is when the last bucket was there."""
-
-    began: Moment | None = None
-    first_bucket: Moment | None = None
-    waited: Moment | None = None
 
 
 @dataclass(slots=True)
@@ -103,7 +95,7 @@ class Reducer:
         if self._watchers and self._on_gradient is None:  # nobody looked in the step before
             self._unwatch()
         self.on_launch = self._on_gradient = None
-        self._must_arrive().begin(one_micro_batch=micro_batches == 1)
+        self._must_arrive().begin(one_micro_batch=micro_batches <= 1)
         for bucket in self._buckets:
             for parameter in bucket.parameters:
                 parameter.grad = None
@@ -123,7 +115,7 @@ class Reducer:
                 self._watchers.append(parameter.register_hook(partial(look, parameter)))  # type: ignore[no-untyped-call]
 
     def arm(self, group: Group | None) -> None:
-        """Let the next backward pass start the reductions over ``group`` (``None``: this rank is alone)."""
+        """Let the next backward pass, the step's last, start the reductions over ``group`` (``None``: this rank is alone)."""
         if group is not self._group and self.wire is not None:
             for bucket in self._buckets:
                 bucket.wire = self.wire()  # what one formation has learned, a newcomer does not know
@@ -176,7 +168,7 @@ class Reducer:
         self._armed = False
 
     def scale(self, factor: float) -> None:
-        """Multiply every gradient."""
+        """Multiply every gradient, in place."""
         for bucket in self._buckets:
             bucket.flat.mul_(factor)
 
@@ -186,22 +178,8 @@ class Reducer:
             bucket.flat.clamp_(-limit, limit)
 
     def transfers_s(self) -> tuple[float, ...]:
-        """Return each bucket's transfer seconds in the step that was waited for, nothing when nothing was exchanged.
-
-        Time in which an earlier bucket still used the wire is not a bucket's own.
-        """
-        began, waited = self.timing.began, self.timing.waited
-        if began is None or waited is None:
-            return ()
-        seconds, free_s = [], 0.0
-        for bucket in self._buckets:
-            done = bucket.done  # the note may come after the wait returned
-            if bucket.started is None or (done is not None and not self.timeline.is_past(done)):
-                return ()
-            done_s = self.timeline.seconds(began, waited if done is None else done)
-            seconds.append(max(0.0, done_s - max(self.timeline.seconds(began, bucket.started), free_s)))
-            free_s = max(free_s, done_s)
-        return tuple(seconds)
+        """Return each bucket's transfer seconds in the step that was waited for (``transfers.py``)."""
+        return transfers_s(self._buckets, self.timing, self.timeline)
 
     def is_finite(self) -> bool:
         """Return whether every element is finite: the same on all ranks once the buckets are reduced."""

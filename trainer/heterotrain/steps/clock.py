@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 
-from heterotrain.numerics.reducer import Timing
 from heterotrain.numerics.timeline import Moment, Timeline
+from heterotrain.numerics.transfers import Timing
 from heterotrain.telemetry.report import StepTimes
 
 

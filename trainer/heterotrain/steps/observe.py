@@ -23,7 +23,8 @@ from heterotrain.membership.interface import Formed
 from heterotrain.network.control import Squares, Verdict
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.noise import Measurement, Preconditioner
-from heterotrain.numerics.reducer import Reducer, Timing
+from heterotrain.numerics.reducer import Reducer
+from heterotrain.numerics.transfers import Timing
 from heterotrain.state.training import Training
 from heterotrain.steps.clock import Clock
 from heterotrain.steps.step import Step

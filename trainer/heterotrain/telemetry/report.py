@@ -95,7 +95,14 @@ class Report:
     # -- written by the training thread ------------------------------------------------------------------------------
 
     def step(self, *, share_samples: int, micro_batch_samples: int, times: StepTimes, peak_bytes: int | None) -> None:
-        """Count one committed step."""
+        """Count one committed step under its shape; of more than ``MAX_LIVE_SHAPES`` the one unused for longest goes.
+
+        Args:
+            share_samples: samples of this rank in the step.
+            micro_batch_samples: largest micro-batch, 0 without samples.
+            times: seconds of its phases.
+            peak_bytes: most memory that its tensors took on the accelerator; ``None`` without one.
+        """
         with self._lock:
             shape = (share_samples, micro_batch_samples)
             counters = self._shapes.pop(shape, None) or ShapeCounters()
@@ -114,14 +121,14 @@ class Report:
                 counters.peak_memory_bytes = max(peak_bytes, counters.peak_memory_bytes or 0)
 
     def buckets(self, seconds: tuple[float, ...]) -> None:
-        """Count one step's bucket transfers (minimum over ranks each)."""
+        """Count one step's bucket transfers: seconds, the minimum over ranks for each bucket, at least one of them."""
         with self._lock:
             self._add(names.BUCKET_STEPS, 1.0)
             self._add(names.OVERLAPPED_SECONDS, sum(seconds[:-1]))
             self._add(names.LAST_BUCKET_SECONDS, seconds[-1])
 
     def count(self, name: str, amount: float = 1.0, *, cause: str | None = None) -> None:
-        """Add to a counter."""
+        """Add to a counter of the contract; ``amount`` is in its unit, ``cause`` its label where it has one."""
         with self._lock:
             if cause is None:
                 self._add(name, amount)
@@ -129,7 +136,7 @@ class Report:
                 self._by_cause[name][cause] = self._by_cause[name].get(cause, 0.0) + amount
 
     def gauges(self, values: Mapping[str, float]) -> None:
-        """Set gauges."""
+        """Set gauges of the contract, by name, each in its unit."""
         with self._lock:
             self._gauges.update(values)
 
@@ -145,7 +152,7 @@ class Report:
             return dict(self._user)
 
     def user(self, values: Mapping[str, float]) -> None:
-        """Set what the script reports."""
+        """Set what the script reports, by its own names."""
         with self._lock:
             self._user.update(values)
 
