@@ -11,7 +11,8 @@ from heterotrain_core.contract import keys
 from heterotrain_core.contract.plan import CommunicationTime
 from heterotrain_core.split.curve import SplitMember
 from heterotrain_operator.api.reading import SpecError, most_workers, read_spec
-from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec, RebalanceBoundary
+from heterotrain_operator.api.training import RebalanceBoundary
+from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.decide.pods import ranks_per_worker
 
 from heterotrain_cli.documents import Loader, place, read_text

@@ -10,7 +10,8 @@ from heterotrain_core.contract import keys
 
 from heterotrain_operator.api.schema import CEL, structural
 from heterotrain_operator.api.status import HeteroTrainJobStatus
-from heterotrain_operator.api.v1alpha1 import MAX_NAME_LENGTH, HeteroTrainJobSpec
+from heterotrain_operator.api.types import MAX_NAME_LENGTH
+from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 
 HEADER = "# Made by `make crds` from operator/heterotrain_operator/api; do not edit.\n"
 

@@ -12,7 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from heterotrain_operator.api.status import HeteroTrainJobStatus
-from heterotrain_operator.api.v1alpha1 import MANAGED_BY_US, HeteroTrainJobSpec, Objective, RebalanceBoundary
+from heterotrain_operator.api.training import RebalanceBoundary
+from heterotrain_operator.api.v1alpha1 import MANAGED_BY_US, HeteroTrainJobSpec, Objective
 
 
 class SpecError(ValueError):

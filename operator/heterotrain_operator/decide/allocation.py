@@ -14,7 +14,7 @@ from heterotrain_core.allocate.room import Room
 from heterotrain_core.allocate.value import timed
 from heterotrain_core.allocate.views import JobDemand, Objective, Pool, Size
 
-from heterotrain_operator.api.v1alpha1 import CapacityType
+from heterotrain_operator.api.pools import CapacityType
 from heterotrain_operator.decide.allotment import Allotment, Dry, Learned
 from heterotrain_operator.decide.contest import Contest
 from heterotrain_operator.decide.demand import Bidder, demand_of, learn

@@ -10,8 +10,9 @@ from heterotrain_core.contract.plan import Member, Plan
 from heterotrain_core.perf.expected import expected_maximum
 from heterotrain_core.split.curve import SplitMember
 
+from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.reading import most_workers
-from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec, WorkerPool
+from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.decide.allotment import Allotment, Learned
 from heterotrain_operator.decide.ground import Claim, Ground
 from heterotrain_operator.decide.pods import ranks_per_worker

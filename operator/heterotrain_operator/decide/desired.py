@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.reading import most_workers
-from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec, WorkerPool
+from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.decide.allotment import FREE, Allotment
 from heterotrain_operator.decide.capacity import Room
 from heterotrain_operator.decide.verdicts import Fate, Worker

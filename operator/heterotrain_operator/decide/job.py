@@ -8,9 +8,10 @@ from typing import Any
 
 from heterotrain_core.contract.plan import Plan
 
+from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.reading import managed_by_us
 from heterotrain_operator.api.status import HeteroTrainJobStatus
-from heterotrain_operator.api.v1alpha1 import CleanPodPolicy, HeteroTrainJobSpec, WorkerPool
+from heterotrain_operator.api.v1alpha1 import CleanPodPolicy, HeteroTrainJobSpec
 from heterotrain_operator.decide.accounting import Accounts, account, restart_delay_s
 from heterotrain_operator.decide.allotment import FREE, Allotment
 from heterotrain_operator.decide.capacity import Room, room, shape_of

@@ -9,7 +9,7 @@ from heterotrain_core.contract import keys
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import Plan
 
-from heterotrain_operator.api.v1alpha1 import CapacityType
+from heterotrain_operator.api.pools import CapacityType
 from heterotrain_operator.decide.verdicts import Fate, Worker
 from heterotrain_operator.world.views import JobView
 

@@ -12,7 +12,8 @@ from typing import Any
 from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.config import TrainingConfig, encode_config
 
-from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec, WorkerPool
+from heterotrain_operator.api.pools import WorkerPool
+from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.decide.objects import labels_of, owner_reference
 from heterotrain_operator.world.parse import DEFAULT_CONTAINER, RANKS_ANNOTATION, main_container
 from heterotrain_operator.world.quantity import parse_quantity

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from heterotrain_core.allocate.room import Room
 from heterotrain_core.allocate.views import Grant, Objective, Size
 
+from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.reading import most_workers
-from heterotrain_operator.api.v1alpha1 import WorkerPool
 from heterotrain_operator.decide.allotment import Allotment
 from heterotrain_operator.decide.demand import Bidder, offer_key
 from heterotrain_operator.decide.ground import Claim, Ground

@@ -12,7 +12,8 @@ from heterotrain_core.planning.shares import MemberEvidence, SharesDecision, Sha
 from heterotrain_core.split.balance import Infeasible
 from heterotrain_core.split.proportion import evenly
 
-from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec, RebalanceBoundary
+from heterotrain_operator.api.training import RebalanceBoundary
+from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.decide.revision import Moment, least_gain, moment_of, standing, worth_writing
 from heterotrain_operator.world.telemetry import MemberGauges, MemberId, Telemetry
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 import structlog
 
 from heterotrain_operator.api.conditions import ConditionType
-from heterotrain_operator.api.v1alpha1 import WorkerPool
+from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.decide.allotment import Allotment
 from heterotrain_operator.decide.job import Decision, Observation, decide
 from heterotrain_operator.decide.lifecycle import Acceptance
