@@ -2,9 +2,11 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-export PYTHONDONTWRITEBYTECODE := 1
 
 VENV := .venv
+# Wheels carry no bytecode, and compiling PyTorch at every start takes seconds: it is kept, apart from the sources.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/bytecode
 PY := $(VENV)/bin/python
 UV := $(VENV)/bin/uv
 UV_VERSION := 0.13.8
@@ -48,8 +50,8 @@ crds: setup ## the CRD from the operator's models, into crds/ and the chart
 	@$(PY) -m heterotrain_operator.api.crd > crds/heterotrain.dev_heterotrainjobs.yaml
 	@cp crds/heterotrain.dev_heterotrainjobs.yaml helm/heterotrain/files/
 
-test-unit: setup ## fast tests: no cluster, a few seconds
-	@$(VENV)/bin/pytest tests/unit tests/packaging -q
+test-unit: setup ## fast tests without a cluster, some two minutes
+	@$(VENV)/bin/pytest -q -n auto --maxprocesses 4 tests/unit tests/shell tests/packaging
 
 test-distributed: setup ## several real training processes, with faults
 	@$(VENV)/bin/pytest tests/distributed -q

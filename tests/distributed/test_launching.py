@@ -41,10 +41,8 @@ def environment(folder: Path) -> dict[str, str]:
     """
     paths = [str(ROOT / part) for part in ("core", "trainer", "tests")]
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return environ | {
-        "PYTHONPATH": os.pathsep.join(paths), "FOLDER": str(folder), "OMP_NUM_THREADS": "1",
-        "PYTHONPYCACHEPREFIX": str(folder.parent / "bytecode"),
-    }  # fmt: skip
+    kept = {"PYTHONPYCACHEPREFIX": str(folder.parent / "bytecode")} | environ
+    return kept | {"PYTHONPATH": os.pathsep.join(paths), "FOLDER": str(folder), "OMP_NUM_THREADS": "1"}
 
 
 def test_a_torchrun_script_runs_at_fixed_shares(tmp_path: Path) -> None:
