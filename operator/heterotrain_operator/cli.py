@@ -46,7 +46,7 @@ def _option(name: str, **kwargs: Any) -> Callable[[_Command], _Command]:
 @_option("identity", default="heterotrain-operator", help="Name of this replica in the Lease.")
 @_option("watch-namespace", default="", help="The only namespace to watch; empty for all.")
 @_option("kubeconfig", default="", help="Kubeconfig to use outside a cluster; else KUBECONFIG or ~/.kube/config.")
-@_option("workers", default=8, type=click.IntRange(1, 64), help="Jobs that are handled at the same time.")
+@_option("workers", default=4, type=click.IntRange(1, 64), help="Jobs that are handled at the same time.")
 @_option("relist-seconds", default=300.0, help="Seconds between two full lists.")
 @_option("gather-seconds", default=5.0, help="Longest time that a ready worker waits for others that start.")
 @_option("status-seconds", default=2.0, help="Least seconds between two status writes that only bring new numbers.")

@@ -36,7 +36,7 @@ class Settings:
         identity: name of this replica in the Lease.
         watch_namespace: the only namespace that is watched; ``None`` for all.
         kubeconfig: file to use outside a cluster.
-        workers: jobs that are handled at the same time.
+        workers: jobs that are handled at the same time; one core decides and writes for hardly more, others only wait longer.
         relist_s: seconds between two full lists: what repairs a missed event.
         foreign_s: seconds between two lists of foreign pods, which take room on the nodes.
         gather_s: longest time that a ready worker waits for others that start.
@@ -49,7 +49,7 @@ class Settings:
     identity: str = "heterotrain-operator"
     watch_namespace: str | None = None
     kubeconfig: str | None = None
-    workers: int = 8
+    workers: int = 4
     relist_s: float = 300.0
     foreign_s: float = 30.0
     gather_s: float = 5.0

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from heterotrain_core.contract import keys
 from heterotrain_operator.kube.auth import load_configuration
@@ -265,6 +266,10 @@ def measure(plane: ControlPlane, size: Size, *, outage_s: float) -> Iterator[Row
                 each.end(signal.SIGKILL)
 
 
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt  # so that nothing that was started runs on
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="make bench-scale", description=__doc__)
@@ -281,6 +286,7 @@ def main() -> None:
         f"{size.places:,} places on {sum(size.nodes.values()):,} nodes\n\n| what | measured | target |\n| --- | ---: | ---: |"
     )
     folder = Path(tempfile.mkdtemp(prefix="heterotrain-scale-"))
+    signal.signal(signal.SIGTERM, _interrupt)
     with running(folder) as plane:
         for row in measure(plane, size, outage_s=options.outage_seconds):
             print(f"| {row.what} | {row.value} | {row.target} |", flush=True)
