@@ -8,13 +8,13 @@ real GPUs see simulated_comparison.py.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 from heterotrain_core.allocate.propose import KnownRates, propose
@@ -41,7 +41,14 @@ NEAR = 1.02
 CLUSTERS = 100
 EPOCHS = 6
 EPOCH_STEPS = 60
-REST_MEMBERS, REST_RUNS, REST_EPOCHS = (3, 8), 5, 101
+LEARNING_NOISES = (Noise(variation=0.05), Noise(variation=0.05, correlation=0.5))
+REST_MEMBERS, REST_RUNS, REST_EPOCHS = 3, 5, 51
+REST_NOISES = (
+    *LEARNING_NOISES,
+    Noise(variation=0.1),
+    Noise(variation=0.1, correlation=0.5),
+    Noise(variation=0.1, correlation=0.8),
+)
 EXCHANGE = CommunicationTime(overlapped_s=0.03, last_bucket_s=0.01, gamma=0.15)
 
 
@@ -241,15 +248,18 @@ def learning() -> None:
         "Cannikin as published": Cannikin,
         "ours": Ours,
     }
-    print(f"Simulated: {CLUSTERS} random clusters of true lines, 5 % noise, {EPOCH_STEPS} steps an epoch.\n")
-    print("| shares within 2 % of the optimum | after one epoch | after two | median | worst | off at the end, worst |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
-    for name, policy in kinds.items():
-        found = [epochs_until_near(lines(seed), policy(), seed=seed) for seed in range(1, CLUSTERS + 1)]
+    print(f"Simulated: {CLUSTERS} random clusters of true lines, {EPOCH_STEPS} steps an epoch.\n")
+    print(
+        "| shares within 2 % of the optimum | noise, of it goes on | after one epoch | after two | median | worst | off at the end, worst |"
+    )
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+    for (name, policy), noise in itertools.product(kinds.items(), LEARNING_NOISES):
+        scenarios = [(seed, replace(lines(seed), noise=noise)) for seed in range(1, CLUSTERS + 1)]
+        found = [epochs_until_near(of, policy(), seed=seed) for seed, of in scenarios]
         after = sorted(epochs for epochs, _ in found)
         one, two = (sum(epochs <= limit for epochs in after) / CLUSTERS for limit in (1, 2))
         print(
-            f"| {name} | {one:.0%} | {two:.0%} | {_epochs(statistics.median(after))} | {_epochs(after[-1])} "
+            f"| {name} | {noise.variation:.0%}, {noise.correlation:.0%} | {one:.0%} | {two:.0%} | {_epochs(statistics.median(after))} | {_epochs(after[-1])} "
             f"| {max(off for _, off in found):.1%} |",
             flush=True,
         )
@@ -257,21 +267,22 @@ def learning() -> None:
 
 def rest() -> None:
     """Print how often ours changes shares where nothing changes, and how far it goes astray."""
-    runs = [(members, seed) for members in REST_MEMBERS for seed in range(1, REST_RUNS + 1)]
-    print(
-        f"Simulated: {len(runs)} jobs of equal workers ({' and '.join(map(str, REST_MEMBERS))}), {REST_EPOCHS} epochs.\n"
-    )
-    print("| noise | pools | changes of shares in 100 epochs | longest step beyond the optimum |")
+    seeds = range(1, REST_RUNS + 1)
+    print(f"Simulated: {REST_RUNS} jobs of {REST_MEMBERS} equal workers, {REST_EPOCHS} epochs.\n")
+    print("| noise, of it goes on | pools | changes of shares in 100 epochs | longest step beyond the optimum |")
     print("| --- | --- | ---: | ---: |")
-    for noise in (0.05, 0.1):
+    for noise in REST_NOISES:
         for alone in (False, True):
-            found = [_at_rest(members, noise, alone=alone, seed=seed) for members, seed in runs]
-            changes = 100 * sum(changed for changed, _ in found) / (REST_EPOCHS * len(runs))
+            found = [_at_rest(REST_MEMBERS, noise, alone=alone, seed=seed) for seed in seeds]
+            changes = 100 * sum(changed for changed, _ in found) / (REST_EPOCHS * REST_RUNS)
             pools = "one each" if alone else "one for all"
-            print(f"| {noise:.0%} | {pools} | {changes:.2f} | {max(off for _, off in found):.1%} |", flush=True)
+            print(
+                f"| {noise.variation:.0%}, {noise.correlation:.0%} | {pools} | {changes:.2f} | {max(off for _, off in found):.1%} |",
+                flush=True,
+            )
 
 
-def _at_rest(members: int, noise: float, *, alone: bool, seed: int) -> tuple[int, float]:
+def _at_rest(members: int, noise: Noise, *, alone: bool, seed: int) -> tuple[int, float]:
     """Return how often shares of equal workers changed, and by how much a step was longer than the optimum at worst."""
     batch = 64 * members
     gpu = {"gpu": ((1, 21.0), (4096, 4116.0))}
@@ -283,13 +294,13 @@ def _at_rest(members: int, noise: float, *, alone: bool, seed: int) -> tuple[int
         lines(1),
         workload=workload,
         groups=tuple(Group(pool=pool, gpu="gpu", count=count) for pool, count in pools.items()),
-        noise=Noise(variation=noise),
+        noise=noise,
         batch_samples=batch,
         end_epochs=REST_EPOCHS,
     )
     rows = simulate(of, Ours(), seed=seed).rows
     best_s = rows[0].planned_s  # even shares
-    changed = sum(new.shares != old.shares for old, new in pairwise(rows))
+    changed = sum(new.shares != old.shares for old, new in itertools.pairwise(rows))
     return changed, max(row.planned_s for row in rows) / best_s - 1
 
 
