@@ -1,8 +1,8 @@
 """Who calls when gradients arrive: as few parameters as possible, because each call out of backward costs time.
 
 A step that adds micro-batches up needs a call for each parameter: its gradient moves into the bucket at once, or a second
-copy of all gradients would stay in memory. With one micro-batch it is enough to hear of the last gradient of each bucket:
-what came before lies at the parameters and moves all at once. Which one is the last is learned from the first such step; a
+copy of all gradients would stay in memory. With one micro-batch it is enough to hear of the last gradient of each bucket, and of large
+ones, which move while they are still in the processor's cache: what else came before lies at the parameters and moves all at once. Which one is the last is learned from the first such step; a
 step in which it was not the last is as right, only its bucket travels late, and the order is learned anew.
 """
 
@@ -15,6 +15,8 @@ import torch
 
 from heterotrain.numerics.buckets import Bucket
 
+LARGE_BYTES = 512 * 1024
+"""A gradient from here on is copied at once: a call costs less than fetching it from memory again."""
 MOST_SURPRISES = 3
 """How often an order may turn out wrong before every parameter calls for good: the graph is another one each time."""
 
@@ -25,11 +27,13 @@ class Arrivals:
 
     Attributes:
         arrive: called with a parameter and its bucket when its gradient is there.
+        move: called with a large parameter when its gradient is there, if it is not the last.
         close: called with a bucket when its last gradient ought to be there.
     """
 
     buckets: Sequence[Bucket]
     arrive: Callable[[torch.nn.Parameter, Bucket], None]
+    move: Callable[[torch.nn.Parameter], None]
     close: Callable[[Bucket], None]
     _hooks: list[torch.utils.hooks.RemovableHandle] = field(default_factory=list)
     _last: list[torch.nn.Parameter] | None = None
@@ -43,8 +47,10 @@ class Arrivals:
             self.end()
             self._is_each = each
             for number, bucket in enumerate(self.buckets):
-                for parameter in bucket.parameters if each else [self._last[number]] if self._last else []:
-                    self._hooks.append(self._call(parameter, bucket, each=each))
+                last = None if each or self._last is None else self._last[number]
+                for parameter in bucket.parameters:
+                    if each or parameter is last or parameter.numel() * parameter.element_size() >= LARGE_BYTES:
+                        self._call(parameter, bucket, each=each, is_last=parameter is last)
 
     def learn(self, order: Sequence[torch.nn.Parameter]) -> None:
         """Take notice of the order in which a backward pass brought all gradients; of fewer, nothing is learned."""
@@ -65,14 +71,13 @@ class Arrivals:
         self._hooks.clear()
         self._is_each = None
 
-    def _call(self, parameter: torch.nn.Parameter, bucket: Bucket, *, each: bool) -> torch.utils.hooks.RemovableHandle:
-        def arrived(parameter: torch.Tensor) -> None:
-            self.arrive(parameter, bucket)  # type: ignore[arg-type]  # torch hands over the parameter itself
+    def _call(self, parameter: torch.nn.Parameter, bucket: Bucket, *, each: bool, is_last: bool) -> None:
+        def arrived(_gradient_is_there: torch.Tensor) -> None:
+            if each:
+                self.arrive(parameter, bucket)
+            elif is_last:
+                self.close(bucket)
+            else:
+                self.move(parameter)
 
-        def closed(_parameter: torch.Tensor) -> None:
-            self.close(bucket)
-
-        handle: torch.utils.hooks.RemovableHandle = parameter.register_post_accumulate_grad_hook(
-            arrived if each else closed
-        )  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        return handle
+        self._hooks.append(parameter.register_post_accumulate_grad_hook(arrived))  # type: ignore[no-untyped-call]

@@ -47,11 +47,25 @@ class Bucket:
     started: Moment | None = None
     done: Moment | None = None
 
-    def take(self, gradients: list[torch.Tensor]) -> None:
-        """Copy a gradient of each parameter into the buffer at once, and let the parameters hold the views."""
-        torch._foreach_copy_(self.views, gradients)  # a loop here costs twice as much for small layers
-        for parameter, view in zip(self.parameters, self.views, strict=True):
+    def take(self) -> bool:
+        """Copy what lies elsewhere into the buffer at once, and let the parameters hold the views.
+
+        Returns:
+            Whether there was a gradient for every parameter; if not, nothing was copied.
+        """
+        elsewhere = [
+            (p, view, p.grad) for p, view in zip(self.parameters, self.views, strict=True) if p.grad is not view
+        ]
+        gradients = [gradient for _, _, gradient in elsewhere if gradient is not None]
+        if len(gradients) < len(elsewhere):
+            return False
+        if gradients:
+            torch._foreach_copy_(
+                [view for _, view, _ in elsewhere], gradients
+            )  # a loop costs twice as much for small layers
+        for parameter, view, _ in elsewhere:
             parameter.grad = view
+        return True
 
     def complete(self) -> None:
         """Take what lies elsewhere, and zeros for parameters without a gradient."""

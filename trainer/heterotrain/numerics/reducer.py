@@ -209,7 +209,7 @@ class Reducer:
         self._view_of = {
             id(p): view for bucket in self._buckets for p, view in zip(bucket.parameters, bucket.views, strict=True)
         }
-        self._arrivals = Arrivals(self._buckets, arrive=self._arrive, close=self._close)
+        self._arrivals = Arrivals(self._buckets, arrive=self._arrive, move=self._move, close=self._close)
         self.elements = sum(bucket.flat.numel() for bucket in self._buckets)
 
     def _unwatch(self) -> None:
@@ -224,11 +224,7 @@ class Reducer:
 
     def _arrive(self, parameter: torch.nn.Parameter, bucket: Bucket) -> None:
         """Move one gradient into its bucket; send off what is complete."""
-        view = self._view_of[id(parameter)]
-        if parameter.grad is not view:  # the step's first, or something replaced the gradient instead of adding to it
-            if parameter.grad is not None:
-                view.copy_(parameter.grad)
-            parameter.grad = view
+        self._move(parameter)
         if not self._armed:
             return
         if id(parameter) in self._arrived:
@@ -237,16 +233,20 @@ class Reducer:
         bucket.missing -= 1
         self._launch_complete()
 
+    def _move(self, parameter: torch.nn.Parameter) -> None:
+        view = self._view_of[id(parameter)]
+        if parameter.grad is not view:  # the step's first, or something replaced the gradient instead of adding to it
+            if parameter.grad is not None:
+                view.copy_(parameter.grad)
+            parameter.grad = view
+
     def _close(self, bucket: Bucket) -> None:
         """Move a bucket's gradients at once, since its last one ought to be there; send off what is complete."""
         if not self._armed or not bucket.missing:
             return
-        gradients = [parameter.grad for parameter in bucket.parameters]
-        present = [gradient for gradient in gradients if gradient is not None]
-        if len(present) < len(gradients):
+        if not bucket.take():
             self._must_arrive().surprised()  # ``flush`` sees to the bucket
             return
-        bucket.take(present)
         bucket.missing = 0
         self._launch_complete()
 
