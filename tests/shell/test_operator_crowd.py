@@ -123,3 +123,20 @@ async def test_a_node_that_goes_is_first_of_all_the_matter_of_those_who_stand_on
     order = [await crowd.app.queue.get() for _ in range(len(crowd.app.queue))]
     assert len(order) == FEW
     assert concerned <= set(order[: len(concerned) + len(concerned) // 4 + 1]), "every fifth may be another one"
+
+
+async def test_a_new_operator_changes_nothing_before_it_has_decided_between_the_jobs() -> None:
+    crowd = await a_crowd(FEW)
+    crowd.kube.calls.clear()
+    crowd.app = App(crowd.kube, crowd.app.settings)
+    feed(crowd.app, bodies_of(crowd))
+    while len(crowd.app.queue):
+        await crowd.app.reconciler._handle(await crowd.app.queue.get())
+    repaired = {("apply", "services"), ("apply", "poddisruptionbudgets")}
+    assert {(verb, plural) for verb, plural, _ in crowd.kube.calls} == repaired
+    await crowd.app.allocator.run_once()
+    crowd.kube.calls.clear()
+    while len(crowd.app.queue):
+        await crowd.app.reconciler._handle(await crowd.app.queue.get())
+    said_anew = {("apply status", "heterotrainjobs")}
+    assert {(verb, plural) for verb, plural, _ in crowd.kube.calls} <= said_anew, "it decides the same"

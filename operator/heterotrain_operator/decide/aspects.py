@@ -136,6 +136,10 @@ def _limited(it: Situation) -> Aspect:
     kind, allotment = ConditionType.LIMITED, it.allotment
     if it.spec is None or it.life.stage is not Stage.ACTIVE:
         return Aspect(type=kind, holds=False, reason=it.life.stage.value)
+    before = next((each for each in it.job.status.conditions if each.type == kind.value), None)
+    if allotment.held and before is not None:  # a new operator has not decided yet: what the one before said stands
+        holds = {"True": True, "False": False}.get(before.status)
+        return Aspect(type=kind, holds=holds, reason=before.reason, message=before.message)
     reason = why_limited(it.spec, allotment)
     holds = None if allotment.held else reason not in ("Free", "Granted")
     return Aspect(type=kind, holds=holds, reason=reason, message=allotment.reason)

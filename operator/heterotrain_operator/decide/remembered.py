@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from heterotrain_core.contract.plan import ComputeTime, Member, Plan
 from heterotrain_core.split.curve import SplitMember
 
+from heterotrain_operator.api.conditions import ConditionType
 from heterotrain_operator.api.status import HeteroTrainJobStatus, PoolSpeed, PoolStatus
 from heterotrain_operator.decide.allotment import UNDECIDED, Allotment, Dry, Learned
 from heterotrain_operator.world.parse import rfc3339, seconds
@@ -46,8 +47,10 @@ def stock_of(allotment: Allotment, name: str) -> tuple[str | None, int]:
 
 def remembered(status: HeteroTrainJobStatus) -> Allotment:
     """Return what the status says of the job's pools, as an allotment that is still to be decided."""
+    limited = next((each for each in status.conditions if each.type == ConditionType.LIMITED.value), None)
     return Allotment(
         held=UNDECIDED.held,
+        reason=limited.message if limited is not None else "",
         dry={
             pool.name: Dry(seconds(pool.out_of_stock_since), pool.placed)
             for pool in status.pools

@@ -117,7 +117,7 @@ def _pools(it: Situation) -> tuple[PoolStatus, ...]:
                 replicas=len(own),
                 placed=sum(worker.placed for worker in own),
                 ready=sum(worker.fate is Fate.READY for worker in own),
-                granted=None if it.allotment.limits is None else it.allotment.limits.get(pool.name, 0),
+                granted=_granted(it, known, pool.name),
                 disruptions=(known.disruptions if known else 0) + it.accounts.lost.get(pool.name, 0),
                 speed=speed_of(known, it.plan, pool.name),
                 out_of_stock_since=dry_since,
@@ -125,6 +125,13 @@ def _pools(it: Situation) -> tuple[PoolStatus, ...]:
             )
         )
     return tuple(rows)
+
+
+def _granted(it: Situation, known: PoolStatus | None, name: str) -> int | None:
+    """Return what the allocation grants in a pool; until a new operator has decided, what the one before did."""
+    if it.allotment.held:
+        return known.granted if known is not None else None
+    return None if it.allotment.limits is None else it.allotment.limits.get(name, 0)
 
 
 def _price(it: Situation) -> str | None:
