@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from heterotrain_core.contract.plan import ComputeTime
-from heterotrain_core.perf.fit import Digest
+from heterotrain_core.perf.digest import Digest
 from heterotrain_core.perf.line import NOTHING_S, Floats
 from heterotrain_core.perf.model import MemberModel
 from heterotrain_core.perf.samples import Moments, Observation

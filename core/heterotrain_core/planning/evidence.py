@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_core.perf.common import common_pace, own_variations
-from heterotrain_core.perf.fit import Digest, digest, fit_digest
+from heterotrain_core.perf.digest import Digest, digest
+from heterotrain_core.perf.fit import fit_digest
 from heterotrain_core.perf.line import ASSUMED, FixedPart
 from heterotrain_core.perf.model import MemberModel, Verdict, at_pace
 from heterotrain_core.perf.samples import Observation

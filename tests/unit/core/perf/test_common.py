@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_core.perf.common import common_pace, own_variations
+from heterotrain_core.perf.digest import digest
 from heterotrain_core.perf.expected import expected_maximum
-from heterotrain_core.perf.fit import digest, fit_digest
+from heterotrain_core.perf.fit import fit_digest
 from heterotrain_core.perf.line import persistence
 from heterotrain_core.perf.model import compute_s
 from heterotrain_core.perf.samples import Moments, Observation
