@@ -23,8 +23,13 @@ def setup() -> None:
         )
     with record.building("setup"):
         toolchain.install_packages()
-        toolchain.build_programs()
-        for image in [*images.of_cluster(), *images.own()]:
+        # Compiling keeps the processors busy, packing PyTorch the disk.
+        with ThreadPoolExecutor(1) as beside:
+            programs = beside.submit(toolchain.build_programs)
+            for image in images.own():
+                images.build(image)
+            programs.result()
+        for image in images.of_cluster():
             images.build(image)
 
 

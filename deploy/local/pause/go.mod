@@ -1,3 +1,0 @@
-module heterotrain.dev/local/pause
-
-go 1.26.0
