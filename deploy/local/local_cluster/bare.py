@@ -1,7 +1,7 @@
 """A control plane without nodes, on loopback: the real etcd, API server, controller manager and scheduler, and KWOK.
 
 For measurements that want thousands of nodes and pods but nothing that runs in them: KWOK plays every node's kubelet by
-the rules of ``kwok/stages.yaml``. It needs no root, and stands beside a cluster of ``kind-config.yaml`` in peace.
+the rules of its caller. It needs no root, and stands beside a cluster of ``kind-config.yaml`` in peace.
 """
 
 from __future__ import annotations
