@@ -189,13 +189,15 @@ def work(number: int, seconds: float, board: str) -> dict[str, Any]:
     steps = max(1, round(TURN_S / step_s))
     while job._training.progress.steps < 2 * LEARN_STEPS:  # noqa: SLF001 - in its first steps it measures everything
         next(turns["ours"])
-    duty = job._loop._observer.duty  # noqa: SLF001 - the figure that a scrape would show
+    observer = job._loop._observer  # noqa: SLF001 - as above
+    duty = observer.duty
     before_s = duty.spent_s
     found: dict[str, list[tuple[float, float]]] = {"bare": [], "ours": []}
     for block in range(max(8, round(seconds / (4 * steps * step_s)))):
         first, second = ("bare", "ours") if block % 2 == 0 else ("ours", "bare")
         parts: dict[str, list[tuple[float, float]]] = {"bare": [], "ours": []}
         for name in (first, second, second, first):
+            observer.evaluated()  # the other side's turn is no part of a step, and telemetry's budget is one of the step
             parts[name].append(seconds_of(turns[name], steps))
         for name, pair in parts.items():
             found[name].append((sum(wall_s for wall_s, _ in pair) / 2, sum(cpu_s for _, cpu_s in pair) / 2))
@@ -212,7 +214,7 @@ def work(number: int, seconds: float, board: str) -> dict[str, Any]:
     scrape_s = (time.perf_counter() - began_s) / 20
     elements = sum(p.numel() for p in job._training.model.parameters())  # noqa: SLF001 # type: ignore[union-attr]
     return found | {
-        "own_clock_s": own_clock_s, "every": job._loop._observer._every,  # noqa: SLF001 - as above
+        "own_clock_s": own_clock_s, "every": observer._every,  # noqa: SLF001 - as above
         "telemetry_s": spent.seconds / timed, "scrape_s": scrape_s, "step_s": step_s, "elements": elements, "steps": steps,
     }  # fmt: skip
 
