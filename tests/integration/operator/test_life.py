@@ -105,7 +105,11 @@ async def test_an_announced_node_is_drained_and_its_worker_comes_back(cluster: C
     await cluster.end(leaver, Ending.LEFT, reason="told to go")
     await members_are(cluster, stayer)
     await cluster.set_taints(node)
-    (newcomer,) = set(await cluster.scheduled(2)) - {stayer, leaver}
+
+    async def newcomers() -> set[str]:
+        return set(await cluster.scheduled(1)) - {stayer, leaver}
+
+    (newcomer,) = await until(newcomers, "a worker in the place of the one that left")
     await cluster.run(newcomer)
     await members_are(cluster, stayer, newcomer)
     status = await cluster.status()
