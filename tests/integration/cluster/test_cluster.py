@@ -308,8 +308,9 @@ def test_nothing_stays_behind(before: dict[str, Any], cluster: topology.Topology
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
 def test_a_start_that_is_broken_off_leaves_nothing(before: dict[str, Any], ending: signal.Signals) -> None:
     """Ctrl-C takes back what was there; after a crash `down` does, from what was written down."""
+    # A shell that starts the tests in the background has them ignore SIGINT, and whom they start would inherit that.
     with subprocess.Popen(
-        [sys.executable, "-m", "local_cluster", "up"],
+        ["env", "--default-signal=INT", sys.executable, "-m", "local_cluster", "up"],
         env={**os.environ, "PYTHONPATH": str(places.LOCAL)},
         stderr=subprocess.DEVNULL,
     ) as process:
