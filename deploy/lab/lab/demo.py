@@ -183,7 +183,7 @@ def report(prometheus: Prometheus, even: Run, learned: Run, out: Path) -> None:
     console.print(
         f"Learned shares train {gain:.2f} times as fast as even ones. Efficiency is achieved samples/s over the sum of"
     )
-    console.print("the workers' own rates in the same steps; the ceiling is what their measured variances allow.")
+    console.print("the workers' own rates in the same steps; the ceiling is what their own variations allow.")
     (out / "table.txt").write_text(console.export_text())
     picture = out / "demo.png"
     draw(

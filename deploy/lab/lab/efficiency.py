@@ -3,7 +3,8 @@
 The solo rate of a worker is its samples per second on its own work, without exchange and without waiting, measured
 while the others are as busy as in the job: that is share / mean compute seconds of the very steps of the run. The
 maximum of noisy workers is longer than any mean, so even a perfect split stays below 1: the ceiling is what perfectly
-balanced workers with the measured variances reach.
+balanced workers reach whose times vary as measured, without what all of them have in common (`perf.common`): a step in
+which all are slow keeps nobody waiting.
 """
 
 from __future__ import annotations
@@ -14,20 +15,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from heterotrain_core.contract import metrics
+from heterotrain_core.perf.common import own_variations
 from heterotrain_core.perf.expected import efficiency_ceiling
+from heterotrain_core.perf.samples import Moments, Observation
 
 from lab.telemetry import PhaseTotals, Prometheus, Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One pool's worker's part in the steps that were measured."""
+    """One pool's worker's part in the steps that were measured.
+
+    ``own_variation`` is the deviation of a step's own seconds relative to their mean, without what all workers share.
+    """
 
     pool: str
     share_samples: int
     steps: float
     compute_s: float
-    deviation_s: float
+    own_variation: float
 
     @property
     def solo_samples_per_s(self) -> float:
@@ -60,8 +66,8 @@ class Efficiency:
 
     @property
     def ceiling(self) -> float:
-        """The efficiency of a perfect split under the measured variances, with no exchange at all."""
-        return efficiency_ceiling([row.deviation_s / row.compute_s for row in self.rows])
+        """The efficiency of a perfect split under the workers' own variances, with no exchange at all."""
+        return efficiency_ceiling([row.own_variation for row in self.rows])
 
 
 def measure(prometheus: Prometheus, job_uid: str, pools: Mapping[str, str]) -> list[Efficiency]:
@@ -75,17 +81,32 @@ def measure(prometheus: Prometheus, job_uid: str, pools: Mapping[str, str]) -> l
         job_uid: whose run.
         pools: pool by worker (pod name); workers that followed each other in a pool count as one.
     """
-    compute = _by_pool(prometheus.totals(job_uid, metrics.PHASE_COMPUTE), pools)
-    step = _by_pool(prometheus.totals(job_uid, metrics.PHASE_STEP), pools)
+    compute, step, sync = (
+        _by_pool(prometheus.totals(job_uid, phase), pools)
+        for phase in (metrics.PHASE_COMPUTE, metrics.PHASE_STEP, metrics.PHASE_SYNC)
+    )
     batch = prometheus.value(f'max(max_over_time({metrics.GLOBAL_BATCH}{{{metrics.LABEL_JOB_UID}="{job_uid}"}}[2h]))')
     names = sorted({pool for pool, _ in compute})
     seen = [sorted(share for pool, share in compute if pool == name) for name in names]
     found = []
     for shares in itertools.product(*seen):
         keys = list(zip(names, shares, strict=True))
-        if sum(shares) != batch or any(key not in step for key in keys):
+        if sum(shares) != batch or any(key not in step or key not in sync for key in keys):
             continue
-        rows = tuple(_row(pool, share, compute[pool, share]) for pool, share in keys)
+        own = own_variations(
+            [[_observation(key, compute=compute[key], step=step[key], sync=sync[key])] for key in keys],
+            [compute[key].deviation_s / compute[key].mean_s for key in keys],
+        )
+        rows = tuple(
+            Row(
+                pool=key[0],
+                share_samples=key[1],
+                steps=compute[key].steps,
+                compute_s=compute[key].mean_s,
+                own_variation=variation,
+            )
+            for key, variation in zip(keys, own, strict=True)
+        )
         step_s = math.fsum(step[key].mean_s for key in keys) / len(keys)
         found.append(Efficiency(rows=rows, step_s=step_s, steps=min(row.steps for row in rows)))
     return sorted(found, key=lambda split: -split.steps)
@@ -105,11 +126,18 @@ def _by_pool(totals: Mapping[Shape, PhaseTotals], pools: Mapping[str, str]) -> d
     return sums
 
 
-def _row(pool: str, share_samples: int, totals: PhaseTotals) -> Row:
-    return Row(
-        pool=pool,
-        share_samples=share_samples,
-        steps=totals.steps,
-        compute_s=totals.mean_s,
-        deviation_s=totals.deviation_s,
+def _observation(key: tuple[str, int], *, compute: PhaseTotals, step: PhaseTotals, sync: PhaseTotals) -> Observation:
+    """Return a whole run's totals of one pool and share as one observation."""
+
+    def moments(totals: PhaseTotals) -> Moments:
+        return Moments(mean=totals.mean_s, variance=totals.deviation_s**2)
+
+    return Observation(
+        member=key[0],
+        share_samples=key[1],
+        steps=round(compute.steps),
+        ended_s=0.0,
+        compute=moments(compute),
+        step=moments(step),
+        sync=moments(sync),
     )
