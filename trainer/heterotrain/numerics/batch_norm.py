@@ -2,8 +2,12 @@
 
 Each rank sends count, mean and squared deviations of its samples for each channel; all combine them in the same order in
 fp64 (Chan, Golub and LeVeque 1979), so outputs, gradients and running statistics are those of one process that sees the
-whole batch, however it is divided, and equal bits on all ranks. The gradient goes through the statistics, too: with
-``d`` the gradient at the normalised values ``h``, and means over the global batch,
+whole batch, however it is divided, and equal bits on all ranks. With counts ``n_i`` of rank i and ``n`` their sum,
+
+    mean = sum_i n_i/n mean_i        var = sum_i n_i/n (var_i + (mean_i - mean)^2)
+
+The gradient goes through the statistics, too: with ``d`` the gradient at the normalised values ``h``, and means over the
+global batch (Ioffe and Szegedy 2015, section 3),
 
     dx = (d - mean(d) - h mean(d h)) / sqrt(var + eps)
 
@@ -11,6 +15,8 @@ Every rank has to come to the same layers in the same order: so a rank without s
 a share that has to be cut into micro-batches is refused, since their statistics would be those of the cut.
 
 The exchange runs over the formation's control connections, which neither order nor delay the gradients' buckets.
+
+Legend: N samples of this rank, C channels, W ranks, K numbers that a rank sends.
 """
 
 from __future__ import annotations
@@ -42,7 +48,7 @@ class Link:
     micro_batches: int = 1
 
     def enter(self, group: Group | None, *, micro_batches: int) -> None:
-        """A step begins."""
+        """A step begins in which this rank's share is cut into ``micro_batches``: 0 for a rank without samples."""
         self.group, self.counts, self.micro_batches = group, micro_batches > 0, micro_batches
 
     def leave(self) -> None:
@@ -58,7 +64,10 @@ class Link:
         return Link, ()
 
     def gather(self, values_K: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shape in the name
-        """Return every rank's values as W rows of float64 on the CPU.
+        """Return every rank's values, by rank, as (W, K) float64 on the CPU; W is 1 for a process that is alone.
+
+        Args:
+            values_K: this rank's (K,), of any format, on any device; every rank sends as many.
 
         Raises:
             PeerLost: the group is broken.
@@ -75,6 +84,10 @@ def synchronise(model: nn.Module, link: Link) -> list[nn.Module]:
     """Make every BatchNorm layer of the model one over the global batch, and return them.
 
     The layers stay the same objects, with the same parameters, buffers and keys.
+
+    Args:
+        model: changed in place, once.
+        link: what the layers will look at in every forward pass.
 
     Raises:
         UsageError: a layer is another kind of BatchNorm, such as a lazy one or torch's own SyncBatchNorm.
@@ -96,7 +109,13 @@ def synchronise(model: nn.Module, link: Link) -> list[nn.Module]:
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Of each channel, over all ranks' samples: mean, biased variance (float64, on the CPU), and how many values."""
+    """Of each channel, over all ranks' samples; the same bits on all ranks.
+
+    Attributes:
+        mean: (C,) float64, on the CPU.
+        variance: the same, with divisor ``count`` (biased, as normalising needs it).
+        count: values of a channel: samples times positions.
+    """
 
     mean: torch.Tensor
     variance: torch.Tensor
@@ -110,7 +129,9 @@ class GlobalBatchNorm(_BatchNorm):
     heterotrain_name: str
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the base class names it
-        """Normalise (N, C, *) by channel.
+        """Normalise (N, C, *) by channel; the result has the input's shape and format.
+
+        Running statistics follow as torch has them, with the unbiased variance (divisor ``count - 1``).
 
         Raises:
             PeerLost: the group is broken.
@@ -162,7 +183,7 @@ GLOBAL: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def moments_of(x: torch.Tensor, link: Link) -> Moments:
-    """Return the moments of (N, C, *) over all ranks' samples.
+    """Return the moments of (N, C, *) over all ranks' samples; every rank has to call this at the same layer.
 
     Raises:
         PeerLost: the group is broken.

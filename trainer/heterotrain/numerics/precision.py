@@ -17,9 +17,13 @@ from heterotrain.errors import UsageError
 from heterotrain.network.group import Group
 
 AUTO = "auto"
-MOST_SCALE = 2.0**24
+"""bf16 where every rank of the formation computes faster in it, else fp32."""
+FIRST_SCALE = 2.0**16
 GROW_AFTER = 2000
-"""Clean steps after which the loss scale is doubled (Micikevicius et al., "Mixed precision training", 2018)."""
+"""Clean steps after which the loss scale is doubled. The rule is that of Micikevicius et al., "Mixed precision training" (2018);
+this and ``FIRST_SCALE`` are what ``torch.amp.GradScaler`` takes unless told otherwise."""
+MOST_SCALE = 2.0**24
+"""Where doubling ends: far above what a gradient needs, far below where the scaled loss leaves fp32."""
 
 
 class Format(StrEnum):
@@ -38,11 +42,11 @@ class LossScale:
     """The factor on the loss in fp16: a power of two, so it changes no digit of the gradient.
 
     Attributes:
-        factor: on the loss.
+        factor: on the loss, from 1 to ``MOST_SCALE``.
         clean_steps: committed steps since it last changed.
     """
 
-    factor: float = 65536.0
+    factor: float = FIRST_SCALE
     clean_steps: int = 0
 
     def after(self, *, finite: bool) -> LossScale:
@@ -58,7 +62,11 @@ class Precision:
     """The format in force in the running formation."""
 
     def __init__(self, setting: str, device: torch.device) -> None:
-        """``setting`` is the configuration's: a format, or ``auto``.
+        """Until ranks have agreed, ``auto`` is fp32.
+
+        Args:
+            setting: the configuration's: a format, or ``auto``.
+            device: where this rank computes.
 
         Raises:
             UsageError: this device cannot compute in the format that was asked for.
@@ -75,6 +83,9 @@ class Precision:
     def agree(self, group: Group | None) -> None:
         """Choose the format for a new formation; to be called by all its ranks.
 
+        Args:
+            group: its connections; ``None`` for a process that is alone.
+
         Raises:
             PeerLost: the group is broken.
         """
@@ -90,12 +101,16 @@ class Precision:
         return self.format is Format.FP16
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Return what a forward pass runs in."""
+        """Return what one forward pass runs in; backward takes the formats from there and belongs outside."""
         if self.format is Format.FP32:
             return nullcontext()
         return torch.autocast(self._device.type, dtype=DTYPES[self.format])
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Return whether the device computes in bf16 faster than in fp32: CUDA from compute capability 8.0 on."""
+    """Return whether the device computes in bf16 faster than in fp32.
+
+    That is CUDA from compute capability 8.0 on, the first with matrix units for it (CUDA C++ Programming Guide, "Compute
+    capabilities"); a plain processor may have such units as well, but its ranks take part in fp32.
+    """
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)

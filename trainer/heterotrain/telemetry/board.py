@@ -52,7 +52,14 @@ TAGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """What is written about one committed step: curves, or an event in words."""
+    """What is written about one committed step: curves, or an event in words.
+
+    Attributes:
+        step: committed steps since the job began, this one included.
+        at_s: seconds since 1970.
+        scalars: values by TensorBoard's tag, each in the unit that its name says.
+        text: Markdown under the tag ``events``; empty for none.
+    """
 
     step: int
     at_s: float = field(default_factory=time.time)
@@ -155,9 +162,10 @@ class Board:
 
 
 class Writing:
-    """A file and the thread that writes it."""
+    """A file and the thread that writes it; a store that refuses is told in a warning and costs curves, never the training."""
 
     def __init__(self, folder: Path, *, suffix: str, first_step: int) -> None:
+        """Start the thread; arguments are those of ``EventFile``."""
         self._folder = folder
         self._points: queue.SimpleQueue[Point | None] = queue.SimpleQueue()
         self._refuses = False
@@ -167,7 +175,7 @@ class Writing:
         self._thread.start()
 
     def put(self, point: Point) -> None:
-        """Hand a point over; it is left out when the disk is too slow or refuses."""
+        """Hand a point over and return at once; it is left out when the disk is ``PENDING`` points behind, or refuses."""
         if self._refuses:
             return
         if self._points.qsize() >= PENDING:
@@ -177,7 +185,7 @@ class Writing:
         self._points.put(point)
 
     def close(self) -> None:
-        """Wait until everything is written, but not for ever."""
+        """Wait until everything is written, ``CLOSE_S`` at most."""
         self._points.put(None)
         self._thread.join(CLOSE_S)
 
@@ -211,7 +219,15 @@ class EventFile:
     """One file as TensorBoard reads it; not safe to use from several threads."""
 
     def __init__(self, folder: Path, *, suffix: str, first_step: int) -> None:
-        """Begin a file whose first point is of ``first_step``: points of that step and later ones in older files are void.
+        """Begin a file that makes points of ``first_step`` and later ones in older files void.
+
+        TensorBoard drops them when it reads this file's first event, a ``SessionLog`` with the status START (its
+        ``event_accumulator.py``, from files of version 2 on).
+
+        Args:
+            folder: made when it is not there; all files of a job lie in it.
+            suffix: how the file's name ends.
+            first_step: of the first point, counted as in ``Point``.
 
         Raises:
             OSError: the folder cannot be written.
@@ -226,7 +242,11 @@ class EventFile:
         self._writer.write_event(self._proto.Event(wall_time=time.time(), step=first_step, session_log=start))
 
     def write(self, point: Point) -> None:
-        """Append a point."""
+        """Append a point.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         from tensorboardX import summary  # noqa: PLC0415 - as above
 
         event = self._proto.Event(wall_time=point.at_s, step=point.step)
@@ -237,9 +257,17 @@ class EventFile:
         self._writer.write_event(event)
 
     def flush(self) -> None:
-        """Give everything to the file system."""
+        """Give everything to the file system.
+
+        Raises:
+            OSError: it does not take it.
+        """
         self._writer.flush()
 
     def close(self) -> None:
-        """Flush and close."""
+        """Flush and close.
+
+        Raises:
+            OSError: the last points could not be written.
+        """
         self._writer.close()

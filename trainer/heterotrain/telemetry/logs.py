@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 Tags = Mapping[str, str | int]
 """What every line says of who speaks: ``job``, ``namespace``, ``worker``, ``local_rank``, ``rank``, ``formation``, ``epoch``,
-``step`` (committed so far), each where it is known."""
+``step``, each where it is known: ``rank`` counts within the formation, ``epoch`` from 0, ``step`` what is committed so far."""
 
 
 class Format(StrEnum):
@@ -39,10 +39,11 @@ class Tagged(logging.Filter):
     """Gives each record the tags of the moment.
 
     Attributes:
-        where: called for each record, from any thread: how far this rank is.
+        where: called for each record, from any thread: returns how far this rank is.
     """
 
     def __init__(self, who: Tags) -> None:
+        """``who`` are the tags that stay; those of ``where`` win over them."""
         super().__init__()
         self._who = who
         self.where: Callable[[], Tags] = dict
@@ -68,7 +69,10 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line, with the operator's field names: ``timestamp``, ``level``, ``logger``, ``event``."""
+    """One JSON object a line, with the operator's field names: ``timestamp``, ``level``, ``logger``, ``event``.
+
+    The timestamp is ISO 8601 in UTC, to the microsecond; ``exception`` holds a traceback where there is one.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line."""
@@ -91,6 +95,9 @@ def set_up_logs(who: Tags, *, environ: Mapping[str, str] = os.environ) -> Tagged
     Args:
         who: tags that stay.
         environ: ``HETEROTRAIN_LOG_FORMAT`` in it is ``text`` (as when absent) or ``json``.
+
+    Returns:
+        What tags the records, so that ``where`` can be set; nothing passes through it where the script has handlers of its own.
 
     Raises:
         UsageError: the variable holds something else.
