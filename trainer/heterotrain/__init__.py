@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from heterotrain.data.shards import Shards
     from heterotrain.errors import HeterotrainError, UsageError
-    from heterotrain.fit import fit
+    from heterotrain.fitting import fit
     from heterotrain.session import Job, init
     from heterotrain.steps.step import Step
 
@@ -34,7 +34,7 @@ _HOME = {
     "Shards": "heterotrain.data.shards",
     "Step": "heterotrain.steps.step",
     "UsageError": "heterotrain.errors",
-    "fit": "heterotrain.fit",
+    "fit": "heterotrain.fitting",
     "init": "heterotrain.session",
 }
 

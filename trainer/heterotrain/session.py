@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,6 +28,7 @@ from heterotrain.membership.elastic import Elastic
 from heterotrain.membership.fixed import Fixed
 from heterotrain.membership.interface import Membership
 from heterotrain.numerics.method import Numerics
+from heterotrain.state import admission
 from heterotrain.state.tensors import Stateful
 from heterotrain.state.training import Training
 from heterotrain.steps.loop import Loop
@@ -47,9 +49,9 @@ def init(
     epochs: int = 1,
     batch_samples: int = 64,
     seed: int = 0,
-    checkpoint_uri: str | None = None,
+    checkpoint_uri: str | os.PathLike[str] | None = None,
     checkpoint_every_s: float = 600.0,
-    tensorboard_dir: str | None = None,
+    tensorboard_dir: str | os.PathLike[str] | None = None,
     precision: str = "auto",
     compression: str = "none",
 ) -> Job:
@@ -61,7 +63,7 @@ def init(
     Args:
         epochs: passes over the data set.
         batch_samples: global batch over all ranks.
-        seed: seeds the order of samples and all random numbers.
+        seed: seeds the order of samples and all random numbers; at least 0.
         checkpoint_uri: folder for checkpoints (``file:///…`` or a path); ``None`` keeps none.
         checkpoint_every_s: seconds between checkpoints.
         tensorboard_dir: folder for TensorBoard files; the environment's ``HETEROTRAIN_TENSORBOARD_DIR`` goes before it.
@@ -69,17 +71,19 @@ def init(
         compression: of gradients on the wire: ``none``, ``fp16`` or ``bf16``.
 
     Raises:
-        UsageError: the environment contradicts itself, or a value is none of those that there are or is below 1.
+        UsageError: the environment contradicts itself, or a value is none of those that there are.
     """
     identity = read_identity()
-    for name, value in (("epochs", epochs), ("batch_samples", batch_samples)):
-        if value < 1:
-            raise UsageError(f"{name} has to be at least 1, not {value}")
+    if not checkpoint_every_s >= 0:
+        raise UsageError(f"checkpoint_every_s has to be 0 seconds or more, not {checkpoint_every_s}")
     config = read_config() or TrainingConfig(
-        epochs=epochs, base_batch_samples=batch_samples, seed=seed, checkpoint_uri=checkpoint_uri,
+        epochs=admission.whole("epochs", epochs, least=1), seed=admission.whole("seed", seed, least=0),
+        base_batch_samples=admission.whole("batch_samples", batch_samples, least=1),
+        checkpoint_uri=None if checkpoint_uri is None else os.fspath(checkpoint_uri),
         checkpoint_every_s=checkpoint_every_s, precision=precision, compression=compression,
     )  # fmt: skip
-    return Job(identity, config, tensorboard_dir=identity.tensorboard_dir or tensorboard_dir)
+    named = None if tensorboard_dir is None else os.fspath(tensorboard_dir)
+    return Job(identity, config, tensorboard_dir=identity.tensorboard_dir or named)
 
 
 class Job:
@@ -121,10 +125,10 @@ class Job:
         BatchNorm layers stay the same objects and count over the global batch from now on.
 
         Raises:
-            UsageError: it is no model, it was called before, or the model has an unknown kind of BatchNorm layer.
+            UsageError: it is no model or one that cannot be trained like this, ``wrap`` was called before, or the model has an
+                unknown kind of BatchNorm layer.
         """
-        if not isinstance(model, torch.nn.Module):
-            raise UsageError(f"job.wrap takes a torch.nn.Module, not a {type(model).__name__}")
+        admission.check_model(model)
         if self._training.model is not None:
             raise UsageError("job.wrap takes one model: put several into one torch.nn.ModuleDict")
         self._training.model = model = model.to(self.device)
@@ -135,21 +139,32 @@ class Job:
         """Return the optimizer; its state now travels to joiners and into checkpoints.
 
         Raises:
-            UsageError: it is no optimizer, or the learning-rate rule is adascale and this kind is not known.
+            UsageError: it is no optimizer or needs a closure, or the learning-rate rule is adascale and this kind is not known.
         """
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise UsageError(f"job.optimizer takes a torch.optim.Optimizer, not a {type(optimizer).__name__}")
+        admission.check_optimizer(optimizer)
         self._numerics.check(optimizer)
         self._training.optimizers.append(optimizer)
         return optimizer
 
     def scheduler(self, scheduler: Any) -> Any:
-        """Return the learning-rate scheduler; it is stepped once for each committed step, and its state is kept."""
+        """Return the learning-rate scheduler; it is stepped once for each committed step, and its state is kept.
+
+        Raises:
+            UsageError: it is no scheduler, or one that needs a metric for each step.
+        """
+        admission.check_scheduler(scheduler)
         self._loop.schedulers.append(scheduler)
         return self.register(f"scheduler-{len(self._loop.schedulers)}", scheduler)
 
     def register(self, name: str, stateful: _S) -> _S:
-        """Return the object; its ``state_dict`` now travels to joiners and into checkpoints."""
+        """Return the object; its ``state_dict`` now travels to joiners and into checkpoints.
+
+        Raises:
+            UsageError: it has none, or the name is taken.
+        """
+        admission.check_stateful("job.register", stateful)
+        if name in self._training.extras:
+            raise UsageError(f"job.register has got {name!r} before: every object needs a name of its own")
         self._training.extras[name] = stateful
         return stateful
 
@@ -184,8 +199,8 @@ class Job:
         """
         if self._training.model is None or not self._training.optimizers:
             raise UsageError("call job.wrap(model) and job.optimizer(optimizer) before job.steps")
-        if workers < 0:
-            raise UsageError(f"workers has to be 0, for loading in the training process, or more, not {workers}")
+        workers = admission.whole("workers", workers, least=0)
+        admission.check_belongs(self._training.model, self._training.optimizers)
         source = source_of(dataset, collate=collate, shuffle=shuffle, seed=self.config.seed)
         self._record.data = fingerprint(source)
         try:
@@ -196,10 +211,18 @@ class Job:
             raise SystemExit(0) from excluded
 
     def report(self, **values: float) -> None:
-        """Export values as metrics; the lowest rank logs them, too."""
-        self._report.user(values)
+        """Export values, numbers or tensors of one element, as metrics; the lowest rank logs them, too.
+
+        Raises:
+            UsageError: a value is no number.
+        """
+        self._reported("job.report", values)
+
+    def _reported(self, who: str, values: Any) -> None:
+        found = admission.numbers(who, values)
+        self._report.user(found)
         if self.is_leader:
-            text = ", ".join(f"{name} {value:.6g}" for name, value in values.items())
+            text = ", ".join(f"{name} {value:.6g}" for name, value in found.items())
             _log.info("epoch %d: %s", self._training.progress.epoch, text)
 
     def sum(self, **values: float) -> dict[str, float]:
@@ -223,8 +246,7 @@ class Job:
         Raises:
             UsageError: ``batch_samples`` is below 1.
         """
-        if batch_samples < 1:
-            raise UsageError(f"batch_samples has to be at least 1, not {batch_samples}")
+        admission.whole("batch_samples", batch_samples, least=1)
         start, stop, formed = 0, len(dataset), self._loop.formed
         if formed is not None:
             first, last = slice_of(formed.roster.shares, formed.rank)
@@ -253,8 +275,8 @@ class Job:
             with torch.no_grad():
                 for hook in self._hooks:
                     values = hook(epoch)
-                    if values:
-                        self.report(**values)
+                    if values is not None:
+                        self._reported("a hook of job.on_epoch_end", values)
         finally:
             model.train(training)
 

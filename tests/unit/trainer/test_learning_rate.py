@@ -73,9 +73,12 @@ def test_the_step_is_scaled_and_the_rate_put_back() -> None:
 
 
 def test_adascale_knows_which_optimizers_it_can_judge() -> None:
-    """Others are refused with a way out; the other rules take any."""
-    unknown = torch.optim.Adagrad([torch.nn.Parameter(torch.zeros(1))])
+    """Others are refused with a way out, and so are two kinds at once; the other rules take any."""
+    parameters = [torch.nn.Parameter(torch.zeros(1))]
+    unknown, adam, sgd = torch.optim.Adagrad(parameters), torch.optim.AdamW(parameters), torch.optim.SGD(parameters)
     with pytest.raises(UsageError, match="Adagrad is none of SGD, Adam"):
-        check(Scaling.ADASCALE, unknown)
-    check(Scaling.LINEAR, unknown)
-    check(Scaling.ADASCALE, torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))]))
+        check(Scaling.ADASCALE, [unknown])
+    with pytest.raises(UsageError, match="steps of AdamW and SGD different worth"):
+        check(Scaling.ADASCALE, [adam, sgd])
+    check(Scaling.LINEAR, [unknown, adam])
+    check(Scaling.ADASCALE, [adam, adam])

@@ -175,7 +175,8 @@ MISTAKES = {
     "no apply": r"step 0 ended without step\.apply", "apply early": r"0 of 1 micro-batches",
     "apply twice": r"step\.apply once", "backward twice": r"for the 2\. time: call step\.backward exactly once",
     "vector loss": r"scalar loss", "clip at 0": r"clip_norm has to be above 0, not 0", "weight": r"from 0 on, not nan",
-    "other optimizer": r"a SGD that job\.optimizer has not seen",
+    "other optimizer": r"a SGD that job\.optimizer has not seen", "no optimizer": r"takes the optimizer that job",
+    "detached loss": r"depends on no parameter",
 }  # fmt: skip
 
 
@@ -193,12 +194,14 @@ def test_mistakes_in_the_loop_are_said(mistake: str) -> None:
                 for x, y in step.micro_batches():
                     errors = (model(x) - y) ** 2
                     weight = float("nan") if mistake == "weight" else None
-                    step.backward(errors if mistake == "vector loss" else errors.mean(), weight)
+                    loss = errors if mistake == "vector loss" else errors.mean()
+                    step.backward(loss.detach() if mistake == "detached loss" else loss, weight)
                     if mistake == "backward twice":
                         step.backward(errors.mean())
                 if mistake != "no apply":
                     limit = 0.0 if mistake == "clip at 0" else None
-                    step.apply(other if mistake == "other optimizer" else optimizer, clip_norm=limit)
+                    given = {"other optimizer": (other,), "no optimizer": ()}.get(mistake, (optimizer,))
+                    step.apply(*given, clip_norm=limit)
                 if mistake == "apply twice":
                     step.apply(optimizer)
 
@@ -212,6 +215,44 @@ def test_a_step_outside_its_with_block_is_said() -> None:
     with pytest.raises(UsageError, match="with step"):
         for _ in job.steps(DATA):
             pass
+
+
+def test_micro_batches_outside_of_the_with_block_are_said() -> None:
+    """Nobody would see to it that all ranks commit the step."""
+    job, _, _ = a_job()
+    with pytest.raises(UsageError, match="inside `with step:`"):
+        next(iter(next(iter(job.steps(DATA))).micro_batches()))
+
+
+def test_several_optimizers_share_a_step() -> None:
+    """Each moves its own parameters by the one gradient; schedules count the step once."""
+    job, model, _ = a_job(epochs=1, batch_samples=20)
+    job._training.optimizers.clear()
+    one, other = (job.optimizer(torch.optim.SGD([p], lr=rate)) for p, rate in ((model.weight, 0.1), (model.bias, 0.2)))
+    job.scheduler(torch.optim.lr_scheduler.ExponentialLR(one, 0.5))
+    twin = torch.nn.Linear(2, 1).double()
+    twin.load_state_dict(model.state_dict())
+    for step in job.steps(DATA):
+        with step:
+            for x, y in step.micro_batches():
+                step.backward(((model(x) - y) ** 2).mean())
+            step.apply(one, other)
+    x, y = DATA.tensors
+    ((twin(x) - y) ** 2).mean().backward()
+    for ours, plain, rate in ((model.weight, twin.weight, 0.1), (model.bias, twin.bias, 0.2)):
+        assert plain.grad is not None
+        torch.testing.assert_close(ours, plain - rate * plain.grad, rtol=1e-12, atol=0)
+    assert one.param_groups[0]["lr"] == pytest.approx(0.05)
+
+
+def test_a_registered_object_needs_a_state_and_a_name_of_its_own() -> None:
+    """Otherwise it would be missing in a checkpoint, or take another one's place."""
+    job, _, optimizer = a_job()
+    with pytest.raises(UsageError, match=r"state_dict\(\) and load_state_dict\(\), not a int"):
+        job.register("number", 5)  # type: ignore[type-var]  # the mistake
+    job.register("mine", optimizer)
+    with pytest.raises(UsageError, match="got 'mine' before"):
+        job.register("mine", optimizer)
 
 
 def test_unknown_layers_that_mix_samples_are_refused_by_name() -> None:
@@ -252,14 +293,13 @@ def test_numeric_state_goes_through_a_checkpoint() -> None:
 
 def test_nothing_to_train() -> None:
     """No model, no data, nothing that learns, or numbers that make no sense."""
-    for settings, said in (({"epochs": 0}, "epochs has to be at least 1, not 0"), ({"batch_samples": -3}, "not -3")):
+    for settings, said in (
+        ({"epochs": 0}, "epochs has to be a whole number from 1 on, not 0"),
+        ({"batch_samples": -3}, "not -3"),
+    ):
         with pytest.raises(UsageError, match=said):
             heterotrain.init(**settings)
     job = heterotrain.init()
-    with pytest.raises(UsageError, match=r"a torch\.nn\.Module, not a function"):
-        job.wrap(a_job)  # type: ignore[arg-type]  # the mistake
-    with pytest.raises(UsageError, match=r"a torch\.optim\.Optimizer, not a list"):
-        job.optimizer([])  # type: ignore[arg-type]  # the mistake
     with pytest.raises(UsageError, match=r"job\.wrap"):
         next(iter(job.steps(DATA)))
     job, _, _ = a_job()
@@ -339,6 +379,15 @@ def test_fit_steps_a_scheduler() -> None:
         optimizer=lambda p: torch.optim.SGD(p, lr=0.64), epochs=2, batch_samples=8,
     )  # fmt: skip
     assert made[0].get_last_lr() == [0.01]
+
+
+def test_fit_wants_the_maker_of_the_optimizer() -> None:
+    """Not an optimizer: the model may still move to another device."""
+    model = torch.nn.Linear(2, 1)
+    with pytest.raises(UsageError, match=r"optimizer=lambda p: torch\.optim\.SGD"):
+        heterotrain.fit(
+            model, DATA, loss=lambda _m, _b: model.weight.sum(), optimizer=torch.optim.SGD(model.parameters())
+        )  # type: ignore[arg-type]  # the mistake
 
 
 def test_fit_trains_without_a_loop() -> None:

@@ -63,7 +63,7 @@ class Storage:
         """``uri`` is a path or ``protocol://…``.
 
         Raises:
-            UsageError: nothing here can speak that protocol.
+            UsageError: nothing here can speak that protocol, or a file has that name.
         """
         self.uri = uri
         self._thread = threading.local()
@@ -80,6 +80,8 @@ class Storage:
             ) from error
         self._root = str(root).rstrip("/")
         self._local = isinstance(files, LocalFileSystem)
+        if self._local and Path(self._root).exists() and not Path(self._root).is_dir():
+            raise UsageError(f"checkpoint URI {uri!r} is a file: name a folder, which may not exist yet")
 
     def put(self, name: str, chunks: Iterable[bytes | memoryview]) -> Stored:
         """Write a file.

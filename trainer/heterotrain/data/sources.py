@@ -10,7 +10,8 @@ epoch alone: neither worker processes nor a repeated step change a sample.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,6 +23,9 @@ from heterotrain.data.pieces import Piece, Source
 from heterotrain.data.progress import permutation, step_seed
 from heterotrain.data.streamed import Streamed
 from heterotrain.errors import UsageError
+
+SHOWN = 3
+"""Keys that a sentence lists."""
 
 
 @runtime_checkable
@@ -49,6 +53,13 @@ def source_of(dataset: Any, *, collate: batches.Collate | None, shuffle: bool, s
             "give job.steps the data set itself, not a DataLoader: batch and share come from the plan; collate= and workers= "
             "take what else the loader was told"
         )
+    if isinstance(dataset, Mapping):
+        raise UsageError(
+            f"a {type(dataset).__name__} is a mapping, not a data set: give job.steps one of its values "
+            f"({', '.join(map(repr, list(dataset)[:SHOWN]))}{', …' if len(dataset) > SHOWN else ''})"
+        )
+    if isinstance(dataset, str | bytes | os.PathLike):
+        raise UsageError(f"job.steps takes a data set, not the path or name {dataset!r}: read it first")
     sized = hasattr(dataset, "__len__") and not isinstance(dataset, torch.utils.data.IterableDataset)
     if sized and len(dataset) == 0:
         raise UsageError("the data set is empty, its len() is 0: look at its path and at what it leaves out")

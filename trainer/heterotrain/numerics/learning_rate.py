@@ -7,6 +7,7 @@ noise averages. Its own state travels to joiners and into checkpoints.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -96,17 +97,26 @@ def family_of(optimizer: torch.optim.Optimizer) -> Family | None:
     return None
 
 
-def check(scaling: Scaling, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse a rule that cannot be applied to the optimizer.
+def check(scaling: Scaling, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Refuse a rule that cannot be applied to the job's optimizers.
 
     Raises:
-        UsageError: AdaScale with an unknown kind of optimizer.
+        UsageError: AdaScale with an unknown kind of optimizer, or with several kinds, whose steps are worth different times.
     """
-    if scaling is Scaling.ADASCALE and family_of(optimizer) is None:
-        raise UsageError(
-            f"learningRateScaling adascale has to know how an optimizer divides gradients, and {type(optimizer).__name__} "
-            "is none of SGD, Adam, AdamW and NAdam: use one of them, or the rule linear, sqrt or none"
-        )
+    if scaling is not Scaling.ADASCALE:
+        return
+    for optimizer in optimizers:
+        if family_of(optimizer) is None:
+            raise UsageError(
+                "learningRateScaling adascale has to know how an optimizer divides gradients, and "
+                f"{type(optimizer).__name__} is none of SGD, Adam, AdamW and NAdam: use one of them, or the rule linear, sqrt "
+                "or none"
+            )
+        if family_of(optimizer) is not family_of(optimizers[0]):
+            raise UsageError(
+                f"learningRateScaling adascale gives steps of {type(optimizers[0]).__name__} and {type(optimizer).__name__} "
+                "different worth: use one kind of optimizer, or the rule linear, sqrt or none"
+            )
 
 
 def step_scaled(optimizer: torch.optim.Optimizer, factor: float) -> None:

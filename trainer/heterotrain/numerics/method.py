@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -97,12 +97,12 @@ class Numerics:
         return Reducer(model, bucket_bytes=int(self._config.bucket_mib * MIB), wire=wire)
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse an optimizer that the learning-rate rule does not know.
+        """Refuse an optimizer that the learning-rate rule does not know, or knows as another kind than the ones before.
 
         Raises:
             UsageError: it is one.
         """
-        learning_rate.check(self._policy.scaling, optimizer)
+        learning_rate.check(self._policy.scaling, [*self._training.optimizers, optimizer])
 
     # -- around a step -----------------------------------------------------------------------------------------------
 
@@ -144,14 +144,15 @@ class Numerics:
             if family is not None
         )
 
-    def update(self, optimizer: torch.optim.Optimizer, *, global_batch_samples: int) -> None:
-        """Take the optimizer's step at the learning rate that belongs to the plan's global batch."""
-        self._plan(optimizer, global_batch_samples)
-        learning_rate.step_scaled(optimizer, self._next.factor)
+    def update(self, optimizers: Sequence[torch.optim.Optimizer], *, global_batch_samples: int) -> None:
+        """Take the optimizers' steps at the learning rates that belong to the plan's global batch, in samples."""
+        rates = self._plan(optimizers, global_batch_samples)
+        for optimizer, rate in zip(optimizers, rates, strict=True):
+            learning_rate.step_scaled(optimizer, rate.factor)
 
-    def skip(self, optimizer: torch.optim.Optimizer, *, global_batch_samples: int) -> None:
+    def skip(self, optimizers: Sequence[torch.optim.Optimizer], *, global_batch_samples: int) -> None:
         """Leave the weights alone: the gradient overflowed in fp16. The step counts as any other."""
-        self._plan(optimizer, global_batch_samples)
+        self._plan(optimizers, global_batch_samples)
 
     def committed(self, *, finite: bool) -> int:
         """Take over the state that follows a committed step; return how often schedulers are to be stepped."""
@@ -170,15 +171,20 @@ class Numerics:
         """Factor on the learning rate in the last committed step."""
         return self._rate.factor
 
-    def _plan(self, optimizer: torch.optim.Optimizer, global_batch_samples: int) -> None:
-        if not any(optimizer is known for known in self._training.optimizers):
-            raise UsageError(
-                f"step.apply got a {type(optimizer).__name__} that job.optimizer has not seen, so its state would be lost when "
-                "workers come or go: pass the one that job.optimizer returned"
-            )
-        family = learning_rate.family_of(optimizer) or Family.SGD  # the other rules treat all alike
-        kind = needed_statistics(self._policy.scaling, family)
-        self._next = self._policy.next(
-            self._rate, family=family, batch_samples=global_batch_samples,
-            done_samples=self._training.progress.samples, noise_samples=self.noise[kind].scale() if kind else None,
-        )  # fmt: skip
+    def _plan(self, optimizers: Sequence[torch.optim.Optimizer], global_batch_samples: int) -> list[Rate]:
+        """Return where the factor of each stands; schedules follow the first one's."""
+        rates = []
+        for optimizer in optimizers:
+            if not any(optimizer is known for known in self._training.optimizers):
+                raise UsageError(
+                    f"step.apply got a {type(optimizer).__name__} that job.optimizer has not seen, so its state would be lost "
+                    "when workers come or go: pass the one that job.optimizer returned"
+                )
+            family = learning_rate.family_of(optimizer) or Family.SGD  # the other rules treat all alike
+            kind = needed_statistics(self._policy.scaling, family)
+            rates.append(self._policy.next(
+                self._rate, family=family, batch_samples=global_batch_samples,
+                done_samples=self._training.progress.samples, noise_samples=self.noise[kind].scale() if kind else None,
+            ))  # fmt: skip
+        self._next = rates[0]
+        return rates

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 
@@ -23,26 +23,12 @@ from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.noise import Measurement
 from heterotrain.numerics.reducer import Reducer
 from heterotrain.numerics.timeline import Moment
+from heterotrain.state.admission import check_loss, check_weight, numbers
 from heterotrain.steps.clock import Clock, Phase
+from heterotrain.steps.host import Host
 from heterotrain.steps.task import Task
 
 _log = logging.getLogger(__name__)
-
-
-class Host(Protocol):
-    """What a step needs of its job."""
-
-    def fetch(self, task: Task, offset: int, size: int) -> Any:
-        """Return ``size`` samples of the task from its ``offset``-th on, as a batch on the device."""
-
-    def vote(self, step: Step, *, ok: bool) -> Verdict:
-        """Exchange the control vector and wait for the buckets."""
-
-    def commit(self, step: Step, decision: Verdict) -> None:
-        """Everything that follows a step that all ranks finished."""
-
-    def is_broken(self) -> bool:
-        """Return whether the formation is known to be broken."""
 
 
 @dataclass(slots=True)
@@ -65,6 +51,7 @@ class Step:
     _handed_out: int = 0
     _backwards: int = 0
     _mark: Moment | None = None
+    _entered: bool = False
     _voted: bool = False
     _forward: AbstractContextManager[object] | None = None
 
@@ -96,7 +83,12 @@ class Step:
 
         What the script does with each one, up to ``step.backward``, runs in the configured precision. When layers count
         over the global batch (BatchNorm), a rank without a share gets one sample, which has no weight in anything.
+
+        Raises:
+            UsageError: this is not inside ``with step:``.
         """
+        if not self._entered:
+            raise UsageError("run each step inside `with step:`, so that it is committed by all ranks or by none")
         if not self._sizes and self._is_guest:
             yield self._hand_out(self.task.spare(), 0, 1)
             self._leave_forward()
@@ -115,8 +107,8 @@ class Step:
                 over all ranks divided by the sum of all weights.
 
         Raises:
-            UsageError: it was called more or less often than once for each micro-batch, the loss is no scalar, or the weight
-                is no number from 0 on.
+            UsageError: it was called more or less often than once for each micro-batch, the loss is no scalar that depends on
+                the model, or the weight is no number from 0 on.
         """
         self._leave_forward()
         began = self.clock.now() if self._mark is None else self.clock.spent(Phase.FORWARD, self._mark)
@@ -126,8 +118,7 @@ class Step:
                 f"{self._backwards + 1}. time: call step.backward exactly once for each micro-batch, inside the loop over "
                 "micro_batches()"
             )
-        if loss.numel() != 1:
-            raise UsageError(f"step.backward needs a scalar loss, not one of shape {tuple(loss.shape)}: take its mean")
+        check_loss(loss)
         if loss.dtype in (torch.float16, torch.bfloat16):
             loss = loss.float()  # the factors below would overflow
         if not self._sizes:
@@ -135,8 +126,7 @@ class Step:
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             self._reduce_nothing()
             return
-        if weight is not None and not (weight >= 0 and math.isfinite(weight)):
-            raise UsageError(f"the weight of a micro-batch has to be a number from 0 on, not {weight}")
+        check_weight(weight)
         samples = self._sizes[self._backwards]
         self._backwards += 1
         last = self._backwards == len(self._sizes)
@@ -157,7 +147,7 @@ class Step:
             self.measurement.group_done(counted)
 
     def apply(
-        self, optimizer: torch.optim.Optimizer, *, clip_norm: float | None = None, clip_value: float | None = None
+        self, *optimizers: torch.optim.Optimizer, clip_norm: float | None = None, clip_value: float | None = None
     ) -> None:
         """Reduce the gradient over all ranks, clip it, update the model and advance.
 
@@ -165,16 +155,20 @@ class Step:
         all ranks alike; it is committed with its samples as any other.
 
         Args:
-            optimizer: one that ``job.optimizer`` returned.
+            optimizers: those of ``job.optimizer`` that take a step, one after the other; at least one.
             clip_norm: greatest norm of the step's gradient; ``None`` leaves it alone.
             clip_value: greatest magnitude of the gradient's elements, after the norm; ``None`` leaves them alone.
 
         Raises:
-            UsageError: some micro-batch had no ``step.backward``, the step was applied before, the optimizer is not one of the
-                job's, or a limit is not above 0.
+            UsageError: some micro-batch had no ``step.backward``, the step was applied before, there is no optimizer or one that
+                is not the job's, or a limit is not above 0.
         """
+        if not optimizers:
+            raise UsageError("step.apply takes the optimizer that job.optimizer returned, or several of them")
         if self.committed:
-            raise UsageError(f"step {self.number} is committed already: call step.apply once for each step")
+            raise UsageError(
+                f"step {self.number} is committed already: call step.apply once for each step, with all its optimizers"
+            )
         for name, limit in (("clip_norm", clip_norm), ("clip_value", clip_value)):
             if limit is not None and not limit > 0:
                 raise UsageError(f"{name} has to be above 0, not {limit}: leave it out, and gradients are not clipped")
@@ -193,21 +187,26 @@ class Step:
             raise RepeatStep("another rank could not finish its part")
         self.skipped = self.numerics.precision.scales_loss and not self.reducer.is_finite()
         if self.skipped:
-            self.numerics.skip(optimizer, global_batch_samples=self.task.global_batch_samples)
+            self.numerics.skip(optimizers, global_batch_samples=self.task.global_batch_samples)
         else:
             self._finish_gradient(decision.weight, clip_norm=clip_norm, clip_value=clip_value)
-            self.numerics.update(optimizer, global_batch_samples=self.task.global_batch_samples)
+            self.numerics.update(optimizers, global_batch_samples=self.task.global_batch_samples)
         self.clock.spent(Phase.UPDATE, reduced)
         self.committed = True
         self.host.commit(self, decision)
 
     def log(self, **values: float) -> None:
-        """Report values of this step; they are dropped when the step is repeated."""
-        self.logged.update(values)
+        """Report values of this step, numbers or tensors of one element; they are dropped when the step is repeated.
+
+        Raises:
+            UsageError: a value is no number.
+        """
+        self.logged.update(numbers("step.log", values))
 
     # -- the transaction ---------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
+        self._entered = True
         self.numerics.link.enter(self.group, micro_batches=len(self._sizes))
         return self
 

@@ -9,6 +9,7 @@ import torch
 
 from heterotrain.data import batches
 from heterotrain.data.sources import NumberedStream
+from heterotrain.errors import UsageError
 from heterotrain.session import EpochHook, Job, init
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor | tuple[torch.Tensor, float]]
@@ -46,8 +47,13 @@ def fit(
         settings: for ``init``, where there is no operator.
 
     Raises:
-        UsageError: see ``init`` and ``Job.steps``.
+        UsageError: see ``init``, ``Job.wrap``, ``Job.optimizer``, ``Job.scheduler`` and ``Job.steps``.
     """
+    if isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(
+            "fit takes what makes the optimizer, since the model moves to its device first: optimizer=lambda p: "
+            f"torch.optim.{type(optimizer).__name__}(p, …)"
+        )
     job = job or init(**settings)
     model = job.wrap(model)
     stepper = job.optimizer(optimizer(model.parameters()))
@@ -59,9 +65,7 @@ def fit(
         with step:
             for batch in step.micro_batches():
                 value = loss(model, batch)
-                if isinstance(value, tuple):
-                    step.backward(value[0], weight=value[1])
-                else:
-                    step.backward(value)
+                total, weight = value if isinstance(value, tuple) and len(value) == 2 else (value, None)  # noqa: PLR2004 - a pair
+                step.backward(total, weight)
             step.apply(stepper, clip_norm=clip_norm, clip_value=clip_value)
     return job

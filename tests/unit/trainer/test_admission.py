@@ -1,0 +1,136 @@
+"""What a script may hand over: each mistake is one sentence, at the call that was wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import heterotrain
+import numpy as np
+import pytest
+import torch
+from heterotrain.checkpoints.storage import Storage
+from heterotrain.data.sources import source_of
+from heterotrain.errors import UsageError
+from heterotrain.state import admission
+
+
+class Plain(torch.nn.Module):
+    """A model with one parameter."""
+
+    def __init__(self, parameter: torch.nn.Parameter) -> None:
+        super().__init__()
+        self.parameter = parameter
+
+
+def sgd(*shape: int) -> torch.optim.Optimizer:
+    """Return an optimizer of a parameter of its own."""
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(shape))], lr=0.1)
+
+
+LAYER = torch.nn.Linear(2, 1)
+COMPLEX = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+MODELS = {
+    r"takes a torch\.nn\.Module, not a function": lambda: sgd,
+    r"the model is a DataParallel: give job\.wrap the model inside": lambda: torch.nn.DataParallel(LAYER),
+    r"layer '0' is a Embedding with sparse": lambda: torch.nn.Sequential(torch.nn.Embedding(2, 2, sparse=True)),
+    r"parameter '0\.weight' has no shape yet": lambda: torch.nn.Sequential(torch.nn.LazyLinear(2)),
+    r"parameter 'weight' lies on the meta device": lambda: torch.nn.Linear(2, 1, device="meta"),
+    r"parameter 'parameter' is complex": lambda: Plain(COMPLEX),
+}
+
+
+@pytest.mark.parametrize("said", MODELS)
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_models_that_cannot_be_trained(said: str) -> None:
+    """By the name of the layer or parameter."""
+    with pytest.raises(UsageError, match=said):
+        admission.check_model(MODELS[said]())
+
+
+def test_whatever_torch_trains_is_taken() -> None:
+    """Shared parameters, frozen whole numbers, several formats."""
+    model = torch.nn.ModuleDict({"one": LAYER, "again": LAYER, "dense": torch.nn.Embedding(2, 2).double()})
+    model.register_parameter("count", torch.nn.Parameter(torch.zeros(1, dtype=torch.long), requires_grad=False))
+    admission.check_model(model)
+    admission.check_belongs(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+
+
+def test_optimizers_and_schedulers_that_need_more_than_a_step() -> None:
+    """A closure, a metric; and things that are neither."""
+    for made, said in (
+        ([], "not a list"),
+        (torch.optim.LBFGS(LAYER.parameters()), r"LBFGS runs the model several times"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            admission.check_optimizer(made)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(sgd(1))
+    for scheduler, said in ((plateau, r"job\.register\(name, scheduler\)"), (None, "not a NoneType")):
+        with pytest.raises(UsageError, match=said):
+            admission.check_scheduler(scheduler)
+
+
+def test_parameters_that_nobody_adds_up() -> None:
+    """An optimizer of another model would train nothing, or each rank for itself."""
+    with pytest.raises(UsageError, match=r"1 of the 1 parameters of SGD are not in the model .*\(3, 2\)"):
+        admission.check_belongs(LAYER, [sgd(3, 2)])
+
+
+LOSSES: dict[str, Any] = {
+    "not 0.5": 0.5,
+    "not None": None,
+    r"\(2, 1\): take its mean": torch.zeros(2, 1),
+    "depends on no": torch.zeros(()),
+}
+
+
+@pytest.mark.parametrize("said", LOSSES)
+def test_losses(said: str) -> None:
+    """What is no tensor, has several elements, or was cut off from the model."""
+    with pytest.raises(UsageError, match=said):
+        admission.check_loss(LOSSES[said])
+
+
+def test_numbers() -> None:
+    """Tensors of one element are numbers, too; weights are from 0 on; whole numbers may be numpy's."""
+    values = {"a": torch.ones(1, requires_grad=True), "b": np.float32(2), "c": 3}
+    assert admission.numbers("report", values) == {"a": 1.0, "b": 2.0, "c": 3.0}
+    for bad, said in (
+        (0.7, "takes numbers by name"),
+        ({"a": "high"}, "a has to be one number, not 'high'"),
+        ({"b": torch.zeros(2)}, r"shape \(2,\)"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            admission.numbers("report", bad)
+    admission.check_weight(torch.tensor(0.0))
+    for weight in (-1, float("inf"), torch.ones(2)):
+        with pytest.raises(UsageError, match="from 0 on"):
+            admission.check_weight(weight)
+    assert admission.whole("seed", np.int64(3), least=0) == 3
+    for number in (-1, 1.5, "3", 2**63):
+        with pytest.raises(UsageError, match="seed has to be a whole number from 0 on, not"):
+            admission.whole("seed", number, least=0)
+
+
+def test_data_that_are_none(tmp_path: Path) -> None:
+    """A collection of data sets, and where they lie."""
+    for given, said in (
+        ({"train": [1], "test": [2]}, r"one of its values \('train', 'test'\)"),
+        (tmp_path, "read it first"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            source_of(given, collate=None, shuffle=True, seed=0)
+
+
+def test_a_file_where_checkpoints_shall_go(tmp_path: Path) -> None:
+    """Said at the start, not at the first checkpoint."""
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="is a file: name a folder"):
+        Storage(str(tmp_path / "file"))
+
+
+def test_the_function_stays_a_function() -> None:
+    """No module of its name takes its place, whoever imports what."""
+    assert callable(heterotrain.fit)
+    with pytest.raises(ModuleNotFoundError):
+        __import__("heterotrain.fit")

@@ -1,0 +1,189 @@
+"""What a script may hand over to be trained: whatever cannot work is refused at once, in a sentence that says what to do."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from heterotrain.errors import UsageError
+
+SHOWN = 3
+"""Shapes that a sentence lists."""
+MOST = 2**63
+"""Beyond every number: the generators take no greater seed."""
+
+
+def whole(name: str, value: Any, *, least: int) -> int:
+    """Return a whole number of a script's as Python's own.
+
+    Raises:
+        UsageError: it is something else, below ``least``, or 2^63 or more.
+    """
+    try:
+        found = operator.index(value)
+    except TypeError:
+        found = least - 1
+    if not least <= found < MOST:
+        raise UsageError(f"{name} has to be a whole number from {least} on, not {value!r}")
+    return found
+
+
+def check_model(model: Any) -> None:
+    """Refuse what is no model, and models whose gradients cannot be added up over ranks.
+
+    Raises:
+        UsageError: it is one of them.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"job.wrap takes a torch.nn.Module, not a {type(model).__name__}")
+    for name, layer in model.named_modules():
+        what = f"layer {name!r} is" if name else "the model is"
+        if isinstance(layer, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
+            raise UsageError(
+                f"{what} a {type(layer).__name__}: give job.wrap the model inside it, whose gradients it adds up over ranks"
+            )
+        if isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag) and layer.sparse:
+            raise UsageError(f"{what} a {type(layer).__name__} with sparse gradients: leave out sparse=True")
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
+            raise UsageError(
+                f"parameter {name!r} has no shape yet: run the model on one batch before job.wrap, or leave out lazy layers"
+            )
+        if parameter.is_meta:
+            raise UsageError(
+                f"parameter {name!r} lies on the meta device and has no values: call model.to_empty(device=…) and "
+                "initialise it before job.wrap"
+            )
+        if parameter.is_complex():
+            raise UsageError(f"parameter {name!r} is complex: keep real and imaginary parts as torch.view_as_real does")
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Refuse what is no optimizer, and optimizers that run the model themselves.
+
+    Raises:
+        UsageError: it is one of them.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(f"job.optimizer takes a torch.optim.Optimizer, not a {type(optimizer).__name__}")
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise UsageError(
+            f"{type(optimizer).__name__} runs the model several times in a step, which cannot be committed by all ranks or "
+            "none: use an optimizer whose step() needs no closure"
+        )
+
+
+def check_scheduler(scheduler: Any) -> None:
+    """Refuse what cannot be stepped once for each committed step.
+
+    Raises:
+        UsageError: it is such a thing.
+    """
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise UsageError(
+            "ReduceLROnPlateau follows a metric, not steps: give it to job.register(name, scheduler), and step it in a hook "
+            "of job.on_epoch_end, with a metric from job.sum, which is the same on every rank"
+        )
+    if not callable(getattr(scheduler, "step", None)):
+        raise UsageError(f"job.scheduler takes a learning-rate scheduler, not a {type(scheduler).__name__}")
+    check_stateful("job.scheduler", scheduler)
+
+
+def check_stateful(who: str, thing: Any) -> None:
+    """Refuse what has no state that could travel.
+
+    Args:
+        who: the method that was called, for the sentence.
+        thing: what it was given.
+
+    Raises:
+        UsageError: it lacks ``state_dict`` or ``load_state_dict``.
+    """
+    for method in ("state_dict", "load_state_dict"):
+        if not callable(getattr(thing, method, None)):
+            raise UsageError(
+                f"{who} takes something with state_dict() and load_state_dict(), not a {type(thing).__name__}"
+            )
+
+
+def check_belongs(model: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Refuse optimizers that would train what is not in the model: its gradients would be added up by nobody.
+
+    Raises:
+        UsageError: there is such a parameter, and it requires a gradient.
+    """
+    known = {id(parameter) for parameter in model.parameters()}
+    for optimizer in optimizers:
+        given = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        strange = [tuple(p.shape) for p in given if id(p) not in known]
+        if strange:
+            raise UsageError(
+                f"{len(strange)} of the {len(given)} parameters of {type(optimizer).__name__} are not in the model that "
+                f"job.wrap got (shapes {', '.join(map(str, strange[:SHOWN]))}{', …' if strange[SHOWN:] else ''}): make the "
+                "optimizer from that model's parameters, and put several models into one torch.nn.ModuleDict"
+            )
+
+
+def check_loss(loss: Any) -> None:
+    """Refuse what ``step.backward`` cannot begin with.
+
+    Raises:
+        UsageError: it is no tensor of one element, or does not depend on what is trained.
+    """
+    if not isinstance(loss, torch.Tensor):
+        raise UsageError(f"step.backward needs a scalar loss, a tensor, not {_shown(loss)}")
+    if loss.numel() != 1:
+        raise UsageError(f"step.backward needs a scalar loss, not one of shape {tuple(loss.shape)}: take its mean")
+    if not loss.requires_grad:
+        raise UsageError(
+            "the loss of step.backward depends on no parameter that requires a gradient: compute it from the model's output, "
+            "without detach(), item() or torch.no_grad()"
+        )
+
+
+def check_weight(weight: Any) -> None:
+    """Refuse what is no weight of a micro-batch; ``None`` stands for its samples.
+
+    Raises:
+        UsageError: it is no number, below 0, or not finite.
+    """
+    if weight is None:
+        return
+    several = isinstance(weight, torch.Tensor) and weight.numel() != 1
+    if several or not 0 <= weight < math.inf:
+        raise UsageError(f"the weight of a micro-batch has to be a number from 0 on, not {_shown(weight)}")
+
+
+def numbers(who: str, values: Any) -> dict[str, float]:
+    """Return what a script reports as plain numbers, by name.
+
+    Args:
+        who: who reports, for the sentence.
+        values: numbers or tensors of one element.
+
+    Raises:
+        UsageError: it is no mapping, or a value is no number.
+    """
+    if not isinstance(values, Mapping):
+        raise UsageError(
+            f"{who} takes numbers by name, {{'accuracy': 0.9}} for instance, not a {type(values).__name__}"
+        )
+    found = {}
+    for name, value in values.items():
+        try:
+            found[str(name)] = float(value.detach() if isinstance(value, torch.Tensor) else value)
+        except (TypeError, ValueError, RuntimeError):
+            raise UsageError(f"{who}: {name} has to be one number, not {_shown(value)}") from None
+    return found
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"{value!r}" if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
