@@ -23,6 +23,8 @@ class FakeKube:
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str, str], Body] = {}
         self.calls: list[tuple[str, str, str]] = []
+        self.conflicts: set[tuple[str, str]] = set()
+        """Plural and name of objects in which others have given our fields other values."""
         self.fail: Callable[[str, str, str], KubeError | None] = lambda *_: None
         self._version = 100
 
@@ -74,10 +76,13 @@ class FakeKube:
             raise Conflict(f"{name} has changed")
         return self._store(resource, body)
 
-    async def apply(self, resource: Resource, body: Body, *, subresource: str = "") -> Body:
+    async def apply(self, resource: Resource, body: Body, *, subresource: str = "", force: bool = True) -> Body:
         metadata = body["metadata"]
         self._call(f"apply {subresource}".strip(), resource, metadata["name"])
         known = self.objects.get((resource.plural, metadata["namespace"], metadata["name"]), {})
+        foreign = bool(known) and not known["metadata"].get("ownerReferences")
+        if not (force or subresource) and (foreign or (resource.plural, metadata["name"]) in self.conflicts):
+            raise Conflict("conflicts with another manager")
         return self._store(resource, {**known, **body, "metadata": {**known.get("metadata", {}), **metadata}})
 
     async def merge(self, resource: Resource, namespace: str, name: str, patch: Body) -> Body:
@@ -86,7 +91,9 @@ class FakeKube:
             known = self.objects[resource.plural, namespace, name]
         except KeyError:
             raise NotFound(name) from None
-        known["metadata"].setdefault("annotations", {}).update(patch.get("metadata", {}).get("annotations", {}))
+        for part in ("annotations", "labels"):
+            if given := patch.get("metadata", {}).get(part):
+                known["metadata"].setdefault(part, {}).update(given)
         return self._store(resource, known)
 
     async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str) -> None:

@@ -86,6 +86,7 @@ class World:
         self.telemetry = Telemetry()
         self.acceptance = Acceptance(known=True)
         self.refusal = ""
+        self.blocked = ""
         self.allotment = FREE
         self.replan = True
         self.foreign: dict[str, dict[str, float]] = {}
@@ -154,6 +155,7 @@ class World:
             telemetry=self.telemetry,
             acceptance=self.acceptance,
             refusal=self.refusal,
+            blocked=self.blocked,
             replan=self.replan,
             gather_s=5.0,
             now_s=self.now_s,

@@ -9,9 +9,10 @@ import pytest
 from heterotrain_core.allocate.propose import KnownRates
 from heterotrain_operator.decide.allocation import decide_contest
 from heterotrain_operator.decide.allotment import FREE
+from heterotrain_operator.decide.capacity import Shape
 from heterotrain_operator.decide.contest import Contest
 from heterotrain_operator.decide.pods import build_pod
-from heterotrain_operator.engine.allocator import PATIENCE_S, Allocator
+from heterotrain_operator.engine.allocator import PATIENCE_S, Allocator, shapes_of
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
@@ -20,7 +21,7 @@ from heterotrain_operator.settings import Settings
 from heterotrain_operator.world.parse import parse_job, parse_node, parse_pod, rfc3339
 from heterotrain_operator.world.store import Store
 from heterotrain_operator.world.telemetry import Telemetry
-from heterotrain_operator.world.views import JobKey
+from heterotrain_operator.world.views import JobKey, JobView
 from operator_fakes import FakeKube
 from operator_world import NOW_S, job_body, node_body, pool
 
@@ -145,6 +146,20 @@ async def test_a_bug_with_some_jobs_leaves_them_as_they_were_and_spoils_no_other
     assert (bench.limits(one), bench.limits(two)) == ({"a": 1}, {"a": 1})
     assert [bench.limits(key) for key in others] == [{"b": 1}, {"b": 0}]
     assert bench.metrics.allocations.labels(result="bug")._value.get() == 1
+
+
+async def test_a_job_whose_pods_can_t_be_made_ends_nobody_else_s_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, one, two = a_rivalry()
+    bad = bench.add_job("bad", pool("a"))
+
+    def fails(job: JobView) -> dict[str, Shape]:
+        if job.key == bad:
+            raise TypeError("a bug")
+        return shapes_of(job)
+
+    monkeypatch.setattr("heterotrain_operator.engine.allocator.shapes_of", fails)
+    await bench.allocator.run_once()
+    assert (bench.limits(one), bench.limits(two)) == ({"a": 1}, {"a": 1})
 
 
 async def test_a_new_job_that_nobody_decides_about_takes_what_fits_after_a_while(

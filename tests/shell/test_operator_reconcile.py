@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from heterotrain_operator.engine.reconcile import PLANNING_PART
 from heterotrain_operator.engine.resync import relist
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Refused, Unavailable
 from heterotrain_operator.settings import Settings
-from heterotrain_operator.world.parse import parse_job, parse_node
+from heterotrain_operator.world.parse import RANKS_ANNOTATION, parse_job, parse_node
 from heterotrain_operator.world.telemetry import Telemetry
 from heterotrain_operator.world.views import JobKey
 from operator_fakes import FakeKube
@@ -131,6 +132,104 @@ async def test_a_pod_that_the_server_refuses_is_told_in_the_status_and_tried_aga
     assert "exceeded quota: team" in scheduled["message"]
     assert again_s is not None
     assert again_s <= 20.0
+
+
+def told(kube: FakeKube, kind: str) -> tuple[str, str]:
+    """Return reason and message of a condition as they were written."""
+    conditions = kube.objects["heterotrainjobs", "ns", "job"]["status"]["conditions"]
+    return next((c["reason"], c["message"]) for c in conditions if c["type"] == kind)
+
+
+@pytest.mark.parametrize(
+    ("verb", "plural"), [("apply", "services"), ("apply", "poddisruptionbudgets"), ("create", "configmaps")]
+)
+async def test_a_right_that_is_missing_is_told_in_the_status_and_tried_again(verb: str, plural: str) -> None:
+    kube = FakeKube()
+    app = an_app(kube)
+    kube.fail = failing(verb, plural, Refused(f"{plural} is forbidden", status_code=403))
+    first_s = await app.reconciler.run_once(KEY)
+    await app.reconciler.run_once(KEY)
+    assert told(kube, "Scheduled")[0] == "PodsRefused"
+    assert f"{plural} is forbidden" in told(kube, "Scheduled")[1]
+    assert first_s is not None
+    assert first_s <= 20.0
+    assert bool([call for call in kube.writes if call[:2] == ("create", "pods")]) is (plural != "configmaps")
+    kube.fail = lambda *_: None
+    for _ in range(3):
+        await app.reconciler.run_once(KEY)
+    assert "forbidden" not in str(kube.objects["heterotrainjobs", "ns", "job"]["status"])
+    assert len([key for key in kube.objects if key[0] == "pods"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("plural", "kind", "name"),
+    [("services", "Service", "job-workers"), ("configmaps", "ConfigMap", "job-plan"), ("pods", "Pod", "job-w0")],
+)
+async def test_what_bears_our_name_but_is_another_one_s_stays_as_it_is_and_is_told(
+    plural: str, kind: str, name: str
+) -> None:
+    kube = FakeKube()
+    app = an_app(kube)
+    theirs = {"kind": kind, "metadata": {"name": name, "namespace": "ns", "uid": "theirs"}, "spec": {"a": "b"}}
+    kube.objects[plural, "ns", name] = theirs
+    before = copy.deepcopy(theirs)
+    await app.reconciler.run_once(KEY)
+    await app.reconciler.run_once(KEY)
+    assert kube.objects[plural, "ns", name] == before
+    assert f"a {kind} named {name} is there already and does not belong to this job" in told(kube, "Scheduled")[1]
+
+
+async def test_what_is_ours_is_taken_back_from_whoever_edited_it() -> None:
+    kube = FakeKube()
+    app = an_app(kube)
+    await app.reconciler.run_once(KEY)
+    ours = kube.objects["services", "ns", "job-workers"]
+    ours["spec"] = {"clusterIP": "edited"}
+    app.reconciler.reapply()
+    kube.conflicts.add(("services", "job-workers"))
+    await app.reconciler.run_once(KEY)
+    assert kube.objects["services", "ns", "job-workers"]["spec"]["clusterIP"] == "None"
+
+
+async def test_a_plan_that_lost_its_labels_gets_them_back_and_is_not_overwritten_unseen() -> None:
+    kube = FakeKube()
+    app = an_app(kube)
+    await app.reconciler.run_once(KEY)
+    plan = kube.objects["configmaps", "ns", "job-plan"]
+    labels, text = plan["metadata"].pop("labels"), plan["data"]
+    app.store.plans.discard(KEY)
+    with pytest.raises(Conflict):
+        await app.reconciler.run_once(KEY)
+    found = kube.objects["configmaps", "ns", "job-plan"]
+    assert (found["metadata"]["labels"], found["data"]) == (labels, text)
+    await app.reconciler.run_once(KEY)
+
+
+async def test_a_webhook_that_does_not_answer_is_told() -> None:
+    kube = FakeKube()
+    app = an_app(kube)
+    kube.fail = failing("dry-run", "pods", Unavailable("failed calling webhook policy.example.com"))
+    again_s = await app.reconciler.run_once(KEY)
+    assert told(kube, "Accepted")[0] == "NoAnswer"
+    assert "failed calling webhook" in told(kube, "Accepted")[1]
+    assert again_s == pytest.approx(20.0, abs=1.0)
+
+
+async def test_an_object_that_can_t_be_read_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    kube = FakeKube()
+    app = without_rivals(kube, status_interval_s=0.0)
+    for name in ("good", "spoiled"):
+        body = job_body(name=name, uid=name)
+        kube.objects["heterotrainjobs", "ns", name] = body
+    del kube.objects["heterotrainjobs", "ns", "spoiled"]["metadata"]["uid"]
+    assert await relist(kube, app.store, None) == {JobKey("ns", "good")}
+
+
+def test_an_annotation_that_somebody_spoiled_is_no_number_of_ranks() -> None:
+    world = World().with_nodes("a", "b", "c").start()
+    for text in ("many", "-1", "0", "1" * 5000, ""):
+        world.pods["job-w0"]["metadata"]["annotations"][RANKS_ANNOTATION] = text
+        assert [pod.ranks for pod in world.pod_views] == [1, 1, 1]
 
 
 async def test_a_template_is_tried_out_once_for_each_generation_of_the_spec() -> None:

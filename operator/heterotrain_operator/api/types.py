@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
-from pydantic import AwareDatetime, Field, WithJsonSchema
+from pydantic import AfterValidator, AwareDatetime, Field, WithJsonSchema
 
 MAX_POOLS = 32
 MAX_WORKERS = 1000
@@ -13,17 +14,30 @@ MAX_BATCH = 10_000_000
 MAX_NAME_LENGTH = 48
 """Room for ``-w999`` and ``-on-demand`` below the 63 characters of a label or host name."""
 
+_QUANTITY = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]+)?$"
+
+
+def _quantity(value: int | str) -> int | str:
+    if not re.fullmatch(_QUANTITY, str(value)):
+        raise ValueError(
+            f"{value!r} is no amount: write a number that is not negative, with a suffix such as m, Mi or Gi"
+        )
+    return value
+
+
 Quantity = Annotated[
     int | str,
+    AfterValidator(_quantity),
     WithJsonSchema(
         {
             "anyOf": [{"type": "integer"}, {"type": "string"}],
             "x-kubernetes-int-or-string": True,
-            "pattern": r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[mkMGTPE]|[eE][-+]?[0-9]+)?$",
+            "minimum": 0,
+            "pattern": _QUANTITY,
         }
     ),
 ]
-"""A Kubernetes quantity; a negative one is refused by the pattern."""
+"""A Kubernetes quantity that is not negative."""
 
 Moment = Annotated[AwareDatetime, WithJsonSchema({"type": "string", "format": "date-time"})]
 """A time in RFC 3339."""

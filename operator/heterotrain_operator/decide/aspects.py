@@ -8,6 +8,7 @@ from heterotrain_operator.decide.deadline import deadline_aspect
 from heterotrain_operator.decide.lifecycle import Stage
 from heterotrain_operator.decide.situation import Situation
 from heterotrain_operator.decide.speeds import speed_aspects
+from heterotrain_operator.decide.verdicts import Fate
 from heterotrain_operator.world.parse import seconds
 
 _LATE_CHECKPOINTS = 2
@@ -45,7 +46,12 @@ def _accepted(it: Situation) -> Aspect:
     if it.spec is None:
         return Aspect(type=ConditionType.ACCEPTED, holds=False, reason="InvalidSpec", message=it.job.problem)
     if not it.acceptance.known:
-        return Aspect(type=ConditionType.ACCEPTED, holds=None, reason="Checking", message="the pod is being tried out")
+        reason, message = (
+            ("Checking", "the pod is being tried out")
+            if it.acceptance.ok
+            else (it.acceptance.reason, it.acceptance.message)
+        )
+        return Aspect(type=ConditionType.ACCEPTED, holds=None, reason=reason, message=message)
     return Aspect(
         type=ConditionType.ACCEPTED, holds=it.acceptance.ok, reason=it.acceptance.reason, message=it.acceptance.message
     )
@@ -64,8 +70,9 @@ def _scheduled(it: Situation) -> Aspect:
     have = f"{placed} of {sum(it.desired.values())} workers have nodes, {needed} are needed"
     if placed >= needed and not short:
         return Aspect(type=kind, holds=True, reason="EnoughWorkersPlaced", message=have)
-    why = it.refusal or it.shortage
-    reason = "PodsRefused" if it.refusal else ("Unschedulable" if why else "Placing")
+    refused = it.refusal or it.blocked
+    why = refused or it.shortage
+    reason = "PodsRefused" if refused else ("Unschedulable" if why else "Placing")
     below = f"; pools below their minReplicas: {', '.join(short)}" if short else ""
     return Aspect(type=kind, holds=False, reason=reason, message=f"{have}{below}{f': {why}' if why else ''}")
 
@@ -81,7 +88,9 @@ def _running(it: Situation) -> Aspect:
         return Aspect(
             type=kind, holds=False, reason=worker.pod.waiting_reason, message=f"{worker.pod.name}: {worker.reason}"
         )
-    return Aspect(type=kind, holds=False, reason="WaitingForWorkers", message=f"{it.ready} workers are ready")
+    slow = next((w for w in it.workers if w.fate is Fate.STARTING), None)
+    hint = f"; {slow.pod.name} starts: kubectl describe pod {slow.pod.name} says what it waits for" if slow else ""
+    return Aspect(type=kind, holds=False, reason="WaitingForWorkers", message=f"{it.ready} workers are ready{hint}")
 
 
 def _resizing(it: Situation) -> Aspect:
@@ -204,6 +213,8 @@ def _summary(it: Situation) -> tuple[Aspect, Aspect, Aspect]:
         running = _running(it)
         ready, stalled = it.runs, not it.runs and it.trouble is not None
         reason, message = running.reason, running.message
+    if it.blocked and stage not in (Stage.FAILED, Stage.REFUSED) and not stalled:
+        ready, reason, message = False, "WriteRefused", it.blocked
     return (
         Aspect(type=ConditionType.READY, holds=ready, reason=reason, message=message),
         Aspect(type=ConditionType.RECONCILING, holds=not ready and not stalled, reason=reason, message=message),

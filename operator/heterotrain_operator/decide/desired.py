@@ -9,7 +9,7 @@ and whoever waits for more waits only where he takes nothing that is being made 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from heterotrain_operator.api.pools import WorkerPool
@@ -18,6 +18,7 @@ from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.decide.allotment import FREE, Allotment
 from heterotrain_operator.decide.capacity import Room
 from heterotrain_operator.decide.verdicts import Fate, Worker
+from heterotrain_operator.world.views import PodView
 
 WAITING_PER_POOL = 1
 """Workers without a node that are kept in each pool beyond what fits."""
@@ -171,9 +172,9 @@ def _ask_for_more(
             count[pool.name] += 1
 
 
-def next_indices(workers: Sequence[Worker], count: int) -> tuple[int, ...]:
-    """Return the lowest worker indices that no pod has, ended and terminating ones included."""
-    taken = {worker.pod.index for worker in workers}
+def next_indices(pods: Iterable[PodView], count: int) -> tuple[int, ...]:
+    """Return the lowest worker indices that no pod has; ended, terminating and foreign ones have theirs, too."""
+    taken = {pod.index for pod in pods}
     free: list[int] = []
     index = 0
     while len(free) < count:

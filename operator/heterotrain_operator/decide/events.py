@@ -50,6 +50,9 @@ _RULES = {
     (ConditionType.STALLED, "True"): _Rule(
         reason="WorkerCannotStart", warning=True, each_reason=True, only=frozenset(HOPELESS)
     ),
+    (ConditionType.RECONCILING, "True"): _Rule(
+        reason="WriteRefused", warning=True, each_reason=True, only=frozenset({"WriteRefused"})
+    ),
     (ConditionType.DEGRADED, "True"): _Rule(
         reason="Degraded", warning=True, each_reason=True, never=frozenset({"WorkersStarting"})
     ),

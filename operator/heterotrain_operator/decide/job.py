@@ -43,10 +43,12 @@ class Observation:
     """Everything that a pass over one job looks at.
 
     Attributes:
+        pods: all that bear the job's labels.
         nodes: by name, all nodes of the cluster.
         used: by node, the sum of what running pods request, those of others included.
         acceptance: what the API server says to the job's pods in a dry run.
         refusal: the API server's answer when it refused to create a pod in the pass before; empty when it did not.
+        blocked: its answer when it refused anything else; empty when it did not.
         replan: whether telemetry holds anything that the plan in force does not rest on yet; what is asked for anew
             (another member) is shared out in any case.
         gather_s: longest time that a ready worker waits for others that start.
@@ -61,6 +63,7 @@ class Observation:
     telemetry: Telemetry
     acceptance: Acceptance
     refusal: str
+    blocked: str
     replan: bool
     gather_s: float
     now_s: float
@@ -112,7 +115,8 @@ def decide(seen: Observation) -> Decision:
     job, now_s = seen.job, seen.now_s
     if job.deleting or (job.spec is not None and not managed_by_us(job.spec)):
         return Decision(reason="the job is being deleted" if job.deleting else "another controller manages the job")
-    workers = judge_workers(seen.pods, seen.nodes)
+    # Pods that only bear our labels (copied, or orphaned by a job of the same name) are nobody that we decide about.
+    workers = judge_workers([pod for pod in seen.pods if pod.owner_uid == job.uid], seen.nodes)
     force = read_plan(job, seen.plan)
     accounts = account(job.status, workers, force.plan, counting=_counting(job, workers), now_s=now_s)
     life = decide_life(job, workers, accounts, seen.acceptance, now_s=now_s)
@@ -146,9 +150,9 @@ def _active(known: _Known, spec: HeteroTrainJobSpec) -> Decision:
 
     wanted = decide_wanted(spec, workers, allotment=seen.allotment, room_of=room_of, now_s=now_s)
     delay_s = max(restart_delay_s(accounts, now_s=now_s), _cooling_s(workers, now_s=now_s))
-    creating = wanted.create if seen.acceptance.known and not delay_s else ()
+    creating = wanted.create if seen.acceptance.known and seen.acceptance.ok and not delay_s else ()
     version = version_text(plan) if plan else ""
-    indices = next_indices(workers, len(creating))
+    indices = next_indices(seen.pods, len(creating))
     create = tuple(build_pod(job, pool, i, plan_version=version) for pool, i in zip(creating, indices, strict=True))
     # Workers that this pass removes are no disruption: their uids count as accounted from now on.
     uids = accounts.accounted | {worker.pod.uid for worker, _ in wanted.remove}
@@ -238,7 +242,8 @@ def _situation(
         shares=shares,
         desired=wanted.desired,
         shortage=wanted.reason,
-        refusal=seen.refusal,
+        refusal=seen.refusal or ("" if seen.acceptance.ok else seen.acceptance.message),
+        blocked=seen.blocked,
         allotment=seen.allotment,
         telemetry=seen.telemetry,
         now_s=seen.now_s,

@@ -72,7 +72,8 @@ def decide_life(
             reason="BackoffLimitExceeded",
             message=f"workers failed {accounts.restarts} times, backoffLimit is {spec.backoff_limit}; last: {accounts.last_failure}",
         )
-    if not acceptance.ok:
+    # Whoever trains goes on: only new workers have to wait until the template is right again.
+    if acceptance.known and not acceptance.ok and not any(worker.alive for worker in workers):
         return Life(stage=Stage.REFUSED, reason=acceptance.reason, message=acceptance.message)
     return _deadlines(job, spec, now_s=now_s)
 

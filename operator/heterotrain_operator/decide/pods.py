@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,8 @@ from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.config import TrainingConfig, encode_config
 
 from heterotrain_operator.api.pools import WorkerPool
+from heterotrain_operator.api.template import LIMITED_BY_JOB, REPLACED_BY_US, SCHEDULED_BY_POOL
+from heterotrain_operator.api.types import MAX_RANKS_PER_WORKER
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.decide.objects import labels_of, owner_reference
 from heterotrain_operator.world.parse import DEFAULT_CONTAINER, RANKS_ANNOTATION, main_container
@@ -22,13 +25,18 @@ from heterotrain_operator.world.views import JobView
 DEFAULT_GRACE_S = 30
 LOST_NODE_TOLERATION_S = 10
 """Seconds that a pod stays bound to a node that fell silent; the cluster's default is 300."""
+_GPU = re.compile(r"/(gpu|gpu\.shared|mig-[^/]+)$")
 _SHM_PATH = "/dev/shm"  # noqa: S108  # a mount point in the pod
 
 
-def template_problem(template: Mapping[str, Any]) -> str:
+def template_problem(template: Mapping[str, Any], pools: Sequence[WorkerPool] = ()) -> str:
     """Return what the operator itself can't work with in a template, in one sentence; empty when there is nothing.
 
     What Kubernetes refuses is found by a dry run of the real pod.
+
+    Args:
+        template: the job's.
+        pools: the job's.
     """
     spec = template.get("spec") or {}
     annotations = (template.get("metadata") or {}).get("annotations") or {}
@@ -38,8 +46,12 @@ def template_problem(template: Mapping[str, Any]) -> str:
     chosen = annotations.get(DEFAULT_CONTAINER)
     if chosen is not None and chosen not in names:
         return f"the annotation {DEFAULT_CONTAINER} names {chosen!r}, but the containers are {names}: correct it"
-    if spec.get("restartPolicy", "Never") != "Never":
-        return "spec.template.spec.restartPolicy has to be left out: the operator replaces workers itself"
+    if spec.get("restartPolicy") not in (None, "Never"):
+        return REPLACED_BY_US
+    if spec.get("nodeName"):
+        return SCHEDULED_BY_POOL
+    if spec.get("activeDeadlineSeconds") is not None:
+        return LIMITED_BY_JOB
     main = _container(spec, main_container(spec, annotations))
     if "readinessProbe" in main:
         return (
@@ -48,26 +60,38 @@ def template_problem(template: Mapping[str, Any]) -> str:
     for port in main.get("ports") or ():
         if str(port.get("name", "")).startswith(keys.METRICS_PORT_NAME_PREFIX):
             return f"the port name {port['name']} belongs to the operator: give the port another name"
+    for pool in pools:
+        if (count := _accelerators(pool, template)) > MAX_RANKS_PER_WORKER and pool.ranks_per_worker is None:
+            return (
+                f"a worker of pool {pool.name} requests {count} accelerators, but runs at most {MAX_RANKS_PER_WORKER} ranks: "
+                "lower resources.limits, or set ranksPerWorker if they are no accelerators"
+            )
     return ""
 
 
 def ranks_per_worker(pool: WorkerPool, template: Mapping[str, Any]) -> int:
-    """Return how many ranks one worker of the pool runs: as declared, else its accelerators, else 1.
-
-    An accelerator is an extended resource with a domain of its own, such as ``nvidia.com/gpu``.
-    """
+    """Return how many ranks one worker of the pool runs: as declared, else its accelerators, else 1."""
     if pool.ranks_per_worker is not None:
         return pool.ranks_per_worker
+    return min(max(1, _accelerators(pool, template)), MAX_RANKS_PER_WORKER)
+
+
+def _accelerators(pool: WorkerPool, template: Mapping[str, Any]) -> int:
+    """Return how many accelerators a worker requests.
+
+    One is an extended resource with a domain of its own, such as ``nvidia.com/gpu``. Beside GPUs that are named so,
+    others (network cards such as ``vpc.amazonaws.com/efa``, parts of a GPU's memory) only belong to them.
+    """
     annotations = (template.get("metadata") or {}).get("annotations") or {}
     spec = template.get("spec") or {}
     own = (_container(spec, main_container(spec, annotations)).get("resources") or {}).get("limits") or {}
-    limits = {**own, **pool.resources.limits}
-    accelerators = sum(
-        int(parse_quantity(value))
-        for name, value in limits.items()
+    found = {
+        name: int(parse_quantity(value))
+        for name, value in {**own, **pool.resources.limits}.items()
         if "/" in name and not name.partition("/")[0].endswith("kubernetes.io")
-    )
-    return max(1, accelerators)
+    }
+    gpus = [count for name, count in found.items() if _GPU.search(name)]
+    return sum(gpus) or sum(found.values())
 
 
 def training_config(spec: HeteroTrainJobSpec, *, grace_s: float) -> TrainingConfig:
@@ -106,7 +130,7 @@ def build_pod(job: JobView, pool: WorkerPool, index: int, *, plan_version: str) 
     name = keys.worker_name(job.key.name, index)
     main_name = main_container(spec, annotations)
     ranks = ranks_per_worker(pool, job.template)
-    grace_s = spec.setdefault("terminationGracePeriodSeconds", DEFAULT_GRACE_S)
+    grace_s = spec["terminationGracePeriodSeconds"] = spec.get("terminationGracePeriodSeconds") or DEFAULT_GRACE_S
 
     spec["restartPolicy"] = "Never"
     spec.setdefault("automountServiceAccountToken", False)

@@ -34,7 +34,8 @@ class Situation:
         shortage: why not more workers fit; empty when every pool is full.
         plan: the plan after this pass, ``None`` when there is none.
         shares: what this pass found out about shares; ``None`` when nothing new was there to decide on.
-        refusal: the API server's answer when it refused to create a pod; empty when it did not.
+        refusal: the API server's answer when it refused to create a pod, in earnest or on trial; empty when it did not.
+        blocked: its answer when it refused anything else; empty when it did not.
         allotment: what the job may have of nodes that others want, too.
     """
 
@@ -49,6 +50,7 @@ class Situation:
     desired: dict[str, int]
     shortage: str
     refusal: str
+    blocked: str
     allotment: Allotment
     telemetry: Telemetry
     now_s: float

@@ -1,6 +1,7 @@
 """Carries a decision out, in an order in which every prefix is harmless: a crash in between loses nothing.
 
-What the pods need comes first, then the plan and its delivery, new pods, the status, and only then removals: a failed
+A refusal of the API server (no right, quota, a name that is taken) stops nothing that can be done without: it is
+remembered, because the status has to tell it. What the pods need comes first, then the plan and its delivery, new pods, the status, and only then removals: a failed
 worker's end is counted in the status, so its pod has to stay until that is written.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +33,7 @@ from heterotrain_operator.world.views import JobView, PodView
 # Fields of the status that change with every step; they are written at most every ``status_interval_s``.
 _FAST = frozenset(
     {
-        "step", "samples", "loss", "accuracy", "metrics", "samplesPerSecond", "stepSeconds", "efficiency", "prediction", "batchReason", "noiseScaleSamples", "progress",
+        "reason", "step", "samples", "loss", "accuracy", "metrics", "samplesPerSecond", "stepSeconds", "efficiency", "prediction", "batchReason", "noiseScaleSamples", "progress",
         "progressPercentage", "estimatedRemainingSeconds", "workers",
     }
 )  # fmt: skip
@@ -49,7 +50,7 @@ class JobMemory:
         acceptance: what the API server says to the job's pods, asked for generation ``accepted_generation`` of the spec
             (0 for never); a refusal is asked again at ``ask_again_s`` on the actor's clock.
         applied: by kind, a hash of what was applied last, so that nothing is applied twice in a row.
-        refusal: the API server's answer when it refused a pod; empty when the last creation went well.
+        refusals: by step, the API server's answer when it refused something in the last attempt.
         status_s: when the status was written last, on the actor's clock.
         reason: the decision's reason that was logged last.
         planned: generation of the spec and sequence of the telemetry that shares were decided on last.
@@ -61,11 +62,21 @@ class JobMemory:
     accepted_generation: int = 0
     ask_again_s: float = 0.0
     applied: dict[str, str] = field(default_factory=dict)
-    refusal: str = ""
+    refusals: dict[str, str] = field(default_factory=dict)
     status_s: float = float("-inf")
     reason: str = ""
     planned: tuple[int, int] = (0, 0)
     replan_s: float = float("-inf")
+
+    @property
+    def refusal(self) -> str:
+        """The answer when a pod was refused; empty when the last creation went well."""
+        return self.refusals.get("pods", "")
+
+    @property
+    def blocked(self) -> str:
+        """The answer when anything else was refused; empty when all went well."""
+        return next((said for step, said in self.refusals.items() if step != "pods"), "")
 
 
 class Actor:
@@ -100,34 +111,82 @@ class Actor:
         Raises:
             KubeError: a call failed; what was done before stands, and the next pass goes on from there.
         """
-        started_s = self._clock()
-        await asyncio.gather(*(self._apply(body, memory) for body in decision.apply))
-        if decision.plan is not None:
-            await self._write_plan(decision.plan)
-            self._metrics.plans.inc()
-        await asyncio.gather(*(self._touch(pod, decision.plan_version) for pod in decision.touch))
-        if decision.plan is not None:
-            self._metrics.plan_delivery_seconds.observe(self._clock() - started_s)
-        await self._create(decision.create, memory)
+        started_s, before = self._clock(), dict(memory.refusals)
+        await self._try("objects", memory, *(self._apply(job, body, memory) for body in decision.apply))
+        if await self._try("plan", memory, *([self._write_plan(job, decision.plan)] if decision.plan else [])):
+            touch = (self._touch(pod, decision.plan_version) for pod in decision.touch)
+            if await self._try("touch", memory, *touch) and decision.plan is not None:
+                self._metrics.plan_delivery_seconds.observe(self._clock() - started_s)
+            if decision.create:  # a refusal stands until another creation is tried
+                await self._try("pods", memory, *(self._create(job, pod) for pod in decision.create))
         wait_s = await self._write_status(job, decision.status, memory)
-        await asyncio.gather(*(self._remove(pod) for pod in decision.remove))
+        await self._try("removals", memory, *(self._remove(pod) for pod in decision.remove))
         await self._publish(job, decision.notices)
         if decision.delete_job:
             await self._kube.delete(JOBS, job.key.namespace, job.key.name, uid=job.uid)
-        return min((each for each in (wait_s, decision.again_s) if each is not None), default=None)
+        told_s = self._status_interval_s if memory.refusals != before else None
+        return min((each for each in (wait_s, told_s, decision.again_s) if each is not None), default=None)
 
-    async def _apply(self, body: dict[str, Any], memory: JobMemory) -> None:
+    async def _try(self, step: str, memory: JobMemory, *calls: Awaitable[None]) -> bool:
+        """Make the calls of a step; tell whether none was refused.
+
+        Raises:
+            KubeError: one failed otherwise; all were made.
+        """
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        memory.refusals.pop(step, None)
+        other: BaseException | None = None
+        for answer in answers:
+            if isinstance(answer, Refused):
+                memory.refusals[step] = str(answer)
+            elif answer is not None:
+                other = answer
+        if other is not None:
+            raise other
+        return step not in memory.refusals
+
+    async def _apply(self, job: JobView, body: dict[str, Any], memory: JobMemory) -> None:
         digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-        if memory.applied.get(body["kind"]) != digest:
-            await self._kube.apply(BY_KIND[body["kind"]], body)
-            memory.applied[body["kind"]] = digest
+        if memory.applied.get(body["kind"]) == digest:
+            return
+        resource, metadata = BY_KIND[body["kind"]], body["metadata"]
+        try:
+            await self._kube.apply(resource, body, force=False)
+        except Conflict:
+            found = await self._kube.get(resource, metadata["namespace"], metadata["name"])
+            if not _controls(job, found):
+                raise _taken(body) from None
+            await self._kube.apply(resource, body)  # somebody has edited what is ours
+        memory.applied[body["kind"]] = digest
 
-    async def _write_plan(self, body: dict[str, Any]) -> None:
+    async def _write_plan(self, job: JobView, body: dict[str, Any]) -> None:
         if "resourceVersion" in body["metadata"]:
             answer = await self._kube.replace(CONFIG_MAPS, body)
         else:
-            answer = await self._kube.create(CONFIG_MAPS, body)
+            try:
+                answer = await self._kube.create(CONFIG_MAPS, body)
+            except Conflict:
+                await self._look_at_plan(job, body)
+                raise
         if (plan := parse_plan_object(answer)) is not None:
+            self._store.plans.put(plan)
+        self._metrics.plans.inc()
+
+    async def _look_at_plan(self, job: JobView, body: dict[str, Any]) -> None:
+        """Take a plan that the watch has not brought into the store, so that the next pass begins with it.
+
+        Raises:
+            Refused: the ConfigMap is another one's.
+        """
+        namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
+        found = await self._kube.get(CONFIG_MAPS, namespace, name)
+        if not _controls(job, found):
+            raise _taken(body)
+        if parse_plan_object(found) is None:  # without its labels no watch ever brings it
+            found = await self._kube.merge(
+                CONFIG_MAPS, namespace, name, {"metadata": {"labels": body["metadata"]["labels"]}}
+            )
+        if (plan := parse_plan_object(found)) is not None:
             self._store.plans.put(plan)
 
     async def _touch(self, pod: PodView, version: str) -> None:
@@ -139,23 +198,18 @@ class Actor:
         if (view := parse_pod(answer)) is not None and self._store.pods.get((pod.key.namespace, pod.name)) is not None:
             self._store.pods.put(view)
 
-    async def _create(self, pods: tuple[dict[str, Any], ...], memory: JobMemory) -> None:
-        """Create pods; a refusal is remembered, because the status has to tell it."""
-        if not pods:
-            return
-        answers = await asyncio.gather(*(self._kube.create(PODS, pod) for pod in pods), return_exceptions=True)
-        memory.refusal = ""
-        other: BaseException | None = None
-        for answer in answers:
-            if isinstance(answer, Refused):
-                memory.refusal = str(answer)
-            elif isinstance(answer, BaseException):
-                other = answer
-            elif (view := parse_pod(answer)) is not None:
-                self._store.pods.put(view)
-                self._metrics.pods_created.inc()
-        if other is not None:
-            raise other
+    async def _create(self, job: JobView, pod: dict[str, Any]) -> None:
+        metadata = pod["metadata"]
+        try:
+            answer = await self._kube.create(PODS, pod)
+        except Conflict:
+            found = await self._kube.get(PODS, metadata["namespace"], metadata["name"])
+            if not _controls(job, found) and "deletionTimestamp" not in found["metadata"]:
+                raise _taken(pod) from None
+            raise
+        if (view := parse_pod(answer)) is not None:
+            self._store.pods.put(view)
+            self._metrics.pods_created.inc()
 
     async def _write_status(self, job: JobView, status: HeteroTrainJobStatus | None, memory: JobMemory) -> float | None:
         """Write the status if it differs; return seconds after which to write numbers that had to wait."""
@@ -215,6 +269,21 @@ class Actor:
             )
         except KubeError as error:
             log.warning("event not published", job=job.key.name, namespace=job.key.namespace, error=str(error))
+
+
+def _controls(job: JobView, body: Mapping[str, Any]) -> bool:
+    """Tell whether an object is the job's."""
+    owners = body["metadata"].get("ownerReferences") or ()
+    return any(each["uid"] == job.uid and each.get("controller") for each in owners)
+
+
+def _taken(body: Mapping[str, Any]) -> Refused:
+    kind, name = body["kind"], body["metadata"]["name"]
+    return Refused(
+        f"a {kind} named {name} is there already and does not belong to this job: delete or rename it, or give the job "
+        "another name",
+        status_code=409,
+    )
 
 
 def _without_messages(status: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -180,25 +180,30 @@ class Allocator:
     def _seen(self) -> list[Seen]:
         """Return every job that takes part, and forget the others."""
         jobs = {key: job for key, job in self._store.jobs.all().items() if takes_part(job)}
-        kept = {}
-        for key, job in jobs.items():
-            known = self._known.get(key)
+        self._known = {key: known for key, job in jobs.items() if (known := self._known_now(job)) is not None}
+        return [
+            Seen(
+                job=jobs[key],
+                pods=[pod for pod in self._store.pods.of_job(key) if pod.owner_uid == known.uid],
+                plan=self._store.plans.get(key),
+                telemetry=self._telemetry_of(jobs[key]),
+                shapes=known.shapes,
+            )
+            for key, known in self._known.items()
+        ]
+
+    def _known_now(self, job: JobView) -> _Known | None:
+        """Return what is known of a job as it is now; ``None`` for one whose pods can't be made: its own pass says why."""
+        known = self._known.get(job.key)
+        try:
             if known is None or known.uid != job.uid:
                 known = self._look_at(job)
             elif known.generation != job.generation:
                 known.generation, known.shapes = job.generation, shapes_of(job)
-            kept[key] = known
-        self._known = kept
-        return [
-            Seen(
-                job=job,
-                pods=self._store.pods.of_job(key),
-                plan=self._store.plans.get(key),
-                telemetry=self._telemetry_of(job),
-                shapes=kept[key].shapes,
-            )
-            for key, job in jobs.items()
-        ]
+        except Exception:
+            log.exception("a job is left out of the allocation by a bug", job=job.key.name, namespace=job.key.namespace)
+            return None
+        return known
 
     def _look_at(self, job: JobView) -> _Known:
         return _Known(

@@ -18,7 +18,7 @@ from heterotrain_operator.engine.act import Actor, JobMemory
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.kube.client import Kube
-from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Refused, Throttled
+from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Refused, Throttled, Unavailable
 from heterotrain_operator.kube.resources import PODS
 from heterotrain_operator.world.store import Store
 from heterotrain_operator.world.telemetry import Telemetry
@@ -136,7 +136,7 @@ class Reconciler:
             if self._store.jobs.get(key) is None or job.deleting:
                 return None  # the job went away while we acted
             raise
-        if memory.refusal:
+        if memory.refusals:
             ask_again_s = RETRY_REFUSED_S if ask_again_s is None else min(ask_again_s, RETRY_REFUSED_S)
         return min((each for each in (again_s, ask_again_s, replan_again_s) if each is not None), default=None)
 
@@ -162,6 +162,7 @@ class Reconciler:
                 telemetry=telemetry,
                 acceptance=acceptance,
                 refusal=memory.refusal,
+                blocked=memory.blocked,
                 replan=news and due,
                 gather_s=self._gather_s,
                 now_s=self._wall_clock_s(),
@@ -189,7 +190,7 @@ class Reconciler:
 
     async def _try_out(self, job: JobView) -> Acceptance:
         assert job.spec is not None  # noqa: S101  # _acceptance asks only then
-        if problem := template_problem(job.template):
+        if problem := template_problem(job.template, job.spec.worker_pools):
             return Acceptance(known=True, ok=False, reason="InvalidTemplate", message=problem)
         said = await asyncio.gather(*(self._try_pool(job, pool) for pool in job.spec.worker_pools))
         return next((answer for answer in said if answer is not None), Acceptance(known=True))
@@ -207,6 +208,9 @@ class Reconciler:
             reason = "PodsForbidden" if error.status_code == _FORBIDDEN else "InvalidTemplate"
             message = f"a worker of pool {pool.name} can't be created: {error}"
             return Acceptance(known=True, ok=False, reason=reason, message=message)
+        except Unavailable as error:  # such as an admission webhook that does not answer
+            message = f"whether a worker of pool {pool.name} can be created is not known: {error}"
+            return Acceptance(known=False, ok=False, reason="NoAnswer", message=message)
         return None
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
+import structlog
 from heterotrain_core.contract import keys
 
 from heterotrain_operator.kube.client import Body, Kube
@@ -19,6 +20,7 @@ OWNED = f"{keys.LABEL_MANAGED_BY}={keys.MANAGED_BY}"
 _OTHERS = f"{keys.LABEL_MANAGED_BY}!={keys.MANAGED_BY}"
 
 _View = TypeVar("_View")
+log = structlog.get_logger()
 _RUNNING = "status.phase!=Succeeded,status.phase!=Failed"
 
 
@@ -33,7 +35,7 @@ async def relist(kube: Kube, store: Store, namespace: str | None) -> set[JobKey]
         kind: Kind[Any, Any], parse: Callable[[Body], Any], bodies: Callable[[], AsyncIterator[Body]]
     ) -> None:
         since = kind.begin_list()
-        kind.replace(_parsed([parse(body) async for body in bodies()]), since=since)
+        kind.replace([view async for body in bodies() if (view := _parsed(parse, body)) is not None], since=since)
 
     def of(resource: Resource, scope: str | None, labels: str = "") -> Callable[[], AsyncIterator[Body]]:
         return lambda: kube.list(resource, scope, labels=labels)
@@ -64,5 +66,11 @@ async def list_foreign(kube: Kube, store: Store, namespace: str | None) -> None:
     store.foreign_requests = sums
 
 
-def _parsed(views: Iterable[_View | None]) -> list[_View]:
-    return [view for view in views if view is not None]
+def _parsed(parse: Callable[[Body], _View | None], body: Body) -> _View | None:
+    """Return an object's view; one that can't be read is left out, because one bad object may not stop all others."""
+    try:
+        return parse(body)
+    except Exception:
+        metadata = body["metadata"]
+        log.exception("an object can't be read", name=metadata["name"], namespace=metadata.get("namespace", ""))
+        return None

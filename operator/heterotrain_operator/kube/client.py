@@ -53,8 +53,8 @@ class Kube(Protocol):
         """Replace an object if its ``resourceVersion`` is still the one in ``body``."""
         ...
 
-    async def apply(self, resource: Resource, body: Body, *, subresource: str = "") -> Body:
-        """Apply our fields of an object, taking them over from others."""
+    async def apply(self, resource: Resource, body: Body, *, subresource: str = "", force: bool = True) -> Body:
+        """Apply our fields of an object; without ``force`` it is a ``Conflict`` if others gave them other values."""
         ...
 
     async def merge(self, resource: Resource, namespace: str, name: str, patch: Body) -> Body:
@@ -110,11 +110,11 @@ class KubeClient:
         path = resource.path(metadata["namespace"], metadata["name"])
         return await self._call("PUT", path, query={"fieldManager": keys.FIELD_MANAGER}, body=body)
 
-    async def apply(self, resource: Resource, body: Body, *, subresource: str = "") -> Body:
-        """Apply our fields of an object, taking them over from others."""
+    async def apply(self, resource: Resource, body: Body, *, subresource: str = "", force: bool = True) -> Body:
+        """Apply our fields of an object; without ``force`` it is a ``Conflict`` if others gave them other values."""
         metadata = body["metadata"]
         path = resource.path(metadata["namespace"], metadata["name"], subresource)
-        query = {"fieldManager": keys.FIELD_MANAGER, "force": "true"}
+        query = {"fieldManager": keys.FIELD_MANAGER, "force": "true" if force else ""}
         return await self._call("PATCH", path, query=query, body=body, content_type=_APPLY)
 
     async def merge(self, resource: Resource, namespace: str, name: str, patch: Body) -> Body:

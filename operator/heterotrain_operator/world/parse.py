@@ -9,6 +9,7 @@ from typing import Any
 from heterotrain_core.contract import keys
 
 from heterotrain_operator.api.reading import SpecError, read_spec, read_status
+from heterotrain_operator.api.types import MAX_RANKS_PER_WORKER
 from heterotrain_operator.world.quantity import pod_requests, quantities
 from heterotrain_operator.world.views import Ended, JobKey, JobView, NodeReadiness, NodeView, PlanObject, PodView, Taint
 
@@ -91,7 +92,8 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         pool=labels.get(keys.LABEL_POOL, ""),
         index=int(index),
         on_demand=labels.get(keys.LABEL_CAPACITY_TYPE) != keys.CAPACITY_SPOT,
-        ranks=int(annotations.get(RANKS_ANNOTATION, "1")),
+        owner_uid=next((each["uid"] for each in metadata.get("ownerReferences") or () if each.get("controller")), ""),
+        ranks=_ranks(annotations.get(RANKS_ANNOTATION, "")),
         phase=status.get("phase") or "Pending",
         node=spec.get("nodeName") or "",
         address=status.get("podIP") or "",
@@ -109,6 +111,11 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         plan_version=annotations.get(keys.ANNOTATION_PLAN, ""),
         template_hash=annotations.get(keys.ANNOTATION_TEMPLATE_HASH, ""),
     )
+
+
+def _ranks(text: str) -> int:
+    """Return how many ranks an annotation names; 1 for one that somebody has spoiled."""
+    return int(text) if len(text) <= len(str(MAX_RANKS_PER_WORKER)) and text.isdecimal() and int(text) else 1
 
 
 def main_container(spec: Mapping[str, Any], annotations: Mapping[str, str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -26,7 +27,7 @@ def parse_quantity(text: str | float) -> float:
     found = _FORM.match(str(text).strip())
     if found is None or found[2] not in _SUFFIX:
         raise ValueError(f"{text!r} is no quantity: write a number with an optional suffix such as m, Mi or Gi")
-    return float(found[1]) * _SUFFIX[found[2]]
+    return min(float(found[1]) * _SUFFIX[found[2]], sys.float_info.max)
 
 
 def quantities(raw: Mapping[str, Any] | None) -> dict[str, float]:

@@ -59,6 +59,7 @@ class PodView:
     """A worker's pod.
 
     Attributes:
+        owner_uid: uid of the job that controls it; empty for a pod that only bears our labels, or was orphaned.
         disruption: reason of the condition ``DisruptionTarget``, or the kubelet's reason for a pod that it took down
             (``Terminated``, ``NodeShutdown``, …); empty when nothing took it.
         unschedulable: the scheduler's message when it found no node; empty otherwise.
@@ -76,6 +77,7 @@ class PodView:
     on_demand: bool
     ranks: int
     phase: str
+    owner_uid: str = ""
     node: str = ""
     address: str = ""
     created_s: float = 0.0

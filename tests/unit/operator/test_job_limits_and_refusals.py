@@ -35,6 +35,60 @@ def test_a_refused_template_makes_no_pods_and_says_why() -> None:
     assert world.condition("Stalled") == ("True", "InvalidTemplate")
 
 
+def test_a_template_that_is_refused_later_keeps_those_who_train_and_makes_nobody_new() -> None:
+    world = a_running_job()
+    world.acceptance = Acceptance(known=True, ok=False, reason="InvalidTemplate", message="unknown field imagee")
+    world.taint("c", "aws-node-termination-handler/spot-itn:NoSchedule")
+    world.settle()
+    assert world.plan_json["drain"] == ["job-w2"], "an announced loss is still passed on"
+    world.end("job-w2", Ending.LEFT)
+    world.settle()
+    assert world.members() == ["job-w0", "job-w1"]
+    assert sorted(world.pods) == ["job-w0", "job-w1"]
+    assert world.condition("Accepted") == ("False", "InvalidTemplate")
+    assert world.condition("Running") == ("True", "Training")
+    assert "unknown field imagee" in world.message("Degraded")
+
+
+def test_whether_a_template_is_right_may_be_unknown_for_a_while() -> None:
+    world = World().with_nodes("a", "b", "c")
+    world.acceptance = Acceptance(known=False, ok=False, reason="NoAnswer", message="webhook did not answer")
+    world.settle()
+    assert world.pods == {}
+    assert world.condition("Accepted") == ("Unknown", "NoAnswer")
+    assert world.status["state"] == "Pending"
+    assert "webhook did not answer" in world.status["reason"]
+
+
+def test_pods_that_only_bear_the_job_s_labels_are_left_alone_and_keep_their_names() -> None:
+    world = World().with_nodes("a", "b", "c")
+    world.step()
+    orphan = world.pods["job-w0"]
+    orphan["metadata"]["ownerReferences"] = []
+    orphan["status"]["phase"] = "Failed"
+    copied = world.pods["job-w1"]
+    copied["metadata"]["ownerReferences"][0]["uid"] = "the uid of a job of the same name before"
+    world.settle()
+    world.schedule().run()
+    world.settle()
+    assert {"job-w0", "job-w1"} <= set(world.pods), "they are not ours to delete"
+    assert sorted(world.members()) == ["job-w2", "job-w3", "job-w4"]
+    assert (world.status["restarts"], world.status["disruptions"]) == (0, 0)
+
+
+def test_what_the_server_refuses_besides_pods_is_told_while_training_goes_on() -> None:
+    world = a_running_job()
+    world.blocked = "services is forbidden"
+    world.settle()
+    assert world.condition("Running") == ("True", "Training")
+    assert world.condition("Ready") == ("False", "WriteRefused")
+    assert world.condition("Reconciling") == ("True", "WriteRefused")
+    assert world.notices.count("WriteRefused") == 1
+    world.blocked = ""
+    world.settle()
+    assert world.condition("Ready") == ("True", "Training")
+
+
 def test_a_spec_that_contradicts_itself_is_refused_whatever_let_it_through() -> None:
     world = World(spec={"elasticPolicy": {"minReplicas": 5, "maxReplicas": 2}})
     world.settle()

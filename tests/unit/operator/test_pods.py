@@ -168,6 +168,11 @@ def test_each_rank_has_a_named_port() -> None:
         ({"amd.com/gpu": "2", "cpu": "8"}, 2),
         ({"cpu": "8", "memory": "1Gi"}, 1),
         ({"hugepages-2Mi": "4Mi", "example.kubernetes.io/thing": 3}, 1),
+        ({"example.com/accelerator": 2, "cpu": "8"}, 2),
+        ({"nvidia.com/gpu": 8, "vpc.amazonaws.com/efa": 4, "rdma/hca": 1}, 8),
+        ({"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-2g.10gb": 1}, 3),
+        ({"nvidia.com/gpu": "1000000000"}, 16),
+        ({"nvidia.com/gpu": "1e400"}, 16),
     ],
 )
 def test_ranks_are_the_accelerators_unless_declared(limits: Body, ranks: int) -> None:
@@ -211,6 +216,8 @@ PROBLEMS: dict[str, tuple[Body, str]] = {
         {"spec": {"containers": [{"name": "main", "ports": [{"name": "ht-metrics-0"}]}]}},
         "the port name ht-metrics-0 belongs to the operator",
     ),
+    "a node of its own": (a_template(nodeName="n"), "nodeName has to be left out: choose nodes by nodeSelector"),
+    "a limit of its own": (a_template(activeDeadlineSeconds=5), "limit the job by spec.activeDeadlineSeconds"),
 }
 
 
@@ -222,6 +229,53 @@ def test_what_the_operator_itself_can_t_work_with(case: str) -> None:
 
 def test_a_good_template_has_no_problem() -> None:
     assert template_problem(a_template(restartPolicy="Never")) == ""
+
+
+def test_more_accelerators_than_ranks_may_be_are_told_and_never_run_up() -> None:
+    body = pool("a", resources={"limits": {"nvidia.com/gpu": "1000000000"}})
+    job = parse_job(job_body(body))
+    assert job.spec is not None
+    said = template_problem(job.template, job.spec.worker_pools)
+    assert said.startswith("a worker of pool a requests 1000000000 accelerators, but runs at most 16 ranks: lower")
+    assert len(main_of(built(pool_body=body))["ports"]) == 16
+    declared = parse_job(job_body({**body, "ranksPerWorker": 2}))
+    assert declared.spec is not None
+    assert template_problem(declared.template, declared.spec.worker_pools) == ""
+
+
+def spoiled(**main: Any) -> Body:
+    return {"spec": {"containers": [{"name": "main", "image": "image", **main}]}}
+
+
+MISSHAPEN: dict[str, Body] = {
+    "node selector": a_template(nodeSelector="gpu=a100"),
+    "tolerations": a_template(tolerations={"key": "gpu"}),
+    "toleration": a_template(tolerations=["gpu"]),
+    "volumes": a_template(volumes={"name": "data"}),
+    "grace period": a_template(terminationGracePeriodSeconds="half a minute"),
+    "no grace period": a_template(terminationGracePeriodSeconds=0),
+    "init containers": a_template(initContainers=[{"image": "image"}]),
+    "overhead": a_template(overhead={"cpu": "much"}),
+    "containers": {"spec": {"containers": {"name": "main"}}},
+    "resources": spoiled(resources="2 GPUs"),
+    "limits": spoiled(resources={"limits": ["nvidia.com/gpu"]}),
+    "amount": spoiled(resources={"limits": {"nvidia.com/gpu": "two"}}),
+    "negative amount": spoiled(resources={"requests": {"cpu": -1}}),
+    "ports": spoiled(ports="8080"),
+    "port": spoiled(ports=[8080]),
+    "mounts": spoiled(volumeMounts="/data"),
+    "environment": spoiled(env={"A": "b"}),
+    "labels": a_template() | {"metadata": {"labels": ["a"]}},
+    "no spec": {"metadata": {}},
+    "a text": "the template",  # type: ignore[dict-item]  # that is the mistake
+}
+
+
+@pytest.mark.parametrize("case", MISSHAPEN)
+def test_a_misshapen_template_is_a_problem_of_its_job_and_no_exception(case: str) -> None:
+    job = parse_job(job_body(template=MISSHAPEN[case]))
+    assert job.spec is None
+    assert job.problem.startswith("spec.template")
 
 
 def test_a_pod_is_plain_json() -> None:
