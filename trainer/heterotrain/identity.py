@@ -16,6 +16,8 @@ from heterotrain_core.contract.config import TrainingConfig, decode_config
 
 from heterotrain.errors import UsageError
 
+BY_TORCHRUN = "start the script with torchrun, which sets them all, or unset RANK and WORLD_SIZE to train alone"
+
 
 class Mode(StrEnum):
     """How this process was started."""
@@ -103,13 +105,19 @@ def _who(environ: Mapping[str, str]) -> Identity:
         )
     if "RANK" in environ and "WORLD_SIZE" in environ:
         rank, local_rank = _number(environ, "RANK", 0), _number(environ, "LOCAL_RANK", 0)
+        world_size = _number(environ, "WORLD_SIZE", 1)
+        if not 0 <= rank < world_size:
+            raise UsageError(f"RANK has to be from 0 to below WORLD_SIZE, not {rank} of {world_size}: {BY_TORCHRUN}")
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            if not environ.get(name):
+                raise UsageError(f"RANK and WORLD_SIZE are set but {name} is not: {BY_TORCHRUN}")
         return Identity(
             mode=Mode.TORCHRUN,
             worker=f"rank-{rank}",
             worker_uid=f"rank-{rank}",
             local_rank=local_rank,
             rank=rank,
-            world_size=_number(environ, "WORLD_SIZE", 1),
+            world_size=world_size,
             metrics_port=_optional_port(environ, local_rank),
         )
     return Identity(mode=Mode.ALONE, metrics_port=_optional_port(environ, 0))

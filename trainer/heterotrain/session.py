@@ -27,6 +27,7 @@ from heterotrain.membership.devices import take_device
 from heterotrain.membership.elastic import Elastic
 from heterotrain.membership.fixed import Fixed
 from heterotrain.membership.interface import Membership
+from heterotrain.network.default_group import check_free
 from heterotrain.numerics.method import Numerics
 from heterotrain.state import admission
 from heterotrain.state.tensors import Stateful
@@ -199,6 +200,7 @@ class Job:
         """
         if self._training.model is None or not self._training.optimizers:
             raise UsageError("call job.wrap(model) and job.optimizer(optimizer) before job.steps")
+        check_free()
         workers = admission.whole("workers", workers, least=0)
         admission.check_belongs(self._training.model, self._training.optimizers)
         source = source_of(dataset, collate=collate, shuffle=shuffle, seed=self.config.seed)

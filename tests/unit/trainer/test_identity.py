@@ -31,8 +31,13 @@ def test_in_a_pod_ports_follow_the_local_rank() -> None:
 
 def test_under_torchrun() -> None:
     """RANK and WORLD_SIZE fix everything."""
-    found = read_identity({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"})
+    given = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    found = read_identity(given)
     assert (found.mode, found.rank, found.world_size, found.local_rank) == (Mode.TORCHRUN, 3, 4, 1)
+    with pytest.raises(UsageError, match="not 4 of 4: start the script with torchrun"):
+        read_identity(given | {"RANK": "4"})
+    with pytest.raises(UsageError, match="MASTER_PORT is not: start the script with torchrun"):
+        read_identity({name: value for name, value in given.items() if name != "MASTER_PORT"})
 
 
 def test_a_half_set_pod() -> None:

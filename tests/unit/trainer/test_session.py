@@ -224,6 +224,17 @@ def test_micro_batches_outside_of_the_with_block_are_said() -> None:
         next(iter(next(iter(job.steps(DATA))).micro_batches()))
 
 
+def test_a_group_of_the_scripts_own_is_said() -> None:
+    """Two default groups cannot be; what to leave out is said before anybody connects."""
+    job, _, _ = a_job()
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(UsageError, match="leave out init_process_group"):
+            next(iter(job.steps(DATA)))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_several_optimizers_share_a_step() -> None:
     """Each moves its own parameters by the one gradient; schedules count the step once."""
     job, model, _ = a_job(epochs=1, batch_samples=20)

@@ -167,3 +167,28 @@ def test_every_byte_reaches_every_receiver_and_no_link_carries_too_much(
     assert all(sent[rank] <= total * max(1, min(1.0, receivers / donors)) + slack for rank in ranks)
     if receivers > donors:
         assert all(sent[rank] <= total / donors + slack for rank in giving)
+
+
+def training_of(model: torch.nn.Module, *optimizers: torch.optim.Optimizer) -> Training:
+    """Return a script's state."""
+    return Training(model=model, optimizers=list(optimizers))
+
+
+def test_a_state_of_another_script_is_refused() -> None:
+    """Another model, kind of optimizer, grouping or registered object: each is said, and nothing is begun."""
+    model = torch.nn.Linear(2, 1)
+    kept = training_of(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)).capture()
+    wide, parts = torch.nn.Linear(3, 1), [{"params": [p]} for p in model.parameters()]
+    registered = training_of(model, torch.optim.SGD(model.parameters()))
+    registered.extras["mine"] = torch.optim.lr_scheduler.ConstantLR(registered.optimizers[0])
+    others = {
+        r"another model \(size mismatch for weight": training_of(wide, torch.optim.SGD(wide.parameters())),
+        "is one of SGD, and this script has AdamW": training_of(model, torch.optim.AdamW(model.parameters())),
+        "groups parameters of SGD in another way": training_of(model, torch.optim.SGD(parts)),
+        r"registered objects \(mine\)": registered,
+    }
+    for said, other in others.items():
+        with pytest.raises(UsageError, match=f"{said}.*the same script") as caught:
+            other.restore(kept)
+        assert "\n" not in str(caught.value)
+        assert not other.has_state

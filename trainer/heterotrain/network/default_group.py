@@ -9,11 +9,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from heterotrain.errors import PeerLost
+from heterotrain.errors import PeerLost, UsageError
 from heterotrain.network.rendezvous import COLLECTIVE_S, Connections, c10d, sentence
 
 BACKEND = "heterotrain"
 """The name under which torch knows our gloo group for gradients."""
+
+
+def check_free() -> None:
+    """Refuse to begin where a script has made torch's default group itself.
+
+    Raises:
+        UsageError: it has.
+    """
+    if dist.is_initialized():
+        raise UsageError(
+            "torch.distributed has a default group already, and job.steps makes its own: leave out init_process_group; inside "
+            "job.steps torch.distributed works as usual"
+        )
 
 
 def publish(connections: Connections, *, backend: str, rank: int, world_size: int) -> None:

@@ -13,6 +13,10 @@ from heterotrain.errors import UsageError
 from heterotrain.state.parts import sizes_bytes
 from heterotrain.state.tensors import Flat, Stateful, flatten, unflatten
 
+SAME_SCRIPT = (
+    "every worker and every resumed run has to run the same script, or begin with another folder for checkpoints"
+)
+
 
 @dataclass(slots=True)
 class Training:
@@ -38,6 +42,7 @@ class Training:
             "progress": asdict(self.progress),
             "model": model | {name: buffer for name, buffer in (buffers or {}).items() if name in model},
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "kinds": [type(optimizer).__name__ for optimizer in self.optimizers],
             "extras": {name: extra.state_dict() for name, extra in self.extras.items()},
         }
 
@@ -55,17 +60,31 @@ class Training:
         Raises:
             UsageError: it belongs to another model or script.
         """
-        if len(state["optimizers"]) != len(self.optimizers) or set(state["extras"]) != set(self.extras):
+        kinds = [type(optimizer).__name__ for optimizer in self.optimizers]
+        if state.get("kinds", kinds) != kinds:
             raise UsageError(
-                "the state to continue from has other optimizers or registered objects than this script: "
-                "every worker and every resumed run has to run the same script"
+                f"the state to continue from is one of {' and '.join(state['kinds'])}, and this script has "
+                f"{' and '.join(kinds)}: {SAME_SCRIPT}"
+            )
+        if set(state["extras"]) != set(self.extras):
+            differing = sorted(set(state["extras"]) ^ set(self.extras))
+            raise UsageError(
+                f"the state to continue from and this script differ in schedulers or registered objects "
+                f"({', '.join(differing)}): {SAME_SCRIPT}"
             )
         try:
             self._model().load_state_dict(state["model"])
         except RuntimeError as error:
-            raise UsageError(f"the state to continue from belongs to another model: {error}") from error
+            why = "; ".join(line.strip().rstrip(".") for line in str(error).splitlines()[1:4])
+            raise UsageError(f"the state to continue from belongs to another model ({why}): {SAME_SCRIPT}") from error
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+            try:
+                optimizer.load_state_dict(saved)
+            except ValueError as error:
+                raise UsageError(
+                    f"the state to continue from groups parameters of {type(optimizer).__name__} in another way ({error}): "
+                    f"{SAME_SCRIPT}"
+                ) from error
         for name, saved in state["extras"].items():
             self.extras[name].load_state_dict(saved)
         self.progress = Progress(**state["progress"])
