@@ -158,11 +158,20 @@ def digest(observations: Sequence[Observation]) -> Digest | None:
 
 
 def _warm(seen: list[Observation]) -> list[Observation]:
-    """Return the observations without those that hold little but a process's first steps, if any others are left.
+    """Return the observations without those that hold nothing but a process's first steps, if any others are left.
 
-    In an observation of more steps the slow first ones show as a large variance, which takes its weight away.
+    Scrapes may cut the first steps as they like. In an observation of more steps the slow first ones show as a large variance,
+    which takes its weight away.
     """
-    warm = [o for o in seen if not (o.warm_up and o.steps <= WARM_UP_STEPS)]
+    warm: list[Observation] = []
+    cold_steps = 0
+    for o in seen:
+        cold_steps = WARM_UP_STEPS if o.warm_up and not cold_steps else cold_steps
+        if o.steps <= cold_steps:
+            cold_steps -= o.steps
+        else:
+            cold_steps = 0
+            warm.append(o)
     return warm or seen
 
 
