@@ -15,6 +15,7 @@ from operator import le
 from heterotrain_core.allocate.admission import admitted
 from heterotrain_core.allocate.candidate import NOTHING, Candidate, Choice, difference
 from heterotrain_core.allocate.room import Room
+from heterotrain_core.allocate.several import give_several, several
 from heterotrain_core.allocate.trade import trade
 from heterotrain_core.allocate.value import Option
 from heterotrain_core.allocate.views import Pool
@@ -44,6 +45,7 @@ def _improved(candidates: Sequence[Candidate], pools: Sequence[Pool], start: Seq
         _grow(candidates, tables, room, chosen)
         _answer(candidates, room, chosen)
         trade(candidates, tables, room, chosen)
+        give_several(candidates, tables, room, chosen)
         if tuple(chosen) == before:
             break
     return tuple(chosen)
@@ -55,7 +57,7 @@ def _grow(
     room: Room,
     chosen: list[Option | None],
 ) -> None:
-    """Give one worker at a time to the job that gains most by it, per part of a node."""
+    """Give one worker at a time (several where only these gain) to the job that gains most by it, per part of a node."""
     gains: list[tuple[float, int, Option]] = []
 
     def look_at(i: int) -> None:
@@ -77,7 +79,7 @@ def _grow(
 def _best_step(
     candidate: Candidate, table: Mapping[tuple[int, ...], Option], room: Room, now: Option | None
 ) -> tuple[float, Option] | None:
-    """Return the best single worker more that fits, as (gain per part of a node, option)."""
+    """Return the best single worker more that fits, else several of one pool, as (gain of each per part of a node, option)."""
     if now is None:
         return None
     best: tuple[float, Option] | None = None
@@ -89,6 +91,13 @@ def _best_step(
         gain = (option.score - now.score) * room.per_node(offer.pool, offer.size)
         if (best is None or gain > best[0] + NOTHING) and room.fits(difference(candidate, now, option)):
             best = (gain, option)
+    if best is not None:
+        return best
+    for place, offer in enumerate(candidate.job.offers):
+        for each, option in several(now, place, table, offer.max_workers):
+            gain = each * room.per_node(offer.pool, offer.size)
+            if (best is None or gain > best[0] + NOTHING) and room.fits(difference(candidate, now, option)):
+                best = (gain, option)
     return best
 
 
