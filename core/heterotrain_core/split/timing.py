@@ -238,14 +238,14 @@ def _cap(member: SplitMember) -> int:
 
 def _divide(amount: Floats, rate: Floats) -> Floats:
     """Return amount / rate, with unlimited or nothing where the rate is zero."""
-    if rate.all():
-        return amount / rate
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        if rate.all():
+            return amount / rate
         return np.where(rate > 0, amount / rate, np.where(amount >= 0, float(UNLIMITED), -1.0))
 
 
 def _inverse(rate: Floats) -> Floats:
-    if rate.all():
-        return 1.0 / rate
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
+        if rate.all():
+            return 1.0 / rate
         return np.where(rate > 0, 1.0 / rate, 0.0)

@@ -181,6 +181,10 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
         {"members": [{"name": "x", "measured": [[8, 0.4], [16, 0.5]], "minSamples": 0}, {"name": "y", "perSampleSeconds": 0.2}]},
         5,
     ),
+    "times that are 300 magnitudes apart do not overflow": (
+        {"members": [{"name": "x", "perSampleSeconds": 1e-300, "fixedSeconds": 1e-9}, {"name": "y", "perSampleSeconds": 1e9}]},
+        40,
+    ),
     "micro-batches of a table": (
         {"members": [{"name": "x", "measured": [[1, 0.1], [4, 0.2], [40, 9.0]], "maxMicroBatchSamples": 4}, {"name": "y", "perSampleSeconds": 0.9}]},
         30,
