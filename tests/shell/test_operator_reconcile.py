@@ -251,6 +251,21 @@ async def test_a_refused_template_is_asked_again_later_because_a_policy_may_chan
     assert again_s == pytest.approx(20.0, abs=1.0)
 
 
+async def test_a_template_that_stays_wrong_is_asked_for_ever_more_rarely() -> None:
+    kube = FakeKube()
+    app = an_app(kube)
+    now_s = 0.0
+    app.reconciler._clock = lambda: now_s
+    kube.fail = failing("dry-run", "pods", Refused("unknown field", status_code=400))
+    waits_s = []
+    for _ in range(7):
+        again_s = await app.reconciler.run_once(KEY)
+        assert again_s is not None
+        waits_s.append(again_s)
+        now_s += again_s
+    assert waits_s == [20.0, 40.0, 80.0, 160.0, 320.0, 320.0, 320.0]
+
+
 async def test_a_job_that_went_away_while_we_acted_is_no_error() -> None:
     kube = FakeKube()
     app = an_app(kube)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import MAXYEAR, datetime
 from typing import Any
 
 from pydantic import ValidationError
@@ -94,6 +94,8 @@ def _contradiction(spec: HeteroTrainJobSpec) -> str:
 
 def _contradicting_objective(spec: HeteroTrainJobSpec) -> str:
     pools = spec.worker_pools
+    if spec.deadline is not None and spec.deadline.year >= MAXYEAR:
+        return f"spec.deadline {spec.deadline.isoformat()} is no time that can be counted with: give one before the year {MAXYEAR}"
     if spec.objective is Objective.COST and (unpriced := [p.name for p in pools if p.price_per_hour is None]):
         return f"spec.objective cost compares prices, but pool {unpriced[0]} has no pricePerHour: give every pool its price"
     if (spec.objective is Objective.DEADLINE) != (spec.deadline is not None):

@@ -14,7 +14,8 @@ MAX_BATCH = 10_000_000
 MAX_NAME_LENGTH = 48
 """Room for ``-w999`` and ``-on-demand`` below the 63 characters of a label or host name."""
 
-_QUANTITY = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]+)?$"
+# Kubernetes takes numbers of any length, and makes of those beyond 64 bits what it likes.
+_QUANTITY = r"^([0-9]{1,18}(\.[0-9]{0,9})?|\.[0-9]{1,9})([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]{1,2})?$"
 
 
 def _quantity(value: int | str) -> int | str:

@@ -74,7 +74,8 @@ def _scheduled(it: Situation) -> Aspect:
     why = refused or it.shortage
     reason = "PodsRefused" if refused else ("Unschedulable" if why else "Placing")
     below = f"; pools below their minReplicas: {', '.join(short)}" if short else ""
-    return Aspect(type=kind, holds=False, reason=reason, message=f"{have}{below}{f': {why}' if why else ''}")
+    said = f": {why}" if why else _whom_to_ask(it, Fate.WAITING)
+    return Aspect(type=kind, holds=False, reason=reason, message=f"{have}{below}{said}")
 
 
 def _running(it: Situation) -> Aspect:
@@ -88,9 +89,14 @@ def _running(it: Situation) -> Aspect:
         return Aspect(
             type=kind, holds=False, reason=worker.pod.waiting_reason, message=f"{worker.pod.name}: {worker.reason}"
         )
-    slow = next((w for w in it.workers if w.fate is Fate.STARTING), None)
-    hint = f"; {slow.pod.name} starts: kubectl describe pod {slow.pod.name} says what it waits for" if slow else ""
-    return Aspect(type=kind, holds=False, reason="WaitingForWorkers", message=f"{it.ready} workers are ready{hint}")
+    message = f"{it.ready} workers are ready{_whom_to_ask(it, Fate.STARTING)}"
+    return Aspect(type=kind, holds=False, reason="WaitingForWorkers", message=message)
+
+
+def _whom_to_ask(it: Situation, fate: Fate) -> str:
+    """Return where to look for what only Events of a pod tell, such as a volume that is missing."""
+    name = next((worker.pod.name for worker in it.workers if worker.fate is fate), "")
+    return f"; {name} is {fate.value.lower()}: kubectl describe pod {name} says what it needs" if name else ""
 
 
 def _resizing(it: Situation) -> Aspect:

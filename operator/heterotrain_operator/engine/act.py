@@ -48,7 +48,7 @@ class JobMemory:
     Attributes:
         uid: the job's, because another one may come under its name.
         acceptance: what the API server says to the job's pods, asked for generation ``accepted_generation`` of the spec
-            (0 for never); a refusal is asked again at ``ask_again_s`` on the actor's clock.
+            (0 for never); a refusal is asked again at ``ask_again_s`` on the actor's clock, ``retry_s`` after the last.
         applied: by kind, a hash of what was applied last, so that nothing is applied twice in a row.
         refusals: by step, the API server's answer when it refused something in the last attempt.
         status_s: when the status was written last, on the actor's clock.
@@ -61,6 +61,7 @@ class JobMemory:
     acceptance: Acceptance = field(default_factory=lambda: Acceptance(known=False))
     accepted_generation: int = 0
     ask_again_s: float = 0.0
+    retry_s: float = 0.0
     applied: dict[str, str] = field(default_factory=dict)
     refusals: dict[str, str] = field(default_factory=dict)
     status_s: float = float("-inf")

@@ -26,6 +26,8 @@ from heterotrain_operator.world.views import JobKey, JobView
 
 RETRY_REFUSED_S = 20.0
 """A refusal by policy or quota may be lifted without any change of the job: it is asked again after this long."""
+LONGEST_RETRY_S = 320.0
+"""A template that is refused again and again is tried out twice as late each time, but no later than this."""
 PLANNING_PART = 20
 """Deciding shares anew on new telemetry takes at most this part of a processor, however large the job."""
 _FORBIDDEN = 403
@@ -185,8 +187,10 @@ class Reconciler:
             return memory.acceptance, None if memory.acceptance.ok else memory.ask_again_s - now_s
         asked_before_us = not memory.accepted_generation and _accepted_before(job)
         memory.acceptance = Acceptance(known=True) if asked_before_us else await self._try_out(job)
-        memory.accepted_generation, memory.ask_again_s = job.generation, now_s + RETRY_REFUSED_S
-        return memory.acceptance, None if memory.acceptance.ok else RETRY_REFUSED_S
+        again = memory.accepted_generation == job.generation
+        retry_s = memory.retry_s = min(LONGEST_RETRY_S, 2 * memory.retry_s) if again else RETRY_REFUSED_S
+        memory.accepted_generation, memory.ask_again_s = job.generation, now_s + retry_s
+        return memory.acceptance, None if memory.acceptance.ok else retry_s
 
     async def _try_out(self, job: JobView) -> Acceptance:
         assert job.spec is not None  # noqa: S101  # _acceptance asks only then

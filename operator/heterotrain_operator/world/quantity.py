@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,12 +13,14 @@ _SUFFIX = {
 }  # fmt: skip
 _FORM = re.compile(r"^([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)([a-zA-Z]{0,2})$")
 
+MOST = 2.0**63
+"""What is more is no amount of anything, and infinity could not be counted with."""
 PODS = "pods"
 """A node's allocatable names how many pods it may hold: every pod requests one."""
 
 
 def parse_quantity(text: str | float) -> float:
-    """Return a quantity such as ``500m``, ``1536Mi`` or ``4`` as a number of cores, bytes or pieces.
+    """Return a quantity such as ``500m``, ``1536Mi`` or ``4`` as a number of cores, bytes or pieces, ``MOST`` at most.
 
     Raises:
         ValueError: the text is no quantity.
@@ -27,7 +28,7 @@ def parse_quantity(text: str | float) -> float:
     found = _FORM.match(str(text).strip())
     if found is None or found[2] not in _SUFFIX:
         raise ValueError(f"{text!r} is no quantity: write a number with an optional suffix such as m, Mi or Gi")
-    return min(float(found[1]) * _SUFFIX[found[2]], sys.float_info.max)
+    return min(float(found[1]) * _SUFFIX[found[2]], MOST)
 
 
 def quantities(raw: Mapping[str, Any] | None) -> dict[str, float]:

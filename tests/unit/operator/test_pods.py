@@ -172,7 +172,7 @@ def test_each_rank_has_a_named_port() -> None:
         ({"nvidia.com/gpu": 8, "vpc.amazonaws.com/efa": 4, "rdma/hca": 1}, 8),
         ({"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-2g.10gb": 1}, 3),
         ({"nvidia.com/gpu": "1000000000"}, 16),
-        ({"nvidia.com/gpu": "1e400"}, 16),
+        ({"nvidia.com/gpu": "9e99"}, 16),
     ],
 )
 def test_ranks_are_the_accelerators_unless_declared(limits: Body, ranks: int) -> None:
@@ -260,6 +260,8 @@ MISSHAPEN: dict[str, Body] = {
     "resources": spoiled(resources="2 GPUs"),
     "limits": spoiled(resources={"limits": ["nvidia.com/gpu"]}),
     "amount": spoiled(resources={"limits": {"nvidia.com/gpu": "two"}}),
+    "amount without end": spoiled(resources={"limits": {"cpu": "1e400"}}),
+    "amount of many digits": spoiled(resources={"limits": {"cpu": "9" * 400}}),
     "negative amount": spoiled(resources={"requests": {"cpu": -1}}),
     "ports": spoiled(ports="8080"),
     "port": spoiled(ports=[8080]),

@@ -34,6 +34,12 @@ def test_a_contradiction_is_told(case: str) -> None:
     assert sentence in str(error.value)
 
 
+def test_a_deadline_beyond_all_calendars_is_refused() -> None:
+    spec = {"objective": "deadline", "deadline": "9999-12-31T23:59:59-14:00"}
+    with pytest.raises(SpecError, match="give one before the year 9999"):
+        read_spec(job_body(spec=spec))
+
+
 def test_training_starts_with_the_batch_that_the_learning_rate_belongs_to() -> None:
     fixed = read_spec(job_body(pool("a"), spec={"training": {"globalBatchSize": 512}}))
     adaptive = read_spec(job_body(pool("a"), spec={"training": {"adaptiveBatch": RANGE}}))
