@@ -11,9 +11,10 @@ import statistics
 
 import numpy as np
 from heterotrain_core.simulate.buckets import Network
-from heterotrain_core.simulate.fleet import Allocator, Fleet, FleetJob, first_come, one_pool_each, ours, run_fleet
+from heterotrain_core.simulate.fleet import Fleet, FleetJob, run_fleet
 from heterotrain_core.simulate.published import BERT, CIFAR10, DEEPSPEECH2, IMAGENET, PRICES_PER_HOUR, Workload
 from heterotrain_core.simulate.scenario import Group
+from heterotrain_core.simulate.schedulers import Allocator, first_come, one_pool_each, ours
 from heterotrain_core.simulate.traces import G4DN, P3, as_changes
 
 HOURS = 8.0

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from heterotrain_core.simulate.convergence import gain, noise_scale
-from heterotrain_core.simulate.outcome import Outcome, Row
+from heterotrain_core.simulate.books import Books
+from heterotrain_core.simulate.convergence import noise_scale
+from heterotrain_core.simulate.outcome import Outcome
 from heterotrain_core.simulate.policy import Memory, Orders, Policy, Seat, View
 from heterotrain_core.simulate.scenario import Scenario, problems
 from heterotrain_core.simulate.telemetry import Telemetry
@@ -28,7 +29,6 @@ Floats = NDArray[np.float64]
 _MOST_STEPS_AT_ONCE = 512
 _SCRAPES_PER_EPOCH = 8
 """Looks at the telemetry that are simulated in each epoch at most; more bring nothing new within one epoch."""
-_HOUR_S = 3600.0
 
 
 def simulate(
@@ -68,33 +68,19 @@ class _Event:
 
 
 @dataclass(slots=True)
-class _Stretch:
-    """What is being added up for the current row."""
-
-    from_s: float
-    epoch: int
-    steps: int = 0
-    plain_steps: int = 0
-    plain_s: float = 0.0
-
-
-@dataclass(slots=True)
 class _Run:
     scenario: Scenario
     policy: Policy
     chance: np.random.Generator
     world: World = field(init=False)
+    books: Books = field(init=False)
     telemetry: Telemetry = field(default_factory=Telemetry)
     memory: Memory = field(default_factory=Memory)
     workers: list[Worker] = field(default_factory=list)
-    prices: dict[str, float] = field(default_factory=dict)
     born: dict[str, int] = field(default_factory=dict)
     luck: dict[str, float] = field(default_factory=dict)
     events: list[_Event] = field(default_factory=list)
     orders: Orders | None = None
-    stretch: _Stretch = field(default_factory=lambda: _Stretch(from_s=0.0, epoch=0))
-    rows: list[Row] = field(default_factory=list)
-    now_s: float = 0.0
     scraped_s: float = 0.0
     epoch: int = 0
     epoch_began_s: float = 0.0
@@ -103,24 +89,14 @@ class _Run:
     epoch_steps: int = 0
     boundary_steps: int = 0
     boundaries: int = 0
-    progress: float = 0.0
-    target_s: float | None = None
-    cost: float = 0.0
-    cost_at_target: float | None = None
-    training_s: float = 0.0
-    paused_s: float = 0.0
-    idle_s: float = 0.0
-    steps: int = 0
-    samples: int = 0
-    repeated_steps: int = 0
-    changes: int = 0
     ended: bool = False
 
     def prepare(self) -> None:
         """Place the first workers and line up what will happen."""
         self.world = World(self.scenario)
+        prices = {group.pool: group.price_per_hour for group in self.scenario.groups}
+        self.books = Books(workload=self.scenario.workload, world=self.world, prices=prices)
         for group in self.scenario.groups:
-            self.prices[group.pool] = group.price_per_hour
             self._join(group.pool, group.count)
         for order, change in enumerate(self.scenario.changes):
             if change.lost:
@@ -138,27 +114,29 @@ class _Run:
     @property
     def done(self) -> bool:
         """Whether the run is over."""
-        return self.ended or self.target_s is not None or 0 < self.scenario.end_epochs <= self.epoch
+        return self.ended or self.books.target_s is not None or 0 < self.scenario.end_epochs <= self.epoch
 
     @property
     def part(self) -> float:
         """Part of the way that is done."""
-        ways = [self.progress / self.scenario.workload.target_steps if self.scenario.workload.target_steps else 0.0]
+        ways = [
+            self.books.progress / self.scenario.workload.target_steps if self.scenario.workload.target_steps else 0.0
+        ]
         if self.scenario.end_epochs:
             ways.append(
                 (self.epoch + self.done_samples / self.scenario.workload.epoch_samples) / self.scenario.end_epochs
             )
         if self.scenario.end_s:
-            ways.append(self.now_s / self.scenario.end_s)
+            ways.append(self.books.now_s / self.scenario.end_s)
         return min(1.0, max(ways))
 
     def advance(self) -> None:
         """Let happen what is due, or train up to the next event."""
         limit_s = self.scenario.end_s or math.inf
-        if self.now_s >= limit_s:
+        if self.books.now_s >= limit_s:
             self._close()
             self.ended = True
-        elif self.events and self.events[0].at_s <= self.now_s:
+        elif self.events and self.events[0].at_s <= self.books.now_s:
             self._happen()
         elif self.workers:
             self._train(limit_s)
@@ -167,8 +145,7 @@ class _Run:
             if math.isinf(event_s):
                 self.ended = True  # nobody is left and nobody will come
                 return
-            self.idle_s += event_s - self.now_s
-            self.now_s = event_s
+            self.books.idle(event_s - self.books.now_s)
 
     def _train(self, limit_s: float) -> None:
         """Make steps until the next scrape, boundary or event.
@@ -183,9 +160,9 @@ class _Run:
         times = [self.world.times(w.gpu, share) for w, share in zip(self.workers, shares, strict=True)]
         before_W = np.array([self.luck.get(worker.name, math.nan) for worker in self.workers])
         luck_NW = self.world.luck(before_W, most, self.chance)
-        factor_NW = self.world.factors(self.workers, luck_NW, self.now_s, self.chance)
+        factor_NW = self.world.factors(self.workers, luck_NW, self.books.now_s, self.chance)
         finish_N = self.world.steps_s(times, factor_NW)
-        ends_N = self.now_s + np.cumsum(finish_N)
+        ends_N = self.books.now_s + np.cumsum(finish_N)
         whole = int(np.searchsorted(ends_N, cut_s, side="right"))
         count = min(whole, int(np.searchsorted(ends_N, until_s, side="left")) + 1)
         if count:
@@ -193,9 +170,9 @@ class _Run:
             self._commit(shares, factor_NW[:count], finish_N[:count], is_probe=is_probe)
         if count == whole < most:
             self._cut_off(cut_s, lost=event is not None and cut_s == event.at_s)
-        if self.now_s >= self.scraped_s + scrape_s:
-            self.memory.take(self.telemetry.scrape(self.now_s))
-            self.scraped_s = self.now_s
+        if self.books.now_s >= self.scraped_s + scrape_s:
+            self.memory.take(self.telemetry.scrape(self.books.now_s))
+            self.scraped_s = self.books.now_s
         self._maybe_boundary()
 
     def _next_shares(self) -> tuple[tuple[int, ...], bool, int]:
@@ -215,7 +192,6 @@ class _Run:
 
     def _commit(self, shares: Sequence[int], factor_NW: Floats, finish_N: Floats, *, is_probe: bool) -> None:
         count = len(finish_N)
-        seconds = float(finish_N.sum())
         ranks = len(self.workers)
         transfer_s_K = self.world.transfer_s(ranks)
         bucket_s = (float(transfer_s_K[:-1].sum()), float(transfer_s_K[-1])) if ranks > 1 else None
@@ -233,38 +209,18 @@ class _Run:
                 bucket_s=bucket_s,
             )
         batch = sum(shares)
-        self._gain(batch, finish_N)
-        self._pass(seconds)
-        self.now_s += seconds
-        self.training_s += seconds
-        self.steps += count
-        self.samples += count * batch
+        self.books.train(self.workers, batch, finish_N, is_probe=is_probe)
         self.done_samples += count * batch
         self.epoch_steps += count
         self.boundary_steps += count
-        self.stretch.steps += count
-        if not is_probe:
-            self.stretch.plain_steps += count
-            self.stretch.plain_s += seconds
-
-    def _gain(self, batch: int, finish_N: Floats) -> None:
-        """Add the steps' worth, and note when the target was reached."""
-        workload = self.scenario.workload
-        worth = gain(batch, base_batch=workload.base_batch, noise_samples=noise_scale(workload, self.progress))
-        before, self.progress = self.progress, self.progress + worth * len(finish_N)
-        if self.target_s is None and before < workload.target_steps <= self.progress:
-            needed = math.ceil((workload.target_steps - before) / worth - 1e-9)
-            spent = float(finish_N[:needed].sum())
-            self.target_s = self.now_s + spent
-            self.cost_at_target = self.cost + self._price() * spent / _HOUR_S
 
     def _maybe_boundary(self) -> None:
         epoch_over = self.done_samples >= self.scenario.workload.epoch_samples
         if epoch_over:
             self.epoch += 1
-            self.epoch_s = self.now_s - self.epoch_began_s
+            self.epoch_s = self.books.now_s - self.epoch_began_s
             self.done_samples = self.epoch_steps = 0
-            self.epoch_began_s = self.now_s
+            self.epoch_began_s = self.books.now_s
         due = self.scenario.boundary_steps and self.boundary_steps >= self.scenario.boundary_steps
         if epoch_over or due:
             self.boundary_steps = 0
@@ -280,7 +236,7 @@ class _Run:
         """Let all that is due happen at once; while members change, others that are due change with them."""
         gone: set[str] = set()
         joined: list[tuple[str, int]] = []
-        while self.events and self.events[0].at_s <= self.now_s:
+        while self.events and self.events[0].at_s <= self.books.now_s:
             event = heapq.heappop(self.events)
             left = [w.name for w in self.workers if w.pool == event.pool and w.name not in gone]
             gone.update(left[: event.lost])
@@ -290,7 +246,7 @@ class _Run:
             return  # a slowdown begins or ends: only the draws change
         if self.workers:
             self._close()
-            self.changes += 1
+            self.books.changes += 1
             self._pause(lost=bool(gone))
         self.telemetry.forget(sorted(gone))
         self.workers = [w for w in self.workers if w.name not in gone]
@@ -306,17 +262,13 @@ class _Run:
         pause_s = elasticity.loss_s if lost else elasticity.join_s
         if self.policy.restarts:
             pause_s = elasticity.restart_s
-        self._pass(pause_s)
-        self.now_s += pause_s
-        self.paused_s += pause_s
+        self.books.lose(self.workers, pause_s)
 
     def _cut_off(self, at_s: float, *, lost: bool) -> None:
         """Lose the step in flight: it is made again if somebody was lost, and never ends if time does."""
         if lost:
-            self.repeated_steps += 1
-        self._pass(at_s - self.now_s)
-        self.paused_s += at_s - self.now_s
-        self.now_s = at_s
+            self.books.repeated_steps += 1
+        self.books.lose(self.workers, at_s - self.books.now_s)
 
     def _join(self, pool: str, count: int) -> None:
         gpu = next(group.gpu for group in self.scenario.groups if group.pool == pool)
@@ -327,8 +279,7 @@ class _Run:
 
     def _decide(self, *, changed: bool) -> None:
         """Ask the policy, and begin a new row."""
-        if self.rows or self.stretch.steps:
-            self._close()
+        self._close()
         workload = self.scenario.workload
         view = View(
             seats=tuple(
@@ -336,7 +287,7 @@ class _Run:
             ),
             changed=changed,
             observations=self.memory.of([w.name for w in self.workers]),
-            noise_samples=noise_scale(workload, self.progress),
+            noise_samples=noise_scale(workload, self.books.progress),
             batch_samples=max(self.scenario.batch_samples, len(self.workers)),
             adaptive=self.scenario.adaptive,
             base_batch=workload.base_batch,
@@ -345,42 +296,11 @@ class _Run:
             min_gain_ratio=self.scenario.min_gain_ratio,
         )
         self.orders = self.policy.decide(view)
-        self.stretch = _Stretch(from_s=self.now_s, epoch=self.epoch)
+        self.books.open_row(self.epoch)
 
     def _close(self) -> None:
         """End the current row, if it has any step."""
-        stretch = self.stretch
-        if self.orders is None or not stretch.steps:
-            return
-        orders = self.orders
-        shares = orders.shares
-        self.rows.append(
-            Row(
-                from_s=stretch.from_s,
-                until_s=self.now_s,
-                epoch=stretch.epoch,
-                batch_samples=orders.batch_samples,
-                members=tuple(w.name for w in self.workers),
-                pools=tuple(w.pool for w in self.workers),
-                shares=shares,
-                steps=stretch.steps,
-                step_s=stretch.plain_s / stretch.plain_steps if stretch.plain_steps else None,
-                predicted_s=orders.predicted_step_s,
-                planned_s=self.world.planned_s(self.workers, shares, self.now_s),
-                solo_samples_per_s=self.world.solo_samples_per_s(self.workers, shares, self.now_s),
-                progress=self.progress,
-                cost=self.cost,
-                reason=orders.reason,
-            )
-        )
-        self.stretch = _Stretch(from_s=self.now_s, epoch=self.epoch)
-
-    def _pass(self, seconds: float) -> None:
-        """Pay for the workers that are there."""
-        self.cost += self._price() * seconds / _HOUR_S
-
-    def _price(self) -> float:
-        return sum(self.prices[w.pool] for w in self.workers)
+        self.books.close_row(self.workers, self.orders, self.epoch)
 
     @property
     def _orders(self) -> Orders:
@@ -389,19 +309,4 @@ class _Run:
 
     def outcome(self) -> Outcome:
         """Return what the run came to."""
-        return Outcome(
-            policy=self.policy.name,
-            rows=tuple(self.rows),
-            target_s=self.target_s,
-            end_s=self.now_s,
-            training_s=self.training_s,
-            paused_s=self.paused_s,
-            idle_s=self.idle_s,
-            steps=self.steps,
-            samples=self.samples,
-            repeated_steps=self.repeated_steps,
-            changes=self.changes,
-            epochs=self.epoch,
-            cost=self.cost,
-            cost_at_target=self.cost_at_target,
-        )
+        return self.books.outcome(self.policy.name, self.epoch)

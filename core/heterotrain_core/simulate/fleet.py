@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from heterotrain_core.allocate.propose import propose
 from heterotrain_core.allocate.views import JobDemand, Objective, Offer, Pool
-from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
+from heterotrain_core.contract.plan import CommunicationTime
 from heterotrain_core.simulate.buckets import Network, two_terms
-from heterotrain_core.simulate.published import MILLISECOND_S, Points, Workload
+from heterotrain_core.simulate.published import Workload, straight_line
 from heterotrain_core.simulate.scenario import Change, Group, Scenario
+from heterotrain_core.simulate.schedulers import Allocator
 from heterotrain_core.simulate.world import Worker, World
-from heterotrain_core.split.curve import SplitMember
 
-Grants = Mapping[str, Mapping[str, int]]
-Allocator = Callable[[Sequence[Pool], Sequence[JobDemand]], Grants]
 _HOUR_S = 3600.0
 _DONE = 1e-6
 
@@ -81,53 +78,6 @@ class FleetOutcome:
     worker_s: float
     cost: float
     end_s: float
-
-
-def ours(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> Grants:
-    """Return what the operator's allocation grants: any mix of pools for any job."""
-    return {grant.key: grant.workers for grant in propose(pools, jobs).grants}
-
-
-def one_pool_each(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> Grants:
-    """Return grants where each job uses one pool at a time, as schedulers do that do not mix GPU types (Sia's setting).
-
-    The same allocation, asked with one offer for each job; a running job keeps its pool, a waiting one takes the pool
-    that would serve it best beside those that are placed.
-    """
-    placed: list[JobDemand] = []
-    for job in sorted(jobs, key=lambda job: (not job.current, job.arrived_s, job.key)):
-        holding = [offer for offer in job.offers if job.current.get(offer.pool)]
-        trials = [replace(job, offers=(offer,)) for offer in (holding[:1] or job.offers)]
-        rates = [(_granted_rate(pools, [*placed, trial]), -i, trial) for i, trial in enumerate(trials)]
-        placed.append(max(rates, key=lambda item: item[:2])[2])
-    return {grant.key: grant.workers for grant in propose(pools, placed).grants}
-
-
-def first_come(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> Grants:
-    """Return grants where a job keeps what it has, and the first in the queue takes up to its maximum of what is free."""
-    free = {pool.name: len(pool.usable) for pool in pools}
-    grants: dict[str, dict[str, int]] = {}
-    for job in jobs:
-        if sum(job.current.values()) >= job.min_workers:
-            grants[job.key] = {pool: min(count, free.get(pool, 0)) for pool, count in job.current.items()}
-            for pool, count in grants[job.key].items():
-                free[pool] -= count
-    for job in sorted(jobs, key=lambda job: (job.arrived_s, job.key)):
-        if job.key in grants:
-            continue
-        taken: dict[str, int] = {}
-        for offer in job.offers:
-            taken[offer.pool] = min(free.get(offer.pool, 0), offer.max_workers, job.max_workers - sum(taken.values()))
-        if sum(taken.values()) < max(1, job.min_workers):
-            break  # nobody overtakes
-        grants[job.key] = {pool: count for pool, count in taken.items() if count}
-        for pool, count in taken.items():
-            free[pool] -= count
-    return grants
-
-
-def _granted_rate(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> float:
-    return propose(pools, jobs).grants[-1].rate_per_s
 
 
 def run_fleet(fleet: Fleet, allocator: Allocator) -> FleetOutcome:
@@ -266,7 +216,7 @@ class _FleetRun:
                     pool=group.pool,
                     max_workers=job.max_workers,
                     price_per_hour=group.price_per_hour,
-                    member=_line(job.workload, group.gpu),
+                    member=straight_line(job.workload, group.gpu),
                 )
                 for group in self.fleet.groups
                 if group.gpu in job.workload.step_ms
@@ -327,26 +277,3 @@ class _FleetRun:
 
 def _exchange(world: World, ranks: int) -> CommunicationTime:
     return two_terms(world.buckets, world.transfer_s(ranks))
-
-
-def _line(workload: Workload, gpu: str) -> SplitMember:
-    """Return a member as the operator would know it: a straight line, by relative least squares through the table."""
-    points: Points = workload.step_ms[gpu]
-    weight = [1.0 / ms**2 for _, ms in points]
-    whole = sum(weight)
-    x_mean = sum(w * x for w, (x, _) in zip(weight, points, strict=True)) / whole
-    y_mean = sum(w * y for w, (_, y) in zip(weight, points, strict=True)) / whole
-    spread = sum(w * (x - x_mean) ** 2 for w, (x, _) in zip(weight, points, strict=True))
-    joint = sum(w * (x - x_mean) * (y - y_mean) for w, (x, y) in zip(weight, points, strict=True))
-    slope = max(0.0, joint / spread) if spread > 0 else y_mean / x_mean
-    fixed = max(0.0, y_mean - slope * x_mean)
-    part = workload.backward_part
-    return SplitMember(
-        compute=ComputeTime(
-            per_sample_s=(1 - part) * slope * MILLISECOND_S,
-            fixed_s=(1 - part) * fixed * MILLISECOND_S,
-            backward_per_sample_s=part * slope * MILLISECOND_S,
-            backward_fixed_s=part * fixed * MILLISECOND_S,
-        ),
-        micro_cap_samples=points[-1][0],
-    )

@@ -18,6 +18,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from heterotrain_core.contract.plan import ComputeTime
+from heterotrain_core.split.curve import SplitMember
+
 MILLISECOND_S = 1e-3
 Points = tuple[tuple[int, float], ...]
 
@@ -225,3 +228,26 @@ WORKLOADS: Mapping[str, Workload] = {w.name: w for w in (CIFAR10, IMAGENET, DEEP
 
 PRICES_PER_HOUR: Mapping[str, float] = {"a100": 3.67, "a100-40": 3.67, "v100": 2.86, "gh200": 11.06}
 """US dollars for one GPU, Sailor's figures for one cloud; other cards were not priced there."""
+
+
+def straight_line(workload: Workload, gpu: str) -> SplitMember:
+    """Return a member of this GPU as the operator would know it: a line through the table, by relative least squares, in seconds."""
+    points: Points = workload.step_ms[gpu]
+    weight = [1.0 / ms**2 for _, ms in points]
+    whole = sum(weight)
+    x_mean = sum(w * x for w, (x, _) in zip(weight, points, strict=True)) / whole
+    y_mean = sum(w * y for w, (_, y) in zip(weight, points, strict=True)) / whole
+    spread = sum(w * (x - x_mean) ** 2 for w, (x, _) in zip(weight, points, strict=True))
+    joint = sum(w * (x - x_mean) * (y - y_mean) for w, (x, y) in zip(weight, points, strict=True))
+    slope = max(0.0, joint / spread) if spread > 0 else y_mean / x_mean
+    fixed = max(0.0, y_mean - slope * x_mean)
+    part = workload.backward_part
+    return SplitMember(
+        compute=ComputeTime(
+            per_sample_s=(1 - part) * slope * MILLISECOND_S,
+            fixed_s=(1 - part) * fixed * MILLISECOND_S,
+            backward_per_sample_s=part * slope * MILLISECOND_S,
+            backward_fixed_s=part * fixed * MILLISECOND_S,
+        ),
+        micro_cap_samples=points[-1][0],
+    )

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import pytest
 from heterotrain_core.allocate.views import JobDemand, Pool
 from heterotrain_core.simulate.buckets import Network
-from heterotrain_core.simulate.fleet import Fleet, FleetJob, Grants, first_come, one_pool_each, ours, run_fleet
+from heterotrain_core.simulate.fleet import Fleet, FleetJob, run_fleet
 from heterotrain_core.simulate.scenario import Change, Group
+from heterotrain_core.simulate.schedulers import Grants, first_come, one_pool_each, ours
 from unit.core.simulate.scenes import a_workload
 
 NETWORK = Network(bytes_per_s=1e12)
