@@ -134,7 +134,7 @@ def draw(times: Mapping[tuple[str, str], Mapping[str, float]], path: Path) -> No
     axes.set(ylabel="times as fast to the target as even shares", ylim=(0, None))
     axes.set_title("Simulated: time to the published target, batch adapted by those who can", fontsize=9)
     axes.legend(frameon=False, fontsize=8, ncols=len(POLICIES))
-    figure.savefig(path, dpi=110, metadata={"Software": None})
+    figure.savefig(path, dpi=110, metadata={"Software": None} if path.suffix == ".png" else None)
     plt.close(figure)
 
 

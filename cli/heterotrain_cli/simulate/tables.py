@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from heterotrain_core.simulate.scenario import Scenario
 from rich.console import Console
@@ -34,7 +34,7 @@ def columns(summaries: Sequence[Summary]) -> dict[str, list[str]]:
     if any(summary.cost for summary in summaries):
         found["cost"] = [_cost(summary) for summary in summaries]
     if not any(summary.changes for summary in summaries):
-        found["samples/s"] = [f"{summary.samples_per_s:.0f}" for summary in summaries]
+        found["samples/s"] = [_rate(summary.samples_per_s) for summary in summaries]
     found["efficiency"] = ["–" if s.efficiency is None else f"{s.efficiency:.3f}" for s in summaries]
     if any(summary.changes for summary in summaries):
         found["effective"] = [f"{summary.effective_part:.2%}" for summary in summaries]
@@ -42,10 +42,17 @@ def columns(summaries: Sequence[Summary]) -> dict[str, list[str]]:
     return found
 
 
-LEGEND = (
-    "faster: times as fast as the first; efficiency: of the sum of solo rates, in the last stretch; "
-    "effective: time in which steps were made that count; off: predicted against simulated step, median"
-)
+_MEANINGS = {
+    "faster": "times as fast as the first",
+    "efficiency": "of the sum of solo rates, in the last stretch",
+    "effective": "time in which steps were made that count",
+    "off": "predicted against simulated step, median",
+}
+
+
+def legend(headings: Iterable[str]) -> str:
+    """Return what those headings mean that do not say it themselves, in one line."""
+    return "; ".join(f"{heading}: {_MEANINGS[heading]}" for heading in headings if heading in _MEANINGS)
 
 
 def show(console: Console, scenario: Scenario, summaries: Sequence[Summary]) -> None:
@@ -58,7 +65,7 @@ def show(console: Console, scenario: Scenario, summaries: Sequence[Summary]) -> 
     for row in zip(*by_heading.values(), strict=True):
         table.add_row(*row)
     console.print(table)
-    say(console, LEGEND)
+    say(console, legend(by_heading))
 
 
 def markdown(scenario: Scenario, summaries: Sequence[Summary]) -> str:
@@ -77,6 +84,11 @@ def span(seconds: float) -> str:
 
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def _rate(samples_per_s: float) -> str:
+    """Return a rate with at least three digits."""
+    return f"{samples_per_s:.0f}" if samples_per_s >= 100 else f"{samples_per_s:.3g}"  # noqa: PLR2004  # three digits
 
 
 def _target(summary: Summary) -> str:

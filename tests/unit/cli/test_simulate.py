@@ -70,6 +70,13 @@ def test_the_table_says_that_it_is_simulated(tmp_path: Path) -> None:
         "even",
         "ours",
     ]
+    headings = text.splitlines()[2].split()
+    explained = [part.split(":")[0] for part in text.splitlines()[-1].split("; ")]
+    assert explained == ["faster", "efficiency", "off"]
+    assert set(explained) < set(headings)
+    assert "effective" not in headings
+    rates = [line.split()[headings.index("samples/s") + 2] for line in text.splitlines() if line.startswith(" ours")]
+    assert len(rates[0].replace(".", "").lstrip("0")) >= 3, "a rate has three digits"
 
 
 def test_files(tmp_path: Path) -> None:
