@@ -90,7 +90,7 @@ bench-prediction: cluster-running ## how well step times of shares that were nev
 bench-convergence: cluster-running ## time to an accuracy on the cluster: even, adaptive and learned shares, three seeds
 	@$(LAB) -m lab.convergence
 
-bench-scale: setup ## the operator with 1,000 jobs and 10,000 pods on simulated nodes, a crash and a hand-over; no root, six minutes
+bench-scale: setup ## the operator with 1,000 jobs and 10,000 pods on simulated nodes, a crash and a hand-over; no root, about ten minutes
 	@$(LAB) -m lab.scale
 
 bench-mathematics: setup ## how long the decisions take, and after how many epochs shares are right

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,79 @@ def test_every_variable_of_the_chart_is_an_option_of_the_command() -> None:
     (deployment,) = of_kind(render(*EVERYTHING), "Deployment")
     set_by_chart = {entry["name"] for entry in deployment["spec"]["template"]["spec"]["containers"][0]["env"]}
     assert set_by_chart - {option.envvar for option in run.params} == set()  # type: ignore[attr-defined]  # click's own
+
+
+def leaves(values: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, (*path, name))
+        else:
+            yield (*path, name), value
+
+
+SAMPLES: dict[str, Any] = {
+    "pullPolicy": "Always",
+    "digest": f"sha256:{0:064}",
+    "logLevel": "debug",
+    "url": "https://metrics.example:8428/select",
+    "interval": "7s",
+    "imagePullSecrets": [{"name": "s"}],
+    "extraEnv": [{"name": "A", "value": "b"}],
+    "tolerations": [{"key": "x"}],
+}
+
+
+def another(name: str, value: Any) -> Any:
+    """Return a value of the same kind that is not the default."""
+    if name in SAMPLES:
+        return SAMPLES[name]
+    match value:
+        case bool():
+            return not value
+        case int():
+            return value + 1
+        case dict():
+            return {"a": "b"}
+        case _:
+            return "other"
+
+
+def test_every_value_changes_what_is_rendered() -> None:
+    """A value that nothing reads would be a promise that is not kept."""
+    everything: dict[str, Any] = {}
+    for setting in EVERYTHING:
+        put(everything, tuple(setting.partition("=")[0].split(".")), yaml.safe_load(setting.partition("=")[2]))
+    before = rendered_with(everything)
+    for path, default in leaves(yaml.safe_load((CHART / "values.yaml").read_text())):
+        values = copy.deepcopy(everything)
+        known: Any = everything
+        for name in path:
+            known = known.get(name, default) if isinstance(known, dict) else default
+        put(values, path, another(path[-1], known))
+        if path == ("serviceAccount", "create"):
+            put(values, ("serviceAccount", "name"), "theirs")
+        assert rendered_with(values) != before, path
+
+
+def put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    for name in path[:-1]:
+        values = values.setdefault(name, {})
+    values[path[-1]] = value
+
+
+def rendered_with(values: dict[str, Any]) -> str:
+    assert HELM is not None
+    command = [HELM, "template", "release", str(CHART), "--kube-version", "1.36.0", "--values", "-"]
+    return subprocess.run(command, input=yaml.safe_dump(values), capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("url", "port"), [("https://metrics.example:8428/select", 8428), ("", None), ("http://[::1]:9090", None)]
+)
+def test_the_network_policy_lets_prometheus_be_reached_whatever_its_port(url: str, port: int | None) -> None:
+    (policy,) = of_kind(render("networkPolicy.enabled=true", f"prometheus.url={url}"), "NetworkPolicy")
+    ports = [each["port"] for each in policy["spec"]["egress"][1]["ports"]]
+    assert ports == [443, 6443, 9090, 80, *([port] if port else [])]
 
 
 @pytest.mark.parametrize(
