@@ -10,9 +10,12 @@ from typing import Any
 
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.codec import Refused, decode_plan
-from heterotrain_core.contract.plan import CommunicationTime, Member, Plan
+from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Member, Plan
 from heterotrain_core.perf.model import compute_s
 from heterotrain_core.split.curve import SplitMember
+from heterotrain_operator.api.status import PoolStatus
+from heterotrain_operator.decide.remembered import compute_time
+from pydantic import ValidationError
 
 from heterotrain_cli.errors import InputError, UnavailableError
 from heterotrain_cli.forecast.job import Job
@@ -26,10 +29,12 @@ class Learned:
 
     Attributes:
         plan: the plan itself.
+        speeds: time models that the job's status remembers, by pool: for those that have no worker now.
         measured_step_s: the job's measured step time; ``None`` when it has none yet.
     """
 
     plan: Plan
+    speeds: Mapping[str, ComputeTime]
     measured_step_s: float | None
 
 
@@ -49,26 +54,51 @@ def learned(job: Job, *, namespace: str | None) -> Learned:
     plan = decode_plan(text, job_uid=str(body["metadata"]["uid"]))
     if isinstance(plan, Refused):
         raise InputError(f"the plan of job {job.name} can't be used: {plan.reason}")
-    step_s = (body.get("status") or {}).get("stepSeconds")
-    return Learned(plan=plan, measured_step_s=float(step_s) if isinstance(step_s, int | float) else None)
+    status = body.get("status") or {}
+    step_s = status.get("stepSeconds")
+    return Learned(
+        plan=plan,
+        speeds=_remembered(status.get("pools") or ()),
+        measured_step_s=float(step_s) if isinstance(step_s, int | float) else None,
+    )
 
 
-def with_plan(job: Job, plan: Plan) -> Job:
-    """Return the job with the speeds that its plan holds: each pool is as fast as its middle rank, the slower of two.
+def with_learned(job: Job, found: Learned) -> Job:
+    """Return the job with what was learned: each pool is as fast as its middle rank in the plan, the slower of two.
+
+    A pool that has no worker now is as fast as its last ones were.
 
     Raises:
-        InputError: the plan holds no learned speed yet.
+        InputError: no speed is known yet.
     """
-    if all(member.compute is None for member in plan.members):
+    plan = found.plan
+    pools = []
+    for pool in job.pools:
+        rank = _middle(pool.name, plan.members, job.batch_samples)
+        if rank is None and pool.name in found.speeds:
+            rank = SplitMember(compute=found.speeds[pool.name])
+        pools.append(replace(pool, rank=rank))
+    if all(pool.rank is None for pool in pools):
         raise InputError(f"job {job.name} has not learned any speed yet: wait for its first epoch, or give a --profile")
-    return replace(
-        job, pools=tuple(replace(pool, rank=_middle(pool.name, plan.members, job.batch_samples)) for pool in job.pools)
-    )
+    return replace(job, pools=tuple(pools))
 
 
 def exchange(plan: Plan) -> CommunicationTime:
     """Return the learned exchange, none while it is unknown."""
     return plan.communication or CommunicationTime()
+
+
+def _remembered(pools: Sequence[Any]) -> dict[str, ComputeTime]:
+    """Return the speeds that stand in the status; what this version cannot read is not known."""
+    found = {}
+    for raw in pools:
+        try:
+            pool = PoolStatus.model_validate(raw)
+        except ValidationError:
+            continue
+        if pool.speed is not None:
+            found[pool.name] = compute_time(pool.speed)
+    return found
 
 
 def _middle(pool: str, members: Sequence[Member], batch_samples: int) -> SplitMember | None:

@@ -9,7 +9,7 @@ from heterotrain_core.contract.plan import Prediction
 from rich.console import Console
 
 from heterotrain_cli.documents import place, read_document
-from heterotrain_cli.forecast.cluster import Learned, exchange, learned, with_plan
+from heterotrain_cli.forecast.cluster import Learned, exchange, learned, with_learned
 from heterotrain_cli.forecast.job import Job, read_job, with_profile
 from heterotrain_cli.forecast.options import JobForecast, Outcome, PoolOutcome, forecast_job
 from heterotrain_cli.forecast.tables import headline, plain_table, say
@@ -204,7 +204,7 @@ def report_from_cluster(
     found = learned(written, namespace=namespace or written.namespace)
     if written.adaptive and batch is None:
         written = _with_batch(written, found.plan.global_batch_samples)
-    job = with_plan(written, found.plan)
+    job = with_learned(written, found)
     forecast = forecast_job(job, exchange(found.plan), measured_ranks=len(found.plan.members))
     return JobReport(job=job, forecast=forecast, samples_per_epoch=samples_per_epoch, learned=found)
 

@@ -292,6 +292,29 @@ def test_speeds_of_the_running_job(folder: Path, monkeypatch: pytest.MonkeyPatch
     )
 
 
+def test_a_pool_without_workers_is_as_fast_as_its_last_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its speed stands in the job's status: so alternatives with a pool that is gone just now can be judged."""
+    counts = {"desired": 0, "replicas": 0, "placed": 0, "ready": 0}
+    pools = [
+        {"name": "a100", **counts, "speed": {"samples": 1, "perSampleSeconds": 99, "fixedSeconds": 0, "backwardPerSampleSeconds": 0, "backwardFixedSeconds": 0}},
+        {"name": "v100", **counts, "speed": {"samples": 20, "perSampleSeconds": 0.004, "fixedSeconds": 0.01, "backwardPerSampleSeconds": 0.008, "backwardFixedSeconds": 0}},
+        {"name": "t4", "speed": "of a later version"},
+    ]  # fmt: skip
+    fake_kubectl(folder, monkeypatch, encode_plan(a_plan()), {"pools": pools})
+    result = CliRunner().invoke(main, ["forecast", str(folder / "job.yaml"), "--cluster", "-o", "json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["unknownPools"] == []
+    assert [pool["name"] for pool in found["pools"]] == ["a100", "v100", "t4"]
+    members = [
+        {"name": "a100", "perSampleSeconds": 0.006, "count": 4},
+        {"name": "v100", "perSampleSeconds": 0.004, "fixedSeconds": 0.01, "backwardPerSampleSeconds": 0.008, "count": 2},
+        {"name": "t4", "perSampleSeconds": 0.02, "maxSamples": 40, "count": 1},
+    ]  # fmt: skip
+    document = {"members": members, "communication": {"lastBucketSeconds": 0.01 * (6 / 7) / (2 / 3)}}
+    assert found["stepSeconds"] == pytest.approx(oracle.least_step_s(document, 60))
+
+
 def test_a_job_that_adapts_its_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it runs: the batch that it starts with. While it runs: the plan's. Asked for another one: that."""
     job = (folder / "job.yaml").read_text(encoding="utf-8")
