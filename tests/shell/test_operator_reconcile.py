@@ -21,7 +21,7 @@ from heterotrain_operator.world.parse import RANKS_ANNOTATION, parse_job, parse_
 from heterotrain_operator.world.telemetry import Telemetry
 from heterotrain_operator.world.views import JobKey
 from operator_fakes import FakeKube
-from operator_world import World, job_body, node_body
+from operator_world import World, a_running_job, job_body, node_body
 
 KEY = JobKey("ns", "job")
 
@@ -146,6 +146,8 @@ def told(kube: FakeKube, kind: str) -> tuple[str, str]:
 async def test_a_right_that_is_missing_is_told_in_the_status_and_tried_again(verb: str, plural: str) -> None:
     kube = FakeKube()
     app = an_app(kube)
+    now_s = 0.0
+    app.reconciler._clock = app.actor._clock = lambda: now_s
     kube.fail = failing(verb, plural, Refused(f"{plural} is forbidden", status_code=403))
     first_s = await app.reconciler.run_once(KEY)
     await app.reconciler.run_once(KEY)
@@ -155,10 +157,44 @@ async def test_a_right_that_is_missing_is_told_in_the_status_and_tried_again(ver
     assert first_s <= 20.0
     assert bool([call for call in kube.writes if call[:2] == ("create", "pods")]) is (plural != "configmaps")
     kube.fail = lambda *_: None
+    now_s = 21.0
     for _ in range(3):
         await app.reconciler.run_once(KEY)
     assert "forbidden" not in str(kube.objects["heterotrainjobs", "ns", "job"]["status"])
     assert len([key for key in kube.objects if key[0] == "pods"]) == 3
+
+
+async def test_a_plan_that_is_refused_is_not_counted_as_written_and_not_tried_all_the_time() -> None:
+    """Its number in the status would rise with every pass, and each write of the status is followed by another pass."""
+    world = a_running_job()
+    kube = FakeKube()
+    app = an_app(kube, world)
+    now_s = 0.0
+    app.reconciler._clock = app.actor._clock = lambda: now_s
+    assert world.plan is not None
+    for body in world.pods.values():
+        kube.objects["pods", "ns", body["metadata"]["name"]] = body
+        app.pod_event(body, deleted=False)
+    kube.objects["configmaps", "ns", "job-plan"] = world.plan
+    app.plan_event(world.plan, deleted=False)
+    world.edit(lambda spec: spec["training"].update(rebalance={"boundary": "never"}))
+    world.job["metadata"]["resourceVersion"] = "50"
+    app.store.jobs.put(parse_job(world.job))
+    kube.fail = failing("replace", "configmaps", Refused("field is immutable", status_code=422))
+    desired = world.status["plan"]["desired"]
+    for _ in range(4):
+        await app.reconciler.run_once(KEY)
+    assert told(kube, "Ready") == ("WriteRefused", "field is immutable")
+    assert kube.objects["heterotrainjobs", "ns", "job"]["status"]["plan"]["desired"] == desired
+    assert len([call for call in kube.writes if call[0] == "replace"]) == 1
+    before = len(kube.writes)
+    await app.reconciler.run_once(KEY)
+    assert len(kube.writes) == before, "nothing is written while nothing changes"
+    now_s = 21.0
+    kube.fail = lambda *_: None
+    for _ in range(2):
+        await app.reconciler.run_once(KEY)
+    assert told(kube, "Ready")[0] == "Training"
 
 
 @pytest.mark.parametrize(

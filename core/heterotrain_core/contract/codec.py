@@ -16,6 +16,8 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from heterotrain_core.contract.plan import SCHEMA_VERSION, Plan, problems
 
+BEYOND_COUNTING = 2**52
+"""No job comes to so many plans, and a number that somebody wrote by hand has to leave room for newer ones."""
 _T = TypeVar("_T")
 
 
@@ -41,7 +43,7 @@ def decode_plan(text: str, *, job_uid: str, newest: tuple[int, int] = (-1, -1)) 
     """Read a plan for the job ``job_uid`` that is not older than ``newest``; anything else is refused with a reason."""
     try:
         raw: Any = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return Refused(reason=f"the plan is not JSON: {error}")
     if not isinstance(raw, dict):
         return Refused(reason="the plan is not a JSON object")
@@ -56,6 +58,8 @@ def decode_plan(text: str, *, job_uid: str, newest: tuple[int, int] = (-1, -1)) 
         return Refused(reason=str(error))
     if plan.job_uid != job_uid:
         return Refused(reason=f"the plan is for job {plan.job_uid}, not for {job_uid}")
+    if max(plan.version) >= BEYOND_COUNTING:
+        return Refused(reason=f"plan {plan.version} counts beyond {BEYOND_COUNTING}: nobody can write a newer one")
     if plan.version < newest:
         return Refused(reason=f"plan {plan.version} is older than {newest}")
     if found := problems(plan):

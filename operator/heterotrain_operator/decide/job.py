@@ -49,6 +49,7 @@ class Observation:
         acceptance: what the API server says to the job's pods in a dry run.
         refusal: the API server's answer when it refused to create a pod in the pass before; empty when it did not.
         blocked: its answer when it refused anything else; empty when it did not.
+        keep_plan: whether no plan is to be written, because one was just refused.
         replan: whether telemetry holds anything that the plan in force does not rest on yet; what is asked for anew
             (another member) is shared out in any case.
         gather_s: longest time that a ready worker waits for others that start.
@@ -68,6 +69,7 @@ class Observation:
     gather_s: float
     now_s: float
     allotment: Allotment = FREE
+    keep_plan: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +142,7 @@ def _active(known: _Known, spec: HeteroTrainJobSpec) -> Decision:
     job, now_s = seen.job, seen.now_s
     membership = decide_membership(spec, workers, force.plan, gather_s=seen.gather_s, now_s=now_s)
     shares = _shares(spec, membership, workers, force.plan, seen)
-    written = next_plan(job, spec, force, membership, shares)
+    written = None if seen.keep_plan else next_plan(job, spec, force, membership, shares)
     plan = written or force.plan
     newest = (max(force.newest[0], plan.generation), max(force.newest[1], plan.revision)) if plan else force.newest
 
@@ -150,7 +152,8 @@ def _active(known: _Known, spec: HeteroTrainJobSpec) -> Decision:
 
     wanted = decide_wanted(spec, workers, allotment=seen.allotment, room_of=room_of, now_s=now_s)
     delay_s = max(restart_delay_s(accounts, now_s=now_s), _cooling_s(workers, now_s=now_s))
-    creating = wanted.create if seen.acceptance.known and seen.acceptance.ok and not delay_s else ()
+    may_create = seen.acceptance.known and seen.acceptance.ok and not delay_s and plan is not None  # pods mount it
+    creating = wanted.create if may_create else ()
     version = version_text(plan) if plan else ""
     indices = next_indices(seen.pods, len(creating))
     create = tuple(build_pod(job, pool, i, plan_version=version) for pool, i in zip(creating, indices, strict=True))

@@ -38,6 +38,9 @@ _FAST = frozenset(
     }
 )  # fmt: skip
 
+RETRY_REFUSED_S = 20.0
+"""A refusal by policy or quota may be lifted without any change of the job: it is asked again after this long."""
+
 log = structlog.get_logger()
 
 
@@ -51,6 +54,7 @@ class JobMemory:
             (0 for never); a refusal is asked again at ``ask_again_s`` on the actor's clock, ``retry_s`` after the last.
         applied: by kind, a hash of what was applied last, so that nothing is applied twice in a row.
         refusals: by step, the API server's answer when it refused something in the last attempt.
+        plan_again_s: when a plan that was refused may be written again, on the actor's clock.
         status_s: when the status was written last, on the actor's clock.
         reason: the decision's reason that was logged last.
         planned: generation of the spec and sequence of the telemetry that shares were decided on last.
@@ -64,6 +68,7 @@ class JobMemory:
     retry_s: float = 0.0
     applied: dict[str, str] = field(default_factory=dict)
     refusals: dict[str, str] = field(default_factory=dict)
+    plan_again_s: float = float("-inf")
     status_s: float = float("-inf")
     reason: str = ""
     planned: tuple[int, int] = (0, 0)
@@ -114,12 +119,18 @@ class Actor:
         """
         started_s, before = self._clock(), dict(memory.refusals)
         await self._try("objects", memory, *(self._apply(job, body, memory) for body in decision.apply))
-        if await self._try("plan", memory, *([self._write_plan(job, decision.plan)] if decision.plan else [])):
-            touch = (self._touch(pod, decision.plan_version) for pod in decision.touch)
-            if await self._try("touch", memory, *touch) and decision.plan is not None:
-                self._metrics.plan_delivery_seconds.observe(self._clock() - started_s)
-            if decision.create:  # a refusal stands until another creation is tried
-                await self._try("pods", memory, *(self._create(job, pod) for pod in decision.create))
+        if decision.plan is not None:
+            if not await self._try("plan", memory, self._write_plan(job, decision.plan)):
+                # All else rests on it, its number in the status above all: the next pass decides without a new plan.
+                memory.plan_again_s = self._clock() + RETRY_REFUSED_S
+                return 0.0
+        elif self._clock() >= memory.plan_again_s:
+            memory.refusals.pop("plan", None)
+        touched = await self._try("touch", memory, *(self._touch(pod, decision.plan_version) for pod in decision.touch))
+        if touched and decision.plan is not None:
+            self._metrics.plan_delivery_seconds.observe(self._clock() - started_s)
+        if decision.create:  # a refusal stands until another creation is tried
+            await self._try("pods", memory, *(self._create(job, pod) for pod in decision.create))
         wait_s = await self._write_status(job, decision.status, memory)
         await self._try("removals", memory, *(self._remove(pod) for pod in decision.remove))
         await self._publish(job, decision.notices)

@@ -14,7 +14,7 @@ from heterotrain_operator.decide.allotment import Allotment
 from heterotrain_operator.decide.job import Decision, Observation, decide
 from heterotrain_operator.decide.lifecycle import Acceptance
 from heterotrain_operator.decide.pods import build_pod, template_problem
-from heterotrain_operator.engine.act import Actor, JobMemory
+from heterotrain_operator.engine.act import RETRY_REFUSED_S, Actor, JobMemory
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.kube.client import Kube
@@ -24,8 +24,6 @@ from heterotrain_operator.world.store import Store
 from heterotrain_operator.world.telemetry import Telemetry
 from heterotrain_operator.world.views import JobKey, JobView
 
-RETRY_REFUSED_S = 20.0
-"""A refusal by policy or quota may be lifted without any change of the job: it is asked again after this long."""
 LONGEST_RETRY_S = 320.0
 """A template that is refused again and again is tried out twice as late each time, but no later than this."""
 PLANNING_PART = 20
@@ -165,6 +163,7 @@ class Reconciler:
                 acceptance=acceptance,
                 refusal=memory.refusal,
                 blocked=memory.blocked,
+                keep_plan=started_s < memory.plan_again_s,
                 replan=news and due,
                 gather_s=self._gather_s,
                 now_s=self._wall_clock_s(),

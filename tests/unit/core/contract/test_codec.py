@@ -113,6 +113,7 @@ def edited(plan: Plan, **changes: Any) -> str:
     ("text", "word"),
     [
         ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
         ("[]", "not a JSON object"),
         (edited(a_plan(), schema=99), "schema 99"),
         (edited(a_plan(), surprise=1), "unknown fields ['surprise']"),
@@ -123,6 +124,7 @@ def edited(plan: Plan, **changes: Any) -> str:
         (edited(a_plan(), members=[{"rank": 0}]), "missing"),
         (edited(a_plan(), job_uid="other"), "for job other"),
         (edited(a_plan(), generation=1, revision=99), "older than (2, 4)"),
+        (edited(a_plan(), revision=10**30), "nobody can write a newer one"),
     ],
 )
 def test_a_bad_plan_is_refused_with_its_reason(text: str, word: str) -> None:
