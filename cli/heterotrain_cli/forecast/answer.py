@@ -50,7 +50,7 @@ def answer(profile: Profile, batch_samples: int) -> Answer:
     curves = [member.curve for member in profile.members for _ in range(member.count)]
     split = balance(batch_samples, curves, communication=profile.communication)
     if isinstance(split, Infeasible):
-        return Answer(feasible=False, reason=_with_name(split.reason, names))
+        return Answer(feasible=False, reason=with_name(split.reason, names))
     rows = zip(names, split.shares, split.micro_batches, split.bindings, strict=True)
     return Answer(
         feasible=True,
@@ -80,7 +80,7 @@ def as_document(found: Answer) -> dict[str, Any]:
     }
 
 
-def _with_name(reason: str, names: Sequence[str]) -> str:
+def with_name(reason: str, names: Sequence[str]) -> str:
     """Return the core's reason, which counts members from 0, with the member's name."""
     return re.sub(
         r"^member (\d+)\b", lambda match: f"member {names[int(match[1])]} (number {int(match[1]) + 1})", reason

@@ -122,9 +122,9 @@ class JobReport:
         console.print(table)
 
     def _show_comparison(self, console: Console, outcome: Outcome) -> None:
-        if outcome.even_step_s is None:
+        if outcome.even_step_s is None and not self.job.even:
             say(console, "even shares are not possible: some rank cannot take its part")
-        elif not self.job.even:
+        elif outcome.even_step_s is not None and not self.job.even:
             longer = outcome.even_step_s / outcome.step_s
             say(console, f"even shares: {outcome.even_step_s:.4g} s, {longer:.2f} times as long")
         if self._prediction is not None:
@@ -157,7 +157,8 @@ class JobReport:
         rows = _spread(self.forecast.alternatives, _SHOWN_ALTERNATIVES)
         if chosen is not None and all(other.choice != chosen.choice for other in rows):
             rows = sorted([*rows, chosen], key=lambda other: -other.samples_per_s)
-        say(console, "choices that no other one beats in both speed and price (* is the job's own):")
+        own = "" if chosen is None else " (* is the job's own)"
+        say(console, f"choices that no other one beats in both speed and price{own}:")
         table = plain_table("")
         for pool in self.job.pools:
             table.add_column(pool.name, justify="right")

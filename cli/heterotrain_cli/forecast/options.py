@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from heterotrain_core.contract.plan import Binding, CommunicationTime
+from heterotrain_core.contract.plan import Binding, CommunicationTime, ComputeTime
 from heterotrain_core.split.balance import Infeasible, Split, balance, evaluate, evenly
+from heterotrain_core.split.curve import SplitMember, TableTime
 
+from heterotrain_cli.forecast.answer import with_name
 from heterotrain_cli.forecast.job import Choice, Exchange, Job, Pool, preferred, price_per_hour, ranks_of
 
 MOST_CHOICES = 2000
 """Choices that are looked at; where there are more, fewer counts of each pool are tried."""
 _HOUR_S = 3600.0
+_ALIKE = ComputeTime(per_sample_s=1.0, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +115,13 @@ def outcome_of(job: Job, choice: Choice, exchange: Exchange) -> Outcome | Infeas
     even: Split | Infeasible = Infeasible(reason="there is no rank")
     if members:
         even = evaluate(evenly(job.batch_samples, len(members)), members, communication=communication)
-    split = even if job.even else balance(job.batch_samples, members, communication=communication)
+    split = balance(job.batch_samples, members, communication=communication)
+    if job.even and isinstance(split, Split):
+        # As the operator divides then: evenly, as far as limits allow.
+        alike = balance(job.batch_samples, [_alike(member) for member in members])
+        split = alike if isinstance(alike, Infeasible) else evaluate(alike.shares, members, communication=communication)
     if isinstance(split, Infeasible):
-        return split
+        return replace(split, reason=with_name(split.reason, [job.pools[index].name for index, _ in ranks]))
     per_hour = price_per_hour(job, choice)
     rate = job.batch_samples / split.step_s
     return Outcome(
@@ -132,6 +139,16 @@ def outcome_of(job: Job, choice: Choice, exchange: Exchange) -> Outcome | Infeas
         ),
         reason="even shares, because rebalance.boundary is never" if job.even else split.reason,
     )
+
+
+def _alike(member: SplitMember) -> SplitMember:
+    """Return the member with its limits, a table's end among them, and the time of any other."""
+    compute = member.compute
+    if not isinstance(compute, TableTime):
+        return replace(member, compute=_ALIKE)
+    last = compute.points[-1][0]
+    cap = last if member.cap_samples is None else min(last, member.cap_samples)
+    return replace(member, compute=_ALIKE, cap_samples=cap)
 
 
 def _pool(pool: Pool, workers: int, mine: Sequence[int], split: Split, batch_samples: int) -> PoolOutcome:

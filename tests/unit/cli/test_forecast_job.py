@@ -188,6 +188,36 @@ def test_the_table_names_what_a_person_asks_for(folder: Path) -> None:
     assert [line for line in text.splitlines() if line.lstrip().startswith("*")]
 
 
+def test_even_shares_for_ever_keep_limits_as_the_operator_does(folder: Path) -> None:
+    """A rank whose table or cap ends before its even part takes what it can, the others the rest; nothing says that it is impossible."""
+    changed = copy.deepcopy(JOB)
+    changed["spec"]["training"]["rebalance"] = {"boundary": "never"}
+    small = {
+        "members": [
+            {"name": "a100", "measured": [[1, 0.1], [4, 0.2]]},
+            {"name": "v100", "perSampleSeconds": 0.01},
+            {"name": "t4", "perSampleSeconds": 0.03, "maxSamples": 6},
+        ]
+    }
+    write(folder, changed, small)
+    found = answer(folder)
+    assert found["feasible"]
+    assert {pool["name"]: pool["samplesPerRank"] for pool in found["pools"]} == {"a100": [4, 4], "v100": [19, 19], "t4": [6, 6]}  # fmt: skip
+    assert found["stepSeconds"] == pytest.approx(0.2)
+    assert found["evenStepSeconds"] is None
+    assert "not possible" not in run(folder).stdout
+
+
+def test_what_is_not_possible_names_the_pool(folder: Path) -> None:
+    """The reason counts no ranks from nought, and no row is said to be the job's own."""
+    small = copy.deepcopy(PROFILE)
+    small["members"][1] |= {"minSamples": 3, "maxSamples": 7, "granularity": 8}
+    write(folder, JOB, small)
+    text = run(folder).stdout
+    assert text.startswith("not possible: member a100 (number 1) needs at least 3 samples but may have at most 0")
+    assert "the job's own" not in text
+
+
 def test_other_objects_in_the_file_are_ignored(folder: Path) -> None:
     """A file that also holds the job's ConfigMap is fine."""
     text = (folder / "job.yaml").read_text(encoding="utf-8")
