@@ -1,33 +1,36 @@
 """`make bench-prediction`: how well step times of shares that were never used are predicted, on the real cluster.
 
 A job on the three pools learns for one epoch as any job does. Then the operator is switched off, so that plans can be
-written by hand, and a series of plans gives the workers global batches and shares that they have not had before. Each
-step time is predicted before the plan is written, by the code that the operator runs on the counters that it reads
-(`planning.shares`, `prom.queries`), and measured afterwards. Two predictions: from all that was seen up to then, as the
-operator would say it, and from the learning epoch alone.
+written by hand: five, each with a global batch that the job has not had before, and each with two vectors of shares that
+take turns every few steps: those that the operator would choose, and others. Both are predicted before either is applied,
+by the code that the operator runs on the counters that it reads, and measured over all of their turns. Two predictions:
+from all that was seen up to then, as the operator would say it, and from the learning epoch alone.
+
+What of a miss is whose: beside each mean stands its own standard error, from the means between scrapes and their
+correlation in time (the yardstick's part). Turns are so short that whatever slows the machine for longer slows both
+vectors alike; so the ratio of the two is free of drift, and how far it is off is the model's part.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import signal
 import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import Boundary, BoundaryKind, Plan
-from heterotrain_core.perf.samples import CounterKey, Counters, Observation, observe
+from heterotrain_core.perf.samples import Observation
 from heterotrain_core.planning.shares import MemberEvidence, SharesDecision, SharesRequest, decide_shares
 from heterotrain_core.split.proportion import in_proportion
-from heterotrain_operator.prom.queries import Snapshot, counter_name, everything_of, parse_everything, parse_vector
-from heterotrain_operator.world.telemetry import MemberId
 from rich.console import Console
 from rich.table import Table
 
@@ -36,63 +39,41 @@ from lab.demo import prepare, start
 from lab.install import OPERATOR_NAMESPACE, install, rollout, this_cluster
 from lab.jobs import Job
 from lab.live import Live
+from lab.scrapes import Scrapes, mean_with_error, name_of
 from lab.telemetry import Prometheus
 
 BATCH = 480
 LEARNING_STEPS = 24
 """Steps of the epoch from which the job learns."""
 BATCHES = (336, 672, 560, 400, 768)
-"""Global batches after that, none of them used before; the first half of the plans is optimal for them."""
-MEASURED_STEPS = 20
+"""Global batches after that, none of them used before; each has optimal shares and others."""
+MEASURED_STEPS = 40
+"""At least so many steps with each vector of shares,"""
+TURN_STEPS = 4
+"""so many of them in a row."""
+TURNS = 10
+"""More than an epoch has; each epoch begins with the first vector."""
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "4000000000", "MALLOC_TOP_PAD_": "200000000"}
 """glibc keeps freed memory, as CUDA's caching allocator does. Otherwise each tensor of more than 32 MiB is mapped and
 cleared anew at every step, and a sample of a large share costs half as much again as one of a small share."""
 STRAY = 0.35
-"""By how much shares are off from optimal ones, up or down, in the second half of the plans."""
+"""By how much shares are off from optimal ones, up or down, in the second vector."""
 STAY = 1e9
 """A gain that no change of shares promises: the decision keeps the shares it is asked about, and predicts them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One plan: seconds of a step as predicted from everything, from the learning epoch alone, and as measured."""
+    """Some shares: seconds of a step as predicted from everything, from the learning epoch alone, and as measured.
+
+    ``error_s`` is the standard error of ``measured_s``.
+    """
 
     shares: tuple[int, ...]
     predicted_s: float
     early_s: float
     measured_s: float
-    steps: int
-
-
-@dataclass(slots=True)
-class Watch:
-    """A job's counters, read as the operator reads them, and what lay between two looks."""
-
-    prometheus: Prometheus
-    job_uid: str
-    counters: Mapping[CounterKey, Counters] = field(default_factory=dict)
-    seen: list[Observation] = field(default_factory=list)
-
-    def read(self) -> Snapshot:
-        """Return what Prometheus holds of the job now."""
-        rows = self.prometheus.query(everything_of(self.job_uid))
-        return parse_everything(parse_vector({"status": "success", "data": {"resultType": "vector", "result": rows}}))
-
-    def look(self) -> tuple[Observation, ...]:
-        """Return, and remember, what happened since the last look."""
-        counters = self.read().counters
-        fresh = observe(self.counters, counters, ended_s=time.time())
-        self.counters = {**self.counters, **counters}
-        self.seen.extend(fresh)
-        return fresh
-
-    def evidence(self, plan: Plan) -> tuple[MemberEvidence, ...]:
-        """Return what is known of the plan's members, by rank."""
-        names = [counter_name(MemberId(member.worker_uid, member.local_rank)) for member in plan.members]
-        return tuple(
-            MemberEvidence(member=name, pool=member.pool, observations=tuple(o for o in self.seen if o.member == name))
-            for name, member in zip(names, plan.members, strict=True)
-        )
+    error_s: float
 
 
 def main() -> int:
@@ -124,66 +105,93 @@ def measure(cluster: Cluster, chance: random.Random) -> list[Row]:
         {"elasticPolicy": {"minReplicas": 3, "maxReplicas": 3}},
         environment=KEEP_MEMORY,
     )
-    watch = Watch(Prometheus(cluster), job.uid())
+    scrapes = Scrapes(Prometheus(cluster), job.uid(), known_s=time.time())
     try:
         with Live(job):
             job.wait_epoch(1, timeout_s=300)
         switch(cluster, replicas=0)
-        watch.look()
+        scrapes.look(until_s=time.time())
         plan = job.plan()
         if plan is None:
             raise ClusterError("the job has no plan")
-        early = watch.evidence(plan)
+        early = scrapes.evidence(plan)
         rows: list[Row] = []
-        for number, batch in enumerate((*BATCHES, *reversed(BATCHES))):
-            shares = best_shares(batch, watch.evidence(plan))
-            if number >= len(BATCHES):
-                stray = [share * chance.uniform(1 - STRAY, 1 + STRAY) for share in shares]
-                shares = in_proportion(batch, [round(1000 * share) for share in stray])
-            plan, row = one(cluster, job, watch, replace(plan, global_batch_samples=batch), shares, early=early)
-            rows.append(row)
-            print(f"{row.shares}: predicted {row.predicted_s:.3f} s, measured {row.measured_s:.3f} s", flush=True)
+        for batch in BATCHES:
+            now = scrapes.evidence(plan)
+            vectors = (best_shares(batch, now), stray_shares(batch, now, chance))
+            predicted = [(predict(shares, now), predict(shares, early)) for shares in vectors]
+            plan, seen = in_turns(cluster, job, scrapes, plan, vectors)
+            for shares, (predicted_s, early_s), told in zip(vectors, predicted, seen, strict=True):
+                measured_s, error_s = mean_with_error(told)
+                rows.append(
+                    Row(
+                        shares=shares,
+                        predicted_s=predicted_s,
+                        early_s=early_s,
+                        measured_s=measured_s,
+                        error_s=error_s,
+                    )
+                )
+                print(
+                    f"{shares}: predicted {predicted_s:.3f} s, measured {measured_s:.3f} s ± {error_s:.3f} s",
+                    flush=True,
+                )
         return rows
     finally:
         switch(cluster, replicas=1)
         cluster.delete(keys.PLURAL, job.name)
 
 
-def one(
-    cluster: Cluster, job: Job, watch: Watch, plan: Plan, shares: tuple[int, ...], *, early: Sequence[MemberEvidence]
-) -> tuple[Plan, Row]:
-    """Predict these shares, put them into force, measure them, and return the plan and the row."""
-    predicted_s, early_s = (predict(shares, evidence) for evidence in (watch.evidence(plan), early))
+def stray_shares(batch_samples: int, evidence: Sequence[MemberEvidence], chance: random.Random) -> tuple[int, ...]:
+    """Return shares that are off from the optimal ones by up to ``STRAY``."""
+    stray = [share * chance.uniform(1 - STRAY, 1 + STRAY) for share in best_shares(batch_samples, evidence)]
+    return in_proportion(batch_samples, [round(1000 * share) for share in stray])
+
+
+def in_turns(
+    cluster: Cluster, job: Job, scrapes: Scrapes, plan: Plan, vectors: Sequence[tuple[int, ...]]
+) -> tuple[Plan, list[Mapping[str, Sequence[Observation]]]]:
+    """Let shares of the same batch take turns until all have made enough steps.
+
+    Returns the plan in force and, for each vector, what members did with it between any two scrapes: those members whose
+    share tells it from the other vectors and from the plan before.
+    """
     written = replace(
         plan,
         revision=plan.revision + 1,
-        members=tuple(replace(m, share_samples=share) for m, share in zip(plan.members, shares, strict=True)),
+        global_batch_samples=sum(vectors[0]),
+        members=tuple(replace(m, share_samples=share) for m, share in zip(plan.members, vectors[0], strict=True)),
         boundary=Boundary(kind=BoundaryKind.STEPS, every_steps=2),
-        probe=(),
-        probe_steps=0,
+        probe=tuple(vectors[turn % len(vectors)] for turn in range(TURNS)),
+        probe_steps=TURN_STEPS,
         prediction=None,
         reason="shares to be measured",
     )
+    names = [name_of(member.worker_uid, member.local_rank) for member in plan.members]
+    used = [*vectors, plan.shares, *plan.probe]
+    telling = [
+        {
+            name: share
+            for rank, (name, share) in enumerate(zip(names, shares, strict=True))
+            if all(share != other[rank] for other in used if other != shares)
+        }
+        for shares in vectors
+    ]
+    known = len(scrapes.seen)
     write(cluster, job, written)
-    names = {m.member: share for m, share in zip(watch.evidence(plan), shares, strict=True)}
 
-    def done() -> dict[str, Observation] | None:
-        """Return each member's steps with these shares since the last look, when all have made enough of them."""
-        fresh = observe(watch.counters, watch.read().counters, ended_s=time.time())
-        mine = {o.member: o for o in fresh if names.get(o.member) == o.share_samples and o.step is not None}
-        enough = len(mine) == len(names) and min(o.steps for o in mine.values()) >= MEASURED_STEPS
-        return mine if enough else None
+    def told() -> list[Mapping[str, Sequence[Observation]]] | None:
+        scrapes.look(until_s=time.time())
+        fresh = [o for o in scrapes.seen[known:] if o.step is not None]
+        seen: list[Mapping[str, Sequence[Observation]]] = [
+            {name: [o for o in fresh if (o.member, o.share_samples) == (name, share)] for name, share in mine.items()}
+            for mine in telling
+        ]
+        enough = all(sum(o.steps for o in each) >= MEASURED_STEPS for mine in seen for each in mine.values())
+        return seen if enough else None
 
-    mine = wait_for(done, f"{MEASURED_STEPS} steps with shares {shares}", timeout_s=180, every_s=1.0)
-    watch.look()
-    measured = [o.step.mean for o in mine.values() if o.step is not None]
-    return written, Row(
-        shares=shares,
-        predicted_s=predicted_s,
-        early_s=early_s,
-        measured_s=statistics.mean(measured),
-        steps=min(o.steps for o in mine.values()),
-    )
+    what = f"{MEASURED_STEPS} steps with each of {vectors}"
+    return written, wait_for(told, what, timeout_s=300, every_s=5.0)
 
 
 def predict(shares: tuple[int, ...], evidence: Sequence[MemberEvidence]) -> float:
@@ -239,27 +247,46 @@ def switch(cluster: Cluster, *, replicas: int) -> None:
 def show(rows: Sequence[Row], out: Path) -> None:
     """Print the table and the medians, and write both to ``out/prediction.txt``."""
     table = Table(title="Step times of shares that were not used before: predicted, then measured")
-    for heading in ("batch", "shares", "measured", "predicted", "off", "from the learning epoch alone", "off"):
+    for heading in ("batch", "shares", "measured", "predicted", "off", "from the learning epoch", "off"):
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(
             str(sum(row.shares)),
             " : ".join(map(str, row.shares)),
-            f"{row.measured_s:.3f} s",
+            f"{row.measured_s:.3f} s ± {row.error_s / row.measured_s:.1%}",
             f"{row.predicted_s:.3f} s",
             f"{row.predicted_s / row.measured_s - 1:+.1%}",
             f"{row.early_s:.3f} s",
             f"{row.early_s / row.measured_s - 1:+.1%}",
         )
-    console = Console(record=True, width=120)
+    console = Console(record=True, width=130)
     console.print(table)
-    for what, errors in (
-        ("predicted", [abs(row.predicted_s / row.measured_s - 1) for row in rows]),
-        ("from the learning epoch alone", [abs(row.early_s / row.measured_s - 1) for row in rows]),
-    ):
-        console.print(f"{what}: off by {statistics.median(errors):.1%} in the median, at most {max(errors):.1%}")
+    console.print(f"predicted: {_misses([row.predicted_s / row.measured_s for row in rows])}")
+    console.print(f"from the learning epoch alone: {_misses([row.early_s / row.measured_s for row in rows])}")
+    off = [math.log(row.predicted_s / row.measured_s) for row in rows]
+    ratios = [abs(math.expm1(one - other)) for one, other in zip(off[::2], off[1::2], strict=True)]
+    console.print(
+        f"predicted ratio of the two vectors that took turns: off by {statistics.median(ratios):.1%} in the median, at most "
+        f"{max(ratios):.1%}"
+    )
+    beyond = sum(abs(row.predicted_s - row.measured_s) > 2 * row.error_s for row in rows)
+    console.print(
+        f"the yardstick: a standard error of {statistics.median(row.error_s / row.measured_s for row in rows):.1%} in the "
+        f"median; {beyond} of {len(rows)} predictions miss by more than two of them"
+    )
     out.mkdir(parents=True, exist_ok=True)
     (out / "prediction.txt").write_text(console.export_text())
+
+
+def _misses(ratios: Sequence[float]) -> str:
+    """Say how far predictions are off, and how far without the factor that all of them share: the machine's drift."""
+    errors = [abs(ratio - 1) for ratio in ratios]
+    common = math.exp(statistics.median(map(math.log, ratios)))
+    rest = statistics.median(abs(ratio / common - 1) for ratio in ratios)
+    return (
+        f"off by {statistics.median(errors):.1%} in the median, at most {max(errors):.1%}; "
+        f"of that {common - 1:+.1%} for all alike, and {rest:.1%} in the median without it"
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,76 @@
+"""The benchmark of predictions: nothing is lost between two looks, and its own error is told as it is."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from heterotrain_core.contract import metrics
+from heterotrain_core.perf.samples import Moments, Observation
+from lab.cluster import Cluster
+from lab.scrapes import Scrapes, mean_with_error
+from lab.telemetry import Prometheus
+
+LABELS = {
+    metrics.LABEL_WORKER: "a-0",
+    metrics.LABEL_WORKER_UID: "uid",
+    metrics.LABEL_LOCAL_RANK: "0",
+    metrics.LABEL_MICRO_BATCH: "0",
+}
+
+
+class Recorded(Prometheus):
+    """Prometheus with two shares' counters, scraped every second: share 10 for five steps a second, then share 20."""
+
+    def __init__(self) -> None:
+        super().__init__(Cluster())
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        assert expression.endswith("s]")
+        found = []
+        for share, began, ended in ((10, 0, 8), (20, 6, 14)):
+            steps = [(at + 0.4, 5.0 * min(at - began + 1, ended - began)) for at in range(began, 20)]
+            labels = LABELS | {metrics.LABEL_SHARE: str(share)}
+            by_name = {metrics.STEPS: 1.0, metrics.PHASE_SECONDS: 0.01 * share, metrics.PHASE_SECONDS_SQUARED: 1.0}
+            for name, each in by_name.items():
+                values = [[at, str(each * count)] for at, count in steps]
+                found.append({"metric": labels | {"__name__": name, metrics.LABEL_PHASE: "step"}, "values": values})
+        return found
+
+
+def test_what_is_asked_for_afterwards_is_what_each_scrape_would_have_told() -> None:
+    def look(*moments_s: float) -> list[Observation]:
+        watched = Scrapes(Recorded(), "job", known_s=0.0)
+        for moment_s in moments_s:
+            watched.look(until_s=moment_s)
+        return watched.seen
+
+    seen = look(20.0)
+    assert seen == look(3.3, 7.0, 7.2, 20.0)
+    assert [(o.share_samples, o.steps) for o in seen if o.ended_s == 6.4] == [(10, 5), (20, 5)]
+    assert {share: sum(o.steps for o in seen if o.share_samples == share) for share in (10, 20)} == {10: 40, 20: 40}
+    assert all(o.step is not None and o.step.mean == pytest.approx(0.01 * o.share_samples) for o in seen)
+    assert [o.ended_s for o in seen if o.warm_up] == [0.4]
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.6])
+def test_the_yardstick_knows_its_own_error(correlation: float) -> None:
+    """80 steps, scraped every two: what is said of the mean's error is its deviation over many runs."""
+    chance = np.random.default_rng(11)
+    means, said = [], []
+    for _ in range(300):
+        noise = [float(chance.standard_normal())]
+        for fresh in chance.standard_normal(79).tolist():
+            noise.append(correlation * noise[-1] + math.sqrt(1 - correlation**2) * fresh)
+        step_s = 1 + 0.08 * np.array(noise)
+        told = [
+            Observation(member="a", share_samples=1, steps=2, ended_s=float(at), step=Moments(mean=float(two.mean())))
+            for at, two in enumerate(step_s.reshape(-1, 2))
+        ]
+        mean, error = mean_with_error({"a": told})
+        means.append(mean)
+        said.append(error)
+    assert float(np.mean(means)) == pytest.approx(1.0, abs=0.003)
+    assert math.sqrt(float(np.mean(np.square(said)))) == pytest.approx(float(np.std(means)), rel=0.2)
