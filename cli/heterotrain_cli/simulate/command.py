@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import click
 from heterotrain_core.simulate.engine import simulate as run_once
@@ -67,6 +68,8 @@ def simulate(scenario: str, policies: tuple[str, ...], seeds: tuple[int, ...], o
     comparison = replace(
         comparison, policies=policies or comparison.policies, seeds=tuple(dict.fromkeys(seeds)) or comparison.seeds
     )
+    if out is not None:
+        make_folder(out)
     runs = run_all(comparison, Console(stderr=True))
     target = comparison.scenario.workload.target_steps
     summaries = [summarise(outcomes, target_steps=target) for outcomes in runs.values()]
@@ -109,16 +112,29 @@ def document(comparison: Comparison, summaries: Sequence[Summary]) -> dict[str, 
     }
 
 
+def make_folder(out: Path) -> None:
+    """Make the folder for the results, before minutes are spent on them.
+
+    Raises:
+        InputError: it can't be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written: {error.strerror}") from error
+
+
 def write(
     out: Path, comparison: Comparison, runs: dict[str, list[Outcome]], summaries: Sequence[Summary]
 ) -> list[Path]:
-    """Write table, figures, stretches and pictures into a folder and return their paths.
+    """Write table, figures, stretches and pictures into a folder that is there, and return their paths.
 
     Raises:
         InputError: the folder can't be written.
     """
     try:
-        out.mkdir(parents=True, exist_ok=True)
         table, figures, stretches = out / "summary.md", out / "summary.json", out / "stretches.csv"
         table.write_text(markdown(comparison.scenario, summaries), encoding="utf-8")
         figures.write_text(

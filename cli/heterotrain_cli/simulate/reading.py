@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from heterotrain_core.simulate.baselines import AdaptiveEven, Even, Proportional
@@ -16,7 +17,7 @@ from heterotrain_core.simulate.published import PRICES_PER_HOUR, WORKLOADS
 from heterotrain_core.simulate.scenario import Change, Elasticity, Group, Noise, Scenario, Slowdown, problems
 from heterotrain_core.simulate.traces import TRACES, as_changes
 
-from heterotrain_cli.documents import check_document, parse_document, place, read_document
+from heterotrain_cli.documents import STANDARD_INPUT, check_document, parse_document, place, read_document
 from heterotrain_cli.errors import InputError
 
 SCHEMA = "scenario"
@@ -61,6 +62,8 @@ def read_scenario(name_or_path: str) -> Comparison:
         text = (resources.files("heterotrain_cli") / "scenarios" / f"{name_or_path}.yaml").read_text(encoding="utf-8")
         return scenario_of(parse_document(text, where=name_or_path), name=name_or_path, where=name_or_path)
     where = place(name_or_path)
+    if name_or_path != STANDARD_INPUT and not Path(name_or_path).exists():
+        raise InputError(f"{where}: is neither a file nor a shipped scenario: these are {', '.join(shipped())}")
     return scenario_of(read_document(name_or_path), name=name_or_path, where=where)
 
 

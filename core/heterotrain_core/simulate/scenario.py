@@ -107,7 +107,8 @@ class Scenario:
         gamma: fraction of backward at which the first gradient bucket is ready.
         bucket_bytes: size of a gradient bucket.
         noise, slowdowns, changes, elasticity: see there.
-        batch_samples: the fixed global batch of the policies that keep one, and of all when ``adaptive`` is off.
+        batch_samples: the fixed global batch of the policies that keep one, and of all when ``adaptive`` is off; while
+            joiners make more workers than that, one sample for each.
         adaptive: whether policies that can choose the global batch do.
         boundary_steps: steps between boundaries, 0 for each epoch.
         scrape_s: seconds between two looks at the telemetry.
@@ -161,4 +162,8 @@ def problems(scenario: Scenario) -> tuple[str, ...]:
         found.append(f"the noise's correlation has to be at least 0 and below 1, not {scenario.noise.correlation:g}")
     if scenario.batch_samples < 1:
         found.append("the global batch has to be at least 1 sample")
+    elif scenario.batch_samples < (first := sum(group.count for group in scenario.groups)):
+        found.append(
+            f"the global batch of {scenario.batch_samples} is less than one sample for each of the first {first} workers"
+        )
     return tuple(found)

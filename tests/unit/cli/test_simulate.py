@@ -13,6 +13,7 @@ import yaml
 from click.testing import CliRunner, Result
 from heterotrain_cli.documents import schema_text
 from heterotrain_cli.main import main
+from heterotrain_cli.simulate import command
 from heterotrain_cli.simulate.reading import POLICIES, read_scenario, scenario_of, shipped
 from heterotrain_core.simulate.baselines import Even
 from heterotrain_core.simulate.engine import simulate
@@ -162,11 +163,17 @@ def test_wrong_scenarios_are_one_sentence(tmp_path: Path) -> None:
     )
     missing = CliRunner().invoke(main, ["simulate", "/nowhere.yaml"])
     assert missing.exit_code == 2
-    assert missing.stderr == "Error: /nowhere.yaml: cannot be read: No such file or directory\n"
+    assert missing.stderr == (
+        "Error: /nowhere.yaml: is neither a file nor a shipped scenario: these are adaptive, mixed, spot, throttle\n"
+    )
+    assert refusal(tmp_path, batch=2) == (
+        "the global batch of 2 is less than one sample for each of the first 3 workers"
+    )
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    """It is named."""
+def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named before anything is simulated."""
+    monkeypatch.setattr(command, "run_all", lambda *_: pytest.fail("simulated first"))
     blocked = tmp_path / "file"
     blocked.write_text("", encoding="utf-8")
     result = run(tmp_path, SMALL, "--out", str(blocked / "below"))
