@@ -144,6 +144,31 @@ REFUSED: dict[str, tuple[Change, str]] = {
         lambda job: job["spec"]["template"]["spec"].update(volumes=[{"name": "heterotrain-plan", "emptyDir": {}}]),
         "belong to the operator: give the volume another name",
     ),
+    "a node of its own": (
+        lambda job: job["spec"]["template"]["spec"].update(nodeName="n"),
+        "nodeName has to be left out: choose nodes by nodeSelector",
+    ),
+    "restart policy": (
+        lambda job: job["spec"]["template"]["spec"].update(restartPolicy="Always"),
+        "restartPolicy has to be left out",
+    ),
+    "a limit of its own": (
+        lambda job: job["spec"]["template"]["spec"].update(activeDeadlineSeconds=3),
+        "limit the job by spec.activeDeadlineSeconds",
+    ),
+    "misshapen node selector": (
+        lambda job: job["spec"]["template"]["spec"].update(nodeSelector="gpu=a100"),
+        "nodeSelector in body must be of type object",
+    ),
+    "two containers of a name": (
+        lambda job: job["spec"]["template"]["spec"]["containers"].append({"name": "main", "image": "x"}),
+        'Duplicate value: {"name":"main"}',
+    ),
+    "amount without end": (container(lambda c: c.update(resources={"limits": {"cpu": "1e400"}})), "should match"),
+    "negative number": (
+        spec(lambda s: s["workerPools"][0].update(resources={"limits": {"cpu": -1}})),
+        "greater than or equal to 0",
+    ),
     "long name": (lambda job: job["metadata"].update(name="a" * 49), "metadata.name has to start with a letter"),
     "name with a dot": (lambda job: job["metadata"].update(name="a.b"), "metadata.name has to start with a letter"),
 }
@@ -173,6 +198,9 @@ ACCEPTED: dict[str, Change] = {
         )
     ),
     "every steps": spec(lambda s: s["training"].update(rebalance={"boundary": "steps", "everySteps": 200})),
+    "what templating tools leave behind": lambda job: job["spec"]["template"]["spec"].update(
+        nodeSelector=None, tolerations=None, volumes=None
+    ),
     "an adaptive batch": adaptive(least=100, most=4096),
     "no minimum gain": spec(lambda s: s["training"].update(rebalance={"minGain": 0})),
 }

@@ -8,8 +8,8 @@ from pathlib import Path
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_operator.kube.client import KubeClient
-from heterotrain_operator.kube.resources import CONFIG_MAPS, DISRUPTION_BUDGETS, JOBS, PODS, SERVICES
-from operator_cluster import Cluster, Operator, until
+from heterotrain_operator.kube.resources import CONFIG_MAPS, DISRUPTION_BUDGETS, JOBS, PODS, SERVICES, Resource
+from operator_cluster import Cluster, Operator, force_delete, until
 
 SPOT_NOTICE = "aws-node-termination-handler/spot-itn"
 
@@ -259,6 +259,53 @@ async def test_a_bad_job_is_told_why_and_delays_nobody(cluster: Cluster, operato
     assert await cluster.pods("bad") == {}
     await cluster.started(1, "good")
     await state_is(cluster, "Running", "good")
+
+
+async def test_names_that_are_taken_are_told_and_what_bears_them_is_left_alone(
+    cluster: Cluster, operator: Operator
+) -> None:
+    """A Service and a pod of others, and a pod that an orphaning deletion left behind with all our labels."""
+    await cluster.add_node("a")
+    theirs = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": keys.service_name("job"), "namespace": cluster.namespace},
+        "spec": {"selector": {"app": "theirs"}, "ports": [{"port": 80}]},
+    }
+    await cluster.kube.create(SERVICES, theirs)
+    accounts = Resource("v1", "serviceaccounts")
+
+    async def account() -> bool:  # no pod can be created in a namespace before
+        return bool([each async for each in cluster.kube.list(accounts, cluster.namespace)])
+
+    await until(account, "the namespace's service account")
+    containers = [{"name": "main", "image": "image.invalid/none:1"}]
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": keys.worker_name("job", 1), "namespace": cluster.namespace},
+        "spec": {"containers": containers},
+    }
+    await cluster.kube.create(PODS, pod)
+    left = {keys.LABEL_MANAGED_BY: keys.MANAGED_BY, keys.LABEL_JOB: "job", keys.LABEL_WORKER_INDEX: "0"}
+    orphan = {**pod, "metadata": {**pod["metadata"], "name": keys.worker_name("job", 0), "labels": left}}
+    await cluster.kube.create(PODS, orphan)
+    await cluster.create(cluster.job(cluster.pool("a")))
+
+    async def told(kind: str, words: str) -> bool:
+        return words in (await cluster.condition(kind))[2]
+
+    await until(lambda: told("Scheduled", "a Pod named job-w1 is there already"), "the pod's name is taken")
+    await until(lambda: told("Ready", "a Service named job-workers is there already"), "the Service's name is taken")
+    for resource, name in ((SERVICES, "job-workers"), (PODS, "job-w0"), (PODS, "job-w1")):
+        found = await cluster.kube.get(resource, cluster.namespace, name)
+        assert not {"ownerReferences", "deletionTimestamp"} & set(found["metadata"])
+    await force_delete(cluster.kube, await cluster.kube.get(PODS, cluster.namespace, "job-w1"))
+
+    async def placed() -> bool:
+        return "job-w1" in await cluster.pods()
+
+    await until(placed, "the worker is made as soon as its name is free")
 
 
 async def test_suspend_removes_workers_and_resume_goes_on(cluster: Cluster, operator: Operator) -> None:
