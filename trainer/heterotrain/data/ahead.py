@@ -56,11 +56,14 @@ class Ahead:
         self._coming.sent.clear()
 
     def take(self, piece: Piece, following: Callable[[], Iterator[Piece]]) -> Any:
-        """Return the batch of ``piece``.
+        """Return the batch of ``piece``, on the CPU; what was loaded ahead is thrown away when it is another one.
 
         Args:
             piece: what the running step takes next.
             following: lists what comes from ``piece`` on, itself included, if nothing changes.
+
+        Raises:
+            Exception: whatever the data set raised in the worker process, of the same type.
         """
         if not self._coming.sent or self._coming.sent[0] != piece:
             self._coming.pieces = following()
@@ -95,7 +98,7 @@ class StreamReader:
         source.begin = self.begin
 
     def begin(self, epoch: int) -> Iterator[Any]:
-        """Yield an epoch's samples from its beginning; what was read ahead of another one is thrown away."""
+        """Yield an epoch's samples (from epoch 0 on) from its beginning; what was read ahead of another one is thrown away."""
         self._reads.epoch.fill_(epoch)
         self._packs = iter(self._loader)
         for pack in self._packs:

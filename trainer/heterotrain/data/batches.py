@@ -22,19 +22,28 @@ class MapDataset(Protocol):
 
 
 def fetch(dataset: MapDataset, ids: Sequence[int], collate: Collate | None) -> Any:
-    """Return the batch of these samples; a data set with ``__getitems__`` is asked once for all."""
+    """Return the batch of these samples; a data set with ``__getitems__`` is asked once for all.
+
+    Args:
+        dataset: with indices.
+        ids: indices into it, in the batch's order; at least one.
+        collate: makes the batch; ``None`` stands for torch's own.
+    """
     several = getattr(dataset, "__getitems__", None)
     samples = several(list(ids)) if callable(several) else [dataset[i] for i in ids]
     return collated(samples, collate)
 
 
 def collated(samples: list[Any], collate: Collate | None) -> Any:
-    """Return the batch of samples that are loaded."""
+    """Return the batch of samples that are loaded: by torch's ``default_collate`` where ``collate`` is ``None``."""
     return (collate or default_collate)(samples)
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Return the batch with all its tensors on the device."""
+    """Return the batch with all its tensors on the device; from page-locked memory the copy runs beside the host's work.
+
+    Mappings (as dictionaries), lists, tuples and named tuples are walked through; whatever else they hold stays as it is.
+    """
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, Mapping):

@@ -41,7 +41,9 @@ class States:
 def chance(seed: int, numpys: np.random.MT19937 = _SPARE) -> Iterator[None]:
     """Seed the global generators of the CPU for a while; afterwards they are as they were.
 
-    ``numpys`` takes the place of numpy's meanwhile, for those who want to go on with it later.
+    Args:
+        seed: from 0 to below 2^63; numpy's generator takes its lowest 32 bits.
+        numpys: takes the place of numpy's generator meanwhile, for those who want to go on with it later.
     """
     before = States.now()
     torch.default_generator.manual_seed(seed)

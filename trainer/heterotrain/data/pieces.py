@@ -8,7 +8,13 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Samples ``[start, stop)`` of an epoch, in its order: what one micro-batch takes."""
+    """Samples ``[start, stop)`` of an epoch, in its order: what one micro-batch takes.
+
+    Attributes:
+        epoch: from 0.
+        start: samples of the epoch before it.
+        stop: the same for what comes after it; more than ``start``.
+    """
 
     epoch: int
     start: int
@@ -27,10 +33,23 @@ class Source(Protocol):
         """Whether a piece can be loaded anywhere, by any process."""
 
     def extent(self, epoch: int, cursor: int, wanted: int) -> tuple[int, bool]:
-        """Return how many of the next ``wanted`` samples after ``cursor`` there are, and whether the epoch ends there."""
+        """Return how many of the next ``wanted`` samples after ``cursor`` there are, and whether the epoch ends there.
+
+        Args:
+            epoch: from 0.
+            cursor: committed samples of the epoch.
+            wanted: a step's samples over all ranks.
+
+        Raises:
+            UsageError: there are none: these are not the data of which ``cursor`` samples were committed.
+        """
 
     def ids(self, epoch: int, start: int, stop: int) -> list[int]:
-        """Return the numbers of samples ``[start, stop)`` within the data set."""
+        """Return the numbers of the epoch's samples ``[start, stop)`` within the data set, for the log of samples."""
 
     def load(self, piece: Piece) -> Any:
-        """Return the batch of a piece."""
+        """Return the batch of a piece, on the CPU; the same whenever and wherever it is asked for.
+
+        Raises:
+            UsageError: the data set returned other samples than were asked for.
+        """

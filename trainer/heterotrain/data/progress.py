@@ -44,7 +44,13 @@ class Progress:
 
 
 def advance(progress: Progress, *, batch_samples: int, epoch_samples: int) -> Progress:
-    """Return the progress after a step of ``batch_samples`` is committed."""
+    """Return the progress after a step is committed.
+
+    Args:
+        progress: before it.
+        batch_samples: samples of the step over all ranks.
+        epoch_samples: samples of the whole epoch; where more follow, any greater number than are committed then.
+    """
     cursor = progress.cursor + batch_samples
     moved = replace(
         progress,
@@ -60,14 +66,31 @@ def advance(progress: Progress, *, batch_samples: int, epoch_samples: int) -> Pr
 
 @lru_cache(maxsize=2)
 def permutation(*, seed: int, epoch: int, epoch_samples: int, shuffle: bool) -> npt.NDArray[np.int64]:
-    """Return the order of one epoch's samples; the same on every rank and every machine."""
+    """Return the order of one epoch's samples; the same on every rank and every machine.
+
+    Drawn by numpy's PCG64 from (seed, epoch); kept for the two epochs that were asked for last.
+
+    Args:
+        seed: of the job, from 0 on.
+        epoch: from 0.
+        epoch_samples: samples of the data set.
+        shuffle: whether to draw an order, or to leave that of the data set.
+
+    Returns:
+        Indices into the data set, of shape (epoch_samples,), each once.
+    """
     if not shuffle:
         return np.arange(epoch_samples, dtype=np.int64)
     return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(epoch_samples)
 
 
 def slice_of(shares: tuple[int, ...], rank: int) -> tuple[int, int]:
-    """Return the part ``[start, stop)`` of the global batch that belongs to ``rank``, by prefix sums of the shares."""
+    """Return the part ``[start, stop)`` of the global batch that belongs to ``rank``, by prefix sums of the shares.
+
+    Args:
+        shares: samples by rank in the process group.
+        rank: one of them.
+    """
     ends = tuple(accumulate(shares))
     return (ends[rank] - shares[rank], ends[rank])
 
@@ -76,6 +99,10 @@ def micro_batches(share_samples: int, micro_batch_samples: int) -> tuple[int, ..
     """Cut a share into micro-batches, the remainder first.
 
     The last one is full size, because only its backward pass overlaps with the exchange of gradients.
+
+    Args:
+        share_samples: to be cut, from 0 on; nothing is left of none.
+        micro_batch_samples: of the largest piece; 0 leaves the share in one.
     """
     if share_samples == 0:
         return ()
@@ -90,6 +117,11 @@ def step_seed(*, seed: int, epoch: int, position: int) -> int:
 
     It depends only on where the rank's slice begins in the epoch: a repeated step draws the same numbers, and a run
     with the same shares does so under any history of membership.
+
+    Args:
+        seed: of the job, from 0 on.
+        epoch: from 0.
+        position: samples of the epoch before the slice.
     """
     place = f"{seed} {epoch} {position}".encode()
     return int.from_bytes(blake2b(place, digest_size=8).digest(), "little") >> 1  # numpy's way takes six times as long

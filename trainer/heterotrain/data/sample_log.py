@@ -16,6 +16,11 @@ class SampleLog:
     """One rank's log file; every line is flushed when it is written."""
 
     def __init__(self, folder: str, *, name: str) -> None:
+        """Open ``folder/name.jsonl``, to go on with what is there.
+
+        Raises:
+            OSError: the folder cannot be made, or the file not be written.
+        """
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         self._file = (path / f"{name}.jsonl").open("a", encoding="utf-8")
@@ -27,7 +32,10 @@ class SampleLog:
 
 
 def lineage(folder: Path | str) -> dict[int, list[int]]:
-    """Return the sample ids of each epoch in the order in which they entered the final weights.
+    """Return the sample ids of each epoch, by epoch, in the order in which they entered the final weights.
+
+    Args:
+        folder: with the logs of all ranks of a job, dead ones included.
 
     Raises:
         ValueError: two ranks logged contradicting samples for one step of one formation.

@@ -58,14 +58,15 @@ class Shards(Generic[_S]):
         self._opened: OrderedDict[int, Sequence[Any]] = OrderedDict()
 
     def __len__(self) -> int:
+        """Return the records of all shards together."""
         return self._starts[-1]
 
     def ids(self, epoch: int, start: int, stop: int) -> list[int]:
-        """Return the numbers of records ``[start, stop)`` of an epoch."""
+        """Return the numbers of records ``[start, stop)`` of an epoch, each from 0 to below ``len()``."""
         return [self._starts[shard] + record for shard, record in self._places(epoch, start, stop)]
 
     def read(self, epoch: int, start: int, stop: int) -> list[Any]:
-        """Return records ``[start, stop)`` of an epoch.
+        """Return records ``[start, stop)`` of an epoch, which may lie in several shards; those that are not open are opened.
 
         Raises:
             UsageError: a shard holds another number of records than was said.

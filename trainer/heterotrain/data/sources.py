@@ -45,6 +45,12 @@ class NumberedStream(Protocol):
 def source_of(dataset: Any, *, collate: batches.Collate | None, shuffle: bool, seed: int) -> Source:
     """Return the source that reads this data set.
 
+    Args:
+        dataset: see ``Job.steps``.
+        collate: makes a batch of a list of samples; ``None`` stands for torch's own.
+        shuffle: draw a new order for each epoch; only for a data set with indices.
+        seed: of the job, from 0 on.
+
     Raises:
         UsageError: it is empty, or of no kind that is understood.
     """

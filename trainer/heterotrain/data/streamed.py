@@ -25,6 +25,10 @@ class Streamed:
     lies before is read and dropped. What is costly belongs into ``collate``, which sees this rank's samples only.
 
     Attributes:
+        dataset: what is iterated, once for each epoch.
+        collate: makes a batch of a list of samples; ``None`` stands for torch's own.
+        seed: of the job, from 0 on.
+        samples: of an epoch; ``None`` until the end of one was reached.
         begin: begins an epoch in another process and returns its samples; ``None`` reads in this one.
     """
 
@@ -41,7 +45,12 @@ class Streamed:
     _chance: States | None = None
 
     def extent(self, epoch: int, cursor: int, wanted: int) -> tuple[int, bool]:
-        """Return how many samples there are, by reading them and one more.
+        """Return how many of the next ``wanted`` samples there are, by reading them and one more, and whether the epoch ends.
+
+        Args:
+            epoch: from 0.
+            cursor: committed samples of the epoch; where they lie behind what is at hand, the epoch is read anew.
+            wanted: a step's samples over all ranks.
 
         Raises:
             UsageError: the stream ended before the cursor.
@@ -109,7 +118,7 @@ class Streamed:
 
 
 def iterator_of(dataset: Any, epoch: int) -> Iterator[Any]:
-    """Return the samples of an epoch of a data set that can only be iterated."""
+    """Return the samples of an epoch (from 0) of a data set that can only be iterated; ``set_epoch`` is told, if there is one."""
     set_epoch = getattr(dataset, "set_epoch", None)
     if callable(set_epoch):
         set_epoch(epoch)
