@@ -1,4 +1,4 @@
-"""The loop under ``job.steps``: formations, plans and steps, one transaction after the other."""
+"""The loop under ``job.steps``: one step after the other as transactions, in whatever formation there is (``formations.py``)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,6 @@ from heterotrain.errors import PeerLost, RepeatStep, UsageError
 from heterotrain.farewell import Farewell
 from heterotrain.identity import Identity
 from heterotrain.membership.interface import Formed, Membership
-from heterotrain.membership.plan_source import Held
-from heterotrain.membership.roster import may_adopt, roster_of, workers_of
-from heterotrain.membership.standing import Standing
 from heterotrain.network.control import Slot, Verdict
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.reducer import Reducer
@@ -31,6 +28,7 @@ from heterotrain.state.training import Training
 from heterotrain.steps.attempt import Attempts, seed_step
 from heterotrain.steps.departure import Departure
 from heterotrain.steps.feed import Feed
+from heterotrain.steps.formations import Formations
 from heterotrain.steps.observe import Observer
 from heterotrain.steps.step import Step
 from heterotrain.steps.task import Task
@@ -63,10 +61,12 @@ class Loop:
         farewell: Farewell,
         record: RunRecord,
     ) -> None:
-        self.formed: Formed | None = None
         self.departure = Departure(
             config=config, training=training, membership=membership, keeper=keeper, farewell=farewell
         )
+        self._formations = Formations(
+            membership=membership, departure=self.departure, training=training, keeper=keeper, observer=observer, report=report
+        )  # fmt: skip
         self.reducer: Reducer | None = None
         self.run_hooks: Callable[[int], None] = lambda _epoch: None
         self.schedulers: list[Any] = []
@@ -75,18 +75,21 @@ class Loop:
         self._config = config
         self._device = device
         self._training = training
-        self._membership = membership
         self._keeper = keeper
         self._numerics = numerics
         self._observer = observer
         self._report = report
         self._attempts = Attempts(report)
         self._feed: Feed | None = None
-        self._standing: Standing | None = None
         self._uncommitted: Step | None = None
         self._began_s = time.monotonic()
         self._step_s = 0.0
         self._record = record
+
+    @property
+    def formed(self) -> Formed | None:
+        """The formation that this rank is in, ``None`` between two."""
+        return self._formations.formed
 
     def steps(self, source: Source, *, workers: int) -> Iterator[Step]:
         """Yield steps until everything is committed; ``workers`` processes load samples ahead."""
@@ -105,10 +108,10 @@ class Loop:
                 self._keeper.maybe_write(formed, self._training)
                 step = self._prepare(formed, self._feed)
             except PeerLost as lost:
-                self._break(lost)
+                self._formations.leave_broken(lost, self.reducer)
                 continue
             except NobodyNeedsUs:
-                self.departure.finish_alone(self._standing)
+                self.departure.finish_alone(self._formations.standing)
                 return
             yield step
             if not step.committed:
@@ -116,55 +119,16 @@ class Loop:
             elif self.departure.reason:
                 self._training.progress = replace(self._training.progress, stopped=True)
 
-    # -- formations --------------------------------------------------------------------------------------------------
-
     def _form(self) -> Formed:
-        formed = self._membership.form(self._standing)
+        formed = self._formations.enter()
         if formed is None:
             if self._is_done():
                 raise NobodyNeedsUs
-            self.departure.leave(self._standing)
-        self.formed = formed
-        roster = formed.roster
+            self.departure.leave(self._formations.standing)
         self._log_late_commit(formed)
         self._observer.formed()
         self._numerics.form(formed.group)
-        self._report.gauges({
-            names.PLAN_GENERATION: float(roster.formation.generation),
-            names.PLAN_REVISION: float(roster.plan.revision),
-            names.FORMATION: float(roster.formation.number),
-            names.WORLD_SIZE: float(len(roster.plan_ranks)),
-        })  # fmt: skip
         return formed
-
-    def _break(self, lost: Exception) -> None:
-        """Leave a formation that lost a member; the next turn of the loop looks for another one."""
-        formed, self.formed = self.formed, None
-        if formed is None:
-            raise lost
-        _log.warning("formation %s is over: %s", formed.roster.formation, lost)
-        self._observer.membership_changed(names.CAUSE_LOSS)
-        if formed.group is not None:
-            formed.group.cut(str(lost))
-            if self.reducer is not None:
-                self.reducer.abandon()
-            formed.group.close()
-        self._keeper.lost_a_member()
-        self.departure.announced = False
-        self._standing = formed.standing
-
-    def _disband(self, formed: Formed, *, leaving: frozenset[int], cause: str) -> None:
-        """Close a formation that everybody leaves on purpose."""
-        self._observer.membership_changed(cause)
-        if formed.group is not None:
-            try:
-                formed.group.gather_now([0.0])  # nobody hangs up while another still waits for the end of the step
-            except PeerLost as lost:
-                formed.group.cut(str(lost))
-            formed.group.close()
-        self.formed = None
-        self._standing = replace(formed.standing, leaving=leaving)
-        self.departure.announced = formed.roster.plan_ranks[formed.rank] in leaving
 
     def _is_done(self) -> bool:
         progress = self._training.progress
@@ -173,7 +137,7 @@ class Loop:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def _prepare(self, formed: Formed, feed: Feed) -> Step:
-        self._adopt(formed)
+        self._formations.adopt(formed)
         self._began_s = time.monotonic()
         task = feed.task(formed, self._training.progress, cap_samples=self._attempts.cap_samples)
         seed_step(feed.seed_of(task), self._device)
@@ -185,25 +149,12 @@ class Loop:
             task=task, reducer=reducer, numerics=self._numerics, group=formed.group, host=self, measurement=measurement
         )
 
-    def _adopt(self, formed: Formed) -> None:
-        """Put a newer revision into force when this is a boundary."""
-        progress = self._training.progress
-        if not may_adopt(formed.roster, formed.agreed.plan, epoch_step=progress.epoch_steps):
-            return
-        formed.roster = roster_of(
-            formed.agreed.plan, plan_ranks=formed.roster.plan_ranks, formation=formed.roster.formation,
-            epoch=progress.epoch, epoch_step=progress.epoch_steps,
-        )  # fmt: skip
-        plan = formed.roster.plan
-        self._report.gauges({names.PLAN_REVISION: float(plan.revision)})
-        _log.info("plan %d.%d in force: shares %s", plan.generation, plan.revision, list(formed.roster.shares))
-
     def _repeat(self, step: Step) -> None:
         """Undo an attempt; the next turn of the loop yields the step again."""
         self._attempts.undo()
         if isinstance(step.failure, PeerLost):
             self._uncommitted = step
-            self._break(step.failure)
+            self._formations.leave_broken(step.failure, self.reducer)
         elif isinstance(step.failure, torch.OutOfMemoryError):
             self._attempts.halve(step)
             self._observer.forget()
@@ -237,7 +188,7 @@ class Loop:
 
     def is_broken(self) -> bool:
         """Return whether the formation is known to be broken."""
-        return self.formed is None or (self.formed.group is not None and self.formed.group.is_cut)
+        return self._formations.is_broken
 
     def vote(self, step: Step, *, ok: bool) -> Verdict:
         """Exchange the control vector and wait for the buckets.
@@ -245,8 +196,8 @@ class Loop:
         Raises:
             PeerLost: the group broke meanwhile.
         """
-        formed, reducer, observer = self._must_form(), self._must_reduce(), self._observer
-        held = self._newest_for(formed)
+        formed, reducer, observer = self._formations.must(), self._must_reduce(), self._observer
+        held = self._formations.newest(formed)
         drained = self._identity.worker in formed.agreed.plan.drain
         buckets = len(reducer.buckets)  # of every rank's slot alike, also when layers were frozen since the last step
         slot = Slot(
@@ -258,15 +209,13 @@ class Loop:
             buckets_s=observer.buckets_s if len(observer.buckets_s) == buckets else (math.nan,) * buckets,
         )  # fmt: skip
         decision, held = exchange_votes(formed, reducer, slot, held, job_uid=self._identity.job_uid)
-        self._membership.offer(held.text)
-        if held.plan.version > formed.agreed.plan.version:
-            formed.agreed = held
+        self._formations.agreed(formed, held)
         return decision
 
     def commit(self, step: Step, decision: Verdict) -> None:
         """Everything that follows a step that all ranks finished."""
         now_s = time.perf_counter()
-        formed = self._must_form()
+        formed = self._formations.must()
         feed = self._must_feed()
         self._step_s = time.monotonic() - self._began_s
         self._training.progress = feed.advanced(self._training.progress, step.task)
@@ -280,47 +229,15 @@ class Loop:
         if self.board is not None:
             self.board.committed(formed, self._training.optimizers, step=self._training.progress.steps)
         self._observer.cost(step, since_s=told_s)
-        self._follow(formed, decision)
-
-    def _follow(self, formed: Formed, decision: Verdict) -> None:
-        """Act on what the control vector said: who leaves, and whether a new generation begins."""
-        newer = formed.agreed.plan.generation > formed.roster.formation.generation
-        if not decision.leaving and not decision.checkpoint and not newer:
-            return
-        roster = formed.roster
-        pods = workers_of(roster.plan, tuple(roster.plan_ranks[rank] for rank in decision.leaving))
-        leaving = frozenset(rank for rank in roster.plan_ranks if roster.plan.members[rank].worker in pods)
-        everybody_leaves = len(leaving) == len(roster.plan_ranks)
-        if decision.checkpoint and not everybody_leaves:
-            self._keeper.write_part(formed, self._training, mark=decision.mark)
-        if not leaving and not newer:
-            return
-        joins = newer and len(formed.agreed.plan.members) > len(roster.plan_ranks)
-        self._disband(formed, leaving=leaving, cause=names.CAUSE_JOIN if joins else names.CAUSE_LEAVE)
-        if not leaving:
-            return
-        self._keeper.want()  # whole spot pools vanish together: a survivor keeps the state
-        if roster.plan_ranks[formed.rank] in leaving:
-            self.departure.soon()
-            if everybody_leaves:
-                self.departure.rescue(formed, mark=decision.mark)
+        self._formations.follow(formed, decision)
 
     # -- small things ------------------------------------------------------------------------------------------------
-
-    def _newest_for(self, formed: Formed) -> Held:
-        newest = self._membership.newest()
-        return newest if newest is not None and newest.plan.version > formed.agreed.plan.version else formed.agreed
 
     def _log_late_commit(self, formed: Formed) -> None:
         """Write the line of a step that others had committed when this rank lost them."""
         step, self._uncommitted = self._uncommitted, None
         if step is not None and formed.group is not None and self._training.progress.steps > step.task.number:
-            self._must_feed().log(step.task, self._standing or formed.standing)
-
-    def _must_form(self) -> Formed:
-        if self.formed is None:
-            raise PeerLost("there is no formation")
-        return self.formed
+            self._must_feed().log(step.task, self._formations.standing or formed.standing)
 
     def _must_reduce(self) -> Reducer:
         if self.reducer is None:
