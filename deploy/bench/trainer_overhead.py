@@ -1,12 +1,12 @@
 """What a step costs beyond bare DistributedDataParallel, on equal workers; and what telemetry costs in it. Prints Markdown.
 
-Two processes with one thread each train the same model twice over: with DistributedDataParallel (gradients as bucket views,
-a DataLoader in the process) and with this trainer. A few steps of the one and of the other alternate in the same
-processes in the order ABBA, so that whatever else runs on the machine, and whatever grows or shrinks meanwhile, hits both.
-Each such block gives one ratio; the figure is the ratios' median with its 95 % interval, which holds whatever their
-distribution is. The processor time of rank 0 (all its threads) stands beside the wall's, because a busy machine
-disturbs it less. Telemetry is timed where it happens, since half a percent is less than two runs differ: by its own clock over all
-blocks, which is what it exports, and by a stopwatch around its functions afterwards.
+Needs torch, heterotrain and two cores that nothing else uses. Two processes with one thread each train the same model twice
+over: with DistributedDataParallel (gradients as bucket views, a DataLoader in the process) and with this trainer. A few steps of
+the one and of the other alternate in the same processes in the order ABBA, so that whatever else runs on the machine, and whatever
+grows or shrinks meanwhile, hits both. Each such block gives one ratio; the figure is the ratios' median with its 95 % interval,
+which holds whatever their distribution is. The processor time of rank 0 (all its threads) stands beside the wall's, because a busy
+machine disturbs it less. Telemetry is timed where it happens, since half a percent is less than two runs differ: by its own clock
+over all blocks, which is what it exports, and by a stopwatch around its functions afterwards.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ CASES = (
     Case(name="MLP, 8 layers of 1024", share_samples=64, make=lambda: mlp(1024, 8), shape=(1024,)),
     Case(name="convolutions, 32 channels", share_samples=40, make=lambda: convolutions(32), shape=(3, 32, 32)),
 )
-"""Steps of about 1, 5, 20, 80 and 300 milliseconds."""
+"""Steps of one to a hundred milliseconds and more; the one before the last has the most gradients to exchange."""
 
 
 TELEMETRY = {
@@ -269,11 +269,15 @@ def median_difference_s(found: dict[str, Any]) -> float:
 
 def main() -> None:
     """Print one row for each model."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0, help="measure each model for so long (default 60)")
-    parser.add_argument("--models", type=int, nargs="+", default=range(len(CASES)), help="which rows, from 0 (all)")
+    rows = "; ".join(f"{row} is {case.name}, {case.share_samples} samples a rank" for row, case in enumerate(CASES))
+    known = range(len(CASES))
+    parser = argparse.ArgumentParser(description=__doc__, epilog=f"Rows: {rows}.")
+    parser.add_argument("--seconds", type=float, default=60.0, help="alternate for about so long with each model (60)")
+    parser.add_argument("--models", type=int, nargs="+", default=known, choices=known, help="which rows (all)")
     parser.add_argument("--case", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if not 0 < arguments.seconds < math.inf:
+        parser.error(f"--seconds has to be a number above 0, not {arguments.seconds:g}")
     if arguments.case is not None:
         print(json.dumps(work(arguments.case, arguments.seconds, os.environ["FOLDER"])), flush=True)
         os._exit(0)  # the job is not finished, and its farewell would say so
