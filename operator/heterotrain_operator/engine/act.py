@@ -131,6 +131,8 @@ class Actor:
             self._metrics.plan_delivery_seconds.observe(self._clock() - started_s)
         if decision.create:  # a refusal stands until another creation is tried
             await self._try("pods", memory, *(self._create(job, pod) for pod in decision.create))
+        elif not decision.apply:  # a job at rest wants none
+            memory.refusals.pop("pods", None)
         wait_s = await self._write_status(job, decision.status, memory)
         await self._try("removals", memory, *(self._remove(pod) for pod in decision.remove))
         await self._publish(job, decision.notices)
