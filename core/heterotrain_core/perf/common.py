@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from heterotrain_core.contract.plan import ComputeTime
-from heterotrain_core.perf.digest import Digest
+from heterotrain_core.perf.digest import Digest, Shared
 from heterotrain_core.perf.line import NOTHING_S, Floats
 from heterotrain_core.perf.model import MemberModel
 from heterotrain_core.perf.samples import Moments, Observation
@@ -30,6 +30,8 @@ NOW_STEPS = 40
 SMOOTH_STEPS = 4
 """It is averaged over so many steps at least. Shares sum to the batch: when some go up others go down, so step by step a common
 slowness could also be slopes that are wrong; over a probe's ups and downs it cannot."""
+SHARED_STEPS = 8
+"""The same where a change of one member's speed is told from one of all."""
 _LARGEST = math.log(1.5)
 """One member's own change of speed is no common one, however few members there are to tell."""
 _ALONE_RATIO = 1.5
@@ -58,11 +60,7 @@ def common_pace(digests: Sequence[Digest | None], models: Sequence[MemberModel])
         digests: of all members that are known, those that have left included; they overlap in time as they may.
         models: their fits, which need not know of anything common.
     """
-    tracks = {
-        number: _Track.of(seen, model.compute)
-        for number, (seen, model) in enumerate(zip(digests, models, strict=True))
-        if seen is not None and model.compute is not None
-    }
+    tracks = _tracks(digests, models)
     if len(tracks) < 2:  # noqa: PLR2004 - one member has nothing in common with others
         return CommonPace(digests=tuple(digests))
     at_s = np.unique(np.concatenate([track.at_s for track in tracks.values()]))
@@ -95,6 +93,42 @@ def common_pace(digests: Sequence[Digest | None], models: Sequence[MemberModel])
     since_s = np.interp(newest.steps[-1:] - NOW_STEPS, newest.steps, newest.at_s)
     now, _ = everybody.mean(since_s, at_s[-1:])
     return CommonPace(digests=tuple(found), now_ratio=math.exp(shrunk * float(now[0])))
+
+
+def shared_slowness(digests: Sequence[Digest | None], models: Sequence[MemberModel]) -> Shared | None:
+    """Return how slow all members were at each time, ``None`` where nobody can tell.
+
+    It is for telling whether one member's speed changed, so it is no mean, which that one would move, but what nobody who was
+    there does without: the least of their distances where all have the same sign, else nothing.
+
+    Args:
+        digests: of all members that are known, in which no change of speed was looked for.
+        models: their fits.
+    """
+    tracks = list(_tracks(digests, models).values())
+    if len(tracks) < 2:  # noqa: PLR2004 - one member has nothing in common with others
+        return None
+    at_s = np.unique(np.concatenate([track.at_s[1:] for track in tracks]))
+    there, least, most = np.zeros(len(at_s)), np.full(len(at_s), math.inf), np.full(len(at_s), -math.inf)
+    for track in tracks:
+        present = (at_s >= track.at_s[0]) & (at_s <= track.at_s[-1])
+        middle = np.interp(at_s, track.at_s, track.steps)
+        begin = np.clip(middle - SHARED_STEPS / 2, 0.0, max(0.0, track.steps[-1] - SHARED_STEPS))
+        end = np.minimum(np.maximum(middle + SHARED_STEPS / 2, begin + SHARED_STEPS), track.steps[-1])
+        mean, _ = track.mean(np.interp(begin, track.steps, track.at_s), np.interp(end, track.steps, track.at_s))
+        there += present
+        least = np.where(present, np.minimum(least, mean), least)
+        most = np.where(present, np.maximum(most, mean), most)
+    log_ratio = np.where(there > 1, np.maximum(least, 0.0) + np.minimum(most, 0.0), 0.0)
+    return Shared(at_s=at_s, log_ratio=log_ratio)
+
+
+def _tracks(digests: Sequence[Digest | None], models: Sequence[MemberModel]) -> dict[int, _Track]:
+    return {
+        number: _Track.of(seen, model.compute)
+        for number, (seen, model) in enumerate(zip(digests, models, strict=True))
+        if seen is not None and model.compute is not None
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

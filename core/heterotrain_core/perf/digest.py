@@ -35,6 +35,18 @@ _BACKWARD_PART = 2 / 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """By how much all members were slower than usual at each time; between times as in a line, 1 outside of them."""
+
+    at_s: Floats
+    log_ratio: Floats
+
+    def at(self, moment_s: float) -> float:
+        """Return the ratio at a time."""
+        return math.exp(float(np.interp(moment_s, self.at_s, self.log_ratio))) if len(self.at_s) else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Digest:
     """What a member's usable observations say before anything is assumed of its fixed part; arrays are ``_O``.
 
@@ -78,8 +90,14 @@ class Digest:
     drifted: bool
 
 
-def digest(observations: Sequence[Observation]) -> Digest | None:
-    """Return what observations, oldest first, say; ``None`` where none can be used."""
+def digest(observations: Sequence[Observation], *, shared: Shared | None = None, steady: bool = False) -> Digest | None:
+    """Return what observations, oldest first, say; ``None`` where none can be used.
+
+    Args:
+        observations: of one member.
+        shared: how slow all members were at each time: no change of this one's speed.
+        steady: do not look for changes of speed at all.
+    """
     seen = [o for o in sorted(filter(usable, observations), key=lambda o: o.ended_s) if _own(o) is not None]
     seen = _warm([o for o in seen if o.share_samples > 0])
     if not seen:
@@ -88,7 +106,7 @@ def digest(observations: Sequence[Observation]) -> Digest | None:
     steps_O = np.array([o.steps for o in seen], dtype=float)
     micro_O = np.array([o.micro_batches for o in seen], dtype=float)
     x_O = np.array([o.share_samples for o in seen]) / micro_O
-    moved = changes([_point(o, usual) for o in seen])
+    moved = () if steady else changes([_point(o, usual, shared) for o in seen])
     pace_O = np.ones(len(seen))
     for change in moved:
         pace_O[: change.first] *= change.ratio
@@ -246,7 +264,7 @@ def _error(observation: Observation, moments: Moments | None, usual: float) -> f
     return math.sqrt(own2 / observation.steps + _MODEL_ERROR**2)
 
 
-def _point(observation: Observation, usual: float) -> Point:
+def _point(observation: Observation, usual: float, shared: Shared | None) -> Point:
     own = _own(observation)
     assert own is not None  # noqa: S101  # only observations with it come here
     deviation = _relative_deviation(own)
@@ -254,7 +272,7 @@ def _point(observation: Observation, usual: float) -> Point:
         deviation = _WARM_UP_VARIATION if observation.warm_up else usual
     return Point(
         size=observation.share_samples / observation.micro_batches,
-        seconds=own.mean / observation.micro_batches,
+        seconds=own.mean / observation.micro_batches / (shared.at(observation.ended_s) if shared else 1.0),
         variation=max(deviation, usual / 2),
         steps=observation.steps,
         scraped_s=observation.ended_s,

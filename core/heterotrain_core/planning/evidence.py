@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.plan import ComputeTime
-from heterotrain_core.perf.common import common_pace, own_variations
+from heterotrain_core.perf.common import common_pace, own_variations, shared_slowness
 from heterotrain_core.perf.digest import Digest, digest
 from heterotrain_core.perf.fit import fit_digest
 from heterotrain_core.perf.line import ASSUMED, FixedPart
@@ -65,6 +65,11 @@ def learned(
     """
     known = (*evidence, *former)
     raw = [digest(member.observations) for member in known]
+    if any(each is not None and each.drift_ratio != 1.0 for each in raw):
+        # Where all became slower some may seem changed and others just not quite, and be told apart for no reason.
+        steady = [digest(member.observations, steady=True) for member in known]
+        shared = shared_slowness(steady, [fit_digest(each) for each in steady])
+        raw = [digest(member.observations, shared=shared) for member in known]
     common = common_pace(raw, [fit_digest(each) for each in raw])
     seen = common.digests
     alone = [fit_digest(each) for each in seen]

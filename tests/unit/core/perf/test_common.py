@@ -12,8 +12,9 @@ from heterotrain_core.perf.digest import digest
 from heterotrain_core.perf.expected import expected_maximum
 from heterotrain_core.perf.fit import fit_digest
 from heterotrain_core.perf.line import persistence
-from heterotrain_core.perf.model import compute_s
+from heterotrain_core.perf.model import MemberModel, compute_s
 from heterotrain_core.perf.samples import Moments, Observation
+from heterotrain_core.planning import evidence
 from heterotrain_core.planning.evidence import MemberEvidence, learned
 from numpy.typing import NDArray
 
@@ -145,6 +146,55 @@ def test_first_steps_are_not_how_fast_all_are_now() -> None:
         ]
     assert len(errors) == 60
     assert abs(float(np.mean(errors))) < 0.02
+
+
+def changed(ratios: tuple[float, float, float], seed: int) -> list[MemberModel]:
+    """Return what is learned of three members that become slower by these ratios for the last 30 of 90 steps."""
+    seen = run(0.03, seed=seed, scrapes=30)
+    return list(
+        learned(
+            [
+                MemberEvidence(
+                    member=f"w{i}",
+                    observations=tuple(
+                        slower(o, ratio) if at >= len(mine) * 2 // 3 else o for at, o in enumerate(mine)
+                    ),
+                )
+                for i, (mine, ratio) in enumerate(zip(seen, ratios, strict=True))
+            ]
+        )
+    )
+
+
+def test_what_slows_all_is_no_change_of_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A common slowness about as large as what counts as a change: nobody is told apart by who just exceeds it."""
+
+    def apart() -> float:
+        spreads = []
+        for seed in range(12):
+            models = changed((1.23, 1.23, 1.23), seed)
+            errors = [
+                off(m.compute, p, n) for m, p, n in zip(models, PACES_S, (288, 144, 72), strict=True) if m.compute
+            ]
+            spreads.append(max(errors) - min(errors))
+        return float(np.mean(spreads))
+
+    found = apart()
+    monkeypatch.setattr(evidence, "shared_slowness", lambda *_: None)
+    assert found < 0.8 * apart()
+
+
+def test_a_change_of_one_is_no_slowness_of_all() -> None:
+    for seed in range(6):
+        ratios = [model.drift_ratio for model in changed((1.0, 1.5, 1.0), seed)]
+        assert ratios == pytest.approx([1.0, 1.5, 1.0], rel=0.12)
+
+
+def test_a_change_of_all_and_one_more_of_one_is_found() -> None:
+    for seed in range(6):
+        models = changed((1.15, 1.15, 2.0), seed)
+        errors = [off(m.compute, p, n) for m, p, n in zip(models, PACES_S, (288, 144, 72), strict=True) if m.compute]
+        assert errors == pytest.approx([math.log(1.15), math.log(1.15), math.log(2.0)], abs=0.1)
 
 
 def slower(o: Observation, ratio: float) -> Observation:
