@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from heterotrain.membership.ballot import Accepted, Acceptor, Ballot, accept, is_majority, prepare, value_to_propose
+import pytest
+from heterotrain.membership.ballot import (
+    Accepted,
+    Acceptor,
+    Ballot,
+    accept,
+    acquainted,
+    is_majority,
+    prepare,
+    value_to_propose,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -98,3 +108,38 @@ class Voting(RuleBasedStateMachine):
 
 
 TestVoting = Voting.TestCase
+
+
+@given(
+    workers=st.lists(st.integers(0, 4), min_size=1, max_size=7),
+    apart=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=8),
+)
+def test_those_who_stay_can_call_each_other_and_nobody_stays_out_for_nothing(
+    workers: list[int], apart: list[tuple[int, int]]
+) -> None:
+    """Whole workers go; whoever is apart from nobody stays; taking anybody back in alone would bring strangers together."""
+    pod = {rank: f"w{worker}" for rank, worker in enumerate(workers)}
+    left = acquainted(pod, apart, workers=pod)
+    assert left == tuple(sorted(left))
+    assert not [pair for pair in apart if set(pair) <= set(left)]
+    assert {pod[rank] for rank in left}.isdisjoint({pod[rank] for rank in pod if rank not in left})
+    strangers = {pod[rank] for pair in apart if set(pair) <= set(pod) for rank in pair}
+    assert {pod[rank] for rank in pod} - strangers <= {pod[rank] for rank in left}
+
+
+@pytest.mark.parametrize(
+    ("apart", "left"),
+    [
+        ([], (0, 1, 2, 3)),
+        ([(2, 0)], (0, 1, 3)),
+        ([(0, 2)], (0, 1, 3)),
+        ([(1, 0), (2, 0), (3, 0)], (1, 2, 3)),
+        ([(0, 1), (0, 2), (0, 3)], (1, 2, 3)),
+        ([(3, 5)], (0, 1, 2, 3)),
+        ([(0, 1), (2, 3)], (0, 2)),
+    ],
+    ids=["nobody", "one way", "the other way", "one is not heard", "one does not hear", "is not there", "two pairs"],
+)
+def test_who_stays_out(apart: list[tuple[int, int]], left: tuple[int, ...]) -> None:
+    """The one who is apart from most, else the highest."""
+    assert acquainted(range(4), apart, workers={rank: f"w{rank}" for rank in range(4)}) == left

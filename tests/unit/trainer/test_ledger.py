@@ -35,6 +35,31 @@ def test_who_asks_for_the_result_of_the_next_vote_has_left_this_formation(asked:
     standing: Any = SimpleNamespace(formation=FormationId(generation=2, number=0))
     ledger.standing = standing
     answer = asyncio.run(peers.handlers["status"]({"formation": pack(asked)}))
-    assert answer == {"decided": None, "finished": False}
+    assert answer == {"decided": None, "finished": False, "hopeless": False}
     assert bool(told) is over
     assert (FormationId(generation=2, number=0) in ledger.broken) is over
+
+
+@pytest.mark.parametrize(
+    ("theirs", "broken", "over"),
+    [((2, 1), False, False), ((2, 1), True, True), ((2, 2), False, True), ((2, 0), True, False), ((3, 0), True, False)],
+    ids=["is in ours", "gave ours up", "is in a later one", "was in an earlier one", "another generation"],
+)
+def test_what_answers_say_of_the_formation(theirs: tuple[int, int], broken: bool, over: bool) -> None:
+    """A peer that cannot call this rank tells it so in its answers, or its formation would be waited for without end."""
+    told: list[str] = []
+    peers: Any = SimpleNamespace(
+        identity=SimpleNamespace(worker_uid="u0", local_rank=0),
+        links=SimpleNamespace(),
+        handlers={},
+        nudge=lambda: None,
+    )
+    ledger = Ledger(peers, on_broken=told.append)
+    peers.hears({"standing": list(theirs), "broken": broken})  # in no formation yet
+    formation = FormationId(generation=2, number=1)
+    ledger.standing = SimpleNamespace(formation=formation)  # type: ignore[assignment]  # all that is looked at
+    assert peers.tells() == {"standing": [2, 1], "broken": False}
+    peers.hears({"standing": list(theirs), "broken": broken})
+    peers.hears({"error": "another job"})
+    assert bool(told) is over
+    assert peers.tells() == {"standing": [2, 1], "broken": over}

@@ -7,7 +7,8 @@ a set of plan ranks. See L. Lamport, "Paxos Made Simple", 2001.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 
@@ -58,3 +59,25 @@ def value_to_propose(wish: tuple[int, ...], promises: Iterable[Accepted | None])
 def is_majority(votes: int, acceptors: int) -> bool:
     """Return whether ``votes`` are a strict majority of ``acceptors``."""
     return 2 * votes > acceptors
+
+
+def acquainted(
+    ranks: Iterable[int], apart: Collection[tuple[int, int]], *, workers: Mapping[int, str]
+) -> tuple[int, ...]:
+    """Return those of the ranks of whom everybody can call everybody: one of each two workers that are apart stays out.
+
+    Out goes who is apart from most others, of equals the worker with the highest rank, until nobody is apart from anybody.
+
+    Args:
+        ranks: who would take part, as ranks of the plan.
+        apart: pairs of ranks of which one cannot call the other.
+        workers: the pod of each rank; its ranks share its network and its fate.
+    """
+    left = set(ranks)
+    while True:
+        met = {frozenset((workers[one], workers[other])) for one, other in apart if {one, other} <= left}
+        if not met:
+            return tuple(sorted(left))
+        strangers = Counter(worker for pair in met for worker in pair)
+        out = max(strangers, key=lambda worker: (strangers[worker], max(r for r in left if workers[r] == worker)))
+        left = {rank for rank in left if workers[rank] != out}

@@ -1,12 +1,17 @@
 """The survivors' vote on their next formation: ``ballot``'s Paxos, carried by the peer service.
 
-The lowest rank that stays proposes; the others ask whether something has been decided. Who is up changes meanwhile, so
-both are tried again until there is a result, the operator names a newer generation, or this rank has no more need of one.
+The lowest rank that stays proposes, unless it says that those whom it reaches cannot decide; the others ask whether something has
+been decided. Who is up changes meanwhile, so both are tried again until there is a result, the operator names a newer generation,
+or this rank has no more need of one.
+
+Everybody says whom it cannot call. Where a connection works one way only, or two members cannot call each other though others reach
+both, one of the two stays out, or the next formation would break as the last one did.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from heterotrain.membership import ballot as paxos
@@ -15,7 +20,7 @@ from heterotrain.membership.ledger import Ledger
 from heterotrain.membership.peers import PeerService
 from heterotrain.membership.roster import FormationId, workers_of
 from heterotrain.membership.standing import Standing, pack
-from heterotrain.network.links import key_of
+from heterotrain.network.links import PeerKey, key_of
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +34,8 @@ class Election:
         self._peers = peers
         self._ledger = ledger
         self._said = ""
+        self._hopeless: set[PeerKey] = set()
+        self._apart_since: dict[tuple[int, int], float] = {}
 
     async def vote(self, standing: Standing) -> tuple[int, ...] | None:
         """Return the decided members of the next formation, or ``None`` when this rank stops to vote."""
@@ -36,6 +43,9 @@ class Election:
         ledger.standing = standing
         self._peers.watch(standing.members)
         ledger.give_up("a member left or was lost")
+        ledger.hopeless = False
+        self._hopeless.clear()
+        self._apart_since.clear()
         await self._peers.links.ping_all(RETRY_S)
         while formation not in ledger.decided:
             if ledger.is_outranked(standing) or ledger.gives_up(standing):
@@ -45,10 +55,11 @@ class Election:
             up = [rank for rank in standing.plan_ranks if self._is_up(standing, rank)]
             staying = tuple(rank for rank in up if rank not in standing.leaving)
             # Everybody goes: a vote about nobody tells the leavers that they are agreed.
-            leader = min(staying) if staying else min(up)
+            leader = min([r for r in staying or up if standing.key(r) not in self._hopeless] or staying or up)
             enough = len(workers_of(standing.plan, staying)) >= standing.plan.min_replicas or not staying
             settled = not any(self._peers.links.is_undetermined(standing.key(r)) for r in standing.plan_ranks)
             possible = enough and paxos.is_majority(len(up), len(standing.plan_ranks))
+            ledger.hopeless = settled and not possible
             if settled and not possible and ledger.leave_at is not None:
                 ledger.leave_at = self._peers.loop.time()  # those who stay wait for the operator: our vote is no use
                 continue
@@ -82,8 +93,20 @@ class Election:
         if ledger.leave_at is not None:
             going.add(ledger.me)
         wish = tuple(member for member in wish if standing.key(member) not in going)
-        if wish and len(workers_of(standing.plan, wish)) < standing.plan.min_replicas:
+        views = {rank: replies.get(standing.key(rank), {}).get("lost", ()) for rank in wish}
+        apart = {(one, other) for one, lost in views.items() for other in lost if other in wish}
+        workers = {member: standing.plan.members[member].worker for member in standing.plan_ranks}
+        known = paxos.acquainted(wish, self._long(apart), workers=workers)
+        if any({*pair} <= {*known} for pair in apart):
+            return  # perhaps a mishap: whoever was frozen or cut off is back for us, and not yet for all others
+        if wish and len(workers_of(standing.plan, known)) < standing.plan.min_replicas:
+            self._say(f"only ranks {list(known)} of the plan can all call each other: waiting for the operator's plan")
             return
+        if known != wish:
+            _log.warning(
+                "ranks %s of the plan stay out: they and others cannot call each other", sorted({*wish} - {*known})
+            )
+        wish = known
         ranks = paxos.value_to_propose(wish, [own.accepted, *(_accepted(p.get("accepted")) for p in promises)])
         own, voted = paxos.accept(ledger.acceptor(formation), number, ranks)
         ledger.acceptors[formation] = own
@@ -101,6 +124,13 @@ class Election:
         for reply in replies.values():
             if reply.get("decided") is not None:
                 self._ledger.decided[formation] = tuple(reply["decided"])
+        self._hopeless = {key for key, reply in replies.items() if reply.get("hopeless")}
+
+    def _long(self, apart: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Return the pairs that have been apart for longer than a host may be silent, ever since this rank reaches both."""
+        now = self._peers.loop.time()
+        self._apart_since = {pair: self._apart_since.get(pair, now) for pair in apart}
+        return {pair for pair, since in self._apart_since.items() if now - since >= self._peers.timeout_s}
 
     def _is_up(self, standing: Standing, rank: int) -> bool:
         key = standing.key(rank)

@@ -6,7 +6,7 @@ formation (``assembly``, ``election``) or a peer's request. Everything runs in t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from heterotrain.membership import ballot as paxos
@@ -31,6 +31,7 @@ class Ledger:
         arrived: on a formation's host: who has come, and on what it computes.
         stores: (port, everybody's devices by rank) of a formation whose host has called.
         broken: formations that have been given up.
+        hopeless: this rank votes, but those whom it reaches cannot decide or are too few: somebody else has to propose.
     """
 
     def __init__(self, peers: PeerService, *, on_broken: Callable[[str], None]) -> None:
@@ -44,9 +45,11 @@ class Ledger:
         self.arrived: dict[FormationId, dict[PeerKey, Marks]] = {}
         self.stores: dict[FormationId, tuple[int, tuple[Marks, ...]]] = {}
         self.broken: set[FormationId] = set()
+        self.hopeless = False
         self._peers = peers
         self._on_broken = on_broken
         peers.links.on_lost = self._on_lost
+        peers.tells, peers.hears = self._tells, self._hears
         peers.handlers |= {
             "prepare": self._on_prepare,
             "accept": self._on_accept,
@@ -73,6 +76,10 @@ class Ledger:
         """Return whether the operator has begun a newer generation."""
         held = self._peers.source.newest
         return held is not None and held.plan.generation > standing.plan.generation
+
+    def lost(self, standing: Standing) -> list[int]:
+        """Return the members, as ranks of the plan, that this rank has given up and not heard of since."""
+        return [rank for rank in standing.plan_ranks if self._peers.links.is_lost(standing.key(rank))]
 
     async def is_needed(self, standing: Standing) -> bool:
         """Return whether a peer that still answers has not committed everything."""
@@ -115,6 +122,20 @@ class Ledger:
         if self.standing is not None and self.standing.takes_part(key):
             self.give_up(f"peer {key[0]}/{key[1]} {reason}")
 
+    # -- what every answer carries: whoever gave a formation up may be unable to call some member of it ----------------
+
+    def _tells(self) -> dict[str, Any]:
+        if self.standing is None:
+            return {}
+        return {"standing": pack(self.standing.formation), "broken": self.standing.formation in self.broken}
+
+    def _hears(self, answer: Mapping[str, Any]) -> None:
+        if self.standing is None or "standing" not in answer:
+            return
+        theirs, ours = unpack(answer["standing"]), self.standing.formation
+        if theirs.generation == ours.generation and (theirs > ours or (theirs == ours and answer.get("broken"))):
+            self._mark_broken("a peer has given the formation up")
+
     # -- what peers ask ----------------------------------------------------------------------------------------------
 
     async def _on_prepare(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -126,6 +147,7 @@ class Ledger:
         return {
             "promised": promised,
             "leaving": self.leave_at is not None,
+            "lost": self.lost(self.standing) if self.standing is not None else [],
             "accepted": [[accepted.ballot.number, accepted.ballot.rank], list(accepted.ranks)] if accepted else None,
         }
 
@@ -170,7 +192,11 @@ class Ledger:
         if self.standing is not None and self.standing.formation.generation == formation.generation:
             self._broken_before(formation)  # who asks has left the one before, and could not tell us without a link
         decided = self.decided.get(formation)
-        return {"decided": list(decided) if decided is not None else None, "finished": self.finished}
+        return {
+            "decided": list(decided) if decided is not None else None,
+            "finished": self.finished,
+            "hopeless": self.hopeless,
+        }
 
 
 def _ballot(message: dict[str, Any]) -> Ballot:

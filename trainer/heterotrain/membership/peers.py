@@ -33,6 +33,10 @@ class PeerService:
         self.source = source
         self.timeout_s = timeout_s
         self.handlers: dict[str, Handler] = {"beat": self._on_beat, "plan": self._on_plan, "offer": self._on_offer}
+        self.tells: Callable[[], Mapping[str, Any]] = dict
+        """What every answer to a peer carries besides the version of the plan, and"""
+        self.hears: Callable[[Mapping[str, Any]], None] = lambda _answer: None
+        """who takes it at the other end."""
         self.loop = asyncio.new_event_loop()
         self._changed = asyncio.Event()
         self.links = Links(
@@ -151,7 +155,7 @@ class PeerService:
         handler = self.handlers.get(str(message.get("op")))
         if handler is None:
             return {"error": f"unknown request {message.get('op')!r}"}
-        return {**await handler(message), "version": self._version()}
+        return {**await handler(message), **self.tells(), "version": self._version()}
 
     async def _on_beat(self, _message: dict[str, Any]) -> dict[str, Any]:
         return {}
@@ -179,6 +183,7 @@ class PeerService:
         }
 
     async def _gossip(self, member: Member, reply: Mapping[str, Any]) -> None:
+        self.hears(reply)
         theirs, mine = list(reply.get("version", [-1, -1])), self._version()
         if theirs > mine:
             answer = await self.request(member, "plan", {})
