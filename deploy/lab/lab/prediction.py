@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import random
 import signal
 import statistics
@@ -272,7 +273,8 @@ def show(rows: Sequence[Row], out: Path) -> None:
     beyond = sum(abs(row.predicted_s - row.measured_s) > 2 * row.error_s for row in rows)
     console.print(
         f"the yardstick: a standard error of {statistics.median(row.error_s / row.measured_s for row in rows):.1%} in the "
-        f"median; {beyond} of {len(rows)} predictions miss by more than two of them"
+        f"median; {beyond} of {len(rows)} predictions miss by more than two of them; five minutes' load {os.getloadavg()[1]:.1f} "
+        f"on {os.cpu_count()} processors"
     )
     out.mkdir(parents=True, exist_ok=True)
     (out / "prediction.txt").write_text(console.export_text())
