@@ -74,7 +74,7 @@ def _scheduled(it: Situation) -> Aspect:
     why = refused or it.shortage
     reason = "PodsRefused" if refused else ("Unschedulable" if why else "Placing")
     below = f"; pools below their minReplicas: {', '.join(short)}" if short else ""
-    said = f": {why}" if why else _whom_to_ask(it, Fate.WAITING)
+    said = f"{f': {why}' if why else ''}{_whom_to_ask(it, Fate.WAITING)}"
     return Aspect(type=kind, holds=False, reason=reason, message=f"{have}{below}{said}")
 
 
@@ -95,7 +95,7 @@ def _running(it: Situation) -> Aspect:
 
 def _whom_to_ask(it: Situation, fate: Fate) -> str:
     """Return where to look for what only Events of a pod tell, such as a volume that is missing."""
-    name = next((worker.pod.name for worker in it.workers if worker.fate is fate), "")
+    name = next((worker.pod.name for worker in it.workers if worker.fate is fate and not worker.reason), "")
     return f"; {name} is {fate.value.lower()}: kubectl describe pod {name} says what it needs" if name else ""
 
 

@@ -125,6 +125,19 @@ def test_an_image_that_can_t_be_pulled_is_told_with_the_kubelet_s_words() -> Non
     assert "WorkerCannotStart" in world.notices
 
 
+def test_a_worker_of_which_nobody_says_why_it_does_not_start_is_named() -> None:
+    world = World(pool("a")).with_nodes("a")
+    world.settle()
+    assert world.message("Scheduled").endswith("; job-w0 is waiting: kubectl describe pod job-w0 says what it needs"), (
+        "the scheduler that it names may not exist"
+    )
+    world.schedule()
+    world.settle()
+    assert world.message("Running") == (
+        "0 workers are ready; job-w0 is starting: kubectl describe pod job-w0 says what it needs"
+    ), "a volume that is missing is told by Events only"
+
+
 def test_the_price_adds_up_what_is_placed() -> None:
     world = World(pool("a", pricePerHour="3.67"), pool("b", pricePerHour="0.11")).with_nodes("a").start()
     assert world.status["pricePerHour"] == "3.67"
