@@ -8,6 +8,7 @@ Where only connections to one peer's port are cut, that peer can still call here
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import os
@@ -16,6 +17,7 @@ import struct
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from heterotrain.network.sockets import open_sockets
 from heterotrain_core.contract import env
@@ -35,6 +37,18 @@ def cut(until: Path, *, to_port: int | None = None) -> None:
     """
     _set(ATTACH_FILTER, to_port)
     threading.Thread(target=_hold, args=(until, to_port), daemon=True).start()
+
+
+def refuse(port: int) -> None:
+    """Let this process make no connection to this port of a peer any more, not even for the moment before it is cut."""
+    connect = asyncio.open_connection
+
+    async def refusing(host: str, to_port: int, **options: Any) -> Any:
+        if to_port == port:
+            raise TimeoutError("as if nobody answered")
+        return await connect(host, to_port, **options)
+
+    asyncio.open_connection = refusing  # type: ignore[assignment]  # put around it on purpose
 
 
 def _hold(until: Path, to_port: int | None) -> None:

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from distributed.harness import Operator, Worker, assert_same_weights, reference
+from distributed.harness import Gate, Operator, Worker, assert_same_weights, reference
 from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending
 
@@ -223,3 +223,23 @@ def test_a_joiner_that_dies_while_joining_is_survived(operate: Operate) -> None:
     operator.finish([joiner])
     operator.plan([*workers, joiner], to=workers)
     assert_finished(operator, workers, epochs=3)
+
+
+@pytest.mark.parametrize(
+    ("count", "deaf", "goes"), [(3, 2, 2), (3, 0, 1), (2, 0, 1), (2, 1, 1)],
+    ids=["the deaf one goes", "whom it cannot call goes", "the deaf one of two stays", "the deaf one of two goes"],
+)  # fmt: skip
+def test_a_peer_that_can_be_called_one_way_only_for_good(operate: Operate, count: int, deaf: int, goes: int) -> None:
+    """One of the two goes, though each can be reached by all others; nobody waits for a mended cable or for the operator."""
+    operator = operate(peer_timeout_s=0.3)
+    cut = {"place": "step", "step": 4, "do": "deafen", "release": str(operator.folder / "never")}
+    gate = Gate(operator.folder, 5)  # nobody finishes before the cut is noticed
+    traps = [cut if number == deaf else gate.trap for number in range(count)]
+    workers = [operator.start(f"w{number}", slow_s=0.02, trap=trap) for number, trap in enumerate(traps)]
+    operator.until_ready(*workers)
+    operator.plan(workers)
+    operator.until(lambda: "WARNING peer w" in workers[deaf].log(), "the cut is noticed")
+    gate.open()
+    operator.finish(workers)
+    assert_left(workers[goes])
+    assert_finished(operator, [worker for number, worker in enumerate(workers) if number != goes])

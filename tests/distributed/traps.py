@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from distributed.cable import cut
+from distributed.cable import cut, refuse
 from heterotrain.checkpoints.keeper import CheckpointKeeper
 from heterotrain.errors import PeerLost
 from heterotrain.membership.election import Election
@@ -37,7 +37,7 @@ class Trap:
         Args:
             spec: ``place``; ``step``, its number or how often the place was reached before; ``do``: ``die`` (the default),
                 ``go`` (as if told by SIGTERM), ``stop`` (SIGSTOP), ``cut`` (until ``release`` exists), ``part`` (the same, but
-                from one peer only, and one way), ``lose`` (a message),
+                from one peer only, and one way), ``deafen`` (the same for good), ``lose`` (a message),
                 ``wait`` (until ``release`` exists), ``tell`` (nothing more than below); ``reached``: a file that appears
                 then.
         """
@@ -51,8 +51,10 @@ class Trap:
         do = spec.get("do", "die")
         if do == "cut":
             cut(Path(spec["release"]))
-        elif do == "part" and (ports := _peer_ports()):
+        elif do in ("part", "deafen") and (ports := _peer_ports()):
             cut(Path(spec["release"]), to_port=ports[0])
+            if do == "deafen":
+                refuse(ports[0])
         if "reached" in spec:
             Path(spec["reached"]).touch()
         number = {"die": signal.SIGKILL, "go": signal.SIGTERM, "stop": signal.SIGSTOP}.get(do)
