@@ -94,7 +94,7 @@ class Communication(Model):
         alias="bucketMiB",
         ge=1,
         le=1024,
-        description="Size in MiB of the buckets in which gradients are exchanged.",
+        description="Gradients are exchanged in buckets; one ends as soon as it holds so many MiB.",
     )
 
 

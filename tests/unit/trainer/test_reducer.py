@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from heterotrain.errors import UsageError
-from heterotrain.numerics import arrivals
+from heterotrain.numerics import arrivals, buckets
 from heterotrain.numerics.arrivals import MOST_SURPRISES
 from heterotrain.numerics.buckets import MIB, Bucket
 from heterotrain.numerics.reducer import Reducer
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def test_the_first_bucket_is_small_and_holds_the_last_layers() -> None:
@@ -27,6 +29,19 @@ def test_a_large_layer_does_not_leave_the_first_bucket_empty() -> None:
     reducer = Reducer(model, bucket_bytes=25 * MIB)
     reducer.begin()
     assert [len(bucket.parameters) for bucket in reducer.buckets] == [3, 2]
+
+
+@given(sizes=st.lists(st.integers(1, 400), min_size=1, max_size=30), enough=st.integers(100, 1500))
+def test_buckets_are_those_of_ddp(sizes: list[int], enough: int) -> None:
+    """Torch's own assignment is the oracle, over parameters in the order in which their gradients come."""
+    parameters = [torch.nn.Parameter(torch.empty(size)) for size in sizes]
+    indices, _ = torch.distributed._compute_bucket_assignment_by_size(parameters[::-1], [400, 4 * enough])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buckets, "FIRST_BUCKET_BYTES", 400)
+        ours = buckets.buckets_of(parameters, enough_bytes=4 * enough)
+    assert [[id(p) for p in bucket.parameters] for bucket in ours] == [
+        [id(parameters[-1 - index]) for index in bucket] for bucket in indices
+    ]
 
 
 @pytest.mark.parametrize("unused", [True, False])

@@ -40,7 +40,7 @@ class Reducer:
 
     Attributes:
         model: whose parameters they are.
-        bucket_bytes: most bytes of a bucket.
+        bucket_bytes: a bucket ends as soon as it holds so many.
         wire: makes a bucket's way to the other ranks; ``None`` when gradients travel as they are.
         on_launch: sees each bucket before it is reduced.
         timing: of the newest attempt.
@@ -202,7 +202,7 @@ class Reducer:
             self._arrivals.end()
         self._unwatch()
         self.timeline = timeline_of(trainable[0].device)
-        self._buckets = buckets_of(trainable, limit_bytes=self.bucket_bytes)
+        self._buckets = buckets_of(trainable, enough_bytes=self.bucket_bytes)
         if self.wire is not None:
             for bucket in self._buckets:
                 bucket.wire = self.wire()
