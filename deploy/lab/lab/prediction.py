@@ -4,26 +4,25 @@ A job on the three pools learns for one epoch as any job does. Then the operator
 written by hand: five, each with a global batch that the job has not had before, and each with two vectors of shares that
 take turns every few steps: those that the operator would choose, and others. Both are predicted before either is applied,
 by the code that the operator runs on the counters that it reads, and measured over all of their turns. Two predictions:
-from all that was seen up to then, as the operator would say it, and from the learning epoch alone.
+from all that was seen up to then, as the operator would say it, and from the learning epoch alone. Between their turns
+the shares of the learning epoch's end come back, which were used before: "at its pace" is the first prediction times
+their measured over their predicted time, so the step time relative to shares that are known.
 
 What of a miss is whose: beside each mean stands its own standard error, from the means between scrapes and their
-correlation in time (the yardstick's part). Turns are so short that whatever slows the machine for longer slows both
-vectors alike; so the ratio of the two is free of drift, and how far it is off is the model's part.
+correlation in time (the yardstick's part). Turns are so short that whatever slows the machine for longer slows all of
+them alike; so ratios are free of drift, and how far those are off is the model's part.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
-import os
 import random
 import signal
-import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from heterotrain_core.contract import keys
@@ -32,14 +31,13 @@ from heterotrain_core.contract.plan import Boundary, BoundaryKind, Plan
 from heterotrain_core.perf.samples import Observation
 from heterotrain_core.planning.shares import MemberEvidence, SharesDecision, SharesRequest, decide_shares
 from heterotrain_core.split.proportion import in_proportion
-from rich.console import Console
-from rich.table import Table
 
 from lab.cluster import REPOSITORY, Cluster, ClusterError, wait_for
 from lab.demo import prepare, start
 from lab.install import OPERATOR_NAMESPACE, install, rollout, this_cluster
 from lab.jobs import Job
 from lab.live import Live
+from lab.misses import Row, show
 from lab.scrapes import Scrapes, mean_with_error, name_of
 from lab.telemetry import Prometheus
 
@@ -48,8 +46,10 @@ LEARNING_STEPS = 24
 """Steps of the epoch from which the job learns."""
 BATCHES = (336, 672, 560, 400, 768)
 """Global batches after that, none of them used before; each has optimal shares and others."""
-MEASURED_STEPS = 40
-"""At least so many steps with each vector of shares,"""
+ROUNDS = 3
+"""So many times the known shares, and then the others in turns,"""
+MEASURED_STEPS = 14
+"""for at least so many steps with each vector of shares,"""
 TURN_STEPS = 4
 """so many of them in a row."""
 TURNS = 10
@@ -61,20 +61,6 @@ STRAY = 0.35
 """By how much shares are off from optimal ones, up or down, in the second vector."""
 STAY = 1e9
 """A gain that no change of shares promises: the decision keeps the shares it is asked about, and predicts them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """Some shares: seconds of a step as predicted from everything, from the learning epoch alone, and as measured.
-
-    ``error_s`` is the standard error of ``measured_s``.
-    """
-
-    shares: tuple[int, ...]
-    predicted_s: float
-    early_s: float
-    measured_s: float
-    error_s: float
 
 
 def main() -> int:
@@ -115,14 +101,18 @@ def measure(cluster: Cluster, chance: random.Random) -> list[Row]:
         plan = job.plan()
         if plan is None:
             raise ClusterError("the job has no plan")
+        known = plan.shares
         early = scrapes.evidence(plan)
         rows: list[Row] = []
         for batch in BATCHES:
             now = scrapes.evidence(plan)
             vectors = (best_shares(batch, now), stray_shares(batch, now, chance))
             predicted = [(predict(shares, now), predict(shares, early)) for shares in vectors]
-            plan, seen = in_turns(cluster, job, scrapes, plan, vectors)
-            for shares, (predicted_s, early_s), told in zip(vectors, predicted, seen, strict=True):
+            known_s = predict(known, now)
+            plan, seen = in_turns(cluster, job, scrapes, plan, (*vectors, known))
+            pace_ratio = mean_with_error(seen[-1])[0] / known_s
+            print(f"known shares {known}: {pace_ratio:.3f} times as long as predicted", flush=True)
+            for shares, (predicted_s, early_s), told in zip(vectors, predicted, seen, strict=False):
                 measured_s, error_s = mean_with_error(told)
                 rows.append(
                     Row(
@@ -131,6 +121,7 @@ def measure(cluster: Cluster, chance: random.Random) -> list[Row]:
                         early_s=early_s,
                         measured_s=measured_s,
                         error_s=error_s,
+                        pace_ratio=pace_ratio,
                     )
                 )
                 print(
@@ -152,22 +143,11 @@ def stray_shares(batch_samples: int, evidence: Sequence[MemberEvidence], chance:
 def in_turns(
     cluster: Cluster, job: Job, scrapes: Scrapes, plan: Plan, vectors: Sequence[tuple[int, ...]]
 ) -> tuple[Plan, list[Mapping[str, Sequence[Observation]]]]:
-    """Let shares of the same batch take turns until all have made enough steps.
+    """Let the last vector, and then the others, which are of one batch, come until all have made enough steps, in rounds.
 
     Returns the plan in force and, for each vector, what members did with it between any two scrapes: those members whose
     share tells it from the other vectors and from the plan before.
     """
-    written = replace(
-        plan,
-        revision=plan.revision + 1,
-        global_batch_samples=sum(vectors[0]),
-        members=tuple(replace(m, share_samples=share) for m, share in zip(plan.members, vectors[0], strict=True)),
-        boundary=Boundary(kind=BoundaryKind.STEPS, every_steps=2),
-        probe=tuple(vectors[turn % len(vectors)] for turn in range(TURNS)),
-        probe_steps=TURN_STEPS,
-        prediction=None,
-        reason="shares to be measured",
-    )
     names = [name_of(member.worker_uid, member.local_rank) for member in plan.members]
     used = [*vectors, plan.shares, *plan.probe]
     telling = [
@@ -178,21 +158,47 @@ def in_turns(
         }
         for shares in vectors
     ]
-    known = len(scrapes.seen)
-    write(cluster, job, written)
+    begun = len(scrapes.seen)
 
-    def told() -> list[Mapping[str, Sequence[Observation]]] | None:
+    def told() -> list[Mapping[str, Sequence[Observation]]]:
         scrapes.look(until_s=time.time())
-        fresh = [o for o in scrapes.seen[known:] if o.step is not None]
-        seen: list[Mapping[str, Sequence[Observation]]] = [
+        fresh = [o for o in scrapes.seen[begun:] if o.step is not None]
+        return [
             {name: [o for o in fresh if (o.member, o.share_samples) == (name, share)] for name, share in mine.items()}
             for mine in telling
         ]
-        enough = all(sum(o.steps for o in each) >= MEASURED_STEPS for mine in seen for each in mine.values())
-        return seen if enough else None
 
-    what = f"{MEASURED_STEPS} steps with each of {vectors}"
-    return written, wait_for(told, what, timeout_s=300, every_s=5.0)
+    def apply(turns: Sequence[tuple[int, ...]], steps: int) -> None:
+        """Bring shares into force, and return when each vector of them has made so many steps in all."""
+        nonlocal plan
+        plan = turning(plan, turns)
+        write(cluster, job, plan)
+
+        def enough() -> bool:
+            mine = [seen for shares, seen in zip(vectors, told(), strict=True) if shares in turns]
+            return all(sum(o.steps for o in each) >= steps for seen in mine for each in seen.values())
+
+        wait_for(enough, f"{steps} steps with each of {turns}", timeout_s=300, every_s=2.0)
+
+    for number in range(1, ROUNDS + 1):
+        apply(vectors[-1:], number * MEASURED_STEPS)
+        apply(vectors[:-1], number * MEASURED_STEPS)
+    return plan, told()
+
+
+def turning(plan: Plan, vectors: Sequence[tuple[int, ...]]) -> Plan:
+    """Return the next plan, under which these shares, all of one batch, take turns."""
+    return replace(
+        plan,
+        revision=plan.revision + 1,
+        global_batch_samples=sum(vectors[0]),
+        members=tuple(replace(m, share_samples=share) for m, share in zip(plan.members, vectors[0], strict=True)),
+        boundary=Boundary(kind=BoundaryKind.STEPS, every_steps=2),
+        probe=tuple(vectors[turn % len(vectors)] for turn in range(TURNS)) if len(vectors) > 1 else (),
+        probe_steps=TURN_STEPS if len(vectors) > 1 else 0,
+        prediction=None,
+        reason="shares to be measured",
+    )
 
 
 def predict(shares: tuple[int, ...], evidence: Sequence[MemberEvidence]) -> float:
@@ -243,52 +249,6 @@ def switch(cluster: Cluster, *, replicas: int) -> None:
         return name not in pods
 
     wait_for(is_gone, "the operator to be gone", timeout_s=60)
-
-
-def show(rows: Sequence[Row], out: Path) -> None:
-    """Print the table and the medians, and write both to ``out/prediction.txt``."""
-    table = Table(title="Step times of shares that were not used before: predicted, then measured")
-    for heading in ("batch", "shares", "measured", "predicted", "off", "from the learning epoch", "off"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(
-            str(sum(row.shares)),
-            " : ".join(map(str, row.shares)),
-            f"{row.measured_s:.3f} s ± {row.error_s / row.measured_s:.1%}",
-            f"{row.predicted_s:.3f} s",
-            f"{row.predicted_s / row.measured_s - 1:+.1%}",
-            f"{row.early_s:.3f} s",
-            f"{row.early_s / row.measured_s - 1:+.1%}",
-        )
-    console = Console(record=True, width=130)
-    console.print(table)
-    console.print(f"predicted: {_misses([row.predicted_s / row.measured_s for row in rows])}")
-    console.print(f"from the learning epoch alone: {_misses([row.early_s / row.measured_s for row in rows])}")
-    off = [math.log(row.predicted_s / row.measured_s) for row in rows]
-    ratios = [abs(math.expm1(one - other)) for one, other in zip(off[::2], off[1::2], strict=True)]
-    console.print(
-        f"predicted ratio of the two vectors that took turns: off by {statistics.median(ratios):.1%} in the median, at most "
-        f"{max(ratios):.1%}"
-    )
-    beyond = sum(abs(row.predicted_s - row.measured_s) > 2 * row.error_s for row in rows)
-    console.print(
-        f"the yardstick: a standard error of {statistics.median(row.error_s / row.measured_s for row in rows):.1%} in the "
-        f"median; {beyond} of {len(rows)} predictions miss by more than two of them; five minutes' load {os.getloadavg()[1]:.1f} "
-        f"on {os.cpu_count()} processors"
-    )
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "prediction.txt").write_text(console.export_text())
-
-
-def _misses(ratios: Sequence[float]) -> str:
-    """Say how far predictions are off, and how far without the factor that all of them share: the machine's drift."""
-    errors = [abs(ratio - 1) for ratio in ratios]
-    common = math.exp(statistics.median(map(math.log, ratios)))
-    rest = statistics.median(abs(ratio / common - 1) for ratio in ratios)
-    return (
-        f"off by {statistics.median(errors):.1%} in the median, at most {max(errors):.1%}; "
-        f"of that {common - 1:+.1%} for all alike, and {rest:.1%} in the median without it"
-    )
 
 
 if __name__ == "__main__":
