@@ -20,7 +20,7 @@ from typing import Any
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[variable] = "1"
 
-import heterotrain.session  # noqa: E402, F401
+import heterotrain.session  # noqa: E402, F401  # after the thread counts; only so that what is forked has it loaded
 import torch  # noqa: E402 - after the thread counts
 import torch._dynamo  # noqa: E402 - loaded by every optimizer
 

@@ -51,7 +51,7 @@ class Counting(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.seen += len(x)  # type: ignore[operator]  # torch types a buffer as a module or a tensor
-        return self.inner(x)  # type: ignore[no-any-return]
+        return torch.nn.functional.linear(x, self.inner.weight, self.inner.bias)
 
 
 @pytest.fixture(autouse=True)

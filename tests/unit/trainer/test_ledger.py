@@ -12,6 +12,18 @@ from heterotrain.membership.roster import FormationId
 from heterotrain.membership.standing import pack
 
 
+def alone() -> tuple[Ledger, Any, list[str]]:
+    """Return the ledger of a rank without a network, its peers, and what it says when its formation is given up."""
+    told: list[str] = []
+    peers: Any = SimpleNamespace(
+        identity=SimpleNamespace(worker_uid="u0", local_rank=0),
+        links=SimpleNamespace(),
+        handlers={},
+        nudge=lambda: None,
+    )
+    return Ledger(peers, on_broken=told.append), peers, told
+
+
 @pytest.mark.parametrize(
     ("asked", "over"),
     [
@@ -24,14 +36,7 @@ from heterotrain.membership.standing import pack
 )
 def test_who_asks_for_the_result_of_the_next_vote_has_left_this_formation(asked: FormationId, over: bool) -> None:
     """Otherwise one waits for the other's arrival, and that one for the vote, for as long as both live."""
-    told: list[str] = []
-    peers: Any = SimpleNamespace(
-        identity=SimpleNamespace(worker_uid="u0", local_rank=0),
-        links=SimpleNamespace(),
-        handlers={},
-        nudge=lambda: None,
-    )
-    ledger = Ledger(peers, on_broken=told.append)
+    ledger, peers, told = alone()
     standing: Any = SimpleNamespace(formation=FormationId(generation=2, number=0))
     ledger.standing = standing
     answer = asyncio.run(peers.handlers["status"]({"formation": pack(asked)}))
@@ -47,14 +52,7 @@ def test_who_asks_for_the_result_of_the_next_vote_has_left_this_formation(asked:
 )
 def test_what_answers_say_of_the_formation(theirs: tuple[int, int], broken: bool, over: bool) -> None:
     """A peer that cannot call this rank tells it so in its answers, or its formation would be waited for without end."""
-    told: list[str] = []
-    peers: Any = SimpleNamespace(
-        identity=SimpleNamespace(worker_uid="u0", local_rank=0),
-        links=SimpleNamespace(),
-        handlers={},
-        nudge=lambda: None,
-    )
-    ledger = Ledger(peers, on_broken=told.append)
+    ledger, peers, told = alone()
     peers.hears({"standing": list(theirs), "broken": broken})  # in no formation yet
     formation = FormationId(generation=2, number=1)
     ledger.standing = SimpleNamespace(formation=formation)  # type: ignore[assignment]  # all that is looked at

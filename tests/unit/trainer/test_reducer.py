@@ -128,7 +128,8 @@ def test_a_bucket_is_sent_off_during_backward_whatever_the_order() -> None:
         reducer.flush()
         wanted = torch.autograd.grad(model(x), list(model.parameters()))
         for parameter, value in zip(model.parameters(), wanted, strict=True):
-            assert torch.equal(parameter.grad, value)  # type: ignore[arg-type]
+            assert parameter.grad is not None
+            assert torch.equal(parameter.grad, value)
         assert reducer._arrivals is not None
         calls.append(len(reducer._arrivals._hooks))
     assert sent[:8] == [

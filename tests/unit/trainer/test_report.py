@@ -27,7 +27,9 @@ def rendered(report: Report) -> dict[str, float]:
     found = {}
     for line in generate_latest(report.registry).decode().splitlines():
         if not line.startswith("#"):
-            name, labels, value = re.fullmatch(r"(\w+)\{(.*)\} (\S+)", line).groups()  # type: ignore[union-attr]
+            sample = re.fullmatch(r"(\w+)\{(.*)\} (\S+)", line)
+            assert sample is not None, line
+            name, labels, value = sample.groups()
             kept = sorted(label for label in labels.split(",") if label.split("=")[0] not in names.IDENTITY_LABELS)
             found[f"{name}{{{','.join(kept)}}}"] = float(value)
     return found
@@ -58,7 +60,9 @@ def test_the_shape_unused_for_longest_goes_first() -> None:
     report = Report(IDENTITY)
     for share in [*range(names.MAX_LIVE_SHAPES), 0, 99]:
         report.step(share_samples=share, micro_batch_samples=1, times=times(), peak_bytes=None)
-    shares = {int(re.search(r'share="(\d+)"', name)[1]) for name in rendered(report) if name.startswith(names.STEPS)}  # type: ignore[index]
+    steps = [name for name in rendered(report) if name.startswith(names.STEPS)]
+    shares = {int(share) for name in steps for share in re.findall(r'share="(\d+)"', name)}
+    assert len(shares) == len(steps)
     assert shares == ({*range(names.MAX_LIVE_SHAPES)} - {1}) | {99}
 
 
@@ -134,7 +138,7 @@ def test_only_a_defect_of_ours_is_news(fault: str, caplog: pytest.LogCaptureFixt
     assert server is not None
     report.registry.register(Slow())
     handled, finish = threading.Event(), server.shutdown_request
-    server.shutdown_request = lambda request: (finish(request), handled.set())  # type: ignore[method-assign]
+    server.shutdown_request = lambda request: (finish(request), handled.set())  # type: ignore[method-assign]  # to see the answer's end
     try:
         with socket.create_connection(("127.0.0.1", identity.metrics_port or 0)) as scraper:
             scraper.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")

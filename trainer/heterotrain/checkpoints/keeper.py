@@ -238,7 +238,7 @@ class CheckpointKeeper:
         parts = len(formed.roster.plan_ranks) if self._in_parts(formed, training) else 1
         if size_bytes >= PREPARE_FROM_BYTES and (parts > 1 or self._is_writer(formed)):
             ends = [size_bytes * (formed.rank + more) // parts for more in (0, 1)] if parts > 1 else [0, size_bytes]
-            writer.prepare(ends[1] - ends[0], pin=torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+            writer.prepare(ends[1] - ends[0], pin=torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch's
 
     def _is_writer(self, formed: Formed) -> bool:
         roster = formed.roster
