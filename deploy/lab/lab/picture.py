@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib as mpl
@@ -51,6 +52,7 @@ def draw(
         events: marked by number, and told below.
         path: the file to write.
     """
+    end_s = min(end_s, last_step_s(prometheus, job_uid, start_s=start_s, end_s=end_s))
     selector = f'{{{metrics.LABEL_JOB_UID}="{job_uid}"}}'
     by = f"sum by ({metrics.LABEL_WORKER})"
     samples = f"{by} (rate({metrics.SAMPLES}{selector}[{_WINDOW}]))"
@@ -85,6 +87,25 @@ def draw(
     figure.tight_layout()
     figure.savefig(path, dpi=110, bbox_inches="tight")
     plt.close(figure)
+
+
+def last_step_s(prometheus: Prometheus, job_uid: str, *, start_s: float, end_s: float) -> float:
+    """Return the Unix time of the last scrape that saw a new step; ``start_s`` when none did.
+
+    Afterwards workers write the last checkpoint and end one by one, and a rate whose window reaches into that time tells of
+    slow steps that never were.
+    """
+    counted = f'sum by ({metrics.LABEL_WORKER}) ({metrics.STEPS}{{{metrics.LABEL_JOB_UID}="{job_uid}"}})'
+    rows = prometheus.series(counted, start_s=start_s, end_s=end_s)
+    return max(
+        (
+            float(at_s)
+            for row in rows
+            for (_, before), (at_s, after) in pairwise(row["values"])
+            if float(after) > float(before)
+        ),
+        default=start_s,
+    )
 
 
 def _pieces(values: Sequence[tuple[float, str]], start_s: float) -> list[tuple[list[float], list[float]]]:

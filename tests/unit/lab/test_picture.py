@@ -1,0 +1,86 @@
+"""The demo's picture ends with the last step, not with what rates make of the time after it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from heterotrain_core.contract import metrics
+from lab.cluster import Cluster
+from lab.picture import draw, last_step_s
+from lab.telemetry import Prometheus
+
+START_S = 1_000_000.0
+STEP_S = 0.4
+LAST_S = 60.0
+GONE_S = {"job-w0": 66.0, "job-w1": 64.0, "job-w2": 61.0, "job-w3": 12.0}
+"""Until when each worker is scraped, in seconds since the start; the last one left in between."""
+WINDOW_S = 6.0
+
+
+def steps(worker: str, at_s: float) -> float | None:
+    """Return the counter as it is scraped once a second; ``None`` where the worker is gone."""
+    return min(at_s, LAST_S) // STEP_S if at_s <= GONE_S[worker] else None
+
+
+class Recorded(Prometheus):
+    """What Prometheus would answer: counters, and their increases over the window as it computes them."""
+
+    def __init__(self) -> None:
+        super().__init__(Cluster())
+        object.__setattr__(self, "asked", [])
+
+    def series(self, expression: str, *, start_s: float, end_s: float, step_s: float = 1.0) -> list[dict[str, Any]]:
+        self.asked.append((expression, end_s))  # type: ignore[attr-defined]  # set above: the class is frozen
+        times = [start_s + step_s * number for number in range(int((end_s - start_s) / step_s) + 1)]
+        if "rate(" not in expression:
+            return [row(worker, [(t, steps(worker, t - start_s)) for t in times]) for worker in GONE_S]
+        rates = {worker: [(t, rate(worker, t - start_s)) for t in times] for worker in GONE_S}
+        if expression.startswith("1 / (max("):
+            best = [max((r for _, r in each if r), default=None) for each in zip(*rates.values(), strict=True)]
+            return [row("", [(t, 1 / b if b else None) for t, b in zip(times, best, strict=True)])]
+        assert re.match(r"\(sum by", expression)
+        return [row(worker, [(t, 100.0 if r else None) for t, r in values]) for worker, values in rates.items()]
+
+
+def row(worker: str, values: list[tuple[float, float | None]]) -> dict[str, Any]:
+    """Return a series as the API does: values are text, what is not there is left out."""
+    return {"metric": {metrics.LABEL_WORKER: worker}, "values": [(t, str(v)) for t, v in values if v is not None]}
+
+
+def rate(worker: str, at_s: float) -> float | None:
+    """Return the steps per second over the window, by the scrapes that are in it; it reaches half a scrape beyond them."""
+    found = [(t, value) for t in range(int(at_s - WINDOW_S) + 1, int(at_s) + 1) if t >= 0 and (value := steps(worker, t)) is not None]  # fmt: skip
+    if len(found) < 2:
+        return None
+    (first_s, first), (last_s, last) = found[0], found[-1]
+    covered_s = min(WINDOW_S, last_s - first_s + 1)
+    return (last - first) / (last_s - first_s) * covered_s / WINDOW_S
+
+
+def test_the_step_time_does_not_rise_when_there_are_no_more_steps(tmp_path: Path) -> None:
+    prometheus = Recorded()
+    end_s = START_S + 70
+    path = tmp_path / "picture.png"
+    draw(prometheus, job_uid="u", pools={}, start_s=START_S, end_s=end_s, events=(), path=path)
+    (drawn,) = [
+        float(value)
+        for each in prometheus.series("1 / (max(rate(", start_s=START_S, end_s=asked(prometheus)[-1])
+        for at_s, value in each["values"][-1:]
+    ]
+    assert drawn == pytest.approx(STEP_S, rel=0.1)
+    (uncut,) = prometheus.series("1 / (max(rate(", start_s=START_S, end_s=end_s)
+    assert max(float(value) for at_s, value in uncut["values"] if at_s > START_S + 30) > 3 * STEP_S
+    assert path.stat().st_size > 0
+
+
+def asked(prometheus: Recorded) -> list[float]:
+    """Return the ends of the stretches that rates were asked for."""
+    return [end_s for expression, end_s in prometheus.asked if "rate(" in expression]  # type: ignore[attr-defined]  # see above
+
+
+def test_the_end_is_the_last_step_whoever_is_scraped_longest() -> None:
+    assert last_step_s(Recorded(), "u", start_s=START_S, end_s=START_S + 70) == START_S + LAST_S
+    assert last_step_s(Recorded(), "u", start_s=START_S, end_s=START_S + 30) == START_S + 30
