@@ -273,10 +273,17 @@ class World:
         return self
 
     def end(
-        self, name: str, ending: Ending | None = None, *, exit_code: int = 0, reason: str = "", pod_reason: str = ""
+        self,
+        name: str,
+        ending: Ending | None = None,
+        *,
+        exit_code: int = 0,
+        reason: str = "",
+        pod_reason: str = "",
+        told: bool = False,
     ) -> World:
         """Let a pod's container end, with an outcome or without."""
-        message = encode_outcome(Outcome(ending=ending, reason=reason, epoch=1, step=2)) if ending else ""
+        message = encode_outcome(Outcome(ending=ending, reason=reason, epoch=1, step=2, told=told)) if ending else ""
         terminated = {"exitCode": exit_code, "reason": "Error" if exit_code else "Completed", "message": message}
         terminated |= {"finishedAt": rfc3339(self.now_s)}
         if not ending and reason:

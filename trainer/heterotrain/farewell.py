@@ -44,13 +44,15 @@ class Farewell:
             "the script ended before every epoch was committed; to end early on purpose, call job.finish(reason)",
         )
 
-    def say(self, ending: Ending, reason: str) -> None:
-        """Write the outcome unless one was written before."""
+    def say(self, ending: Ending, reason: str, *, told: bool = False) -> None:
+        """Write the outcome unless one was written before; ``told`` when SIGTERM came."""
         with self._lock:
             if self.said is not None:
                 return
             epoch, step = self._where()
-            self.said = Outcome(ending=ending, reason=reason, epoch=epoch, step=step, metrics=self._metrics())
+            self.said = Outcome(
+                ending=ending, reason=reason, epoch=epoch, step=step, metrics=self._metrics(), told=told
+            )
             if self._path is not None:
                 with contextlib.suppress(OSError):  # a read-only termination file: the exit code still speaks
                     self._path.write_text(encode_outcome(self.said), encoding="utf-8")

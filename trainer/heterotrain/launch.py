@@ -48,7 +48,7 @@ def merge(outcomes: Sequence[Outcome | None], codes: Sequence[int], *, told: boo
     metrics = next((o.metrics for o in said if o.metrics), {})
 
     def last(ending: Ending, reason: str) -> Outcome:
-        return Outcome(ending=ending, reason=reason, epoch=epoch, step=step, metrics=metrics)
+        return Outcome(ending=ending, reason=reason, epoch=epoch, step=step, metrics=metrics, told=told)
 
     for rank, outcome in enumerate(outcomes):
         if outcome is not None and outcome.ending is Ending.FAILED:

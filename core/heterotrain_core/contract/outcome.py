@@ -39,6 +39,7 @@ class Outcome:
         step: committed steps.
         metrics: newest values that the script reported, at most ``MAX_METRICS``; here because a process that ends is
             not scraped again.
+        told: whether the pod got SIGTERM, rather than left by the plan; False from a worker that does not say.
     """
 
     ending: Ending
@@ -46,6 +47,7 @@ class Outcome:
     epoch: int
     step: int
     metrics: Mapping[str, float] = field(default_factory=dict)
+    told: bool = False
 
 
 def encode_outcome(outcome: Outcome) -> str:
@@ -74,6 +76,7 @@ def decode_outcome(text: str) -> Outcome | None:
             epoch=int(raw["epoch"]),
             step=int(raw["step"]),
             metrics={str(name): float(value) for name, value in raw.get("metrics", {}).items()},
+            told=raw.get("told") is True,
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -17,6 +17,8 @@ from heterotrain_operator.world.views import Ended, NodeView, PodView
 
 _SIGKILL_EXIT = 137
 _SIGTERM_EXIT = 143
+_LOST_TRACK = frozenset({"ContainerStatusUnknown", "Unknown"})
+"""The kubelet's and containerd's reasons for a container that was there, and is not after the node started again."""
 
 
 class Fate(StrEnum):
@@ -100,31 +102,54 @@ def _judge_end(pod: PodView, nodes: Mapping[str, NodeView]) -> tuple[Fate, str]:
     outcome = decode_outcome(ended.message) if ended else None
     if outcome is not None and outcome.ending is Ending.FINISHED:
         return Fate.FINISHED, outcome.reason
+    taken = _taken_down(pod, nodes)
     if outcome is not None and outcome.ending is Ending.LEFT:
+        if outcome.told and not taken and pod.fatal_probes:
+            return Fate.FAILED, _failed_probe(pod)
         return Fate.LEFT, outcome.reason
-    if pod.disruption:
-        return Fate.DISRUPTED, f"the cluster took it down ({pod.disruption})"
-    if pod.deleting:
-        return Fate.DISRUPTED, "its pod was deleted"
-    if pod.node:
-        node = judge_node(nodes.get(pod.node), pod.node)
-        if node.fate is not NodeFate.STAYS:
-            return Fate.DISRUPTED, node.reason
+    if taken:
+        return Fate.DISRUPTED, taken
     if outcome is not None:
         return Fate.FAILED, outcome.reason
     if ended is None:
         return Fate.DISRUPTED, f"node {pod.node or '?'} refused the pod"
-    return _judge_silent_end(ended)
+    return _judge_silent_end(pod, ended)
 
 
-def _judge_silent_end(ended: Ended) -> tuple[Fate, str]:
+def _taken_down(pod: PodView, nodes: Mapping[str, NodeView]) -> str:
+    """Return what in the cluster took a pod down; empty when nothing is known to have."""
+    if pod.disruption:
+        return f"the cluster took it down ({pod.disruption})"
+    if pod.deleting:
+        return "its pod was deleted"
+    if pod.node and (node := judge_node(nodes.get(pod.node), pod.node)).fate is not NodeFate.STAYS:
+        return node.reason
+    return ""
+
+
+def _failed_probe(pod: PodView) -> str:
+    """Explain the end of a pod that was told to go by nobody but, presumably, its own kubelet.
+
+    A failed probe leaves no trace in the pod's status, only an Event of the kubelet's, which may be gone or not come yet.
+    """
+    return (
+        f"the kubelet ended it and nothing else took it down, as when its {' or '.join(pod.fatal_probes)} fails: "
+        f"`kubectl describe pod {pod.name}` tells while the pod is there; correct the probe, or what it asks"
+    )
+
+
+def _judge_silent_end(pod: PodView, ended: Ended) -> tuple[Fate, str]:
     """Judge an end without a last word, on a healthy node, that nothing announced."""
     if ended.reason == "OOMKilled":
         return (
             Fate.FAILED,
             "it used more memory than its limit (OOMKilled): raise resources.limits.memory or use smaller batches",
         )
+    if ended.reason in _LOST_TRACK:
+        return Fate.DISRUPTED, f"its node lost track of it ({ended.reason}), as after a reboot"
     if ended.exit_code in (_SIGKILL_EXIT, _SIGTERM_EXIT):
+        if pod.fatal_probes:
+            return Fate.FAILED, _failed_probe(pod)
         # A process can't send SIGKILL to itself as PID 1, and our launcher reports what kills a rank: this came from outside.
         return Fate.DISRUPTED, f"it was killed from outside (exit code {ended.exit_code})"
     if ended.exit_code == 0:

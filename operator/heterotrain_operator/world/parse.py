@@ -110,6 +110,7 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         requests=pod_requests(spec),
         plan_version=annotations.get(keys.ANNOTATION_PLAN, ""),
         template_hash=annotations.get(keys.ANNOTATION_TEMPLATE_HASH, ""),
+        fatal_probes=_fatal_probes(spec, annotations),
     )
 
 
@@ -123,6 +124,12 @@ def main_container(spec: Mapping[str, Any], annotations: Mapping[str, str]) -> s
     names = [container["name"] for container in spec.get("containers") or ()]
     chosen = annotations.get(DEFAULT_CONTAINER, "")
     return chosen if chosen in names else (names[0] if names else "")
+
+
+def _fatal_probes(spec: Mapping[str, Any], annotations: Mapping[str, str]) -> tuple[str, ...]:
+    name = main_container(spec, annotations)
+    main: Mapping[str, Any] = next((each for each in spec.get("containers") or () if each["name"] == name), {})
+    return tuple(probe for probe in ("livenessProbe", "startupProbe") if main.get(probe))
 
 
 def parse_node(body: Mapping[str, Any]) -> NodeView:

@@ -66,6 +66,7 @@ class PodView:
         waiting_reason: why the training (or an init) container does not run yet, e.g. ``ImagePullBackOff``.
         plan_version: version of the plan that the pod's annotation names.
         requests: what the scheduler sets aside for it.
+        fatal_probes: probes of the training container by which the kubelet may end it.
     """
 
     key: JobKey
@@ -93,6 +94,7 @@ class PodView:
     requests: Mapping[str, float] = field(default_factory=dict)
     plan_version: str = ""
     template_hash: str = ""
+    fatal_probes: tuple[str, ...] = ()
 
     @property
     def terminal(self) -> bool:

@@ -59,6 +59,24 @@ def test_a_worker_that_is_killed_at_once_is_not_replaced_at_once() -> None:
     assert sorted(world.pods) == ["job-w1", "job-w2", "job-w3"]
 
 
+def test_a_probe_that_fails_for_ever_fails_the_job() -> None:
+    """The kubelet tells the worker to go, which it does in order, again and again; nothing else wants it to go."""
+    probe = {"exec": {"command": ["false"]}}
+    template = {"spec": {"containers": [{"name": "main", "image": "image", "livenessProbe": probe}]}}
+    world = a_running_job(backoffLimit=2, template=template)
+    for _ in range(3):
+        assert world.status["state"] == "Running"
+        world.end(world.members()[0], Ending.LEFT, told=True)
+        world.settle()
+        world.pass_time(300)
+        world.settle()
+        world.schedule().run()
+        world.settle()
+    assert world.status["restarts"] == 3
+    assert world.condition("Failed") == ("True", "BackoffLimitExceeded")
+    assert "livenessProbe" in world.status["reason"]
+
+
 def test_disruptions_never_fail_a_job() -> None:
     world = a_running_job(backoffLimit=0)
     for _ in range(4):

@@ -27,8 +27,10 @@ def judged(pod: PodView, node: NodeView | None = None) -> tuple[Fate, str]:
     return found.fate, found.reason
 
 
-def ended(exit_code: int = 0, *, ending: Ending | None = None, reason: str = "", said: str = "") -> PodView:
-    message = encode_outcome(Outcome(ending=ending, reason=said, epoch=0, step=0)) if ending else said
+def ended(
+    exit_code: int = 0, *, ending: Ending | None = None, reason: str = "", said: str = "", told: bool = False
+) -> PodView:
+    message = encode_outcome(Outcome(ending=ending, reason=said, epoch=0, step=0, told=told)) if ending else said
     phase = "Failed" if exit_code else "Succeeded"
     return replace(POD, phase=phase, ended=Ended(exit_code=exit_code, reason=reason, message=message, finished_s=0.0))
 
@@ -76,12 +78,36 @@ def test_a_worker_that_runs(case: str) -> None:
     assert judged(pod, node)[0] is fate
 
 
+def probed(pod: PodView) -> PodView:
+    return replace(pod, fatal_probes=("livenessProbe",))
+
+
 ENDS: dict[str, tuple[PodView, NodeView, Fate, str]] = {
     "finished": (ended(ending=Ending.FINISHED, said="done"), a_node(), Fate.FINISHED, "done"),
     "finished while being evicted": (
         replace(ended(ending=Ending.FINISHED), disruption="EvictionByEvictionAPI"), a_node(), Fate.FINISHED, ""
     ),
     "left": (ended(ending=Ending.LEFT, said="told to go"), a_node(), Fate.LEFT, "told to go"),
+    "told to go by its kubelet": (
+        probed(ended(ending=Ending.LEFT, told=True)), a_node(), Fate.FAILED, "as when its livenessProbe fails"
+    ),
+    "killed by its kubelet": (probed(ended(137, reason="Error")), a_node(), Fate.FAILED, "as when its livenessProbe fails"),
+    "told to go, nobody asks how it is": (ended(ending=Ending.LEFT, told=True), a_node(), Fate.LEFT, ""),
+    "left by the plan": (probed(ended(ending=Ending.LEFT)), a_node(), Fate.LEFT, ""),
+    "told to go by its deletion": (
+        replace(probed(ended(ending=Ending.LEFT, told=True)), deleting=True), a_node(), Fate.LEFT, ""
+    ),
+    "told to go by an eviction": (
+        replace(probed(ended(ending=Ending.LEFT, told=True)), disruption="EvictionByEvictionAPI"), a_node(), Fate.LEFT, ""
+    ),
+    "told to go on an announced node": (
+        probed(ended(ending=Ending.LEFT, told=True)), a_node(taints=["karpenter.sh/disrupted:NoSchedule"]), Fate.LEFT, ""
+    ),
+    "killed with its silent node": (probed(ended(137)), a_node(ready="Unknown"), Fate.DISRUPTED, "hear"),
+    "gone after a reboot": (probed(ended(255, reason="Unknown")), a_node(), Fate.DISRUPTED, "lost track"),
+    "unknown after a reboot": (
+        probed(ended(137, reason="ContainerStatusUnknown")), a_node(), Fate.DISRUPTED, "lost track"
+    ),
     "failed": (ended(1, ending=Ending.FAILED, said="ValueError: x"), a_node(), Fate.FAILED, "ValueError: x"),
     "failed because it was evicted": (
         replace(ended(1, ending=Ending.FAILED), disruption="PreemptionByScheduler"), a_node(), Fate.DISRUPTED, "Preemption"

@@ -112,6 +112,7 @@ def test_sigterm_reaches_every_rank(tmp_path: Path) -> None:
     found = outcome_of(tmp_path)
     assert found is not None
     assert found.ending is Ending.LEFT
+    assert found.told
 
 
 def test_a_failed_rank_takes_the_others_with_it(tmp_path: Path) -> None:

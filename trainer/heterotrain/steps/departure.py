@@ -72,7 +72,7 @@ class Departure:
             # each of them, like this rank, was thought to stay.
             self._keeper.write_now(self._training, generation=standing.formation.generation, within_s=self.left_s)
         self._keeper.wait(self.left_s)
-        self._farewell.say(Ending.LEFT, "told to go; the others know")
+        self._farewell.say(Ending.LEFT, "told to go; the others know", told=self._told_s is not None)
         self._membership.close()
         raise SystemExit(0)
 
