@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 
-from heterotrain.telemetry.duty import BUDGET_RATIO, MOST_EVERY, Duty, every
+import pytest
+from heterotrain.telemetry.duty import BUDGET_RATIO, MOST_EVERY, Duty, every, is_measured
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,3 +45,40 @@ def test_a_rank_finds_how_often_it_can_afford_to_measure() -> None:
         duty.spent(1.9e-4 if number % n == 0 else 1e-5, step_s=1.0, measured=number % n == 0)
         n = duty.wanted_every
     assert n == 1
+
+
+@pytest.mark.parametrize("n", [1, 2, 8, 256])
+def test_one_step_of_each_group_is_measured_and_each_place_has_its_turn(n: int) -> None:
+    """Epochs of any length begin with a measured step no more often than with any other, within a few per cent."""
+    groups = 4096
+    measured = [step for step in range(groups * n) if is_measured(step, n)]
+    assert [step // n for step in measured] == list(range(groups))
+    places = [sum(step % n == place for step in measured) for place in range(n)]
+    assert max(places) - min(places) <= 0.1 * groups / n + 4
+    for epoch in (n, 64, 100):
+        first = sum(is_measured(step, n) for step in range(0, groups * n, epoch))
+        assert math.isclose(first, groups / epoch, rel_tol=0.15, abs_tol=4)
+
+
+def run(*, own_s: float, true_s: float, noise_s: float, steps: int, first_s: float = 0.0) -> Duty:
+    """Let telemetry cost ``own_s`` by its own clock and ``true_s`` in steps of 100 ms, whose first of 64 takes ``first_s`` more."""
+    duty, chance = Duty(), random.Random(5)  # noqa: S311  # no secret
+    for number in range(steps):
+        measured = is_measured(number, duty.wanted_every if number >= 64 else 2)
+        step_s = 0.1 + chance.gauss(0.0, noise_s) + true_s * measured + first_s * (number % 64 == 0)
+        duty.spent(own_s if measured else 0.0, step_s=step_s, measured=measured)
+    return duty
+
+
+def test_what_the_own_clock_does_not_see_is_learned_from_the_steps() -> None:
+    """4 ms of 100 where the own clock sees 0.4: one step of eight, not each; and chance alone is not taken for a cost."""
+    assert run(own_s=4e-4, true_s=4e-4, noise_s=2e-3, steps=1000).wanted_every == 1
+    assert run(own_s=4e-4, true_s=4e-3, noise_s=0.0, steps=200).wanted_every == 8
+    assert run(own_s=4e-4, true_s=4e-3, noise_s=2e-3, steps=1000).wanted_every == 8
+    for noise_s in (1e-3, 1e-2, 5e-2):
+        assert run(own_s=4e-4, true_s=4e-4, noise_s=noise_s, steps=1000).wanted_every <= 4
+
+
+def test_an_epochs_first_step_is_not_taken_for_a_measurements_cost() -> None:
+    """Epochs of 64 steps, each begun by 50 ms of something else."""
+    assert run(own_s=1e-3, true_s=1e-3, noise_s=1e-3, steps=6400, first_s=0.05).wanted_every <= 4

@@ -29,17 +29,19 @@ from heterotrain.state.training import Training
 from heterotrain.steps.clock import Clock
 from heterotrain.steps.step import Step
 from heterotrain.steps.task import Task
-from heterotrain.telemetry.duty import Duty
+from heterotrain.telemetry.duty import Duty, is_measured
 from heterotrain.telemetry.report import Report
 
 _log = logging.getLogger(__name__)
 
 LARGE_ELEMENTS = 5_000_000
-"""From this many gradients on, their squares are taken in every tenth step at most: on an accelerator that is a pass over memory
-which the host's clock does not see."""
-LARGE_EVERY = 10
+"""From this many gradients on, a pass over them is no small thing,"""
+LARGE_EVERY = 8
+"""and is made so often at most where no clock says how often."""
 LEARN_STEPS = 64
-"""Of a formation, in which everything is measured: the first noise scale shall not be late, and costs become known."""
+"""Of a formation, which measures this often: the first noise scale shall not be late,"""
+LEARN_EVERY = 2
+"""and what measuring costs shows in the steps between."""
 TELL_S = 0.2
 """How long a step's times may wait to be counted, unless a scrape asks for them."""
 UNKNOWN = Squares()
@@ -100,13 +102,13 @@ class Observer:
             task: the step.
             alone: whether there are no other ranks.
         """
-        every = 1 if self._formed_steps < LEARN_STEPS else self._every
-        self._measures = not task.number % every
+        is_large = reducer.elements > LARGE_ELEMENTS
+        learning_every = LARGE_EVERY if is_large else LEARN_EVERY
+        self._measures = is_measured(task.number, self._every if self._formed_steps >= LEARN_STEPS else learning_every)
+        takes_squares = self._measures
         if self._numerics.steers_by_noise:
-            every = 1
-        if task.number % every or (alone and len(task.micro_batches) < 2):  # noqa: PLR2004 - one group has no spread
-            return None
-        if reducer.elements > LARGE_ELEMENTS and task.number % max(every, LARGE_EVERY):
+            takes_squares = not is_large or is_measured(task.number, LARGE_EVERY)
+        if not takes_squares or (alone and len(task.micro_batches) < 2):  # noqa: PLR2004 - one group has no spread
             return None
         began_s = time.perf_counter()
         steered = Preconditioner(self._training.optimizers) if self._numerics.wants_preconditioned else None
@@ -132,7 +134,7 @@ class Observer:
         self._late.clear()
 
     def formed(self) -> None:
-        """A formation begins: all its members measure everything for a while, since they agree on nothing else yet."""
+        """A formation begins: its members measure often for a while, since they have not agreed on anything else yet."""
         self.forget()
         self._every, self._formed_steps = 1, 0
 

@@ -1,8 +1,12 @@
 """How often to measure what is not needed in every step, so that measuring costs a bounded part of the time.
 
-Telemetry watches its own clock. What it does in every step is small; what it does in some (the gradients' squares for the noise
-scale, the buckets' transfer times) is done in every n-th step, with the least power of two for n that keeps all of it together within
-``BUDGET_RATIO`` of the time. Which steps those are depends on times alone, never on what is measured, so averages stay unbiased.
+What telemetry does in every step is small; what it does in some (the gradients' squares for the noise scale, the buckets' transfer
+times) is done in one of n steps, with the least power of two for n that keeps all of it together within ``BUDGET_RATIO`` of
+the time. Which steps those are depends on times and on a step's number alone, never on what is measured, so averages stay unbiased.
+
+Two clocks tell the cost. Telemetry's own is exact, but sees only the calls: a pass over the gradients also empties the processor's
+caches, sends a bucket off later, and on an accelerator runs after the call returned. So a step that was measured is compared with those
+just before it that were not, and the difference counts as far as it is certain.
 """
 
 from __future__ import annotations
@@ -16,6 +20,24 @@ MOST_EVERY = 256
 """Steps from one measurement to the next, however short they are."""
 FORGET = 0.98
 """Of what was seen, by each further step: costs are those of the last fifty or so."""
+LEAST_PAIRS = 8.0
+"""So many comparisons before their spread is believed."""
+CERTAIN_ERRORS = 2.0
+"""Standard errors by which a difference of steps has to be beyond what is counted of it."""
+
+
+def is_measured(step: int, every: int) -> bool:
+    """Return whether a step is the one of its ``every`` steps that is measured.
+
+    Which one is as good as drawn by lot (Knuth's multiplicative hash of the group's number): always the same would be the first of each
+    epoch wherever an epoch has a multiple of ``every`` steps, and that one is no typical step.
+
+    Args:
+        step: number of the step since the training began.
+        every: steps in a group, a power of two.
+    """
+    lot = (step // every * 2654435769 & 0xFFFFFFFF) >> 16
+    return step % every == lot % every
 
 
 def every(*, step_s: float, always_s: float, measured_s: float) -> int:
@@ -58,6 +80,37 @@ class Mean:
 
 
 @dataclass(slots=True)
+class Difference:
+    """By how much a measured step is longer than those before it that were not measured."""
+
+    _mean: Mean = field(default_factory=Mean)
+    _square: Mean = field(default_factory=Mean)
+    _others: Mean = field(default_factory=Mean)
+    _is_fresh: bool = False
+
+    def step(self, seconds: float, *, measured: bool) -> None:
+        """Take one more step, from commit to commit."""
+        if not measured:
+            if not self._is_fresh:
+                self._others = Mean()
+            self._others.add(seconds)
+            self._is_fresh = True
+        elif self._is_fresh:
+            self._is_fresh = False
+            longer_s = seconds - self._others.value
+            self._mean.add(longer_s)
+            self._square.add(longer_s**2)
+
+    @property
+    def certain_s(self) -> float:
+        """Seconds that a measurement costs at least, but for chance; 0 while that is not known."""
+        if self._mean.weight < LEAST_PAIRS:
+            return 0.0
+        variance = max(0.0, self._square.value - self._mean.value**2)
+        return max(0.0, self._mean.value - CERTAIN_ERRORS * math.sqrt(variance / self._mean.weight))
+
+
+@dataclass(slots=True)
 class Duty:
     """What telemetry costs on this rank.
 
@@ -71,6 +124,7 @@ class Duty:
     _step: Mean = field(default_factory=Mean)
     _always: Mean = field(default_factory=Mean)
     _measured: Mean = field(default_factory=Mean)
+    _longer: Difference = field(default_factory=Difference)
 
     def spent(self, seconds: float, *, step_s: float, measured: bool) -> None:
         """Note what telemetry took in one step.
@@ -82,8 +136,11 @@ class Duty:
         """
         self.spent_s += seconds
         self._step.add(step_s)
+        self._longer.step(step_s, measured=measured)
         if not measured:
             self._always.add(seconds)
             return
         self._measured.add(seconds)
-        self.wanted_every = every(step_s=self._step.value, always_s=self._always.value, measured_s=self._measured.value)
+        always_s = self._always.value
+        measured_s = max(self._measured.value, always_s + self._longer.certain_s)
+        self.wanted_every = every(step_s=self._step.value, always_s=always_s, measured_s=measured_s)
