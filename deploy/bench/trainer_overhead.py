@@ -4,7 +4,8 @@ Needs torch, heterotrain and two cores that nothing else uses. Two processes wit
 over: with DistributedDataParallel (gradients as bucket views, a DataLoader in the process) and with this trainer. A few steps of
 the one and of the other alternate in the same processes in the order ABBA, so that whatever else runs on the machine, and whatever
 grows or shrinks meanwhile, hits both. Each such block gives one ratio; the figure is the ratios' median with its 95 % interval,
-which holds whatever their distribution is. The processor time of rank 0 (all its threads) stands beside the wall's, because a busy
+which holds whatever their distribution is. What only some steps cost (measured gradients) a median may not see: so the ratio of all
+blocks' sums stands beside it, with twice its standard error. The processor time of rank 0 (all its threads) follows, because a busy
 machine disturbs it less. Telemetry is timed where it happens, since half a percent is less than two runs differ: by its own clock
 over all blocks, which is what it exports, and by a stopwatch around its functions afterwards.
 """
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,7 @@ from heterotrain.steps.observe import LEARN_STEPS, Observer
 from heterotrain.telemetry.board import Board
 from machine import free_port, machine
 from prometheus_client import generate_latest
+from ratios import median_interval, ratio_of_sums
 
 TURN_S = 0.1
 """What a side gets at a time, at least one step: long beside a scheduler's slice, short beside what else comes and goes."""
@@ -241,30 +243,26 @@ def measure(number: int, seconds: float) -> dict[str, Any]:
     return dict(json.loads(outputs[0].splitlines()[-1]))
 
 
-def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median and the ends of its 95 % interval from order statistics, whatever the distribution.
-
-    The true median is below the k-th of n values with the probability that a fair coin shows fewer than k heads in n throws.
-    """
-    ordered, count = sorted(values), len(values)
-    below, at, chance = 0.0, 0, 0.5**count
-    while chance + below <= 0.025:  # noqa: PLR2004 - half of what is outside
-        below, at = below + chance, at + 1
-        chance = math.comb(count, at) * 0.5**count
-    lowest = max(0, at - 1)
-    return statistics.median(ordered), ordered[lowest], ordered[count - 1 - lowest]
-
-
 def beyond(found: dict[str, Any], which: int) -> str:
     """Return by how much ours is beyond the bare one's: the median over blocks, and its interval."""
-    ratios = [own[which] / bare[which] - 1 for bare, own in zip(found["bare"], found["ours"], strict=True)]
-    middle, low, high = median_interval(ratios)
+    middle, low, high = median_interval([own / bare - 1 for bare, own in pairs(found, which)])
     return f"{middle:+.2%} ({low:+.2%} to {high:+.2%})"
+
+
+def beyond_in_all(found: dict[str, Any]) -> str:
+    """Return by how much all of ours took longer than all of the bare ones, and twice the standard error."""
+    ratio, error = ratio_of_sums(pairs(found, 0))
+    return f"{ratio - 1:+.2%} ± {2 * error:.2%}"
+
+
+def pairs(found: dict[str, Any], which: int) -> list[tuple[float, float]]:
+    """Return (bare, ours) of each block: wall seconds of a step (0) or processor seconds (1)."""
+    return [(bare[which], own[which]) for bare, own in zip(found["bare"], found["ours"], strict=True)]
 
 
 def median_difference_s(found: dict[str, Any]) -> float:
     """Return the median over blocks of the wall seconds that a step takes longer."""
-    return statistics.median(own[0] - bare[0] for bare, own in zip(found["bare"], found["ours"], strict=True))
+    return statistics.median(own - bare for bare, own in pairs(found, 0))
 
 
 def main() -> None:
@@ -283,7 +281,7 @@ def main() -> None:
         os._exit(0)  # the job is not finished, and its farewell would say so
     print(machine())
     heads = (
-        "model, samples a rank", "parameters", "bare DDP", "this trainer", "beyond, ms", "beyond, wall", "beyond, processor",
+        "model, samples a rank", "parameters", "bare DDP", "this trainer", "beyond, ms", "beyond, wall", "in all", "beyond, processor",
         "blocks", "telemetry", "by its own clock", "gradients measured", "a scrape",
     )  # fmt: skip
     print(f"\n| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
@@ -293,7 +291,7 @@ def main() -> None:
         bare_s, ours_s = (statistics.median(wall for wall, _ in found[name]) for name in ("bare", "ours"))
         cells = (
             f"{case.name}, {case.share_samples}", f"{found['elements'] / 1e6:.2f} M", f"{bare_s * 1e3:.2f} ms",
-            f"{ours_s * 1e3:.2f} ms", f"{median_difference_s(found) * 1e3:.2f}", beyond(found, 0), beyond(found, 1),
+            f"{ours_s * 1e3:.2f} ms", f"{median_difference_s(found) * 1e3:.2f}", beyond(found, 0), beyond_in_all(found), beyond(found, 1),
             f"{len(found['bare'])} of 4 x {found['steps']}",
             f"{found['telemetry_s'] / found['step_s']:.2%}", f"{found['own_clock_s'] / ours_s:.2%}",
             f"every {found['every']}", f"{found['scrape_s'] * 1e3:.1f} ms",
