@@ -44,6 +44,9 @@ def _option(name: str, **kwargs: Any) -> Callable[[_Command], _Command]:
 @main.command()
 @_option("namespace", default="default", help="Where the operator runs; its Lease is there.")
 @_option("identity", default="heterotrain-operator", help="Name of this replica in the Lease.")
+@_option(
+    "lease-name", default=Settings().lease_name, help="Lease that decides which replica acts: one for each release."
+)
 @_option("watch-namespace", default="", help="The only namespace to watch; empty for all.")
 @_option("kubeconfig", default="", help="Kubeconfig to use outside a cluster; else KUBECONFIG or ~/.kube/config.")
 @_option("workers", default=4, type=click.IntRange(1, 64), help="Jobs that are handled at the same time.")
@@ -75,6 +78,7 @@ def run(**options: Any) -> None:
 
 @main.command()
 @_option("namespace", default="default", help="Where the operator runs.")
+@_option("lease-name", default=Settings().lease_name, help="The operator's Lease.")
 @_option("watch-namespace", default="", help="The namespace that is watched; empty for all.")
 @_option("kubeconfig", default="", help="Kubeconfig to use outside a cluster.")
 @_option("prometheus-url", default="", help="Where telemetry is read.")
@@ -104,6 +108,7 @@ def _settings(options: dict[str, Any]) -> Settings:
         metrics_port=options["metrics_port"],
         listen=options["listen"],
         leader_election=options["leader_election"],
+        lease_name=options["lease_name"],
         lease_duration_s=options["lease_seconds"],
         prometheus=PrometheusSettings(
             url=options["prometheus_url"].rstrip("/") or None,
@@ -161,7 +166,7 @@ async def _problems(options: dict[str, Any]) -> list[str]:
         try:
             async for _ in kube.list(JOBS, options["watch_namespace"] or None):
                 break
-            lease = await kube.get(LEASES, options["namespace"], Settings().lease_name)
+            lease = await kube.get(LEASES, options["namespace"], options["lease_name"])
             if not lease["spec"].get("holderIdentity"):
                 problems.append("no operator holds the Lease: look at the operator's log")
         finally:

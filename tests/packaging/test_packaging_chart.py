@@ -28,10 +28,10 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([HELM, *arguments], capture_output=True, text=True, check=False)
 
 
-def render(*values: str) -> list[dict[str, Any]]:
+def render(*values: str, release: str = "release", namespace: str = "ours") -> list[dict[str, Any]]:
     """Return the objects that the chart renders with these ``name=value`` settings."""
     settings = [part for value in values for part in ("--set", value)]
-    done = helm("template", "release", str(CHART), "--namespace", "ours", "--kube-version", "1.36.0", *settings)
+    done = helm("template", release, str(CHART), "--namespace", namespace, "--kube-version", "1.36.0", *settings)
     assert done.returncode == 0, done.stderr
     return [each for each in yaml.safe_load_all(done.stdout) if each]
 
@@ -82,9 +82,58 @@ def test_no_right_is_a_wildcard() -> None:
 
 def test_a_single_namespace_needs_no_cluster_wide_right_to_write() -> None:
     roles = of_kind(render("watchNamespace=team"), "ClusterRole")
-    ours = [role for role in roles if role["metadata"]["name"].startswith("heterotrain-operator")]
-    verbs = {verb for role in ours for rule in role["rules"] for verb in rule["verbs"]}
+    (bound,) = of_kind(render("watchNamespace=team"), "ClusterRoleBinding")
+    (ours,) = [role for role in roles if role["metadata"]["name"] == bound["roleRef"]["name"]]
+    verbs = {verb for rule in ours["rules"] for verb in rule["verbs"]}
     assert verbs <= {"get", "list", "watch"}
+
+
+def names(objects: list[dict[str, Any]], namespace: str) -> set[tuple[str, str, str]]:
+    """Return kind, namespace and name of every object; of cluster-wide ones the namespace is empty."""
+    wide = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
+    return {
+        (each["kind"], "" if each["kind"] in wide else meta.get("namespace", namespace), meta["name"])
+        for each in objects
+        for meta in (each["metadata"],)
+    }
+
+
+@pytest.mark.parametrize(
+    ("release", "namespace"),
+    [("heterotrain", "ops-b"), ("team-b", "ops-a"), ("heterotrain-b", "ops-a"), ("team-b", "ops-b")],
+)
+def test_two_releases_have_nothing_in_common_but_the_definition_of_the_jobs(release: str, namespace: str) -> None:
+    """Each watches its own namespace; the second one has a name, a namespace, or both, of its own."""
+    one = names(render("watchNamespace=team-a", *EVERYTHING, release="heterotrain", namespace="ops-a"), "ops-a")
+    two = names(render("watchNamespace=team-b", *EVERYTHING, release=release, namespace=namespace), namespace)
+    assert one & two == {("CustomResourceDefinition", "", "heterotrainjobs.heterotrain.dev")}
+
+
+def test_releases_in_one_namespace_have_leases_of_their_own() -> None:
+    """With one Lease for both, the second operator would stand by for ever."""
+
+    def lease(release: str) -> str:
+        (deployment,) = of_kind(render(release=release), "Deployment")
+        environment = deployment["spec"]["template"]["spec"]["containers"][0]["env"]
+        return next(each["value"] for each in environment if each["name"] == "HETEROTRAIN_OPERATOR_LEASE_NAME")
+
+    assert lease("heterotrain") == "heterotrain-operator"
+    assert lease("team-b") == "team-b-heterotrain-operator"
+
+
+@pytest.mark.parametrize("release", ["a" * 53, f"heterotrain-{'b' * 41}"])
+def test_the_longest_name_of_a_release_fits(release: str) -> None:
+    (service,) = of_kind(render(release=release), "Service")
+    assert len(service["metadata"]["name"]) <= 63
+
+
+def test_every_role_that_is_bound_is_there() -> None:
+    for values in ((), ("watchNamespace=team",)):
+        objects = render(*values)
+        roles = {(each["kind"], each["metadata"]["name"]) for each in objects if each["kind"].endswith("Role")}
+        bound = [each["roleRef"] for each in objects if each["kind"].endswith("RoleBinding")]
+        assert len(bound) == 3
+        assert {(each["kind"], each["name"]) for each in bound} <= roles
 
 
 def test_the_crd_stays_when_the_release_goes_unless_asked_otherwise() -> None:

@@ -1,4 +1,14 @@
-{{- define "heterotrain.name" -}}heterotrain-operator{{- end -}}
+{{- /* What a release calls its own begins with heterotrain for the release "heterotrain", with team-a-heterotrain for "team-a". */}}
+{{- define "heterotrain.release" -}}
+{{- $release := trimSuffix "-operator" .Release.Name -}}
+{{- if not (contains "heterotrain" $release) -}}{{ $release = printf "%s-heterotrain" ($release | trunc 42 | trimSuffix "-") }}{{- end -}}
+{{- $release -}}
+{{- end -}}
+
+{{- define "heterotrain.name" -}}{{ include "heterotrain.release" . }}-operator{{- end -}}
+
+{{- /* The same, for what lies outside the release's namespace, where releases of other namespaces have theirs. */}}
+{{- define "heterotrain.clusterName" -}}{{ include "heterotrain.name" . }}-{{ .Release.Namespace }}{{- end -}}
 
 {{- define "heterotrain.labels" -}}
 app.kubernetes.io/name: heterotrain-operator
