@@ -134,7 +134,7 @@ def _failed_probe(pod: PodView) -> str:
     """
     return (
         f"the kubelet ended it and nothing else took it down, as when its {' or '.join(pod.fatal_probes)} fails: "
-        f"`kubectl describe pod {pod.name}` tells while the pod is there; correct the probe, or what it asks"
+        f"`kubectl get events --field-selector involvedObject.name={pod.name}` tells; correct the probe, or what it asks"
     )
 
 
