@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import signal
 import sys
@@ -46,9 +47,9 @@ LEARNING_STEPS = 24
 """Steps of the epoch from which the job learns."""
 BATCHES = (336, 672, 560, 400, 768)
 """Global batches after that, none of them used before; each has optimal shares and others."""
-ROUNDS = 3
-"""So many times the known shares, and then the others in turns,"""
-MEASURED_STEPS = 14
+ROUNDS = 4
+"""So many times the known shares and the others, these in turns: first the ones, then the others, then the other way round,"""
+MEASURED_STEPS = 10
 """for at least so many steps with each vector of shares,"""
 TURN_STEPS = 4
 """so many of them in a row."""
@@ -143,7 +144,9 @@ def stray_shares(batch_samples: int, evidence: Sequence[MemberEvidence], chance:
 def in_turns(
     cluster: Cluster, job: Job, scrapes: Scrapes, plan: Plan, vectors: Sequence[tuple[int, ...]]
 ) -> tuple[Plan, list[Mapping[str, Sequence[Observation]]]]:
-    """Let the last vector, and then the others, which are of one batch, come until all have made enough steps, in rounds.
+    """Let the last vector and the others, which are of one batch, come until all have made enough steps, in rounds.
+
+    The order is ABBA, so that what grows or shrinks meanwhile hits both alike.
 
     Returns the plan in force and, for each vector, what members did with it between any two scrapes: those members whose
     share tells it from the other vectors and from the plan before.
@@ -159,6 +162,7 @@ def in_turns(
         for shares in vectors
     ]
     begun = len(scrapes.seen)
+    in_force: Sequence[tuple[int, ...]] = ()
 
     def told() -> list[Mapping[str, Sequence[Observation]]]:
         scrapes.look(until_s=time.time())
@@ -168,21 +172,26 @@ def in_turns(
             for mine in telling
         ]
 
-    def apply(turns: Sequence[tuple[int, ...]], steps: int) -> None:
-        """Bring shares into force, and return when each vector of them has made so many steps in all."""
-        nonlocal plan
-        plan = turning(plan, turns)
-        write(cluster, job, plan)
+    def steps_of(turns: Sequence[tuple[int, ...]]) -> float:
+        """Return how many steps the vector of these that has made fewest has made; infinity where nobody can tell."""
+        mine = [seen for shares, seen in zip(vectors, told(), strict=True) if shares in turns]
+        return min((sum(o.steps for o in each) for seen in mine for each in seen.values()), default=math.inf)
 
-        def enough() -> bool:
-            mine = [seen for shares, seen in zip(vectors, told(), strict=True) if shares in turns]
-            return all(sum(o.steps for o in each) >= steps for seen in mine for each in seen.values())
+    def apply(turns: Sequence[tuple[int, ...]]) -> None:
+        """Bring shares into force, and return when each vector of them has made enough further steps."""
+        nonlocal plan, in_force
+        if turns != in_force:
+            plan, in_force = turning(plan, turns), turns
+            write(cluster, job, plan)
+        steps = steps_of(turns) + MEASURED_STEPS
+        wait_for(
+            lambda: steps_of(turns) >= steps, f"{steps:.0f} steps with each of {turns}", timeout_s=300, every_s=2.0
+        )
 
-        wait_for(enough, f"{steps} steps with each of {turns}", timeout_s=300, every_s=2.0)
-
-    for number in range(1, ROUNDS + 1):
-        apply(vectors[-1:], number * MEASURED_STEPS)
-        apply(vectors[:-1], number * MEASURED_STEPS)
+    sides = (vectors[-1:], vectors[:-1])
+    for number in range(ROUNDS):
+        for turns in reversed(sides) if number % 2 else sides:
+            apply(turns)
     return plan, told()
 
 
