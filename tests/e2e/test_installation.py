@@ -1,16 +1,22 @@
-"""The installed chart: its own test passes, and of two replicas one leads and the other takes over."""
+"""The installed chart: its own test, a second replica, a second release, and what a running job sees of upgrade and removal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pytest
 from heterotrain_core.contract import keys
-from lab.cluster import Cluster, wait_for
-from lab.install import OPERATOR_NAMESPACE, rollout
+from lab.cluster import REPOSITORY, Cluster, ClusterError, wait_for
+from lab.install import OPERATOR_NAMESPACE, install, rollout
+from lab.jobs import Job
+
+if TYPE_CHECKING:
+    from conftest import Start
 
 OPERATOR = "heterotrain-operator"
+CHART = str(REPOSITORY / "helm/heterotrain")
 
 
 def test_the_chart_s_own_test_passes(installed: Cluster) -> None:
@@ -61,6 +67,62 @@ def test_a_second_replica_takes_over_and_serves_jobs(installed: Cluster) -> None
             )
         finally:
             cluster.delete(keys.PLURAL, "nowhere")
+
+
+def test_a_running_job_outlives_upgrade_and_removal_of_the_operator(installed: Cluster, start: Start) -> None:
+    """The same pods train on all the time; nothing that could be in the way is left, and a new operator takes the job up."""
+    running = start(epochs=None, epoch_samples=3360, training={"globalBatchSize": 336})
+    running.job.wait_members(3, timeout_s=90)
+    before = uids(running.job.pods())
+    assert "looks after the jobs of all namespaces already" in refusal(installed, "second")
+
+    of_release = ("heterotrain", "--namespace", OPERATOR_NAMESPACE)
+    upgrade = (
+        "helm",
+        "upgrade",
+        of_release[0],
+        CHART,
+        *of_release[1:],
+        "--reuse-values",
+        "--set",
+        "operator.workers=3",
+    )
+    installed.run(*upgrade, "--wait", "--timeout", "90s", timeout_s=100)
+    running.wait_steps(running.steps() + 5)
+    installed.run("helm", "uninstall", *of_release, "--wait", "--timeout", "90s", timeout_s=100)
+    running.wait_steps(running.steps() + 5)
+    kinds = "clusterroles,clusterrolebindings,crds,validatingwebhookconfigurations,mutatingwebhookconfigurations"
+    left = installed.run("kubectl", "get", kinds, "-l", "app.kubernetes.io/managed-by=Helm", "-o", "name").split()
+    assert left == [f"customresourcedefinition.apiextensions.k8s.io/{keys.PLURAL}.{keys.GROUP}"]
+    assert "belongs to release heterotrain" in refusal(installed, "second")
+    assert uids(running.job.pods()) == before
+
+    install(installed)
+    pod = running.job.pods()[0]["metadata"]
+    lost = pod["uid"]
+    running.job.cluster.delete("pod", pod["name"])
+    stay = before - {lost}
+    wait_for(lambda: len(uids(running.job.pods()) - before) == 1, "another worker in its place", timeout_s=60)
+    wait_for(lambda: stay < members(running.job) and lost not in members(running.job), "a plan with it", timeout_s=60)
+    running.end()
+
+
+def uids(pods: list[dict[str, Any]]) -> set[str]:
+    """Return the uids of the pods that are not on their way out."""
+    return {pod["metadata"]["uid"] for pod in pods if "deletionTimestamp" not in pod["metadata"]}
+
+
+def members(job: Job) -> set[str]:
+    """Return the uids of the workers that the plan in force names."""
+    plan = job.plan()
+    return {member.worker_uid for member in plan.members} if plan else set()
+
+
+def refusal(cluster: Cluster, release: str) -> str:
+    """Return why a release of another name can't be installed; nothing is installed by asking."""
+    with pytest.raises(ClusterError) as refused:
+        cluster.run("helm", "install", release, CHART, "--namespace", "default", "--dry-run=server")
+    return str(refused.value)
 
 
 def nowhere() -> dict[str, Any]:
