@@ -11,13 +11,22 @@
 
 from __future__ import annotations
 
+from heterotrain.uncaught import show_script_only
+
 
 class HeterotrainError(Exception):
     """Anything that the trainer raises on purpose."""
 
 
 class UsageError(HeterotrainError):
-    """The script or its environment asks for something that cannot be done."""
+    """The script or its environment asks for something that cannot be done.
+
+    Uncaught, it is told with the script's own lines alone; the first one made sees to that.
+    """
+
+    def __init__(self, *words: object) -> None:
+        super().__init__(*words)
+        show_script_only(UsageError)
 
 
 class PeerLost(HeterotrainError):  # noqa: N818 - names the event, as ConnectionError's subclasses do

@@ -1,0 +1,72 @@
+"""What a person sees when his script asks for something that cannot be done: the sentence and his own lines."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = {
+    "after init": (
+        "import heterotrain\n\njob = heterotrain.init()\nnext(iter(job.steps([1])))\n",
+        "next(iter(job.steps([1])))",
+        "call job.wrap(model)",
+    ),
+    "with a cause, in a function": (
+        "import heterotrain\n\ndef go():\n    heterotrain.init(checkpoint_uri='no-such-protocol://x')\n\ngo()\n",
+        "heterotrain.init(checkpoint_uri='no-such-protocol://x')",
+        "no-such-protocol",
+    ),
+}
+
+
+def run(tmp_path: Path, text: str, *command: str, **environment: str) -> str:
+    """Run a script and return what it says on stderr; it has to fail."""
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    done = subprocess.run(
+        [sys.executable, *(command or ()), str(script)],
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 1, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("case", SCRIPTS)
+def test_a_person_sees_the_sentence_and_his_own_lines(tmp_path: Path, case: str) -> None:
+    text, line, words = SCRIPTS[case]
+    said = run(tmp_path, text)
+    files = [each for each in said.splitlines() if each.lstrip().startswith("File ")]
+    assert all(f'"{tmp_path}/train.py"' in each for each in files), said
+    assert line in said
+    last = said.strip().splitlines()[-1]
+    assert last.startswith("heterotrain.errors.UsageError: ")
+    assert words in last
+
+
+def test_the_launcher_and_json_lines_tell_it_the_same_way(tmp_path: Path) -> None:
+    text, line, words = SCRIPTS["after init"]
+    said = run(tmp_path, text, "-m", "heterotrain.launch", HETEROTRAIN_LOG_FORMAT="json")
+    (record,) = [found for each in said.splitlines() if "exception" in (found := json.loads(each))]
+    assert words in record["event"]
+    assert line in record["exception"]
+    assert record["exception"].count("File ") == 1
+
+
+def test_a_wrong_setting_of_the_launcher_is_told_without_lines_of_ours(tmp_path: Path) -> None:
+    said = run(tmp_path, "", "-m", "heterotrain.launch", HETEROTRAIN_LOG_FORMAT="xml")
+    assert said.strip().splitlines()[-1].startswith("heterotrain.errors.UsageError: HETEROTRAIN_LOG_FORMAT has to be")
+    assert "logs.py" not in said
+    assert "logs.py" in run(tmp_path, "", "-X", "dev", "-m", "heterotrain.launch", HETEROTRAIN_LOG_FORMAT="xml")
+
+
+def test_what_a_script_makes_of_an_error_is_told_whole(tmp_path: Path) -> None:
+    caught = "import heterotrain\n\ntry:\n    heterotrain.init(epochs=0)\nexcept heterotrain.UsageError as error:\n    raise ValueError('mine') from error\n"
+    assert "admission.py" in run(tmp_path, caught)
