@@ -31,10 +31,10 @@ def assert_finished(operator: Operator, workers: list[Worker], *, epochs: int = 
     assert lineage(operator.folder / "samples") == ids
 
 
-def assert_left(worker: Worker) -> None:
-    """Fail unless the worker left as announced."""
+def assert_left(worker: Worker, *, told: bool = False) -> None:
+    """Fail unless the worker left in order, and says whether it was by SIGTERM: the operator asks who sent that."""
     assert worker.outcome is not None, worker.log()
-    assert (worker.code, worker.outcome.ending) == (0, Ending.LEFT), worker.log()
+    assert (worker.code, worker.outcome.ending, worker.outcome.told) == (0, Ending.LEFT, told), worker.log()
 
 
 def test_sigterm_lets_a_worker_go_and_repeats_nothing(operate: Operate) -> None:
@@ -45,7 +45,7 @@ def test_sigterm_lets_a_worker_go_and_repeats_nothing(operate: Operate) -> None:
     operator.until_step(workers[0], 3)
     workers[2].signal(signal.SIGTERM)
     operator.finish(workers)
-    assert_left(workers[2])
+    assert_left(workers[2], told=True)
     assert_finished(operator, workers[:2])
     assert not any("is repeated" in worker.log() for worker in workers)
 
@@ -58,7 +58,7 @@ def test_one_of_two_leaves_and_the_other_goes_on(operate: Operate) -> None:
     operator.until_step(workers[0], 3)
     workers[0].signal(signal.SIGTERM)
     operator.finish(workers)
-    assert_left(workers[0])
+    assert_left(workers[0], told=True)
     assert_finished(operator, workers[1:])
 
 
