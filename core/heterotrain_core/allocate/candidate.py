@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from heterotrain_core.allocate.value import Option
+import numpy as np
+
+from heterotrain_core.allocate.value import Floats, Ints, Option
 from heterotrain_core.allocate.views import JobDemand, Size
 
 NOTHING = 1e-9
@@ -23,6 +25,8 @@ class Candidate:
     options: tuple[Option, ...]
     _smallest: list[Option] = field(default_factory=list, compare=False, repr=False)
     _by_counts: dict[tuple[int, ...], Option] = field(default_factory=dict, compare=False, repr=False)
+    _arrays: list[tuple[Ints, Floats]] = field(default_factory=list, compare=False, repr=False)
+    _places: dict[tuple[int, ...], int] = field(default_factory=dict, compare=False, repr=False)
     _needs: dict[tuple[int, ...], dict[tuple[str, Size], int]] = field(default_factory=dict, compare=False, repr=False)
 
     def need(self, option: Option | None) -> Need:
@@ -45,11 +49,26 @@ class Candidate:
         return self._smallest
 
     @property
+    def arrays(self) -> tuple[Ints, Floats]:
+        """The options' workers, one row each (``counts_OP``), and their scores (``score_O``), in the order of the options."""
+        if not self._arrays:
+            counts = np.array([option.counts for option in self.options], dtype=np.int64)
+            scores = np.array([option.score for option in self.options], dtype=float)
+            self._arrays.append((counts.reshape(len(scores), len(self.job.offers)), scores))
+        return self._arrays[0]
+
+    @property
     def by_counts(self) -> Mapping[tuple[int, ...], Option]:
         """The options by their workers."""
         if not self._by_counts:
             self._by_counts.update((option.counts, option) for option in self.options)
         return self._by_counts
+
+    def place_of(self, option: Option) -> int:
+        """Return where an option of this job is among its options."""
+        if not self._places:
+            self._places.update((each.counts, k) for k, each in enumerate(self.options))
+        return self._places[option.counts]
 
     def freed(self, option: Option | None) -> dict[tuple[str, Size], int]:
         """Return the same as negative numbers: what becomes free without it."""

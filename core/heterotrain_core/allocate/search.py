@@ -1,4 +1,4 @@
-"""The best joint choice of options: exact by branch and bound for few jobs, otherwise grown, answered and traded.
+"""A good joint choice of options where there are too many for branch and bound: by prices, and shared anew in small groups.
 
 Jobs are admitted in order: a job that comes first is never left waiting for one that comes later, and no job is stopped
 for a later one, but a running job may shrink to its minimum to let another run. Among equal admissions the sum of
@@ -10,23 +10,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
-from operator import le
+
+import numpy as np
 
 from heterotrain_core.allocate.admission import admitted
 from heterotrain_core.allocate.candidate import NOTHING, Candidate, Choice, difference
+from heterotrain_core.allocate.group import share_anew
+from heterotrain_core.allocate.prices import Prices, prices
 from heterotrain_core.allocate.room import Room
-from heterotrain_core.allocate.several import give_several, several
-from heterotrain_core.allocate.trade import trade
 from heterotrain_core.allocate.value import Option
 from heterotrain_core.allocate.views import Pool
 
 _ROUNDS = 4
+_PASSES = 2
+"""Answers at prices before those without."""
 
 
 def searched(candidates: Sequence[Candidate], pools: Sequence[Pool]) -> Choice:
-    """Return a good choice: the better of one built from nothing and one built on what the jobs have."""
-    starts = [admitted(candidates, pools, keep=keep) for keep in (True, False)]
-    return max((_improved(candidates, pools, start) for start in starts), key=rank)
+    """Return a good choice: the better of one built on what jobs have and one built by prices, improved in small groups."""
+    kept = _improved(candidates, pools, admitted(candidates, pools, keep=True))
+    found = prices(candidates, kept, pools)
+    bought = admitted(candidates, pools, keep=False, seats=found.seats)
+    best = max(kept, _improved(candidates, pools, bought, found), key=rank)
+    return _improved(candidates, pools, best, groups=found)
 
 
 def rank(choice: Choice) -> tuple[tuple[bool, ...], float]:
@@ -34,18 +40,38 @@ def rank(choice: Choice) -> tuple[tuple[bool, ...], float]:
     return tuple(option is not None for option in choice), sum(option.score for option in choice if option is not None)
 
 
-def _improved(candidates: Sequence[Candidate], pools: Sequence[Pool], start: Sequence[Option | None]) -> Choice:
+def _improved(
+    candidates: Sequence[Candidate],
+    pools: Sequence[Pool],
+    start: Sequence[Option | None],
+    first: Prices | None = None,
+    *,
+    groups: Prices | None = None,
+) -> Choice:
+    """Return what a start becomes when workers are given, jobs answer, and groups share anew, until nobody moves.
+
+    Args:
+        candidates: the jobs.
+        pools: each name once.
+        start: their options, which together fit.
+        first: prices at which each job answers at first.
+        groups: prices that tell which groups of jobs to look at; ``None`` for none.
+    """
     chosen = list(start)
     room = Room(pools)
     for candidate, option in zip(candidates, chosen, strict=True):
         room.hold(candidate.need(option))
     tables = [candidate.by_counts for candidate in candidates]
+    for _ in range(_PASSES if first is not None else 0):
+        _answer(candidates, room, chosen, first)
     for _ in range(_ROUNDS):
         before = tuple(chosen)
+        if groups is not None:
+            share_anew(candidates, room, chosen, groups)
+            if tuple(chosen) == before:
+                break
         _grow(candidates, tables, room, chosen)
         _answer(candidates, room, chosen)
-        trade(candidates, tables, room, chosen)
-        give_several(candidates, tables, room, chosen)
         if tuple(chosen) == before:
             break
     return tuple(chosen)
@@ -57,7 +83,7 @@ def _grow(
     room: Room,
     chosen: list[Option | None],
 ) -> None:
-    """Give one worker at a time (several where only these gain) to the job that gains most by it, per part of a node."""
+    """Give one worker at a time to the job that gains most by it, per part of a node."""
     gains: list[tuple[float, int, Option]] = []
 
     def look_at(i: int) -> None:
@@ -79,7 +105,7 @@ def _grow(
 def _best_step(
     candidate: Candidate, table: Mapping[tuple[int, ...], Option], room: Room, now: Option | None
 ) -> tuple[float, Option] | None:
-    """Return the best single worker more that fits, else several of one pool, as (gain of each per part of a node, option)."""
+    """Return the best single worker more that fits, as (gain of each per part of a node, option)."""
     if now is None:
         return None
     best: tuple[float, Option] | None = None
@@ -91,26 +117,23 @@ def _best_step(
         gain = (option.score - now.score) * room.per_node(offer.pool, offer.size)
         if (best is None or gain > best[0] + NOTHING) and room.fits(difference(candidate, now, option)):
             best = (gain, option)
-    if best is not None:
-        return best
-    for place, offer in enumerate(candidate.job.offers):
-        for each, option in several(now, place, table, offer.max_workers):
-            gain = each * room.per_node(offer.pool, offer.size)
-            if (best is None or gain > best[0] + NOTHING) and room.fits(difference(candidate, now, option)):
-                best = (gain, option)
     return best
 
 
-def _answer(candidates: Sequence[Candidate], room: Room, chosen: list[Option | None]) -> None:
-    """Let each job in order take the best of its options that fits beside what the others hold."""
+def _answer(candidates: Sequence[Candidate], room: Room, chosen: list[Option | None], at: Prices | None = None) -> None:
+    """Let each job in order take the best of its options that fits beside what the others hold, at prices if there are any."""
     for i, candidate in enumerate(candidates):
         now = chosen[i]
         room.hold(candidate.freed(now))
         most = [room.more(offer.pool, offer.size, offer.max_workers) for offer in candidate.job.offers]
-        for option in candidate.options if any(most) else ():
-            if now is not None and option.score <= now.score + NOTHING:
-                break
-            if all(map(le, option.counts, most)) and room.fits(candidate.need(option)):
-                chosen[i] = option
-                break
+        if candidate.options and any(most):
+            counts_OP, score_O = candidate.arrays
+            worth_O = score_O if at is None else at.net_of(candidate)
+            least = -np.inf if now is None else worth_O[candidate.place_of(now)] + NOTHING
+            better = np.flatnonzero((worth_O > least) & (counts_OP <= np.array(most)).all(axis=1))
+            for k in better[np.argsort(-worth_O[better], kind="stable")].tolist():
+                option = candidate.options[k]
+                if room.fits(candidate.need(option)):
+                    chosen[i] = option
+                    break
         room.hold(candidate.need(chosen[i]))

@@ -201,7 +201,7 @@ def test_few_jobs_are_allocated_exactly(seed: int) -> None:
 
 
 def test_the_search_comes_close_to_the_best() -> None:
-    """Where both can be had: the same jobs run, and a job's rate is 0.1 % lower on average, 10 % at worst."""
+    """Where both can be had: the same jobs run, and a job's rate is 0.01 % lower on average, 1 % at worst."""
     gaps = []
     for seed in range(150):
         pools, jobs = an_instance(1000 + seed)
@@ -211,9 +211,8 @@ def test_the_search_comes_close_to_the_best() -> None:
         assert rank(near)[0] == rank(best)[0]
         assert rank(near)[1] <= rank(best)[1] + 1e-6
         gaps.append((rank(best)[1] - rank(near)[1]) / max(1, sum(rank(best)[0])))
-    assert float(np.mean(gaps)) < 0.001
-    assert float(np.quantile(gaps, 0.95)) < 0.005
-    assert max(gaps) < 0.1
+    assert float(np.mean(gaps)) < 0.0001
+    assert max(gaps) < 0.01
 
 
 def a_runner(key: str, **more: object) -> JobDemand:
@@ -264,9 +263,12 @@ def test_what_only_several_workers_together_bring_is_found(givers: tuple[int, ..
 
 
 def test_the_search_comes_close_where_pauses_are_long() -> None:
-    """Running jobs in up to two full pools, of which some need several workers for a change to pay: 3 % at worst."""
+    """Running jobs in up to two full pools, of which some need several workers for a change to pay: 1 % at worst.
+
+    What pairs of jobs cannot do, three have to: in one of these cases a job gains 16 % by it, in others up to 37 % by pairs.
+    """
     gaps = []
-    for seed in range(60):
+    for seed in range(300):
         rng = random.Random(seed)
         pools = [Pool(name=name, nodes=(1,) * rng.randint(4, 8)) for name in ("p", "q")[: rng.randint(1, 2)]]
         free = {pool.name: len(pool.nodes) for pool in pools}
@@ -289,9 +291,9 @@ def test_the_search_comes_close_where_pauses_are_long() -> None:
             continue
         assert rank(near)[0] == rank(best)[0]
         gaps.append((rank(best)[1] - rank(near)[1]) / max(1, sum(rank(best)[0])))
-    assert len(gaps) > 40
-    assert float(np.mean(gaps)) < 0.001
-    assert max(gaps) < 0.03
+    assert len(gaps) > 250
+    assert float(np.mean(gaps)) < 0.0001
+    assert max(gaps) < 0.01
 
 
 @pytest.mark.parametrize("seed", range(20))
