@@ -20,7 +20,7 @@ PODS = "pods"
 
 
 def parse_quantity(text: str | float) -> float:
-    """Return a quantity such as ``500m``, ``1536Mi`` or ``4`` as a number of cores, bytes or pieces, ``MOST`` at most.
+    """Return a quantity such as ``500m``, ``1536Mi`` or ``4`` as a number of cores, bytes or pieces, ``MOST`` at most either way.
 
     Raises:
         ValueError: the text is no quantity.
@@ -28,7 +28,7 @@ def parse_quantity(text: str | float) -> float:
     found = _FORM.match(str(text).strip())
     if found is None or found[2] not in _SUFFIX:
         raise ValueError(f"{text!r} is no quantity: write a number with an optional suffix such as m, Mi or Gi")
-    return min(float(found[1]) * _SUFFIX[found[2]], MOST)
+    return max(-MOST, min(float(found[1]) * _SUFFIX[found[2]], MOST))
 
 
 def quantities(raw: Mapping[str, Any] | None) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from heterotrain_operator.decide.capacity import Shape, room, tolerates
 from heterotrain_operator.world.parse import parse_node
-from heterotrain_operator.world.quantity import parse_quantity, pod_requests
+from heterotrain_operator.world.quantity import MOST, parse_quantity, pod_requests
 from heterotrain_operator.world.views import Taint
 from operator_world import World, node_body, pool
 
@@ -27,6 +27,14 @@ from operator_world import World, node_body, pool
 )
 def test_quantities(text: str, number: float) -> None:
     assert parse_quantity(text) == pytest.approx(number)
+
+
+@pytest.mark.parametrize("text", ["1e400", "9e99Ei", "16Ei"])
+def test_what_is_too_much_counts_as_the_most(text: str) -> None:
+    """Infinity could not be counted with: neither is it a whole number, nor is anything left when it is taken from itself."""
+    assert parse_quantity(text) == MOST
+    assert parse_quantity(f"-{text}") == -MOST
+    assert pod_requests({"containers": [container(requests={"cpu": text})]}) == {"cpu": MOST, "pods": 1.0}
 
 
 @pytest.mark.parametrize("text", ["", "many", "1Xi", "1 Gi", "--1"])
