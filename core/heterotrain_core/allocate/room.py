@@ -59,6 +59,9 @@ class Room:
 
     def more(self, pool: str, size: Size, limit: int) -> int:
         """Return how many workers of one size fit beside what is held, at most ``limit``."""
+        held = self._held.get(pool)
+        if held is not None and (not held or held.keys() == {size}):
+            return max(0, min(limit, self.places(pool, size) - held.get(size, 0)))
         low, high = 0, limit
         while low < high:
             middle = (low + high + 1) // 2
