@@ -121,12 +121,10 @@ def start(
     training: Mapping[str, object],
     arguments: Sequence[str] = (),
     spec: Mapping[str, object] | None = None,
-    *,
-    environment: Mapping[str, str] | None = None,
 ) -> Job:
-    """Apply the example under a name, with fields, arguments and variables of its own, and return it."""
+    """Apply the example under a name, with fields and arguments of its own, and return it."""
     fresh_folder(name)  # an earlier demo's checkpoint would be resumed
-    manifest = example(name, training=training, arguments=arguments, spec=spec, environment=environment)
+    manifest = example(name, training=training, arguments=arguments, spec=spec)
     cluster.apply(manifest)
     return Job(cluster, name)
 

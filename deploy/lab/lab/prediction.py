@@ -55,9 +55,6 @@ TURN_STEPS = 4
 """so many of them in a row."""
 TURNS = 10
 """More than an epoch has; each epoch begins with the first vector."""
-KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "4000000000", "MALLOC_TOP_PAD_": "200000000"}
-"""glibc keeps freed memory, as CUDA's caching allocator does. Otherwise each tensor of more than 32 MiB is mapped and
-cleared anew at every step, and a sample of a large share costs half as much again as one of a small share."""
 STRAY = 0.35
 """By how much shares are off from optimal ones, up or down, in the second vector."""
 STAY = 1e9
@@ -91,7 +88,6 @@ def measure(cluster: Cluster, chance: random.Random) -> list[Row]:
         {"epochs": 1000, "globalBatchSize": BATCH},
         ["--samples-per-epoch", str(LEARNING_STEPS * BATCH)],
         {"elasticPolicy": {"minReplicas": 3, "maxReplicas": 3}},
-        environment=KEEP_MEMORY,
     )
     scrapes = Scrapes(Prometheus(cluster), job.uid(), known_s=time.time())
     try:
