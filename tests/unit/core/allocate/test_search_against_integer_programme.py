@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from heterotrain_core.allocate.candidate import Candidate
-from heterotrain_core.allocate.propose import tables
+from heterotrain_core.allocate.propose import propose, tables
 from heterotrain_core.allocate.room import Room
 from heterotrain_core.allocate.search import rank, searched
 from heterotrain_core.allocate.views import JobDemand, Objective, Offer, Pool
@@ -130,12 +131,24 @@ def test_a_dozen_contending_jobs() -> None:
 
 
 def test_fifty_contending_jobs() -> None:
-    """With more jobs each single choice matters less."""
+    """With more jobs each single choice matters less: 0.1 % on average, 1 % at worst."""
     gaps = [gap(*a_crowd(seed, jobs=50, pools=6, nodes=40)) for seed in range(8)]
-    assert max(gaps) < 0.002
+    assert float(np.mean(gaps)) < 0.001
+    assert max(gaps) < 0.01
 
 
 def test_hardly_more_nodes_than_jobs() -> None:
     """A hundred jobs for some 120 nodes, where it matters who stands in which pool: 3 % at worst."""
     gaps = [gap(*tight(seed)) for seed in range(4)]
     assert max(gaps) < 0.03
+
+
+def test_what_was_searched_for_settles() -> None:
+    """More jobs than branch and bound takes on: asking again after a proposal was carried out changes nothing."""
+    crowds = [a_crowd(seed, jobs=13 + seed % 5, pools=3, nodes=16) for seed in range(30, 60)]
+    for pools, jobs in (*crowds, tight(0), tight(1)):
+        proposal = propose(pools, jobs)
+        assert not proposal.exact
+        assert any(grant.changed for grant in proposal.grants)
+        then = [replace(job, current=grant.workers) for job, grant in zip(jobs, proposal.grants, strict=True)]
+        assert not any(grant.changed for grant in propose(pools, then).grants)
