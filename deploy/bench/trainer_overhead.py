@@ -33,52 +33,13 @@ from heterotrain.numerics.noise import Measurement
 from heterotrain.steps.observe import LEARN_STEPS, Observer
 from heterotrain.telemetry.board import Board
 from machine import free_port, machine
+from models import CASES, Case
 from prometheus_client import generate_latest
 from ratios import median_interval, ratio_of_sums
 
 TURN_S = 0.1
 """What a side gets at a time, at least one step: long beside a scheduler's slice, short beside what else comes and goes."""
 SAMPLES = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A model and how much of it one rank computes in a step."""
-
-    name: str
-    share_samples: int
-    make: Callable[[], torch.nn.Module]
-    shape: tuple[int, ...]
-
-
-def mlp(width: int, depth: int) -> torch.nn.Module:
-    """Return equal linear layers with a nonlinearity between them."""
-    layers = [layer for _ in range(depth) for layer in (torch.nn.Linear(width, width), torch.nn.ReLU())]
-    return torch.nn.Sequential(*layers, torch.nn.Linear(width, 10))
-
-
-def convolutions(channels: int) -> torch.nn.Module:
-    """Return a small convolutional network for images of 32 by 32."""
-    layers: list[torch.nn.Module] = []
-    for inputs, outputs in (
-        (3, channels),
-        (channels, channels),
-        (channels, 2 * channels),
-        (2 * channels, 2 * channels),
-    ):
-        layers += [torch.nn.Conv2d(inputs, outputs, 3, padding=1), torch.nn.GroupNorm(4, outputs), torch.nn.ReLU()]
-    pool = [torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(2 * channels, 10)]
-    return torch.nn.Sequential(*layers, *pool)
-
-
-CASES = (
-    Case(name="MLP, 2 layers of 64", share_samples=32, make=lambda: mlp(64, 2), shape=(64,)),
-    Case(name="convolutions, 16 channels", share_samples=2, make=lambda: convolutions(16), shape=(3, 32, 32)),
-    Case(name="convolutions, 16 channels", share_samples=10, make=lambda: convolutions(16), shape=(3, 32, 32)),
-    Case(name="MLP, 8 layers of 1024", share_samples=64, make=lambda: mlp(1024, 8), shape=(1024,)),
-    Case(name="convolutions, 32 channels", share_samples=40, make=lambda: convolutions(32), shape=(3, 32, 32)),
-)
-"""Steps of one to a hundred milliseconds and more; the one before the last has the most gradients to exchange."""
 
 
 TELEMETRY = {

@@ -24,7 +24,7 @@ from machine import machine, run
 NAMES = ("htbench0", "htbench1")
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
 CASE = 3
-"""Of ``trainer_overhead.CASES``: 8.4 million parameters, 34 MB of gradients."""
+"""Of ``models.CASES``: 8.4 million parameters, 34 MB of gradients."""
 RATES = {"1gbit": 4, "200mbit": 3}
 """Rates and how many rounds each gets."""
 STEPS = 3
@@ -53,8 +53,9 @@ def work(compression: str, rounds: int) -> dict[str, list[float]]:
     """Measure both in this rank: seconds of a step, round by round."""
     import heterotrain  # noqa: PLC0415 - not in the driver
     import torch  # noqa: PLC0415  # not in the driver
+    from models import CASES  # noqa: PLC0415  # not in the driver
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: PLC0415  # not in the driver
-    from trainer_overhead import CASES, bare, ours, seconds_of  # noqa: PLC0415  # not in the driver
+    from trainer_overhead import bare, ours, seconds_of  # noqa: PLC0415  # not in the driver
 
     torch.set_num_threads(1)
     case = CASES[CASE]
