@@ -9,7 +9,7 @@ the shares of the learning epoch's end come back, which were used before: "at it
 their measured over their predicted time, so the step time relative to shares that are known.
 
 What of a miss is whose: beside each mean stands its own standard error, from the means between scrapes and their
-correlation in time (the yardstick's part). Turns are so short that whatever slows the machine for longer slows all of
+correlation in time (the yardstick's part). Turns are a few seconds, so that whatever slows the machine for longer slows all of
 them alike; so ratios are free of drift, and how far those are off is the model's part.
 """
 
@@ -47,9 +47,9 @@ LEARNING_STEPS = 24
 """Steps of the epoch from which the job learns."""
 BATCHES = (336, 672, 560, 400, 768)
 """Global batches after that, none of them used before; each has optimal shares and others."""
-ROUNDS = 4
+ROUNDS = 8
 """So many times the known shares and the others, these in turns: first the ones, then the others, then the other way round,"""
-MEASURED_STEPS = 10
+MEASURED_STEPS = 4
 """for at least so many steps with each vector of shares,"""
 TURN_STEPS = 4
 """so many of them in a row."""
@@ -181,7 +181,7 @@ def in_turns(
             write(cluster, job, plan)
         steps = steps_of(turns) + MEASURED_STEPS
         wait_for(
-            lambda: steps_of(turns) >= steps, f"{steps:.0f} steps with each of {turns}", timeout_s=300, every_s=2.0
+            lambda: steps_of(turns) >= steps, f"{steps:.0f} steps with each of {turns}", timeout_s=300, every_s=0.5
         )
 
     sides = (vectors[-1:], vectors[:-1])

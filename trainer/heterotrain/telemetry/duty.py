@@ -4,8 +4,8 @@ What telemetry does in every step is small; what it does in some (the gradients'
 times) is done in one of n steps, with the least power of two for n that keeps all of it together within ``BUDGET_RATIO`` of
 the time. Which steps those are depends on times and on a step's number alone, never on what is measured, so averages stay unbiased.
 
-Two clocks tell the cost. Telemetry's own is exact, but sees only the calls: a pass over the gradients also empties the processor's
-caches, sends a bucket off later, and on an accelerator runs after the call returned. So a step that was measured is compared with those
+Two clocks tell the cost. Telemetry's own is exact, but sees only the calls: on an accelerator a pass over the gradients runs after the
+call returned, and on a busy machine it empties the caches for what comes next. So a step that was measured is compared with those
 just before it that were not, and the difference counts as far as it is certain.
 """
 
