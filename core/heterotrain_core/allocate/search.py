@@ -22,8 +22,6 @@ from heterotrain_core.allocate.value import Option
 from heterotrain_core.allocate.views import Pool
 
 _ROUNDS = 4
-_PASSES = 2
-"""Answers at prices before those without."""
 
 
 def searched(candidates: Sequence[Candidate], pools: Sequence[Pool]) -> Choice:
@@ -31,8 +29,8 @@ def searched(candidates: Sequence[Candidate], pools: Sequence[Pool]) -> Choice:
     kept = _improved(candidates, pools, admitted(candidates, pools, keep=True))
     found = prices(candidates, kept, pools)
     bought = admitted(candidates, pools, keep=False, seats=found.seats)
-    best = max(kept, _improved(candidates, pools, bought, found), key=rank)
-    return _improved(candidates, pools, best, groups=found)
+    best = max(kept, _improved(candidates, pools, bought), key=rank)
+    return _improved(candidates, pools, best, found)
 
 
 def rank(choice: Choice) -> tuple[tuple[bool, ...], float]:
@@ -44,8 +42,6 @@ def _improved(
     candidates: Sequence[Candidate],
     pools: Sequence[Pool],
     start: Sequence[Option | None],
-    first: Prices | None = None,
-    *,
     groups: Prices | None = None,
 ) -> Choice:
     """Return what a start becomes when workers are given, jobs answer, and groups share anew, until nobody moves.
@@ -54,7 +50,6 @@ def _improved(
         candidates: the jobs.
         pools: each name once.
         start: their options, which together fit.
-        first: prices at which each job answers at first.
         groups: prices that tell which groups of jobs to look at; ``None`` for none.
     """
     chosen = list(start)
@@ -62,8 +57,6 @@ def _improved(
     for candidate, option in zip(candidates, chosen, strict=True):
         room.hold(candidate.need(option))
     tables = [candidate.by_counts for candidate in candidates]
-    for _ in range(_PASSES if first is not None else 0):
-        _answer(candidates, room, chosen, first)
     for _ in range(_ROUNDS):
         before = tuple(chosen)
         if groups is not None:
@@ -120,18 +113,17 @@ def _best_step(
     return best
 
 
-def _answer(candidates: Sequence[Candidate], room: Room, chosen: list[Option | None], at: Prices | None = None) -> None:
-    """Let each job in order take the best of its options that fits beside what the others hold, at prices if there are any."""
+def _answer(candidates: Sequence[Candidate], room: Room, chosen: list[Option | None]) -> None:
+    """Let each job in order take the best of its options that fits beside what the others hold."""
     for i, candidate in enumerate(candidates):
         now = chosen[i]
         room.hold(candidate.freed(now))
         most = [room.more(offer.pool, offer.size, offer.max_workers) for offer in candidate.job.offers]
         if candidate.options and any(most):
             counts_OP, score_O = candidate.arrays
-            worth_O = score_O if at is None else at.net_of(candidate)
-            least = -np.inf if now is None else worth_O[candidate.place_of(now)] + NOTHING
-            better = np.flatnonzero((worth_O > least) & (counts_OP <= np.array(most)).all(axis=1))
-            for k in better[np.argsort(-worth_O[better], kind="stable")].tolist():
+            least = -np.inf if now is None else now.score + NOTHING
+            better = np.flatnonzero((score_O > least) & (counts_OP <= np.array(most)).all(axis=1))
+            for k in better.tolist():  # options come best first
                 option = candidate.options[k]
                 if room.fits(candidate.need(option)):
                     chosen[i] = option

@@ -126,7 +126,7 @@ def test_a_dozen_contending_jobs() -> None:
     """Ten jobs to fourteen that contend for three pools: 0.1 % on average, 3 % at worst."""
     gaps = [gap(*a_crowd(seed, jobs=10 + seed % 5, pools=3, nodes=14)) for seed in range(60)]
     assert float(np.mean(gaps)) < 0.001
-    assert float(np.quantile(gaps, 0.95)) < 0.01
+    assert float(np.quantile(gaps, 0.95)) < 0.002
     assert max(gaps) < 0.03
 
 
@@ -138,9 +138,9 @@ def test_fifty_contending_jobs() -> None:
 
 
 def test_hardly_more_nodes_than_jobs() -> None:
-    """A hundred jobs for some 120 nodes, where it matters who stands in which pool: 3 % at worst."""
+    """A hundred jobs for some 120 nodes, where it matters who stands in which pool: 4 % at worst."""
     gaps = [gap(*tight(seed)) for seed in range(4)]
-    assert max(gaps) < 0.03
+    assert max(gaps) < 0.04
 
 
 def test_what_was_searched_for_settles() -> None:
