@@ -24,8 +24,6 @@ CAPACITY_SPOT: Final = "spot"
 
 # Touching this annotation makes the kubelet refresh the pod's ConfigMap volume at once (0.1-0.25 s instead of 0-80 s).
 ANNOTATION_PLAN: Final = f"{GROUP}/plan"
-# A hash of what the pod was made from, so that a changed template is noticed without comparing defaulted specs.
-ANNOTATION_TEMPLATE_HASH: Final = f"{GROUP}/template-hash"
 
 PLAN_KEY: Final = "plan.json"
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -185,23 +183,11 @@ def build_pod(job: JobView, pool: WorkerPool, index: int, *, plan_version: str) 
                 DEFAULT_CONTAINER: main_name,
                 RANKS_ANNOTATION: str(ranks),
                 keys.ANNOTATION_PLAN: plan_version,
-                keys.ANNOTATION_TEMPLATE_HASH: template_hash(job, pool),
             },
             "ownerReferences": [owner_reference(job)],
         },
         "spec": spec,
     }
-
-
-def template_hash(job: JobView, pool: WorkerPool) -> str:
-    """Return a short hash of what a worker of this pool is made from."""
-    assert job.spec is not None  # noqa: S101  # see build_pod
-    made_from = [
-        job.template,
-        pool.model_dump(mode="json"),
-        job.spec.training.model_dump(mode="json", exclude={"rebalance"}),
-    ]
-    return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _container(spec: Mapping[str, Any], name: str) -> dict[str, Any]:

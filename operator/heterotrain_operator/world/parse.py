@@ -109,7 +109,6 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         disruption=_disruption(conditions, status),
         requests=pod_requests(spec),
         plan_version=annotations.get(keys.ANNOTATION_PLAN, ""),
-        template_hash=annotations.get(keys.ANNOTATION_TEMPLATE_HASH, ""),
         fatal_probes=_fatal_probes(spec, annotations),
     )
 

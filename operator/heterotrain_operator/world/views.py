@@ -93,7 +93,6 @@ class PodView:
     disruption: str = ""
     requests: Mapping[str, float] = field(default_factory=dict)
     plan_version: str = ""
-    template_hash: str = ""
     fatal_probes: tuple[str, ...] = ()
 
     @property

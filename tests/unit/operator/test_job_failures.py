@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 from heterotrain_core.contract.outcome import Ending
-from operator_world import a_running_job
+from operator_world import World, a_running_job
+
+
+def replaced(world: World, *, after_s: float) -> None:
+    """Let an end be noticed, and once the wait is over another worker take its place and run."""
+    world.settle()
+    world.pass_time(after_s)
+    world.settle()
+    world.schedule().run()
+    world.settle()
 
 
 def test_own_failures_count_and_wait_longer_and_longer() -> None:
@@ -67,11 +76,7 @@ def test_a_probe_that_fails_for_ever_fails_the_job() -> None:
     for _ in range(3):
         assert world.status["state"] == "Running"
         world.end(world.members()[0], Ending.LEFT, told=True)
-        world.settle()
-        world.pass_time(300)
-        world.settle()
-        world.schedule().run()
-        world.settle()
+        replaced(world, after_s=300)
     assert world.status["restarts"] == 3
     assert world.condition("Failed") == ("True", "BackoffLimitExceeded")
     assert "livenessProbe" in world.status["reason"]
@@ -80,13 +85,8 @@ def test_a_probe_that_fails_for_ever_fails_the_job() -> None:
 def test_disruptions_never_fail_a_job() -> None:
     world = a_running_job(backoffLimit=0)
     for _ in range(4):
-        name = world.members()[0]
-        world.end(name, exit_code=137, pod_reason="NodeShutdown")
-        world.settle()
-        world.pass_time(30)
-        world.settle()
-        world.schedule().run()
-        world.settle()
+        world.end(world.members()[0], exit_code=137, pod_reason="NodeShutdown")
+        replaced(world, after_s=30)
     assert world.status["disruptions"] == 4
     assert world.status["restarts"] == 0
     assert world.status["state"] == "Running"
