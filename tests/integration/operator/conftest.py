@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def quiet_cluster() -> Iterator[None]:
     """A cluster that serves our CRD and in which no other operator is at work while the tests run."""
     if not os.environ.get("KUBECONFIG"):
-        pytest.skip(  # a newcomer's own pytest; `make test` always has one
+        pytest.skip(  # only in pytest by hand, without a cluster: `make test` always has one, and lets nothing be skipped
             'no cluster: run `make cluster`, then eval "$(PYTHONPATH=deploy/local python -m local_cluster env)"'
         )
     silenced = asyncio.run(_prepare())

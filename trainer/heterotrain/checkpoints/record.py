@@ -106,9 +106,10 @@ def versions() -> dict[str, str]:
         found["heterotrain"] = "from source"
     if torch.cuda.is_available():
         found |= {
-            "cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
+            "cuda": str(torch.version.cuda),
+            "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]  # torch leaves it untyped
             "device": torch.cuda.get_device_name(),
-        }  # fmt: skip
+        }
     return found
 
 

@@ -173,7 +173,8 @@ class Storage:
         return stored
 
     def _connect(self) -> tuple[Any, Any]:
-        return url_to_fs(self.uri, use_listings_cache=False, skip_instance_cache=True)  # type: ignore[no-any-return]
+        filesystem, path = url_to_fs(self.uri, use_listings_cache=False, skip_instance_cache=True)
+        return filesystem, path
 
     @property
     def _fs(self) -> Any:

@@ -236,7 +236,7 @@ class Group:
         Raises:
             PeerLost: the group is broken.
         """
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
             self.waiting = Waiting("the accelerator, and the reductions queued on it", time.monotonic())
             try:
                 torch.cuda.current_stream().synchronize()

@@ -10,10 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 
 _FOLDER = "/proc/self/fd"
+_V6_TABLE = Path("/proc/net/if_inet6")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +66,14 @@ def address_of(interface: str) -> str:
         OSError: it has none that others could reach.
     """
     import fcntl  # noqa: PLC0415 - not on every system
-    import struct  # noqa: PLC0415
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
         request = struct.pack("256s", interface[:15].encode())
         return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), 0x8915, request)[20:24])  # SIOCGIFADDR
-    with open("/proc/net/if_inet6", encoding="ascii") as table:  # noqa: PTH123
-        for line in table:
-            fields = line.split()
-            if fields[-1] == interface and fields[3] != "20":  # a link-local one needs a scope that differs by host
-                return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(fields[0]))
+    for line in _V6_TABLE.read_text(encoding="ascii").splitlines():
+        fields = line.split()
+        if fields[-1] == interface and fields[3] != "20":  # a link-local one needs a scope that differs by host
+            return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(fields[0]))
     raise OSError(f"the network interface {interface} has no address")
 
 
@@ -91,7 +92,6 @@ def connected(
 def interface_of(address: str) -> str | None:
     """Return the network interface that holds this address, or ``None`` when none does."""
     import fcntl  # noqa: PLC0415 - not on every system
-    import struct  # noqa: PLC0415
 
     for _, name in socket.if_nameindex():
         if ":" in address:
@@ -106,8 +106,8 @@ def interface_of(address: str) -> str | None:
 
 def _interface_of_v6(address: str) -> str | None:
     wanted = socket.inet_pton(socket.AF_INET6, address).hex()
-    with contextlib.suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as table:  # noqa: PTH123
-        for line in table:
+    with contextlib.suppress(OSError):
+        for line in _V6_TABLE.read_text(encoding="ascii").splitlines():
             fields = line.split()
             if fields and fields[0] == wanted:
                 return fields[-1]

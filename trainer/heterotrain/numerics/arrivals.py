@@ -80,4 +80,4 @@ class Arrivals:
             else:
                 self.move(parameter)
 
-        self._hooks.append(parameter.register_post_accumulate_grad_hook(arrived))  # type: ignore[no-untyped-call]
+        self._hooks.append(parameter.register_post_accumulate_grad_hook(arrived))  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -192,16 +192,16 @@ def moments_of(x: torch.Tensor, link: Link) -> Moments:
     channels = x.shape[1]
     count = x.numel() / channels if link.counts else 0.0
     var_C, mean_C = torch.var_mean(_wide(x.detach()), dim=_others(x), correction=0)  # noqa: N806 - shapes in names
-    rows_WK = link.gather(torch.cat([mean_C.new_tensor([count]), mean_C, var_C]))  # noqa: N806
-    rows_WK = rows_WK[rows_WK[:, 0] > 0]  # noqa: N806
+    rows_WK = link.gather(torch.cat([mean_C.new_tensor([count]), mean_C, var_C]))  # noqa: N806 - shapes in names
+    rows_WK = rows_WK[rows_WK[:, 0] > 0]  # noqa: N806 - shapes in names
     total = float(rows_WK[:, 0].sum())
     if total < 2.0:  # noqa: PLR2004 - as torch has it
         raise UsageError(
             f"BatchNorm needs more than one value for each channel, and this step has {total:g} over all ranks: choose a "
             "global batch that leaves more than one sample for an epoch's last step"
         )
-    weight_W1, means_WC, vars_WC = rows_WK[:, :1] / total, rows_WK[:, 1 : 1 + channels], rows_WK[:, 1 + channels :]  # noqa: N806
-    mean_C = (weight_W1 * means_WC).sum(0)  # noqa: N806
+    weight_W1, means_WC, vars_WC = rows_WK[:, :1] / total, rows_WK[:, 1 : 1 + channels], rows_WK[:, 1 + channels :]  # noqa: N806 - shapes in names
+    mean_C = (weight_W1 * means_WC).sum(0)  # noqa: N806 - shapes in names
     return Moments(mean=mean_C, variance=(weight_W1 * (vars_WC + (means_WC - mean_C) ** 2)).sum(0), count=total)
 
 

@@ -112,7 +112,7 @@ class Reducer:
 
         for bucket in self._buckets:
             for parameter in bucket.parameters:
-                self._watchers.append(parameter.register_hook(partial(look, parameter)))  # type: ignore[no-untyped-call]
+                self._watchers.append(parameter.register_hook(partial(look, parameter)))  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def arm(self, group: Group | None) -> None:
         """Let the next backward pass, the step's last, start the reductions over ``group`` (``None``: this rank is alone)."""
@@ -133,7 +133,7 @@ class Reducer:
             UsageError: a gradient came after its bucket had been sent off.
         """
         if self._armed:
-            if any(bucket.flat._version != bucket.version for bucket in self._buckets[: self._next]):  # noqa: SLF001
+            if any(bucket.flat._version != bucket.version for bucket in self._buckets[: self._next]):  # noqa: SLF001 - as in _launch
                 raise UsageError(TWICE)
             self._must_arrive().learn(list(self._arrived.values()))
         for bucket in self._buckets[self._next :]:

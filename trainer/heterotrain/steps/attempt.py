@@ -68,6 +68,6 @@ class Attempts:
         self.cap_samples = largest // 2
         self._report.count(names.OUT_OF_MEMORY)
         self._report.gauges({names.MICRO_BATCH_CAP: float(self.cap_samples)})
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
             torch.cuda.empty_cache()
         _log.warning("out of memory with micro-batches of %d samples: using %d from now on", largest, self.cap_samples)

@@ -138,7 +138,7 @@ class Step:
             self.reducer.arm(self.group)
         factor = (samples if weight is None else 1.0) / self.task.batch_samples
         # The same as backward of the loss times the factor, without a product that autograd has to keep.
-        loss.backward(loss.new_full(loss.shape, factor * self.numerics.loss_scale))  # type: ignore[no-untyped-call]
+        loss.backward(loss.new_full(loss.shape, factor * self.numerics.loss_scale))  # type: ignore[no-untyped-call]  # torch leaves it untyped
         ended = self.clock.spent(Phase.BACKWARD, began)
         if last:
             self.clock.last_backward = ended

@@ -233,7 +233,7 @@ class EventFile:
             OSError: the folder cannot be written.
         """
         from tensorboardX.event_file_writer import EventsWriter  # noqa: PLC0415 - optional, and half a second to load
-        from tensorboardX.proto import event_pb2  # noqa: PLC0415
+        from tensorboardX.proto import event_pb2  # noqa: PLC0415 - as above
 
         self._proto: Any = event_pb2
         folder.mkdir(parents=True, exist_ok=True)
