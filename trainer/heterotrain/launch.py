@@ -71,7 +71,8 @@ class Launcher:
         self._command = list(command)
         self._environ = dict(environ)
         self._ranks = int(environ.get(env.RANKS_PER_WORKER, "1") or "1")
-        self._children: dict[int, int] = {}
+        # Whoever drops a Popen asks for its exit code, and ``os.wait`` would wait in vain for a rank that has ended already.
+        self._children: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
         self._codes: dict[int, int] = {}
         self._ending = False
         self._told = False
@@ -111,16 +112,16 @@ class Launcher:
             }
         )
         child = subprocess.Popen(self._command, env=environ)
-        self._children[child.pid] = rank
+        self._children[child.pid] = (rank, child)
 
     def _watch(self) -> None:
         """Wait for all ranks; as the first process of a container this also reaps strangers."""
         while len(self._codes) < self._ranks:
             pid, status = os.wait()
-            rank = self._children.pop(pid, None)
-            if rank is None:
+            if pid not in self._children:
                 continue
-            self._codes[rank] = os.waitstatus_to_exitcode(status)
+            rank, child = self._children.pop(pid)
+            child.returncode = self._codes[rank] = os.waitstatus_to_exitcode(status)
             went = self._codes[rank] == 0 or (self._told and self._codes[rank] == -signal.SIGTERM)
             if not went and not self._ending:
                 self._ending = True

@@ -64,7 +64,20 @@ def test_a_pod_told_to_go_before_its_ranks_can_hear_has_left() -> None:
     assert merge([None], [-signal.SIGTERM], told=False).ending is Ending.FAILED
 
 
-def launch(tmp_path: Path, script: str, *, ranks: int) -> subprocess.Popen[str]:
+SLOWLY = """
+import os, subprocess, sys
+class Slow(subprocess.Popen):
+    def __init__(self, *given, **options):
+        super().__init__(*given, **options)
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+subprocess.Popen = Slow
+from heterotrain.launch import main
+main(sys.argv[1:])
+"""
+"""The launcher where every rank has ended before the next one starts."""
+
+
+def launch(tmp_path: Path, script: str, *, ranks: int, slowly: bool = False) -> subprocess.Popen[str]:
     """Start the launcher on a script; it is not torch's time that is tested here."""
     path = tmp_path / "script.py"
     path.write_text(script)
@@ -72,7 +85,8 @@ def launch(tmp_path: Path, script: str, *, ranks: int) -> subprocess.Popen[str]:
         "PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT / 'core'}:{ROOT / 'trainer'}", env.JOB_UID: "j",
         env.RANKS_PER_WORKER: str(ranks), env.TERMINATION_PATH: str(tmp_path / "word"), "FOLDER": str(tmp_path),
     }  # fmt: skip
-    command = [sys.executable, "-m", "heterotrain.launch", str(path), "--argument"]
+    how = ["-c", SLOWLY] if slowly else ["-m", "heterotrain.launch"]
+    command = [sys.executable, *how, str(path), "--argument"]
     return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -91,9 +105,11 @@ def say(ending):
 """
 
 
-def test_every_rank_gets_its_number_and_the_arguments(tmp_path: Path) -> None:
-    """The script runs once for each rank with the same command line."""
-    running = launch(tmp_path, WORD + "(folder / f'r{rank}').write_text(sys.argv[1]); say('finished')", ranks=3)
+@pytest.mark.parametrize("slowly", [False, True])
+def test_every_rank_gets_its_number_and_the_arguments(tmp_path: Path, slowly: bool) -> None:
+    """The script runs once for each rank with the same command line, also where it is over before the next rank starts."""
+    script = WORD + "(folder / f'r{rank}').write_text(sys.argv[1]); say('finished')"
+    running = launch(tmp_path, script, ranks=3, slowly=slowly)
     assert running.wait(timeout=30) == 0
     assert [(tmp_path / f"r{rank}").read_text() for rank in range(3)] == ["--argument"] * 3
     assert outcome_of(tmp_path) == Outcome(ending=Ending.FINISHED, reason="r", epoch=0, step=2)
