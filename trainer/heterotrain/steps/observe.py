@@ -42,7 +42,7 @@ LEARN_STEPS = 64
 """Of a formation, which measures this often: the first noise scale shall not be late,"""
 LEARN_EVERY = 2
 """and what measuring costs shows in the steps between."""
-TELL_S = 0.2
+TELL_S = 1.0
 """How long a step's times may wait to be counted, unless a scrape asks for them."""
 UNKNOWN = Squares()
 

@@ -30,8 +30,8 @@ from heterotrain.telemetry.report import Report
 
 _log = logging.getLogger(__name__)
 
-GAP_S = 0.2
-"""Between two points: five a second are more than a curve shows, and cost the interpreter about a millisecond."""
+GAP_S = 1.0
+"""Between two points: one a second is what a curve shows of a training, and each costs the interpreter about a millisecond."""
 FLUSH_S = 2.0
 """Between two flushes: how long what happened may be missing from the files."""
 PENDING = 1000
