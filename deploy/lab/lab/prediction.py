@@ -48,7 +48,7 @@ LEARNING_STEPS = 24
 BATCHES = (336, 672, 560, 400, 768)
 """Global batches after that, none of them used before; each has optimal shares and others."""
 ROUNDS = 8
-"""So many times the known shares and the others, these in turns: first the ones, then the others, then the other way round,"""
+"""So many times, unless told otherwise, the known shares and the others: first the ones, then the others, then the other way round,"""
 MEASURED_STEPS = 4
 """for at least so many steps with each vector of shares,"""
 TURN_STEPS = 4
@@ -66,12 +66,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=REPOSITORY / "out/prediction")
     parser.add_argument("--seed", type=int, default=1, help="of the shares that are not optimal")
+    parser.add_argument(
+        "--rounds", type=int, default=ROUNDS, help=f"of known and new shares, for each batch ({ROUNDS})"
+    )
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the operator has to be switched on again in any case
     try:
         cluster = this_cluster("prediction")
         install(cluster)
-        rows = measure(cluster, random.Random(arguments.seed))  # noqa: S311  # no secret
+        rows = measure(cluster, random.Random(arguments.seed), rounds=arguments.rounds)  # noqa: S311  # no secret
     except (ClusterError, AssertionError) as error:
         print(f"prediction: {error}", file=sys.stderr)
         return 1
@@ -79,7 +82,7 @@ def main() -> int:
     return 0
 
 
-def measure(cluster: Cluster, chance: random.Random) -> list[Row]:
+def measure(cluster: Cluster, chance: random.Random, *, rounds: int) -> list[Row]:
     """Let a job learn for one epoch and measure the plans that follow; the operator runs again afterwards."""
     prepare(cluster)
     job = start(
@@ -106,7 +109,7 @@ def measure(cluster: Cluster, chance: random.Random) -> list[Row]:
             vectors = (best_shares(batch, now), stray_shares(batch, now, chance))
             predicted = [(predict(shares, now), predict(shares, early)) for shares in vectors]
             known_s = predict(known, now)
-            plan, seen = in_turns(cluster, job, scrapes, plan, (*vectors, known))
+            plan, seen = in_turns(cluster, job, scrapes, plan, (*vectors, known), rounds=rounds)
             pace_ratio = mean_with_error(seen[-1])[0] / known_s
             print(f"known shares {known}: {pace_ratio:.3f} times as long as predicted", flush=True)
             for shares, (predicted_s, early_s), told in zip(vectors, predicted, seen, strict=False):
@@ -138,7 +141,7 @@ def stray_shares(batch_samples: int, evidence: Sequence[MemberEvidence], chance:
 
 
 def in_turns(
-    cluster: Cluster, job: Job, scrapes: Scrapes, plan: Plan, vectors: Sequence[tuple[int, ...]]
+    cluster: Cluster, job: Job, scrapes: Scrapes, plan: Plan, vectors: Sequence[tuple[int, ...]], *, rounds: int
 ) -> tuple[Plan, list[Mapping[str, Sequence[Observation]]]]:
     """Let the last vector and the others, which are of one batch, come until all have made enough steps, in rounds.
 
@@ -185,7 +188,7 @@ def in_turns(
         )
 
     sides = (vectors[-1:], vectors[:-1])
-    for number in range(ROUNDS):
+    for number in range(rounds):
         for turns in reversed(sides) if number % 2 else sides:
             apply(turns)
     return plan, told()
