@@ -47,7 +47,7 @@ LEARNING_STEPS = 24
 """Steps of the epoch from which the job learns."""
 BATCHES = (336, 672, 560, 400, 768)
 """Global batches after that, none of them used before; each has optimal shares and others."""
-ROUNDS = 8
+ROUNDS = 20
 """So many times, unless told otherwise, the known shares and the others: first the ones, then the others, then the other way round,"""
 MEASURED_STEPS = 4
 """for at least so many steps with each vector of shares,"""
