@@ -179,3 +179,10 @@ def test_what_workers_cannot_do_is_told() -> None:
     local = Mapped(dataset=Noisy(4), collate=lambda samples: samples, shuffle=True, seed=0)
     with pytest.raises(UsageError, match="top level of a module"):
         Ahead(local, workers=1, pin=False)
+
+
+def test_an_attribute_that_is_no_method_makes_no_stream() -> None:
+    """A data set with indices may keep something under the name ``read``."""
+    dataset = Noisy(4)
+    dataset.read = ["files"]  # type: ignore[attr-defined]  # what is tested
+    assert isinstance(source_of(dataset, collate=None, shuffle=False, seed=0), Mapped)

@@ -69,7 +69,8 @@ def source_of(dataset: Any, *, collate: batches.Collate | None, shuffle: bool, s
     sized = hasattr(dataset, "__len__") and not isinstance(dataset, torch.utils.data.IterableDataset)
     if sized and len(dataset) == 0:
         raise UsageError("the data set is empty, its len() is 0: look at its path and at what it leaves out")
-    if sized and isinstance(dataset, NumberedStream):
+    # A protocol's isinstance looks for a name, not for a method.
+    if sized and isinstance(dataset, NumberedStream) and callable(dataset.read):
         return Numbered(dataset=dataset, collate=collate, seed=seed)
     if sized and hasattr(dataset, "__getitem__"):
         return Mapped(dataset=dataset, collate=collate, shuffle=shuffle, seed=seed)
