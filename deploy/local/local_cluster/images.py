@@ -98,6 +98,7 @@ def build(image: Image) -> str:
     if mark.exists() and (known := json.loads(mark.read_text()))["inputs"] == inputs:
         return str(known["manifest"])
     with step(f"image heterotrain/{image.name}"):
+        _buildah("rm", "--all")  # what a build that was interrupted has left mounted
         _base()
         _bud(image)
         manifest = _export(image)
