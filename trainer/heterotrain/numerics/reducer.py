@@ -153,11 +153,7 @@ class Reducer:
         """
         if self._group is None:
             return
-        numbered = list(enumerate(self._buckets, 1))
-        if self.wire is None:
-            # Whoever is woken in the middle of an exchange takes a processor away from it (75 ms with 34 MB: 1 ms less).
-            numbered.reverse()
-        for number, bucket in numbered:
+        for number, bucket in enumerate(self._buckets, 1):
             if bucket.work is not None:
                 self._group.wait(bucket.work, f"gradient bucket {number} of {len(self._buckets)}")
                 if number == len(self._buckets):
