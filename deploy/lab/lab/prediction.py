@@ -70,6 +70,8 @@ def main() -> int:
         "--rounds", type=int, default=ROUNDS, help=f"of known and new shares, for each batch ({ROUNDS})"
     )
     arguments = parser.parse_args()
+    if arguments.rounds < 1:
+        parser.error(f"--rounds has to be at least 1, not {arguments.rounds}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the operator has to be switched on again in any case
     try:
         cluster = this_cluster("prediction")
