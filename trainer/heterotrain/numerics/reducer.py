@@ -43,8 +43,6 @@ class Reducer:
         bucket_bytes: a bucket ends as soon as it holds so many.
         wire: makes a bucket's way to the other ranks; ``None`` when gradients travel as they are.
         on_launch: sees each bucket before it is reduced.
-        notes_ends: whether the end of each bucket's all-reduce is noted, for which its thread has to get hold of the interpreter;
-            without it ``transfers_s`` has nothing to tell.
         timing: of the newest attempt.
         timeline: of the device that holds the first gradient.
         elements: numbers in all gradients; known when a step has begun.
@@ -54,7 +52,6 @@ class Reducer:
     bucket_bytes: int
     wire: Callable[[], Wire] | None = None
     on_launch: Callable[[Bucket], None] | None = None
-    notes_ends: bool = True
     timing: Timing = field(default_factory=Timing)
     timeline: Timeline = field(default_factory=HostTimeline)
     elements: int = 0
@@ -181,9 +178,7 @@ class Reducer:
             bucket.flat.clamp_(-limit, limit)
 
     def transfers_s(self) -> tuple[float, ...]:
-        """Return each bucket's transfer seconds in the step that was waited for (``transfers.py``); nothing unless ends were noted."""
-        if not self.notes_ends:
-            return ()
+        """Return each bucket's transfer seconds in the step that was waited for (``transfers.py``)."""
         return transfers_s(self._buckets, self.timing, self.timeline)
 
     def is_finite(self) -> bool:
@@ -273,8 +268,8 @@ class Reducer:
         bucket.packed = bucket.wire.pack(bucket.flat) if bucket.wire is not None else None
         bucket.work = self._group.all_reduce(bucket.flat if bucket.packed is None else bucket.packed)
         if (
-            is_last or not self.notes_ends
-        ):  # the last one's end is seen by ``wait``, before gloo's thread could get a word in
+            is_last
+        ):  # gloo's thread would have to wait for this one to let go of the interpreter; ``wait`` sees it itself
             return
 
         def note(_future: object) -> None:

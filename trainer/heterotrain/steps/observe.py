@@ -105,7 +105,6 @@ class Observer:
         is_large = reducer.elements > LARGE_ELEMENTS
         learning_every = LARGE_EVERY if is_large else LEARN_EVERY
         self._measures = is_measured(task.number, self._every if self._formed_steps >= LEARN_STEPS else learning_every)
-        reducer.notes_ends = self._measures
         takes_squares = self._measures
         if self._numerics.steers_by_noise:
             takes_squares = not is_large or is_measured(task.number, LARGE_EVERY)
@@ -166,7 +165,7 @@ class Observer:
             )
         if decision.buckets_s:
             self._report.buckets(decision.buckets_s)
-        self.buckets_s = step.reducer.transfers_s()
+        self.buckets_s = step.reducer.transfers_s() if self._measures else ()
         if step.skipped:
             self._report.count(names.SKIPPED_STEPS)
         if step.logged:
