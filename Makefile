@@ -12,14 +12,14 @@ UV := $(VENV)/bin/uv
 UV_VERSION := 0.13.8
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 LOCKS := requirements/operator.txt requirements/trainer.txt requirements/build.txt requirements/examples.txt requirements/dev.txt
-CLUSTER := PYTHONPATH=deploy/local $(PY) -m local_cluster
-LAB := PYTHONPATH=deploy/lab:deploy/local $(PY)
+CLUSTER := PYTHONPATH=deploy/dev/cluster $(PY) -m local_cluster
+LAB := PYTHONPATH=deploy/dev/lab:deploy/dev/cluster $(PY)
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(UV):
-	@./deploy/setup-python.sh "$(PYTHON)" $(VENV) $(UV_VERSION)
+	@./deploy/dev/setup-python.sh "$(PYTHON)" $(VENV) $(UV_VERSION)
 
 $(VENV)/.installed: $(UV) requirements/dev.txt pyproject.toml
 	@echo "==> Python packages"
@@ -61,7 +61,7 @@ test-cuda: setup ## what needs a GPU; not part of `make test`
 	@$(VENV)/bin/pytest tests/cuda -q
 
 test: setup ## every tier, from lint to end-to-end on a real cluster; does all set-up itself
-	@./deploy/test-all.sh
+	@./deploy/dev/test-all.sh
 
 # cluster
 images: setup ## build the operator's and the trainer's image
@@ -94,17 +94,17 @@ bench-scale: setup ## the operator with 1,000 jobs and 10,000 pods on simulated 
 	@$(LAB) -m lab.scale
 
 bench-mathematics: setup ## how long the decisions take, and after how many epochs shares are right
-	@$(PY) deploy/bench/mathematics_timings.py
+	@$(PY) deploy/dev/bench/mathematics_timings.py
 
 bench-trainer: setup ## the trainer's costs on this machine, beside DDP, torch.save, torchrun and torchft (TORCHFT=its python)
-	@$(PY) deploy/bench/trainer_overhead.py; echo
-	@$(PY) deploy/bench/trainer_pauses.py $(if $(TORCHFT),--torchft $(TORCHFT)); echo
-	@$(PY) deploy/bench/trainer_checkpoint.py; echo
-	@$(PY) deploy/bench/trainer_state.py --mb 300; echo
-	@$(PY) deploy/bench/trainer_donors.py; echo
-	@$(PY) deploy/bench/trainer_wire.py
+	@$(PY) deploy/dev/bench/trainer_overhead.py; echo
+	@$(PY) deploy/dev/bench/trainer_pauses.py $(if $(TORCHFT),--torchft $(TORCHFT)); echo
+	@$(PY) deploy/dev/bench/trainer_checkpoint.py; echo
+	@$(PY) deploy/dev/bench/trainer_state.py --mb 300; echo
+	@$(PY) deploy/dev/bench/trainer_donors.py; echo
+	@$(PY) deploy/dev/bench/trainer_wire.py
 
 bench-simulated: setup ## the simulated tables of docs/simulation.md, about twenty minutes
-	@for what in model_error spot fleet comparison; do $(PY) deploy/bench/simulated_$$what.py; echo; done
+	@for what in model_error spot fleet comparison; do $(PY) deploy/dev/bench/simulated_$$what.py; echo; done
 
 .PHONY: test-cuda bench-trainer bench-prediction bench-convergence bench-mathematics bench-simulated help setup lock lint format test test-unit test-distributed images cluster cluster-running cluster-down demo bench

@@ -11,8 +11,8 @@ import heterotrain
 import pytest
 import torch
 from distributed.scripts import net, optimizer_of, problem
-from heterotrain.data.ahead import Ahead
-from heterotrain.data.pieces import Piece
+from heterotrain.data.prefetch import Ahead
+from heterotrain.data.slices import Piece
 from heterotrain.data.sources import source_of
 from heterotrain.numerics.timeline import CudaTimeline
 from heterotrain.numerics.transfers import Timing

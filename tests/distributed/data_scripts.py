@@ -12,9 +12,10 @@ from typing import Any
 
 import heterotrain
 import torch
+from distributed.fault_injectors import Trap, set_traps
 from distributed.scripts import net, optimizer_of, problem
-from distributed.traps import Trap, set_traps
-from heterotrain.checkpoints import keeper, writer
+from heterotrain.checkpoints import manager as keeper
+from heterotrain.checkpoints import writer
 
 SAMPLES = 96
 PROBLEM = problem(SAMPLES)

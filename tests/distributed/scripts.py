@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import heterotrain
-import heterotrain.telemetry.board
+import heterotrain.telemetry.tensorboard
 import torch
-from distributed.traps import Trap, set_traps
+from distributed.fault_injectors import Trap, set_traps
 
 FEATURES = 6
 
@@ -50,7 +50,7 @@ def train(
     ``tokens`` weighs samples differently; ``slow_s`` stretches each step; ``board`` is a folder for TensorBoard files.
     """
     trapped = Trap(trap)
-    heterotrain.telemetry.board.GAP_S = 0.0
+    heterotrain.telemetry.tensorboard.GAP_S = 0.0
     job = heterotrain.init(tensorboard_dir=board)
     trapped.at("init", 0)
     model = job.wrap(net())

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from distributed.configs import Recipe, distance, twin
 from distributed.harness import Operator, Worker
-from distributed.recipes import Recipe, distance, twin
 from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending
 
@@ -28,7 +28,7 @@ RECIPES = [
 def run(operator: Operator, recipe: Recipe, *, shares: tuple[int, ...], **plan: Any) -> list[Worker]:
     """Train with one plan to the end and return the workers, all of which have finished."""
     workers = [
-        operator.start(f"w{i}", script="distributed.recipes:train", recipe=asdict(recipe)) for i in range(len(shares))
+        operator.start(f"w{i}", script="distributed.configs:train", recipe=asdict(recipe)) for i in range(len(shares))
     ]
     operator.until_ready(*workers)
     operator.plan(workers, shares=shares, **plan)

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
+from distributed.fault_scenario import DEEDS, PLACES, Story, possible
 from distributed.harness import Operator, assert_same_weights, reference
-from distributed.story import DEEDS, PLACES, Story, possible
 from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending
 

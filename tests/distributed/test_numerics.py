@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from distributed.configs import Recipe, Twin, cuts, distance, twin
 from distributed.harness import Operator, Worker
-from distributed.recipes import Recipe, Twin, cuts, distance, twin
 from distributed.test_plans import waiting
 from heterotrain.data.sample_log import lineage
 from heterotrain.numerics.compression import ROUNDOFF
@@ -21,7 +21,7 @@ Operate = Callable[..., Operator]
 
 def start(operator: Operator, name: str, recipe: Recipe, **arguments: Any) -> Worker:
     """Start a worker on a recipe."""
-    return operator.start(name, script="distributed.recipes:train", recipe=asdict(recipe), **arguments)
+    return operator.start(name, script="distributed.configs:train", recipe=asdict(recipe), **arguments)
 
 
 def told(operator: Operator, worker: Worker) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from distributed.configs import Recipe, distance, twin
 from distributed.harness import Gate, Operator
-from distributed.recipes import Recipe, distance, twin
 from distributed.test_numerics import each_once, start, told
 from heterotrain.checkpoints.checkpoint import CheckpointFolder
 from heterotrain_core.contract.outcome import Ending

@@ -18,7 +18,7 @@ from lab.jobs import Job, committed_steps, example, fresh_folder, script
 EPOCH_SAMPLES = 1792
 EPOCHS = 4
 BATCH = 112
-OPEN_ENDED = REPOSITORY / "deploy/lab/training/open_ended.py"
+OPEN_ENDED = REPOSITORY / "deploy/dev/lab/training/open_ended.py"
 EVEN_LIMITS = {"a100": "500m", "v100": "500m", "t4": "500m"}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from heterotrain_core.contract.outcome import Ending, decode_outcome
-from lab import spot
+from lab import spot_node
 from lab.cluster import ClusterError, wait_for
 from lab.install import OPERATOR_NAMESPACE, rollout
 from local_cluster import control
@@ -55,7 +55,7 @@ def test_an_evicted_worker_leaves_in_order_and_is_replaced(running: Running) -> 
                 endings.append(decode_outcome(message))
         return found is None or bool(endings)
 
-    spot.evict(running.job, pod)
+    spot_node.evict(running.job, pod)
     wait_for(ended, f"pod {pod} to end", timeout_s=40, every_s=0.1)
     wait_for(lambda: set(running.folder.rglob("checkpoint-*.json")) - checkpoints, "a checkpoint", timeout_s=20)
     wait_for_return(running, generation)
@@ -70,7 +70,7 @@ def test_a_killed_worker_costs_one_step_and_counts_as_a_failure(running: Running
     shared.failures += 1
     generation = running.job.wait_members(3, timeout_s=10).generation
     pod = running_pod(running, "v100")
-    spot.kill(running.job, pod)
+    spot_node.kill(running.job, pod)
     wait_for_return(running, generation)
     wait_for(lambda: charged(running) == (restarts + 1, disruptions), "one failure to be charged", timeout_s=30)
 
@@ -78,14 +78,14 @@ def test_a_killed_worker_costs_one_step_and_counts_as_a_failure(running: Running
 def test_a_node_that_loses_power_and_returns(running: Running) -> None:
     """Power cut, cable first: no goodbye reaches anyone, the others go on, and the node's return brings its worker back."""
     restarts, _ = charged(running)
-    node = spot.node_of_pool(running.job.cluster, "t4")
+    node = spot_node.node_of_pool(running.job.cluster, "t4")
     try:
         control.power_off(node)
         before = running.steps()
         running.wait_steps(before + 3, timeout_s=60)
         generation = running.job.wait_members(2, timeout_s=90).generation  # the control plane needs 40 to 50 s
     finally:
-        spot.give_back(running.job.cluster, node)
+        spot_node.give_back(running.job.cluster, node)
     wait_for_return(running, generation)
     assert charged(running)[0] == restarts
 
@@ -94,7 +94,7 @@ def test_a_cut_cable_and_its_repair(running: Running) -> None:
     """A cut cable: both sides live on. The others go on; the cut-off rank is fenced, and its worker comes back anew."""
     restarts, _ = charged(running)
     generation = running.job.wait_members(3, timeout_s=10).generation
-    node = spot.node_of_pool(running.job.cluster, "t4")
+    node = spot_node.node_of_pool(running.job.cluster, "t4")
     control.unplug(node)
     try:
         before = running.steps()

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 import pytest
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Ending, decode_outcome
-from lab import spot
+from lab import spot_node
 from lab.cluster import Cluster, wait_for
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ EPOCH_SAMPLES = 560
 @pytest.fixture
 def devices(installed: Cluster) -> Iterator[None]:
     """Give the node of pool a100 a few devices, as a device plugin would."""
-    node = spot.node_of_pool(installed, "a100")
+    node = spot_node.node_of_pool(installed, "a100")
     amounts = {DEVICE: str(DEVICES)}
     _advertise(installed, node, amounts)
     try:

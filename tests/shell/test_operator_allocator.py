@@ -7,23 +7,23 @@ from typing import Any
 
 import pytest
 from heterotrain_core.allocate.propose import KnownRates
-from heterotrain_operator.decide.allocation import decide_contest
-from heterotrain_operator.decide.allotment import FREE
-from heterotrain_operator.decide.capacity import Shape
-from heterotrain_operator.decide.contest import Contest
-from heterotrain_operator.decide.pods import build_pod
+from heterotrain_operator.cluster_state.parse import parse_job, parse_node, parse_pod, rfc3339
+from heterotrain_operator.cluster_state.store import Store
+from heterotrain_operator.cluster_state.telemetry import Telemetry
+from heterotrain_operator.cluster_state.views import JobKey, JobView
+from heterotrain_operator.decide.allocation.allocate import decide_contest
+from heterotrain_operator.decide.allocation.competition import Contest
+from heterotrain_operator.decide.grants.grant import FREE
+from heterotrain_operator.decide.objects.pods import build_pod
+from heterotrain_operator.decide.workers.capacity import Shape
 from heterotrain_operator.engine.allocator import PATIENCE_S, Allocator, shapes_of
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.engine.resync import list_foreign
 from heterotrain_operator.settings import Settings
-from heterotrain_operator.world.parse import parse_job, parse_node, parse_pod, rfc3339
-from heterotrain_operator.world.store import Store
-from heterotrain_operator.world.telemetry import Telemetry
-from heterotrain_operator.world.views import JobKey, JobView
-from operator_fakes import FakeKube
-from operator_world import NOW_S, job_body, node_body, pool
+from support.fake_cluster import NOW_S, job_body, node_body, pool
+from support.fakes import FakeKube
 
 DECIDE = "heterotrain_operator.engine.allocator.decide_contest"
 
@@ -68,8 +68,8 @@ class Bench:
     def limits(self, key: JobKey) -> Any:
         job = self.store.jobs.get(key)
         assert job is not None
-        allotment = self.allocator.of(job)
-        return "held" if allotment.held else allotment.limits
+        grant = self.allocator.of(job)
+        return "held" if grant.held else grant.limits
 
 
 def a_rivalry() -> tuple[Bench, JobKey, JobKey]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from heterotrain_core.contract.plan import CommunicationTime
-from heterotrain_operator.decide.allotment import Allotment
+from heterotrain_operator.cluster_state.parse import parse_job, parse_node
+from heterotrain_operator.cluster_state.views import JobKey
+from heterotrain_operator.decide.grants.grant import JobGrant
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.gauges import JobGauges
 from heterotrain_operator.settings import Settings
-from heterotrain_operator.world.parse import parse_job, parse_node
-from heterotrain_operator.world.views import JobKey
-from operator_fakes import FakeKube
-from operator_training import Training
-from operator_world import JOB_UID, World, pool
-from unit.core.telemetry import three_pools
+from support.exported_counters import three_pools
+from support.fake_cluster import JOB_UID, FakeCluster, pool
+from support.fakes import FakeKube
+from support.simulated_training import Training
 
 KEY = JobKey("ns", "job")
 LABELS = {"job_uid": JOB_UID, "job_namespace": "ns", "job_name": "job"}
@@ -22,20 +22,20 @@ PREDICTED, MEASURED, RATIO = (
 )
 
 
-def an_operator(world: World) -> App:
-    """Return an operator that has just started and seen this world."""
+def an_operator(cluster: FakeCluster) -> App:
+    """Return an operator that has just started and seen this cluster."""
     kube = FakeKube()
     app = App(kube, Settings(leader_election=False, status_interval_s=0.0))
-    for body in world.nodes.values():
+    for body in cluster.nodes.values():
         app.store.nodes.put(parse_node(body))
-    kube.objects["heterotrainjobs", "ns", "job"] = world.job
-    app.store.jobs.put(parse_job(world.job))
-    for body in world.pods.values():
+    kube.objects["heterotrainjobs", "ns", "job"] = cluster.job
+    app.store.jobs.put(parse_job(cluster.job))
+    for body in cluster.pods.values():
         kube.objects["pods", "ns", body["metadata"]["name"]] = body
         app.pod_event(body, deleted=False)
-    assert world.plan is not None
-    kube.objects["configmaps", "ns", "job-plan"] = world.plan
-    app.plan_event(world.plan, deleted=False)
+    assert cluster.plan is not None
+    kube.objects["configmaps", "ns", "job-plan"] = cluster.plan
+    app.plan_event(cluster.plan, deleted=False)
     return app
 
 
@@ -45,45 +45,50 @@ def told(app: App, name: str) -> float | None:
 
 
 async def test_a_job_that_trains_is_told_of_also_by_an_operator_that_just_started() -> None:
-    world = World(spec={"training": {"globalBatchSize": 512, "epochs": 9}}).with_nodes("a", "b", "c").start()
+    cluster = FakeCluster(spec={"training": {"globalBatchSize": 512, "epochs": 9}}).with_nodes("a", "b", "c").start()
     training = Training(
-        world, three_pools(), epoch_samples=512 * 40, scrape_every=4, communication=CommunicationTime(), variation=0.03
+        cluster,
+        three_pools(),
+        epoch_samples=512 * 40,
+        scrape_every=4,
+        communication=CommunicationTime(),
+        variation=0.03,
     )
     for _ in range(3):
         training.epoch()
-    app = an_operator(world)
+    app = an_operator(cluster)
     assert told(app, RATIO) is None
     await app.reconciler.run_once(KEY)
-    status = world.status["prediction"]
+    status = cluster.status["prediction"]
     assert told(app, PREDICTED) == status["predictedStepSeconds"]
     assert told(app, MEASURED) == status["measuredStepSeconds"]
     assert told(app, RATIO) == status["measuredOverPredicted"]
-    app.job_event(world.job, deleted=True)
+    app.job_event(cluster.job, deleted=True)
     await app.reconciler.run_once(KEY)
     assert told(app, PREDICTED) is None
 
 
 async def test_what_is_not_known_and_what_does_not_train_has_no_series() -> None:
-    world = World().with_nodes("a", "b", "c").start()
-    app = an_operator(world)
+    cluster = FakeCluster().with_nodes("a", "b", "c").start()
+    app = an_operator(cluster)
     await app.reconciler.run_once(KEY)
     assert told(app, PREDICTED) is None
     assert told(app, MEASURED) is None
-    world.edit(lambda spec: spec.update(suspend=True))
-    world.job["metadata"]["resourceVersion"] = "1000"
-    app.job_event(world.job, deleted=False)
+    cluster.edit(lambda spec: spec.update(suspend=True))
+    cluster.job["metadata"]["resourceVersion"] = "1000"
+    app.job_event(cluster.job, deleted=False)
     await app.reconciler.run_once(KEY)
     assert {sample.name for family in app.metrics.of_jobs.collect() for sample in family.samples} == set()
 
 
 def test_what_a_job_wants_and_may_have_is_told_while_it_waits_and_gone_with_it() -> None:
-    world = World(pool("a", maxReplicas=4, pricePerHour="2.0"), spec={"elasticPolicy": {"minReplicas": 2}}).with_nodes(
-        "a", cpu="4"
-    )
-    world.allotment = Allotment(limits={"a": 0}, reason="waits")
-    world.settle()
+    cluster = FakeCluster(
+        pool("a", maxReplicas=4, pricePerHour="2.0"), spec={"elasticPolicy": {"minReplicas": 2}}
+    ).with_nodes("a", cpu="4")
+    cluster.grant = JobGrant(limits={"a": 0}, reason="waits")
+    cluster.settle()
     gauges = JobGauges()
-    job = world.job_view
+    job = cluster.job_view
     gauges.show(KEY, JOB_UID, job.status, job.spec)
 
     def values() -> dict[str, float]:
@@ -91,10 +96,10 @@ def test_what_a_job_wants_and_may_have_is_told_while_it_waits_and_gone_with_it()
 
     name = "heterotrain_operator_{}_workers".format
     assert values() == {name("wanted"): 4, name("least"): 2, name("granted"): 0, name("placed"): 0}
-    world.allotment = Allotment(limits={"a": 3}, reason="grows")
-    world.settle()
-    world.schedule().run().settle()
-    status = world.job_view.status.model_copy(update={"samples_per_second": 100.0})
+    cluster.grant = JobGrant(limits={"a": 3}, reason="grows")
+    cluster.settle()
+    cluster.schedule().run().settle()
+    status = cluster.job_view.status.model_copy(update={"samples_per_second": 100.0})
     gauges.show(KEY, JOB_UID, status, job.spec)
     assert values() | {name("granted"): 3, name("placed"): 3} == values()
     assert values()["heterotrain_operator_samples_per_price"] == 100 * 3600 / 6

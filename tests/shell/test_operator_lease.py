@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 from heterotrain_operator.kube.errors import KubeError, Unavailable
 from heterotrain_operator.kube.lease import Elector, LeadershipLost, LeaseSettings
-from operator_fakes import FakeKube
+from support.fakes import FakeKube
 
 pytestmark = pytest.mark.looptime
 

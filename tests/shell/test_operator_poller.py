@@ -6,18 +6,18 @@ import asyncio
 
 import pytest
 from heterotrain_core.contract import metrics
+from heterotrain_operator.cluster_state.parse import parse_job
+from heterotrain_operator.cluster_state.store import Store
+from heterotrain_operator.cluster_state.telemetry import MemberId
+from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.engine.telemetry import Poller
 from heterotrain_operator.prom.errors import PromUnavailable
 from heterotrain_operator.prom.queries import Series
 from heterotrain_operator.settings import PrometheusSettings
-from heterotrain_operator.world.parse import parse_job
-from heterotrain_operator.world.store import Store
-from heterotrain_operator.world.telemetry import MemberId
-from heterotrain_operator.world.views import JobKey
-from operator_fakes import FakeProm
-from operator_world import World
+from support.fake_cluster import FakeCluster
+from support.fakes import FakeProm
 
 pytestmark = pytest.mark.looptime
 
@@ -41,11 +41,11 @@ class Bench:
     """A poller with a running job, a Prometheus and a queue."""
 
     def __init__(self, prom: FakeProm | None) -> None:
-        self.world = World().with_nodes("a", "b", "c").start()
+        self.cluster = FakeCluster().with_nodes("a", "b", "c").start()
         self.queue: Queue[JobKey] = Queue()
         self.prom = prom
         store = Store()
-        self.job = parse_job(self.world.job)
+        self.job = parse_job(self.cluster.job)
         store.jobs.put(self.job)
         loop = asyncio.get_running_loop()
         self.started_s = loop.time()
@@ -56,7 +56,7 @@ class Bench:
             OperatorMetrics(),
             PrometheusSettings(url="http://prometheus", poll_s=1.0, stale_s=30.0),
             clock=loop.time,
-            wall_clock_s=lambda: self.world.now_s + loop.time() - self.started_s,
+            wall_clock_s=lambda: self.cluster.now_s + loop.time() - self.started_s,
         )
 
     def answer(self, step: int, at_s: float, labels: dict[str, str] = LABELS) -> None:
@@ -64,7 +64,7 @@ class Bench:
 
         def answers(promql: str) -> tuple[Series, ...]:
             if promql.startswith("timestamp"):
-                return (Series(labels, self.world.now_s + at_s),)
+                return (Series(labels, self.cluster.now_s + at_s),)
             return (Series({"__name__": metrics.STEP, **labels}, step),)
 
         assert self.prom is not None
@@ -95,7 +95,7 @@ async def test_new_data_wakes_the_job_and_old_data_does_not() -> None:
 async def test_whose_pool_a_member_is_of_is_remembered_when_its_pod_is_gone() -> None:
     bench = Bench(FakeProm())
     pods = bench.poller._store.pods
-    (first, *_) = bench.world.pod_views
+    (first, *_) = bench.cluster.pod_views
     pods.put(first)
     identity = {**LABELS, "worker": first.name, "worker_uid": first.uid}
     bench.answer(step=1, at_s=0, labels=identity)
@@ -163,9 +163,9 @@ async def test_without_a_prometheus_the_condition_says_what_to_set() -> None:
 async def test_jobs_that_do_not_train_are_not_asked_for() -> None:
     prom = FakeProm()
     bench = Bench(prom)
-    bench.world.job["status"]["completionTime"] = "2027-01-01T00:00:00Z"
-    bench.world.job["metadata"]["resourceVersion"] = "2"
-    bench.poller._store.jobs.put(parse_job(bench.world.job))
+    bench.cluster.job["status"]["completionTime"] = "2027-01-01T00:00:00Z"
+    bench.cluster.job["metadata"]["resourceVersion"] = "2"
+    bench.poller._store.jobs.put(parse_job(bench.cluster.job))
     task = asyncio.create_task(bench.poller.run())
     await asyncio.sleep(5)
     assert prom.queries == 0

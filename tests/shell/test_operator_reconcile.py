@@ -10,37 +10,37 @@ from dataclasses import replace
 import pytest
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_operator.api.status import as_body
-from heterotrain_operator.decide.allotment import FREE
-from heterotrain_operator.decide.job import Decision, Observation
+from heterotrain_operator.cluster_state.parse import RANKS_ANNOTATION, parse_job, parse_node
+from heterotrain_operator.cluster_state.telemetry import Telemetry
+from heterotrain_operator.cluster_state.views import JobKey
+from heterotrain_operator.decide.grants.grant import FREE
+from heterotrain_operator.decide.job import Decision, JobInputs
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.reconcile import PLANNING_PART
 from heterotrain_operator.engine.resync import relist
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Refused, Unavailable
 from heterotrain_operator.settings import Settings
-from heterotrain_operator.world.parse import RANKS_ANNOTATION, parse_job, parse_node
-from heterotrain_operator.world.telemetry import Telemetry
-from heterotrain_operator.world.views import JobKey
-from operator_fakes import FakeKube
-from operator_world import World, a_running_job, job_body, node_body
+from support.fake_cluster import FakeCluster, a_running_job, job_body, node_body
+from support.fakes import FakeKube
 
 KEY = JobKey("ns", "job")
 
 
-def an_app(kube: FakeKube, world: World | None = None) -> App:
-    """Return an operator that has seen a world."""
+def an_app(kube: FakeKube, cluster: FakeCluster | None = None) -> App:
+    """Return an operator that has seen a cluster."""
     app = without_rivals(kube, status_interval_s=0.0)
-    world = world or World().with_nodes("a", "b", "c")
-    for body in world.nodes.values():
+    cluster = cluster or FakeCluster().with_nodes("a", "b", "c")
+    for body in cluster.nodes.values():
         app.store.nodes.put(parse_node(body))
-    kube.objects["heterotrainjobs", "ns", "job"] = world.job
-    app.store.jobs.put(parse_job(world.job))
+    kube.objects["heterotrainjobs", "ns", "job"] = cluster.job
+    app.store.jobs.put(parse_job(cluster.job))
     return app
 
 
 def without_rivals(kube: FakeKube, *, status_interval_s: float) -> App:
     """Return an operator whose jobs need not wait to hear that nobody else wants their nodes."""
     app = App(kube, Settings(leader_election=False, status_interval_s=status_interval_s))
-    app.reconciler._allotment_of = lambda _: FREE
+    app.reconciler._grant_of = lambda _: FREE
     return app
 
 
@@ -105,15 +105,15 @@ class _nothing:  # noqa: N801  # stands for a context manager that does nothing
 
 
 async def test_a_failed_worker_is_in_the_status_before_its_pod_may_go() -> None:
-    world = World(spec={"cleanPodPolicy": "All", "backoffLimit": 0}).with_nodes("a", "b", "c").start()
-    world.end("job-w0", Ending.FAILED, exit_code=1, reason="boom")
+    cluster = FakeCluster(spec={"cleanPodPolicy": "All", "backoffLimit": 0}).with_nodes("a", "b", "c").start()
+    cluster.end("job-w0", Ending.FAILED, exit_code=1, reason="boom")
     kube = FakeKube()
-    app = an_app(kube, world)
-    for body in world.pods.values():
+    app = an_app(kube, cluster)
+    for body in cluster.pods.values():
         kube.objects["pods", "ns", body["metadata"]["name"]] = body
         app.pod_event(body, deleted=False)
-    assert world.plan is not None
-    app.plan_event(world.plan, deleted=False)
+    assert cluster.plan is not None
+    app.plan_event(cluster.plan, deleted=False)
     await app.reconciler.run_once(KEY)
     order = [call[0] for call in kube.writes]
     assert order.index("apply status") < order.index("delete")
@@ -166,22 +166,22 @@ async def test_a_right_that_is_missing_is_told_in_the_status_and_tried_again(ver
 
 async def test_a_plan_that_is_refused_is_not_counted_as_written_and_not_tried_all_the_time() -> None:
     """Its number in the status would rise with every pass, and each write of the status is followed by another pass."""
-    world = a_running_job()
+    cluster = a_running_job()
     kube = FakeKube()
-    app = an_app(kube, world)
+    app = an_app(kube, cluster)
     now_s = 0.0
     app.reconciler._clock = app.actor._clock = lambda: now_s
-    assert world.plan is not None
-    for body in world.pods.values():
+    assert cluster.plan is not None
+    for body in cluster.pods.values():
         kube.objects["pods", "ns", body["metadata"]["name"]] = body
         app.pod_event(body, deleted=False)
-    kube.objects["configmaps", "ns", "job-plan"] = world.plan
-    app.plan_event(world.plan, deleted=False)
-    world.edit(lambda spec: spec["training"].update(rebalance={"boundary": "never"}))
-    world.job["metadata"]["resourceVersion"] = "50"
-    app.store.jobs.put(parse_job(world.job))
+    kube.objects["configmaps", "ns", "job-plan"] = cluster.plan
+    app.plan_event(cluster.plan, deleted=False)
+    cluster.edit(lambda spec: spec["training"].update(rebalance={"boundary": "never"}))
+    cluster.job["metadata"]["resourceVersion"] = "50"
+    app.store.jobs.put(parse_job(cluster.job))
     kube.fail = failing("replace", "configmaps", Refused("field is immutable", status_code=422))
-    desired = world.status["plan"]["desired"]
+    desired = cluster.status["plan"]["desired"]
     for _ in range(4):
         await app.reconciler.run_once(KEY)
     assert told(kube, "Ready") == ("WriteRefused", "field is immutable")
@@ -262,10 +262,10 @@ async def test_an_object_that_can_t_be_read_hides_no_other(monkeypatch: pytest.M
 
 
 def test_an_annotation_that_somebody_spoiled_is_no_number_of_ranks() -> None:
-    world = World().with_nodes("a", "b", "c").start()
+    cluster = FakeCluster().with_nodes("a", "b", "c").start()
     for text in ("many", "-1", "0", "1" * 5000, ""):
-        world.pods["job-w0"]["metadata"]["annotations"][RANKS_ANNOTATION] = text
-        assert [pod.ranks for pod in world.pod_views] == [1, 1, 1]
+        cluster.pods["job-w0"]["metadata"]["annotations"][RANKS_ANNOTATION] = text
+        assert [pod.ranks for pod in cluster.pod_views] == [1, 1, 1]
 
 
 async def test_a_template_is_tried_out_once_for_each_generation_of_the_spec() -> None:
@@ -350,9 +350,9 @@ async def test_numbers_are_written_now_and_then_and_news_at_once() -> None:
     kube = FakeKube()
     app = without_rivals(kube, status_interval_s=5.0)
     app.actor._clock = asyncio.get_running_loop().time
-    world = World().with_nodes("a", "b", "c")
-    kube.objects["heterotrainjobs", "ns", "job"] = world.job
-    app.store.jobs.put(parse_job(world.job))
+    cluster = FakeCluster().with_nodes("a", "b", "c")
+    kube.objects["heterotrainjobs", "ns", "job"] = cluster.job
+    app.store.jobs.put(parse_job(cluster.job))
     await app.reconciler.run_once(KEY)
     memory = app.reconciler._memories[KEY]
     job = app.store.jobs.get(KEY)
@@ -421,7 +421,7 @@ async def test_shares_are_decided_anew_on_news_only_and_not_all_the_time() -> No
     clock_s = 0.0
     telemetry = Telemetry()
 
-    def watch(observation: Observation) -> Decision:
+    def watch(observation: JobInputs) -> Decision:
         nonlocal clock_s
         seen.append(observation.replan)
         clock_s += 0.5

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from heterotrain.uncaught import show_script_only
+from heterotrain.excepthook import show_script_only
 
 
 class HeterotrainError(Exception):

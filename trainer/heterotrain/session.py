@@ -15,19 +15,18 @@ import torch
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.outcome import Ending
 
-from heterotrain.checkpoints.keeper import CheckpointKeeper
+from heterotrain.checkpoints.manager import CheckpointKeeper
 from heterotrain.checkpoints.record import RunRecord, fingerprint
 from heterotrain.data import batches
 from heterotrain.data.progress import slice_of
 from heterotrain.data.sources import NumberedStream, source_of
 from heterotrain.errors import Excluded, UsageError
-from heterotrain.farewell import Farewell
 from heterotrain.identity import Identity, Mode, read_config, read_identity
 from heterotrain.membership.devices import take_device
 from heterotrain.membership.elastic import Elastic
 from heterotrain.membership.fixed import Fixed
 from heterotrain.membership.interface import Membership
-from heterotrain.network.default_group import check_free
+from heterotrain.network.gloo.default_group import check_free
 from heterotrain.numerics.method import Numerics
 from heterotrain.state import admission
 from heterotrain.state.tensors import Stateful
@@ -35,9 +34,10 @@ from heterotrain.state.training import Training
 from heterotrain.steps.loop import Loop
 from heterotrain.steps.observe import Observer
 from heterotrain.steps.step import Step
-from heterotrain.telemetry.board import Board
 from heterotrain.telemetry.logs import Tags, set_up_logs
 from heterotrain.telemetry.report import Report, serve
+from heterotrain.telemetry.tensorboard import Board
+from heterotrain.termination_message import Farewell
 
 _log = logging.getLogger(__name__)
 _S = TypeVar("_S", bound=Stateful)

@@ -14,7 +14,7 @@ from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Membe
 from heterotrain_core.perf.model import compute_s
 from heterotrain_core.split.curve import SplitMember
 from heterotrain_operator.api.status import PoolStatus
-from heterotrain_operator.decide.remembered import compute_time
+from heterotrain_operator.decide.grants.persisted import compute_time
 from pydantic import ValidationError
 
 from heterotrain_cli.errors import InputError, UnavailableError

@@ -13,7 +13,7 @@ from heterotrain_core.split.curve import SplitMember
 from heterotrain_operator.api.reading import SpecError, most_workers, read_spec
 from heterotrain_operator.api.training import RebalanceBoundary
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
-from heterotrain_operator.decide.pods import ranks_per_worker
+from heterotrain_operator.decide.objects.pods import ranks_per_worker
 
 from heterotrain_cli.documents import Loader, place, read_text
 from heterotrain_cli.errors import InputError

@@ -9,8 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 import click
-from heterotrain_core.simulate.engine import simulate as run_once
-from heterotrain_core.simulate.outcome import Outcome
+from heterotrain_simulator.engine import simulate as run_once
+from heterotrain_simulator.result import Outcome
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 

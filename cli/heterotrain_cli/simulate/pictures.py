@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from heterotrain_core.simulate.outcome import Outcome
-from heterotrain_core.simulate.scenario import Scenario
+from heterotrain_simulator.result import Outcome
+from heterotrain_simulator.scenario import Scenario
 
 from heterotrain_cli.simulate.tables import title
 

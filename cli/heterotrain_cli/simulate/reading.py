@@ -8,14 +8,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from heterotrain_core.simulate.baselines import AdaptiveEven, Even, Proportional
-from heterotrain_core.simulate.buckets import MIB, Network
-from heterotrain_core.simulate.cannikin import Cannikin
-from heterotrain_core.simulate.ours import Ours
-from heterotrain_core.simulate.policy import Policy
-from heterotrain_core.simulate.published import PRICES_PER_HOUR, WORKLOADS
-from heterotrain_core.simulate.scenario import Change, Elasticity, Group, Noise, Scenario, Slowdown, problems
-from heterotrain_core.simulate.traces import TRACES, as_changes
+from heterotrain_simulator.baselines import AdaptiveEven, Even, Proportional
+from heterotrain_simulator.buckets import MIB, Network
+from heterotrain_simulator.cannikin import Cannikin
+from heterotrain_simulator.heterotrain_policy import Ours
+from heterotrain_simulator.policy import Policy
+from heterotrain_simulator.scenario import Change, Elasticity, Group, Noise, Scenario, Slowdown, problems
+from heterotrain_simulator.spot_traces import TRACES, as_changes
+from heterotrain_simulator.workloads import PRICES_PER_HOUR, WORKLOADS
 
 from heterotrain_cli.documents import STANDARD_INPUT, check_document, parse_document, place, read_document
 from heterotrain_cli.errors import InputError

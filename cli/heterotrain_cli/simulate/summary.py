@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from heterotrain_core.simulate.outcome import Outcome
+from heterotrain_simulator.result import Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from heterotrain_core.simulate.scenario import Scenario
+from heterotrain_simulator.scenario import Scenario
 from rich.console import Console
 
 from heterotrain_cli.forecast.tables import plain_table, say

@@ -7,9 +7,9 @@ from itertools import islice
 from operator import le
 
 from heterotrain_core.allocate.candidate import Candidate
-from heterotrain_core.allocate.room import Room
+from heterotrain_core.allocate.capacity import Room
+from heterotrain_core.allocate.problem import Pool
 from heterotrain_core.allocate.value import Option
-from heterotrain_core.allocate.views import Pool
 
 _OTHER_WAYS = 16
 """Other ways of another job that are tried to seat one that finds no room."""

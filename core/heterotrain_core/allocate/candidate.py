@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from heterotrain_core.allocate.problem import JobDemand, Size
 from heterotrain_core.allocate.value import Floats, Ints, Option
-from heterotrain_core.allocate.views import JobDemand, Size
 
 NOTHING = 1e-9
 """Scores that differ by less are equal."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from heterotrain_core.allocate.views import JobDemand
+from heterotrain_core.allocate.problem import JobDemand
 
 ABSENCE_S = 600.0
 """A lost worker's successor trains after this long: a node has to start and an image to arrive."""

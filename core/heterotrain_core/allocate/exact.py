@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from heterotrain_core.allocate.candidate import NOTHING, Candidate, Choice
-from heterotrain_core.allocate.room import Room
+from heterotrain_core.allocate.capacity import Room
+from heterotrain_core.allocate.problem import Pool
 from heterotrain_core.allocate.value import Option
-from heterotrain_core.allocate.views import Pool
 
 MOST_TRIALS = 20_000
 """Options that branch and bound may try before the heuristic takes over: about a fifth of a second."""

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from heterotrain_core.allocate.candidate import NOTHING, Candidate
-from heterotrain_core.allocate.room import Room
+from heterotrain_core.allocate.capacity import Room
+from heterotrain_core.allocate.problem import Pool
 from heterotrain_core.allocate.value import Floats, Ints, Option
-from heterotrain_core.allocate.views import Pool
 
 _STEPS = 60
 _PATIENCE = 5

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from heterotrain_core.allocate.candidate import Candidate, Choice
+from heterotrain_core.allocate.capacity import Room
 from heterotrain_core.allocate.exact import exact
-from heterotrain_core.allocate.room import Room
+from heterotrain_core.allocate.problem import Grant, JobDemand, Pool, Proposal
 from heterotrain_core.allocate.search import searched
 from heterotrain_core.allocate.value import Floats, Ints, Option, options, possible_counts, rates, thinned_out
-from heterotrain_core.allocate.views import Grant, JobDemand, Pool, Proposal
 
 EXACT_JOBS = 12
 _SETTLING = 5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heterotrain_core.allocate.views import Pool
+from heterotrain_core.allocate.problem import Pool
 
 SPOT_LOSSES_PER_S = 1.0 / (24 * 3600.0)
 """Assumed before anything was seen: a spot worker lasts a day (public traces: 9 hours to several days)."""

@@ -15,11 +15,11 @@ import numpy as np
 
 from heterotrain_core.allocate.admission import admitted
 from heterotrain_core.allocate.candidate import NOTHING, Candidate, Choice, difference
-from heterotrain_core.allocate.group import share_anew
+from heterotrain_core.allocate.capacity import Room
+from heterotrain_core.allocate.joint_sharing import share_anew
 from heterotrain_core.allocate.prices import Prices, prices
-from heterotrain_core.allocate.room import Room
+from heterotrain_core.allocate.problem import Pool
 from heterotrain_core.allocate.value import Option
-from heterotrain_core.allocate.views import Pool
 
 _ROUNDS = 4
 

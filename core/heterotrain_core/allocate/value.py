@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heterotrain_core.allocate.deadline import in_time, needed_s
+from heterotrain_core.allocate.problem import JobDemand, Objective, Pool
 from heterotrain_core.allocate.risk import losses_per_s
-from heterotrain_core.allocate.views import JobDemand, Objective, Pool
 from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_core.goodput import statistical_efficiency
-from heterotrain_core.perf.expected import efficiency_ceiling
+from heterotrain_core.perf.expected_maximum import efficiency_ceiling
 from heterotrain_core.split.curve import SplitMember, member_problem
 from heterotrain_core.split.level import real_levels
-from heterotrain_core.split.timing import Timing
+from heterotrain_core.split.step_time import Timing
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

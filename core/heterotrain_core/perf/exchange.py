@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 
 from heterotrain_core.contract.plan import CommunicationTime
+from heterotrain_core.perf.counters import Observation, usable
 from heterotrain_core.perf.model import ExchangeModel
-from heterotrain_core.perf.samples import Observation, usable
 
 _HALF_LIFE_STEPS = 600
 _GAMMA_ERROR = 0.01

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from heterotrain_core.contract.plan import ComputeTime
-from heterotrain_core.perf.digest import Digest, digest
+from heterotrain_core.perf.counters import Observation
 from heterotrain_core.perf.line import ASSUMED, LEAST_STEPS, FixedPart, fit_line, uncertainty
 from heterotrain_core.perf.model import MemberModel, Verdict
-from heterotrain_core.perf.samples import Observation
+from heterotrain_core.perf.regression_data import Digest, digest
 
 TRUSTED_ERROR = 0.05
 """A model is ok when it predicts half and twice the typical share this well."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from heterotrain_core.perf.expected import quantile_of_maximum
+from heterotrain_core.perf.expected_maximum import quantile_of_maximum
 from heterotrain_core.perf.model import MemberModel
 from heterotrain_core.split.balance import Split
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.plan import ComputeTime
-from heterotrain_core.perf.common import common_pace, own_variations, shared_slowness
-from heterotrain_core.perf.digest import Digest, digest
+from heterotrain_core.perf.counters import Observation
 from heterotrain_core.perf.fit import fit_digest
 from heterotrain_core.perf.line import ASSUMED, FixedPart
 from heterotrain_core.perf.model import MemberModel, Verdict, at_pace
-from heterotrain_core.perf.samples import Observation
+from heterotrain_core.perf.regression_data import Digest, digest
+from heterotrain_core.perf.shared_pace import common_pace, own_variations, shared_slowness
 from heterotrain_core.split.curve import SplitMember
 
 LIKE_ITS_POOL = 0.03

@@ -13,14 +13,14 @@ from itertools import takewhile
 
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Prediction
 from heterotrain_core.perf.exchange import fit_exchange
-from heterotrain_core.perf.expected import efficiency_ceiling, expected_maximum
+from heterotrain_core.perf.expected_maximum import efficiency_ceiling, expected_maximum
 from heterotrain_core.perf.model import ExchangeModel, MemberModel, Verdict
 from heterotrain_core.planning.certainty import faked_gain
 from heterotrain_core.planning.evidence import MemberEvidence, cautious, learned, settled, split_member
 from heterotrain_core.planning.probe import PROBE_STEPS, Limits, probe_vectors
 from heterotrain_core.split.balance import Infeasible, Split, balance, evaluate
 from heterotrain_core.split.curve import SplitMember
-from heterotrain_core.split.leave import Leaver, leavers
+from heterotrain_core.split.straggler import Leaver, leavers
 
 LEAVING_GAIN_RATIO = 0.02
 """Nobody is proposed for leaving for less: models are not known better."""

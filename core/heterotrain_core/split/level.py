@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from heterotrain_core.split.proportion import in_proportion
-from heterotrain_core.split.timing import Floats, Ints, Timing
+from heterotrain_core.split.step_time import Floats, Ints, Timing
 
 _NEWTON_STEPS = 24
 _SMALL_SPREAD = 64

@@ -12,24 +12,29 @@ from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.reading import managed_by_us
 from heterotrain_operator.api.status import HeteroTrainJobStatus
 from heterotrain_operator.api.v1alpha1 import CleanPodPolicy, HeteroTrainJobSpec
-from heterotrain_operator.decide.accounting import Accounts, account, restart_delay_s
-from heterotrain_operator.decide.allotment import FREE, Allotment
-from heterotrain_operator.decide.capacity import Room, room, shape_of
-from heterotrain_operator.decide.desired import Wanted, decide_wanted, next_indices
-from heterotrain_operator.decide.events import Notice, notices_of
+from heterotrain_operator.cluster_state.parse import seconds
+from heterotrain_operator.cluster_state.quantity import pod_requests
+from heterotrain_operator.cluster_state.telemetry import Telemetry
+from heterotrain_operator.cluster_state.views import JobView, NodeView, PlanObject, PodView
+from heterotrain_operator.decide.grants.grant import FREE, JobGrant
 from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Acceptance, Life, Stage, decide_life
-from heterotrain_operator.decide.membership import Membership, decide_membership
-from heterotrain_operator.decide.objects import build_disruption_budget, build_plan_object, build_service, version_text
-from heterotrain_operator.decide.plan import PlanInForce, next_plan, ranks_of, read_plan
-from heterotrain_operator.decide.pods import build_pod
-from heterotrain_operator.decide.shares import Shares, share_out
-from heterotrain_operator.decide.situation import Situation
-from heterotrain_operator.decide.status import status_of
-from heterotrain_operator.decide.verdicts import Fate, Worker, judge_workers
-from heterotrain_operator.world.parse import seconds
-from heterotrain_operator.world.quantity import pod_requests
-from heterotrain_operator.world.telemetry import Telemetry
-from heterotrain_operator.world.views import JobView, NodeView, PlanObject, PodView
+from heterotrain_operator.decide.objects.objects import (
+    build_disruption_budget,
+    build_plan_object,
+    build_service,
+    version_text,
+)
+from heterotrain_operator.decide.objects.pods import build_pod
+from heterotrain_operator.decide.plan.membership import MembershipDecision, decide_membership
+from heterotrain_operator.decide.plan.plan import PlanInForce, next_plan, ranks_of, read_plan
+from heterotrain_operator.decide.plan.shares import Shares, share_out
+from heterotrain_operator.decide.status.context import JobContext
+from heterotrain_operator.decide.status.events import JobEvent, events_of
+from heterotrain_operator.decide.status.status import status_of
+from heterotrain_operator.decide.workers.capacity import Room, room, shape_of
+from heterotrain_operator.decide.workers.failures import Accounts, account, restart_delay_s
+from heterotrain_operator.decide.workers.replicas import ReplicaDecision, decide_replicas, next_indices
+from heterotrain_operator.decide.workers.state import Worker, WorkerState, worker_states
 
 KEPT_FAILED_PODS = 5
 """Failed pods that are kept for their logs until the job ends; a failed pod takes no room."""
@@ -39,7 +44,7 @@ _QUICK_DEATH_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
+class JobInputs:
     """Everything that a pass over one job looks at.
 
     Attributes:
@@ -53,7 +58,7 @@ class Observation:
         replan: whether telemetry holds anything that the plan in force does not rest on yet; what is asked for anew
             (another member) is shared out in any case.
         gather_s: longest time that a ready worker waits for others that start.
-        allotment: what the job may have of nodes that others want, too.
+        grant: what the job may have of nodes that others want, too.
     """
 
     job: JobView
@@ -68,7 +73,7 @@ class Observation:
     replan: bool
     gather_s: float
     now_s: float
-    allotment: Allotment = FREE
+    grant: JobGrant = FREE
     keep_plan: bool = False
 
 
@@ -84,7 +89,7 @@ class Decision:
         status: status to write; ``None`` leaves it alone.
         remove: pods to delete; only after the status is written, because their end is counted there.
         delete_job: whether the job's time to live is over.
-        notices: Events to publish.
+        events: Events to publish.
         again_s: seconds after which to decide again although nothing changes; ``None`` for never.
     """
 
@@ -96,7 +101,7 @@ class Decision:
     status: HeteroTrainJobStatus | None = None
     remove: tuple[PodView, ...] = ()
     delete_job: bool = False
-    notices: tuple[Notice, ...] = ()
+    events: tuple[JobEvent, ...] = ()
     again_s: float | None = None
     reason: str = ""
 
@@ -105,20 +110,20 @@ class Decision:
 class _Known:
     """What a pass has found out, before it decides what to do about it."""
 
-    seen: Observation
+    seen: JobInputs
     workers: tuple[Worker, ...]
     force: PlanInForce
     accounts: Accounts
     life: Life
 
 
-def decide(seen: Observation) -> Decision:
+def decide(seen: JobInputs) -> Decision:
     """Return what to do about a job now. Acting on it and deciding again gives nothing more to do."""
     job, now_s = seen.job, seen.now_s
     if job.deleting or (job.spec is not None and not managed_by_us(job.spec)):
         return Decision(reason="the job is being deleted" if job.deleting else "another controller manages the job")
     # Pods that only bear our labels (copied, or orphaned by a job of the same name) are nobody that we decide about.
-    workers = judge_workers([pod for pod in seen.pods if pod.owner_uid == job.uid], seen.nodes)
+    workers = worker_states([pod for pod in seen.pods if pod.owner_uid == job.uid], seen.nodes)
     force = read_plan(job, seen.plan)
     accounts = account(job.status, workers, force.plan, counting=_counting(job, workers), now_s=now_s)
     life = decide_life(job, workers, accounts, seen.acceptance, now_s=now_s)
@@ -134,7 +139,7 @@ def _counting(job: JobView, workers: Sequence[Worker]) -> bool:
         c.type in (Stage.SUCCEEDED.value, Stage.FAILED.value) and c.status == "True" for c in job.status.conditions
     )
     suspended = job.spec is None or job.spec.suspend
-    return not (ended or suspended or any(worker.fate is Fate.FINISHED for worker in workers))
+    return not (ended or suspended or any(worker.state is WorkerState.FINISHED for worker in workers))
 
 
 def _active(known: _Known, spec: HeteroTrainJobSpec) -> Decision:
@@ -150,7 +155,7 @@ def _active(known: _Known, spec: HeteroTrainJobSpec) -> Decision:
         manifest = build_pod(job, pool, 0, plan_version="")
         return room(shape_of(manifest, pod_requests(manifest["spec"])), seen.nodes.values(), seen.used())
 
-    wanted = decide_wanted(spec, workers, allotment=seen.allotment, room_of=room_of, now_s=now_s)
+    wanted = decide_replicas(spec, workers, grant=seen.grant, room_of=room_of, now_s=now_s)
     delay_s = max(restart_delay_s(accounts, now_s=now_s), _cooling_s(workers, now_s=now_s))
     may_create = seen.acceptance.known and seen.acceptance.ok and not delay_s and plan is not None  # pods mount it
     creating = wanted.create if may_create else ()
@@ -172,7 +177,7 @@ def _active(known: _Known, spec: HeteroTrainJobSpec) -> Decision:
         create=create,
         status=status,
         remove=tuple(pod for pod in remove if not pod.deleting),
-        notices=notices_of(
+        events=events_of(
             it,
             status,
             created=[pod["metadata"]["name"] for pod in create],
@@ -195,7 +200,7 @@ def _resting(known: _Known) -> Decision:
     seen, workers, force, accounts, life = known.seen, known.workers, known.force, known.accounts, known.life
     job, spec = seen.job, seen.job.spec
     policy = spec.clean_pod_policy if spec is not None else CleanPodPolicy.RUNNING
-    none = Wanted(create=(), remove=(), desired={}, reason="", again_s=None)
+    none = ReplicaDecision(create=(), remove=(), desired={}, reason="", again_s=None)
     it = _situation(known, accounts, force.plan, none, None)
     status = status_of(it, newest=force.newest)
     going = tuple(worker.pod for worker in workers if _goes(worker, life.stage, policy) and not worker.pod.deleting)
@@ -204,7 +209,7 @@ def _resting(known: _Known) -> Decision:
         status=status,
         remove=going,
         delete_job=expired,
-        notices=notices_of(it, status, created=(), removed=(), new_plan=None),
+        events=events_of(it, status, created=(), removed=(), new_plan=None),
         again_s=_soonest(life.again_s, expires_s),
         reason=life.message,
     )
@@ -215,7 +220,7 @@ def _goes(worker: Worker, stage: Stage, policy: CleanPodPolicy) -> bool:
     if stage is Stage.SUSPENDED:
         return True
     if stage is Stage.FINISHING:
-        return worker.fate is Fate.WAITING  # it would start a training that is over
+        return worker.state is WorkerState.WAITING  # it would start a training that is over
     if stage in ENDED_STAGES:
         return policy is CleanPodPolicy.ALL or (policy is CleanPodPolicy.RUNNING and not worker.pod.phase_ended)
     return False  # refused: what runs already is left alone
@@ -231,10 +236,10 @@ def _expiry(job: JobView, life: Life, *, now_s: float) -> tuple[float | None, bo
 
 
 def _situation(
-    known: _Known, accounts: Accounts, plan: Plan | None, wanted: Wanted, shares: Shares | None
-) -> Situation:
+    known: _Known, accounts: Accounts, plan: Plan | None, wanted: ReplicaDecision, shares: Shares | None
+) -> JobContext:
     seen = known.seen
-    return Situation(
+    return JobContext(
         job=seen.job,
         spec=seen.job.spec,
         workers=known.workers,
@@ -247,7 +252,7 @@ def _situation(
         shortage=wanted.reason,
         refusal=seen.refusal or ("" if seen.acceptance.ok else seen.acceptance.message),
         blocked=seen.blocked,
-        allotment=seen.allotment,
+        grant=seen.grant,
         telemetry=seen.telemetry,
         now_s=seen.now_s,
     )
@@ -255,22 +260,22 @@ def _situation(
 
 def _shares(
     spec: HeteroTrainJobSpec,
-    membership: Membership,
+    membership: MembershipDecision,
     workers: Sequence[Worker],
     plan: Plan | None,
-    seen: Observation,
+    seen: JobInputs,
 ) -> Shares | None:
     if membership.workers is not None:
         return share_out(spec, ranks_of(membership.workers), seen.telemetry, plan=plan)
     if plan is None or not plan.members or not seen.replan:
         return None
-    going = {worker.pod.uid for worker in workers if worker.ended or worker.fate is Fate.LEAVING}
+    going = {worker.pod.uid for worker in workers if worker.ended or worker.state is WorkerState.LEAVING}
     if any(member.worker_uid in going for member in plan.members):
         return None  # the job is finishing, or its membership changes next: shares among these members are moot
     return share_out(spec, plan.members, seen.telemetry, plan=plan)
 
 
-def _plan_object(seen: Observation, written: Plan | None) -> dict[str, Any] | None:
+def _plan_object(seen: JobInputs, written: Plan | None) -> dict[str, Any] | None:
     if written is None:
         return None
     return build_plan_object(seen.job, written, resource_version=seen.plan.resource_version if seen.plan else None)
@@ -278,15 +283,19 @@ def _plan_object(seen: Observation, written: Plan | None) -> dict[str, Any] | No
 
 def _untouched(workers: Sequence[Worker], version: str) -> tuple[PodView, ...]:
     """Return pods that may still hold an older plan."""
-    return tuple(w.pod for w in workers if (w.placed or w.fate is Fate.LEAVING) and w.pod.plan_version != version)
+    return tuple(
+        w.pod for w in workers if (w.placed or w.state is WorkerState.LEAVING) and w.pod.plan_version != version
+    )
 
 
 def _spent(workers: Sequence[Worker], accounts: Accounts, *, now_s: float) -> tuple[PodView, ...]:
     """Return ended pods that nobody needs any more: all that were disrupted, and all but the newest that failed."""
     counted = [worker for worker in workers if worker.ended and worker.pod.uid in accounts.accounted]
-    failed = sorted((w for w in counted if w.fate is Fate.FAILED), key=lambda worker: worker.pod.created_s)
+    failed = sorted((w for w in counted if w.state is WorkerState.FAILED), key=lambda worker: worker.pod.created_s)
     old = failed[: max(0, len(failed) - KEPT_FAILED_PODS)]
-    gone = [w for w in counted if w.fate in (Fate.LEFT, Fate.DISRUPTED) and not _cooling_s([w], now_s=now_s)]
+    gone = [
+        w for w in counted if w.state in (WorkerState.LEFT, WorkerState.DISRUPTED) and not _cooling_s([w], now_s=now_s)
+    ]
     return tuple(worker.pod for worker in (*gone, *old))
 
 
@@ -294,7 +303,7 @@ def _cooling_s(workers: Sequence[Worker], *, now_s: float) -> float:
     """Return for how many more seconds no worker is created because one died at once."""
     waits = [0.0]
     for worker in workers:
-        if worker.fate is Fate.DISRUPTED and not worker.pod.disruption and not worker.pod.deleting:
+        if worker.state is WorkerState.DISRUPTED and not worker.pod.disruption and not worker.pod.deleting:
             end_s = worker.pod.ended.finished_s if worker.pod.ended else worker.pod.created_s
             if end_s - worker.pod.created_s < _QUICK_DEATH_S:
                 waits.append(end_s + COOLING_S - now_s)

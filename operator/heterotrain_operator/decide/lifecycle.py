@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
-from heterotrain_operator.decide.accounting import Accounts
-from heterotrain_operator.decide.verdicts import Fate, Worker
-from heterotrain_operator.world.parse import seconds
-from heterotrain_operator.world.views import JobView
+from heterotrain_operator.cluster_state.parse import seconds
+from heterotrain_operator.cluster_state.views import JobView
+from heterotrain_operator.decide.workers.failures import Accounts
+from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 FINISHING_S = 30.0
 """Once a worker has finished, the others get this long to end by themselves."""
@@ -63,7 +63,7 @@ def decide_life(
         return Life(stage=Stage.REFUSED, reason="InvalidSpec", message=job.problem)
     if spec.suspend:
         return Life(stage=Stage.SUSPENDED, reason="Suspended", message="spec.suspend is true")
-    finished = [worker for worker in workers if worker.fate is Fate.FINISHED]
+    finished = [worker for worker in workers if worker.state is WorkerState.FINISHED]
     if finished:
         return _finishing(finished, workers, now_s=now_s)
     if accounts.restarts > spec.backoff_limit:
@@ -80,7 +80,9 @@ def decide_life(
 
 def _finishing(finished: Sequence[Worker], workers: Sequence[Worker], *, now_s: float) -> Life:
     message = finished[0].reason or "every epoch is committed"
-    running = [worker for worker in workers if worker.fate in (Fate.STARTING, Fate.READY, Fate.LEAVING)]
+    running = [
+        worker for worker in workers if worker.state in (WorkerState.STARTING, WorkerState.READY, WorkerState.LEAVING)
+    ]
     since_s = min(worker.pod.ended.finished_s for worker in finished if worker.pod.ended)
     left_s = since_s + FINISHING_S - now_s
     if running and left_s > 0:

@@ -18,17 +18,17 @@ import structlog
 from heterotrain_core.contract import keys
 
 from heterotrain_operator.api.status import HeteroTrainJobStatus, as_body
-from heterotrain_operator.decide.events import Notice
+from heterotrain_operator.cluster_state.parse import parse_job, parse_plan_object, parse_pod, rfc3339
+from heterotrain_operator.cluster_state.store import Store
+from heterotrain_operator.cluster_state.views import JobView, PodView
 from heterotrain_operator.decide.job import Decision
 from heterotrain_operator.decide.lifecycle import Acceptance
+from heterotrain_operator.decide.status.events import JobEvent
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.kube.client import Kube
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Refused
 from heterotrain_operator.kube.events import publish
 from heterotrain_operator.kube.resources import BY_KIND, CONFIG_MAPS, JOBS, PODS
-from heterotrain_operator.world.parse import parse_job, parse_plan_object, parse_pod, rfc3339
-from heterotrain_operator.world.store import Store
-from heterotrain_operator.world.views import JobView, PodView
 
 # Fields of the status that change with every step; they are written at most every ``status_interval_s``.
 _FAST = frozenset(
@@ -135,7 +135,7 @@ class Actor:
             memory.refusals.pop("pods", None)
         wait_s = await self._write_status(job, decision.status, memory)
         await self._try("removals", memory, *(self._remove(pod) for pod in decision.remove))
-        await self._publish(job, decision.notices)
+        await self._publish(job, decision.events)
         if decision.delete_job:
             await self._kube.delete(JOBS, job.key.namespace, job.key.name, uid=job.uid)
         told_s = self._status_interval_s if memory.refusals != before else None
@@ -265,10 +265,10 @@ class Actor:
         except (NotFound, Conflict):
             return  # it is gone already
 
-    async def _publish(self, job: JobView, notices: tuple[Notice, ...]) -> None:
-        await asyncio.gather(*(self._tell(job, notice) for notice in notices))
+    async def _publish(self, job: JobView, events: tuple[JobEvent, ...]) -> None:
+        await asyncio.gather(*(self._tell(job, event) for event in events))
 
-    async def _tell(self, job: JobView, notice: Notice) -> None:
+    async def _tell(self, job: JobView, event: JobEvent) -> None:
         """Publish an Event; one that does not get through is only logged, because nothing depends on it."""
         try:
             await publish(
@@ -276,9 +276,9 @@ class Actor:
                 namespace=job.key.namespace,
                 name=job.key.name,
                 uid=job.uid,
-                warning=notice.warning,
-                reason=notice.reason,
-                message=notice.message,
+                warning=event.warning,
+                reason=event.reason,
+                message=event.message,
                 now=rfc3339(self._wall_clock_s()),
             )
         except KubeError as error:

@@ -15,18 +15,18 @@ import structlog
 from heterotrain_core.allocate.propose import KnownRates
 
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
-from heterotrain_operator.decide.allocation import decide_contest
-from heterotrain_operator.decide.allotment import FREE, Allotment, why_limited
-from heterotrain_operator.decide.capacity import Shape, shape_of
-from heterotrain_operator.decide.contest import Contest, Seen, contests, takes_part
-from heterotrain_operator.decide.pods import build_pod
-from heterotrain_operator.decide.remembered import remembered
+from heterotrain_operator.cluster_state.quantity import pod_requests
+from heterotrain_operator.cluster_state.store import Store
+from heterotrain_operator.cluster_state.telemetry import Telemetry
+from heterotrain_operator.cluster_state.views import JobKey, JobView
+from heterotrain_operator.decide.allocation.allocate import decide_contest
+from heterotrain_operator.decide.allocation.competition import Contest, Seen, contests, takes_part
+from heterotrain_operator.decide.grants.grant import FREE, JobGrant, why_limited
+from heterotrain_operator.decide.grants.persisted import remembered
+from heterotrain_operator.decide.objects.pods import build_pod
+from heterotrain_operator.decide.workers.capacity import Shape, shape_of
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
-from heterotrain_operator.world.quantity import pod_requests
-from heterotrain_operator.world.store import Store
-from heterotrain_operator.world.telemetry import Telemetry
-from heterotrain_operator.world.views import JobKey, JobView
 
 SETTLE_S = 2.0
 """Least seconds between two decisions: what changes together is decided together."""
@@ -50,7 +50,7 @@ class _Known:
     generation: int
     shapes: dict[str, Shape]
     asked_s: float
-    allotment: Allotment
+    grant: JobGrant
 
 
 class Allocator:
@@ -90,21 +90,21 @@ class Allocator:
         """Note that something changed on which decisions rest."""
         self._changed.set()
 
-    def of(self, job: JobView) -> Allotment:
+    def of(self, job: JobView) -> JobGrant:
         """Return what a job may have; a new one is decided about at once."""
         if not takes_part(job):
             return FREE
         known = self._known.get(job.key)
         if known is None or known.uid != job.uid:
             known = self._known[job.key] = self._look_at(job)
-        if known.allotment.held:
+        if known.grant.held:
             if self._clock() - max(known.asked_s, self._first_s) >= PATIENCE_S:
                 return FREE
             if job.key not in self._being_decided:
                 self._urgent.set()
                 self._changed.set()
             self._queue.add_after(job.key, PATIENCE_S)
-        return known.allotment
+        return known.grant
 
     async def run(self) -> None:
         """Decide for ever."""
@@ -130,7 +130,7 @@ class Allocator:
         started_s = self._clock()
         seen = self._seen()
         self._being_decided = frozenset(self._known)
-        before = {key: known.allotment for key, known in self._known.items()}
+        before = {key: known.grant for key, known in self._known.items()}
         nodes = dict(self._store.nodes.all())
         used = self._store.used()
         try:
@@ -143,13 +143,13 @@ class Allocator:
             await self._decide(contest)
         self._rates.forget_unused()
         self._metrics.allocation_seconds.observe(self._clock() - started_s)
-        self._metrics.limited_jobs.set(sum(known.allotment.limits is not None for known in self._known.values()))
+        self._metrics.limited_jobs.set(sum(known.grant.limits is not None for known in self._known.values()))
 
     async def _decide(self, contest: Contest) -> None:
         keys = [bidder.job.key for bidder in contest.bidders]
         specs = {bidder.job.key: bidder.spec for bidder in contest.bidders}
         try:
-            allotments = await asyncio.to_thread(decide_contest, contest, now_s=self._wall_clock_s(), known=self._rates)
+            grants = await asyncio.to_thread(decide_contest, contest, now_s=self._wall_clock_s(), known=self._rates)
         except Exception:
             log.exception(
                 "allocation failed by a bug: these jobs keep what they have", jobs=["/".join(k) for k in keys]
@@ -157,18 +157,18 @@ class Allocator:
             self._metrics.allocations.labels(result="bug").inc()
             return
         self._metrics.allocations.labels(result="ok").inc()
-        for key, allotment in allotments.items():
+        for key, grant in grants.items():
             known = self._known.get(key)
             if known is None:
                 continue
-            before, known.allotment = known.allotment, allotment
-            self._count_moves(specs[key], before, allotment)
-            if _matters(allotment) != _matters(before):
+            before, known.grant = known.grant, grant
+            self._count_moves(specs[key], before, grant)
+            if _matters(grant) != _matters(before):
                 self._queue.add(key)
-            if allotment.limits != before.limits and allotment.reason:
-                log.info("allocated", job=key.name, namespace=key.namespace, reason=allotment.reason)
+            if grant.limits != before.limits and grant.reason:
+                log.info("allocated", job=key.name, namespace=key.namespace, reason=grant.reason)
 
-    def _count_moves(self, spec: HeteroTrainJobSpec, before: Allotment, after: Allotment) -> None:
+    def _count_moves(self, spec: HeteroTrainJobSpec, before: JobGrant, after: JobGrant) -> None:
         """Count workers that are told to leave, and those that may come."""
         reason = why_limited(spec, after)
         taken = len(after.leave - before.leave)
@@ -211,7 +211,7 @@ class Allocator:
             generation=job.generation,
             shapes=shapes_of(job),
             asked_s=self._clock(),
-            allotment=remembered(job.status),
+            grant=remembered(job.status),
         )
 
 
@@ -222,10 +222,10 @@ def shapes_of(job: JobView) -> dict[str, Shape]:
     return {name: shape_of(pod, pod_requests(pod["spec"])) for name, pod in pods.items()}
 
 
-def _matters(allotment: Allotment) -> tuple[object, ...]:
+def _matters(grant: JobGrant) -> tuple[object, ...]:
     """Return what a job's pass acts on."""
-    late = allotment.spare_s is not None and allotment.spare_s < 0
-    return (allotment.limits, allotment.leave, allotment.waits, allotment.held, allotment.reason, late)
+    late = grant.spare_s is not None and grant.spare_s < 0
+    return (grant.limits, grant.leave, grant.waits, grant.held, grant.reason, late)
 
 
 async def set_within(event: asyncio.Event, timeout_s: float) -> None:

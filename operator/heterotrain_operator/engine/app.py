@@ -15,7 +15,17 @@ from typing import Any
 
 import structlog
 
-from heterotrain_operator.decide.contest import takes_part
+from heterotrain_operator.cluster_state.parse import (
+    key_of,
+    parse_job,
+    parse_node,
+    parse_plan_object,
+    parse_pod,
+    rfc3339_micro,
+)
+from heterotrain_operator.cluster_state.store import Store
+from heterotrain_operator.cluster_state.views import JobKey, JobView, NodeView
+from heterotrain_operator.decide.allocation.competition import takes_part
 from heterotrain_operator.engine.act import Actor
 from heterotrain_operator.engine.allocator import Allocator, set_within
 from heterotrain_operator.engine.metrics import OperatorMetrics
@@ -27,16 +37,6 @@ from heterotrain_operator.kube.client import Kube
 from heterotrain_operator.kube.errors import KubeError, NotFound
 from heterotrain_operator.kube.lease import Elector, LeaseSettings
 from heterotrain_operator.settings import Settings
-from heterotrain_operator.world.parse import (
-    key_of,
-    parse_job,
-    parse_node,
-    parse_plan_object,
-    parse_pod,
-    rfc3339_micro,
-)
-from heterotrain_operator.world.store import Store
-from heterotrain_operator.world.views import JobKey, JobView, NodeView
 
 LIST_RETRY_S = 2.0
 STALE_LISTS = 3
@@ -86,7 +86,7 @@ class App:
             self.actor,
             self.metrics,
             telemetry_of=self.poller.of,
-            allotment_of=self.allocator.of,
+            grant_of=self.allocator.of,
             gather_s=settings.gather_s,
             clock=time.monotonic,
             wall_clock_s=time.time,

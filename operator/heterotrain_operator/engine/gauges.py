@@ -17,7 +17,7 @@ from heterotrain_operator.api.conditions import ConditionType
 from heterotrain_operator.api.reading import most_workers
 from heterotrain_operator.api.status import HeteroTrainJobStatus
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
-from heterotrain_operator.world.views import JobKey
+from heterotrain_operator.cluster_state.views import JobKey
 
 LABELS = ("job_uid", "job_namespace", "job_name")
 

@@ -10,19 +10,19 @@ import structlog
 
 from heterotrain_operator.api.conditions import ConditionType
 from heterotrain_operator.api.pools import WorkerPool
-from heterotrain_operator.decide.allotment import Allotment
-from heterotrain_operator.decide.job import Decision, Observation, decide
+from heterotrain_operator.cluster_state.store import Store
+from heterotrain_operator.cluster_state.telemetry import Telemetry
+from heterotrain_operator.cluster_state.views import JobKey, JobView
+from heterotrain_operator.decide.grants.grant import JobGrant
+from heterotrain_operator.decide.job import Decision, JobInputs, decide
 from heterotrain_operator.decide.lifecycle import Acceptance
-from heterotrain_operator.decide.pods import build_pod, template_problem
+from heterotrain_operator.decide.objects.pods import build_pod, template_problem
 from heterotrain_operator.engine.act import RETRY_REFUSED_S, Actor, JobMemory
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.kube.client import Kube
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Refused, Throttled, Unavailable
 from heterotrain_operator.kube.resources import PODS
-from heterotrain_operator.world.store import Store
-from heterotrain_operator.world.telemetry import Telemetry
-from heterotrain_operator.world.views import JobKey, JobView
 
 LONGEST_RETRY_S = 320.0
 """A template that is refused again and again is tried out twice as late each time, but no later than this."""
@@ -38,7 +38,7 @@ class Reconciler:
 
     Args:
         telemetry_of: what is known of a job from Prometheus.
-        allotment_of: what a job may have of nodes that others want, too.
+        grant_of: what a job may have of nodes that others want, too.
         gather_s: longest time that a ready worker waits for others that start.
     """
 
@@ -51,7 +51,7 @@ class Reconciler:
         metrics: OperatorMetrics,
         *,
         telemetry_of: Callable[[JobView], Telemetry],
-        allotment_of: Callable[[JobView], Allotment],
+        grant_of: Callable[[JobView], JobGrant],
         gather_s: float,
         clock: Callable[[], float],
         wall_clock_s: Callable[[], float],
@@ -62,7 +62,7 @@ class Reconciler:
         self._actor = actor
         self._metrics = metrics
         self._telemetry_of = telemetry_of
-        self._allotment_of = allotment_of
+        self._grant_of = grant_of
         self._gather_s = gather_s
         self._clock = clock
         self._wall_clock_s = wall_clock_s
@@ -153,7 +153,7 @@ class Reconciler:
         due = started_s >= memory.replan_s
         nodes = self._store.nodes.all()
         decision = decide(
-            Observation(
+            JobInputs(
                 job=job,
                 pods=self._store.pods.of_job(job.key),
                 nodes=nodes,
@@ -167,7 +167,7 @@ class Reconciler:
                 replan=news and due,
                 gather_s=self._gather_s,
                 now_s=self._wall_clock_s(),
-                allotment=self._allotment_of(job),
+                grant=self._grant_of(job),
             )
         )
         took_s = self._clock() - started_s

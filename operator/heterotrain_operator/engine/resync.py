@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 import structlog
 from heterotrain_core.contract import keys
 
+from heterotrain_operator.cluster_state.parse import owner_key, parse_job, parse_node, parse_plan_object, parse_pod
+from heterotrain_operator.cluster_state.quantity import added, pod_requests
+from heterotrain_operator.cluster_state.store import Kind, Store
+from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.kube.client import Body, Kube
 from heterotrain_operator.kube.resources import CONFIG_MAPS, JOBS, NODES, PODS, Resource
-from heterotrain_operator.world.parse import owner_key, parse_job, parse_node, parse_plan_object, parse_pod
-from heterotrain_operator.world.quantity import added, pod_requests
-from heterotrain_operator.world.store import Kind, Store
-from heterotrain_operator.world.views import JobKey
 
 OWNED = f"{keys.LABEL_MANAGED_BY}={keys.MANAGED_BY}"
 """Selects what the operator owns."""

@@ -11,11 +11,15 @@ from typing import Protocol
 
 import structlog
 
-from heterotrain_operator.decide.remembered import compute_time
+from heterotrain_operator.cluster_state.parse import seconds
+from heterotrain_operator.cluster_state.store import Store
+from heterotrain_operator.cluster_state.telemetry import Telemetry
+from heterotrain_operator.cluster_state.views import JobKey, JobView
+from heterotrain_operator.decide.grants.persisted import compute_time
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.prom.errors import PromError
-from heterotrain_operator.prom.memory import JobTelemetry, Speed
+from heterotrain_operator.prom.history import JobTelemetry, Speed
 from heterotrain_operator.prom.queries import (
     Series,
     everything_of,
@@ -24,10 +28,6 @@ from heterotrain_operator.prom.queries import (
     scrape_times_of,
 )
 from heterotrain_operator.settings import PrometheusSettings
-from heterotrain_operator.world.parse import seconds
-from heterotrain_operator.world.store import Store
-from heterotrain_operator.world.telemetry import Telemetry
-from heterotrain_operator.world.views import JobKey, JobView
 
 PARALLEL_READS = 8
 REST_FACTOR = 1.0

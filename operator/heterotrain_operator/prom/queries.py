@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from heterotrain_core.contract import metrics
-from heterotrain_core.perf.samples import CounterKey, Counters
+from heterotrain_core.perf.counters import CounterKey, Counters
 
+from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
 from heterotrain_operator.prom.errors import PromBadAnswer
-from heterotrain_operator.world.telemetry import MemberGauges, MemberId
 
 _READ = (
     metrics.STEPS, metrics.PHASE_SECONDS, metrics.PHASE_SECONDS_SQUARED, metrics.FIRST_BUCKET_FRACTION,

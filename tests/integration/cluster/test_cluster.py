@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_cluster import cgroups, control, kind, lifecycle, network, places, record, topology
+from local_cluster import cgroups, control, kind, lifecycle, network, paths, record, topology
 from local_cluster.process import Problem, run
 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.timeout(600),  # the first test builds what is not built yet
     pytest.mark.skipif(
-        os.geteuid() != 0 or kind.is_available(), reason="deploy/local needs root, and kind is preferred"
+        os.geteuid() != 0 or kind.is_available(), reason="deploy/dev/cluster needs root, and kind is preferred"
     ),
 ]
 
@@ -70,7 +70,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     """Run a command as a person does."""
     return subprocess.run(
         [sys.executable, "-m", "local_cluster", *words],
-        env={**os.environ, "PYTHONPATH": str(places.LOCAL)},
+        env={**os.environ, "PYTHONPATH": str(paths.LOCAL)},
         text=True,
         capture_output=True,
         check=False,
@@ -79,7 +79,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
 
 def traces() -> dict[str, Any]:
     """What a cluster could leave on the machine."""
-    programs, init = str(places.programs()), str(places.LOCAL / "local_cluster/node_init.py")
+    programs, init = str(paths.programs()), str(paths.LOCAL / "local_cluster/node_init.py")
     sysctls = {}
     for top in ("vm", "kernel", "net/ipv4/conf/all", "net/ipv4/conf/default"):
         for path in sorted(Path("/proc/sys", top).rglob("*")):
@@ -105,7 +105,7 @@ def traces() -> dict[str, Any]:
         ),
         "sysctls": sysctls,
         "processes": processes,
-        "folder": places.cluster().exists(),
+        "folder": paths.cluster().exists(),
         "routes": run("ip", "route"),
         "rules": run("nft", "list", "ruleset"),
     }
@@ -154,9 +154,9 @@ def web(cluster: topology.Topology) -> str:
     ]  # fmt: skip
     for each in objects:
         run(
-            places.programs() / "kubectl",
+            paths.programs() / "kubectl",
             "--kubeconfig",
-            places.kubeconfig(),
+            paths.kubeconfig(),
             "apply",
             "-f",
             "-",
@@ -177,7 +177,7 @@ def ask(node: str, host: str, *, answers: int) -> list[str]:
         }],
     }  # fmt: skip
     body = json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": pod}, "spec": spec})
-    run(places.programs() / "kubectl", "--kubeconfig", places.kubeconfig(), "create", "-f", "-", stdin=body)
+    run(paths.programs() / "kubectl", "--kubeconfig", paths.kubeconfig(), "create", "-f", "-", stdin=body)
     wait_for(lambda: get("pod", pod)["status"]["phase"] == "Succeeded", f"pod {pod} to end")
     words = lifecycle.kubectl("logs", pod).split()
     lifecycle.kubectl("delete", "pod", pod, "--grace-period=0", "--force")
@@ -227,7 +227,7 @@ def test_the_quota_period_is_that_of_the_file(cluster: topology.Topology) -> Non
         "terminationGracePeriodSeconds": 0,
     }  # fmt: skip
     body = json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "limited"}, "spec": spec})
-    run(places.programs() / "kubectl", "--kubeconfig", places.kubeconfig(), "create", "-f", "-", stdin=body)
+    run(paths.programs() / "kubectl", "--kubeconfig", paths.kubeconfig(), "create", "-f", "-", stdin=body)
     lifecycle.kubectl("wait", "--for=condition=Ready", "pod/limited", "--timeout=30s")
     read = "cat /sys/fs/cgroup/cpu/cpu.cfs_quota_us /sys/fs/cgroup/cpu/cpu.cfs_period_us 2>/dev/null || cat /sys/fs/cgroup/cpu.max"
     assert lifecycle.kubectl("exec", "limited", "--", "sh", "-c", read).split() == ["2000", "10000"]
@@ -311,7 +311,7 @@ def test_a_start_that_is_broken_off_leaves_nothing(before: dict[str, Any], endin
     # A shell that starts the tests in the background has them ignore SIGINT, and whom they start would inherit that.
     with subprocess.Popen(
         ["env", "--default-signal=INT", sys.executable, "-m", "local_cluster", "up"],
-        env={**os.environ, "PYTHONPATH": str(places.LOCAL)},
+        env={**os.environ, "PYTHONPATH": str(paths.LOCAL)},
         stderr=subprocess.DEVNULL,
     ) as process:
         wait_for(

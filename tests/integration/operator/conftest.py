@@ -16,7 +16,7 @@ import pytest
 from heterotrain_operator.api.crd import crd
 from heterotrain_operator.kube.auth import load_configuration
 from heterotrain_operator.kube.client import Body, KubeClient
-from operator_cluster import (
+from support.api_cluster import (
     CRDS,
     NAMESPACES,
     Cluster,
@@ -43,7 +43,7 @@ def quiet_cluster() -> Iterator[None]:
     """A cluster that serves our CRD and in which no other operator is at work while the tests run."""
     if not os.environ.get("KUBECONFIG"):
         pytest.skip(  # only in pytest by hand, without a cluster: `make test` always has one, and lets nothing be skipped
-            'no cluster: run `make cluster`, then eval "$(PYTHONPATH=deploy/local python -m local_cluster env)"'
+            'no cluster: run `make cluster`, then eval "$(PYTHONPATH=deploy/dev/cluster python -m local_cluster env)"'
         )
     silenced = asyncio.run(_prepare())
     yield

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from heterotrain_operator.kube.errors import Refused
 from heterotrain_operator.kube.resources import JOBS
-from operator_cluster import ROOT, Cluster
+from support.api_cluster import ROOT, Cluster
 
 Body = dict[str, Any]
 Change = Callable[[Body], object]

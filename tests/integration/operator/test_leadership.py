@@ -7,10 +7,10 @@ import time
 from contextlib import suppress
 
 import pytest
+from heterotrain_operator.cluster_state.parse import rfc3339_micro
 from heterotrain_operator.kube.client import KubeClient
 from heterotrain_operator.kube.lease import Elector, LeadershipLost, LeaseSettings
 from heterotrain_operator.kube.resources import LEASES
-from heterotrain_operator.world.parse import rfc3339_micro
 
 
 def an_elector(kube: KubeClient, namespace: str, identity: str) -> Elector:

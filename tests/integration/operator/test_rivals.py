@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_operator.kube.resources import JOBS, PODS
-from operator_cluster import Body, Cluster, Operator, until
+from support.api_cluster import Body, Cluster, Operator, until
 
 
 def rival(cluster: Cluster, name: str) -> Body:

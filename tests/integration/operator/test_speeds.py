@@ -10,8 +10,8 @@ import pytest
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_operator.kube.resources import PODS
-from operator_cluster import Cluster, Operator, until
-from operator_prometheus import PaperPrometheus
+from support.api_cluster import Cluster, Operator, until
+from support.simulated_prometheus import PaperPrometheus
 
 BATCH = 300
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.plan import Plan
-from heterotrain_operator.decide.objects import build_disruption_budget, build_plan_object, build_service
-from heterotrain_operator.decide.pods import build_pod
+from heterotrain_operator.cluster_state.parse import parse_job
+from heterotrain_operator.decide.objects.objects import build_disruption_budget, build_plan_object, build_service
+from heterotrain_operator.decide.objects.pods import build_pod
 from heterotrain_operator.kube.client import Body, KubeClient
 from heterotrain_operator.kube.errors import Conflict, NotFound, Refused
 from heterotrain_operator.kube.events import publish
 from heterotrain_operator.kube.resources import CONFIG_MAPS, DISRUPTION_BUDGETS, EVENTS, JOBS, PODS, SERVICES
-from heterotrain_operator.world.parse import parse_job
-from operator_cluster import Cluster
+from support.api_cluster import Cluster
 
 
 async def a_job(cluster: Cluster) -> Body:

@@ -15,9 +15,9 @@ from heterotrain_cli.documents import schema_text
 from heterotrain_cli.main import main
 from heterotrain_cli.simulate import command
 from heterotrain_cli.simulate.reading import POLICIES, read_scenario, scenario_of, shipped
-from heterotrain_core.simulate.baselines import Even
-from heterotrain_core.simulate.engine import simulate
-from heterotrain_core.simulate.traces import P3
+from heterotrain_simulator.baselines import Even
+from heterotrain_simulator.engine import simulate
+from heterotrain_simulator.spot_traces import P3
 from jsonschema import Draft202012Validator
 
 SMALL: dict[str, Any] = {

@@ -20,7 +20,7 @@ from heterotrain_core.split.balance import Infeasible
 from heterotrain_core.split.curve import SplitMember
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.core.telemetry import Cluster, three_pools
+from support.exported_counters import Cluster, three_pools
 
 EXCHANGE = CommunicationTime(overlapped_s=0.1, last_bucket_s=0.05, gamma=0.2)
 MEMBERS = tuple(SplitMember(compute=c) for c in three_pools())

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from heterotrain_core.contract.config import TrainingConfig
 
-from heterotrain.data.pieces import Piece, Source
 from heterotrain.data.progress import Progress
+from heterotrain.data.slices import Piece, Source
 from heterotrain.data.sources import Mapped
 from heterotrain.identity import Identity
 from heterotrain.membership.roster import Roster

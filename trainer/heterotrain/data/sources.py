@@ -18,9 +18,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from heterotrain.data import batches
-from heterotrain.data.chance import chance
-from heterotrain.data.pieces import Piece, Source
 from heterotrain.data.progress import permutation, step_seed
+from heterotrain.data.rng import chance
+from heterotrain.data.slices import Piece, Source
 from heterotrain.data.streamed import Streamed
 from heterotrain.errors import UsageError
 

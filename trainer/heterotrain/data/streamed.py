@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from heterotrain.data import batches
-from heterotrain.data.chance import States, chance
-from heterotrain.data.pieces import Piece
 from heterotrain.data.progress import step_seed
+from heterotrain.data.rng import States, chance
+from heterotrain.data.slices import Piece
 from heterotrain.errors import UsageError
 
 

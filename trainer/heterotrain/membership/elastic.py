@@ -13,16 +13,16 @@ from heterotrain_core.contract.plan import Member
 from heterotrain.errors import PeerLost, UsageError
 from heterotrain.identity import Identity
 from heterotrain.membership.agreement import Checkpoints, agree_on_plan, agree_on_state
-from heterotrain.membership.assembly import Assembly
+from heterotrain.membership.consensus.rendezvous import Assembly
 from heterotrain.membership.devices import choose_backend, marks_of
 from heterotrain.membership.interface import Formed
-from heterotrain.membership.peers import PeerService
+from heterotrain.membership.peer_service import PeerService
 from heterotrain.membership.plan_source import Held, PlanSource
 from heterotrain.membership.roster import roster_of
 from heterotrain.membership.standing import Entry, Standing
 from heterotrain.network.group import Address, Group
 from heterotrain.network.hang import LIMIT_FACTOR, Doing, HangWatch, from_reply, to_reply
-from heterotrain.network.links import PeerKey, key_of
+from heterotrain.network.heartbeat import PeerKey, key_of
 from heterotrain.network.rendezvous import connect_store, host_store
 from heterotrain.state.training import Training
 

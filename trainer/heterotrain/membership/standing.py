@@ -10,7 +10,7 @@ from heterotrain_core.contract.plan import Member, Plan
 from heterotrain.membership.devices import Marks
 from heterotrain.membership.plan_source import Held
 from heterotrain.membership.roster import FormationId
-from heterotrain.network.links import PeerKey, key_of
+from heterotrain.network.heartbeat import PeerKey, key_of
 from heterotrain.network.rendezvous import HostedStore
 
 

@@ -23,7 +23,7 @@ HEADER = len(FIELDS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Squares:
-    """Squared norms of gradients, from which the noise scale is estimated (``heterotrain_core.noise.estimate``).
+    """Squared norms of gradients, from which the noise scale is estimated (``heterotrain_core.noise_scale.estimate``).
 
     Attributes:
         weighted: ``sum_j b_j |g_j|^2`` over groups, b_j in samples; NaN when unknown.

@@ -18,12 +18,12 @@ import torch
 import torch.distributed as dist
 
 from heterotrain.errors import PeerLost
-from heterotrain.network.default_group import abort_nccl, publish, withdraw
-from heterotrain.network.exchange import Cargo, Exchange, Gathering
-from heterotrain.network.mesh import Mesh, packed, unpacked
+from heterotrain.network.gloo.abort import OpenSocket, connected, cut, interface_of, open_sockets
+from heterotrain.network.gloo.bounded_wait import Watched
+from heterotrain.network.gloo.default_group import abort_nccl, publish, withdraw
+from heterotrain.network.mesh.exchange import Cargo, Exchange, Gathering
+from heterotrain.network.mesh.mesh import Mesh, packed, unpacked
 from heterotrain.network.rendezvous import Dial, HostedStore, c10d, sentence
-from heterotrain.network.sockets import OpenSocket, connected, cut, interface_of, open_sockets
-from heterotrain.network.watched import Watched
 
 _log = logging.getLogger(__name__)
 _Work = TypeVar("_Work")

@@ -17,9 +17,9 @@ from typing import Any
 import torch.distributed as dist
 
 from heterotrain.errors import PeerLost
-from heterotrain.network.calls import connect
-from heterotrain.network.mesh import Mesh
-from heterotrain.network.sockets import OpenSocket, open_sockets
+from heterotrain.network.gloo.abort import OpenSocket, open_sockets
+from heterotrain.network.mesh.connect import connect
+from heterotrain.network.mesh.mesh import Mesh
 
 c10d: Any = dist
 """torch.distributed, whose type information lacks half of what it exports."""

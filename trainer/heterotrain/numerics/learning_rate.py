@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from heterotrain_core.rates import Family, Scaling, learning_rate_scale, warmed_up
+from heterotrain_core.scaling_rules import Family, Scaling, learning_rate_scale, warmed_up
 
 from heterotrain.errors import UsageError
 

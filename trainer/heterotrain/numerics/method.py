@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from heterotrain_core.contract.config import TrainingConfig
-from heterotrain_core.noise import NoiseAverage
-from heterotrain_core.rates import Family, Scaling, Statistics, needed_statistics
+from heterotrain_core.noise_scale import NoiseAverage
+from heterotrain_core.scaling_rules import Family, Scaling, Statistics, needed_statistics
 
 from heterotrain.errors import UsageError
 from heterotrain.network.group import Group

@@ -1,4 +1,4 @@
-"""What a rank measures for the gradient's noise scale; the mathematics is core's (``heterotrain_core.noise``).
+"""What a rank measures for the gradient's noise scale; the mathematics is core's (``heterotrain_core.noise_scale``).
 
 A group is one micro-batch. Its mean gradient ``g_j`` is seen before anything is added up over ranks or rounded for the
 wire: where a rank has one micro-batch, its buckets hold it; where it has several, each gradient is looked at on its way

@@ -19,8 +19,8 @@ from functools import partial
 import torch
 
 from heterotrain.errors import UsageError
+from heterotrain.network.gloo.bounded_wait import settle
 from heterotrain.network.group import Group
-from heterotrain.network.watched import settle
 from heterotrain.numerics.arrivals import Arrivals
 from heterotrain.numerics.buckets import Bucket, buckets_of, squared_norm
 from heterotrain.numerics.compression import Wire, largest

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from heterotrain.network.exchange import Cargo
 from heterotrain.network.group import Group
+from heterotrain.network.mesh.exchange import Cargo
 from heterotrain.state.parts import byte_view, memory_of, sizes_bytes, stretches
 from heterotrain.state.routes import Route, rounds
 from heterotrain.state.tensors import Flat, empty_like_skeleton

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from heterotrain_core.contract import metrics as names
 
-from heterotrain.checkpoints.keeper import CheckpointKeeper
+from heterotrain.checkpoints.manager import CheckpointKeeper
 from heterotrain.errors import PeerLost
 from heterotrain.membership.interface import Formed, Membership
 from heterotrain.membership.plan_source import Held
@@ -20,8 +20,8 @@ from heterotrain.membership.standing import Standing
 from heterotrain.network.control import Verdict
 from heterotrain.numerics.reducer import Reducer
 from heterotrain.state.training import Training
-from heterotrain.steps.departure import Departure
 from heterotrain.steps.observe import Observer
+from heterotrain.steps.shutdown import Departure
 from heterotrain.telemetry.report import Report
 
 _log = logging.getLogger(__name__)

@@ -14,11 +14,10 @@ from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.config import TrainingConfig
 
 from heterotrain.checkpoints.checkpoint import new_mark
-from heterotrain.checkpoints.keeper import CheckpointKeeper
+from heterotrain.checkpoints.manager import CheckpointKeeper
 from heterotrain.checkpoints.record import RunRecord
-from heterotrain.data.pieces import Source
+from heterotrain.data.slices import Source
 from heterotrain.errors import PeerLost, RepeatStep, UsageError
-from heterotrain.farewell import Farewell
 from heterotrain.identity import Identity
 from heterotrain.membership.interface import Formed, Membership
 from heterotrain.network.control import Slot, Verdict
@@ -26,15 +25,16 @@ from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.reducer import Reducer
 from heterotrain.state.training import Training
 from heterotrain.steps.attempt import Attempts, seed_step
-from heterotrain.steps.departure import Departure
-from heterotrain.steps.feed import Feed
+from heterotrain.steps.batch_loader import Feed
 from heterotrain.steps.formations import Formations
 from heterotrain.steps.observe import Observer
+from heterotrain.steps.shutdown import Departure
 from heterotrain.steps.step import Step
 from heterotrain.steps.task import Task
 from heterotrain.steps.vote import exchange_votes
-from heterotrain.telemetry.board import Board
 from heterotrain.telemetry.report import Report
+from heterotrain.telemetry.tensorboard import Board
+from heterotrain.termination_message import Farewell
 
 _log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import torch
 from heterotrain_core.contract import metrics as names
-from heterotrain_core.noise import estimate
-from heterotrain_core.rates import Statistics
+from heterotrain_core.noise_scale import estimate
+from heterotrain_core.scaling_rules import Statistics
 
 from heterotrain.membership.interface import Formed
 from heterotrain.network.control import Squares, Verdict
@@ -29,8 +29,8 @@ from heterotrain.state.training import Training
 from heterotrain.steps.clock import Clock
 from heterotrain.steps.step import Step
 from heterotrain.steps.task import Task
-from heterotrain.telemetry.duty import Duty, is_measured
 from heterotrain.telemetry.report import Report
+from heterotrain.telemetry.sampling import Duty, is_measured
 
 _log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from heterotrain.membership.agreement import agreed_plan
 from heterotrain.membership.interface import Formed
 from heterotrain.membership.plan_source import Held
 from heterotrain.network.control import Slot, Verdict, to_row, verdict
-from heterotrain.network.mesh import packed, unpacked
+from heterotrain.network.mesh.mesh import packed, unpacked
 from heterotrain.numerics.reducer import Reducer
 
 

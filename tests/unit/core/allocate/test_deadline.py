@@ -8,8 +8,8 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from heterotrain_core.allocate.problem import JobDemand, Objective, Offer, Pool
 from heterotrain_core.allocate.propose import propose
-from heterotrain_core.allocate.views import JobDemand, Objective, Offer, Pool
 from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_core.split.curve import SplitMember
 

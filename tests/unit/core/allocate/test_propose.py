@@ -9,13 +9,13 @@ from itertools import product
 
 import numpy as np
 import pytest
+from heterotrain_core.allocate.capacity import Room
 from heterotrain_core.allocate.exact import exact
+from heterotrain_core.allocate.problem import JobDemand, Objective, Offer, Pool, Proposal
 from heterotrain_core.allocate.propose import KnownRates, propose, tables
 from heterotrain_core.allocate.risk import losses_per_s
-from heterotrain_core.allocate.room import Room
 from heterotrain_core.allocate.search import rank, searched
 from heterotrain_core.allocate.value import rates
-from heterotrain_core.allocate.views import JobDemand, Objective, Offer, Pool, Proposal
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.split.balance import Split, balance
 from heterotrain_core.split.curve import SplitMember

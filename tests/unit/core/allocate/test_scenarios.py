@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
+from heterotrain_core.allocate.problem import JobDemand, Objective, Offer, Pool
 from heterotrain_core.allocate.propose import propose
-from heterotrain_core.allocate.views import JobDemand, Objective, Offer, Pool
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.split.curve import SplitMember
 

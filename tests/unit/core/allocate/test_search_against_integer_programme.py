@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 from heterotrain_core.allocate.candidate import Candidate
+from heterotrain_core.allocate.capacity import Room
+from heterotrain_core.allocate.problem import JobDemand, Objective, Offer, Pool
 from heterotrain_core.allocate.propose import propose, tables
-from heterotrain_core.allocate.room import Room
 from heterotrain_core.allocate.search import rank, searched
-from heterotrain_core.allocate.views import JobDemand, Objective, Offer, Pool
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.split.curve import SplitMember
 from scipy.optimize import Bounds, LinearConstraint, milp

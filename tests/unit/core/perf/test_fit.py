@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
+from heterotrain_core.perf.counters import Moments, Observation
 from heterotrain_core.perf.exchange import fit_exchange
 from heterotrain_core.perf.fit import fit_member
 from heterotrain_core.perf.line import FixedPart
 from heterotrain_core.perf.model import Verdict, compute_s
-from heterotrain_core.perf.samples import Moments, Observation
-from unit.core.telemetry import Cluster, three_pools
+from support.exported_counters import Cluster, three_pools
 
 
 def watched(cluster: Cluster, *runs: tuple[Sequence[int], int]) -> list[Observation]:

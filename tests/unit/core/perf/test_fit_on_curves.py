@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from heterotrain_core.perf.counters import Moments, Observation
 from heterotrain_core.perf.fit import fit_member
 from heterotrain_core.perf.model import compute_s
-from heterotrain_core.perf.samples import Moments, Observation
 
 # Milliseconds of ResNet-18 on an A100 (figures of Sia's artifact): flat up to 90 samples.
 CURVE = ((32, 34.33), (64, 34.73), (91, 36.61), (182, 40.78), (257, 49.05), (513, 71.57), (1025, 118.7))

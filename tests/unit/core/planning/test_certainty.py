@@ -8,15 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from heterotrain_core.contract.plan import ComputeTime
-from heterotrain_core.perf.expected import quantile_of_maximum
+from heterotrain_core.perf.counters import Observation
+from heterotrain_core.perf.expected_maximum import quantile_of_maximum
 from heterotrain_core.perf.model import LineError, MemberModel, Verdict
-from heterotrain_core.perf.samples import Observation
 from heterotrain_core.planning.certainty import FALSE_CHANGES, faked_gain
 from heterotrain_core.planning.shares import MemberEvidence, SharesDecision, SharesRequest, decide_shares
 from heterotrain_core.split.balance import Split, balance, evaluate
 from heterotrain_core.split.curve import SplitMember
 from scipy import stats
-from unit.core.telemetry import Cluster, three_pools
+from support.exported_counters import Cluster, three_pools
 
 PACE_S, FIXED_S, SHARE = 0.002, 0.04, 100
 

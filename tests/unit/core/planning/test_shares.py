@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from heterotrain_core.contract.plan import Binding, CommunicationTime, ComputeTime
+from heterotrain_core.perf.counters import Moments, Observation
 from heterotrain_core.perf.model import Verdict, compute_s
-from heterotrain_core.perf.samples import Moments, Observation
 from heterotrain_core.planning.shares import MemberEvidence, SharesDecision, SharesRequest, decide_shares
 from heterotrain_core.split.balance import Infeasible
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.core.telemetry import Cluster, three_pools
+from support.exported_counters import Cluster, three_pools
 
 BATCH = 512
 EXCHANGE = CommunicationTime(overlapped_s=0.05, last_bucket_s=0.01, gamma=0.2)

@@ -1,0 +1,158 @@
+"""The books of a simulated run: time, steps, progress towards the target, money, and a row for each stretch of training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heterotrain_simulator.convergence import gain, noise_scale
+from heterotrain_simulator.ground_truth import Worker, World
+from heterotrain_simulator.policy import Orders
+from heterotrain_simulator.result import Outcome, Row
+from heterotrain_simulator.workloads import Workload
+
+Floats = NDArray[np.float64]
+_HOUR_S = 3600.0
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """What is being added up for the current row."""
+
+    from_s: float
+    epoch: int
+    steps: int = 0
+    plain_steps: int = 0
+    plain_s: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Books:
+    """What has happened so far.
+
+    Attributes:
+        workload: what is trained.
+        world: the truth, for what shares come to without chance.
+        prices: US dollars an hour by pool.
+        now_s: simulated time; only ``train``, ``lose`` and ``idle`` move it.
+        progress: steps of the base batch that all steps so far are worth.
+        target_s, cost_at_target: when the target was reached, and what had been paid by then; ``None`` before.
+        changes, repeated_steps: as in ``Outcome``; counted by the loop.
+    """
+
+    workload: Workload
+    world: World
+    prices: dict[str, float] = field(default_factory=dict)
+    now_s: float = 0.0
+    progress: float = 0.0
+    target_s: float | None = None
+    cost_at_target: float | None = None
+    changes: int = 0
+    repeated_steps: int = 0
+    _cost: float = 0.0
+    _training_s: float = 0.0
+    _paused_s: float = 0.0
+    _idle_s: float = 0.0
+    _steps: int = 0
+    _samples: int = 0
+    _rows: list[Row] = field(default_factory=list)
+    _stretch: _Stretch = field(default_factory=lambda: _Stretch(from_s=0.0, epoch=0))
+
+    def train(self, workers: Sequence[Worker], batch: int, finish_N: Floats, *, is_probe: bool) -> None:
+        """Enter steps that were committed.
+
+        Args:
+            workers: who made them.
+            batch: samples of each.
+            finish_N: seconds of each.
+            is_probe: whether shares were others than ordered; such steps do not count in the row's step time.
+        """
+        count, seconds = len(finish_N), float(finish_N.sum())
+        worth = gain(
+            batch, base_batch=self.workload.base_batch, noise_samples=noise_scale(self.workload, self.progress)
+        )
+        before, self.progress = self.progress, self.progress + worth * count
+        if self.target_s is None and before < self.workload.target_steps <= self.progress:
+            needed = math.ceil((self.workload.target_steps - before) / worth - 1e-9)
+            spent = float(finish_N[:needed].sum())
+            self.target_s = self.now_s + spent
+            self.cost_at_target = self._cost + self._price(workers) * spent / _HOUR_S
+        self._pass(workers, seconds)
+        self._training_s += seconds
+        self._steps += count
+        self._samples += count * batch
+        self._stretch.steps += count
+        if not is_probe:
+            self._stretch.plain_steps += count
+            self._stretch.plain_s += seconds
+
+    def lose(self, workers: Sequence[Worker], seconds: float) -> None:
+        """Enter time in which workers were there and nothing counted: a pause, or a step in flight that was lost."""
+        self._pass(workers, seconds)
+        self._paused_s += seconds
+
+    def idle(self, seconds: float) -> None:
+        """Enter time in which nobody was there."""
+        self.now_s += seconds
+        self._idle_s += seconds
+
+    def open_row(self, epoch: int) -> None:
+        """Begin a new stretch of training."""
+        self._stretch = _Stretch(from_s=self.now_s, epoch=epoch)
+
+    def close_row(self, workers: Sequence[Worker], orders: Orders | None, epoch: int) -> None:
+        """End the current stretch, if it has any step, and begin the next."""
+        stretch = self._stretch
+        if orders is None or not stretch.steps:
+            return
+        self._rows.append(
+            Row(
+                from_s=stretch.from_s,
+                until_s=self.now_s,
+                epoch=stretch.epoch,
+                batch_samples=orders.batch_samples,
+                members=tuple(w.name for w in workers),
+                pools=tuple(w.pool for w in workers),
+                shares=orders.shares,
+                steps=stretch.steps,
+                step_s=stretch.plain_s / stretch.plain_steps if stretch.plain_steps else None,
+                predicted_s=orders.predicted_step_s,
+                planned_s=self.world.planned_s(workers, orders.shares, self.now_s),
+                solo_samples_per_s=self.world.solo_samples_per_s(workers, orders.shares, self.now_s),
+                progress=self.progress,
+                cost=self._cost,
+                reason=orders.reason,
+            )
+        )
+        self.open_row(epoch)
+
+    def outcome(self, policy: str, epochs: int) -> Outcome:
+        """Return what the run came to."""
+        return Outcome(
+            policy=policy,
+            rows=tuple(self._rows),
+            target_s=self.target_s,
+            end_s=self.now_s,
+            training_s=self._training_s,
+            paused_s=self._paused_s,
+            idle_s=self._idle_s,
+            steps=self._steps,
+            samples=self._samples,
+            repeated_steps=self.repeated_steps,
+            changes=self.changes,
+            epochs=epochs,
+            cost=self._cost,
+            cost_at_target=self.cost_at_target,
+        )
+
+    def _pass(self, workers: Sequence[Worker], seconds: float) -> None:
+        """Pay for the workers that are there while time passes."""
+        self._cost += self._price(workers) * seconds / _HOUR_S
+        self.now_s += seconds
+
+    def _price(self, workers: Sequence[Worker]) -> float:
+        return sum(self.prices[w.pool] for w in workers)

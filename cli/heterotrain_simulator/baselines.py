@@ -1,0 +1,127 @@
+"""Policies to compare with: even shares, even shares of an adaptive batch, and shares in proportion to speed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from heterotrain_core.contract.plan import CommunicationTime
+from heterotrain_core.perf.exchange import fit_exchange
+from heterotrain_core.perf.fit import fit_member
+from heterotrain_core.split.balance import Split, evaluate, evenly, in_proportion
+from heterotrain_core.split.curve import SplitMember
+
+from heterotrain_simulator.policy import Orders, View, batches, best_batch
+
+
+@dataclass(slots=True)
+class Even:
+    """Plain distributed data parallel: the scenario's batch in even shares, for ever."""
+
+    name: str = "even"
+    restarts: bool = True
+
+    def decide(self, view: View) -> Orders:
+        """Return even shares."""
+        shares = evenly(view.batch_samples, len(view.seats))
+        return Orders(batch_samples=view.batch_samples, shares=shares, reason="even shares")
+
+
+@dataclass(slots=True)
+class AdaptiveEven:
+    """Even shares of a batch chosen for goodput, as AdaptDL does (Qiao et al., "Pollux", OSDI 2021).
+
+    AdaptDL fits one curve to rank 0 and takes all ranks to be alike; here it is given our own fits of every rank, so that
+    it knows the true time of an even step. That is kinder to it than its own code on mixed GPUs.
+    """
+
+    name: str = "adaptive-even"
+    restarts: bool = True
+    batch_samples: int = 0
+
+    def decide(self, view: View) -> Orders:
+        """Return even shares of the batch with the best goodput."""
+        self.batch_samples = max(self.batch_samples or view.batch_samples, len(view.seats))
+        members = fitted(view)
+        predicted = None
+        if members and view.adaptive:
+            communication = exchange(view)
+            times = {b: _even_s(b, members, communication) for b in batches(view, self.batch_samples)}
+            known = {b: step_s for b, step_s in times.items() if step_s is not None}
+            self.batch_samples = best_batch(known, self.batch_samples, view)
+            predicted = known.get(self.batch_samples)
+        return Orders(
+            batch_samples=self.batch_samples,
+            shares=evenly(self.batch_samples, len(view.seats)),
+            predicted_step_s=predicted,
+            reason="even shares of the batch with the best goodput",
+        )
+
+
+@dataclass(slots=True)
+class Proportional:
+    """Shares in proportion to measured speed, as LB-BSP does (Chen et al., SoCC 2020); a fixed batch.
+
+    A member's speed is its share over its compute seconds since the last boundary. There is no model: neither fixed costs
+    nor the exchange are known to it, so it approaches the balance of compute times boundary by boundary.
+    """
+
+    name: str = "proportional"
+    restarts: bool = True
+    shares: tuple[int, ...] = ()
+
+    def decide(self, view: View) -> Orders:
+        """Return shares in proportion to the newest speeds."""
+        if view.changed or not self.shares:
+            self.shares = evenly(view.batch_samples, len(view.seats))
+        speeds = [_newest_speed(view, seat.member) for seat in view.seats]
+        known = [speed for speed in speeds if speed]
+        if known and not view.changed:
+            middle = sorted(known)[len(known) // 2]
+            wanted = [speed or middle for speed in speeds]
+            scale = 2**40 / max(wanted)
+            self.shares = at_least_one(in_proportion(view.batch_samples, [round(s * scale) for s in wanted]))
+        return Orders(batch_samples=view.batch_samples, shares=self.shares, reason="shares in proportion to speed")
+
+
+def fitted(view: View) -> list[SplitMember]:
+    """Return a fitted member for each seat, empty while one of them has no model."""
+    found = []
+    for seat in view.seats:
+        model = fit_member(view.observations.get(seat.member, ()))
+        if model.compute is None:
+            return []
+        found.append(SplitMember(compute=model.compute, micro_cap_samples=seat.memory_samples))
+    return found
+
+
+def exchange(view: View) -> CommunicationTime:
+    """Return the fitted exchange of the present members, none while nobody timed it."""
+    seen = [o for seat in view.seats for o in view.observations.get(seat.member, ())]
+    return fit_exchange(seen).communication or CommunicationTime()
+
+
+def _even_s(batch_samples: int, members: Sequence[SplitMember], communication: CommunicationTime) -> float | None:
+    split = evaluate(evenly(batch_samples, len(members)), members, communication=communication)
+    return split.step_s if isinstance(split, Split) else None
+
+
+def _newest_speed(view: View, member: str) -> float | None:
+    """Return samples per second of the member's newest share, over all its observations of that share in a row."""
+    samples = seconds = 0.0
+    share = None
+    for observation in reversed(view.observations.get(member, ())):
+        if observation.compute is None or (share is not None and observation.share_samples != share):
+            break
+        share = observation.share_samples
+        samples += observation.share_samples * observation.steps
+        seconds += observation.compute.mean * observation.steps
+    return samples / seconds if seconds > 0 else None
+
+
+def at_least_one(shares: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shares with every zero raised to one, taken from the largest."""
+    raised = [max(1, share) for share in shares]
+    for _ in range(sum(raised) - sum(shares)):
+        raised[raised.index(max(raised))] -= 1
+    return tuple(raised)

@@ -1,0 +1,312 @@
+"""The discrete-event loop: steps, scrapes, boundaries and changes of members in simulated time.
+
+Between two events all steps are drawn at once, so an hour of training costs milliseconds. Events are: a scrape, a
+boundary (where the policy decides anew), a change of members (the step in flight is lost and made again; the policy
+decides at once), a slowdown's begin or end, and the end. Legend: ``N`` steps, ``W`` ranks.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from heterotrain_core.split.balance import in_proportion
+from numpy.typing import NDArray
+
+from heterotrain_simulator.accounting import Books
+from heterotrain_simulator.convergence import noise_scale
+from heterotrain_simulator.counters import Telemetry
+from heterotrain_simulator.ground_truth import Worker, World
+from heterotrain_simulator.policy import Memory, Orders, Policy, Seat, View
+from heterotrain_simulator.result import Outcome
+from heterotrain_simulator.scenario import Scenario, problems
+
+Floats = NDArray[np.float64]
+
+_MOST_STEPS_AT_ONCE = 512
+_SCRAPES_PER_EPOCH = 8
+"""Looks at the telemetry that are simulated in each epoch at most; more bring nothing new within one epoch."""
+
+
+def simulate(
+    scenario: Scenario, policy: Policy, *, seed: int, report: Callable[[float], None] | None = None
+) -> Outcome:
+    """Run one policy through a scenario until the target, the last epoch or the end of time.
+
+    Args:
+        scenario: what happens.
+        policy: a fresh one; it keeps what it learns.
+        seed: of all chance; one seed gives the same workers the same luck whatever the policy.
+        report: called now and then with the part of the way that is done, in [0, 1].
+
+    Raises:
+        ValueError: the scenario contradicts itself (see ``scenario.problems``) or never ends.
+    """
+    if found := problems(scenario):
+        raise ValueError(f"scenario {scenario.name}: {'; '.join(found)}")
+    if not (scenario.end_s or scenario.end_epochs or scenario.workload.target_steps):
+        raise ValueError(f"scenario {scenario.name} never ends: give it an end_s")
+    run = _Run(scenario=scenario, policy=policy, chance=np.random.default_rng(seed))
+    run.prepare()
+    while not run.done:
+        run.advance()
+        if report is not None:
+            report(run.part)
+    return run.outcome()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Event:
+    at_s: float
+    order: int
+    pool: str = ""
+    lost: int = 0
+    joined: int = 0
+
+
+@dataclass(slots=True)
+class _Run:
+    scenario: Scenario
+    policy: Policy
+    chance: np.random.Generator
+    world: World = field(init=False)
+    books: Books = field(init=False)
+    telemetry: Telemetry = field(default_factory=Telemetry)
+    memory: Memory = field(default_factory=Memory)
+    workers: list[Worker] = field(default_factory=list)
+    born: dict[str, int] = field(default_factory=dict)
+    luck: dict[str, float] = field(default_factory=dict)
+    events: list[_Event] = field(default_factory=list)
+    orders: Orders | None = None
+    scraped_s: float = 0.0
+    epoch: int = 0
+    epoch_began_s: float = 0.0
+    epoch_s: float = 0.0
+    done_samples: int = 0
+    epoch_steps: int = 0
+    boundary_steps: int = 0
+    boundaries: int = 0
+    ended: bool = False
+
+    def prepare(self) -> None:
+        """Place the first workers and line up what will happen."""
+        self.world = World(self.scenario)
+        prices = {group.pool: group.price_per_hour for group in self.scenario.groups}
+        self.books = Books(workload=self.scenario.workload, world=self.world, prices=prices)
+        for group in self.scenario.groups:
+            self._join(group.pool, group.count)
+        for order, change in enumerate(self.scenario.changes):
+            if change.lost:
+                heapq.heappush(self.events, _Event(change.at_s, order, change.pool, lost=change.lost))
+            if change.joined:
+                ready_s = change.at_s + self.scenario.elasticity.start_s
+                heapq.heappush(self.events, _Event(ready_s, order, change.pool, joined=change.joined))
+        for slow in self.scenario.slowdowns:
+            for at_s in (slow.from_s, slow.until_s):
+                if math.isfinite(at_s) and at_s > 0:
+                    heapq.heappush(self.events, _Event(at_s, -1))
+        if self.workers:
+            self._decide(changed=True)
+
+    @property
+    def done(self) -> bool:
+        """Whether the run is over."""
+        return self.ended or self.books.target_s is not None or 0 < self.scenario.end_epochs <= self.epoch
+
+    @property
+    def part(self) -> float:
+        """Part of the way that is done."""
+        ways = [
+            self.books.progress / self.scenario.workload.target_steps if self.scenario.workload.target_steps else 0.0
+        ]
+        if self.scenario.end_epochs:
+            ways.append(
+                (self.epoch + self.done_samples / self.scenario.workload.epoch_samples) / self.scenario.end_epochs
+            )
+        if self.scenario.end_s:
+            ways.append(self.books.now_s / self.scenario.end_s)
+        return min(1.0, max(ways))
+
+    def advance(self) -> None:
+        """Let happen what is due, or train up to the next event."""
+        limit_s = self.scenario.end_s or math.inf
+        if self.books.now_s >= limit_s:
+            self._close()
+            self.ended = True
+        elif self.events and self.events[0].at_s <= self.books.now_s:
+            self._happen()
+        elif self.workers:
+            self._train(limit_s)
+        else:
+            event_s = min(self.events[0].at_s if self.events else math.inf, limit_s)
+            if math.isinf(event_s):
+                self.ended = True  # nobody is left and nobody will come
+                return
+            self.books.idle(event_s - self.books.now_s)
+
+    def _train(self, limit_s: float) -> None:
+        """Make steps until the next scrape, boundary or event.
+
+        A loss cuts the step in flight off, and so does the end; before anything else that step is finished.
+        """
+        shares, is_probe, most = self._next_shares()
+        scrape_s = max(self.scenario.scrape_s, self.epoch_s / _SCRAPES_PER_EPOCH)
+        event = self.events[0] if self.events else None
+        cut_s = min(event.at_s, limit_s) if event is not None and event.lost else limit_s
+        until_s = min(self.scraped_s + scrape_s, event.at_s if event is not None else math.inf)
+        times = [self.world.times(w.gpu, share) for w, share in zip(self.workers, shares, strict=True)]
+        before_W = np.array([self.luck.get(worker.name, math.nan) for worker in self.workers])
+        luck_NW = self.world.luck(before_W, most, self.chance)
+        factor_NW = self.world.factors(self.workers, luck_NW, self.books.now_s, self.chance)
+        finish_N = self.world.steps_s(times, factor_NW)
+        ends_N = self.books.now_s + np.cumsum(finish_N)
+        whole = int(np.searchsorted(ends_N, cut_s, side="right"))
+        count = min(whole, int(np.searchsorted(ends_N, until_s, side="left")) + 1)
+        if count:
+            self.luck.update(zip((worker.name for worker in self.workers), luck_NW[count - 1].tolist(), strict=True))
+            self._commit(shares, factor_NW[:count], finish_N[:count], is_probe=is_probe)
+        if count == whole < most:
+            self._cut_off(cut_s, lost=event is not None and cut_s == event.at_s)
+        if self.books.now_s >= self.scraped_s + scrape_s:
+            self.memory.take(self.telemetry.scrape(self.books.now_s))
+            self.scraped_s = self.books.now_s
+        self._maybe_boundary()
+
+    def _next_shares(self) -> tuple[tuple[int, ...], bool, int]:
+        """Return the next steps' shares, whether they are a probe's, and for how many steps they hold."""
+        orders = self._orders
+        left = self.scenario.workload.epoch_samples - self.done_samples
+        batch = orders.batch_samples
+        if left < batch:
+            return in_proportion(left, orders.shares), True, 1
+        most = min(left // batch, _MOST_STEPS_AT_ONCE)
+        if self.scenario.boundary_steps:
+            most = min(most, self.scenario.boundary_steps - self.boundary_steps)
+        turn, at = divmod(self.epoch_steps, orders.probe_steps) if orders.probe_steps else (0, 0)
+        if turn < len(orders.probe):
+            return orders.probe[turn], True, min(most, orders.probe_steps - at)
+        return orders.shares, False, most
+
+    def _commit(self, shares: Sequence[int], factor_NW: Floats, finish_N: Floats, *, is_probe: bool) -> None:
+        count = len(finish_N)
+        ranks = len(self.workers)
+        transfer_s_K = self.world.transfer_s(ranks)
+        bucket_s = (float(transfer_s_K[:-1].sum()), float(transfer_s_K[-1])) if ranks > 1 else None
+        fraction_NW = self.world.first_bucket_fractions(count, ranks, self.chance)
+        for rank, worker in enumerate(self.workers):
+            memory = self.world.memory_samples(worker.gpu)
+            self.telemetry.record(
+                worker.name,
+                share=shares[rank],
+                micro_batch=min(memory, shares[rank]),
+                times=self.world.times(worker.gpu, shares[rank]),
+                factor_N=factor_NW[:, rank],
+                finish_N=finish_N,
+                fraction_N=fraction_NW[:, rank],
+                bucket_s=bucket_s,
+            )
+        batch = sum(shares)
+        self.books.train(self.workers, batch, finish_N, is_probe=is_probe)
+        self.done_samples += count * batch
+        self.epoch_steps += count
+        self.boundary_steps += count
+
+    def _maybe_boundary(self) -> None:
+        epoch_over = self.done_samples >= self.scenario.workload.epoch_samples
+        if epoch_over:
+            self.epoch += 1
+            self.epoch_s = self.books.now_s - self.epoch_began_s
+            self.done_samples = self.epoch_steps = 0
+            self.epoch_began_s = self.books.now_s
+        due = self.scenario.boundary_steps and self.boundary_steps >= self.scenario.boundary_steps
+        if epoch_over or due:
+            self.boundary_steps = 0
+            self.boundaries += 1
+            if self.done:
+                self._close()
+            else:
+                self._decide(changed=False)
+        elif self.done:
+            self._close()
+
+    def _happen(self) -> None:
+        """Let all that is due happen at once; while members change, others that are due change with them."""
+        gone: set[str] = set()
+        joined: list[tuple[str, int]] = []
+        while self.events and self.events[0].at_s <= self.books.now_s:
+            event = heapq.heappop(self.events)
+            left = [w.name for w in self.workers if w.pool == event.pool and w.name not in gone]
+            gone.update(left[: event.lost])
+            if event.joined:
+                joined.append((event.pool, event.joined))
+        if not gone and not joined:
+            return  # a slowdown begins or ends: only the draws change
+        if self.workers:
+            self._close()
+            self.books.changes += 1
+            self._pause(lost=bool(gone))
+        self.telemetry.forget(sorted(gone))
+        self.workers = [w for w in self.workers if w.name not in gone]
+        for pool, count in joined:
+            self._join(pool, count)
+        if self.workers:
+            self._decide(changed=True)
+        else:
+            self.orders = None
+
+    def _pause(self, *, lost: bool) -> None:
+        elasticity = self.scenario.elasticity
+        pause_s = elasticity.loss_s if lost else elasticity.join_s
+        if self.policy.restarts:
+            pause_s = elasticity.restart_s
+        self.books.lose(self.workers, pause_s)
+
+    def _cut_off(self, at_s: float, *, lost: bool) -> None:
+        """Lose the step in flight: it is made again if somebody was lost, and never ends if time does."""
+        if lost:
+            self.books.repeated_steps += 1
+        self.books.lose(self.workers, at_s - self.books.now_s)
+
+    def _join(self, pool: str, count: int) -> None:
+        gpu = next(group.gpu for group in self.scenario.groups if group.pool == pool)
+        for _ in range(count):
+            index = self.born.get(pool, 0)
+            self.born[pool] = index + 1
+            self.workers.append(Worker(name=f"{pool}-{index}", pool=pool, gpu=gpu, index=index))
+
+    def _decide(self, *, changed: bool) -> None:
+        """Ask the policy, and begin a new row."""
+        self._close()
+        workload = self.scenario.workload
+        view = View(
+            seats=tuple(
+                Seat(member=w.name, pool=w.pool, memory_samples=self.world.memory_samples(w.gpu)) for w in self.workers
+            ),
+            changed=changed,
+            observations=self.memory.of([w.name for w in self.workers]),
+            noise_samples=noise_scale(workload, self.books.progress),
+            batch_samples=max(self.scenario.batch_samples, len(self.workers)),
+            adaptive=self.scenario.adaptive,
+            base_batch=workload.base_batch,
+            most_batch=min(workload.most_batch, workload.epoch_samples),
+            boundary=self.boundaries,
+            min_gain_ratio=self.scenario.min_gain_ratio,
+        )
+        self.orders = self.policy.decide(view)
+        self.books.open_row(self.epoch)
+
+    def _close(self) -> None:
+        """End the current row, if it has any step."""
+        self.books.close_row(self.workers, self.orders, self.epoch)
+
+    @property
+    def _orders(self) -> Orders:
+        assert self.orders is not None  # noqa: S101  # there are workers, so a policy was asked
+        return self.orders
+
+    def outcome(self) -> Outcome:
+        """Return what the run came to."""
+        return self.books.outcome(self.policy.name, self.epoch)

@@ -1,0 +1,280 @@
+"""Many jobs on shared pools: the operator's allocation in simulated time.
+
+Events are arrivals, completions, and nodes that come and go. At each of them the allocator is asked, as the operator
+would be; a job whose workers change makes no progress for its pause. Between events a job runs at the rate of the true
+optimal split of its workers, without noise: this is about who gets what, the engine is about what they make of it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from heterotrain_core.allocate.problem import JobDemand, Objective, Offer, Pool
+from heterotrain_core.contract.plan import CommunicationTime
+
+from heterotrain_simulator.buckets import Network, two_terms
+from heterotrain_simulator.ground_truth import Worker, World
+from heterotrain_simulator.scenario import Change, Group, Scenario
+from heterotrain_simulator.schedulers import Allocator
+from heterotrain_simulator.workloads import Workload, straight_line
+
+_HOUR_S = 3600.0
+_DONE = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetJob:
+    """One job.
+
+    Attributes:
+        key: its name.
+        workload: what it trains.
+        batch_samples: its global batch.
+        samples: work until it is done.
+        arrived_s: when it comes.
+        min_workers, max_workers: over all pools.
+        pause_s: seconds without progress at each change of its workers.
+    """
+
+    key: str
+    workload: Workload
+    batch_samples: int
+    samples: float
+    arrived_s: float
+    min_workers: int = 1
+    max_workers: int
+    pause_s: float = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """Pools with one worker on each node, their changes, and the jobs that come."""
+
+    groups: tuple[Group, ...]
+    spot: frozenset[str] = frozenset()
+    changes: tuple[Change, ...] = ()
+    network: Network
+    jobs: tuple[FleetJob, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetOutcome:
+    """What became of the jobs.
+
+    Attributes:
+        finished_s: when each job was done; a job that never was is missing.
+        waited_s: seconds that each job had no worker before it was done.
+        changes: changes of workers over all jobs.
+        worker_s: worker-seconds held.
+        cost: US dollars for workers that jobs held.
+        end_s: when the last job was done.
+    """
+
+    finished_s: Mapping[str, float]
+    waited_s: Mapping[str, float]
+    changes: int
+    worker_s: float
+    cost: float
+    end_s: float
+
+
+def run_fleet(fleet: Fleet, allocator: Allocator) -> FleetOutcome:
+    """Run all jobs to their end, or until nothing can happen any more."""
+    run = _FleetRun(fleet=fleet, allocator=allocator)
+    run.prepare()
+    while run.step():
+        pass
+    return run.outcome()
+
+
+@dataclass(slots=True)
+class _Live:
+    job: FleetJob
+    left: float
+    workers: dict[str, int] = field(default_factory=dict)
+    resumes_s: float = 0.0
+    waited_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _FleetRun:
+    fleet: Fleet
+    allocator: Allocator
+    now_s: float = 0.0
+    nodes: dict[str, int] = field(default_factory=dict)
+    losses: dict[str, int] = field(default_factory=dict)
+    watched_s: dict[str, float] = field(default_factory=dict)
+    live: dict[str, _Live] = field(default_factory=dict)
+    finished_s: dict[str, float] = field(default_factory=dict)
+    waited_s: dict[str, float] = field(default_factory=dict)
+    events: list[tuple[float, int, FleetJob | Change]] = field(default_factory=list)
+    worlds: dict[str, World] = field(default_factory=dict)
+    rates: dict[object, float] = field(default_factory=dict)
+    changes: int = 0
+    worker_s: float = 0.0
+    cost: float = 0.0
+
+    def prepare(self) -> None:
+        """Line up what will happen."""
+        for group in self.fleet.groups:
+            self.nodes[group.pool] = group.count
+        coming: list[FleetJob | Change] = [*self.fleet.changes, *self.fleet.jobs]
+        for order, event in enumerate(coming):
+            at_s = event.at_s if isinstance(event, Change) else event.arrived_s
+            heapq.heappush(self.events, (at_s, order, event))
+
+    def step(self) -> bool:
+        """Go to the next event and let the allocator answer it; return whether anything happened."""
+        ends = [self._ends_s(one) for one in self.live.values()]
+        next_s = min([*ends, self.events[0][0] if self.events else math.inf])
+        if math.isinf(next_s):
+            return False
+        self._pass(next_s)
+        for key, one in list(self.live.items()):
+            if one.left <= _DONE * one.job.samples:
+                self.finished_s[key], self.waited_s[key] = self.now_s, one.waited_s
+                del self.live[key]
+        while self.events and self.events[0][0] <= self.now_s:
+            event = heapq.heappop(self.events)[2]
+            if isinstance(event, Change):
+                self._change(event)
+            else:
+                self.live[event.key] = _Live(job=event, left=event.samples)
+        self._allocate()
+        return True
+
+    def _ends_s(self, one: _Live) -> float:
+        rate = self._rate(one)
+        return max(self.now_s, one.resumes_s) + one.left / rate if rate > 0 else math.inf
+
+    def _pass(self, until_s: float) -> None:
+        """Let everybody work, wait and pay until a moment."""
+        seconds = until_s - self.now_s
+        prices = {group.pool: group.price_per_hour for group in self.fleet.groups}
+        for one in self.live.values():
+            if not one.workers:
+                one.waited_s += seconds
+            working_s = max(0.0, until_s - max(self.now_s, one.resumes_s))
+            one.left -= working_s * self._rate(one)
+            for pool, count in one.workers.items():
+                self.worker_s += count * seconds
+                self.cost += count * prices[pool] * seconds / _HOUR_S
+        for pool, count in self.nodes.items():
+            self.watched_s[pool] = self.watched_s.get(pool, 0.0) + count * seconds
+        self.now_s = until_s
+
+    def _change(self, change: Change) -> None:
+        """Take nodes away, free ones first and then from who has most there, or add them."""
+        have = self.nodes.get(change.pool, 0)
+        lost = min(change.lost, have)
+        self.losses[change.pool] = self.losses.get(change.pool, 0) + lost
+        free = have - sum(one.workers.get(change.pool, 0) for one in self.live.values())
+        for _ in range(max(0, lost - free)):
+            holder = max(self.live.values(), key=lambda one: (one.workers.get(change.pool, 0), one.job.key))
+            holder.workers[change.pool] -= 1
+            holder.workers = {pool: count for pool, count in holder.workers.items() if count}
+            self._pause(holder)
+        self.nodes[change.pool] = have - lost + change.joined
+
+    def _pause(self, one: _Live) -> None:
+        self.changes += 1
+        one.resumes_s = self.now_s + one.job.pause_s
+
+    def _allocate(self) -> None:
+        if not self.live:
+            return
+        pools = [
+            Pool(
+                name=pool,
+                nodes=(1,) * count,
+                spot=pool in self.fleet.spot,
+                losses=self.losses.get(pool, 0),
+                watched_s=self.watched_s.get(pool, 0.0),
+            )
+            for pool, count in self.nodes.items()
+        ]
+        demands = [self._demand(one) for one in self.live.values()]
+        grants = self.allocator(pools, demands)
+        for key, one in self.live.items():
+            workers = {pool: count for pool, count in grants.get(key, {}).items() if count}
+            if workers != one.workers:
+                one.workers = workers
+                if workers:
+                    self._pause(one)
+
+    def _demand(self, one: _Live) -> JobDemand:
+        job = one.job
+        current = dict(one.workers) if sum(one.workers.values()) >= job.min_workers else {}
+        ranks = max(2, sum(current.values()))
+        world = self._world(job)
+        return JobDemand(
+            key=job.key,
+            offers=tuple(
+                Offer(
+                    pool=group.pool,
+                    max_workers=job.max_workers,
+                    price_per_hour=group.price_per_hour,
+                    member=straight_line(job.workload, group.gpu),
+                )
+                for group in self.fleet.groups
+                if group.gpu in job.workload.step_ms
+            ),
+            min_workers=job.min_workers,
+            max_workers=job.max_workers,
+            batch_samples=job.batch_samples,
+            communication=_exchange(world, ranks),
+            communication_members=ranks,
+            objective=Objective.THROUGHPUT,
+            remaining_samples=one.left,
+            pause_s=job.pause_s,
+            arrived_s=job.arrived_s,
+            current=current,
+        )
+
+    def _world(self, job: FleetJob) -> World:
+        if job.workload.name not in self.worlds:
+            self.worlds[job.workload.name] = World(
+                Scenario(
+                    name=job.workload.name,
+                    workload=job.workload,
+                    groups=tuple(group for group in self.fleet.groups if group.gpu in job.workload.step_ms),
+                    network=self.fleet.network,
+                    batch_samples=job.batch_samples,
+                )
+            )
+        return self.worlds[job.workload.name]
+
+    def _rate(self, one: _Live) -> float:
+        """Return samples per second of the true optimal split of the job's workers."""
+        job = one.job
+        if not one.workers or sum(one.workers.values()) < job.min_workers:
+            return 0.0
+        key = (job.workload.name, job.batch_samples, tuple(sorted(one.workers.items())))
+        if key not in self.rates:
+            gpus = {group.pool: group.gpu for group in self.fleet.groups}
+            workers = [
+                Worker(name=f"{pool}-{i}", pool=pool, gpu=gpus[pool], index=i)
+                for pool, count in sorted(one.workers.items())
+                for i in range(count)
+            ]
+            best = self._world(job).optimum(workers, job.batch_samples, 0.0)
+            self.rates[key] = job.batch_samples / best.step_s if best is not None else 0.0
+        return self.rates[key]
+
+    def outcome(self) -> FleetOutcome:
+        """Return what became of the jobs."""
+        return FleetOutcome(
+            finished_s=dict(self.finished_s),
+            waited_s=dict(self.waited_s),
+            changes=self.changes,
+            worker_s=self.worker_s,
+            cost=self.cost,
+            end_s=max(self.finished_s.values(), default=0.0),
+        )
+
+
+def _exchange(world: World, ranks: int) -> CommunicationTime:
+    return two_terms(world.buckets, world.transfer_s(ranks))

@@ -1,0 +1,70 @@
+"""Our policy: the operator's own decisions, called with simulated telemetry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from heterotrain_core.planning.batch import BatchDecision, BatchRequest, decide_batch
+from heterotrain_core.planning.shares import MemberEvidence, SharesRequest, decide_shares
+from heterotrain_core.split.balance import Infeasible, evenly
+
+from heterotrain_simulator.policy import Orders, View
+
+
+@dataclass(slots=True)
+class Ours:
+    """Shares by ``planning.shares.decide_shares``, an adaptive batch by ``planning.batch``: what the operator calls."""
+
+    name: str = "ours"
+    restarts: bool = False
+    shares: tuple[int, ...] | None = None
+    batch_samples: int = 0
+
+    def decide(self, view: View) -> Orders:
+        """Return what the operator would write into its plan."""
+        members = tuple(
+            MemberEvidence(
+                member=seat.member,
+                pool=seat.pool,
+                observations=tuple(view.observations.get(seat.member, ())),
+                micro_cap_samples=seat.memory_samples,
+            )
+            for seat in view.seats
+        )
+        before = max(self.batch_samples or view.batch_samples, len(view.seats))
+        batch = _batch(members, before, view) if view.adaptive else before
+        current = None if view.changed or batch != self.batch_samples else self.shares
+        decision = decide_shares(
+            SharesRequest(
+                total_samples=batch, members=members, current_shares=current, least_gain_ratio=view.min_gain_ratio
+            )
+        )
+        self.batch_samples = batch
+        if isinstance(decision, Infeasible):
+            self.shares = evenly(batch, len(view.seats))
+            return Orders(batch_samples=batch, shares=self.shares, reason=decision.reason)
+        self.shares = decision.shares
+        return Orders(
+            batch_samples=batch,
+            shares=decision.shares,
+            probe=decision.probe,
+            probe_steps=decision.probe_steps,
+            predicted_step_s=decision.prediction.step_s if decision.prediction else None,
+            reason=decision.reason,
+        )
+
+
+def _batch(members: tuple[MemberEvidence, ...], current: int, view: View) -> int:
+    """Return the global batch that the operator would choose, the current one where none fits."""
+    least = max(view.base_batch, len(members))
+    decision = decide_batch(
+        BatchRequest(
+            members=members,
+            base_samples=view.base_batch,
+            least_samples=least,
+            most_samples=max(view.most_batch, least),
+            current_samples=current,
+            noise_samples=view.noise_samples,
+        )
+    )
+    return decision.samples if isinstance(decision, BatchDecision) else current

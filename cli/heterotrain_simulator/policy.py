@@ -1,0 +1,125 @@
+"""What a policy sees, and what it orders; and how the published adaptive policies choose a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from heterotrain_core.goodput import LEAST_GAIN, candidate_batches, statistical_efficiency
+from heterotrain_core.perf.counters import Observation
+from heterotrain_core.perf.merge import condense
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """One member as policies know it before anything is measured.
+
+    Attributes:
+        member: its name, as in its observations.
+        pool: members of one pool have the same hardware.
+        memory_samples: largest micro-batch that fits.
+    """
+
+    member: str
+    pool: str
+    memory_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What is known at a boundary or a change of members.
+
+    Attributes:
+        seats: members by rank.
+        changed: whether the members are others than at the last call.
+        observations: by member, oldest first, only what scrapes have brought.
+        noise_samples: the gradient noise scale; every policy is told the true one.
+        batch_samples: the scenario's batch.
+        adaptive: whether the batch may be chosen.
+        base_batch, most_batch: between which it may.
+        boundary: how many boundaries have passed.
+        min_gain_ratio: least gain for which shares change (``planning.shares``).
+    """
+
+    seats: tuple[Seat, ...]
+    changed: bool
+    observations: Mapping[str, Sequence[Observation]]
+    noise_samples: float
+    batch_samples: int
+    adaptive: bool
+    base_batch: int
+    most_batch: int
+    boundary: int
+    min_gain_ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orders:
+    """What is to be done until the next call.
+
+    Attributes:
+        batch_samples: global batch.
+        shares: by rank; they sum to the batch.
+        probe: share vectors for the first steps of an epoch, in turn.
+        probe_steps: steps for each of them.
+        predicted_step_s: what the policy expects of ``shares``; ``None`` when it expects nothing.
+        reason: why.
+    """
+
+    batch_samples: int
+    shares: tuple[int, ...]
+    probe: tuple[tuple[int, ...], ...] = ()
+    probe_steps: int = 0
+    predicted_step_s: float | None = None
+    reason: str = ""
+
+
+class Policy(Protocol):
+    """A way to divide the batch, with what it remembers."""
+
+    name: str
+    restarts: bool
+    """Whether a change of members costs a checkpoint and a restart."""
+
+    def decide(self, view: View) -> Orders:
+        """Return the orders for what is known."""
+        ...
+
+
+@dataclass(slots=True)
+class Memory:
+    """Observations by member, condensed as the operator keeps them."""
+
+    by_member: dict[str, tuple[Observation, ...]] = field(default_factory=dict)
+
+    def take(self, observations: Sequence[Observation]) -> None:
+        """Add what one scrape brought."""
+        fresh: dict[str, list[Observation]] = {}
+        for observation in observations:
+            fresh.setdefault(observation.member, []).append(observation)
+        for member, found in fresh.items():
+            self.by_member[member] = condense([*self.by_member.get(member, ()), *found])
+
+    def of(self, members: Sequence[str]) -> dict[str, tuple[Observation, ...]]:
+        """Return what is known of these members now."""
+        return {member: self.by_member[member] for member in members if member in self.by_member}
+
+
+def batches(view: View, current: int) -> tuple[int, ...]:
+    """Return the global batches that an adaptive policy compares: geometric, and the current one."""
+    least = max(view.base_batch, len(view.seats))
+    return candidate_batches(least=least, most=max(view.most_batch, least), also=(current,))
+
+
+def best_batch(step_s: Mapping[int, float], current: int, view: View) -> int:
+    """Return the batch of greatest goodput, the current one where little is to be gained (AdaptDL's hysteresis)."""
+
+    def goodput(batch: int) -> float:
+        worth = statistical_efficiency(batch, base_samples=view.base_batch, noise_samples=view.noise_samples)
+        return batch / step_s[batch] * worth
+
+    best = max(step_s, key=lambda batch: (goodput(batch), -batch), default=current)
+    if best not in step_s or (current in step_s and goodput(best) < (1 + LEAST_GAIN) * goodput(current)):
+        return current
+    return best

@@ -1,0 +1,169 @@
+"""What is simulated: a workload on a cluster, with everything that happens to it, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from heterotrain_simulator.buckets import MIB, Network
+from heterotrain_simulator.workloads import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Equal workers of one pool, one rank each.
+
+    Attributes:
+        pool: name, unique in the scenario.
+        gpu: a name of the workload's table.
+        count: workers at the start.
+        price_per_hour: of one worker, in US dollars; 0 leaves it out of the cost.
+    """
+
+    pool: str
+    gpu: str
+    count: int
+    price_per_hour: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """How one rank's compute time varies from step to step, independently of the others.
+
+    Attributes:
+        variation: standard deviation relative to the mean, log-normal.
+        correlation: of the logarithm of a step's time with that of the step before, in [0, 1): what slowed a step goes on for
+            about ``1 / (1 - correlation)`` steps (other work on the node, quotas, clocks).
+        hiccup_probability: chance that a step takes ``hiccup_ratio`` times as long on one rank.
+        hiccup_ratio: see there.
+    """
+
+    variation: float = 0.03
+    correlation: float = 0.0
+    hiccup_probability: float = 0.0
+    hiccup_ratio: float = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slowdown:
+    """Throttling or a noisy neighbour: compute takes ``ratio`` times as long between two moments.
+
+    Attributes:
+        pool: whose workers.
+        worker: which of them, counted from 0; ``None`` for all.
+        from_s, until_s: when.
+        ratio: 2.0 is half as fast.
+    """
+
+    pool: str
+    worker: int | None = None
+    from_s: float
+    until_s: float
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Workers that come or go.
+
+    Attributes:
+        pool: of which pool.
+        at_s: when they are lost, or when their nodes appear.
+        joined: workers that appear; they can train ``Elasticity.start_s`` later.
+        lost: workers that are gone without notice, the step in flight with them.
+    """
+
+    pool: str
+    at_s: float
+    joined: int = 0
+    lost: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elasticity:
+    """What a change of members costs.
+
+    Attributes:
+        loss_s: seconds without training when members are lost, for a trainer whose survivors go on.
+        join_s: the same when members only join.
+        restart_s: seconds at any change for trainers that checkpoint and restart.
+        start_s: from a node's appearance until its worker can train.
+    """
+
+    loss_s: float = 1.0
+    join_s: float = 1.0
+    restart_s: float = 30.0
+    start_s: float = 45.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One simulated job.
+
+    Attributes:
+        name: for people.
+        workload: what is trained.
+        groups: the cluster.
+        network: between workers.
+        gamma: fraction of backward at which the first gradient bucket is ready.
+        bucket_bytes: size of a gradient bucket.
+        noise, slowdowns, changes, elasticity: see there.
+        batch_samples: the fixed global batch of the policies that keep one, and of all when ``adaptive`` is off; while
+            joiners make more workers than that, one sample for each.
+        adaptive: whether policies that can choose the global batch do.
+        boundary_steps: steps between boundaries, 0 for each epoch.
+        scrape_s: seconds between two looks at the telemetry.
+        min_gain_ratio: least gain for which shares change (``planning.shares``).
+        end_epochs: passes after which the job ends even if the target was not reached, 0 for no such end.
+        end_s: simulated seconds after which it ends in any case, 0 for no such end.
+    """
+
+    name: str
+    workload: Workload
+    groups: tuple[Group, ...]
+    network: Network
+    gamma: float = 0.15
+    bucket_bytes: float = 25 * MIB
+    noise: Noise = Noise()
+    slowdowns: tuple[Slowdown, ...] = ()
+    changes: tuple[Change, ...] = ()
+    elasticity: Elasticity = Elasticity()
+    batch_samples: int
+    adaptive: bool = False
+    boundary_steps: int = 0
+    scrape_s: float = 5.0
+    min_gain_ratio: float = 0.01
+    end_epochs: int = 0
+    end_s: float = 0.0
+
+
+def problems(scenario: Scenario) -> tuple[str, ...]:
+    """Return every way in which the scenario contradicts itself, each as one sentence; empty when it is sound."""
+    found = []
+    pools = [group.pool for group in scenario.groups]
+    if len(set(pools)) != len(pools):
+        found.append("two groups have the same pool")
+    if sum(group.count for group in scenario.groups) < 1 and not any(change.joined for change in scenario.changes):
+        found.append("there is no worker")
+    for group in scenario.groups:
+        if group.gpu not in scenario.workload.step_ms:
+            known = ", ".join(scenario.workload.step_ms)
+            found.append(f"{scenario.workload.name} was not measured on {group.gpu}, only on {known}")
+    found.extend(
+        f"{what} names the pool {pool}, which no group has"
+        for what, pool in (
+            *(("a slowdown", slowdown.pool) for slowdown in scenario.slowdowns),
+            *(("a change", change.pool) for change in scenario.changes),
+        )
+        if pool not in pools
+    )
+    if scenario.adaptive and not scenario.workload.noise:
+        found.append(f"no noise scale was published for {scenario.workload.name}, so its batch cannot be adapted")
+    if not 0 <= scenario.noise.correlation < 1:
+        found.append(f"the noise's correlation has to be at least 0 and below 1, not {scenario.noise.correlation:g}")
+    if scenario.batch_samples < 1:
+        found.append("the global batch has to be at least 1 sample")
+    elif scenario.batch_samples < (first := sum(group.count for group in scenario.groups)):
+        found.append(
+            f"the global batch of {scenario.batch_samples} is less than one sample for each of the first {first} workers"
+        )
+    return tuple(found)

@@ -1,0 +1,60 @@
+"""Who gets which workers, in three ways: the operator's, the same without mixing GPU types, and first come, first served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from heterotrain_core.allocate.problem import JobDemand, Pool
+from heterotrain_core.allocate.propose import propose
+
+Grants = Mapping[str, Mapping[str, int]]
+"""Workers by job and pool."""
+Allocator = Callable[[Sequence[Pool], Sequence[JobDemand]], Grants]
+
+
+def ours(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> Grants:
+    """Return what the operator's allocation grants: any mix of pools for any job."""
+    return {grant.key: grant.workers for grant in propose(pools, jobs).grants}
+
+
+def one_pool_each(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> Grants:
+    """Return grants where each job uses one pool at a time, as schedulers do that do not mix GPU types (Sia's setting).
+
+    The same allocation, asked with one offer for each job; a running job keeps its pool, a waiting one takes the pool
+    that would serve it best beside those that are placed.
+    """
+    placed: list[JobDemand] = []
+    for job in sorted(jobs, key=lambda job: (not job.current, job.arrived_s, job.key)):
+        holding = [offer for offer in job.offers if job.current.get(offer.pool)]
+        trials = [replace(job, offers=(offer,)) for offer in (holding[:1] or job.offers)]
+        rates = [(_granted_rate(pools, [*placed, trial]), -i, trial) for i, trial in enumerate(trials)]
+        placed.append(max(rates, key=lambda item: item[:2])[2])
+    return {grant.key: grant.workers for grant in propose(pools, placed).grants}
+
+
+def first_come(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> Grants:
+    """Return grants where a job keeps what it has, and the first in the queue takes up to its maximum of what is free."""
+    free = {pool.name: len(pool.usable) for pool in pools}
+    grants: dict[str, dict[str, int]] = {}
+    for job in jobs:
+        if sum(job.current.values()) >= job.min_workers:
+            grants[job.key] = {pool: min(count, free.get(pool, 0)) for pool, count in job.current.items()}
+            for pool, count in grants[job.key].items():
+                free[pool] -= count
+    for job in sorted(jobs, key=lambda job: (job.arrived_s, job.key)):
+        if job.key in grants:
+            continue
+        taken: dict[str, int] = {}
+        for offer in job.offers:
+            taken[offer.pool] = min(free.get(offer.pool, 0), offer.max_workers, job.max_workers - sum(taken.values()))
+        if sum(taken.values()) < max(1, job.min_workers):
+            break  # nobody overtakes
+        grants[job.key] = {pool: count for pool, count in taken.items() if count}
+        for pool, count in taken.items():
+            free[pool] -= count
+    return grants
+
+
+def _granted_rate(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> float:
+    return propose(pools, jobs).grants[-1].rate_per_s

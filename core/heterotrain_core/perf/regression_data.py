@@ -1,0 +1,291 @@
+"""A member's usable observations as arrays, before anything is assumed of its fixed part: times, weights, ages, pace.
+
+Seconds of a phase that is paid per micro-batch are divided by the number of micro-batches. Old observations count less, and
+as if they had been made at the newest speed. Legend: ``O`` observations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from heterotrain_core.perf.counters import SHORTEST_STEP_S, Moments, Observation, usable
+from heterotrain_core.perf.drift import Point, changes
+from heterotrain_core.perf.line import ASSUMED, LEAST_STEPS, Flags, Floats, Line, fit_line
+
+NEWEST_STEPS = 20
+"""What so many last steps show is how fast the member is now."""
+WARM_UP_STEPS = 3
+"""The first steps of a process choose kernels, build buckets and fill caches."""
+_HALF_LIFE_STEPS = 600
+_OLDEST_WEIGHT = 0.02
+"""Old observations at other shares still tell the slope, so they are never forgotten altogether."""
+_MODEL_ERROR = 0.005
+_USUAL_VARIATION = 0.1
+_USUAL_STEPS = 8
+_WARM_UP_VARIATION = 0.5
+_LARGEST_VARIATION = 10.0
+_RELEARNED_STEPS = 60
+_NOW_STEPS = 40
+_BACKWARD_PART = 2 / 3
+"""Where only the sum of phases is known: a backward pass costs about two forward passes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """By how much all members were slower than usual at each time; between times as in a line, 1 outside of them."""
+
+    at_s: Floats
+    log_ratio: Floats
+
+    def at(self, moment_s: float) -> float:
+        """Return the ratio at a time."""
+        return math.exp(float(np.interp(moment_s, self.at_s, self.log_ratio))) if len(self.at_s) else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digest:
+    """What a member's usable observations say before anything is assumed of its fixed part; arrays are ``_O``.
+
+    Attributes:
+        size_O: samples of a micro-batch.
+        seconds_O: mean seconds of a micro-batch, as if all had been seen at the newest speed.
+        precision_O: inverse squares of their relative errors.
+        weight_O: the same times the trust in their age.
+        steps_O: steps.
+        newest_O: whether they show how fast the member is now.
+        began_s_O, ended_s_O: when their steps began and when they were scraped.
+        typical_samples: mean size, newer ones counting more.
+        of_slope, of_fixed: load's and forward's part of the slope, and of the fixed part; the rest is backward's.
+        update_s: usual seconds of the update.
+        variation: usual relative deviation of a step.
+        largest_share_samples: largest share.
+        share_now, size_now: the share of most of the last steps, and its micro-batch.
+        drift_ratio: how much slower it became at the last change, 1.0 when it never did.
+        steps_at_speed: steps since then, all of them when it never did.
+        drifted: whether few steps of one size only were seen since.
+    """
+
+    size_O: Floats
+    seconds_O: Floats
+    precision_O: Floats
+    weight_O: Floats
+    steps_O: Floats
+    newest_O: Flags
+    began_s_O: Floats
+    ended_s_O: Floats
+    typical_samples: float
+    of_slope: float
+    of_fixed: float
+    update_s: float
+    variation: float
+    largest_share_samples: int
+    share_now: int
+    size_now: float
+    drift_ratio: float
+    steps_at_speed: int
+    drifted: bool
+
+
+def digest(observations: Sequence[Observation], *, shared: Shared | None = None, steady: bool = False) -> Digest | None:
+    """Return what observations, oldest first, say; ``None`` where none can be used.
+
+    Args:
+        observations: of one member.
+        shared: how slow all members were at each time: no change of this one's speed.
+        steady: do not look for changes of speed at all.
+    """
+    seen = [o for o in sorted(filter(usable, observations), key=lambda o: o.ended_s) if _own(o) is not None]
+    seen = _warm([o for o in seen if o.share_samples > 0])
+    if not seen:
+        return None
+    usual = _usual_variation(seen)
+    steps_O = np.array([o.steps for o in seen], dtype=float)
+    micro_O = np.array([o.micro_batches for o in seen], dtype=float)
+    x_O = np.array([o.share_samples for o in seen]) / micro_O
+    moved = () if steady else changes([_point(o, usual, shared) for o in seen])
+    pace_O = np.ones(len(seen))
+    for change in moved:
+        pace_O[: change.first] *= change.ratio
+    after_O = np.cumsum(steps_O[::-1])[::-1] - steps_O
+    trust_O = np.maximum(0.5 ** (after_O / _HALF_LIFE_STEPS), _OLDEST_WEIGHT)
+    later_O = np.array([o.ended_s > seen[0].ended_s for o in seen])
+    newest_O = later_O & (after_O < NEWEST_STEPS) & (steps_O >= LEAST_STEPS)
+
+    def points(phases: Sequence[Moments | None]) -> tuple[Floats, Floats]:
+        """Return seconds of a micro-batch and their weights."""
+        means_O = np.array([p.mean if p else math.nan for p in phases])
+        error_O = np.array([_error(o, p, usual) for o, p in zip(seen, phases, strict=True)])
+        return means_O * pace_O / micro_O, trust_O / error_O**2
+
+    def line(phases: Sequence[Moments | None]) -> Line:
+        y_O, weight_O = points(phases)
+        have = np.isfinite(y_O)
+        return fit_line(
+            x_O[have],
+            y_O[have],
+            weight_O=weight_O[have],
+            steps_O=steps_O[have],
+            newest_O=newest_O[have],
+            assumed=ASSUMED,
+        )
+
+    if all(o.backward is not None and (o.forward is not None or o.load is not None) for o in seen):
+        before = line([_sum(o.load, o.forward) for o in seen])
+        backward = line([o.backward for o in seen])
+        # The sum of phases is known best; the phases only say how its slope and its fixed part divide.
+        by_mean = _part(_at_mean(before, x_O), _at_mean(backward, x_O), 1 - _BACKWARD_PART)
+        of_slope = _part(before.slope, backward.slope, by_mean)
+        of_fixed = _part(before.fixed, backward.fixed, by_mean)
+    else:
+        of_slope = of_fixed = 1 - _BACKWARD_PART
+    updates = [(o.update.mean, o.steps) for o in seen if o.update is not None]
+    seconds_O, weight_O = points([_own(o) for o in seen])
+    since = moved[-1].first if moved else 0
+    at_speed = int(steps_O[since:].sum())
+    lately: dict[tuple[int, float], float] = {}
+    for o, size, after in zip(seen, x_O.tolist(), after_O.tolist(), strict=True):
+        if after < _NOW_STEPS:
+            lately[o.share_samples, size] = lately.get((o.share_samples, size), 0.0) + o.steps
+    share_now, size_now = max(lately, key=lambda shape: (lately[shape], shape))
+    return Digest(
+        size_O=x_O,
+        seconds_O=seconds_O,
+        precision_O=weight_O / trust_O,
+        weight_O=weight_O,
+        steps_O=steps_O,
+        newest_O=newest_O,
+        began_s_O=_began_s(seen),
+        ended_s_O=np.array([o.ended_s for o in seen]),
+        typical_samples=float((trust_O * steps_O) @ x_O / (trust_O @ steps_O)),
+        of_slope=of_slope,
+        of_fixed=of_fixed,
+        update_s=_weighted_median(updates) if updates else 0.0,
+        variation=usual,
+        largest_share_samples=max(o.share_samples for o in seen),
+        share_now=share_now,
+        size_now=size_now,
+        drift_ratio=moved[-1].ratio if moved else 1.0,
+        steps_at_speed=at_speed,
+        # A line needs two points; but shares that never vary show no second one, and the old line at the new speed may hold.
+        drifted=bool(moved) and len(set(x_O[since:].tolist())) < 2 and at_speed < _RELEARNED_STEPS,  # noqa: PLR2004 - two points make a line
+    )
+
+
+def _warm(seen: list[Observation]) -> list[Observation]:
+    """Return the observations without those that hold nothing but a process's first steps, if any others are left.
+
+    Scrapes may cut the first steps as they like. In an observation of more steps the slow first ones show as a large variance,
+    which takes its weight away.
+    """
+    warm: list[Observation] = []
+    cold_steps = 0
+    for o in seen:
+        cold_steps = WARM_UP_STEPS if o.warm_up and not cold_steps else cold_steps
+        if o.steps <= cold_steps:
+            cold_steps -= o.steps
+        else:
+            cold_steps = 0
+            warm.append(o)
+    return warm or seen
+
+
+def _began_s(seen: Sequence[Observation]) -> Floats:
+    """Return when each observation's steps began, ``_O``: at the scrape before, the first ones as long ago as they took."""
+    ends_s = sorted({o.ended_s for o in seen})
+    first_s = sum(
+        o.steps * mean.mean for o in seen if o.ended_s == ends_s[0] and (mean := o.step or _own(o)) is not None
+    )
+    began_s = dict(zip(ends_s, [ends_s[0] - first_s, *ends_s], strict=False))
+    return np.array([began_s[o.ended_s] for o in seen])
+
+
+def _part(one: float, other: float, otherwise: float) -> float:
+    return one / (one + other) if one + other > 0 else otherwise
+
+
+def _at_mean(line: Line, x_O: Floats) -> float:
+    return line.slope * float(x_O.mean()) + line.fixed
+
+
+def _own(observation: Observation) -> Moments | None:
+    """Return the seconds that are paid per micro-batch: compute without the update."""
+    if observation.compute is not None:
+        update = observation.update.mean if observation.update is not None else 0.0
+        mean = observation.compute.mean - update
+        return Moments(mean=mean, variance=observation.compute.variance) if mean >= SHORTEST_STEP_S else None
+    if observation.backward is None or observation.forward is None:
+        return None
+    whole = _sum(_sum(observation.load, observation.forward), observation.backward)
+    return whole if whole is not None and whole.mean >= SHORTEST_STEP_S else None
+
+
+def _sum(one: Moments | None, other: Moments | None) -> Moments | None:
+    if one is None or other is None:
+        return one or other
+    known = one.variance is not None and other.variance is not None
+    return Moments(
+        mean=one.mean + other.mean, variance=(one.variance or 0.0) + (other.variance or 0.0) if known else None
+    )
+
+
+def _relative_deviation(moments: Moments) -> float | None:
+    if moments.variance is None or moments.mean <= 0:
+        return None
+    return min(math.sqrt(moments.variance) / max(moments.mean, SHORTEST_STEP_S), _LARGEST_VARIATION)
+
+
+def _usual_variation(seen: Sequence[Observation]) -> float:
+    """Return the member's usual variation: the weighted median, which a hiccup in one scrape does not move."""
+    calm = [o for o in seen if not o.warm_up] or list(seen)
+    known = [(_relative_deviation(own), o.steps) for o in calm if (own := _own(o)) is not None]
+    found = [(deviation / _middle_deviation(steps), steps) for deviation, steps in known if deviation is not None]
+    return _weighted_median(found) if found else _USUAL_VARIATION
+
+
+def _middle_deviation(steps: int) -> float:
+    """Return the median of a standard deviation that is estimated from so many normal steps, if the true one is 1.
+
+    By Wilson and Hilferty's (1931) cube: two steps show 0.69 of it or less half of the time, ten 0.96.
+    """
+    return math.pow(1 - 2 / (9 * (steps - 1)), 1.5)
+
+
+def _error(observation: Observation, moments: Moments | None, usual: float) -> float:
+    """Return the relative standard error of an observation's mean."""
+    own = _relative_deviation(moments) if moments is not None else None
+    if own is None:
+        own = _WARM_UP_VARIATION if observation.warm_up else usual
+    # Few steps estimate their own deviation badly: the usual one counts as some steps more.
+    own2 = ((observation.steps - 1) * own**2 + _USUAL_STEPS * usual**2) / (observation.steps - 1 + _USUAL_STEPS)
+    return math.sqrt(own2 / observation.steps + _MODEL_ERROR**2)
+
+
+def _point(observation: Observation, usual: float, shared: Shared | None) -> Point:
+    own = _own(observation)
+    assert own is not None  # noqa: S101  # only observations with it come here
+    deviation = _relative_deviation(own)
+    if deviation is None:
+        deviation = _WARM_UP_VARIATION if observation.warm_up else usual
+    return Point(
+        size=observation.share_samples / observation.micro_batches,
+        seconds=own.mean / observation.micro_batches / (shared.at(observation.ended_s) if shared else 1.0),
+        variation=max(deviation, usual / 2),
+        steps=observation.steps,
+        scraped_s=observation.ended_s,
+    )
+
+
+def _weighted_median(values: Sequence[tuple[float, float]]) -> float:
+    """Return the value below and above which half of the weight lies."""
+    ordered = sorted(values)
+    half = sum(weight for _, weight in ordered) / 2
+    passed = 0.0
+    for value, weight in ordered:
+        passed += weight
+        if passed >= half:
+            return value
+    return ordered[-1][0]

@@ -1,0 +1,214 @@
+"""What the members of a job have in common: other work on a shared host, a clock or a quota slows all of them at once.
+
+It says nothing about who should have how many samples, but it is most of what varies on a shared machine, and it goes on from
+step to step. So it is taken out of what each member's line is fitted to, and what is left is nearly independent between steps
+and between members. ``r`` is the logarithm of a time over the member's own line, averaged over an observation; members make
+the same steps, so at one time
+
+    r_i = c + e_i,      c for all of them, e_i of its own, variance s² / steps
+
+c is the mean over members, shrunk by how far it exceeds what the e_i alone make of a mean (James and Stein):
+``1 - s² / mean(steps c²)``. Legend: ``O`` observations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from heterotrain_core.contract.plan import ComputeTime
+from heterotrain_core.perf.counters import Moments, Observation
+from heterotrain_core.perf.line import NOTHING_S, Floats
+from heterotrain_core.perf.model import MemberModel
+from heterotrain_core.perf.regression_data import Digest, Shared
+
+NOW_STEPS = 40
+"""What all have in common is taken to go on as over so many last steps; what tells members apart is remembered longer."""
+SMOOTH_STEPS = 4
+"""It is averaged over so many steps at least. Shares sum to the batch: when some go up others go down, so step by step a common
+slowness could also be slopes that are wrong; over a probe's ups and downs it cannot."""
+SHARED_STEPS = 8
+"""The same where a change of one member's speed is told from one of all."""
+_LARGEST = math.log(1.5)
+"""One member's own change of speed is no common one, however few members there are to tell."""
+_ALONE_RATIO = 1.5
+"""Steps of all members in an observation's time over its own, below which nobody else was seen."""
+_LEAST_OWN_PART = 0.3
+"""No member's deviation is less than this part its own: variances of few steps are known badly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommonPace:
+    """What all members have in common.
+
+    Attributes:
+        digests: as they came, but as if every observation had been made at the usual common pace; ``None`` stays.
+        now_ratio: how many times as long as usual steps take lately for all.
+    """
+
+    digests: tuple[Digest | None, ...]
+    now_ratio: float = 1.0
+
+
+def common_pace(digests: Sequence[Digest | None], models: Sequence[MemberModel]) -> CommonPace:
+    """Return what was seen without what was common, and the common pace of the last steps.
+
+    Args:
+        digests: of all members that are known, those that have left included; they overlap in time as they may.
+        models: their fits, which need not know of anything common.
+    """
+    tracks = _tracks(digests, models)
+    if len(tracks) < 2:  # noqa: PLR2004 - one member has nothing in common with others
+        return CommonPace(digests=tuple(digests))
+    at_s = np.unique(np.concatenate([track.at_s for track in tracks.values()]))
+    weight = np.sum([np.interp(at_s, track.at_s, track.weight) for track in tracks.values()], axis=0)
+    missed = np.sum([np.interp(at_s, track.at_s, track.missed) for track in tracks.values()], axis=0)
+    everybody = _Track(at_s=at_s, steps=np.zeros_like(at_s), weight=weight, missed=missed)
+    common: dict[int, Floats] = {}
+    own = between = windows = 0.0
+    for number, track in tracks.items():
+        from_s, until_s = track.windows()
+        mean, whole = everybody.mean(from_s, until_s)
+        mine, part = track.mean(from_s, until_s)
+        shared = whole > _ALONE_RATIO * part
+        common[number] = np.where(shared, mean, 0.0)
+        mean, whole, mine, part = mean[shared], whole[shared], mine[shared], part[shared]
+        own += float((part * (mine - mean) ** 2 / (1 - part / whole)).sum())
+        between += float((whole * mean**2).sum())
+        windows += max(1.0, track.steps[-1] / SMOOTH_STEPS) * bool(len(mean))
+    times = windows / len(tracks)
+    if between <= 0 or times < 1:
+        return CommonPace(digests=tuple(digests))
+    # By chance alone own and between are alike, give or take the deviation of a mean of squares over so many times.
+    shrunk = max(0.0, 1 - (1 + math.sqrt(2 / times)) * own / between)
+    found: list[Digest | None] = list(digests)
+    for number, seen in enumerate(digests):
+        if seen is not None and number in common:
+            of_O = np.searchsorted(tracks[number].at_s[1:], seen.ended_s_O)
+            found[number] = replace(seen, seconds_O=seen.seconds_O * np.exp(-shrunk * common[number][of_O]))
+    newest = max(tracks.values(), key=lambda track: float(track.at_s[-1]))
+    since_s = np.interp(newest.steps[-1:] - NOW_STEPS, newest.steps, newest.at_s)
+    now, _ = everybody.mean(since_s, at_s[-1:])
+    return CommonPace(digests=tuple(found), now_ratio=math.exp(shrunk * float(now[0])))
+
+
+def shared_slowness(digests: Sequence[Digest | None], models: Sequence[MemberModel]) -> Shared | None:
+    """Return how slow all members were at each time, ``None`` where nobody can tell.
+
+    It is for telling whether one member's speed changed, so it is no mean, which that one would move, but what nobody who was
+    there does without: the least of their distances where all have the same sign, else nothing.
+
+    Args:
+        digests: of all members that are known, in which no change of speed was looked for.
+        models: their fits.
+    """
+    tracks = list(_tracks(digests, models).values())
+    if len(tracks) < 2:  # noqa: PLR2004 - one member has nothing in common with others
+        return None
+    at_s = np.unique(np.concatenate([track.at_s[1:] for track in tracks]))
+    there, least, most = np.zeros(len(at_s)), np.full(len(at_s), math.inf), np.full(len(at_s), -math.inf)
+    for track in tracks:
+        present = (at_s >= track.at_s[0]) & (at_s <= track.at_s[-1])
+        middle = np.interp(at_s, track.at_s, track.steps)
+        begin = np.clip(middle - SHARED_STEPS / 2, 0.0, max(0.0, track.steps[-1] - SHARED_STEPS))
+        end = np.minimum(np.maximum(middle + SHARED_STEPS / 2, begin + SHARED_STEPS), track.steps[-1])
+        mean, _ = track.mean(np.interp(begin, track.steps, track.at_s), np.interp(end, track.steps, track.at_s))
+        there += present
+        least = np.where(present, np.minimum(least, mean), least)
+        most = np.where(present, np.maximum(most, mean), most)
+    log_ratio = np.where(there > 1, np.maximum(least, 0.0) + np.minimum(most, 0.0), 0.0)
+    return Shared(at_s=at_s, log_ratio=log_ratio)
+
+
+def _tracks(digests: Sequence[Digest | None], models: Sequence[MemberModel]) -> dict[int, _Track]:
+    return {
+        number: _Track.of(seen, model.compute)
+        for number, (seen, model) in enumerate(zip(digests, models, strict=True))
+        if seen is not None and model.compute is not None
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Track:
+    """One member's steps, their weight and its weighted distance from its line, summed up to each moment."""
+
+    at_s: Floats
+    steps: Floats
+    weight: Floats
+    missed: Floats
+
+    @classmethod
+    def of(cls, seen: Digest, line: ComputeTime) -> _Track:
+        rate = line.per_sample_s + line.backward_per_sample_s
+        fixed = line.fixed_s + line.backward_fixed_s
+        expected_O = np.maximum(rate * seen.size_O + fixed, NOTHING_S)
+        distance_O = np.clip(np.log(np.maximum(seen.seconds_O, NOTHING_S) / expected_O), -_LARGEST, _LARGEST)
+        ends_s, place_O = np.unique(seen.ended_s_O, return_inverse=True)
+
+        def summed(values_O: Floats) -> Floats:
+            return np.concatenate([[0.0], np.cumsum(np.bincount(place_O, weights=values_O))])
+
+        return cls(
+            at_s=np.concatenate([[float(seen.began_s_O.min())], ends_s]),
+            steps=summed(seen.steps_O),
+            weight=summed(seen.precision_O),
+            missed=summed(seen.precision_O * distance_O),
+        )
+
+    def windows(self) -> tuple[Floats, Floats]:
+        """Return from when until when each scrape is looked at: its own time, or longer where it holds few steps."""
+        middle = (self.steps[1:] + self.steps[:-1]) / 2
+        half = np.maximum(np.diff(self.steps), SMOOTH_STEPS) / 2
+        begin = np.clip(middle - half, 0.0, max(0.0, self.steps[-1] - SMOOTH_STEPS))
+        end = np.minimum(np.maximum(middle + half, begin + SMOOTH_STEPS), self.steps[-1])
+        return np.interp(begin, self.steps, self.at_s), np.interp(end, self.steps, self.at_s)
+
+    def mean(self, from_s: Floats, until_s: Floats) -> tuple[Floats, Floats]:
+        """Return the mean distance within intervals, and its weight; 0 and 0 where there was no step."""
+        weight = np.interp(until_s, self.at_s, self.weight) - np.interp(from_s, self.at_s, self.weight)
+        missed = np.interp(until_s, self.at_s, self.missed) - np.interp(from_s, self.at_s, self.missed)
+        return np.where(weight > 0, missed / np.maximum(weight, NOTHING_S), 0.0), weight
+
+
+def own_variations(observations: Sequence[Sequence[Observation]], variations: Sequence[float]) -> tuple[float, ...]:
+    """Return each member's relative deviation of a step without what all members have in common.
+
+    The step ends with the last member, so within the steps of one observation ``cov(step, compute_i) / (step compute_i)`` is
+    the common variance v, and for the last one its own besides: for normal times ``v + p_i own_i²`` with the chance p_i that
+    i is the last (Stein's lemma), and the p_i sum to 1. The covariance follows from the three variances that are exported,
+    because synchronisation is what a step has beyond compute. Where the exchange takes part of the step, v is too small
+    rather than too large.
+
+    Args:
+        observations: by member, those in force together.
+        variations: total relative deviations, as many.
+    """
+    found = [mean for mean in map(_with_step, observations) if mean is not None]
+    if len(found) < 2 or len(found) < len(observations):  # noqa: PLR2004 - as above
+        return tuple(variations)
+    own = sum(variance for _, variance in found) / len(found)
+    common = max(0.0, (sum(covariance for covariance, _ in found) - own) / (len(found) - 1))
+    return tuple(math.sqrt(max(v * v - common, (_LEAST_OWN_PART * v) ** 2)) for v in variations)
+
+
+def _with_step(observations: Sequence[Observation]) -> tuple[float, float] | None:
+    """Return mean relative covariance of compute with the step, and variance of compute, within observations."""
+    covariance = variance = weight = 0.0
+    for o in observations:
+        if o.warm_up or o.steps < 2:  # noqa: PLR2004 - one step has no spread
+            continue
+        spreads = [_spread(moments) for moments in (o.step, o.compute, o.sync)]
+        if o.step is None or o.compute is None or None in spreads or not (o.step.mean > 0 and o.compute.mean > 0):
+            continue
+        step, compute, sync = (spread or 0.0 for spread in spreads)
+        covariance += (o.steps - 1) * (step + compute - sync) / 2 / (o.step.mean * o.compute.mean)
+        variance += (o.steps - 1) * compute / o.compute.mean**2
+        weight += o.steps - 1
+    return (covariance / weight, variance / weight) if weight else None
+
+
+def _spread(moments: Moments | None) -> float | None:
+    return moments.variance if moments is not None else None

@@ -1,0 +1,255 @@
+"""Draws the pictures of docs/mathematics.md into docs/pictures/, the same bytes each time."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from heterotrain_core import noise_scale as noise
+from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
+from heterotrain_core.goodput import choose_batch
+from heterotrain_core.perf.expected_maximum import efficiency_ceiling
+from heterotrain_core.split.balance import Split, balance, evaluate
+from heterotrain_core.split.curve import SplitMember
+from heterotrain_simulator.baselines import Even, Proportional
+from heterotrain_simulator.cannikin import Cannikin
+from heterotrain_simulator.engine import simulate
+from heterotrain_simulator.ground_truth import Worker, World
+from heterotrain_simulator.heterotrain_policy import Ours
+from heterotrain_simulator.policy import Policy
+from simulated_comparison import MIXES, scenario
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.ticker import MaxNLocator
+
+FOLDER = Path(__file__).resolve().parents[3] / "docs" / "pictures"
+GREEN, BLUE, ORANGE, BROWN, GREY, RED = "#2a7f3f", "#4c72b0", "#dd8452", "#937860", "#8c8c8c", "#c44e52"
+SEEDS = 5
+mpl.rcParams.update(
+    {"svg.fonttype": "none", "svg.hashsalt": "heterotrain", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3}
+)
+
+
+def member(per_sample_s: float, fixed_s: float = 0.0, **limits: int) -> SplitMember:
+    """Return a member whose backward is two thirds of its time."""
+    return SplitMember(
+        compute=ComputeTime(
+            per_sample_s=per_sample_s / 3,
+            fixed_s=fixed_s / 3,
+            backward_per_sample_s=2 * per_sample_s / 3,
+            backward_fixed_s=2 * fixed_s / 3,
+        ),
+        **limits,
+    )
+
+
+def step() -> Any:
+    """One step of two ranks, bucket by bucket: what a, P, gamma, T_o and T_u are."""
+    figure, axes = plt.subplots(figsize=(7.5, 2.6), layout="constrained")
+    ranks = [("rank 0", 0.30, 0.50), ("rank 1", 0.38, 0.30)]
+    gamma, transfers = 0.2, [0.16, 0.16, 0.16, 0.12]
+    for y, (name, before, backward) in enumerate(ranks):
+        axes.barh(-y, before, color=BLUE, height=0.6)
+        axes.barh(-y, backward, left=before, color=GREEN, height=0.6)
+        axes.text(before / 2, -y, "a: load, forward", ha="center", va="center", color="white")
+        axes.text(before + backward / 2, -y, "P: backward", ha="center", va="center", color="white")
+        for j in range(len(transfers)):
+            ready = before + backward * (gamma + (1 - gamma) * j / (len(transfers) - 1))
+            axes.plot([ready, ready], [-y - 0.3, -y + 0.3], color="black", linewidth=0.8)
+        axes.text(-0.01, -y, name, ha="right", va="center")
+    end = 0.0
+    for j, transfer in enumerate(transfers):
+        part = gamma + (1 - gamma) * j / (len(transfers) - 1)
+        everybody = max(before + part * backward for _, before, backward in ranks)
+        begin = max(end, everybody)
+        last = j == len(transfers) - 1
+        axes.barh(-2, transfer, left=begin, color=RED if last else ORANGE, height=0.6, edgecolor="white")
+        axes.text(
+            begin + transfer / 2,
+            -2,
+            "T_u" if last else "T_o" if j == 1 else "",
+            ha="center",
+            va="center",
+            color="white",
+        )
+        end = begin + transfer
+    axes.text(-0.01, -2, "exchange", ha="right", va="center")
+    axes.axvline(end, color="black", linestyle=":", linewidth=1)
+    axes.text(end, 0.45, " end of the step", va="center")
+    axes.set(xlim=(-0.16, end + 0.2), ylim=(-2.5, 0.7), yticks=[], xlabel="seconds")
+    axes.set_title("A bucket goes when every rank has filled it (thin lines) and the one before it is through")
+    axes.grid(visible=False)
+    return figure
+
+
+def level() -> Any:
+    """Time curves of four members and the level that gives them the batch together."""
+    members = {
+        "fast": member(1.0e-3, 0.05),
+        "medium": member(2.2e-3, 0.04),
+        "slow, accumulates beyond 40": member(3.0e-3, 0.06, micro_cap_samples=40),
+        "small memory (at most 60)": member(1.2e-3, 0.03, cap_samples=60),
+    }
+    exchange = CommunicationTime(overlapped_s=0.12, last_bucket_s=0.03, gamma=0.15)
+    split = balance(480, list(members.values()), communication=exchange)
+    if not isinstance(split, Split):
+        raise SystemExit(split.reason)
+    figure, axes = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
+    for (name, curve), share, binding, colour in zip(
+        members.items(), split.shares, split.bindings, (GREEN, BLUE, ORANGE, BROWN), strict=True
+    ):
+        most = curve.cap_samples or 300
+        times = [_alone(curve, n, exchange) for n in range(1, most + 1)]
+        axes.plot(range(1, most + 1), times, color=colour, label=f"{name}: {share} samples, {binding.value}")
+        axes.plot([share], [_alone(curve, share, exchange)], "o", color=colour)
+    axes.axhline(split.step_s, color="black", linestyle=":", linewidth=1)
+    axes.text(185, split.step_s, f"level: {split.step_s * 1000:.0f} ms", ha="center", va="bottom")
+    axes.set(xlabel="share in samples", ylabel="t(n) in seconds", ylim=(0, 0.9), xlim=(0, 300))
+    axes.set_title("480 samples at the least level: everyone takes what is done by then")
+    axes.legend(frameon=False, loc="upper left")
+    return figure
+
+
+def _alone(curve: SplitMember, share: int, exchange: CommunicationTime) -> float:
+    """Return when the step would end if this member alone held it up."""
+    split = evaluate((share,), (curve,), communication=exchange)
+    return split.step_s if isinstance(split, Split) else float("nan")
+
+
+def ceiling() -> Any:
+    """The best expected efficiency of balanced members by their variation."""
+    figure, axes = plt.subplots(figsize=(7.5, 3.0), layout="constrained")
+    variations = np.linspace(0, 0.2, 41)
+    for members, colour in ((2, BLUE), (3, GREEN), (8, ORANGE), (32, BROWN), (256, GREY)):
+        ceilings = [efficiency_ceiling([v] * members) for v in variations.tolist()]
+        axes.plot(variations, ceilings, color=colour, label=f"{members} members")
+    axes.set(
+        xlabel="standard deviation of a member's step, relative to its mean", ylabel="efficiency at most", xlim=(0, 0.2)
+    )
+    axes.set_title("Even a perfect split waits for whoever is slowest in this step")
+    axes.legend(frameon=False)
+    return figure
+
+
+def estimators() -> Any:
+    """Relative standard deviation of three unbiased estimators of the gradient's square, by Monte Carlo."""
+    chance = np.random.default_rng(1)
+    cases = {
+        "10, 90": [10, 90],
+        "5, 15, 30, 50": [5, 15, 30, 50],
+        "100, 5 × 20": [100, *[20] * 5],
+        "64, 32, 16, 8": [64, 32, 16, 8],
+    }
+    dimensions, draws = 300, 3000
+    kinds: dict[str, Callable[[list[float]], Any]] = {
+        "equal weights": noise.uniform_weights,
+        "Cannikin's published weights": lambda b: noise.published_weights(b)[0],
+        "ours, closed form": noise.least_variance_weights,
+    }
+    figure, axes = plt.subplots(figsize=(7.5, 3.0), layout="constrained")
+    for i, (kind, colour) in enumerate(zip(kinds, (GREY, BROWN, GREEN), strict=True)):
+        heights = []
+        for shares in cases.values():
+            total = sum(shares)
+            true = np.full(dimensions, 1.0 / np.sqrt(dimensions))  # |G|^2 = 1
+            sigma = np.sqrt(20.0 * total / dimensions)  # noise scale 20 batches
+            weights = kinds[kind]([float(b) for b in shares])
+            found = []
+            for _ in range(draws):
+                each = [true + sigma / np.sqrt(b) * chance.standard_normal(dimensions) for b in shares]
+                whole = sum(b * g for b, g in zip(shares, each, strict=True)) / total
+                local, _variance = noise.local_estimates(shares, [float(g @ g) for g in each], float(whole @ whole))
+                found.append(float(weights @ local))
+            heights.append(statistics.stdev(found))
+        at = np.arange(len(cases)) + (i - 1) * 0.27
+        bars = axes.bar(at, heights, width=0.25, color=colour, label=kind)
+        axes.bar_label(bars, fmt="%.2f", fontsize=7)
+    axes.set_xticks(range(len(cases)), [f"shares {name}" for name in cases])
+    axes.set(ylabel="relative standard deviation")
+    axes.set_title("Estimating |G|² when noise is 20 times the batch; less is better, all are unbiased")
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def goodput() -> Any:
+    """Goodput against the global batch for growing noise scales."""
+    members = [member(0.2e-3, 0.02), member(0.2e-3, 0.02), member(0.5e-3, 0.04), member(0.5e-3, 0.04)]
+    exchange = CommunicationTime(overlapped_s=0.03, last_bucket_s=0.01, gamma=0.15)
+    figure, axes = plt.subplots(figsize=(7.5, 3.2), layout="constrained")
+    for phi, colour in ((100, GREY), (1000, BLUE), (10_000, ORANGE), (100_000, GREEN)):
+        choice = choose_batch(
+            members, communication=exchange, base_samples=128, least_samples=128, most_samples=16_384,
+            current_samples=None, noise_samples=phi,
+        )  # fmt: skip
+        if not hasattr(choice, "candidates"):
+            raise SystemExit(choice.reason)
+        best = max(choice.candidates, key=lambda c: c.goodput_per_s)
+        axes.plot(
+            [c.samples for c in choice.candidates],
+            [c.goodput_per_s for c in choice.candidates],
+            color=colour,
+            label=f"φ = {phi:,}",
+        )
+        axes.plot([best.samples], [best.goodput_per_s], "o", color=colour)
+    axes.set(xlabel="global batch in samples", ylabel="goodput, samples/s worth of B₀", xscale="log", ylim=(0, None))
+    axes.set_title("Larger batches are faster, but each of their samples teaches less")
+    axes.legend(frameon=False)
+    return figure
+
+
+def learning() -> Any:
+    """Simulated: how far each policy's shares are from the true optimum, epoch by epoch."""
+    of = scenario("bert", MIXES["2 A100 + 6 RTX 2080 Ti + 8 T4"], adaptive=False)
+    world = World(of)
+    workers = [Worker(name=f"{g.pool}-{i}", pool=g.pool, gpu=g.gpu, index=i) for g in of.groups for i in range(g.count)]
+    best = world.optimum(workers, of.batch_samples, 0.0)
+    if best is None:
+        raise SystemExit("the batch is too small for the cluster")
+    figure, axes = plt.subplots(figsize=(7.5, 3.2), layout="constrained")
+    kinds: dict[str, tuple[Callable[[], Policy], str]] = {
+        "even": (Even, GREY),
+        "proportional (LB-BSP)": (Proportional, ORANGE),
+        "Cannikin as published": (Cannikin, BROWN),
+        "ours": (Ours, GREEN),
+    }
+    for name, (policy, colour) in kinds.items():
+        runs = [simulate(of, policy(), seed=seed) for seed in range(1, SEEDS + 1)]
+        epochs = min(len(run.rows) for run in runs)
+        off = [statistics.mean(run.rows[e].planned_s for run in runs) / best.step_s for e in range(epochs)]
+        axes.step(range(epochs), off, where="mid", color=colour, label=name)
+    axes.axhline(1.0, color="black", linestyle=":", linewidth=1)
+    axes.set(xlabel="epoch", ylabel="step over the true optimum", ylim=(0.95, None))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_title("Simulated: BERT on 2 A100, 6 RTX 2080 Ti and 8 T4, batch 384, mean of five seeds")
+    axes.legend(frameon=False)
+    return figure
+
+
+PICTURES: dict[str, Callable[[], Any]] = {
+    "step": step,
+    "level": level,
+    "ceiling": ceiling,
+    "estimators": estimators,
+    "goodput": goodput,
+    "learning": learning,
+}
+
+
+def main() -> None:
+    """Draw all pictures."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, draw in PICTURES.items():
+        figure = draw()
+        path = FOLDER / f"{name}.svg"
+        figure.savefig(path, metadata={"Date": None})
+        plt.close(figure)
+        print(f"{path.relative_to(FOLDER.parents[1])}: {path.stat().st_size // 1024} KiB")
+
+
+if __name__ == "__main__":
+    main()

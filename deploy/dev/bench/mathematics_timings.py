@@ -1,0 +1,335 @@
+"""`make bench-mathematics`: how long the decisions take, and after how many epochs shares are right. Prints Markdown.
+
+Pure computation on one core; docs/benchmarks.md quotes it. CPU seconds beside wall seconds, because other work on the
+machine shows in the second only. The last two tables are simulated, on clusters whose times are true lines; on tables of
+real GPUs see simulated_comparison.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from heterotrain_core.allocate.problem import JobDemand, Offer, Pool
+from heterotrain_core.allocate.propose import KnownRates, propose
+from heterotrain_core.contract import metrics
+from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
+from heterotrain_core.goodput import candidate_batches
+from heterotrain_core.perf.counters import CounterKey, Counters, Observation, observe
+from heterotrain_core.perf.fit import fit_member
+from heterotrain_core.planning.shares import MemberEvidence, SharesRequest, decide_shares
+from heterotrain_core.split.balance import Split, balance_many
+from heterotrain_core.split.curve import SplitMember
+from heterotrain_simulator.baselines import Even, Proportional
+from heterotrain_simulator.buckets import Network
+from heterotrain_simulator.cannikin import Cannikin
+from heterotrain_simulator.engine import simulate
+from heterotrain_simulator.ground_truth import Worker, World
+from heterotrain_simulator.heterotrain_policy import Ours
+from heterotrain_simulator.policy import Policy
+from heterotrain_simulator.scenario import Group, Noise, Scenario
+from heterotrain_simulator.workloads import Workload
+
+NEAR = 1.02
+CLUSTERS = 100
+EPOCHS = 6
+EPOCH_STEPS = 60
+LEARNING_NOISES = (Noise(variation=0.05), Noise(variation=0.05, correlation=0.5))
+REST_MEMBERS, REST_RUNS, REST_EPOCHS = 3, 5, 51
+REST_NOISES = (
+    *LEARNING_NOISES,
+    Noise(variation=0.1),
+    Noise(variation=0.1, correlation=0.5),
+    Noise(variation=0.1, correlation=0.8),
+)
+EXCHANGE = CommunicationTime(overlapped_s=0.03, last_bucket_s=0.01, gamma=0.15)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Seconds of one call, the best of several: a slower one met other work."""
+
+    cpu_s: float
+    wall_s: float
+
+
+def cost(call: Callable[[], object], *, repeats: int) -> Cost:
+    """Return what a call costs."""
+    found = []
+    for _ in range(repeats):
+        cpu_s, wall_s = time.process_time(), time.perf_counter()
+        call()
+        found.append((time.process_time() - cpu_s, time.perf_counter() - wall_s))
+    return Cost(cpu_s=min(cpu_s for cpu_s, _ in found), wall_s=min(wall_s for _, wall_s in found))
+
+
+def members(count: int, chance: np.random.Generator) -> list[SplitMember]:
+    """Return members whose speeds lie within a factor of ten, a quarter of them with a memory cap and accumulation."""
+    return [
+        SplitMember(
+            compute=ComputeTime(
+                per_sample_s=pace / 3,
+                fixed_s=float(chance.uniform(0.005, 0.03)),
+                backward_per_sample_s=2 * pace / 3,
+                backward_fixed_s=float(chance.uniform(0.005, 0.03)),
+            ),
+            floor_samples=1,
+            micro_cap_samples=64 if i % 4 == 0 else None,
+        )
+        for i, pace in enumerate(np.exp(chance.uniform(np.log(2e-4), np.log(2e-3), count)).tolist())
+    ]
+
+
+def solver() -> None:
+    """Print the time of one pass over 50 candidate batches, and how it grows with the members."""
+    print("| split, 50 candidate batches | CPU | wall | CPU a member |")
+    print("| --- | ---: | ---: | ---: |")
+    for count in (16, 64, 250, 1000, 4000):
+        group = members(count, np.random.default_rng(1))
+        batches = candidate_batches(least=16 * count, most=256 * count)
+        answers = balance_many(batches, group, communication=EXCHANGE)
+        if not all(isinstance(answer, Split) for answer in answers):
+            raise SystemExit(f"{count} members: a batch could not be split")
+        took = cost(lambda g=group, b=batches: balance_many(b, g, communication=EXCHANGE), repeats=7)  # type: ignore[misc]  # bound now
+        print(
+            f"| {count} members | {_ms(took.cpu_s)} | {_ms(took.wall_s)} | {1e6 * took.cpu_s / count:.0f} µs |",
+            flush=True,
+        )
+
+
+def observations(member: str, count: int, chance: np.random.Generator) -> tuple[Observation, ...]:
+    """Return scrapes of ten steps each at some shares, five per cent of noise."""
+    known = CounterKey(member=member, share_samples=1, micro_batch_samples=1)
+    nothing = Counters(steps=0, phase_s={}, phase_s2={})
+    parts = {metrics.PHASE_FORWARD: 1 / 3, metrics.PHASE_BACKWARD: 2 / 3, metrics.PHASE_COMPUTE: 1.0}
+    found: list[Observation] = []
+    for number in range(count):
+        share = int(chance.choice([24, 28, 32, 36, 40]))
+        seconds = (0.02 + 0.001 * share) * (1 + 0.05 * chance.standard_normal(10))
+        counters = Counters(
+            steps=10,
+            phase_s={phase: float(part * seconds.sum()) for phase, part in parts.items()},
+            phase_s2={phase: float((part * seconds) ** 2 @ np.ones(10)) for phase, part in parts.items()},
+        )
+        key = CounterKey(member=member, share_samples=share, micro_batch_samples=share)
+        found.extend(observe({known: nothing}, {known: nothing, key: counters}, ended_s=float(number)))
+    return tuple(found)
+
+
+def fits() -> None:
+    """Print the time of fits, and of a whole decision over shares."""
+    chance = np.random.default_rng(2)
+    print("| what | CPU | wall |")
+    print("| --- | ---: | ---: |")
+    for count in (10, 80):
+        seen = observations("m", count, chance)
+        took = cost(lambda s=seen: fit_member(s), repeats=20)  # type: ignore[misc]  # bound now
+        print(f"| fit of one member, {count} observations | {_ms(took.cpu_s)} | {_ms(took.wall_s)} |", flush=True)
+    for ranks in (8, 64):
+        evidence = tuple(
+            MemberEvidence(member=f"m{i}", pool=f"p{i % 3}", observations=observations(f"m{i}", 80, chance))
+            for i in range(ranks)
+        )
+        request = SharesRequest(total_samples=32 * ranks, members=evidence)
+        took = cost(lambda r=request: decide_shares(r), repeats=3)  # type: ignore[misc]  # bound now
+        print(
+            f"| decision over shares, {ranks} ranks of 80 observations | {_ms(took.cpu_s)} | {_ms(took.wall_s)} |",
+            flush=True,
+        )
+
+
+def allocation() -> None:
+    """Print the time of one allocation: the first, and one more when everybody has what he was given, as in an operator."""
+    print("| what | CPU | wall |")
+    print("| --- | ---: | ---: |")
+    for jobs, kinds, nodes in ((200, 8, 500), (200, 200, 500), (1000, 8, 2000), (1000, 1000, 2000), (1000, 8, 500)):
+        pools, demands = contenders(jobs, kinds=kinds, nodes=nodes)
+        repeats = 3 if jobs < 1000 else 1  # noqa: PLR2004  # it takes long
+        first = cost(lambda p=pools, d=demands: propose(p, d), repeats=repeats)  # type: ignore[misc]  # bound now
+        known = KnownRates()
+        grants = propose(pools, demands, known=known).grants
+        running = [replace(job, current=grant.workers) for job, grant in zip(demands, grants, strict=True)]
+        again = cost(lambda p=pools, d=running, k=known: propose(p, d, known=k), repeats=3)  # type: ignore[misc]  # bound now
+        for which, took in (("first", first), ("again, nothing has changed", again)):
+            print(
+                f"| allocation, {jobs:,} jobs of {kinds:,} kinds on {nodes:,} nodes of 10 pools, {which} "
+                f"| {_ms(took.cpu_s)} | {_ms(took.wall_s)} |",
+                flush=True,
+            )
+
+
+def contenders(jobs: int, *, kinds: int, nodes: int) -> tuple[list[Pool], list[JobDemand]]:
+    """Return ten pools, and jobs that may have up to eight workers in three of them each."""
+    chance = np.random.default_rng(3)
+    names = [f"pool-{i}" for i in range(10)]
+    pools = [Pool(name=name, nodes=(1,) * (nodes // 10), spot=i % 2 == 1) for i, name in enumerate(names)]
+    known = [(chance.choice(names, 3, replace=False).tolist(), members(3, chance)) for _ in range(kinds)]
+    return pools, [
+        JobDemand(
+            key=f"job-{number}",
+            offers=tuple(Offer(pool=pool, max_workers=8, member=one) for pool, one in zip(*of_kind, strict=True)),
+            max_workers=8,
+            batch_samples=512,
+            communication=EXCHANGE,
+            communication_members=8,
+            remaining_samples=1e6,
+            arrived_s=float(number),
+        )
+        for number, of_kind in enumerate(known[number % kinds] for number in range(jobs))
+    ]
+
+
+def lines(seed: int) -> Scenario:
+    """Return a random cluster of three to twelve members whose times are lines, with an exchange that matters."""
+    chance = np.random.default_rng(seed)
+    kinds = int(chance.integers(2, 5))
+    tables = {}
+    for kind in range(kinds):
+        pace_ms, fixed_ms = float(np.exp(chance.uniform(np.log(0.5), np.log(5)))), float(chance.uniform(5, 40))
+        tables[f"gpu-{kind}"] = ((1, fixed_ms + pace_ms), (4096, fixed_ms + 4096 * pace_ms))
+    groups = tuple(Group(pool=gpu, gpu=gpu, count=int(chance.integers(1, 4))) for gpu in tables)
+    batch = 64 * sum(group.count for group in groups)
+    workload = Workload(
+        name="lines",
+        what="a random cluster",
+        source="drawn",
+        step_ms=tables,
+        backward_part=2 / 3,
+        gradient_bytes=100e6,
+        epoch_samples=EPOCH_STEPS * batch,
+        base_batch=batch,
+        most_batch=batch,
+        noise=(),
+        target="none",
+        target_steps=1e12,
+        restart_s=0,
+    )
+    return Scenario(
+        name=f"lines-{seed}",
+        workload=workload,
+        groups=groups,
+        network=Network(bytes_per_s=float(10 ** chance.uniform(8.8, 10)), latency_s=2e-5),
+        noise=Noise(variation=0.05),
+        batch_samples=batch,
+        end_epochs=EPOCHS,
+    )
+
+
+def epochs_until_near(of: Scenario, policy: Policy, *, seed: int) -> tuple[float, float]:
+    """Return after how many epochs the shares' step is within 2 % of the true optimum and stays so, infinite if never.
+
+    And by which part of the optimum it is longer in the last epoch.
+    """
+    world = World(of)
+    workers = [Worker(name=f"{g.pool}-{i}", pool=g.pool, gpu=g.gpu, index=i) for g in of.groups for i in range(g.count)]
+    best = world.optimum(workers, of.batch_samples, 0.0)
+    if best is None:
+        raise SystemExit(f"{of.name} has more members than samples")
+    by_epoch: dict[int, float] = {}
+    for row in simulate(of, policy, seed=seed).rows:
+        by_epoch[row.epoch] = max(by_epoch.get(row.epoch, 0.0), row.planned_s)
+    far = [epoch for epoch, planned_s in by_epoch.items() if planned_s > NEAR * best.step_s]
+    after = max(far, default=-1) + 1
+    return (after if after < EPOCHS else float("inf")), by_epoch[EPOCHS - 1] / best.step_s - 1
+
+
+def learning() -> None:
+    """Print how soon each policy's shares are right."""
+    kinds: dict[str, Callable[[], Policy]] = {
+        "even": Even,
+        "proportional (LB-BSP)": Proportional,
+        "Cannikin as published": Cannikin,
+        "ours": Ours,
+    }
+    print(f"Simulated: {CLUSTERS} random clusters of true lines, {EPOCH_STEPS} steps an epoch.\n")
+    print(
+        "| shares within 2 % of the optimum | noise, of it goes on | after one epoch | after two | median | worst | off at the end, worst |"
+    )
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+    for (name, policy), noise in itertools.product(kinds.items(), LEARNING_NOISES):
+        scenarios = [(seed, replace(lines(seed), noise=noise)) for seed in range(1, CLUSTERS + 1)]
+        found = [epochs_until_near(of, policy(), seed=seed) for seed, of in scenarios]
+        after = sorted(epochs for epochs, _ in found)
+        one, two = (sum(epochs <= limit for epochs in after) / CLUSTERS for limit in (1, 2))
+        print(
+            f"| {name} | {noise.variation:.0%}, {noise.correlation:.0%} | {one:.0%} | {two:.0%} | {_epochs(statistics.median(after))} | {_epochs(after[-1])} "
+            f"| {max(off for _, off in found):.1%} |",
+            flush=True,
+        )
+
+
+def rest() -> None:
+    """Print how often ours changes shares where nothing changes, and how far it goes astray."""
+    seeds = range(1, REST_RUNS + 1)
+    print(f"Simulated: {REST_RUNS} jobs of {REST_MEMBERS} equal workers, {REST_EPOCHS} epochs.\n")
+    print("| noise, of it goes on | pools | changes of shares in 100 epochs | longest step beyond the optimum |")
+    print("| --- | --- | ---: | ---: |")
+    for noise in REST_NOISES:
+        for alone in (False, True):
+            found = [_at_rest(REST_MEMBERS, noise, alone=alone, seed=seed) for seed in seeds]
+            changes = 100 * sum(changed for changed, _ in found) / (REST_EPOCHS * REST_RUNS)
+            pools = "one each" if alone else "one for all"
+            print(
+                f"| {noise.variation:.0%}, {noise.correlation:.0%} | {pools} | {changes:.2f} | {max(off for _, off in found):.1%} |",
+                flush=True,
+            )
+
+
+def _at_rest(members: int, noise: Noise, *, alone: bool, seed: int) -> tuple[int, float]:
+    """Return how often shares of equal workers changed, and by how much a step was longer than the optimum at worst."""
+    batch = 64 * members
+    gpu = {"gpu": ((1, 21.0), (4096, 4116.0))}
+    workload = replace(
+        lines(1).workload, step_ms=gpu, epoch_samples=EPOCH_STEPS * batch, base_batch=batch, most_batch=batch
+    )
+    pools = {f"pool-{i}": 1 for i in range(members)} if alone else {"pool": members}
+    of = replace(
+        lines(1),
+        workload=workload,
+        groups=tuple(Group(pool=pool, gpu="gpu", count=count) for pool, count in pools.items()),
+        noise=noise,
+        batch_samples=batch,
+        end_epochs=REST_EPOCHS,
+    )
+    rows = simulate(of, Ours(), seed=seed).rows
+    best_s = rows[0].planned_s  # even shares
+    changed = sum(new.shares != old.shares for old, new in itertools.pairwise(rows))
+    return changed, max(row.planned_s for row in rows) / best_s - 1
+
+
+def _epochs(count: float) -> str:
+    return f"not within {EPOCHS}" if count > EPOCHS else f"{count:g}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print what is asked for, everything by default."""
+    parts: dict[str, Callable[[], None]] = {
+        "solver": solver,
+        "fit": fits,
+        "allocation": allocation,
+        "learning": learning,
+        "rest": rest,
+    }
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", choices=[*parts, []])
+    chosen = parser.parse_args(arguments).parts or list(parts)
+    print(f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
+    for name, part in parts.items():
+        if name in chosen:
+            part()
+            print()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Simulated: the recorded p3 spot trace with given pauses. Prints Markdown; docs/simulation.md quotes it.
+
+ResNet-50 on the trace's V100 nodes, one worker each, batch 3200. Every change of members costs its pause, and a loss the
+step in flight as well. Ours three times: with a cautious second for everything (``--loss``, ``--join``), and with what was
+measured (docs/benchmarks.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from heterotrain_simulator.baselines import Even
+from heterotrain_simulator.buckets import Network
+from heterotrain_simulator.engine import simulate
+from heterotrain_simulator.heterotrain_policy import Ours
+from heterotrain_simulator.policy import Policy
+from heterotrain_simulator.scenario import Elasticity, Group, Scenario
+from heterotrain_simulator.spot_traces import P3, as_changes
+from heterotrain_simulator.workloads import IMAGENET, PRICES_PER_HOUR
+
+BATCH = 3200
+CLUSTER_LOSS_S = 0.72
+"""The longest gap that was measured at a SIGKILL there, an ordinary step included; a join was not measured apart."""
+BARE_LOSS_S, BARE_JOIN_S = 0.116, 0.08
+"""Medians at a SIGKILL and at a join, of three processes on one machine."""
+
+
+def main() -> None:
+    """Print effective time for our pauses and for others'."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--loss", type=float, default=1.0, help="seconds without training after a loss")
+    parser.add_argument("--join", type=float, default=1.0, help="seconds without training at a join")
+    arguments = parser.parse_args()
+    # The end of the trace ends the run, not the target.
+    workload = replace(IMAGENET, target_steps=1e12)
+    scenario = Scenario(
+        name="p3",
+        workload=workload,
+        groups=(Group(pool="spot", gpu="v100", count=0, price_per_hour=PRICES_PER_HOUR["v100"]),),
+        network=Network(bytes_per_s=0.8 * 10e9 / 8, latency_s=20e-6),
+        changes=as_changes(P3, "spot"),
+        batch_samples=BATCH,
+        end_s=P3.end_s,
+    )
+    print(
+        f"Simulated: {workload.what}, batch {BATCH}, on {P3.what} as recorded: {P3.end_s / 3600:.1f} h, at most {P3.peak} "
+        f"nodes, {P3.mean_nodes:.1f} in the mean.\n"
+    )
+    print("| who | pause at a loss / a join | changes | steps repeated | effective time | samples/s |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    kinds: list[tuple[str, Policy, Elasticity]] = [
+        ("survivors go on, cautiously", Ours(), Elasticity(loss_s=arguments.loss, join_s=arguments.join)),
+        (
+            "survivors go on, as on the emulated cluster",
+            Ours(),
+            Elasticity(loss_s=CLUSTER_LOSS_S, join_s=arguments.join),
+        ),
+        ("survivors go on, as bare processes", Ours(), Elasticity(loss_s=BARE_LOSS_S, join_s=BARE_JOIN_S)),
+        ("restart from a checkpoint, 10 s", Even(), Elasticity(restart_s=10.0)),
+        ("restart, 75 s", Even(), Elasticity(restart_s=75.0)),
+        (
+            f"restart, {IMAGENET.restart_s:.0f} s (published for this job)",
+            Even(),
+            Elasticity(restart_s=IMAGENET.restart_s),
+        ),
+    ]
+    for name, policy, elasticity in kinds:
+        outcome = simulate(replace(scenario, elasticity=elasticity), policy, seed=1)
+        pause = f"{elasticity.restart_s:g} s" if policy.restarts else f"{elasticity.loss_s:g} / {elasticity.join_s:g} s"
+        print(
+            f"| {name} | {pause} | {outcome.changes} | {outcome.repeated_steps} | {outcome.effective_part:.2%} "
+            f"| {outcome.samples / outcome.end_s:.0f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

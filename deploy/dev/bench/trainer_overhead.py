@@ -1,0 +1,265 @@
+"""What a step costs beyond bare DistributedDataParallel, on equal workers; and what telemetry costs in it. Prints Markdown.
+
+Needs torch, heterotrain and two cores that nothing else uses. Two processes with one thread each train the same model twice
+over: with DistributedDataParallel (gradients as bucket views, a DataLoader in the process) and with this trainer. A few steps of
+the one and of the other alternate in the same processes in the order ABBA, so that whatever else runs on the machine, and whatever
+grows or shrinks meanwhile, hits both. Each such block gives one ratio; the figure is the ratios' median with its 95 % interval,
+which holds whatever their distribution is. What only some steps cost (measured gradients) a median may not see: so the ratio of all
+blocks' sums stands beside it, with twice its standard error. The processor time of rank 0 (all its threads) follows, because a busy
+machine disturbs it less. Telemetry is timed where it happens, since half a percent is less than two runs differ: by its own clock
+over all blocks, which is what it exports, and by a stopwatch around its functions afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import heterotrain
+import torch
+import torch.distributed as dist
+from heterotrain.numerics.noise import Measurement
+from heterotrain.steps.observe import LEARN_STEPS, Observer
+from heterotrain.telemetry.tensorboard import Board
+from machine import free_port, machine
+from models import CASES, Case
+from prometheus_client import generate_latest
+from ratios import median_interval, ratio_of_sums
+
+TURN_S = 0.1
+"""What a side gets at a time, at least one step: long beside a scheduler's slice, short beside what else comes and goes."""
+SAMPLES = 4096
+
+
+TELEMETRY = {
+    Observer: ("begin", "committed", "cost"),
+    Measurement: ("group_done", "reduced", "_bucket", "_gradient"),
+    Board: ("committed",),
+}
+"""What counts as telemetry: phases and gauges, the noise scale's statistics, and the curves for TensorBoard."""
+
+
+class Numbers(torch.utils.data.Dataset[Any]):
+    """Random inputs and classes; several samples at once, as data sets of tensors can."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        generator = torch.Generator().manual_seed(5)
+        self.x = torch.randn(512, *shape, generator=generator)
+        self.y = torch.randint(10, (512,), generator=generator)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitems__(self, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = torch.tensor(ids) % len(self.x)
+        return self.x[chosen], self.y[chosen]
+
+
+def ready(batch: Any) -> Any:
+    """Return the batch that the data set made already."""
+    return batch
+
+
+def bare(case: Case, *, hook: Callable[..., Any] | None = None) -> Iterator[None]:
+    """Train with DistributedDataParallel, with a communication hook where one is given; one step a turn."""
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(
+        case.make(), process_group=dist.new_group(backend="gloo"), gradient_as_bucket_view=True
+    )
+    if hook is not None:
+        model.register_comm_hook(model.process_group, hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    dataset = Numbers(case.shape)
+    sampler = torch.utils.data.DistributedSampler(dataset)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=case.share_samples, sampler=sampler, collate_fn=ready)
+    for epoch in range(10**9):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            yield
+
+
+def ours(case: Case, job: heterotrain.Job) -> Iterator[None]:
+    """Train with this trainer; one step a turn."""
+    torch.manual_seed(0)
+    model = job.wrap(case.make())
+    optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9))
+    for step in job.steps(Numbers(case.shape), collate=ready):
+        with step:
+            for x, y in step.micro_batches():
+                step.backward(torch.nn.functional.cross_entropy(model(x), y))
+            step.apply(optimizer)
+        yield
+
+
+@dataclass(slots=True)
+class Spent:
+    """Seconds of the training thread in telemetry; what one part of it calls of another counts once."""
+
+    seconds: float = 0.0
+    depth: int = 0
+
+    def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function with its time added up."""
+
+        @functools.wraps(function)
+        def around(*args: Any, **options: Any) -> Any:
+            began_s = time.perf_counter()
+            self.depth += 1
+            try:
+                return function(*args, **options)
+            finally:
+                self.depth -= 1
+                if self.depth == 0:
+                    self.seconds += time.perf_counter() - began_s
+
+        return around
+
+
+def seconds_of(turns: Iterator[None], steps: int) -> tuple[float, float]:
+    """Return the mean seconds of some steps, and the processor seconds."""
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    for _ in range(steps):
+        next(turns)
+    return (time.perf_counter() - began_s) / steps, (time.process_time() - began_cpu_s) / steps
+
+
+def work(number: int, seconds: float, board: str) -> dict[str, Any]:
+    """Measure one case in this rank, for about so many seconds."""
+    torch.set_num_threads(1)
+    case = CASES[number]
+    world = int(os.environ["WORLD_SIZE"])
+    job = heterotrain.init(epochs=10**9, batch_samples=case.share_samples * world, tensorboard_dir=board)
+    turns = {"ours": ours(case, job)}
+    next(turns["ours"])  # makes the default group, from which the other one's is made
+    turns["bare"] = bare(case)
+    pace_s = torch.tensor([max(seconds_of(turns[name], 5)[0] for name in turns for _ in range(2))])
+    dist.all_reduce(pace_s, op=dist.ReduceOp.SUM)
+    step_s = float(pace_s) / world
+    steps = max(1, round(TURN_S / step_s))
+    while job._training.progress.steps < 2 * LEARN_STEPS:  # noqa: SLF001 - in its first steps it measures everything
+        next(turns["ours"])
+    observer = job._loop._observer  # noqa: SLF001 - as above
+    duty = observer.duty
+    before_s = duty.spent_s
+    found: dict[str, list[tuple[float, float]]] = {"bare": [], "ours": []}
+    for block in range(max(8, round(seconds / (4 * steps * step_s)))):
+        first, second = ("bare", "ours") if block % 2 == 0 else ("ours", "bare")
+        parts: dict[str, list[tuple[float, float]]] = {"bare": [], "ours": []}
+        for name in (first, second, second, first):
+            observer.evaluated()  # the other side's turn is no part of a step, and telemetry's budget is one of the step
+            parts[name].append(seconds_of(turns[name], steps))
+        for name, pair in parts.items():
+            found[name].append((sum(wall_s for wall_s, _ in pair) / 2, sum(cpu_s for _, cpu_s in pair) / 2))
+    own_clock_s = (duty.spent_s - before_s) / (2 * steps * len(found["ours"]))
+    spent = Spent()
+    for kind, names in TELEMETRY.items():
+        for name in names:
+            setattr(kind, name, spent.timed(getattr(kind, name)))
+    timed = max(64, 10 * steps)
+    step_s = seconds_of(turns["ours"], timed)[0]
+    began_s = time.perf_counter()
+    for _ in range(20):
+        generate_latest(job._report.registry)  # noqa: SLF001 - as above
+    scrape_s = (time.perf_counter() - began_s) / 20
+    elements = sum(p.numel() for p in job._training.model.parameters())  # noqa: SLF001 # type: ignore[union-attr]
+    return found | {
+        "own_clock_s": own_clock_s, "every": observer._every,  # noqa: SLF001 - as above
+        "telemetry_s": spent.seconds / timed, "scrape_s": scrape_s, "step_s": step_s, "elements": elements, "steps": steps,
+    }  # fmt: skip
+
+
+def measure(number: int, seconds: float) -> dict[str, Any]:
+    """Start two ranks for one case; return what rank 0 measured."""
+    port = free_port()
+    command = [sys.executable, __file__, "--seconds", str(seconds), "--case", str(number)]
+    with tempfile.TemporaryDirectory() as folder:
+        environ = os.environ | {
+            "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo",
+            "FOLDER": folder, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
+            "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "68719476736",  # as in the trainer's image, for both sides
+        }  # fmt: skip
+        ranks = [
+            subprocess.Popen(
+                command, env=environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE, text=True
+            )
+            for rank in range(2)
+        ]
+        outputs = [rank.communicate()[0] for rank in ranks]
+    if any(rank.returncode for rank in ranks):
+        raise SystemExit(f"a rank of case {number} failed")
+    return dict(json.loads(outputs[0].splitlines()[-1]))
+
+
+def beyond(found: dict[str, Any], which: int) -> str:
+    """Return by how much ours is beyond the bare one's: the median over blocks, and its interval."""
+    middle, low, high = median_interval([own / bare - 1 for bare, own in pairs(found, which)])
+    return f"{middle:+.2%} ({low:+.2%} to {high:+.2%})"
+
+
+def beyond_in_all(found: dict[str, Any]) -> str:
+    """Return by how much all of ours took longer than all of the bare ones, and twice the standard error."""
+    ratio, error = ratio_of_sums(pairs(found, 0))
+    return f"{ratio - 1:+.2%} ± {2 * error:.2%}"
+
+
+def pairs(found: dict[str, Any], which: int) -> list[tuple[float, float]]:
+    """Return (bare, ours) of each block: wall seconds of a step (0) or processor seconds (1)."""
+    return [(bare[which], own[which]) for bare, own in zip(found["bare"], found["ours"], strict=True)]
+
+
+def median_difference_s(found: dict[str, Any]) -> float:
+    """Return the median over blocks of the wall seconds that a step takes longer."""
+    return statistics.median(own - bare for bare, own in pairs(found, 0))
+
+
+def main() -> None:
+    """Print one row for each model."""
+    rows = "; ".join(f"{row} is {case.name}, {case.share_samples} samples a rank" for row, case in enumerate(CASES))
+    known = range(len(CASES))
+    parser = argparse.ArgumentParser(description=__doc__, epilog=f"Rows: {rows}.")
+    parser.add_argument("--seconds", type=float, default=60.0, help="alternate for about so long with each model (60)")
+    parser.add_argument("--models", type=int, nargs="+", default=known, choices=known, help="which rows (all)")
+    parser.add_argument("--case", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if not 0 < arguments.seconds < math.inf:
+        parser.error(f"--seconds has to be a number above 0, not {arguments.seconds:g}")
+    if arguments.case is not None:
+        print(json.dumps(work(arguments.case, arguments.seconds, os.environ["FOLDER"])), flush=True)
+        os._exit(0)  # the job is not finished, and its farewell would say so
+    print(machine())
+    heads = (
+        "model, samples a rank", "parameters", "bare DDP", "this trainer", "beyond, ms", "beyond, wall", "in all", "beyond, processor",
+        "blocks", "telemetry", "by its own clock", "gradients measured", "a scrape",
+    )  # fmt: skip
+    print(f"\n| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
+    for number in arguments.models:
+        case = CASES[number]
+        found = measure(number, arguments.seconds)
+        bare_s, ours_s = (statistics.median(wall for wall, _ in found[name]) for name in ("bare", "ours"))
+        cells = (
+            f"{case.name}, {case.share_samples}", f"{found['elements'] / 1e6:.2f} M", f"{bare_s * 1e3:.2f} ms",
+            f"{ours_s * 1e3:.2f} ms", f"{median_difference_s(found) * 1e3:.2f}", beyond(found, 0), beyond_in_all(found), beyond(found, 1),
+            f"{len(found['bare'])} of 4 x {found['steps']}",
+            f"{found['telemetry_s'] / found['step_s']:.2%}", f"{found['own_clock_s'] / ours_s:.2%}",
+            f"every {found['every']}", f"{found['scrape_s'] * 1e3:.1f} ms",
+        )  # fmt: skip
+        print(f"| {' | '.join(cells)} |", flush=True)
+    print(f"\n{machine()}")
+
+
+if __name__ == "__main__":
+    main()

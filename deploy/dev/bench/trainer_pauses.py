@@ -1,0 +1,107 @@
+"""How long training stands still when one of three workers goes or comes, beside torchrun and torchft. Prints Markdown.
+
+Bare processes on this machine; a pause is the longest gap between two commits of a worker that stays, around the event, so it
+contains an ordinary step. Newcomers are started before they are let in: loading torch is nobody's pause. This trainer's
+workers get their plans from a stand-in for the operator; losses they settle by themselves.
+
+torchft is measured where its interpreter is named: `python -m venv F && F/bin/pip install torchft-nightly`, then
+`--torchft F/bin/python`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import statistics
+import tempfile
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+from machine import machine
+from setups import Ours, Torchft, Torchrun, World, commits, until
+
+STEADY = 20
+"""Commits before an event, so that what came before is over."""
+AFTER = 15
+"""Commits after an event among which the gap is looked for."""
+
+
+def gap_s(folder: Path, name: str, at_s: float) -> float:
+    """Return the longest gap between commits around a moment."""
+    until(lambda: sum(moment > at_s for moment in commits(folder, name)) >= AFTER, f"{name} goes on")
+    times = commits(folder, name)
+    first = next(i for i, moment in enumerate(times) if moment > at_s)
+    return max(later - sooner for sooner, later in pairwise(times[max(0, first - 1) : first + AFTER]))
+
+
+def steady(folder: Path, name: str) -> float:
+    """Wait for some undisturbed steps; return the usual gap between commits in seconds."""
+    begun = len(commits(folder, name))
+    until(lambda: len(commits(folder, name)) >= begun + STEADY, f"{name} trains")
+    return statistics.median(b - a for a, b in pairwise(commits(folder, name)[-STEADY:]))
+
+
+def measure(
+    make: Callable[[Path], World], ways: dict[str, signal.Signals], *, repeats: int, observer: str
+) -> tuple[dict[str, list[float]], float]:
+    """Return the pauses by what happened, and the usual gap."""
+    found: dict[str, list[float]] = {way: [] for way in ways} | {"a newcomer is let in": []}
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        world = make(folder)
+        try:
+            usual = [steady(folder, observer)]
+            for turn in range(repeats):
+                for way, number in ways.items():
+                    survivor, at_s = world.lose(turn, number)
+                    found[way].append(gap_s(folder, survivor, at_s))
+                    world.replace()
+                    steady(folder, survivor)
+                    at_s = world.admit()
+                    found["a newcomer is let in"].append(gap_s(folder, survivor, at_s))
+                    usual.append(steady(folder, survivor))
+        finally:
+            world.close()
+    return found, statistics.median(usual)
+
+
+def row(who: str, what: str, pauses_s: list[float], usual_s: float) -> str:
+    """Return one line of the table."""
+    ordered = sorted(pauses_s)
+    p95_s = ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
+    figures = (statistics.median(ordered), p95_s, ordered[-1])
+    return f"| {who} | {what} | {len(ordered)} | {' | '.join(f'{s:.3f} s' for s in figures)} | {usual_s * 1e3:.0f} ms |"
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=20, help="times that each thing happens to this trainer")
+    parser.add_argument("--others", type=int, default=6, help="times for torchrun and torchft")
+    everybody = ("ours", "torchrun", "torchft")
+    parser.add_argument("--who", nargs="+", choices=everybody, default=everybody, help="whom to measure (all)")
+    parser.add_argument("--torchft", metavar="PYTHON", help="an interpreter that has torchft")
+    arguments = parser.parse_args()
+    print(machine())
+    print("\n| who | what happens | n | median | p95 | longest | an ordinary step |\n|" + " --- |" * 7, flush=True)
+    kill = {"SIGKILL": signal.SIGKILL}
+    if "ours" in arguments.who:
+        found, usual_s = measure(Ours, {"SIGTERM": signal.SIGTERM} | kill, repeats=arguments.repeats, observer="w0")
+        for what, pauses_s in found.items():
+            print(row("this trainer", what, pauses_s, usual_s), flush=True)
+    if "torchrun" in arguments.who:
+        found, usual_s = measure(Torchrun, kill, repeats=arguments.others + 1, observer="rank-0")
+        restarts_s = found["SIGKILL"][1:]  # the first one compiles what its interpreters load
+        print(row("torchrun, all restart", "SIGKILL", restarts_s, usual_s), flush=True)
+    if "torchft" in arguments.who and arguments.torchft is None:
+        print("\ntorchft was not measured: name an interpreter that has it with --torchft.")
+    elif "torchft" in arguments.who:
+        python = str(arguments.torchft)
+        found, usual_s = measure(lambda f: Torchft(f, python), kill, repeats=arguments.others, observer="w0")
+        print(row("torchft", "SIGKILL", found["SIGKILL"], usual_s), flush=True)
+    print(f"\n{machine()}")
+
+
+if __name__ == "__main__":
+    main()

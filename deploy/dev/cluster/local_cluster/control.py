@@ -1,0 +1,78 @@
+"""Power and cables of the running cluster's nodes, on kind and on deploy/dev/cluster alike: what tests and the demo call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from local_cluster import kind, network, paths, record, topology
+from local_cluster import node as local_node
+
+
+def power_off(node: str) -> None:
+    """Cut the node's cable, then its power: nobody gets a last word from it.
+
+    Raises:
+        Problem: there is no such node, or it has no power.
+    """
+    if kind.is_running():
+        kind.power_off(node)
+    else:
+        local_node.power_off(_plan().node(node))
+
+
+def power_on(node: str) -> None:
+    """Give the node its power and its cable back; it registers again by itself.
+
+    Raises:
+        Problem: there is no such node, or it has power.
+    """
+    if kind.is_running():
+        kind.power_on(node)
+    else:
+        plan = _plan()
+        local_node.power_on(plan.node(node), plan)
+
+
+def unplug(node: str) -> None:
+    """Cut the node's cable; everything on it runs on, unheard.
+
+    Raises:
+        Problem: there is no such node, or it has no power.
+    """
+    if kind.is_running():
+        kind.unplug(node)
+    else:
+        network.unplug(_plan().node(node))
+
+
+def plug(node: str) -> None:
+    """Join the node's cable again.
+
+    Raises:
+        Problem: there is no such node, or it has no power.
+    """
+    if kind.is_running():
+        kind.plug(node)
+    else:
+        network.plug(_plan().node(node))
+
+
+def kubeconfig_path() -> Path:
+    """Return the file by which the machine's administrator speaks to the running cluster.
+
+    Raises:
+        Problem: no cluster is running.
+    """
+    if kind.is_running():
+        return kind.kubeconfig()
+    record.present()
+    return paths.kubeconfig()
+
+
+def nodes() -> tuple[str, ...]:
+    """Return the names of the cluster's nodes, the control plane first."""
+    return tuple(node.name for node in topology.read((paths.REPOSITORY / "kind-config.yaml").read_text()).nodes)
+
+
+def _plan() -> topology.Topology:
+    return topology.read(record.present().topology)

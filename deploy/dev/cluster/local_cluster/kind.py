@@ -1,0 +1,171 @@
+"""The same commands where a Docker engine runs: kind starts the cluster, docker holds its nodes' power and cables."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from local_cluster import paths, topology
+from local_cluster.process import Problem, run, say
+
+CONFIGURATION = paths.REPOSITORY / "kind-config.yaml"
+IMAGES = {"heterotrain/operator:dev": "operator/Dockerfile", "heterotrain/trainer:dev": "trainer/Dockerfile"}
+PROMETHEUS = ("docker.io/prom/prometheus:v3.15.0", "heterotrain/prometheus:local")
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+"""PyTorch without CUDA, from its own index: an eighth of the size, and a kind cluster has no GPU."""
+
+
+def is_available() -> bool:
+    """Return whether kind is installed and a Docker engine answers."""
+    return shutil.which("kind") is not None and shutil.which("docker") is not None and _succeeds("docker", "info")
+
+
+def is_running() -> bool:
+    """Return whether kind runs our cluster; a cluster of deploy/dev/cluster goes before."""
+    if paths.kubeconfig().exists() or shutil.which("kind") is None or shutil.which("docker") is None:
+        return False
+    return _succeeds("docker", "inspect", f"{_name()}-control-plane")
+
+
+def up(*, reuse: bool = False) -> None:
+    """Start the cluster, with the project's images in it.
+
+    Args:
+        reuse: be content with a cluster that runs already.
+
+    Raises:
+        Problem: it is running already, or kind could not start it.
+    """
+    if is_running():
+        if reuse:
+            return
+        raise Problem("a cluster is running already: use it, or end it with `make cluster-down` first")
+    plan = topology.read(CONFIGURATION.read_text())
+    for mount in {mount.host_path for node in plan.nodes for mount in node.mounts}:
+        _shared_folder(mount)
+    say("    kind create cluster")
+    run(
+        "kind",
+        "create",
+        "cluster",
+        "--config",
+        CONFIGURATION,
+        "--kubeconfig",
+        kubeconfig(),
+        "--wait",
+        "120s",
+        timeout_s=900,
+    )
+    load_images()
+
+
+def down() -> None:
+    """End the cluster; none is no error."""
+    run("kind", "delete", "cluster", "--name", _name(), timeout_s=300)
+    kubeconfig().unlink(missing_ok=True)
+
+
+def setup() -> None:
+    """Do nothing: kind brings its programs along."""
+
+
+def status() -> str:
+    """Return the nodes as kubectl shows them.
+
+    Raises:
+        Problem: no cluster is running.
+    """
+    if not is_running():
+        raise Problem("no cluster is running: `make cluster` starts one")
+    return run("kubectl", "--kubeconfig", kubeconfig(), "get", "nodes", "--show-labels").rstrip()
+
+
+def build_images() -> None:
+    """Build the project's images with docker, and fetch Prometheus under the name that manifests use."""
+    for image, dockerfile in IMAGES.items():
+        say(f"    docker build {image}")
+        arguments = ["--build-arg", f"TORCH_INDEX={TORCH_INDEX}"] if image.startswith("heterotrain/trainer") else []
+        run(
+            "docker",
+            "build",
+            "-q",
+            *arguments,
+            "-f",
+            dockerfile,
+            "-t",
+            image,
+            ".",
+            cwd=paths.REPOSITORY,
+            timeout_s=3600,
+        )
+    upstream, name = PROMETHEUS
+    run("docker", "pull", "-q", upstream, timeout_s=600)
+    run("docker", "tag", upstream, name)
+
+
+def load_images() -> None:
+    """Build the project's images and give them to every node; pods made from now on run them."""
+    build_images()
+    run("kind", "load", "docker-image", "--name", _name(), *IMAGES, PROMETHEUS[1], timeout_s=900)
+
+
+def kubeconfig() -> Path:
+    """Return the administrator's kubeconfig."""
+    return paths.cache() / "kind.kubeconfig"
+
+
+def power_off(node: str) -> None:
+    """Cut the cable first, so that the kernel cannot say good-bye for the killed processes."""
+    unplug(node)
+    run("docker", "kill", node)
+
+
+def power_on(node: str) -> None:
+    """Start the node's container; docker gives it a new cable."""
+    run("docker", "start", node)
+
+
+def unplug(node: str) -> None:
+    """Take the node's network device down."""
+    run("docker", "exec", _known(node), "ip", "link", "set", "eth0", "down")
+
+
+def plug(node: str) -> None:
+    """Take the device up again, with the default route that it lost."""
+    gateway = run(
+        "docker", "inspect", "--format", "{{range .NetworkSettings.Networks}}{{.Gateway}}{{end}}", _known(node)
+    ).strip()  # fmt: skip
+    run("docker", "exec", node, "ip", "link", "set", "eth0", "up")
+    run("docker", "exec", node, "ip", "route", "replace", "default", "via", gateway)
+
+
+def _name() -> str:
+    return topology.read(CONFIGURATION.read_text()).name
+
+
+def _known(node: str) -> str:
+    return topology.read(CONFIGURATION.read_text()).node(node).name
+
+
+def _shared_folder(path: str) -> None:
+    """Make the nodes' common folder writable for pods of any user; only the engine may be root here."""
+    run(
+        "docker",
+        "run",
+        "--rm",
+        "--volume",
+        f"{path}:/shared",
+        "docker.io/library/busybox:1.37",
+        "chmod",
+        "1777",
+        "/shared",
+        timeout_s=300,
+    )
+
+
+def _succeeds(*command: str) -> bool:
+    try:
+        run(*command, timeout_s=30)
+    except Problem:
+        return False
+    return True

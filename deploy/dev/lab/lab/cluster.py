@@ -1,0 +1,110 @@
+"""A cluster as a person uses it: through kubectl and helm, with every failure told in kubectl's own words."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+_T = TypeVar("_T")
+REPOSITORY = Path(__file__).resolve().parents[4]
+
+
+class ClusterError(Exception):
+    """A command against the cluster failed, or a wait ran out; the message says which and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Where the cluster is and which kubectl and helm speak to it.
+
+    Attributes:
+        environment: variables for every command, ``KUBECONFIG`` and ``PATH`` among them.
+        namespace: namespace of commands that do not name one.
+    """
+
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    namespace: str = "default"
+
+    def run(self, *command: str, stdin: str | None = None, timeout_s: float = 60) -> str:
+        """Return the command's standard output.
+
+        Raises:
+            ClusterError: it exited with a non-zero code or took longer than ``timeout_s``.
+        """
+        try:
+            done = subprocess.run(
+                command,
+                input=stdin,
+                env=dict(self.environment),
+                text=True,
+                capture_output=True,
+                timeout=timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ClusterError(f"`{' '.join(command)}` gave no answer within {timeout_s:.0f} s") from error
+        if done.returncode != 0:
+            raise ClusterError(f"`{' '.join(command)}`: {done.stderr.strip() or done.stdout.strip()}")
+        return done.stdout
+
+    def kubectl(self, *arguments: str, stdin: str | None = None, timeout_s: float = 60) -> str:
+        """Return what kubectl prints, in this cluster's namespace."""
+        return self.run("kubectl", "-n", self.namespace, *arguments, stdin=stdin, timeout_s=timeout_s)
+
+    def apply(self, *objects: Mapping[str, Any]) -> str:
+        """Apply objects as ``kubectl apply -f`` does."""
+        return self.kubectl("apply", "-f", "-", stdin="---\n".join(yaml.safe_dump(dict(each)) for each in objects))
+
+    def get(self, kind: str, name: str) -> dict[str, Any] | None:
+        """Return an object, or ``None`` when it is not there."""
+        text = self.kubectl("get", kind, name, "--ignore-not-found", "-o", "json")
+        return json.loads(text) if text.strip() else None
+
+    def list(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
+        """Return the namespace's objects of a kind."""
+        arguments = ["-l", selector] if selector else []
+        items: list[dict[str, Any]] = json.loads(self.kubectl("get", kind, *arguments, "-o", "json"))["items"]
+        return items
+
+    def delete(self, kind: str, name: str, *arguments: str) -> None:
+        """Delete an object if it is there, without waiting for it to go."""
+        self.kubectl("delete", kind, name, "--ignore-not-found", "--wait=false", *arguments)
+
+    def raw(self, path: str) -> Any:
+        """Return the JSON of an API path; Services and pods are reached through the API server's proxy."""
+        return json.loads(self.kubectl("get", "--raw", path))
+
+
+def wait_for(probe: Callable[[], _T | None], what: str, *, timeout_s: float, every_s: float = 0.25) -> _T:
+    """Return the first answer of ``probe`` that is neither ``None`` nor ``False``.
+
+    A command that fails meanwhile counts as "not yet": API servers and pods come and go in what we test.
+
+    Raises:
+        ClusterError: ``timeout_s`` passed; the last failure is told with it.
+    """
+    deadline_s, last = time.monotonic() + timeout_s, ""
+    while True:
+        try:
+            answer = probe()
+        except ClusterError as error:
+            answer, last = None, f" (last error: {error})"
+        if answer is not None and answer is not False:
+            return answer
+        if time.monotonic() > deadline_s:
+            raise ClusterError(f"waited {timeout_s:.0f} s in vain for {what}{last}")
+        time.sleep(every_s)
+
+
+def commands(cluster: Cluster, *lines: Sequence[str]) -> None:
+    """Run commands one after the other."""
+    for line in lines:
+        cluster.run(*line, timeout_s=300)

@@ -1,0 +1,77 @@
+"""Brings a cluster from nothing to "operator and Prometheus are running", as README tells a person to."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+
+from heterotrain_core.contract import keys
+
+from lab.cluster import REPOSITORY, Cluster, ClusterError, commands, wait_for
+
+OPERATOR_NAMESPACE = "heterotrain-system"
+PROMETHEUS_URL = "http://prometheus.monitoring.svc:9090"
+
+
+def this_cluster(namespace: str = "default") -> Cluster:
+    """Return the cluster that `make cluster` started.
+
+    Raises:
+        ClusterError: none is running.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "local_cluster", "env"],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "deploy/dev/cluster")},
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise ClusterError(f"no cluster is running: `make cluster` starts one ({done.stderr.strip()})")
+    environment = dict(os.environ)
+    for line in done.stdout.splitlines():
+        name, _, value = line.removeprefix("export ").partition("=")
+        if name:
+            environment[name] = os.path.expandvars(shlex.split(value)[0] if value else "")
+    return Cluster(environment=environment, namespace=namespace)
+
+
+def install(cluster: Cluster) -> None:
+    """Install Prometheus and the operator's chart and wait until both are ready; safe to repeat."""
+    chart = str(REPOSITORY / "helm/heterotrain")
+    _adopt_definition(cluster)
+    commands(
+        cluster,
+        ["kubectl", "apply", "-f", str(REPOSITORY / "deploy/monitoring/prometheus.yaml")],
+        [
+            "helm", "upgrade", "--install", "heterotrain", chart,
+            "--namespace", OPERATOR_NAMESPACE, "--create-namespace",
+            "--set", f"prometheus.url={PROMETHEUS_URL}", "--set", "image.tag=dev",
+            "--values", str(REPOSITORY / "deploy/dev/lab/values.yaml"),
+        ],
+    )  # fmt: skip
+    # The tag stays the same when the image was built anew: only a restart brings the new one.
+    cluster.run("kubectl", "-n", OPERATOR_NAMESPACE, "rollout", "restart", "deployment/heterotrain-operator")
+    for namespace, name in (("monitoring", "prometheus"), (OPERATOR_NAMESPACE, "heterotrain-operator")):
+        rollout(cluster, namespace, name)
+
+
+def _adopt_definition(cluster: Cluster) -> None:
+    """Let Helm take over a definition that was applied by hand (tests do); it refuses what is not marked as its own."""
+    name = f"customresourcedefinition/{keys.PLURAL}.{keys.GROUP}"
+    if cluster.run("kubectl", "get", name, "--ignore-not-found", "-o", "name").strip():
+        cluster.run("kubectl", "label", name, "--overwrite", "app.kubernetes.io/managed-by=Helm")
+        release = ["meta.helm.sh/release-name=heterotrain", f"meta.helm.sh/release-namespace={OPERATOR_NAMESPACE}"]
+        cluster.run("kubectl", "annotate", name, "--overwrite", *release)
+
+
+def rollout(cluster: Cluster, namespace: str, name: str) -> None:
+    """Wait until a Deployment runs what it should run."""
+
+    def is_ready() -> bool:
+        status = cluster.run("kubectl", "-n", namespace, "rollout", "status", f"deployment/{name}", "--timeout=5s")
+        return "successfully" in status
+
+    wait_for(is_ready, f"deployment {namespace}/{name}", timeout_s=120)

@@ -1,0 +1,111 @@
+"""A job's telemetry scrape by scrape, as the operator reads it, but asked of Prometheus afterwards.
+
+Asking once for all scrapes of a stretch of time costs a fraction of asking after each of them, so whatever is measured
+meanwhile is hardly disturbed.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from heterotrain_core.contract.plan import Plan
+from heterotrain_core.perf.counters import CounterKey, Counters, Observation, observe
+from heterotrain_core.perf.line import persistence
+from heterotrain_core.perf.merge import condense
+from heterotrain_core.planning.shares import MemberEvidence
+from heterotrain_operator.cluster_state.telemetry import MemberId
+from heterotrain_operator.prom.queries import Series, counter_name, everything_of, parse_everything
+
+from lab.cluster import ClusterError
+from lab.telemetry import Prometheus
+
+EVERY_S = 1.0
+"""How often Prometheus scrapes, and the operator reads."""
+_MARGIN_S = 5.0
+
+
+def name_of(worker_uid: str, local_rank: int) -> str:
+    """Return a member's name in observations."""
+    return counter_name(MemberId(worker_uid, local_rank))
+
+
+@dataclass(slots=True)
+class Scrapes:
+    """What a job's members did between any two scrapes, oldest first; ``look`` brings what is new.
+
+    ``known_s`` is the time until which everything is known; at first, a time before the job's first step.
+    """
+
+    prometheus: Prometheus
+    job_uid: str
+    known_s: float
+    seen: list[Observation] = field(default_factory=list)
+    _counters: dict[CounterKey, Counters] = field(default_factory=dict)
+
+    def look(self, *, until_s: float) -> None:
+        """Take all scrapes since the last look; ``until_s`` is now."""
+        window_s = math.ceil(until_s - self.known_s + _MARGIN_S)
+        rows = self.prometheus.query(f"{everything_of(self.job_uid)}[{window_s}s]")
+        series = [(row["metric"], [(float(at), float(value)) for at, value in row["values"]]) for row in rows]
+        while self.known_s + EVERY_S <= until_s:
+            self.known_s += EVERY_S
+            counters, newest_s = _at(series, self.known_s)
+            self.seen.extend(observe(self._counters, counters, ended_s=newest_s))
+            self._counters.update(counters)
+
+    def evidence(self, plan: Plan) -> tuple[MemberEvidence, ...]:
+        """Return what is known of the plan's members, by rank, condensed as the operator keeps it."""
+        return tuple(
+            MemberEvidence(
+                member=name,
+                pool=member.pool,
+                observations=condense([o for o in self.seen if o.member == name]),
+            )
+            for member in plan.members
+            for name in (name_of(member.worker_uid, member.local_rank),)
+        )
+
+
+def mean_with_error(seen: Mapping[str, Sequence[Observation]]) -> tuple[float, float]:
+    """Return the mean seconds of a step and its standard error, averaged over the members that tell.
+
+    A sum over scrapes of ``steps * (mean - all steps' mean)`` has as variance that of independent scrapes times what their
+    correlation makes of it (``perf.line.persistence``).
+
+    Raises:
+        ClusterError: nobody has been observed.
+    """
+    means, errors = [], []
+    for observations in seen.values():
+        told = [(o.steps, o.step.mean) for o in observations if o.step is not None]
+        steps, seconds = (np.array(column, dtype=float) for column in zip(*told, strict=True))
+        mean = float(steps @ seconds / steps.sum())
+        pull = steps * (seconds - mean)
+        free = len(told) / max(1, len(told) - 1)
+        means.append(mean)
+        errors.append(math.sqrt(free * persistence(pull) * float(pull @ pull)) / float(steps.sum()))
+    if not means:
+        raise ClusterError(
+            "no steps to take a mean of: two vectors of shares may be so alike that nobody can tell them apart"
+        )
+    return statistics.mean(means), statistics.mean(errors)
+
+
+def _at(
+    series: list[tuple[dict[str, Any], list[tuple[float, float]]]], moment_s: float
+) -> tuple[Mapping[CounterKey, Counters], float]:
+    """Return the counters that a read at a moment would have brought, and when the newest of them was scraped."""
+    rows, newest_s = [], 0.0
+    for labels, samples in series:
+        known = bisect_right(samples, (moment_s, math.inf))
+        if known and math.isfinite(samples[known - 1][1]):
+            at_s, value = samples[known - 1]
+            rows.append(Series(labels, value))
+            newest_s = max(newest_s, at_s)
+    return parse_everything(rows).counters, newest_s

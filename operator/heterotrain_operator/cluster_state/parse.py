@@ -1,0 +1,213 @@
+"""From API objects (plain JSON) to views."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from heterotrain_core.contract import keys
+
+from heterotrain_operator.api.reading import SpecError, read_spec, read_status
+from heterotrain_operator.api.types import MAX_RANKS_PER_WORKER
+from heterotrain_operator.cluster_state.quantity import pod_requests, quantities
+from heterotrain_operator.cluster_state.views import (
+    Ended,
+    JobKey,
+    JobView,
+    NodeReadiness,
+    NodeView,
+    PlanObject,
+    PodView,
+    Taint,
+)
+
+DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
+RANKS_ANNOTATION = f"{keys.GROUP}/ranks"
+
+# The kubelet and the garbage collector give these reasons in a pod's status when a pod goes with its node.
+_TAKEN_DOWN = frozenset({"Terminated", "NodeShutdown", "NodeAffinity", "NodeLost", "Preempting", "Evicted", "Shutdown"})
+
+
+def seconds(text: str | None) -> float:
+    """Return a Kubernetes time as seconds since the epoch; 0 when there is none."""
+    return datetime.fromisoformat(text).timestamp() if text else 0.0
+
+
+def rfc3339(time_s: float) -> str:
+    """Return seconds since the epoch as a Kubernetes time, in whole seconds."""
+    return datetime.fromtimestamp(int(time_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def rfc3339_micro(time_s: float) -> str:
+    """Return seconds since the epoch as a Kubernetes MicroTime."""
+    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def key_of(body: Mapping[str, Any]) -> JobKey:
+    """Return namespace and name of a job's own body."""
+    return JobKey(body["metadata"]["namespace"], body["metadata"]["name"])
+
+
+def owner_key(body: Mapping[str, Any]) -> JobKey | None:
+    """Return the job that an object of ours belongs to, by its label."""
+    metadata = body["metadata"]
+    job = (metadata.get("labels") or {}).get(keys.LABEL_JOB)
+    return JobKey(metadata["namespace"], job) if job else None
+
+
+def parse_job(body: Mapping[str, Any]) -> JobView:
+    """Return the view of a job; a spec that can't be understood becomes its ``problem``."""
+    metadata = body["metadata"]
+    spec, problem = None, ""
+    try:
+        spec = read_spec(body)
+    except SpecError as error:
+        problem = str(error)
+    return JobView(
+        key=key_of(body),
+        uid=metadata["uid"],
+        generation=metadata.get("generation", 0),
+        resource_version=metadata["resourceVersion"],
+        created_s=seconds(metadata.get("creationTimestamp")),
+        deleting="deletionTimestamp" in metadata,
+        labels=metadata.get("labels") or {},
+        spec=spec,
+        problem=problem,
+        template=(body.get("spec") or {}).get("template") or {},
+        status=read_status(body),
+        status_body=body.get("status") or {},
+    )
+
+
+def parse_pod(body: Mapping[str, Any]) -> PodView | None:
+    """Return the view of a worker's pod, or ``None`` when the pod is not a worker of any job."""
+    metadata, spec, status = body["metadata"], body["spec"], body.get("status") or {}
+    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    key = owner_key(body)
+    index = labels.get(keys.LABEL_WORKER_INDEX, "")
+    if key is None or not index.isdecimal():
+        return None
+    conditions = {each["type"]: each for each in status.get("conditions") or ()}
+    ready = conditions.get("Ready") or {}
+    scheduled = conditions.get("PodScheduled") or {}
+    refused = scheduled if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable" else {}
+    waiting = _waiting(spec, status, annotations)
+    return PodView(
+        key=key,
+        name=metadata["name"],
+        uid=metadata["uid"],
+        resource_version=metadata["resourceVersion"],
+        pool=labels.get(keys.LABEL_POOL, ""),
+        index=int(index),
+        on_demand=labels.get(keys.LABEL_CAPACITY_TYPE) != keys.CAPACITY_SPOT,
+        owner_uid=next((each["uid"] for each in metadata.get("ownerReferences") or () if each.get("controller")), ""),
+        ranks=_ranks(annotations.get(RANKS_ANNOTATION, "")),
+        phase=status.get("phase") or "Pending",
+        node=spec.get("nodeName") or "",
+        address=status.get("podIP") or "",
+        created_s=seconds(metadata.get("creationTimestamp")),
+        deleting="deletionTimestamp" in metadata,
+        ready=ready.get("status") == "True",
+        ready_since_s=seconds(ready.get("lastTransitionTime")),
+        unschedulable=refused.get("message") or refused.get("reason") or "",
+        unschedulable_since_s=seconds(refused.get("lastTransitionTime")),
+        waiting_reason=waiting.get("reason") or "",
+        waiting_message=waiting.get("message") or "",
+        ended=_ended(spec, status, annotations),
+        disruption=_disruption(conditions, status),
+        requests=pod_requests(spec),
+        plan_version=annotations.get(keys.ANNOTATION_PLAN, ""),
+        fatal_probes=_fatal_probes(spec, annotations),
+    )
+
+
+def _ranks(text: str) -> int:
+    """Return how many ranks an annotation names; 1 for one that somebody has spoiled."""
+    return int(text) if len(text) <= len(str(MAX_RANKS_PER_WORKER)) and text.isdecimal() and int(text) else 1
+
+
+def main_container(spec: Mapping[str, Any], annotations: Mapping[str, str]) -> str:
+    """Return the name of the container that trains: the annotated default container, else the first."""
+    names = [container["name"] for container in spec.get("containers") or ()]
+    chosen = annotations.get(DEFAULT_CONTAINER, "")
+    return chosen if chosen in names else (names[0] if names else "")
+
+
+def _fatal_probes(spec: Mapping[str, Any], annotations: Mapping[str, str]) -> tuple[str, ...]:
+    name = main_container(spec, annotations)
+    main: Mapping[str, Any] = next((each for each in spec.get("containers") or () if each["name"] == name), {})
+    return tuple(probe for probe in ("livenessProbe", "startupProbe") if main.get(probe))
+
+
+def parse_node(body: Mapping[str, Any]) -> NodeView:
+    """Return the view of a node."""
+    metadata, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
+    ready = next((each["status"] for each in status.get("conditions") or () if each["type"] == "Ready"), "Unknown")
+    return NodeView(
+        name=metadata["name"],
+        resource_version=metadata["resourceVersion"],
+        labels=metadata.get("labels") or {},
+        taints=tuple(
+            Taint(key=each["key"], value=each.get("value") or "", effect=each.get("effect") or "")
+            for each in spec.get("taints") or ()
+        ),
+        allocatable=quantities(status.get("allocatable")),
+        readiness=NodeReadiness(ready),
+        cordoned=bool(spec.get("unschedulable")),
+    )
+
+
+def parse_plan_object(body: Mapping[str, Any]) -> PlanObject | None:
+    """Return the view of a plan's ConfigMap, or ``None`` for any other ConfigMap."""
+    key = owner_key(body)
+    if key is None or body["metadata"]["name"] != keys.plan_name(key.name):
+        return None
+    return PlanObject(
+        key=key,
+        resource_version=body["metadata"]["resourceVersion"],
+        text=(body.get("data") or {}).get(keys.PLAN_KEY, ""),
+    )
+
+
+def _main_status(
+    spec: Mapping[str, Any], status: Mapping[str, Any], annotations: Mapping[str, str]
+) -> Mapping[str, Any] | None:
+    name = main_container(spec, annotations)
+    return next((each for each in status.get("containerStatuses") or () if each["name"] == name), None)
+
+
+def _waiting(spec: Mapping[str, Any], status: Mapping[str, Any], annotations: Mapping[str, str]) -> Mapping[str, Any]:
+    main = _main_status(spec, status, annotations)
+    for each in (*(status.get("initContainerStatuses") or ()), *([main] if main else [])):
+        waiting: Mapping[str, Any] = (each.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") not in (None, "PodInitializing", "ContainerCreating"):
+            return waiting
+    return {}
+
+
+def _ended(spec: Mapping[str, Any], status: Mapping[str, Any], annotations: Mapping[str, str]) -> Ended | None:
+    main = _main_status(spec, status, annotations) or {}
+    state = (main.get("state") or {}).get("terminated")
+    if state is None:
+        # An init container that failed for good ends the pod, too; it says more than the pod's phase.
+        failed = (
+            (each.get("state") or {}).get("terminated") or {} for each in status.get("initContainerStatuses") or ()
+        )
+        state = next((each for each in failed if each.get("exitCode", 0) != 0), None)
+        if state is None or status.get("phase") != "Failed":
+            return None
+    return Ended(
+        exit_code=state.get("exitCode", -1),
+        reason=state.get("reason") or "",
+        message=state.get("message") or "",
+        finished_s=seconds(state.get("finishedAt")),
+    )
+
+
+def _disruption(conditions: Mapping[str, Mapping[str, Any]], status: Mapping[str, Any]) -> str:
+    target = conditions.get("DisruptionTarget") or {}
+    if target.get("status") == "True":
+        return str(target.get("reason") or "DisruptionTarget")
+    reason = str(status.get("reason") or "")
+    return reason if reason in _TAKEN_DOWN else ""

@@ -1,0 +1,195 @@
+"""What the operator knows of the cluster, fed by watch events, by full lists and by the answers to its own writes.
+
+Three sources race, so two rules keep the picture true. An object never goes back to an older ``resourceVersion`` (our own
+write may be in the store before the watch brings the state before it). A full list touches only what has not changed
+since the list began: every change is stamped with a local sequence number, removals too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Generic, Protocol, TypeVar
+
+from heterotrain_operator.cluster_state.quantity import added
+from heterotrain_operator.cluster_state.views import JobKey, JobView, NodeView, PlanObject, PodView
+
+
+class _Versioned(Protocol):
+    @property
+    def resource_version(self) -> str: ...
+
+
+_View = TypeVar("_View", bound=_Versioned)
+_Key = TypeVar("_Key")
+
+
+class Sequence:
+    """Counts changes of whatever shares it."""
+
+    def __init__(self) -> None:
+        self.last = 0
+
+
+class Kind(Generic[_Key, _View]):
+    """All objects of one kind; kinds that share a sequence know which of their objects changed last."""
+
+    def __init__(self, key: Callable[[_View], _Key], sequence: Sequence) -> None:
+        self._key = key
+        self._views: dict[_Key, _View] = {}
+        self._stamps: dict[_Key, int] = {}
+        self._sequence = sequence
+
+    def get(self, key: _Key) -> _View | None:
+        """Return the object, if there is one."""
+        return self._views.get(key)
+
+    def all(self) -> Mapping[_Key, _View]:
+        """Return all objects; the mapping is live, so don't keep it over an ``await``."""
+        return self._views
+
+    def knows(self, key: _Key, resource_version: str) -> bool:
+        """Tell whether this state of an object, or a newer one, is here already: often the echo of our own write."""
+        known = self._views.get(key)
+        return known is not None and not _newer(resource_version, known.resource_version)
+
+    def put(self, view: _View) -> bool:
+        """Take a newer state of an object; tell whether it was newer."""
+        key = self._key(view)
+        if self.knows(key, view.resource_version):
+            return False
+        self._views[key] = view
+        self._stamp(key)
+        return True
+
+    def discard(self, key: _Key) -> None:
+        """Forget an object that is gone."""
+        self._views.pop(key, None)
+        self._stamp(key)
+
+    def begin_list(self) -> int:
+        """Return a mark to hand to ``replace`` when the list that starts now has arrived."""
+        return self._sequence.last
+
+    def changed(self, key: _Key) -> int:
+        """Return a number that is larger the later an object changed; 0 for one that is as the first list brought it."""
+        return self._stamps.get(key, 0)
+
+    def replace(self, views: Iterable[_View], *, since: int) -> set[_Key]:
+        """Make the list the truth for everything that has not changed since it began; return what differed."""
+        changed = set()
+        listed = set()
+        for view in views:
+            key = self._key(view)
+            listed.add(key)
+            if self._stamps.get(key, 0) <= since:
+                known = self._views.get(key)
+                if known is None or known.resource_version != view.resource_version:
+                    self._views[key] = view
+                    changed.add(key)
+        for key in [key for key in self._views if key not in listed and self._stamps.get(key, 0) <= since]:
+            del self._views[key]
+            changed.add(key)
+        self._stamps = {key: stamp for key, stamp in self._stamps.items() if key in self._views or stamp > since}
+        return changed
+
+    def _stamp(self, key: _Key) -> None:
+        self._sequence.last += 1
+        self._stamps[key] = self._sequence.last
+
+
+class PodKind(Kind[tuple[str, str], PodView]):
+    """Pods, also found by their job, with running sums of what they request on each node."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        super().__init__(lambda pod: (pod.key.namespace, pod.name), sequence)
+        self._of_job: dict[JobKey, dict[str, PodView]] = {}
+        self._used: dict[str, Counter[str]] = {}
+        self.changes = 0
+        """How often what runs on nodes has changed."""
+
+    @property
+    def used(self) -> Mapping[str, Mapping[str, float]]:
+        """By node, the sum of what our running pods request."""
+        return self._used
+
+    def of_job(self, key: JobKey) -> tuple[PodView, ...]:
+        """Return the job's pods by worker index."""
+        return tuple(sorted(self._of_job.get(key, {}).values(), key=lambda pod: pod.index))
+
+    def put(self, view: PodView) -> bool:
+        """Take a newer state of a pod."""
+        known = self.get((view.key.namespace, view.name))
+        taken = super().put(view)
+        if taken:
+            if known is not None:
+                self._unlink(known)
+            self._link(view)
+        return taken
+
+    def discard(self, key: tuple[str, str]) -> None:
+        """Forget a pod that is gone."""
+        if known := self.get(key):
+            self._unlink(known)
+        super().discard(key)
+
+    def replace(self, views: Iterable[PodView], *, since: int) -> set[tuple[str, str]]:
+        """Make the list the truth; see ``Kind.replace``."""
+        changed = super().replace(views, since=since)
+        self._of_job, self._used = {}, {}
+        for pod in self.all().values():
+            self._link(pod)
+        return changed
+
+    def _link(self, pod: PodView) -> None:
+        self._of_job.setdefault(pod.key, {})[pod.name] = pod
+        self.changes += 1
+        if pod.node and not pod.phase_ended:
+            self._used.setdefault(pod.node, Counter()).update(pod.requests)
+
+    def _unlink(self, pod: PodView) -> None:
+        self.changes += 1
+        pods = self._of_job.get(pod.key, {})
+        pods.pop(pod.name, None)
+        if not pods:
+            self._of_job.pop(pod.key, None)
+        if pod.node and not pod.phase_ended:
+            self._used.setdefault(pod.node, Counter()).subtract(pod.requests)
+
+
+class Store:
+    """Jobs, their pods and plans, the nodes, and what foreign pods take on each node."""
+
+    def __init__(self) -> None:
+        sequence = Sequence()
+        self.jobs: Kind[JobKey, JobView] = Kind(lambda job: job.key, sequence)
+        self.pods = PodKind(sequence)
+        self.nodes: Kind[str, NodeView] = Kind(lambda node: node.name, sequence)
+        self.plans: Kind[JobKey, PlanObject] = Kind(lambda plan: plan.key, sequence)
+        self.foreign_requests: Mapping[str, Mapping[str, float]] = {}
+        """By node: what pods of others request; from a slow list, because the watch sees only our own."""
+        self._used: Mapping[str, Mapping[str, float]] = {}
+        self._used_at: tuple[int, Mapping[str, Mapping[str, float]]] = (-1, {})
+
+    def newest_first(self) -> list[JobKey]:
+        """Return all jobs, those first of which (or of whose pods and plans) something changed last."""
+        last = {key: max(self.jobs.changed(key), self.plans.changed(key)) for key in self.jobs.all()}
+        for name, pod in self.pods.all().items():
+            if pod.key in last:
+                last[pod.key] = max(last[pod.key], self.pods.changed(name))
+        return sorted(last, key=lambda key: -last[key])
+
+    def used(self) -> Mapping[str, Mapping[str, float]]:
+        """Return by node the sum of what running pods request, those of others included; never changed afterwards."""
+        changes, foreign = self._used_at
+        if changes != self.pods.changes or foreign is not self.foreign_requests:
+            own, others = self.pods.used, self.foreign_requests
+            self._used = {node: added([own.get(node, {}), others.get(node, {})]) for node in {*own, *others}}
+            self._used_at = (self.pods.changes, others)
+        return self._used
+
+
+def _newer(new: str, old: str) -> bool:
+    if new.isdecimal() and old.isdecimal():
+        return int(new) > int(old)
+    return new != old

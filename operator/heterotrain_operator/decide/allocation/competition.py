@@ -1,0 +1,124 @@
+"""Who competes with whom for which nodes.
+
+Jobs that share no node, not even by way of others, are decided apart: so a large cluster is many small questions, and a
+bad job spoils one of them only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from heterotrain_operator.api.reading import managed_by_us
+from heterotrain_operator.cluster_state.quantity import added
+from heterotrain_operator.cluster_state.telemetry import Telemetry
+from heterotrain_operator.cluster_state.views import JobKey, JobView, NodeView, PlanObject, PodView
+from heterotrain_operator.decide.allocation.demand import Bidder
+from heterotrain_operator.decide.allocation.node_group import Claim, Ground, grounds
+from heterotrain_operator.decide.grants.grant import JobGrant
+from heterotrain_operator.decide.plan.plan import read_plan
+from heterotrain_operator.decide.workers.capacity import Shape, admits
+from heterotrain_operator.decide.workers.state import WorkerState, worker_states
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """One job as the allocation sees it: its pods, plan and telemetry, and by pool what a worker of it needs."""
+
+    job: JobView
+    pods: Sequence[PodView]
+    plan: PlanObject | None
+    telemetry: Telemetry
+    shapes: Mapping[str, Shape]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contest:
+    """Jobs that compete for nodes, directly or by way of others, and the grounds that they compete for."""
+
+    bidders: tuple[Bidder, ...]
+    grounds: tuple[Ground, ...]
+
+
+def takes_part(job: JobView) -> bool:
+    """Tell whether a job may want workers: it is ours, understood, accepted, neither suspended nor ended."""
+    ended = {c.type for c in job.status.conditions if c.status == "True"} & {"Succeeded", "Failed"}
+    refused = any(c.type == "Accepted" and c.status == "False" for c in job.status.conditions)
+    spec = job.spec
+    return spec is not None and managed_by_us(spec) and not (spec.suspend or job.deleting or ended or refused)
+
+
+def contests(
+    seen: Iterable[Seen],
+    nodes: Mapping[str, NodeView],
+    used: Mapping[str, Mapping[str, float]],
+    before: Callable[[JobKey], JobGrant],
+) -> tuple[Contest, ...]:
+    """Return who competes for what.
+
+    Args:
+        seen: all jobs that take part.
+        nodes: all nodes of the cluster.
+        used: by node, what all running pods request, those of ``seen`` included.
+        before: what the last allocation gave a job.
+    """
+    bidders: list[Bidder] = []
+    shapes: dict[Claim, Shape] = {}
+    for each in seen:
+        workers = worker_states(each.pods, nodes)
+        if each.job.spec is None or any(worker.state is WorkerState.FINISHED for worker in workers):
+            continue
+        bidders.append(
+            Bidder(
+                job=each.job,
+                spec=each.job.spec,
+                workers=workers,
+                plan=read_plan(each.job, each.plan).plan,
+                telemetry=each.telemetry,
+                before=before(each.job.key),
+            )
+        )
+        shapes |= {Claim(each.job.key, pool): shape for pool, shape in each.shapes.items()}
+    found = grounds(shapes, nodes, _taken(bidders, shapes, nodes, used))
+    first = _groups([bidder.job.key for bidder in bidders], found)
+    parts: dict[JobKey, tuple[list[Bidder], list[Ground]]] = {key: ([], []) for key in sorted(set(first.values()))}
+    for bidder in bidders:
+        parts[first[bidder.job.key]][0].append(bidder)
+    for ground in found:
+        parts[first[next(iter(ground.sizes)).job]][1].append(ground)
+    return tuple(Contest(bidders=tuple(ours), grounds=tuple(theirs)) for ours, theirs in parts.values())
+
+
+def _taken(
+    bidders: Iterable[Bidder],
+    shapes: Mapping[Claim, Shape],
+    nodes: Mapping[str, NodeView],
+    used: Mapping[str, Mapping[str, float]],
+) -> dict[str, dict[str, float]]:
+    """Return what others take on each node: what bidders' workers take may go to another bidder."""
+    own: dict[str, list[Mapping[str, float]]] = {}
+    for bidder in bidders:
+        for worker in bidder.workers:
+            shape, node = shapes.get(Claim(bidder.job.key, worker.pod.pool)), nodes.get(worker.pod.node)
+            if shape is not None and node is not None and not worker.pod.phase_ended and admits(shape, node):
+                own.setdefault(node.name, []).append(worker.pod.requests)
+    return {
+        node: added([used.get(node, {}), *({name: -x for name, x in each.items()} for each in own.get(node, ()))])
+        for node in nodes
+    }
+
+
+def _groups(jobs: Sequence[JobKey], found: Iterable[Ground]) -> dict[JobKey, JobKey]:
+    """Return for each job the first job of its group: two that claim one ground are in one."""
+    head = {job: job for job in jobs}
+
+    def first(job: JobKey) -> JobKey:
+        while head[job] != job:
+            head[job] = head[head[job]]
+            job = head[job]
+        return job
+
+    for ground in found:
+        heads = {first(claim.job) for claim in ground.sizes}
+        head.update(dict.fromkeys(heads, min(heads)))
+    return {job: first(job) for job in jobs}

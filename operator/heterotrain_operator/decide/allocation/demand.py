@@ -1,0 +1,191 @@
+"""What one job wants of the grounds that its pools stand on, as the core's allocation takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from heterotrain_core.allocate.problem import JobDemand, Objective, Offer
+from heterotrain_core.contract.plan import Member, Plan
+from heterotrain_core.perf.expected_maximum import expected_maximum
+from heterotrain_core.split.curve import SplitMember
+
+from heterotrain_operator.api.pools import WorkerPool
+from heterotrain_operator.api.reading import most_workers
+from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
+from heterotrain_operator.cluster_state.telemetry import MemberId, Telemetry
+from heterotrain_operator.cluster_state.views import JobView
+from heterotrain_operator.decide.allocation.node_group import Claim, Ground
+from heterotrain_operator.decide.grants.grant import JobGrant, Learned
+from heterotrain_operator.decide.grants.persisted import middle
+from heterotrain_operator.decide.objects.pods import ranks_per_worker
+from heterotrain_operator.decide.workers.state import Worker, WorkerState
+
+LEAST_PACE, MOST_PACE = 0.25, 1.25
+"""Beyond these a measurement says more about itself than about the job."""
+PAUSE_S = 1.0
+"""What a change of membership costs before any was measured: docs/benchmarks.md has 0.5 s at an eviction, 0.7 s at a kill."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bidder:
+    """A job that takes part in the allocation.
+
+    Attributes:
+        workers: all its workers.
+        plan: the newest plan, if it can be read.
+        before: what the last allocation gave it.
+    """
+
+    job: JobView
+    spec: HeteroTrainJobSpec
+    workers: Sequence[Worker]
+    plan: Plan | None
+    telemetry: Telemetry
+    before: JobGrant
+
+    @property
+    def objective(self) -> Objective:
+        """What the job wants most."""
+        return Objective(self.spec.objective.value)
+
+    def claim(self, pool: WorkerPool) -> Claim:
+        """Return the name of one of its pools."""
+        return Claim(self.job.key, pool.name)
+
+    def most(self, pool: WorkerPool) -> int:
+        """Return the most workers in a pool; where a pool is dry, those that are there."""
+        if pool.name in self.before.dry:
+            return sum(worker.placed and worker.pod.pool == pool.name for worker in self.workers)
+        return min(pool.max_replicas, most_workers(self.spec))
+
+    def placed_on(self, pool: WorkerPool, ground: Ground) -> list[Worker]:
+        """Return the workers of a pool that stand on a ground, the most useful first."""
+        own = [w for w in self.workers if w.placed and w.pod.pool == pool.name and w.pod.node in ground.nodes]
+        return sorted(own, key=lambda worker: (worker.state is not WorkerState.READY, worker.pod.index))
+
+    def elsewhere(self, pool: WorkerPool, on: Sequence[Ground]) -> int:
+        """Return how many workers of a pool stand on nodes that are closed to it by now, and may stay there."""
+        return sum(
+            worker.placed and worker.pod.pool == pool.name and all(worker.pod.node not in g.nodes for g in on)
+            for worker in self.workers
+        )
+
+
+def offer_key(pool: WorkerPool, ground: str) -> str:
+    """Return what the core calls a pool of a job on a ground."""
+    return Offer(pool=ground, name=pool.name, max_workers=0).key
+
+
+def demand_of(bidder: Bidder, on: Mapping[str, Sequence[Ground]], learned: Learned, *, now_s: float) -> JobDemand:
+    """Return the job's demand.
+
+    Args:
+        bidder: the job.
+        on: by pool, the grounds that it stands on; empty where no node is open to it.
+        learned: from ``learn``.
+        now_s: now, in seconds since the epoch.
+    """
+    job, spec, training = bidder.job, bidder.spec, bidder.spec.training
+    offers: list[Offer] = []
+    current: dict[str, int] = {}
+    fixed = 0
+    starting = bidder.plan is None or not bidder.plan.members
+    for pool in spec.worker_pools:
+        stands = on[pool.name]
+        there = bidder.elsewhere(pool, stands)
+        fixed += there
+        template = Offer(
+            pool="",
+            name=pool.name,
+            min_workers=max(0, pool.min_replicas - there),
+            required=starting,  # training does not start without it, but goes on
+            max_workers=max(0, bidder.most(pool) - there),
+            ranks=ranks_per_worker(pool, job.template),
+            price_per_hour=float(pool.price_per_hour or 0.0),
+            member=learned.members.get(pool.name),
+        )
+        if not stands:
+            offers.append(replace(template, pool=f"nodes of {pool.name}"))
+        promised = _promised(bidder, pool)
+        for ground in stands:
+            size = ground.sizes[bidder.claim(pool)]
+            offers.append(replace(template, pool=ground.name, accelerators=size))
+            current[offers[-1].key] = len(bidder.placed_on(pool, ground)) + promised
+            promised = 0
+    adaptive, newest = training.adaptive_batch, bidder.telemetry.newest
+    return JobDemand(
+        key="/".join(job.key),
+        offers=tuple(offers),
+        min_workers=max(0, spec.elastic_policy.min_replicas - fixed),
+        max_workers=max(0, most_workers(spec) - fixed),
+        batch_samples=training.base_batch_samples,
+        largest_batch_samples=adaptive.most_samples if adaptive is not None else None,
+        noise_samples=_coarse(newest.noise_scale_samples) if newest is not None else None,
+        communication=learned.communication,
+        communication_members=learned.communication_members,
+        variation=learned.variation,
+        objective=bidder.objective,
+        remaining_samples=_remaining(bidder),
+        deadline_s=spec.deadline.timestamp() - now_s if spec.deadline is not None else None,
+        pace=learned.pace,
+        pause_s=bidder.telemetry.pause_s or PAUSE_S,
+        arrived_s=job.created_s,
+        current=current,
+    )
+
+
+def _coarse(noise_samples: float | None) -> float | None:
+    """Return the noise scale as well as it is known: other digits would have every job valued anew with each scrape."""
+    return None if noise_samples is None else float(f"{noise_samples:.2g}")
+
+
+def _promised(bidder: Bidder, pool: WorkerPool) -> int:
+    """Return how many workers of a pool wait for a node that was granted to them: as good as there."""
+    own = [worker for worker in bidder.workers if worker.pod.pool == pool.name]
+    limit = (bidder.before.limits or {}).get(pool.name, 0)
+    short = max(0, limit - sum(worker.placed for worker in own))
+    return min(sum(worker.state is WorkerState.WAITING for worker in own), short, bidder.most(pool))
+
+
+def _remaining(bidder: Bidder) -> float | None:
+    newest = bidder.telemetry.newest
+    if newest is None or not newest.epoch_samples or newest.samples_committed is None:
+        return None
+    return float(max(0, bidder.spec.training.epochs * newest.epoch_samples - newest.samples_committed))
+
+
+def learn(before: Learned, plan: Plan | None, telemetry: Telemetry) -> Learned:
+    """Return what is known of a job's speed: what its newest plan rests on, and what was known of other pools before."""
+    if plan is None or not plan.members:
+        return before
+    members = dict(before.members)
+    for pool in {member.pool for member in plan.members}:
+        member = middle([member for member in plan.members if member.pool == pool])
+        if member is not None and member.compute is not None:
+            members[pool] = SplitMember(
+                compute=member.compute,
+                cap_samples=member.cap_samples,
+                micro_cap_samples=_micro_cap(member, telemetry),
+            )
+    learned = replace(before, members=members)
+    if plan.communication is not None:
+        learned = replace(learned, communication=plan.communication, communication_members=len(plan.members))
+    if plan.prediction is not None and len(plan.members) > 1:
+        learned = replace(learned, variation=_variation(plan.prediction.efficiency_ceiling, len(plan.members)))
+    sustained = telemetry.rates.sustained
+    if plan.prediction is not None and sustained is not None and sustained.generation == plan.generation:
+        pace = sustained.samples_per_s * plan.prediction.step_s / plan.global_batch_samples
+        learned = replace(learned, pace=min(MOST_PACE, max(LEAST_PACE, pace)))
+    return learned
+
+
+def _micro_cap(member: Member, telemetry: Telemetry) -> int | None:
+    gauges = telemetry.gauges.get(MemberId(member.worker_uid, member.local_rank))
+    return gauges.micro_batch_cap_samples if gauges is not None else None
+
+
+def _variation(ceiling: float, members: int) -> float:
+    """Return the common variation that gives so many equal members this ceiling: their expected maximum is linear in it."""
+    per_unit = expected_maximum([1.0] * members, [1.0] * members) - 1.0
+    return max(0.0, (1.0 / ceiling - 1.0) / per_unit) if ceiling > 0 and per_unit > 0 else 0.0

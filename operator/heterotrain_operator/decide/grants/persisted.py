@@ -1,0 +1,88 @@
+"""What an operator that starts anew has to know of pools without workers: speeds and stock, kept in the job's status.
+
+Everything else is learned again from what runs; a pool without workers has nothing that runs. A speed is kept as the
+coefficients of the plan's time model, so it stays a few numbers however long the job trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from heterotrain_core.contract.plan import ComputeTime, Member, Plan
+from heterotrain_core.split.curve import SplitMember
+
+from heterotrain_operator.api.conditions import ConditionType
+from heterotrain_operator.api.status import HeteroTrainJobStatus, PoolSpeed, PoolStatus
+from heterotrain_operator.cluster_state.parse import rfc3339, seconds
+from heterotrain_operator.decide.grants.grant import UNDECIDED, Dry, JobGrant, Learned
+
+
+def speed_of(pool: PoolStatus | None, plan: Plan | None, name: str) -> PoolSpeed | None:
+    """Return a pool's speed by the newest plan; what was known last where the plan names nobody of the pool.
+
+    Args:
+        pool: the pool's status so far.
+        plan: the newest plan.
+        name: the pool.
+    """
+    member = middle([m for m in plan.members if m.pool == name]) if plan is not None else None
+    if member is None or member.compute is None or not member.share_samples:
+        return pool.speed if pool is not None else None
+    compute = member.compute
+    return PoolSpeed(
+        samples=member.share_samples,
+        per_sample_seconds=_rounded(compute.per_sample_s),
+        fixed_seconds=_rounded(compute.fixed_s),
+        backward_per_sample_seconds=_rounded(compute.backward_per_sample_s),
+        backward_fixed_seconds=_rounded(compute.backward_fixed_s),
+        update_seconds=_rounded(compute.update_s),
+    )
+
+
+def stock_of(grant: JobGrant, name: str) -> tuple[str | None, int]:
+    """Return since when a pool is out of stock (``None`` when it is not), and how often in a row it was found so."""
+    dry = grant.dry.get(name)
+    return rfc3339(dry.since_s) if dry is not None else None, grant.tries.get(name, 0)
+
+
+def remembered(status: HeteroTrainJobStatus) -> JobGrant:
+    """Return what the status says of the job's pools, as an grant that is still to be decided."""
+    limited = next((each for each in status.conditions if each.type == ConditionType.LIMITED.value), None)
+    return JobGrant(
+        held=UNDECIDED.held,
+        reason=limited.message if limited is not None else "",
+        dry={
+            pool.name: Dry(seconds(pool.out_of_stock_since), pool.placed)
+            for pool in status.pools
+            if pool.out_of_stock_since is not None
+        },
+        tries={pool.name: pool.out_of_stock_tries for pool in status.pools if pool.out_of_stock_tries},
+        learned=Learned(
+            members={
+                pool.name: SplitMember(compute=compute_time(pool.speed))
+                for pool in status.pools
+                if pool.speed is not None
+            }
+        ),
+    )
+
+
+def compute_time(speed: PoolSpeed) -> ComputeTime:
+    """Return the time model."""
+    return ComputeTime(
+        per_sample_s=speed.per_sample_seconds,
+        fixed_s=speed.fixed_seconds,
+        backward_per_sample_s=speed.backward_per_sample_seconds,
+        backward_fixed_s=speed.backward_fixed_seconds,
+        update_s=speed.update_seconds,
+    )
+
+
+def middle(members: Sequence[Member]) -> Member | None:
+    """Return the member of middle speed among those whose speed is known (the slower of two); ``None`` without one."""
+    known = [(m.compute.per_sample_s + m.compute.backward_per_sample_s, m) for m in members if m.compute is not None]
+    return sorted(known, key=lambda each: each[0])[len(known) // 2][1] if known else None
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")

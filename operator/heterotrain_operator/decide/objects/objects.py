@@ -1,0 +1,102 @@
+"""The objects beside the pods: headless Service, PodDisruptionBudget, and the plan's ConfigMap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from heterotrain_core.contract import keys
+from heterotrain_core.contract.codec import encode_plan
+from heterotrain_core.contract.plan import Plan
+
+from heterotrain_operator.api.pools import CapacityType
+from heterotrain_operator.cluster_state.views import JobView
+from heterotrain_operator.decide.workers.state import Worker, WorkerState
+
+
+def labels_of(job: JobView) -> dict[str, str]:
+    """Return the labels of everything that belongs to a job."""
+    return {
+        "app.kubernetes.io/name": "heterotrain",
+        "app.kubernetes.io/instance": job.key.name,
+        "app.kubernetes.io/part-of": "heterotrain",
+        keys.LABEL_MANAGED_BY: keys.MANAGED_BY,
+        keys.LABEL_JOB: job.key.name,
+    }
+
+
+def owner_reference(job: JobView) -> dict[str, Any]:
+    """Return the reference by which the garbage collector removes an object together with its job."""
+    return {
+        "apiVersion": f"{keys.GROUP}/{keys.VERSION}",
+        "kind": keys.KIND,
+        "name": job.key.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def _metadata(job: JobView, name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "namespace": job.key.namespace,
+        "labels": labels_of(job),
+        "ownerReferences": [owner_reference(job)],
+    }
+
+
+def build_service(job: JobView) -> dict[str, Any]:
+    """Return the headless Service that gives every worker a DNS name from its first second on."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(job, keys.service_name(job.key.name)),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {keys.LABEL_MANAGED_BY: keys.MANAGED_BY, keys.LABEL_JOB: job.key.name},
+            "ports": [{"name": "peer", "port": keys.PEER_PORT, "targetPort": keys.PEER_PORT, "protocol": "TCP"}],
+        },
+    }
+
+
+def build_disruption_budget(job: JobView, workers: Iterable[Worker]) -> dict[str, Any] | None:
+    """Return the budget that lets voluntary evictions take one on-demand worker at a time; ``None`` without such pools.
+
+    The number is lowered as soon as the job goes on without the evicted worker, so a drain is paced, never blocked.
+    Spot workers are left out: refusing their eviction would turn an announced loss into a sudden one.
+    """
+    assert job.spec is not None  # noqa: S101  # decisions about a job without a spec end before this
+    if all(pool.capacity_type is CapacityType.SPOT for pool in job.spec.worker_pools):
+        return None
+    ready = sum(worker.state is WorkerState.READY and worker.pod.on_demand for worker in workers)
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _metadata(job, keys.disruption_budget_name(job.key.name)),
+        "spec": {
+            "minAvailable": max(0, ready - 1),
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {
+                "matchLabels": {
+                    keys.LABEL_MANAGED_BY: keys.MANAGED_BY,
+                    keys.LABEL_JOB: job.key.name,
+                    keys.LABEL_CAPACITY_TYPE: keys.CAPACITY_ON_DEMAND,
+                }
+            },
+        },
+    }
+
+
+def build_plan_object(job: JobView, plan: Plan, *, resource_version: str | None) -> dict[str, Any]:
+    """Return the plan's ConfigMap; with the ``resource_version`` that it replaces, ``None`` when there is none yet."""
+    metadata = _metadata(job, keys.plan_name(job.key.name))
+    if resource_version is not None:
+        metadata["resourceVersion"] = resource_version
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {keys.PLAN_KEY: encode_plan(plan)}}
+
+
+def version_text(plan: Plan) -> str:
+    """Return ``generation.revision``."""
+    return f"{plan.generation}.{plan.revision}"

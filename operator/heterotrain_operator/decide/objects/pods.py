@@ -1,0 +1,239 @@
+"""The pod of one worker: the user's template, kept whole, with what the pool and the contract add."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from heterotrain_core.contract import env, keys
+from heterotrain_core.contract.config import TrainingConfig, encode_config
+
+from heterotrain_operator.api.pools import WorkerPool
+from heterotrain_operator.api.template import LIMITED_BY_JOB, REPLACED_BY_US, SCHEDULED_BY_POOL
+from heterotrain_operator.api.types import MAX_RANKS_PER_WORKER
+from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
+from heterotrain_operator.cluster_state.parse import DEFAULT_CONTAINER, RANKS_ANNOTATION, main_container
+from heterotrain_operator.cluster_state.quantity import parse_quantity
+from heterotrain_operator.cluster_state.views import JobView
+from heterotrain_operator.decide.objects.objects import labels_of, owner_reference
+
+DEFAULT_GRACE_S = 30
+LOST_NODE_TOLERATION_S = 10
+"""Seconds that a pod stays bound to a node that fell silent; the cluster's default is 300."""
+_GPU = re.compile(r"/(gpu|gpu\.shared|mig-[^/]+)$")
+_SHM_PATH = "/dev/shm"  # noqa: S108  # a mount point in the pod
+
+
+def template_problem(template: Mapping[str, Any], pools: Sequence[WorkerPool] = ()) -> str:
+    """Return what the operator itself can't work with in a template, in one sentence; empty when there is nothing.
+
+    What Kubernetes refuses is found by a dry run of the real pod.
+
+    Args:
+        template: the job's.
+        pools: the job's.
+    """
+    spec = template.get("spec") or {}
+    annotations = (template.get("metadata") or {}).get("annotations") or {}
+    names = [container.get("name") for container in spec.get("containers") or ()]
+    if not names:
+        return "spec.template.spec.containers is empty: name the container that trains"
+    chosen = annotations.get(DEFAULT_CONTAINER)
+    if chosen is not None and chosen not in names:
+        return f"the annotation {DEFAULT_CONTAINER} names {chosen!r}, but the containers are {names}: correct it"
+    if spec.get("restartPolicy") not in (None, "Never"):
+        return REPLACED_BY_US
+    if spec.get("nodeName"):
+        return SCHEDULED_BY_POOL
+    if spec.get("activeDeadlineSeconds") is not None:
+        return LIMITED_BY_JOB
+    main = _container(spec, main_container(spec, annotations))
+    if "readinessProbe" in main:
+        return (
+            f"container {main['name']} has a readinessProbe: leave it out, readiness tells the operator who can train"
+        )
+    for port in main.get("ports") or ():
+        if str(port.get("name", "")).startswith(keys.METRICS_PORT_NAME_PREFIX):
+            return f"the port name {port['name']} belongs to the operator: give the port another name"
+    for pool in pools:
+        if (count := _accelerators(pool, template)) > MAX_RANKS_PER_WORKER and pool.ranks_per_worker is None:
+            return (
+                f"a worker of pool {pool.name} requests {count} accelerators, but runs at most {MAX_RANKS_PER_WORKER} ranks: "
+                "lower resources.limits, or set ranksPerWorker if they are no accelerators"
+            )
+    return ""
+
+
+def ranks_per_worker(pool: WorkerPool, template: Mapping[str, Any]) -> int:
+    """Return how many ranks one worker of the pool runs: as declared, else its accelerators, else 1."""
+    if pool.ranks_per_worker is not None:
+        return pool.ranks_per_worker
+    return min(max(1, _accelerators(pool, template)), MAX_RANKS_PER_WORKER)
+
+
+def _accelerators(pool: WorkerPool, template: Mapping[str, Any]) -> int:
+    """Return how many accelerators a worker requests.
+
+    One is an extended resource with a domain of its own, such as ``nvidia.com/gpu``. Beside GPUs that are named so,
+    others (network cards such as ``vpc.amazonaws.com/efa``, parts of a GPU's memory) only belong to them.
+    """
+    annotations = (template.get("metadata") or {}).get("annotations") or {}
+    spec = template.get("spec") or {}
+    own = (_container(spec, main_container(spec, annotations)).get("resources") or {}).get("limits") or {}
+    found = {
+        name: int(parse_quantity(value))
+        for name, value in {**own, **pool.resources.limits}.items()
+        if "/" in name and not name.partition("/")[0].endswith("kubernetes.io")
+    }
+    gpus = [count for name, count in found.items() if _GPU.search(name)]
+    return sum(gpus) or sum(found.values())
+
+
+def training_config(spec: HeteroTrainJobSpec, *, grace_s: float) -> TrainingConfig:
+    """Return what is fixed for a pod's whole life."""
+    training, checkpoint = spec.training, spec.checkpoint
+    fixed = TrainingConfig(
+        epochs=training.epochs,
+        base_batch_samples=training.base_batch_samples,
+        seed=training.seed,
+        precision=training.precision,
+        learning_rate_scaling=training.learning_rate_scaling,
+        learning_rate_warm_up_samples=training.learning_rate_warm_up_samples,
+        backend=training.communication.backend,
+        compression=training.communication.compression,
+        bucket_mib=training.communication.bucket_mib,
+        grace_s=grace_s,
+        peer_timeout_s=float(spec.elastic_policy.peer_timeout_seconds),
+    )
+    if checkpoint is None:
+        return fixed
+    return replace(
+        fixed,
+        checkpoint_uri=checkpoint.uri,
+        checkpoint_every_s=checkpoint.every_minutes * 60,
+        checkpoint_keep=checkpoint.keep,
+        checkpoint_keep_s=None if checkpoint.keep_hours is None else checkpoint.keep_hours * 3600,
+    )
+
+
+def build_pod(job: JobView, pool: WorkerPool, index: int, *, plan_version: str) -> dict[str, Any]:
+    """Return the manifest of a worker's pod."""
+    assert job.spec is not None  # noqa: S101  # decisions about a job without a spec end before this
+    template = copy.deepcopy(dict(job.template))
+    metadata, spec = template.get("metadata") or {}, template["spec"]
+    annotations = metadata.get("annotations") or {}
+    name = keys.worker_name(job.key.name, index)
+    main_name = main_container(spec, annotations)
+    ranks = ranks_per_worker(pool, job.template)
+    grace_s = spec["terminationGracePeriodSeconds"] = spec.get("terminationGracePeriodSeconds") or DEFAULT_GRACE_S
+
+    spec["restartPolicy"] = "Never"
+    spec.setdefault("automountServiceAccountToken", False)
+    spec.setdefault("hostname", name)
+    spec.setdefault("subdomain", keys.service_name(job.key.name))
+    spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **pool.node_selector}
+    spec["tolerations"] = _tolerations(spec, pool)
+    main = _container(spec, main_name)
+    main["resources"] = _resources(main, pool)
+    main["env"] = [*_environment(job, ranks=ranks, grace_s=grace_s, main=main), *(main.get("env") or [])]
+    main["ports"] = [
+        *(main.get("ports") or []),
+        *(
+            {
+                "name": f"{keys.METRICS_PORT_NAME_PREFIX}{rank}",
+                "containerPort": keys.METRICS_PORT + rank,
+                "protocol": "TCP",
+            }
+            for rank in range(ranks)
+        ),
+    ]
+    main["readinessProbe"] = {
+        "httpGet": {"path": keys.READY_PATH, "port": keys.METRICS_PORT},
+        "periodSeconds": 1,
+        # Readiness only lets a worker in; a slow device must not lose it by a late answer.
+        "timeoutSeconds": 5,
+        "failureThreshold": 3,
+    }
+    mounts = main["volumeMounts"] = [*(main.get("volumeMounts") or [])]
+    volumes = spec["volumes"] = [*(spec.get("volumes") or [])]
+    volumes.append({"name": keys.CONTAINER_PLAN_VOLUME, "configMap": {"name": keys.plan_name(job.key.name)}})
+    mounts.append({"name": keys.CONTAINER_PLAN_VOLUME, "mountPath": env.DEFAULT_PLAN_DIR, "readOnly": True})
+    if all(mount.get("mountPath") != _SHM_PATH for mount in mounts):
+        volumes.append({"name": keys.CONTAINER_SHM_VOLUME, "emptyDir": {"medium": "Memory"}})
+        mounts.append({"name": keys.CONTAINER_SHM_VOLUME, "mountPath": _SHM_PATH})
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": job.key.namespace,
+            "labels": {
+                **(metadata.get("labels") or {}),
+                **labels_of(job),
+                "app.kubernetes.io/component": "worker",
+                keys.LABEL_POOL: pool.name,
+                keys.LABEL_CAPACITY_TYPE: pool.capacity_type.value,
+                keys.LABEL_WORKER_INDEX: str(index),
+            },
+            "annotations": {
+                **annotations,
+                DEFAULT_CONTAINER: main_name,
+                RANKS_ANNOTATION: str(ranks),
+                keys.ANNOTATION_PLAN: plan_version,
+            },
+            "ownerReferences": [owner_reference(job)],
+        },
+        "spec": spec,
+    }
+
+
+def _container(spec: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return next((each for each in spec.get("containers") or () if each.get("name") == name), {})
+
+
+def _tolerations(spec: Mapping[str, Any], pool: WorkerPool) -> list[dict[str, Any]]:
+    chosen = [
+        *(spec.get("tolerations") or []),
+        *(each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in pool.tolerations),
+    ]
+    named = {each.get("key") for each in chosen}
+    silent = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+    short = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_TOLERATION_S}
+    return [*chosen, *({"key": key, **short} for key in silent if key not in named)]
+
+
+def _resources(main: Mapping[str, Any], pool: WorkerPool) -> dict[str, Any]:
+    own = main.get("resources") or {}
+    merged = {
+        **own,
+        "limits": {**(own.get("limits") or {}), **pool.resources.limits},
+        "requests": {**(own.get("requests") or {}), **pool.resources.requests},
+    }
+    return {name: value for name, value in merged.items() if value}
+
+
+def _environment(job: JobView, *, ranks: int, grace_s: float, main: Mapping[str, Any]) -> list[dict[str, Any]]:
+    assert job.spec is not None  # noqa: S101  # see build_pod
+    fixed = {
+        env.JOB_NAME: job.key.name,
+        env.JOB_NAMESPACE: job.key.namespace,
+        env.JOB_UID: job.uid,
+        env.RANKS_PER_WORKER: str(ranks),
+        env.PLAN_DIR: env.DEFAULT_PLAN_DIR,
+        env.METRICS_PORT: str(keys.METRICS_PORT),
+        env.PEER_PORT: str(keys.PEER_PORT),
+        env.TERMINATION_PATH: str(main.get("terminationMessagePath") or env.DEFAULT_TERMINATION_PATH),
+        env.CONFIG: encode_config(training_config(job.spec, grace_s=grace_s)),
+    }
+    from_pod = {
+        env.WORKER: "metadata.name",
+        env.WORKER_UID: "metadata.uid",
+        env.WORKER_ADDRESS: "status.podIP",
+    }
+    return [
+        *({"name": name, "value": value} for name, value in fixed.items()),
+        *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in from_pod.items()),
+    ]

@@ -1,0 +1,103 @@
+"""Who takes part: from workers and the plan in force to the next generation and the drain list.
+
+Losses count at once. Joiners are gathered for a moment, because every new generation makes all members pause: while
+another worker is about to be ready, those that are ready wait for it, but never longer than the gathering time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from heterotrain_core.contract.plan import Plan
+
+from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
+from heterotrain_operator.decide.workers.state import Worker, WorkerState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembershipDecision:
+    """The workers of the next generation, or that there is none to make.
+
+    Attributes:
+        workers: members of a new generation by rank order; ``None`` keeps the generation in force.
+        drain: pod names of members that are about to go.
+        lost: uids of members that are not there any more.
+        reason: what changed, in one sentence; empty when nothing did.
+        again_s: seconds after which to decide again although nothing changes; ``None`` for never.
+    """
+
+    workers: tuple[Worker, ...] | None
+    drain: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    reason: str = ""
+    again_s: float | None = None
+
+
+def decide_membership(
+    spec: HeteroTrainJobSpec, workers: Sequence[Worker], plan: Plan | None, *, gather_s: float, now_s: float
+) -> MembershipDecision:
+    """Return who should take part.
+
+    Args:
+        spec: minimums.
+        workers: all workers of the job.
+        plan: the plan in force; ``None`` when there is none that can be read.
+        gather_s: longest time that a ready worker waits for others that start.
+        now_s: now.
+    """
+    by_uid = {worker.pod.uid: worker for worker in workers}
+    names = {member.worker_uid: member.worker for member in plan.members} if plan else {}
+    staying = [by_uid[uid] for uid in names if uid in by_uid and by_uid[uid].placed]
+    leaving = [by_uid[uid] for uid in names if uid in by_uid and by_uid[uid].state is WorkerState.LEAVING]
+    gone = tuple(
+        uid
+        for uid in names
+        if uid not in by_uid or not (by_uid[uid].placed or by_uid[uid].state is WorkerState.LEAVING)
+    )
+    joiners = [w for w in workers if w.state is WorkerState.READY and w.pod.address and w.pod.uid not in names]
+    drain = tuple(worker.pod.name for worker in leaving)
+    draining = f"{_listed(leaving)} about to go: {leaving[0].reason}" if leaving else ""
+
+    candidates = sorted([*staying, *joiners], key=lambda worker: (not worker.pod.on_demand, worker.pod.index))
+    needed = spec.elastic_policy.min_replicas
+    starting = not (staying or leaving)
+    if len(candidates) < needed or (starting and _pool_short(spec, candidates)):
+        return MembershipDecision(workers=None, drain=drain, lost=gone, reason=draining)
+    if not gone and not joiners and plan is not None:
+        return MembershipDecision(workers=None, drain=drain, reason=draining)
+    # While nobody trains yet, or nobody is missing, there is time to gather those that are about to be ready.
+    patient = starting or not gone
+    wait_s = _gathering(workers, joiners, needed=needed if starting else 1, gather_s=gather_s, now_s=now_s)
+    if patient and wait_s:
+        return MembershipDecision(workers=None, drain=drain, lost=gone, reason=draining, again_s=wait_s)
+    changes = []
+    if gone:
+        lost = [by_uid[uid] for uid in gone if uid in by_uid]
+        why = f": {lost[0].reason}" if lost and lost[0].reason else ""
+        changes.append(f"without {', '.join(sorted(names[uid] for uid in gone))}{why}")
+    if joiners:
+        changes.append(f"with {_listed(joiners)}")
+    return MembershipDecision(
+        workers=tuple(candidates), drain=drain, lost=gone, reason="; ".join(changes) or "made anew"
+    )
+
+
+def _pool_short(spec: HeteroTrainJobSpec, candidates: Sequence[Worker]) -> bool:
+    return any(sum(w.pod.pool == pool.name for w in candidates) < pool.min_replicas for pool in spec.worker_pools)
+
+
+def _gathering(
+    workers: Sequence[Worker], joiners: Sequence[Worker], *, needed: int, gather_s: float, now_s: float
+) -> float:
+    """Return for how many more seconds joiners should wait for workers that start; 0 when they should not."""
+    if not joiners or not any(
+        worker.state is WorkerState.STARTING and not worker.pod.waiting_reason for worker in workers
+    ):
+        return 0.0
+    since_s = sorted(worker.pod.ready_since_s for worker in joiners)[min(needed, len(joiners)) - 1]
+    return max(0.0, since_s + gather_s - now_s)
+
+
+def _listed(workers: Sequence[Worker]) -> str:
+    return ", ".join(sorted(worker.pod.name for worker in workers))

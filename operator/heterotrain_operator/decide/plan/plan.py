@@ -1,0 +1,132 @@
+"""The next plan: from membership and shares to a value that is higher than everything the workers may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from heterotrain_core.contract import keys
+from heterotrain_core.contract.codec import Refused, decode_plan
+from heterotrain_core.contract.plan import Boundary, BoundaryKind, Member, Plan
+
+from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
+from heterotrain_operator.cluster_state.views import JobView, PlanObject
+from heterotrain_operator.decide.plan.membership import MembershipDecision
+from heterotrain_operator.decide.plan.shares import Shares
+from heterotrain_operator.decide.workers.state import Worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInForce:
+    """The plan that the cluster holds, or why there is none that can be used.
+
+    ``newest`` is the highest version that workers may ever have seen: the status mirrors it, so that a plan that was
+    deleted or damaged is made again above it.
+    """
+
+    plan: Plan | None
+    problem: str
+    newest: tuple[int, int]
+
+
+def read_plan(job: JobView, found: PlanObject | None) -> PlanInForce:
+    """Return the plan in force."""
+    mirrored = (job.status.plan.desired_generation, job.status.plan.desired_revision)
+    if found is None:
+        return PlanInForce(plan=None, problem="there is no plan" if mirrored != (0, 0) else "", newest=mirrored)
+    plan = decode_plan(found.text, job_uid=job.uid)
+    if isinstance(plan, Refused):
+        return PlanInForce(plan=None, problem=plan.reason, newest=mirrored)
+    newest = (max(plan.generation, mirrored[0]), max(plan.revision, mirrored[1]))
+    if plan.revision < mirrored[1]:  # every plan raises it, those of generation 0 that wait for workers included
+        return PlanInForce(plan=None, problem=f"plan {plan.version} is older than {mirrored}", newest=newest)
+    return PlanInForce(plan=plan, problem="", newest=newest)
+
+
+def ranks_of(workers: Sequence[Worker]) -> tuple[Member, ...]:
+    """Return the members that these workers bring, by rank, with empty shares."""
+    slots = [(worker.pod, local_rank) for worker in workers for local_rank in range(worker.pod.ranks)]
+    return tuple(
+        Member(
+            rank=rank,
+            worker=pod.name,
+            worker_uid=pod.uid,
+            address=pod.address,
+            peer_port=keys.PEER_PORT + local_rank,
+            pool=pod.pool,
+            on_demand=pod.on_demand,
+            local_rank=local_rank,
+            share_samples=0,
+        )
+        for rank, (pod, local_rank) in enumerate(slots)
+    )
+
+
+def next_plan(
+    job: JobView, spec: HeteroTrainJobSpec, force: PlanInForce, membership: MembershipDecision, shares: Shares | None
+) -> Plan | None:
+    """Return the plan to write, or ``None`` when the one in force is still right.
+
+    Args:
+        job: whose plan.
+        spec: its spec.
+        force: the plan in force.
+        membership: who should take part.
+        shares: the shares of the members, ``None`` when nobody takes part yet.
+    """
+    generation, revision = force.newest
+    current = force.plan
+    boundary, min_replicas = _boundary(spec), spec.elastic_policy.min_replicas
+    if membership.workers is not None and shares is not None:
+        named = {member.worker for member in shares.members}
+        return Plan(
+            job_uid=job.uid,
+            generation=generation + 1,
+            revision=revision + 1,
+            members=shares.members,
+            global_batch_samples=shares.global_batch_samples,
+            drain=tuple(name for name in membership.drain if name in named),
+            probe=shares.probe,
+            probe_steps=shares.probe_steps,
+            communication=shares.communication,
+            prediction=shares.prediction,
+            reason="; ".join(filter(None, (force.problem, membership.reason, shares.reason))),
+            boundary=boundary,
+            min_replicas=min_replicas,
+        )
+    if current is None:
+        # Generation 0 ranks below whatever running members hold, so they go on; newcomers learn that they have to wait.
+        first = force.newest == (0, 0) and not force.problem
+        return Plan(
+            job_uid=job.uid,
+            generation=0,
+            revision=0 if first else revision + 1,
+            members=(),
+            global_batch_samples=spec.training.base_batch_samples,
+            reason=force.problem or "waiting for workers",
+            boundary=boundary,
+            min_replicas=min_replicas,
+        )
+    wanted = replace(current, drain=membership.drain, boundary=boundary, min_replicas=min_replicas)
+    reasons = [membership.reason if membership.drain != current.drain else ""]
+    if shares is not None and shares.changed:
+        wanted = replace(
+            wanted,
+            members=shares.members,
+            global_batch_samples=shares.global_batch_samples,
+            probe=shares.probe,
+            probe_steps=shares.probe_steps,
+            communication=shares.communication,
+            prediction=shares.prediction,
+        )
+        reasons.append(shares.reason)
+    if wanted == current:
+        return None
+    reason = "; ".join(filter(None, reasons)) or "the spec changed"
+    kept = generation if current.members else 0  # a plan that names nobody is always of generation 0
+    return replace(wanted, generation=kept, revision=revision + 1, reason=reason)
+
+
+def _boundary(spec: HeteroTrainJobSpec) -> Boundary:
+    rebalance = spec.training.rebalance
+    return Boundary(kind=BoundaryKind(rebalance.boundary.value), every_steps=rebalance.every_steps)

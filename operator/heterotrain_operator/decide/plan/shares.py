@@ -1,0 +1,192 @@
+"""The global batch and each member's share of it, from what telemetry has shown of speeds and of the gradient's noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from heterotrain_core.contract.plan import CommunicationTime, Member, Plan, Prediction
+from heterotrain_core.perf.memory import MemoryPeak, micro_batch_cap
+from heterotrain_core.planning.batch import BatchRequest, decide_batch
+from heterotrain_core.planning.shares import MemberEvidence, SharesDecision, SharesRequest, decide_shares
+from heterotrain_core.split.balance import Infeasible
+from heterotrain_core.split.proportion import evenly
+
+from heterotrain_operator.api.training import RebalanceBoundary
+from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
+from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Telemetry
+from heterotrain_operator.decide.plan.revision import Moment, least_gain, moment_of, standing, worth_writing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """Members with their shares, what they rest on, and whether they are worth a new revision of the plan.
+
+    Attributes:
+        global_batch_samples: what the shares sum to.
+        batch_reason: why it is no other one; empty where that was not asked.
+        decision: everything that was found out on the way; ``None`` where the batch can't be shared by the rules.
+    """
+
+    members: tuple[Member, ...]
+    global_batch_samples: int
+    changed: bool
+    reason: str
+    batch_reason: str = ""
+    probe: tuple[tuple[int, ...], ...] = ()
+    probe_steps: int = 0
+    communication: CommunicationTime | None = None
+    prediction: Prediction | None = None
+    decision: SharesDecision | None = None
+
+
+def share_out(
+    spec: HeteroTrainJobSpec, members: Sequence[Member], telemetry: Telemetry, *, plan: Plan | None
+) -> Shares:
+    """Return the batch and the shares that the evidence supports.
+
+    Args:
+        spec: the global batch and how readily shares are changed.
+        members: by rank.
+        telemetry: what is known of each member's speed.
+        plan: the newest plan, whomever it names; ``None`` when there is none.
+    """
+    current = plan if plan is not None and _names(plan.members) == _names(members) else None
+    moment = Moment.NEAR if current is None else moment_of(current, telemetry)
+    rebalance = spec.training.rebalance
+    floor = 1 if spec.training.base_batch_samples >= len(members) else 0
+    evidence = tuple(_evidence(member, telemetry, floor) for member in members)
+    former = _former(members, telemetry)
+    batch, why = _batch(spec, evidence, former, telemetry, plan=plan, current=current, moment=moment)
+    decision = decide_shares(
+        SharesRequest(
+            total_samples=batch,
+            members=evidence,
+            former=former,
+            current_shares=current.shares if current is not None else None,
+            least_gain_ratio=least_gain(moment, chosen=rebalance.min_gain),
+            standing_ratio=standing(current, telemetry, moment),
+            rebalance=rebalance.boundary is not RebalanceBoundary.NEVER,
+            least_members=spec.elastic_policy.min_replicas,
+        )
+    )
+    if isinstance(decision, Infeasible):
+        return _even(batch, members, reason=f"even shares, because {decision.reason}")
+    named = tuple(
+        replace(
+            member,
+            share_samples=share,
+            micro_batch_samples=micro,
+            cap_samples=known.cap_samples,
+            compute=compute,
+        )
+        for member, share, micro, compute, known in zip(
+            members, decision.shares, decision.micro_batch_samples, decision.compute, evidence, strict=True
+        )
+    )
+    return Shares(
+        members=named,
+        global_batch_samples=batch,
+        changed=current is None or worth_writing(decision, current, moment),
+        reason="; ".join(
+            filter(None, (why if plan is None or batch != plan.global_batch_samples else "", decision.reason))
+        ),
+        batch_reason=why,
+        probe=decision.probe,
+        probe_steps=decision.probe_steps,
+        communication=decision.communication,
+        prediction=decision.prediction,
+        decision=decision,
+    )
+
+
+def _batch(
+    spec: HeteroTrainJobSpec,
+    evidence: tuple[MemberEvidence, ...],
+    former: tuple[MemberEvidence, ...],
+    telemetry: Telemetry,
+    *,
+    plan: Plan | None,
+    current: Plan | None,
+    moment: Moment,
+) -> tuple[int, str]:
+    """Return the global batch, and why it is no other one; empty where it is given or not asked now."""
+    adaptive = spec.training.adaptive_batch
+    if adaptive is None:
+        return spec.training.base_batch_samples, ""
+    newest = telemetry.newest
+    most = adaptive.most_samples
+    if newest is not None and newest.epoch_samples:
+        most = max(adaptive.least_samples, min(most, newest.epoch_samples))  # no step holds more than an epoch
+    if plan is None:
+        return adaptive.least_samples, ""
+    planned = min(max(plan.global_batch_samples, adaptive.least_samples), most)
+    if current is None:
+        # Other members take the new generation at once, in the middle of an epoch: the batch waits for the boundary.
+        in_force = newest.global_batch_samples if newest is not None else None
+        return (planned if in_force is None else min(max(in_force, adaptive.least_samples), most)), ""
+    if moment is Moment.FAR:
+        return planned, ""
+    answer = decide_batch(
+        BatchRequest(
+            members=evidence,
+            former=former,
+            base_samples=spec.training.base_batch_samples,
+            least_samples=adaptive.least_samples,
+            most_samples=most,
+            current_samples=planned,
+            noise_samples=newest.noise_scale_samples if newest is not None else None,
+            even=spec.training.rebalance.boundary is RebalanceBoundary.NEVER,
+        )
+    )
+    if isinstance(answer, Infeasible):
+        return planned, f"the batch stays at {planned} samples, because {answer.reason}"
+    return answer.samples, answer.reason
+
+
+def _evidence(member: Member, telemetry: Telemetry, floor: int) -> MemberEvidence:
+    identity = MemberId(member.worker_uid, member.local_rank)
+    gauges = telemetry.gauges.get(identity)
+    return MemberEvidence(
+        member=f"{member.worker}/{member.local_rank}" if member.local_rank else member.worker,
+        pool=member.pool,
+        observations=telemetry.observations.get(identity, ()),
+        floor_samples=floor,
+        micro_cap_samples=_micro_cap(gauges) if gauges else None,
+    )
+
+
+def _micro_cap(gauges: MemberGauges) -> int | None:
+    """Return the largest micro-batch that is thought to fit into the rank's memory, ``None`` where nothing is known."""
+    peaks = [MemoryPeak(micro_batch_samples=size, peak_bytes=used) for size, used in gauges.peak_memory_bytes.items()]
+    if (taught := gauges.micro_batch_cap_samples) is not None:
+        peaks.append(MemoryPeak(micro_batch_samples=2 * taught, ran_out=True))  # the rank has halved what ran out
+    return micro_batch_cap(peaks, memory_bytes=gauges.device_memory_bytes).samples
+
+
+def _former(members: Sequence[Member], telemetry: Telemetry) -> tuple[MemberEvidence, ...]:
+    """Return what is known of ranks that take no part: those that left, and those that are not in the plan yet."""
+    names = set(_names(members))
+    return tuple(
+        MemberEvidence(
+            member=f"{identity.worker_uid}/{identity.local_rank}",
+            pool=telemetry.pools[identity],
+            observations=observations,
+        )
+        for identity, observations in telemetry.observations.items()
+        if identity not in names and identity in telemetry.pools
+    )
+
+
+def _names(members: Sequence[Member]) -> list[MemberId]:
+    return [MemberId(member.worker_uid, member.local_rank) for member in members]
+
+
+def _even(batch: int, members: Sequence[Member], *, reason: str) -> Shares:
+    shares = evenly(batch, len(members))
+    return Shares(
+        members=tuple(replace(m, share_samples=share) for m, share in zip(members, shares, strict=True)),
+        global_batch_samples=batch,
+        changed=tuple(m.share_samples for m in members) != shares,
+        reason=reason,
+    )

@@ -1,0 +1,1 @@
+"""The status of a job: counts, progress, conditions and events."""

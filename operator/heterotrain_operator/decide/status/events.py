@@ -1,0 +1,161 @@
+"""What a person would want to be told: made from the difference between the status before and after, so said once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from heterotrain_core.contract.plan import Plan
+
+from heterotrain_operator.api.conditions import ConditionType
+from heterotrain_operator.api.status import Condition, HeteroTrainJobStatus
+from heterotrain_operator.decide.lifecycle import Stage
+from heterotrain_operator.decide.status.context import HOPELESS, JobContext
+
+_LONGEST_NOTE = 1000
+_LISTED = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEvent:
+    """An Event to publish."""
+
+    warning: bool
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rule:
+    """How a condition that came to have a status is told."""
+
+    reason: str
+    warning: bool = False
+    each_reason: bool = False
+    """Told again when the condition's reason changes while its status stays."""
+    only: frozenset[str] = frozenset()
+    """Reasons of the condition that are told; empty means all."""
+    never: frozenset[str] = frozenset()
+    after: frozenset[str] = frozenset({"", "True", "False", "Unknown"})
+    """Told only when the condition had one of these statuses before; empty stands for the job's first pass."""
+
+
+_RULES = {
+    (ConditionType.ACCEPTED, "False"): _Rule(reason="Refused", warning=True, each_reason=True),
+    (ConditionType.SCHEDULED, "False"): _Rule(
+        reason="WorkersUnschedulable", warning=True, each_reason=True, only=frozenset({"Unschedulable", "PodsRefused"})
+    ),
+    (ConditionType.RUNNING, "True"): _Rule(reason="TrainingStarted"),
+    (ConditionType.RESTARTING, "True"): _Rule(reason="TrainingInterrupted", warning=True),
+    (ConditionType.STALLED, "True"): _Rule(
+        reason="WorkerCannotStart", warning=True, each_reason=True, only=frozenset(HOPELESS)
+    ),
+    (ConditionType.RECONCILING, "True"): _Rule(
+        reason="WriteRefused", warning=True, each_reason=True, only=frozenset({"WriteRefused"})
+    ),
+    (ConditionType.DEGRADED, "True"): _Rule(
+        reason="Degraded", warning=True, each_reason=True, never=frozenset({"WorkersStarting"})
+    ),
+    (ConditionType.TELEMETRY_AVAILABLE, "False"): _Rule(
+        reason="TelemetryUnavailable", warning=True, each_reason=True, never=frozenset({"NotConfigured"})
+    ),
+    (ConditionType.TELEMETRY_AVAILABLE, "True"): _Rule(reason="TelemetryAvailable", after=frozenset({"False"})),
+    (ConditionType.DEADLINE_AT_RISK, "True"): _Rule(reason="DeadlineAtRisk", warning=True, each_reason=True),
+    (ConditionType.DEADLINE_AT_RISK, "False"): _Rule(reason="DeadlineInReach", after=frozenset({"True"})),
+    (ConditionType.SPEEDS_LEARNED, "False"): _Rule(
+        reason="SpeedChanged", each_reason=True, only=frozenset({"SpeedChanged"})
+    ),
+    (ConditionType.HELD_UP, "True"): _Rule(reason="WorkerTooSlow", warning=True),
+    (ConditionType.CHECKPOINT_HEALTHY, "False"): _Rule(reason="CheckpointLate", warning=True),
+    (ConditionType.SUSPENDED, "True"): _Rule(reason="Suspended"),
+    (ConditionType.SUSPENDED, "False"): _Rule(reason="Resumed", after=frozenset({"True"})),
+    (ConditionType.SUCCEEDED, "True"): _Rule(reason="Succeeded"),
+    (ConditionType.FAILED, "True"): _Rule(reason="Failed", warning=True),
+}
+
+
+def events_of(
+    it: JobContext,
+    after: HeteroTrainJobStatus,
+    *,
+    created: Sequence[str],
+    removed: Sequence[str],
+    new_plan: Plan | None,
+) -> tuple[JobEvent, ...]:
+    """Return what to tell.
+
+    Args:
+        it: what is.
+        after: the status after this pass; the one before is the job's.
+        created: names of workers that this pass creates.
+        removed: names of workers that this pass removes because they are too many, each with the reason.
+        new_plan: the plan that this pass writes.
+    """
+    before = it.job.status
+    found = []
+    if created:
+        found.append(_event("WorkersCreated", f"created {_listed(created)}"))
+    if removed:
+        found.append(_event("WorkersRemoved", f"removed {_listed(removed)}"))
+    found += [_event("WorkerFailed", f"{w.pod.name}: {w.reason}", warning=True) for w in it.accounts.failed]
+    for name, why in it.accounts.disrupted.items():
+        found.append(_event("WorkerDisrupted", f"{name}: {why}" if why else name, warning=True))
+    found += _allocation_notices(it, before, after)
+    if new_plan is not None and new_plan.members:
+        found += _plan_notices(it, new_plan)
+    found += _condition_notices(before.conditions, after.conditions)
+    if after.last_checkpoint is not None and after.last_checkpoint != before.last_checkpoint:
+        found.append(_event("CheckpointSaved", f"step {after.last_checkpoint.step}"))
+    if after.plan.applied not in (None, before.plan.applied) and after.plan.applied == after.plan.desired:
+        found.append(_event("PlanApplied", f"plan {after.plan.applied} is in force in every worker"))
+    return tuple(found)
+
+
+def _allocation_notices(it: JobContext, before: HeteroTrainJobStatus, after: HeteroTrainJobStatus) -> list[JobEvent]:
+    had = {pool.name: pool.granted for pool in before.pools if pool.granted is not None}
+    has = {pool.name: pool.granted for pool in after.pools if pool.granted is not None}
+    if had == has or it.grant.held or it.life.stage is not Stage.ACTIVE:
+        return []
+    return [_event("WorkersAllocated", it.grant.reason or "nobody else wants its nodes any more: it takes what fits")]
+
+
+def _condition_notices(before: Sequence[Condition], after: Sequence[Condition]) -> list[JobEvent]:
+    known = {condition.type: condition for condition in before}
+    found = []
+    for condition in after:
+        rule = _RULES.get((ConditionType(condition.type), condition.status))
+        old = known.get(condition.type)
+        if rule is None or (old.status if old else "") not in rule.after:
+            continue
+        flipped = old is None or old.status != condition.status
+        changed = old is not None and old.reason != condition.reason
+        told = not rule.only or condition.reason in rule.only
+        if (flipped or (changed and rule.each_reason)) and told and condition.reason not in rule.never:
+            found.append(_event(rule.reason, condition.message or condition.reason, warning=rule.warning))
+    return found
+
+
+def _plan_notices(it: JobContext, plan: Plan) -> list[JobEvent]:
+    version, before = f"{plan.generation}.{plan.revision}", it.job.status.plan
+    shares = _listed(
+        [f"{m.worker}{f'/{m.local_rank}' if m.local_rank else ''} {m.share_samples}" for m in plan.members]
+    )
+    if plan.generation > before.desired_generation:
+        return [_event("MembershipPlanned", f"plan {version}: {plan.reason} ({shares})")]
+    if plan.drain:
+        return [_event("WorkersLeaving", f"plan {version}: {plan.reason}", warning=True)]
+    if before.global_batch_size not in (None, plan.global_batch_samples):
+        change = f"{before.global_batch_size} -> {plan.global_batch_samples} samples a step"
+        return [_event("BatchPlanned", f"plan {version}: {change}: {plan.reason} ({shares})")]
+    if before.applied is not None and before.applied != before.desired:
+        return []  # the one before still waits for its boundary, and may be replaced with every scrape
+    return [_event("SharesPlanned", f"plan {version}: {plan.reason} ({shares})")]
+
+
+def _event(reason: str, message: str, *, warning: bool = False) -> JobEvent:
+    return JobEvent(warning=warning, reason=reason, message=message[:_LONGEST_NOTE])
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_LISTED])
+    return f"{shown} and {len(names) - _LISTED} more" if len(names) > _LISTED else shown

@@ -1,0 +1,99 @@
+"""How many more workers of a pool fit: the nodes' allocatable less what running pods request, foreign ones included.
+
+An estimate, like every view from outside the scheduler (affinity, volumes and quotas are not seen). It is only used to
+decide how many pods are worth creating: a pod that the scheduler then can't place delays nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from heterotrain_operator.cluster_state.quantity import PODS
+from heterotrain_operator.cluster_state.views import NodeView, Taint
+from heterotrain_operator.decide.workers.node_state import NodeFate, judge_node
+
+_BLOCKING_EFFECTS = ("NoSchedule", "NoExecute")
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What the scheduler needs to know about a worker of one pool."""
+
+    requests: Mapping[str, float]
+    node_selector: Mapping[str, str]
+    tolerations: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """How many workers fit now, on how many nodes that match, and how many of one worker an empty one would hold."""
+
+    slots: int
+    matching_nodes: int
+    possible: bool
+    """Whether at least one matching node is large enough when empty."""
+
+
+def shape_of(pod: Mapping[str, Any], requests: Mapping[str, float]) -> Shape:
+    """Return the shape of a pod's manifest."""
+    spec = pod["spec"]
+    return Shape(
+        requests=requests,
+        node_selector=spec.get("nodeSelector") or {},
+        tolerations=tuple(spec.get("tolerations") or ()),
+    )
+
+
+def room(shape: Shape, nodes: Iterable[NodeView], used: Mapping[str, Mapping[str, float]]) -> Room:
+    """Return how many more workers of this shape fit on the nodes.
+
+    Args:
+        shape: what one worker needs.
+        nodes: all nodes of the cluster.
+        used: by node, the sum of what running pods request.
+    """
+    slots, matching, possible = 0, 0, False
+    for node in nodes:
+        if not _matches(shape, node):
+            continue
+        matching += 1
+        possible = possible or _fit(shape.requests, node.allocatable) > 0
+        taken = used.get(node.name, {})
+        free = {name: amount - taken.get(name, 0.0) for name, amount in node.allocatable.items()}
+        slots += _fit(shape.requests, free)
+    return Room(slots=slots, matching_nodes=matching, possible=possible)
+
+
+def _matches(shape: Shape, node: NodeView) -> bool:
+    return judge_node(node, node.name).state is NodeFate.STAYS and admits(shape, node)
+
+
+def admits(shape: Shape, node: NodeView) -> bool:
+    """Tell whether a node takes new workers of this shape, as far as labels, taints and cordons say."""
+    return (
+        not node.cordoned
+        and all(node.labels.get(key) == value for key, value in shape.node_selector.items())
+        and all(
+            taint.effect not in _BLOCKING_EFFECTS or any(tolerates(each, taint) for each in shape.tolerations)
+            for taint in node.taints
+        )
+    )
+
+
+def tolerates(toleration: Mapping[str, Any], taint: Taint) -> bool:
+    """Tell whether a toleration covers a taint, by Kubernetes' rules."""
+    if toleration.get("effect") not in (None, "", taint.effect):
+        return False
+    if toleration.get("key") not in (None, "", taint.key):
+        return False
+    if toleration.get("operator") == "Exists":
+        return True
+    return bool(toleration.get("key")) and (toleration.get("value") or "") == taint.value
+
+
+def _fit(requests: Mapping[str, float], free: Mapping[str, float]) -> int:
+    counts = [int(free.get(name, 0.0) / amount + _ROUNDING) for name, amount in requests.items() if amount > 0]
+    return max(0, min(counts, default=0)) if PODS in requests else 0

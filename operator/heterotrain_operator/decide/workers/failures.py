@@ -1,0 +1,93 @@
+"""Counts failures and disruptions, each worker once, whatever happens to the operator in between.
+
+A worker that ended stays in the API until its end is in the status; its uid stays there as long as the pod (or a plan
+that names it) does. So a new operator neither counts it again nor misses it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from heterotrain_core.contract.plan import Plan
+
+from heterotrain_operator.api.status import HeteroTrainJobStatus
+from heterotrain_operator.cluster_state.parse import seconds
+from heterotrain_operator.decide.workers.state import Worker, WorkerState
+
+FIRST_DELAY_S = 2.0
+LONGEST_DELAY_S = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accounts:
+    """The counters after this pass, and what is new in them.
+
+    Attributes:
+        restarts: workers that failed by their own fault.
+        disruptions: workers lost through no fault of their own.
+        accounted: uids that the two contain.
+        failed: workers that failed and were not counted before.
+        disrupted: names of workers that were lost and not counted before, each with the reason.
+        lost: how many of them by pool.
+        last_failure: sentence about the newest failure.
+        last_failure_s: when it was noticed; 0 for never.
+    """
+
+    restarts: int
+    disruptions: int
+    accounted: frozenset[str]
+    failed: tuple[Worker, ...]
+    disrupted: Mapping[str, str]
+    lost: Mapping[str, int]
+    last_failure: str | None
+    last_failure_s: float
+
+
+def account(
+    status: HeteroTrainJobStatus, workers: Sequence[Worker], plan: Plan | None, *, counting: bool, now_s: float
+) -> Accounts:
+    """Return the counters after this pass.
+
+    Args:
+        status: counters so far.
+        workers: all workers of the job.
+        plan: the plan in force: members that have no pod any more were lost.
+        counting: False while workers go because the job ends or is suspended.
+        now_s: now.
+    """
+    before = frozenset(status.accounted_workers)
+    present = {worker.pod.uid for worker in workers}
+    named = {member.worker_uid: member.worker for member in plan.members} if plan else {}
+    failed = tuple(w for w in workers if w.state is WorkerState.FAILED and w.pod.uid not in before)
+    lost = [
+        w
+        for w in workers
+        if w.state in (WorkerState.DISRUPTED, WorkerState.LEFT, WorkerState.LOST) and w.pod.uid not in before
+    ]
+    gone = {uid: name for uid, name in named.items() if uid not in present and uid not in before}
+    pool_of = {member.worker_uid: member.pool for member in plan.members} if plan else {}
+    pools = Counter([*(worker.pod.pool for worker in lost), *(pool_of[uid] for uid in gone)])
+    newly = {w.pod.uid for w in (*failed, *lost)} | set(gone)
+    disrupted = {w.pod.name: w.reason for w in lost} | dict.fromkeys(gone.values(), "its pod is gone")
+    if not counting:  # they are remembered all the same, so that a resumed job does not count them
+        failed, disrupted, pools = (), {}, Counter()
+    return Accounts(
+        restarts=status.restarts + len(failed),
+        disruptions=status.disruptions + len(disrupted),
+        accounted=frozenset(uid for uid in before | newly if uid in present or uid in named),
+        failed=failed,
+        disrupted=disrupted,
+        lost=pools,
+        last_failure=f"{failed[-1].pod.name}: {failed[-1].reason}" if failed else status.last_failure,
+        last_failure_s=now_s if failed else seconds(status.last_failure_time),
+    )
+
+
+def restart_delay_s(accounts: Accounts, *, now_s: float) -> float:
+    """Return for how many more seconds no worker is created: the delay doubles with every failure."""
+    if accounts.restarts == 0:
+        return 0.0
+    delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(accounts.restarts - 1, 20))
+    return max(0.0, accounts.last_failure_s + delay_s - now_s)

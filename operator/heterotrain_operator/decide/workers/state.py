@@ -1,0 +1,165 @@
+"""What each worker is: waiting, starting, ready, leaving, lost or ended, and whose fault its end was.
+
+Judged by conditions, by the node's state and by the worker's own last word. Exit codes alone are ambiguous: an evicted
+worker leaves with 0, and 137 is both an out-of-memory and a node going down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from heterotrain_core.contract.outcome import Ending, decode_outcome
+
+from heterotrain_operator.cluster_state.views import Ended, NodeView, PodView
+from heterotrain_operator.decide.workers.node_state import NodeFate, judge_node
+
+_SIGKILL_EXIT = 137
+_SIGTERM_EXIT = 143
+_LOST_TRACK = frozenset({"ContainerStatusUnknown", "Unknown"})
+"""The kubelet's and containerd's reasons for a container that was there, and is not after the node started again."""
+
+
+class WorkerState(StrEnum):
+    """A worker's state as decisions see it."""
+
+    WAITING = "Waiting"
+    """It has no node."""
+    STARTING = "Starting"
+    READY = "Ready"
+    LEAVING = "Leaving"
+    """It still runs, but it is announced to go."""
+    LOST = "Lost"
+    """Its node is gone or silent; the pod may stay in the API for long."""
+    FINISHED = "Finished"
+    LEFT = "Left"
+    """It was told to go, and went in order."""
+    DISRUPTED = "Disrupted"
+    """It ended through no fault of its own."""
+    FAILED = "Failed"
+    """It ended by its own fault."""
+
+
+ALIVE = frozenset({WorkerState.WAITING, WorkerState.STARTING, WorkerState.READY})
+ENDED = frozenset({WorkerState.FINISHED, WorkerState.LEFT, WorkerState.DISRUPTED, WorkerState.FAILED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """A pod, what it is, and why in one sentence."""
+
+    pod: PodView
+    state: WorkerState
+    reason: str = ""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be counted on."""
+        return self.state in ALIVE
+
+    @property
+    def placed(self) -> bool:
+        """Whether it can be counted on and has a node."""
+        return self.state in (WorkerState.STARTING, WorkerState.READY)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of it runs any more."""
+        return self.state in ENDED
+
+
+def worker_states(pods: Sequence[PodView], nodes: Mapping[str, NodeView]) -> tuple[Worker, ...]:
+    """Return a verdict on every pod of a job."""
+    return tuple(judge_worker(pod, nodes) for pod in pods)
+
+
+def judge_worker(pod: PodView, nodes: Mapping[str, NodeView]) -> Worker:
+    """Return the verdict on one pod."""
+    if pod.terminal:
+        state, reason = _judge_end(pod, nodes)
+        return Worker(pod=pod, state=state, reason=reason)
+    node = judge_node(nodes.get(pod.node), pod.node) if pod.node else None
+    if node is not None and node.state is NodeFate.LOST:
+        return Worker(pod=pod, state=WorkerState.LOST, reason=node.reason)
+    if pod.disruption:
+        return Worker(pod=pod, state=WorkerState.LEAVING, reason=f"the cluster takes it down ({pod.disruption})")
+    if pod.deleting:
+        return Worker(pod=pod, state=WorkerState.LEAVING, reason="its pod is being deleted")
+    if node is None:
+        return Worker(pod=pod, state=WorkerState.WAITING, reason=pod.unschedulable)
+    if node.state is NodeFate.LEAVING:
+        return Worker(pod=pod, state=WorkerState.LEAVING, reason=node.reason)
+    if pod.ready:
+        return Worker(pod=pod, state=WorkerState.READY)
+    return Worker(
+        pod=pod, state=WorkerState.STARTING, reason=": ".join(filter(None, (pod.waiting_reason, pod.waiting_message)))
+    )
+
+
+def _judge_end(pod: PodView, nodes: Mapping[str, NodeView]) -> tuple[WorkerState, str]:
+    ended = pod.ended
+    outcome = decode_outcome(ended.message) if ended else None
+    if outcome is not None and outcome.ending is Ending.FINISHED:
+        return WorkerState.FINISHED, outcome.reason
+    taken = _taken_down(pod, nodes)
+    if outcome is not None and outcome.ending is Ending.LEFT:
+        if outcome.told and not taken and pod.fatal_probes:
+            return WorkerState.FAILED, _failed_probe(pod)
+        return WorkerState.LEFT, outcome.reason
+    if taken:
+        return WorkerState.DISRUPTED, taken
+    if outcome is not None:
+        return WorkerState.FAILED, outcome.reason
+    if ended is None:
+        return WorkerState.DISRUPTED, f"node {pod.node or '?'} refused the pod"
+    return _judge_silent_end(pod, ended)
+
+
+def _taken_down(pod: PodView, nodes: Mapping[str, NodeView]) -> str:
+    """Return what in the cluster took a pod down; empty when nothing is known to have."""
+    if pod.disruption:
+        return f"the cluster took it down ({pod.disruption})"
+    if pod.deleting:
+        return "its pod was deleted"
+    if pod.node and (node := judge_node(nodes.get(pod.node), pod.node)).state is not NodeFate.STAYS:
+        return node.reason
+    return ""
+
+
+def _failed_probe(pod: PodView) -> str:
+    """Explain the end of a pod that was told to go by nobody but, presumably, its own kubelet.
+
+    A failed probe leaves no trace in the pod's status, only an Event of the kubelet's, which may be gone or not come yet.
+    """
+    return (
+        f"the kubelet ended it and nothing else took it down, as when its {' or '.join(pod.fatal_probes)} fails: "
+        f"`kubectl get events --field-selector involvedObject.name={pod.name}` tells; correct the probe, or what it asks"
+    )
+
+
+def _judge_silent_end(pod: PodView, ended: Ended) -> tuple[WorkerState, str]:
+    """Judge an end without a last word, on a healthy node, that nothing announced."""
+    if ended.reason == "OOMKilled":
+        return (
+            WorkerState.FAILED,
+            "it used more memory than its limit (OOMKilled): raise resources.limits.memory or use smaller batches",
+        )
+    if ended.reason in _LOST_TRACK:
+        return WorkerState.DISRUPTED, f"its node lost track of it ({ended.reason}), as after a reboot"
+    if ended.exit_code in (_SIGKILL_EXIT, _SIGTERM_EXIT):
+        if pod.fatal_probes:
+            return WorkerState.FAILED, _failed_probe(pod)
+        # A process can't send SIGKILL to itself as PID 1, and our launcher reports what kills a rank: this came from outside.
+        return WorkerState.DISRUPTED, f"it was killed from outside (exit code {ended.exit_code})"
+    if ended.exit_code == 0:
+        return (
+            WorkerState.FAILED,
+            "it ended without an outcome: start the script with heterotrain-run, or let it use heterotrain.init()",
+        )
+    tail = ended.message.strip().splitlines()
+    said = f": {tail[-1]}" if tail else ""
+    return (
+        WorkerState.FAILED,
+        f"exit code {ended.exit_code}{f' ({ended.reason})' if ended.reason not in ('', 'Error') else ''}{said}",
+    )

@@ -1,0 +1,211 @@
+"""What is remembered of one job's telemetry from scrape to scrape. Pure: it is told the time.
+
+Losing it costs nothing but detail: counters are sums since each process began, so the first read after a restart of the
+operator brings one observation for each shape that is still exported. What is known of members that have left is kept
+for those that follow them in their pool.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from heterotrain_core.contract.plan import ComputeTime
+from heterotrain_core.perf.counters import CounterKey, Counters, Moments, Observation, observe
+from heterotrain_core.perf.merge import condense
+
+from heterotrain_operator.cluster_state.telemetry import MemberId, Rates, StepsInForce, Sustained, Telemetry
+from heterotrain_operator.prom.queries import Snapshot, counter_name
+
+RATE_WINDOW_S = 30.0
+FORGET_S = 600.0
+"""A member that was not scraped for so long has left; before, it may just be that Prometheus was restarted."""
+REMEMBERED_STEPS = 20
+"""What a former operator knew weighs as much as so many steps at each of two shares."""
+KEPT_FORMER = 4
+"""Members of each pool that are remembered after they left, the newest of them: a few tell what the pool is like."""
+
+
+class Speed(NamedTuple):
+    """The time model of a rank, and the share that it was learned near."""
+
+    samples: int
+    compute: ComputeTime
+
+
+def _as_observed(pool: str, speed: Speed) -> tuple[Observation, ...]:
+    """Return what a rank of this speed would have shown at two shares: a fit of it finds the same model again."""
+    c, found = speed.compute, []
+    for samples in (max(1, speed.samples // 2), max(2, speed.samples)):
+        before_s = c.per_sample_s * samples + c.fixed_s
+        backward_s = c.backward_per_sample_s * samples + c.backward_fixed_s
+        found.append(
+            Observation(
+                member=pool,
+                share_samples=samples,
+                steps=REMEMBERED_STEPS,
+                ended_s=0.0,
+                load=Moments(mean=0.0),
+                forward=Moments(mean=before_s),
+                backward=Moments(mean=backward_s),
+                update=Moments(mean=c.update_s),
+                compute=Moments(mean=before_s + backward_s + c.update_s),
+            )
+        )
+    return tuple(found)
+
+
+class JobTelemetry:
+    """One job's telemetry.
+
+    Args:
+        speeds: by pool, what a former operator knew; it counts until a member of the pool was seen.
+    """
+
+    def __init__(self, speeds: Mapping[str, Speed] | None = None) -> None:
+        self._remembered = {
+            pool: (MemberId(f"remembered-of-{pool}", 0), _as_observed(pool, speed))
+            for pool, speed in (speeds or {}).items()
+        }
+        self._counters: dict[CounterKey, Counters] = {}
+        self._observations: dict[MemberId, tuple[Observation, ...]] = {}
+        self._committed: deque[tuple[float, int]] = deque()
+        self._since: tuple[int, float, int] | None = None
+        self._scraped_s: dict[MemberId, float] = {}
+        self._times: Mapping[MemberId, float] = {}
+        self._pools: dict[MemberId, str] = {}
+        self._in_force: dict[MemberId, StepsInForce] = {}
+        self.telemetry = Telemetry()
+
+    def knows(self, times: Mapping[MemberId, float]) -> bool:
+        """Tell whether everything that was scraped until then has been taken already."""
+        return bool(times) and times == self._times
+
+    def take(self, snapshot: Snapshot, times: Mapping[MemberId, float], *, pools: Mapping[str, str]) -> bool:
+        """Take what a read brought; tell whether there was anything new in it.
+
+        An empty read (Prometheus was restarted, or does not reach the pods) takes nothing of what is known away.
+
+        Args:
+            snapshot: what Prometheus holds now.
+            times: when each member was scraped last.
+            pools: by uid, the pool of each worker that has a pod now.
+        """
+        if times == self._times and snapshot.gauges == self.telemetry.gauges:
+            return False
+        self._times = dict(times)
+        before_s = self.telemetry.newest_sample_s
+        newest_s = max([before_s, *times.values()])
+        interval_s = newest_s - before_s if before_s and newest_s > before_s else self.telemetry.scrape_interval_s
+        names = {counter_name(member): member for member in snapshot.gauges}
+        known = {member: pools[member.worker_uid] for member in snapshot.gauges if member.worker_uid in pools}
+        self._pools.update(known)
+        counted = self._counted(snapshot)
+        for found in observe(self._counters, snapshot.counters, ended_s=newest_s):
+            member = names[found.member]
+            self._observations[member] = condense([*self._observations.get(member, ()), found])
+            if member in counted and found.step is not None and not found.warm_up:
+                self._in_force[member] = self._in_force[member].after(found.share_samples, found.steps, found.step.mean)
+        self._counters.update(snapshot.counters)
+        self._scraped_s.update(times)
+        self._forget(newest_s)
+        seen = {pool for member, pool in self._pools.items() if member in self._observations}
+        told = {pool: known for pool, known in self._remembered.items() if pool not in seen}
+        self.telemetry = replace(
+            self.telemetry,
+            newest_sample_s=newest_s,
+            scrape_interval_s=interval_s,
+            gauges=snapshot.gauges,
+            rates=self._rates(snapshot, newest_s),
+            observations=self._observations | dict(told.values()),
+            pools=self._pools | {member: pool for pool, (member, _) in told.items()},
+            in_force=dict(self._in_force),
+            sequence=self.telemetry.sequence + 1,
+        )
+        return True
+
+    def _counted(self, snapshot: Snapshot) -> set[MemberId]:
+        """Return the members all of whose newest steps were made under the plan that they have in force.
+
+        The scrape that first shows a version brings steps of the one before as well, so it only begins the count.
+        """
+        same = set()
+        for member, gauges in snapshot.gauges.items():
+            if gauges.generation is None or gauges.revision is None:
+                continue
+            version = (gauges.generation, gauges.revision)
+            if member in self._in_force and self._in_force[member].version == version:
+                same.add(member)
+            else:
+                self._in_force[member] = StepsInForce(version=version)
+        return same
+
+    def _forget(self, newest_s: float) -> None:
+        """Drop the counters of members that have left, and all but the newest members of each pool."""
+        left = [member for member, scraped_s in self._scraped_s.items() if newest_s - scraped_s > FORGET_S]
+        for member in left:
+            self._in_force.pop(member, None)
+        if names := {counter_name(member) for member in left}:
+            self._counters = {key: counters for key, counters in self._counters.items() if key.member not in names}
+        kept: dict[str, int] = {}
+        for member in sorted(left, key=lambda member: -self._scraped_s[member]):
+            pool = self._pools.get(member, "")
+            kept[pool] = kept.get(pool, 0) + 1
+            if not pool or kept[pool] > KEPT_FORMER:
+                del self._scraped_s[member]
+                self._observations.pop(member, None)
+                self._pools.pop(member, None)
+
+    def judge(self, *, reason: str, problem: str) -> bool:
+        """Set what is wrong with telemetry (an empty ``problem`` for nothing); tell whether that changed."""
+        changed = (self.telemetry.reason, bool(self.telemetry.problem)) != (reason, bool(problem))
+        self.telemetry = replace(self.telemetry, reason=reason, problem=problem)
+        return changed
+
+    def _sustained(self, snapshot: Snapshot, now_s: float) -> Sustained | None:
+        """Return what the newest generation reached since the first scrape that showed it."""
+        newest = max(snapshot.gauges.values(), key=lambda gauges: gauges.step or -1, default=None)
+        if newest is None or newest.generation is None or newest.samples_committed is None:
+            return None
+        generation, samples = newest.generation, newest.samples_committed
+        if self._since is None or self._since[0] != generation or samples < self._since[2]:
+            self._since = (generation, now_s, samples)
+        _, since_s, before = self._since
+        if now_s - since_s < RATE_WINDOW_S or samples == before:
+            return None
+        return Sustained(generation, (samples - before) / (now_s - since_s))
+
+    def _rates(self, snapshot: Snapshot, now_s: float) -> Rates:
+        samples = max(
+            (g.samples_committed for g in snapshot.gauges.values() if g.samples_committed is not None), default=None
+        )
+        history = self._committed
+        if samples is not None and (not history or samples != history[-1][1]):
+            if history and samples < history[-1][1]:
+                history.clear()  # resumed from a checkpoint: what was lost is no negative progress
+            history.append((now_s, samples))
+        while len(history) > 1 and now_s - history[0][0] > RATE_WINDOW_S:
+            history.popleft()
+        rate = None
+        if len(history) > 1 and now_s - history[-1][0] <= RATE_WINDOW_S and history[-1][0] > history[0][0]:
+            rate = (history[-1][1] - history[0][1]) / (history[-1][0] - history[0][0])
+        step_s, steps = 0.0, 0
+        solo: dict[MemberId, float] = {}
+        for member, found in self._observations.items():
+            if member not in snapshot.gauges:
+                continue
+            recent = [o for o in found if now_s - o.ended_s <= RATE_WINDOW_S and not o.warm_up] or found[-1:]
+            step_s += sum(o.step.mean * o.steps for o in recent if o.step)
+            steps += sum(o.steps for o in recent if o.step)
+            own_s = sum(o.compute.mean * o.steps for o in recent if o.compute)
+            done = sum(o.share_samples * o.steps for o in recent if o.compute)
+            if own_s > 0:
+                solo[member] = done / own_s
+        return Rates(
+            samples_per_s=rate,
+            sustained=self._sustained(snapshot, now_s),
+            step_s=step_s / steps if steps else None,
+            solo_samples_per_s=solo,
+        )

@@ -1,0 +1,288 @@
+"""Training scripts for the numerics of a step, each with its twin in plain torch on one process."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import heterotrain
+import torch
+from distributed.fault_injectors import Trap, set_traps
+from distributed.scripts import FEATURES, problem, token_weights
+from heterotrain.data.progress import micro_batches, permutation
+from heterotrain.network.control import Verdict
+from heterotrain.numerics.reducer import Bucket, Reducer
+from heterotrain.steps.loop import Loop
+from heterotrain.steps.step import Step
+
+torch.set_num_threads(1)  # as in the workers: threads that wait for each other cost more than these models
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What is trained.
+
+    Attributes:
+        samples: of an epoch.
+        dtype: of model and data.
+        batch_norm: whether layers mix samples.
+        tokens: whether samples weigh differently, some nothing.
+        adam: instead of SGD with momentum.
+        decay: of the learning rate in each step of its schedule; 1 means no scheduler.
+        clip_norm, clip_value: as for ``step.apply``.
+        spike: (step, factor on its loss).
+        stream: the data can only be iterated; the order is the same.
+    """
+
+    samples: int = 90
+    dtype: str = "float64"
+    batch_norm: bool = False
+    tokens: bool = False
+    adam: bool = False
+    decay: float = 1.0
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    spike: tuple[int, float] = (-1, 1.0)
+    stream: bool = False
+
+    def data(self) -> torch.utils.data.TensorDataset:
+        """Return the samples."""
+        return torch.utils.data.TensorDataset(
+            *(t.to(getattr(torch, self.dtype)) for t in problem(self.samples).tensors)
+        )
+
+    def model(self) -> torch.nn.Sequential:
+        """Return the model, the same everywhere."""
+        torch.manual_seed(3)
+        layers: list[torch.nn.Module] = []
+        for size in (FEATURES, 16):
+            layers += [
+                torch.nn.Linear(size, 16),
+                *([torch.nn.BatchNorm1d(16)] if self.batch_norm else []),
+                torch.nn.Tanh(),
+            ]
+        return torch.nn.Sequential(*layers, torch.nn.Linear(16, 1)).to(getattr(torch, self.dtype))
+
+    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        """Return an optimizer with state."""
+        if self.adam:
+            return torch.optim.AdamW(model.parameters(), lr=0.01)
+        return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+
+    def loss(self, model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, step: int) -> tuple[torch.Tensor, float]:
+        """Return the sum of the loss and the weight behind it."""
+        errors = (model(x) - y) ** 2
+        weights = token_weights(x) if self.tokens else torch.ones_like(errors)
+        return (errors * weights).sum() * (self.spike[1] if step == self.spike[0] else 1.0), float(weights.sum())
+
+
+def train(
+    *, out: str, recipe: dict[str, Any] | None = None, trap: dict[str, Any] | None = None,
+    rows: dict[str, int] | None = None, record: bool = False,
+) -> None:  # fmt: skip
+    """Train by the recipe and write weights and what each step was like.
+
+    Args:
+        out: folder for them.
+        recipe: fields of ``Recipe``.
+        trap: as in ``scripts.Trap``; the place ``statistics`` is inside a layer that mixes samples.
+        rows: most rows that fit into memory in ``forward`` and in ``backward``.
+        record: whether to keep each bucket before and after the reduction.
+    """
+    told, trapped = Recipe(**(recipe or {})), Trap(trap)
+    steps, buckets = _watch_steps(), _watch_buckets() if record else []
+    job = heterotrain.init()
+    model = told.model()
+    if rows:
+        model.insert(len(model) - 1, Memory(**rows))
+    job.wrap(model)
+    optimizer = job.optimizer(told.optimizer(model))
+    if told.decay != 1.0:
+        job.scheduler(torch.optim.lr_scheduler.ExponentialLR(optimizer, told.decay))
+    set_traps(trapped)
+    running = [0]
+    for layer in model:
+        if isinstance(layer, torch.nn.BatchNorm1d):
+            layer.register_forward_pre_hook(lambda *_: trapped.at("statistics", running[0]))
+    formats = set()
+    for step in job.steps(Streamed(told.data()) if told.stream else told.data()):
+        with step:
+            running[0] = step.number
+            trapped.at("step", step.number)
+            for x, y in step.micro_batches():
+                formats.add(str(model[0](x).dtype))
+                total, weight = told.loss(model, x, y, step.number)
+                if told.tokens:
+                    step.backward(total, weight=weight)
+                else:
+                    step.backward(total / weight)
+            step.apply(optimizer, clip_norm=told.clip_norm, clip_value=told.clip_value)
+    stem = f"{out}/{os.environ['HETEROTRAIN_WORKER']}"
+    torch.save(model.state_dict(), f"{stem}.pt")
+    torch.save(buckets, f"{stem}.buckets")
+    Path(f"{stem}.json").write_text(json.dumps({"steps": steps, "formats": sorted(formats)}))
+
+
+class Streamed(torch.utils.data.IterableDataset[tuple[torch.Tensor, ...]]):
+    """Samples in the order in which a data set with indices would be read."""
+
+    def __init__(self, samples: torch.utils.data.TensorDataset) -> None:
+        self._samples = samples
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Be told the epoch before it is read."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        order = permutation(seed=0, epoch=self._epoch, epoch_samples=len(self._samples), shuffle=True)
+        return (self._samples[index] for index in order.tolist())
+
+
+class Memory(torch.nn.Module):
+    """Holds so many rows, and no more."""
+
+    def __init__(self, *, forward: int = 1 << 30, backward: int = 1 << 30) -> None:
+        super().__init__()
+        self._rows = (forward, backward)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the input."""
+        if len(x) > self._rows[0]:
+            raise torch.OutOfMemoryError("too many rows in forward")
+        result: torch.Tensor = _Held.apply(x, self._rows[1])
+        return result
+
+
+class _Held(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, rows: int) -> torch.Tensor:
+        ctx.rows = rows
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        if len(gradients[0]) > ctx.rows:
+            raise torch.OutOfMemoryError("too many rows in backward")
+        return gradients[0], None
+
+
+def _watch_steps() -> list[dict[str, Any]]:
+    """Return a list that gets an entry for each committed step."""
+    found: list[dict[str, Any]] = []
+    commit = Loop.commit
+
+    def watched(self: Loop, step: Step, decision: Verdict) -> None:
+        loss_scale, before = step.numerics.loss_scale, step.numerics.state_dict()
+        commit(self, step, decision)
+        found.append({
+            "step": step.number, "loss": decision.loss, "skipped": step.skipped, "loss_scale": loss_scale,
+            "rate": step.numerics.learning_rate_scale, "numerics": before,
+        })  # fmt: skip
+
+    Loop.commit = watched  # type: ignore[method-assign]  # put around it on purpose
+    return found
+
+
+def _watch_buckets() -> list[dict[str, list[torch.Tensor]]]:
+    """Return a list that gets this rank's own and the reduced buckets of each attempt."""
+    found: list[dict[str, list[torch.Tensor]]] = []
+    arm, launch, wait = Reducer.arm, Reducer._launch, Reducer.wait
+
+    def armed(self: Reducer, group: Any) -> None:
+        found.append({"own": [], "sum": [], "packed": []})
+        arm(self, group)
+
+    def launched(self: Reducer, bucket: Bucket) -> None:
+        found[-1]["own"].append(bucket.flat.clone())
+        launch(self, bucket)
+        found[-1]["packed"].append(torch.tensor(bucket.packed is not None))
+
+    def waited(self: Reducer) -> None:
+        wait(self)
+        found[-1]["sum"] = [flat.clone() for flat in self.flats]
+
+    Reducer.arm, Reducer._launch, Reducer.wait = armed, launched, waited  # type: ignore[method-assign]  # put around it on purpose
+    return found
+
+
+# -- the same in one process ---------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Twin:
+    """What plain torch comes to."""
+
+    weights: dict[str, torch.Tensor]
+    losses: list[float] = field(default_factory=list)
+
+
+def twin(
+    recipe: Recipe, *, epochs: int, batch: Callable[[int], int] = lambda _epoch: 16,
+    rate: Callable[[int, torch.nn.Module, torch.optim.Optimizer, torch.Tensor, torch.Tensor], float] | None = None,
+    schedule: Callable[[int], int] = lambda _epoch: 1,
+) -> Twin:  # fmt: skip
+    """Train by the recipe on whole batches.
+
+    Args:
+        recipe: what is trained.
+        epochs: passes.
+        batch: global batch of an epoch.
+        rate: factor on the learning rate, from step, model, optimizer and data before the step.
+        schedule: steps of the scheduler for each step of an epoch.
+    """
+    model = recipe.model()
+    optimizer = recipe.optimizer(model)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, recipe.decay)
+    result = Twin(weights={})
+    for number, (epoch, x, y) in enumerate(batches(recipe, epochs=epochs, batch=batch)):
+        factor = rate(number, model, optimizer, x, y) if rate else 1.0
+        optimizer.zero_grad()
+        total, weight = recipe.loss(model, x, y, number)
+        (total / weight).backward()
+        result.losses.append(float(total.detach()) / weight)
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        norm = float(torch.cat([g.flatten() for g in gradients]).norm())
+        for gradient in gradients:
+            if recipe.clip_norm is not None and norm > recipe.clip_norm:
+                gradient.mul_(recipe.clip_norm / norm)
+            if recipe.clip_value is not None:
+                gradient.clamp_(-recipe.clip_value, recipe.clip_value)
+        own = optimizer.param_groups[0]["lr"]
+        optimizer.param_groups[0]["lr"] = own * factor
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] = own
+        for _ in range(schedule(epoch)):
+            scheduler.step()
+    result.weights = {name: value.detach() for name, value in model.state_dict().items()}
+    return result
+
+
+def batches(
+    recipe: Recipe, *, epochs: int, batch: Callable[[int], int]
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Yield epoch, x and y of each step."""
+    x, y = recipe.data().tensors
+    for epoch in range(epochs):
+        order = permutation(seed=0, epoch=epoch, epoch_samples=recipe.samples, shuffle=True).tolist()
+        for start in range(0, recipe.samples, batch(epoch)):
+            chosen = order[start : start + batch(epoch)]
+            yield epoch, x[chosen], y[chosen]
+
+
+def distance(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    """Return the largest relative difference over all tensors."""
+    assert found.keys() == expected.keys()
+    return max(
+        float((found[name].double() - value.double()).norm() / value.double().norm().clamp(min=1e-300))
+        for name, value in expected.items()
+    )
+
+
+def cuts(shares: tuple[int, ...], micro: tuple[int, ...]) -> list[int]:
+    """Return the sizes of all ranks' micro-batches, in the order of the step's samples."""
+    return [size for share, most in zip(shares, micro, strict=True) for size in micro_batches(share, most)]

@@ -1,0 +1,1 @@
+"""Helpers of several test tiers: fake and real clusters, simulated training, simulated telemetry."""

@@ -1,0 +1,327 @@
+"""What the operator's integration tests do to a real API server: nodes on paper, pods without a kubelet, an operator process.
+
+Pods are really scheduled, but onto nodes without a kubelet: the test plays the kubelet by writing pod status, which makes
+every fault easy to stage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+from heterotrain_core.contract import keys
+from heterotrain_core.contract.outcome import Ending, Outcome, encode_outcome
+from heterotrain_operator.cluster_state.parse import rfc3339
+from heterotrain_operator.kube.client import Body, KubeClient
+from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound
+from heterotrain_operator.kube.resources import CONFIG_MAPS, EVENTS, JOBS, NODES, PODS, Resource
+
+from support.fake_cluster import pool
+
+ROOT = Path(__file__).parents[2]
+NAMESPACES = Resource("v1", "namespaces")
+CRDS = Resource("apiextensions.k8s.io/v1", "customresourcedefinitions")
+DEPLOYMENTS = Resource("apps/v1", "deployments")
+INSTALLED = "app.kubernetes.io/name=heterotrain-operator"
+WAIT_S = 90.0
+
+
+async def until(probe: Callable[[], Any], what: str, *, timeout_s: float = WAIT_S) -> Any:
+    """Return the first true answer of an (async) probe.
+
+    Raises:
+        AssertionError: there is none in time.
+    """
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + timeout_s
+    while True:
+        answer = probe()
+        if asyncio.iscoroutine(answer):
+            answer = await answer
+        if answer:
+            return answer
+        assert loop.time() < end_s, f"not within {timeout_s:.0f} s: {what}"
+        await asyncio.sleep(0.1)
+
+
+async def served(client: KubeClient) -> bool:
+    """Tell whether jobs can be listed."""
+    try:
+        async for _ in client.list(JOBS):
+            break
+    except NotFound:
+        return False
+    return True
+
+
+async def silence_installed_operators(client: KubeClient) -> list[Body]:
+    """Scale operators that somebody installed to zero and return them: two with different Leases would fight over a job."""
+    found = [each async for each in client.list(DEPLOYMENTS, labels=INSTALLED) if each["spec"].get("replicas")]
+    for deployment in found:
+        await scale(client, deployment, 0)
+
+    async def gone() -> bool:
+        return not [pod async for pod in client.list(PODS, labels=f"{INSTALLED},pod-template-hash")]
+
+    await until(gone, "the installed operator has stopped")
+    return found
+
+
+async def scale(client: KubeClient, deployment: Body, replicas: int) -> None:
+    """Set a Deployment's number of replicas."""
+    metadata = deployment["metadata"]
+    await client.merge(DEPLOYMENTS, metadata["namespace"], metadata["name"], {"spec": {"replicas": replicas}})
+
+
+async def remove_namespace(kube: KubeClient, name: str) -> None:
+    """Delete jobs and pods at once (nobody confirms their end on nodes without a kubelet), then the namespace."""
+    async for job in kube.list(JOBS, name):
+        await kube.delete(JOBS, name, job["metadata"]["name"], uid=job["metadata"]["uid"])
+    async for pod in kube.list(PODS, name):
+        await force_delete(kube, pod)
+    found = await kube.get(NAMESPACES, None, name)
+    with suppress(KubeError):
+        await kube.delete(NAMESPACES, "", name, uid=found["metadata"]["uid"])
+
+
+async def force_delete(kube: KubeClient, pod: Body) -> None:
+    """Remove a pod from the API as a kubelet does once its containers have ended."""
+    metadata = pod["metadata"]
+    options = {"gracePeriodSeconds": 0, "preconditions": {"uid": metadata["uid"]}}
+    with suppress(NotFound, Conflict):
+        await kube._call("DELETE", PODS.path(metadata["namespace"], metadata["name"]), body=options)
+
+
+class Cluster:
+    """What a test does to its namespace and its nodes."""
+
+    def __init__(self, kube: KubeClient, namespace: str) -> None:
+        self.kube = kube
+        self.namespace = namespace
+        self._now_s = 0.0
+
+    async def add_node(self, pool_name: str, *, cpu: str = "4") -> str:
+        """Create a node on paper that only this namespace's pods tolerate, and return its name."""
+        name = f"{self.namespace}-{pool_name}"
+        body = {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": name, "namespace": "", "labels": {"ht-test": self.namespace, "pool": pool_name}},
+            "spec": {"taints": [{"key": "ht-test", "value": self.namespace, "effect": "NoSchedule"}]},
+        }
+        await self.kube.create(NODES, body)
+        resources = {"cpu": cpu, "memory": "8Gi", "pods": "20"}
+        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "on paper"}
+        patch = {"status": {"allocatable": resources, "capacity": resources, "conditions": [ready]}}
+        await self.kube._call(
+            "PATCH", NODES.path(None, name, "status"), body=patch, content_type="application/merge-patch+json"
+        )
+        await self.set_taints(name)
+        return name
+
+    async def set_taints(self, node: str, *keys_: str) -> None:
+        """Give a node these taints besides the one that keeps others away."""
+        taints = [{"key": "ht-test", "value": self.namespace, "effect": "NoSchedule"}]
+        taints += [{"key": key, "effect": "NoSchedule"} for key in keys_]
+        await self.kube._call(
+            "PATCH",
+            NODES.path(None, node),
+            body={"spec": {"taints": taints}},
+            content_type="application/merge-patch+json",
+        )
+
+    async def remove_nodes(self) -> None:
+        """Delete the nodes of this test."""
+        async for node in self.kube.list(NODES, labels=f"ht-test={self.namespace}"):
+            await self.kube.delete(NODES, "", node["metadata"]["name"], uid=node["metadata"]["uid"])
+
+    def pool(self, name: str, **fields: Any) -> Body:
+        """Return a pool on this test's nodes."""
+        selector = {"pool": name, "ht-test": self.namespace}
+        tolerations = [{"key": "ht-test", "operator": "Exists"}]
+        return pool(name, **{"nodeSelector": selector, "tolerations": tolerations, **fields})
+
+    def job(self, *pools: Body, name: str = "job", **spec: Any) -> Body:
+        """Return a job's manifest."""
+        return {
+            "apiVersion": JOBS.api_version,
+            "kind": keys.KIND,
+            "metadata": {"name": name, "namespace": self.namespace},
+            "spec": {
+                "training": {"globalBatchSize": 100},
+                "workerPools": list(pools) or [self.pool("a"), self.pool("b")],
+                "template": {"spec": {"containers": [{"name": "main", "image": "image.invalid/none:1"}]}},
+                **spec,
+            },
+        }
+
+    async def create(self, body: Body) -> Body:
+        """Create a job."""
+        return await self.kube.create(JOBS, body)
+
+    async def status(self, name: str = "job") -> Body:
+        """Return a job's status."""
+        found: Body = (await self.kube.get(JOBS, self.namespace, name)).get("status") or {}
+        return found
+
+    async def condition(self, kind: str, name: str = "job") -> tuple[str, str, str]:
+        """Return status, reason and message of a job's condition; empty while there is none."""
+        for each in (await self.status(name)).get("conditions", []):
+            if each["type"] == kind:
+                return each["status"], each["reason"], each["message"]
+        return "", "", ""
+
+    async def edit(self, patch: Body, name: str = "job") -> Body:
+        """Merge a patch into a job's spec."""
+        return await self.kube.merge(JOBS, self.namespace, name, {"spec": patch})
+
+    async def pods(self, job: str = "job") -> dict[str, Body]:
+        """Return the job's pods by name."""
+        found = self.kube.list(PODS, self.namespace, labels=f"{keys.LABEL_JOB}={job}")
+        return {pod["metadata"]["name"]: pod async for pod in found}
+
+    async def plan(self, job: str = "job") -> Body:
+        """Return the plan's JSON; empty while there is none."""
+        try:
+            found = await self.kube.get(CONFIG_MAPS, self.namespace, keys.plan_name(job))
+        except NotFound:
+            return {}
+        plan: Body = yaml.safe_load(found["data"][keys.PLAN_KEY])
+        return plan
+
+    async def members(self, job: str = "job") -> list[str]:
+        """Return the pod names of the plan's members."""
+        return [member["worker"] for member in (await self.plan(job)).get("members", [])]
+
+    async def reasons(self) -> dict[str, int]:
+        """Return how often each Event was said."""
+        found: dict[str, int] = {}
+        async for event in self.kube.list(EVENTS, self.namespace):
+            if event["involvedObject"]["kind"] == keys.KIND:
+                found[event["reason"]] = found.get(event["reason"], 0) + event.get("count", 1)
+        return found
+
+    # --- the kubelet ---
+
+    async def write_pod_status(self, name: str, status: Body) -> None:
+        """Write a pod's status as its kubelet would."""
+        path = PODS.path(self.namespace, name, "status")
+        await self.kube._call("PATCH", path, body={"status": status}, content_type="application/merge-patch+json")
+
+    async def scheduled(self, count: int, job: str = "job") -> list[str]:
+        """Wait until so many pods have nodes, and return their names."""
+
+        async def probe() -> list[str]:
+            placed = [name for name, pod in (await self.pods(job)).items() if pod["spec"].get("nodeName")]
+            return sorted(placed) if len(placed) >= count else []
+
+        found: list[str] = await until(probe, f"{count} pods of {job} have nodes")
+        return found
+
+    async def run(self, *names: str) -> None:
+        """Let the containers of these pods run and be ready."""
+        now = rfc3339(1_800_000_000)
+        for number, name in enumerate(names):
+            await self.write_pod_status(
+                name,
+                {
+                    "phase": "Running",
+                    "podIP": f"10.99.0.{number + 1}",
+                    "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": now}],
+                    "containerStatuses": [_container({"running": {"startedAt": now}}, ready=True)],
+                },
+            )
+
+    async def end(self, name: str, ending: Ending, *, reason: str = "") -> None:
+        """Let a pod's container end with an outcome."""
+        message = encode_outcome(Outcome(ending=ending, reason=reason, epoch=1, step=2))
+        code = 1 if ending is Ending.FAILED else 0
+        ended = {"terminated": {"exitCode": code, "message": message, "finishedAt": rfc3339(1_800_000_000)}}
+        status = {"phase": "Failed" if code else "Succeeded", "containerStatuses": [_container(ended, ready=False)]}
+        await self.write_pod_status(name, status)
+
+    async def confirm_deletions(self) -> None:
+        """Remove pods that are being deleted."""
+        async for pod in self.kube.list(PODS, self.namespace):
+            if "deletionTimestamp" in pod["metadata"]:
+                await force_delete(self.kube, pod)
+
+    async def started(self, count: int, job: str = "job") -> list[str]:
+        """Take a job's first pods to a plan that names them, and return their names."""
+        names = (await self.scheduled(count, job))[:count]
+        await self.run(*names)
+
+        async def named() -> bool:
+            return set(await self.members(job)) == set(names)
+
+        await until(named, f"a plan of {job} with {names}")
+        return names
+
+
+def _container(state: Body, *, ready: bool) -> Body:
+    return {"name": "main", "image": "none", "imageID": "none", "ready": ready, "restartCount": 0, "state": state}
+
+
+class Operator:
+    """The operator as a process of its own, watching one namespace."""
+
+    def __init__(self, namespace: str, log: Path, *options: str) -> None:
+        self._namespace = namespace
+        self._log = log
+        self._options = options
+        self._process: asyncio.subprocess.Process | None = None
+        self.health_port, self.metrics_port = free_port(), free_port()
+
+    async def start(self) -> None:
+        """Start it and wait until it leads."""
+        with self._log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "heterotrain_operator", "run",
+                "--namespace", self._namespace, "--watch-namespace", self._namespace, "--listen", "127.0.0.1",
+                "--health-port", str(self.health_port), "--metrics-port", str(self.metrics_port),
+                "--gather-seconds", "1", "--status-seconds", "0.2", "--lease-seconds", "5", *self._options,
+                stdout=log, stderr=log,
+            )  # fmt: skip
+        await until(self.leads, f"the operator leads; its log:\n{self._log.read_text()}")
+
+    async def leads(self) -> bool:
+        """Tell whether it leads."""
+        return await self.metric("heterotrain_operator_leader") == 1.0
+
+    async def metric(self, name: str) -> float | None:
+        """Return one of its own metrics, ``None`` while it does not answer."""
+        try:
+            url = f"http://127.0.0.1:{self.metrics_port}/metrics"
+            async with aiohttp.ClientSession() as session, session.get(url) as response:
+                lines = (await response.text()).splitlines()
+        except aiohttp.ClientError:
+            return None
+        return next((float(line.split()[1]) for line in lines if line.startswith(f"{name} ")), None)
+
+    async def kill(self) -> None:
+        """End it without any warning."""
+        assert self._process is not None
+        self._process.kill()
+        await self._process.wait()
+
+    async def stop(self) -> int:
+        """Ask it to end, and return its exit code."""
+        assert self._process is not None
+        if self._process.returncode is None:
+            self._process.terminate()
+        return await self._process.wait()
+
+
+def free_port() -> int:
+    """Return a port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,340 @@
+"""Builders for the operator's tests: a job, its pods, nodes and plans, with defaults so that a test names what matters."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from heterotrain_core.contract import keys
+from heterotrain_core.contract.outcome import Ending, Outcome, encode_outcome
+from heterotrain_operator.api.status import as_body
+from heterotrain_operator.cluster_state.parse import parse_job, parse_node, parse_plan_object, parse_pod, rfc3339
+from heterotrain_operator.cluster_state.quantity import added
+from heterotrain_operator.cluster_state.telemetry import Telemetry
+from heterotrain_operator.cluster_state.views import JobView, NodeView, PlanObject, PodView
+from heterotrain_operator.decide.grants.grant import FREE
+from heterotrain_operator.decide.job import Decision, JobInputs, decide
+from heterotrain_operator.decide.lifecycle import Acceptance
+
+NOW_S = 1_800_000_000.0
+JOB_UID = "job-uid"
+Body = dict[str, Any]
+
+
+def pool(name: str, **fields: Any) -> Body:
+    """Return a worker pool of one-core workers on the nodes of its name."""
+    defaults: Body = {"name": name, "nodeSelector": {"pool": name}, "resources": {"limits": {"cpu": "1"}}}
+    return {**defaults, **fields}
+
+
+def job_body(*pools: Body, spec: Body | None = None, template: Body | None = None, **metadata: Any) -> Body:
+    """Return a job's manifest as the API server would return it; three pools of one worker each by default."""
+    given = spec or {}
+    batch = {} if "adaptiveBatch" in given.get("training", {}) else {"globalBatchSize": 100}
+    return {
+        "apiVersion": f"{keys.GROUP}/{keys.VERSION}",
+        "kind": keys.KIND,
+        "metadata": {
+            "name": "job",
+            "namespace": "ns",
+            "uid": JOB_UID,
+            "resourceVersion": "1",
+            "generation": 1,
+            "creationTimestamp": rfc3339(NOW_S),
+            **metadata,
+        },
+        "spec": {
+            "training": {**batch, **given.get("training", {})},
+            "workerPools": list(pools) or [pool("a"), pool("b"), pool("c", capacityType="spot")],
+            "template": template
+            or {"spec": {"containers": [{"name": "main", "image": "image", "command": ["train"]}]}},
+            **{name: value for name, value in given.items() if name != "training"},
+        },
+    }
+
+
+def node_body(
+    name: str, pool_name: str, *, ready: str = "True", taints: Sequence[str] = (), cpu: str = "4", **spec: Any
+) -> Body:
+    """Return a node; taints are written ``key:effect``."""
+    return {
+        "metadata": {"name": name, "resourceVersion": "1", "labels": {"pool": pool_name}},
+        "spec": {"taints": [dict(zip(("key", "effect"), taint.split(":"), strict=True)) for taint in taints], **spec},
+        "status": {
+            "allocatable": {"cpu": cpu, "memory": "8Gi", "pods": "10"},
+            "conditions": [{"type": "Ready", "status": ready}],
+        },
+    }
+
+
+class FakeCluster:
+    """A cluster in memory: takes decisions as the API server and the kubelets would, and decides again.
+
+    It applies what a decision says to bodies, so that each test sees the same round trip as in a cluster: what is
+    written is what is read in the next pass.
+    """
+
+    def __init__(self, *pools: Body, spec: Body | None = None, template: Body | None = None) -> None:
+        self.now_s = NOW_S
+        self.job = job_body(*pools, spec=spec, template=template)
+        self.nodes: dict[str, Body] = {}
+        self.pods: dict[str, Body] = {}
+        self.plan: Body | None = None
+        self.telemetry = Telemetry()
+        self.acceptance = Acceptance(known=True)
+        self.refusal = ""
+        self.blocked = ""
+        self.grant = FREE
+        self.replan = True
+        self.foreign: dict[str, dict[str, float]] = {}
+        self.deleted_job = False
+        self.events: list[str] = []
+        self._version = 1
+
+    def with_nodes(self, *names: str, **fields: Any) -> FakeCluster:
+        """Add a node of each pool; ``a2`` is a second node of pool ``a``."""
+        for name in names:
+            self.nodes[name] = node_body(name, name.rstrip("0123456789"), **fields)
+        return self
+
+    # --- views ---
+
+    @property
+    def job_view(self) -> JobView:
+        return parse_job(self.job)
+
+    @property
+    def pod_views(self) -> tuple[PodView, ...]:
+        views = [parse_pod(body) for body in self.pods.values()]
+        return tuple(sorted((view for view in views if view is not None), key=lambda view: view.index))
+
+    @property
+    def node_views(self) -> dict[str, NodeView]:
+        return {name: parse_node(body) for name, body in self.nodes.items()}
+
+    @property
+    def plan_view(self) -> PlanObject | None:
+        return parse_plan_object(self.plan) if self.plan else None
+
+    @property
+    def plan_json(self) -> Body:
+        assert self.plan is not None
+        found: Body = json.loads(self.plan["data"][keys.PLAN_KEY])
+        return found
+
+    @property
+    def status(self) -> Body:
+        found: Body = self.job.get("status") or {}
+        return found
+
+    def condition(self, kind: str) -> tuple[str, str]:
+        """Return status and reason of a condition."""
+        return next((c["status"], c["reason"]) for c in self.status["conditions"] if c["type"] == kind)
+
+    def message(self, kind: str) -> str:
+        """Return the message of a condition."""
+        return next(str(c["message"]) for c in self.status["conditions"] if c["type"] == kind)
+
+    def observe(self) -> JobInputs:
+        def used() -> Mapping[str, Mapping[str, float]]:
+            own: dict[str, dict[str, float]] = copy.deepcopy(self.foreign)
+            for view in self.pod_views:
+                if view.node and not view.phase_ended:
+                    own[view.node] = added([own.get(view.node, {}), view.requests])
+            return own
+
+        return JobInputs(
+            job=self.job_view,
+            pods=self.pod_views,
+            nodes=self.node_views,
+            used=used,
+            plan=self.plan_view,
+            telemetry=self.telemetry,
+            acceptance=self.acceptance,
+            refusal=self.refusal,
+            blocked=self.blocked,
+            replan=self.replan,
+            gather_s=5.0,
+            now_s=self.now_s,
+            grant=self.grant,
+        )
+
+    # --- what the operator does ---
+
+    def step(self) -> Decision:
+        """Decide once and do what the decision says."""
+        decision = decide(self.observe())
+        self._act(decision)
+        return decision
+
+    def settle(self, *, rounds: int = 10) -> Decision:
+        """Decide and act until there is nothing more to do; fails when that takes too many rounds."""
+        for _ in range(rounds):
+            before = self._everything()
+            decision = self.step()
+            if self._everything() == before:
+                return decision
+        raise AssertionError(f"no rest after {rounds} rounds")
+
+    def _act(self, decision: Decision) -> None:
+        if decision.plan is not None:
+            assert decision.plan["metadata"].get("resourceVersion") == (
+                self.plan["metadata"]["resourceVersion"] if self.plan else None
+            )
+            self.plan = copy.deepcopy(decision.plan)
+            self.plan["metadata"]["resourceVersion"] = self._next()
+        for pod in decision.touch:
+            self.pods[pod.name]["metadata"]["annotations"][keys.ANNOTATION_PLAN] = decision.plan_version
+        for body in decision.create:
+            name = body["metadata"]["name"]
+            assert name not in self.pods, f"{name} exists"
+            created = copy.deepcopy(body)
+            uid = f"uid-{name}-{self._next()}"
+            created["metadata"] |= {
+                "uid": uid,
+                "resourceVersion": self._next(),
+                "creationTimestamp": rfc3339(self.now_s),
+            }
+            created["status"] = {"phase": "Pending"}
+            self.pods[name] = created
+        if decision.status is not None:
+            self.job["status"] = json.loads(json.dumps(as_body(decision.status)))
+        for pod in decision.remove:
+            body = self.pods[pod.name]
+            if body["spec"].get("nodeName") and body["status"]["phase"] == "Running":
+                body["metadata"]["deletionTimestamp"] = rfc3339(self.now_s)
+            else:
+                del self.pods[pod.name]
+        self.deleted_job = self.deleted_job or decision.delete_job
+        self.events += [event.reason for event in decision.events]
+
+    def _everything(self) -> str:
+        return json.dumps([self.job, self.pods, self.plan], sort_keys=True)
+
+    def _next(self) -> str:
+        self._version += 1
+        return str(self._version)
+
+    # --- what the cluster does ---
+
+    def schedule(self) -> FakeCluster:
+        """Bind every waiting pod that fits a node of its pool; the others become unschedulable."""
+        for body in self.pods.values():
+            if body["spec"].get("nodeName") or body["status"]["phase"] != "Pending":
+                continue
+            view = parse_pod(body)
+            assert view is not None
+            used = self.observe().used()
+            for node in self.node_views.values():
+                taken = used.get(node.name, {})
+                fits = all(node.allocatable.get(r, 0) - taken.get(r, 0) >= n for r, n in view.requests.items())
+                open_ = not node.cordoned and node.readiness == "True" and not node.taints
+                if fits and open_ and all(node.labels.get(k) == v for k, v in body["spec"]["nodeSelector"].items()):
+                    body["spec"]["nodeName"] = node.name
+                    body["status"].pop("conditions", None)
+                    break
+            else:
+                refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
+                body["status"].setdefault("conditions", [{**refused, "lastTransitionTime": rfc3339(self.now_s)}])
+        return self
+
+    def run(self, *names: str, ready: bool = True) -> FakeCluster:
+        """Let the containers of bound pods (all, or those named) run."""
+        for name, body in self.pods.items():
+            if (
+                (names and name not in names)
+                or not body["spec"].get("nodeName")
+                or body["status"]["phase"] != "Pending"
+            ):
+                continue
+            self.set_ready(name, ready=ready)
+        return self
+
+    def set_ready(self, name: str, *, ready: bool = True) -> FakeCluster:
+        """Let a pod run, ready or not."""
+        self.pods[name]["status"] = {
+            "phase": "Running",
+            "podIP": f"10.0.0.{sum(name.encode()) % 250}",
+            "conditions": [
+                {"type": "Ready", "status": str(ready), "lastTransitionTime": rfc3339(self.now_s)},
+            ],
+            "containerStatuses": [{"name": "main", "state": {"running": {}}}],
+        }
+        return self
+
+    def start(self) -> FakeCluster:
+        """Take the job from nothing to all workers training."""
+        self.settle()
+        self.schedule().run()
+        self.settle()
+        return self
+
+    def end(
+        self,
+        name: str,
+        ending: Ending | None = None,
+        *,
+        exit_code: int = 0,
+        reason: str = "",
+        pod_reason: str = "",
+        told: bool = False,
+    ) -> FakeCluster:
+        """Let a pod's container end, with an outcome or without."""
+        message = encode_outcome(Outcome(ending=ending, reason=reason, epoch=1, step=2, told=told)) if ending else ""
+        terminated = {"exitCode": exit_code, "reason": "Error" if exit_code else "Completed", "message": message}
+        terminated |= {"finishedAt": rfc3339(self.now_s)}
+        if not ending and reason:
+            terminated["reason"] = reason
+        status = self.pods[name]["status"]
+        status["phase"] = "Failed" if exit_code else "Succeeded"
+        status["containerStatuses"] = [{"name": "main", "state": {"terminated": terminated}}]
+        status["conditions"] = [c for c in status.get("conditions", []) if c["type"] != "Ready"]
+        if pod_reason:
+            status["reason"] = pod_reason
+        return self
+
+    def vanish(self, name: str) -> FakeCluster:
+        """Remove a pod from the API."""
+        del self.pods[name]
+        return self
+
+    def taint(self, node: str, taint: str) -> FakeCluster:
+        """Taint a node with ``key:effect``."""
+        self.nodes[node]["spec"]["taints"].append(dict(zip(("key", "effect"), taint.split(":"), strict=True)))
+        return self
+
+    def set_node(self, node: str, ready: str) -> FakeCluster:
+        """Set a node's condition Ready."""
+        self.nodes[node]["status"]["conditions"] = [{"type": "Ready", "status": ready}]
+        return self
+
+    def pass_time(self, seconds: float) -> FakeCluster:
+        """Let time pass."""
+        self.now_s += seconds
+        return self
+
+    def edit(self, change: Callable[[Body], None]) -> FakeCluster:
+        """Change the spec as a user would."""
+        change(self.job["spec"])
+        self.job["metadata"]["generation"] += 1
+        return self
+
+    def members(self) -> list[str]:
+        """Return the pod names of the plan's members."""
+        return [member["worker"] for member in self.plan_json["members"]]
+
+    def version(self) -> tuple[int, int]:
+        """Return the plan's generation and revision."""
+        return self.plan_json["generation"], self.plan_json["revision"]
+
+
+def without_times(decision: Decision) -> Decision:
+    """Return a decision without what only time changes."""
+    return replace(decision, again_s=None)
+
+
+def a_running_job(**spec: object) -> FakeCluster:
+    return FakeCluster(spec=dict(spec)).with_nodes("a", "b", "c").start()

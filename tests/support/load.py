@@ -1,0 +1,144 @@
+"""Many jobs and one operator in memory: a fake API server that echoes every write as a watch does, a scheduler, kubelets."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import Counter
+from typing import Any
+
+from heterotrain_core.contract import keys
+from heterotrain_operator.cluster_state.parse import rfc3339
+from heterotrain_operator.cluster_state.quantity import pod_requests
+from heterotrain_operator.engine.app import App
+from heterotrain_operator.kube.resources import JOBS, PODS, Resource
+from heterotrain_operator.settings import Settings
+from lab.scale.workload import Size, job, nodes
+
+from support.fake_cluster import NOW_S
+from support.fakes import Body, FakeKube
+
+GPU = "nvidia.com/gpu"
+
+
+class EchoKube(FakeKube):
+    """Remembers every change, for the watch to deliver."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes: list[tuple[str, Body, bool]] = []
+
+    def _store(self, resource: Resource, body: Body) -> Body:
+        stored = super()._store(resource, body)
+        self.changes.append((resource.plural, copy.deepcopy(stored), False))
+        return stored
+
+    async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str) -> None:
+        gone = self.objects.get((resource.plural, namespace, name))
+        await super().delete(resource, namespace, name, uid=uid)
+        assert gone is not None
+        self.changes.append((resource.plural, gone, True))
+
+
+class LoadTest:
+    """A busy cluster: jobs that want more than there is, and everything between them and ready workers."""
+
+    def __init__(self, size: Size) -> None:
+        self.kube = EchoKube()
+        self.app = App(self.kube, Settings(leader_election=False, gather_s=0.0, status_interval_s=0.0))
+        self.passes = 0
+        self.events = 0
+        self._free: dict[str, int] = {}
+        for body in nodes(size):
+            name = body["metadata"]["name"]
+            self._free[name] = int(body["status"]["allocatable"][GPU])
+            body["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+            body["metadata"]["resourceVersion"] = "1"
+            self.kube.objects["nodes", "", name] = body
+            self.app.node_event(body, deleted=False)
+        self.nodes = {name: body["metadata"]["labels"] for (_, _, name), body in self.kube.objects.items()}
+        for number in range(size.jobs):
+            self.create(number)
+
+    def create(self, number: int) -> None:
+        """Create a job as its user does."""
+        body = job(number)
+        body["metadata"] |= {"generation": 1, "creationTimestamp": rfc3339(NOW_S + number)}
+        self.kube._store(JOBS, body)
+
+    async def settle(self) -> None:
+        """Let everything happen until nothing does any more."""
+        while True:
+            self._watch()
+            await self.app.allocator.run_once()
+            while len(self.app.queue):
+                await self.app.reconciler._handle(await self.app.queue.get())
+                self.passes += 1
+                self._watch()
+            if not self._play():
+                return
+
+    @property
+    def ready(self) -> Counter[str]:
+        """Ready workers by job."""
+        pods = [body for (plural, _, _), body in self.kube.objects.items() if plural == PODS.plural]
+        return Counter(each["metadata"]["labels"][keys.LABEL_JOB] for each in pods if each["status"].get("conditions"))
+
+    def _watch(self) -> None:
+        deliver = {
+            "heterotrainjobs": self.app.job_event,
+            "pods": self.app.pod_event,
+            "configmaps": self.app.plan_event,
+        }
+        changes, self.kube.changes = self.kube.changes, []
+        for plural, body, deleted in changes:
+            if plural not in deliver:
+                continue
+            self.events += 1
+            deliver[plural](body, deleted=deleted)
+            if plural == PODS.plural and deleted and (node := body["spec"].get("nodeName")):
+                self._free[node] += 1
+
+    def _play(self) -> bool:
+        """Give pods nodes, and let those that have one run; tell whether anything happened."""
+        happened = False
+        for (plural, _, _), body in sorted(self.kube.objects.items()):
+            if plural != PODS.plural:
+                continue
+            if "nodeName" not in body["spec"]:
+                node = self._node_for(body)
+                if node is not None:
+                    body["spec"]["nodeName"] = node
+                    self._free[node] -= 1
+                    self.kube._store(PODS, body)
+                    happened = True
+            elif not body["status"].get("conditions"):
+                ready = {"type": "Ready", "status": "True", "lastTransitionTime": rfc3339(NOW_S)}
+                body["status"] = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [ready]}
+                self.kube._store(PODS, body)
+                happened = True
+        return happened
+
+    def _node_for(self, pod: Body) -> str | None:
+        wanted = pod["spec"].get("nodeSelector") or {}
+        need = int(pod_requests(pod["spec"])[GPU])
+        fitting = (n for n, free in self._free.items() if free >= need and wanted.items() <= self.nodes[n].items())
+        return next(fitting, None)
+
+
+def bodies_of(load: LoadTest) -> list[tuple[str, str]]:
+    """Return all objects as text, by kind, as a list would bring them."""
+    return [(plural, json.dumps(body)) for (plural, _, _), body in load.kube.objects.items()]
+
+
+def feed(app: App, bodies: list[tuple[str, str]]) -> None:
+    """Show an operator all objects, freshly read."""
+    take: dict[str, Any] = {
+        "nodes": app.node_event,
+        "heterotrainjobs": app.job_event,
+        "pods": app.pod_event,
+        "configmaps": app.plan_event,
+    }
+    for plural, text in bodies:
+        if plural in take:
+            take[plural](json.loads(text), deleted=False)

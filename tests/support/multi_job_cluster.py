@@ -1,0 +1,175 @@
+"""Several jobs on one cluster in memory: each a ``FakeCluster`` of its own, with common nodes and one allocation between them."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from heterotrain_core.contract.codec import decode_plan, encode_plan
+from heterotrain_core.contract.plan import ComputeTime, Plan
+from heterotrain_operator.cluster_state.parse import rfc3339
+from heterotrain_operator.cluster_state.quantity import added
+from heterotrain_operator.cluster_state.views import JobKey
+from heterotrain_operator.decide.allocation.allocate import decide_contest
+from heterotrain_operator.decide.allocation.competition import Contest, Seen, contests, takes_part
+from heterotrain_operator.decide.grants.grant import JobGrant
+from heterotrain_operator.decide.grants.persisted import remembered
+from heterotrain_operator.engine.allocator import shapes_of
+
+from support.fake_cluster import NOW_S, Body, FakeCluster, node_body
+
+
+class MultiJobCluster:
+    """A cluster with jobs. ``speeds`` are the samples per second of one worker, by job and pool."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.worlds: dict[str, FakeCluster] = {}
+        self.nodes: dict[str, Body] = {}
+        self.speeds: dict[str, dict[str, float]] = {}
+        self.now_s = NOW_S
+        self.remembers = True
+        """Whether the allocator still knows its last answers; a new operator knows what is in the jobs' status."""
+        self._rng = random.Random(seed)  # noqa: S311  # the scheduler's order, not a secret
+
+    def with_nodes(self, *names: str, **fields: Any) -> MultiJobCluster:
+        """Add a node of each pool; ``a2`` is a second node of pool ``a``."""
+        for name in names:
+            self.nodes[name] = node_body(name, name.rstrip("0123456789"), **fields)
+        return self
+
+    def add(self, name: str, *pools: Body, **spec: Any) -> FakeCluster:
+        """Add a job; later ones are younger."""
+        cluster = FakeCluster(*pools, spec=spec)
+        cluster.replan = False  # speeds come from `speeds`, not from telemetry
+        cluster.job["metadata"] |= {
+            "name": name,
+            "uid": f"uid-of-{name}",
+            "creationTimestamp": rfc3339(NOW_S + len(self.worlds)),
+        }
+        cluster.nodes = self.nodes
+        self.worlds[name] = cluster
+        return cluster
+
+    def remove(self, name: str) -> None:
+        """Take a job away with everything that it has."""
+        del self.worlds[name]
+
+    # --- the operator ---
+
+    def contests(self) -> tuple[Contest, ...]:
+        """Return who competes for what now."""
+        self._share_usage()
+        seen = [
+            Seen(
+                job=cluster.job_view,
+                pods=cluster.pod_views,
+                plan=cluster.plan_view,
+                telemetry=cluster.telemetry,
+                shapes=shapes_of(cluster.job_view),
+            )
+            for cluster in self.worlds.values()
+            if takes_part(cluster.job_view)
+        ]
+        some = next(iter(self.worlds.values()))
+        jobs = {name: cluster.job_view for name, cluster in self.worlds.items()}
+        before = {
+            jobs[name].key: cluster.grant if self.remembers else remembered(jobs[name].status)
+            for name, cluster in self.worlds.items()
+        }
+        return contests(seen, some.node_views, some.observe().used(), before.__getitem__)
+
+    def allocate(self) -> dict[str, JobGrant]:
+        """Decide over all jobs, and return what each may have."""
+        answer: dict[JobKey, JobGrant] = {}
+        for contest in self.contests():
+            answer |= decide_contest(contest, now_s=self.now_s)
+        return {key.name: grant for key, grant in answer.items()}
+
+    def step(self) -> None:
+        """Allocate, let each job's pass act, and let the cluster follow."""
+        for name, grant in self.allocate().items():
+            self.worlds[name].grant = grant
+        for cluster in self.worlds.values():
+            cluster.now_s = self.now_s
+            self._share_usage()
+            cluster.settle()
+        for name, cluster in self.worlds.items():
+            self._learn(name, cluster)
+        for cluster in self.worlds.values():
+            for pod in [name for name, body in cluster.pods.items() if "deletionTimestamp" in body["metadata"]]:
+                cluster.vanish(pod)
+        for cluster in self._rng.sample(list(self.worlds.values()), len(self.worlds)):
+            self._share_usage()
+            cluster.schedule().run()
+
+    def settle(self, *, rounds: int = 25) -> MultiJobCluster:
+        """Step until nobody gets anything else; fails when that takes too many rounds."""
+        for _ in range(rounds):
+            before = self.pods(), self.limits()
+            self.step()
+            self.now_s += 3.0
+            if (self.pods(), self.limits()) == before:
+                return self
+        raise AssertionError(f"no rest after {rounds} rounds: {self.limits()}, {self.placed()}")
+
+    # --- what is there ---
+
+    def placed(self) -> dict[str, dict[str, int]]:
+        """Return by job and pool how many workers have nodes."""
+        found: dict[str, dict[str, int]] = {}
+        for name, cluster in self.worlds.items():
+            counts: dict[str, int] = {}
+            for view in cluster.pod_views:
+                if view.node and not view.deleting and not view.terminal:
+                    counts[view.pool] = counts.get(view.pool, 0) + 1
+            found[name] = counts
+        return found
+
+    def pods(self) -> dict[str, dict[str, str]]:
+        """Return by job its pods with their nodes; empty for one that waits."""
+        return {name: {view.name: view.node for view in cluster.pod_views} for name, cluster in self.worlds.items()}
+
+    def placed_pods(self, name: str) -> list[str]:
+        """Return the pods of a job that have nodes."""
+        return [view.name for view in self.worlds[name].pod_views if view.node]
+
+    def limits(self) -> dict[str, Mapping[str, int] | None]:
+        """Return by job what it may have by pool; ``None`` without limits."""
+        return {name: cluster.grant.limits for name, cluster in self.worlds.items()}
+
+    def waiting(self, name: str) -> int:
+        """Return how many workers of a job have no node."""
+        return sum(not view.node for view in self.worlds[name].pod_views)
+
+    def _share_usage(self) -> None:
+        usage: dict[str, dict[str, dict[str, float]]] = {}
+        for name, cluster in self.worlds.items():
+            own: dict[str, dict[str, float]] = {}
+            for view in cluster.pod_views:
+                if view.node and not view.phase_ended:
+                    own[view.node] = added([own.get(view.node, {}), view.requests])
+            usage[name] = own
+        for name, cluster in self.worlds.items():
+            others = [own for other, own in usage.items() if other != name]
+            cluster.foreign = {
+                node: added([own.get(node, {}) for own in others]) for node in {node for own in others for node in own}
+            }
+
+    def _learn(self, name: str, cluster: FakeCluster) -> None:
+        """Write into the plan how fast each member is, as a job that has trained for a while has it there."""
+        if name not in self.speeds or cluster.plan is None:
+            return
+        plan = decode_plan(cluster.plan["data"]["plan.json"], job_uid=cluster.job["metadata"]["uid"])
+        assert isinstance(plan, Plan)
+        members = tuple(replace(member, compute=even_time(self.speeds[name][member.pool])) for member in plan.members)
+        cluster.plan = copy.deepcopy(cluster.plan)
+        cluster.plan["data"]["plan.json"] = encode_plan(replace(plan, members=members))
+
+
+def even_time(samples_per_s: float) -> ComputeTime:
+    """Return the time of a worker without any fixed part: its speed is the same at every share."""
+    third = 1.0 / samples_per_s / 3.0
+    return ComputeTime(per_sample_s=third, fixed_s=0.0, backward_per_sample_s=2 * third, backward_fixed_s=0.0)

@@ -1,0 +1,132 @@
+"""A job in a simulated cluster that trains as the trainer does: adopts plans at boundaries, is scraped, is decided on.
+
+What is real: the operator's memory and decisions, and the trainer's rules of who takes which samples when. Only the
+seconds of a step come from known time models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from heterotrain.data.progress import Progress, advance, slice_of
+from heterotrain.membership.roster import FormationId, Roster, may_adopt, roster_of, step_shares
+from heterotrain_core.contract.codec import Refused, decode_plan
+from heterotrain_core.contract.plan import ComputeTime, Plan
+from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
+from heterotrain_operator.prom.history import JobTelemetry
+from heterotrain_operator.prom.queries import Snapshot, counter_name
+
+from support.exported_counters import Cluster
+from support.fake_cluster import JOB_UID, FakeCluster
+
+
+class Named(Cluster):
+    """A cluster whose members carry the names that the operator's counters have."""
+
+    names: Sequence[str] = ()
+
+    def name(self, rank: int) -> str:
+        return self.names[rank]
+
+
+class Training:
+    """A running job of one generation.
+
+    Attributes:
+        speeds: the members' true speeds.
+        revisions: revisions written so far, in order, with the committed steps at which they were.
+        taken: sample positions of each epoch in the order in which they were committed.
+        noise_samples: the noise scale that the trainer measures; may be changed.
+        adopted_at: committed steps of the epoch when a plan took effect last.
+    """
+
+    def __init__(
+        self,
+        cluster: FakeCluster,
+        truth: Sequence[ComputeTime],
+        *,
+        epoch_samples: int,
+        scrape_every: int,
+        **speeds: object,
+    ) -> None:
+        self.cluster = cluster
+        self.job = JobTelemetry()
+        self.speeds = Named(truth=truth, **speeds)  # type: ignore[arg-type]  # tests pass what they mean
+        self.epoch_samples, self.scrape_every = epoch_samples, scrape_every
+        self.progress = Progress()
+        self._read: tuple[str, Any] = ("", None)
+        self.noise_samples: float | None = None
+        self.adopted_at = 0
+        self.taken: dict[int, list[int]] = {}
+        self.revisions: list[tuple[int, int]] = []
+        plan = self.plan
+        self.members = [MemberId(member.worker_uid, member.local_rank) for member in plan.members]
+        self.speeds.names = [counter_name(member) for member in self.members]
+        self.roster: Roster = roster_of(
+            plan,
+            plan_ranks=tuple(range(len(plan.members))),
+            formation=FormationId(generation=plan.generation, number=0),
+        )
+
+    @property
+    def plan(self) -> Plan:
+        """The newest plan."""
+        assert self.cluster.plan is not None, "nobody trains yet"
+        text = self.cluster.plan["data"]["plan.json"]
+        if text != self._read[0]:
+            plan = decode_plan(text, job_uid=JOB_UID)
+            assert not isinstance(plan, Refused)
+            self._read = (text, plan)
+        found: Plan = self._read[1]
+        return found
+
+    def epoch(self) -> None:
+        """Train to the end of the epoch."""
+        until = self.progress.epoch + 1
+        while self.progress.epoch < until:
+            self.step()
+
+    def step(self) -> None:
+        """Commit one step, and let the operator look when a scrape is due."""
+        progress, newest = self.progress, self.plan
+        if may_adopt(self.roster, newest, epoch_step=progress.epoch_steps):
+            self.adopted_at = progress.epoch_steps
+            self.roster = roster_of(
+                newest, plan_ranks=self.roster.plan_ranks, formation=self.roster.formation,
+                epoch=progress.epoch, epoch_step=progress.epoch_steps,
+            )  # fmt: skip
+        batch = min(self.roster.plan.global_batch_samples, self.epoch_samples - progress.cursor)
+        shares = step_shares(self.roster, epoch=progress.epoch, epoch_step=progress.epoch_steps, batch_samples=batch)
+        for rank in range(len(shares)):
+            start, stop = slice_of(shares, rank)
+            self.taken.setdefault(progress.epoch, []).extend(range(progress.cursor + start, progress.cursor + stop))
+        self.speeds.run(shares)
+        self.progress = advance(progress, batch_samples=batch, epoch_samples=self.epoch_samples)
+        if self.progress.steps % self.scrape_every == 0:
+            self.scrape()
+
+    def scrape(self) -> None:
+        """Let Prometheus scrape every member and the operator decide."""
+        roster, progress = self.roster, self.progress
+        gauges = MemberGauges(
+            worker="", generation=roster.formation.generation, revision=roster.plan.revision, epoch=progress.epoch,
+            step=progress.steps, samples_committed=progress.samples, epoch_samples=self.epoch_samples,
+            cursor_samples=progress.cursor, epoch_step=progress.epoch_steps, global_batch_samples=roster.plan.global_batch_samples,
+            noise_scale_samples=self.noise_samples,
+        )  # fmt: skip
+        now_s = self.cluster.now_s + sum(self.speeds.step_seconds)
+        pools = {member.worker_uid: member.pool for member in self.plan.members}
+        self.job.take(
+            Snapshot(counters=self.speeds.counters(), gauges=dict.fromkeys(self.members, gauges)),
+            dict.fromkeys(self.members, now_s),
+            pools=pools,
+        )
+        self.cluster.telemetry = self.job.telemetry
+        before = self.plan.revision
+        self.cluster.step()
+        self.cluster.replan = False  # until there is new telemetry
+        self.cluster.settle()
+        self.cluster.replan = True
+        if self.plan.revision > before:
+            self.revisions.append((self.plan.revision, progress.steps))

@@ -1,0 +1,76 @@
+"""What a new operator knows of pools without workers: as fast as they were, from a few numbers in the status."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from heterotrain_core.contract.plan import ComputeTime, Member, Plan
+from heterotrain_core.planning.evidence import MemberEvidence, learned
+from heterotrain_operator.api.status import HeteroTrainJobStatus, PoolStatus
+from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
+from heterotrain_operator.decide.grants.persisted import compute_time, remembered, speed_of
+from heterotrain_operator.prom.history import JobTelemetry, Speed
+from heterotrain_operator.prom.queries import Snapshot
+
+SLOW = ComputeTime(per_sample_s=0.004, fixed_s=0.02, backward_per_sample_s=0.008, backward_fixed_s=0.01, update_s=0.01)
+POOL = PoolStatus(name="b", desired=1, replicas=0, placed=0, ready=0)
+
+
+def a_plan(*computes: ComputeTime | None, pool: str = "b") -> Plan:
+    members = tuple(
+        Member(
+            worker=f"w{i}", worker_uid=f"uid-{i}", address="10.0.0.1", peer_port=1, on_demand=True, pool=pool, local_rank=0, rank=i,
+            share_samples=50, micro_batch_samples=50, cap_samples=None, compute=compute,
+        )
+        for i, compute in enumerate(computes)
+    )  # fmt: skip
+    return Plan(job_uid="uid", generation=1, revision=1, members=members, global_batch_samples=50 * len(members))
+
+
+def test_a_pool_s_speed_is_that_of_its_middle_rank_and_stays_when_the_pool_is_empty() -> None:
+    faster = replace(SLOW, per_sample_s=0.001)
+    speed = speed_of(None, a_plan(SLOW, faster, None), "b")
+    assert speed is not None
+    assert (speed.samples, compute_time(speed)) == (50, SLOW)
+    known = POOL.model_copy(update={"speed": speed})
+    assert speed_of(known, a_plan(SLOW, pool="other"), "b") == speed
+    assert speed_of(POOL, None, "b") is None
+
+
+def test_what_the_status_says_is_what_a_new_allocation_begins_with() -> None:
+    dry = {
+        "speed": speed_of(None, a_plan(SLOW), "b"),
+        "out_of_stock_since": "2027-01-15T08:00:00Z",
+        "out_of_stock_tries": 3,
+    }
+    status = HeteroTrainJobStatus.model_validate({"pools": [POOL.model_copy(update=dry).model_dump()]})
+    known = remembered(status)
+    assert known.held
+    assert known.limits is None
+    assert {name: member.compute for name, member in known.learned.members.items()} == {"b": SLOW}
+    assert {name: (each.since_s, each.placed) for name, each in known.dry.items()} == {"b": (1_800_000_000.0, 0)}
+    assert known.tries == {"b": 3}
+
+
+def test_a_newcomer_of_a_remembered_pool_is_taken_to_be_like_it_until_one_was_seen() -> None:
+    memory = JobTelemetry({"b": Speed(50, SLOW)})
+    other = MemberId("uid-a", 0)
+    memory.take(Snapshot(counters={}, gauges={other: MemberGauges(worker="w")}), {other: 1.0}, pools={"uid-a": "a"})
+    told = memory.telemetry
+    former = [
+        MemberEvidence(member=member.worker_uid, pool=told.pools[member], observations=observations)
+        for member, observations in told.observations.items()
+    ]
+    (newcomer,) = learned([MemberEvidence(member="new", pool="b")], former)
+    assert newcomer.compute is not None
+    for samples in (25, 50, 100):
+        assert seconds(newcomer.compute, samples) == pytest.approx(seconds(SLOW, samples), rel=0.02)
+
+
+def seconds(compute: ComputeTime, samples: int) -> float:
+    """Return a rank's own seconds for a step."""
+    return (
+        (compute.per_sample_s + compute.backward_per_sample_s) * samples
+        + compute.fixed_s + compute.backward_fixed_s + compute.update_s
+    )  # fmt: skip

@@ -1,0 +1,273 @@
+"""A worker's pod: the user's template kept whole, the pool's nodes and resources, and what the contract needs."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from heterotrain_core.contract import env, keys
+from heterotrain_core.contract.config import decode_config
+from heterotrain_operator.cluster_state.parse import parse_job
+from heterotrain_operator.decide.objects.pods import build_pod, ranks_per_worker, template_problem
+from support.fake_cluster import Body, job_body, pool
+
+
+def a_template(**spec: Any) -> Body:
+    return {"spec": {"containers": [{"name": "main", "image": "image"}], **spec}}
+
+
+def built(template: Body | None = None, pool_body: Body | None = None, **spec: Any) -> Body:
+    job = parse_job(job_body(pool_body or pool("a"), template=template, spec=spec))
+    assert job.spec is not None, job.problem
+    return build_pod(job, job.spec.worker_pools[0], 3, plan_version="2.7")
+
+
+def main_of(pod: Body) -> Body:
+    found: Body = pod["spec"]["containers"][0]
+    return found
+
+
+def test_labels_annotations_and_owner_say_whose_it_is() -> None:
+    template = a_template() | {"metadata": {"labels": {"team": "x"}, "annotations": {"note": "y"}}}
+    metadata = built(template, pool("a", capacityType="spot"))["metadata"]
+    assert metadata["name"] == "job-w3"
+    assert (
+        metadata["labels"]
+        | {
+            "team": "x",
+            keys.LABEL_JOB: "job",
+            keys.LABEL_POOL: "a",
+            keys.LABEL_WORKER_INDEX: "3",
+            keys.LABEL_CAPACITY_TYPE: "spot",
+            keys.LABEL_MANAGED_BY: keys.MANAGED_BY,
+        }
+        == metadata["labels"]
+    )
+    assert metadata["annotations"]["note"] == "y"
+    assert metadata["annotations"][keys.ANNOTATION_PLAN] == "2.7"
+    (owner,) = metadata["ownerReferences"]
+    assert (owner["kind"], owner["uid"], owner["controller"]) == (keys.KIND, "job-uid", True)
+
+
+def test_our_labels_win_over_a_template_that_uses_their_names() -> None:
+    template = a_template() | {"metadata": {"labels": {keys.LABEL_JOB: "other"}}}
+    assert built(template)["metadata"]["labels"][keys.LABEL_JOB] == "job"
+
+
+def test_the_pool_s_nodes_tolerations_and_resources_are_merged_into_the_template_s() -> None:
+    template = a_template(
+        nodeSelector={"zone": "z", "pool": "other"}, tolerations=[{"key": "mine", "operator": "Exists"}]
+    )
+    template["spec"]["containers"][0]["resources"] = {
+        "limits": {"cpu": "9", "memory": "1Gi"},
+        "claims": [{"name": "c"}],
+    }
+    body = pool(
+        "a",
+        nodeSelector={"pool": "a"},
+        tolerations=[{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        resources={"limits": {"cpu": "2", "nvidia.com/gpu": 1}},
+    )
+    pod = built(template, body)
+    assert pod["spec"]["nodeSelector"] == {"zone": "z", "pool": "a"}
+    assert [each["key"] for each in pod["spec"]["tolerations"]] == [
+        "mine",
+        "gpu",
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unreachable",
+    ]
+    assert main_of(pod)["resources"] == {
+        "limits": {"cpu": "2", "memory": "1Gi", "nvidia.com/gpu": 1},
+        "claims": [{"name": "c"}],
+    }
+
+
+def test_a_toleration_of_silent_nodes_that_the_user_wrote_stays() -> None:
+    mine = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "tolerationSeconds": 600}
+    tolerations = built(a_template(tolerations=[mine]))["spec"]["tolerations"]
+    assert [each for each in tolerations if each["key"] == mine["key"]] == [mine]
+
+
+def test_the_user_s_environment_comes_after_ours_and_both_are_there() -> None:
+    template = a_template()
+    template["spec"]["containers"][0]["env"] = [{"name": "A", "value": "$(HETEROTRAIN_JOB_NAME)"}]
+    entries = main_of(built(template))["env"]
+    assert entries[-1] == {"name": "A", "value": "$(HETEROTRAIN_JOB_NAME)"}
+    names = [entry["name"] for entry in entries]
+    ours = {value for value in vars(env).values() if isinstance(value, str) and value.startswith(env.PREFIX)}
+    set_elsewhere = {env.PREFIX, env.LOCAL_RANK, *env.USER_SETTABLE}
+    assert ours - set_elsewhere == {name for name in names if name.startswith(env.PREFIX)}
+    assert len(names) == len(set(names))
+
+
+def test_the_fixed_configuration_is_the_spec_s() -> None:
+    pod = built(
+        a_template(terminationGracePeriodSeconds=90),
+        training={
+            "globalBatchSize": 100,
+            "epochs": 7,
+            "seed": 3,
+            "precision": "bf16",
+            "learningRateWarmUpSamples": 4000,
+            "communication": {"backend": "gloo", "compression": "fp16", "bucketMiB": 4},
+        },
+        elasticPolicy={"minReplicas": 1, "peerTimeoutSeconds": 10},
+        checkpoint={"uri": "file:///x", "everyMinutes": 2, "keep": 5, "keepHours": 1.5},
+    )
+    value = next(entry["value"] for entry in main_of(pod)["env"] if entry["name"] == env.CONFIG)
+    config = decode_config(value)
+    assert (config.epochs, config.seed, config.precision, config.base_batch_samples) == (7, 3, "bf16", 100)
+    assert config.learning_rate_warm_up_samples == 4000
+    assert (config.backend, config.compression, config.bucket_mib) == ("gloo", "fp16", 4)
+    assert (config.checkpoint_uri, config.checkpoint_every_s, config.checkpoint_keep) == ("file:///x", 120.0, 5)
+    assert config.checkpoint_keep_s == 5400.0
+    assert (config.grace_s, config.peer_timeout_s) == (90, 10.0)
+
+
+def test_a_folder_for_the_plan_and_memory_for_shm() -> None:
+    pod = built()
+    mounts = {each["mountPath"]: each["name"] for each in main_of(pod)["volumeMounts"]}
+    volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
+    assert volumes[mounts[env.DEFAULT_PLAN_DIR]]["configMap"] == {"name": "job-plan"}
+    assert volumes[mounts["/dev/shm"]]["emptyDir"] == {"medium": "Memory"}
+    assert all("subPath" not in each for each in main_of(pod)["volumeMounts"]), "a subPath is never refreshed"
+
+
+def test_a_shm_that_the_user_mounted_stays() -> None:
+    template = a_template(volumes=[{"name": "mine", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}}])
+    template["spec"]["containers"][0]["volumeMounts"] = [{"name": "mine", "mountPath": "/dev/shm"}]
+    pod = built(template)
+    assert [each["name"] for each in pod["spec"]["volumes"]] == ["mine", keys.CONTAINER_PLAN_VOLUME]
+
+
+def test_the_annotated_container_trains_and_sidecars_are_left_alone() -> None:
+    side = {"name": "side", "image": "side", "env": [{"name": "B", "value": "c"}]}
+    template = {
+        "metadata": {"annotations": {"kubectl.kubernetes.io/default-container": "main"}},
+        "spec": {"containers": [side, {"name": "main", "image": "image"}]},
+    }
+    first, second = built(template)["spec"]["containers"]
+    assert first == side
+    assert second["readinessProbe"]["httpGet"]["path"] == keys.READY_PATH
+
+
+def test_each_rank_has_a_named_port() -> None:
+    pod = built(pool_body=pool("a", ranksPerWorker=3))
+    ports = {each["name"]: each["containerPort"] for each in main_of(pod)["ports"]}
+    assert ports == {"ht-metrics-0": 9400, "ht-metrics-1": 9401, "ht-metrics-2": 9402}
+    value = next(entry["value"] for entry in main_of(pod)["env"] if entry["name"] == env.RANKS_PER_WORKER)
+    assert value == "3"
+
+
+@pytest.mark.parametrize(
+    ("limits", "ranks"),
+    [
+        ({"nvidia.com/gpu": 4}, 4),
+        ({"amd.com/gpu": "2", "cpu": "8"}, 2),
+        ({"cpu": "8", "memory": "1Gi"}, 1),
+        ({"hugepages-2Mi": "4Mi", "example.kubernetes.io/thing": 3}, 1),
+        ({"example.com/accelerator": 2, "cpu": "8"}, 2),
+        ({"nvidia.com/gpu": 8, "vpc.amazonaws.com/efa": 4, "rdma/hca": 1}, 8),
+        ({"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-2g.10gb": 1}, 3),
+        ({"nvidia.com/gpu": "1000000000"}, 16),
+        ({"nvidia.com/gpu": "9e99"}, 16),
+    ],
+)
+def test_ranks_are_the_accelerators_unless_declared(limits: Body, ranks: int) -> None:
+    job = parse_job(job_body(pool("a", resources={"limits": limits})))
+    assert job.spec is not None
+    assert ranks_per_worker(job.spec.worker_pools[0], job.template) == ranks
+
+
+def test_building_a_pod_leaves_the_template_as_it_was() -> None:
+    body = job_body(pool("a"), template=a_template(tolerations=[{"key": "mine"}]))
+    before = copy.deepcopy(body)
+    job = parse_job(body)
+    assert job.spec is not None
+    build_pod(job, job.spec.worker_pools[0], 0, plan_version="")
+    assert body == before
+
+
+PROBLEMS: dict[str, tuple[Body, str]] = {
+    "no container": ({"spec": {"containers": []}}, "containers is empty"),
+    "restart policy": (a_template(restartPolicy="OnFailure"), "restartPolicy has to be left out"),
+    "unknown main container": (
+        a_template() | {"metadata": {"annotations": {"kubectl.kubernetes.io/default-container": "x"}}},
+        "names 'x', but the containers are ['main']",
+    ),
+    "readiness probe": (
+        {"spec": {"containers": [{"name": "main", "readinessProbe": {}}]}},
+        "container main has a readinessProbe",
+    ),
+    "port name": (
+        {"spec": {"containers": [{"name": "main", "ports": [{"name": "ht-metrics-0"}]}]}},
+        "the port name ht-metrics-0 belongs to the operator",
+    ),
+    "a node of its own": (a_template(nodeName="n"), "nodeName has to be left out: choose nodes by nodeSelector"),
+    "a limit of its own": (a_template(activeDeadlineSeconds=5), "limit the job by spec.activeDeadlineSeconds"),
+}
+
+
+@pytest.mark.parametrize("case", PROBLEMS)
+def test_what_the_operator_itself_can_t_work_with(case: str) -> None:
+    template, sentence = PROBLEMS[case]
+    assert sentence in template_problem(template)
+
+
+def test_a_good_template_has_no_problem() -> None:
+    assert template_problem(a_template(restartPolicy="Never")) == ""
+
+
+def test_more_accelerators_than_ranks_may_be_are_told_and_never_run_up() -> None:
+    body = pool("a", resources={"limits": {"nvidia.com/gpu": "1000000000"}})
+    job = parse_job(job_body(body))
+    assert job.spec is not None
+    said = template_problem(job.template, job.spec.worker_pools)
+    assert said.startswith("a worker of pool a requests 1000000000 accelerators, but runs at most 16 ranks: lower")
+    assert len(main_of(built(pool_body=body))["ports"]) == 16
+    declared = parse_job(job_body({**body, "ranksPerWorker": 2}))
+    assert declared.spec is not None
+    assert template_problem(declared.template, declared.spec.worker_pools) == ""
+
+
+def spoiled(**main: Any) -> Body:
+    return {"spec": {"containers": [{"name": "main", "image": "image", **main}]}}
+
+
+MISSHAPEN: dict[str, Body] = {
+    "node selector": a_template(nodeSelector="gpu=a100"),
+    "tolerations": a_template(tolerations={"key": "gpu"}),
+    "toleration": a_template(tolerations=["gpu"]),
+    "volumes": a_template(volumes={"name": "data"}),
+    "grace period": a_template(terminationGracePeriodSeconds="half a minute"),
+    "no grace period": a_template(terminationGracePeriodSeconds=0),
+    "init containers": a_template(initContainers=[{"image": "image"}]),
+    "overhead": a_template(overhead={"cpu": "much"}),
+    "containers": {"spec": {"containers": {"name": "main"}}},
+    "resources": spoiled(resources="2 GPUs"),
+    "limits": spoiled(resources={"limits": ["nvidia.com/gpu"]}),
+    "amount": spoiled(resources={"limits": {"nvidia.com/gpu": "two"}}),
+    "amount without end": spoiled(resources={"limits": {"cpu": "1e400"}}),
+    "amount of many digits": spoiled(resources={"limits": {"cpu": "9" * 400}}),
+    "negative amount": spoiled(resources={"requests": {"cpu": -1}}),
+    "ports": spoiled(ports="8080"),
+    "port": spoiled(ports=[8080]),
+    "mounts": spoiled(volumeMounts="/data"),
+    "environment": spoiled(env={"A": "b"}),
+    "labels": a_template() | {"metadata": {"labels": ["a"]}},
+    "no spec": {"metadata": {}},
+    "a text": "the template",  # type: ignore[dict-item]  # that is the mistake
+}
+
+
+@pytest.mark.parametrize("case", MISSHAPEN)
+def test_a_misshapen_template_is_a_problem_of_its_job_and_no_exception(case: str) -> None:
+    job = parse_job(job_body(template=MISSHAPEN[case]))
+    assert job.spec is None
+    assert job.problem.startswith("spec.template")
+
+
+def test_a_pod_is_plain_json() -> None:
+    assert json.loads(json.dumps(built())) == built()

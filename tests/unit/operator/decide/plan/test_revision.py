@@ -1,0 +1,143 @@
+"""When a decision deserves a revision, by where the newest plan stands and how far its boundary is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from heterotrain_core.contract.plan import Binding, Boundary, BoundaryKind, ComputeTime, Member, Plan, Prediction
+from heterotrain_core.perf.model import ExchangeModel
+from heterotrain_core.planning.shares import SharesDecision
+from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Rates, StepsInForce, Telemetry
+from heterotrain_operator.decide.plan.revision import (
+    Moment,
+    least_gain,
+    moment_of,
+    seconds_to_boundary,
+    worth_writing,
+)
+
+COMPUTE = ComputeTime(per_sample_s=0.01, fixed_s=0.0, backward_per_sample_s=0.02, backward_fixed_s=0.0)
+PREDICTION = Prediction(step_s=1.0, efficiency=0.9, efficiency_ceiling=0.95, bindings=(Binding.COMPUTE,) * 2)
+STEPS = Boundary(kind=BoundaryKind.STEPS, every_steps=10)
+
+
+def a_plan(**fields: Any) -> Plan:
+    """Return plan 2.7 of two members with 60 and 40 samples."""
+    members = tuple(
+        Member(
+            rank=rank, worker=f"w{rank}", worker_uid=f"u{rank}", address="10.0.0.1", peer_port=1, pool="p", on_demand=True,
+            share_samples=share, compute=COMPUTE,
+        )
+        for rank, share in enumerate((60, 40))
+    )  # fmt: skip
+    settings: dict[str, Any] = {"members": members, "prediction": PREDICTION} | fields
+    return Plan(job_uid="j", generation=2, revision=7, global_batch_samples=100, **settings)
+
+
+def seen(*revisions: int, cursor: int = 0, rate: float | None = 100.0, interval_s: float | None = 1.0) -> Telemetry:
+    """Return telemetry of members that have these revisions in force, in an epoch of 10,000 samples."""
+    gauges = {
+        MemberId(f"u{rank}", 0): MemberGauges(
+            worker=f"w{rank}", generation=2, revision=revision, step=1, cursor_samples=cursor, epoch_samples=10_000,
+            global_batch_samples=100, epoch_step=cursor // 100,
+        )
+        for rank, revision in enumerate(revisions)
+    }  # fmt: skip
+    return Telemetry(gauges=gauges, rates=Rates(samples_per_s=rate), scrape_interval_s=interval_s)
+
+
+@pytest.mark.parametrize(
+    ("boundary", "telemetry", "expected"),
+    [
+        (Boundary(), seen(7, 7), Moment.FAR),
+        (Boundary(), seen(7, 6), Moment.FAR),
+        (Boundary(), seen(6, 6, cursor=9_500), Moment.FAR),
+        (Boundary(), seen(6, 6, cursor=9_700), Moment.NEAR),
+        (Boundary(), seen(7, 7, cursor=9_700), Moment.NEAR),
+        (Boundary(), seen(6, 6, cursor=9_500, interval_s=15.0), Moment.NEAR),
+        (Boundary(kind=BoundaryKind.NEVER), seen(6, 6, cursor=9_500), Moment.FAR),
+        (STEPS, seen(6, 6, cursor=1_200), Moment.FAR),
+        (STEPS, seen(6, 6, cursor=1_700), Moment.NEAR),
+        (Boundary(), Telemetry(), Moment.NEAR),
+        (Boundary(), seen(6, 6, rate=None), Moment.NEAR),
+        (Boundary(), seen(6, 6, interval_s=None), Moment.NEAR),
+    ],
+)
+def test_what_a_revision_would_meet(boundary: Boundary, telemetry: Telemetry, expected: Moment) -> None:
+    assert moment_of(a_plan(boundary=boundary), telemetry) is expected
+
+
+def test_the_boundary_is_as_far_as_the_samples_before_it_take() -> None:
+    assert seconds_to_boundary(a_plan(), seen(6, 6, cursor=4_000)) == 60.0
+    assert seconds_to_boundary(a_plan(boundary=STEPS), seen(6, 6, cursor=4_300)) == 7.0
+    assert seconds_to_boundary(a_plan(boundary=STEPS), seen(6, 6, cursor=9_950)) == 0.5
+    assert seconds_to_boundary(a_plan(), seen(6, 6, rate=None)) is None
+
+
+def test_a_job_that_has_just_sped_up_arrives_sooner_than_its_rate_says() -> None:
+    """Two ranks, steps of 100 samples in a quarter of a second since the plan in force; slower ones change nothing."""
+    telemetry = seen(7, 7, cursor=4_000)
+    for step_s, expected_s in ((0.25, 15.0), (4.0, 60.0)):
+        sums = StepsInForce(version=(2, 7), steps={50: 8}, step_s={50: 8 * step_s})
+        faster = replace(telemetry, in_force=dict.fromkeys(telemetry.gauges, sums))
+        assert seconds_to_boundary(a_plan(), faster) == expected_s
+
+
+def test_far_from_the_boundary_only_much_counts() -> None:
+    assert least_gain(Moment.FAR, chosen=0.01) > 0.03
+    assert least_gain(Moment.FAR, chosen=0.5) == 0.5
+    assert least_gain(Moment.NEAR, chosen=0.01) == 0.01
+
+
+DECISION = SharesDecision(
+    shares=(60, 40),
+    micro_batch_samples=(0, 0),
+    compute=(COMPUTE, COMPUTE),
+    communication=None,
+    prediction=PREDICTION,
+    probe=(),
+    probe_steps=0,
+    gain_ratio=0.0,
+    changed=False,
+    relearn=(),
+    leaving=(),
+    models=(),
+    exchange=ExchangeModel(communication=None, reason=""),
+    reason="",
+)
+EVERYWHERE, NOT_FAR, NOWHERE = frozenset(Moment), frozenset(Moment) - {Moment.FAR}, frozenset[Moment]()
+
+
+@pytest.mark.parametrize(
+    ("decision", "plan", "moments"),
+    [
+        ({}, {}, NOWHERE),
+        ({"changed": True}, {}, EVERYWHERE),
+        ({"prediction": replace(PREDICTION, step_s=1.09)}, {}, NOWHERE),
+        ({"prediction": replace(PREDICTION, step_s=1.11)}, {}, NOT_FAR),
+        ({"prediction": replace(PREDICTION, step_s=0.9)}, {}, NOT_FAR),
+        ({"probe": ((70, 30),), "probe_steps": 2}, {}, NOT_FAR),
+        ({}, {"probe": ((70, 30),), "probe_steps": 2}, NOT_FAR),
+        ({"micro_batch_samples": (30, 0)}, {}, EVERYWHERE),
+        ({"micro_batch_samples": (60, 80)}, {}, NOWHERE),
+        ({"compute": (None, None), "prediction": None, "probe": ((70, 30),), "probe_steps": 2}, {}, NOWHERE),
+    ],
+)
+def test_what_is_worth_writing_and_where(
+    decision: dict[str, Any], plan: dict[str, Any], moments: frozenset[Moment]
+) -> None:
+    """Lost telemetry forgets nothing, a smaller piece is told at once, and what only got better waits for the boundary."""
+    found = {moment for moment in Moment if worth_writing(replace(DECISION, **decision), a_plan(**plan), moment)}
+    assert found == moments
+
+
+def test_a_first_model_is_told_at_once_and_pieces_that_may_be_larger_again_at_the_boundary() -> None:
+    bare = a_plan(prediction=None)
+    bare = replace(bare, members=tuple(replace(member, compute=None) for member in bare.members))
+    assert worth_writing(DECISION, bare, Moment.FAR)
+    small = a_plan()
+    small = replace(small, members=tuple(replace(member, micro_batch_samples=20) for member in small.members))
+    assert not worth_writing(DECISION, small, Moment.FAR)
+    assert worth_writing(DECISION, small, Moment.NEAR)

@@ -1,0 +1,297 @@
+"""Shares follow what telemetry has shown, are kept while nothing better is known, and never wait for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from heterotrain_core.contract import metrics
+from heterotrain_core.perf.counters import CounterKey, Counters, Observation, observe
+from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Telemetry
+from support.fake_cluster import FakeCluster
+
+# Seconds per sample and fixed seconds of the workers of pools a, b and c: 4 : 2 : 1 or so.
+SPEEDS = {"job-w0": (0.01, 0.02), "job-w1": (0.02, 0.02), "job-w2": (0.04, 0.02)}
+
+
+def steps_of(name: str, member: str, shares: tuple[int, ...], *, ended_s: float) -> tuple[Observation, ...]:
+    """Return observations of ten steps at each of these shares."""
+    per_sample_s, fixed_s = SPEEDS[name]
+    counters = {}
+    for share in shares:
+        own_s = fixed_s + per_sample_s * share
+        phases = {
+            metrics.PHASE_LOAD: 0.0,
+            metrics.PHASE_FORWARD: own_s / 3,
+            metrics.PHASE_BACKWARD: own_s * 2 / 3,
+            metrics.PHASE_UPDATE: 0.0,
+            metrics.PHASE_SYNC: 0.0,
+            metrics.PHASE_COMPUTE: own_s,
+            metrics.PHASE_STEP: own_s,
+        }
+        key = CounterKey(member=member, share_samples=share, micro_batch_samples=share)
+        counters[key] = Counters(
+            steps=10,
+            phase_s={phase: 10 * seconds for phase, seconds in phases.items()},
+            phase_s2={phase: 10 * seconds**2 for phase, seconds in phases.items()},
+        )
+    return tuple(replace(found, warm_up=False) for found in observe({}, counters, ended_s=ended_s))
+
+
+def told(cluster: FakeCluster, *, shares: tuple[int, ...] = (20, 30, 40)) -> Telemetry:
+    """Return telemetry in which every member has been seen at these shares."""
+    observations, gauges = {}, {}
+    for member in cluster.plan_json["members"]:
+        identity = MemberId(member["worker_uid"], member["local_rank"])
+        name = f"{member['worker_uid']}/{member['local_rank']}"
+        observations[identity] = steps_of(member["worker"], name, shares, ended_s=100.0)
+        gauges[identity] = MemberGauges(worker=member["worker"], generation=1, revision=1)
+    return Telemetry(observations=observations, gauges=gauges, newest_sample_s=cluster.now_s, sequence=1)
+
+
+def a_running_job(**training: object) -> FakeCluster:
+    return FakeCluster(spec={"training": training}).with_nodes("a", "b", "c").start()
+
+
+def shares_of(cluster: FakeCluster) -> list[int]:
+    return [member["share_samples"] for member in cluster.plan_json["members"]]
+
+
+def test_shares_follow_measured_speed_in_a_new_revision_of_the_same_generation() -> None:
+    cluster = a_running_job()
+    generation, revision = cluster.version()
+    cluster.telemetry = told(cluster)
+    cluster.settle()
+    assert cluster.version()[0] == generation
+    assert cluster.version()[1] > revision
+    fast, middle, slow = shares_of(cluster)
+    assert fast + middle + slow == 100
+    assert fast > 1.5 * middle
+    assert middle > 1.5 * slow
+    assert cluster.plan_json["members"][0]["compute"] is not None
+    assert cluster.plan_json["prediction"]["step_s"] > 0
+    assert "SharesPlanned" in cluster.events
+    assert "batchReason" not in cluster.status, "the batch was given"
+
+
+def test_the_same_evidence_changes_nothing_twice() -> None:
+    cluster = a_running_job()
+    cluster.telemetry = told(cluster)
+    cluster.settle()
+    version = cluster.version()
+    cluster.telemetry = replace(cluster.telemetry, sequence=2)
+    cluster.settle()
+    assert cluster.version() == version
+
+
+def test_never_keeps_even_shares_whatever_is_seen() -> None:
+    cluster = a_running_job(rebalance={"boundary": "never"})
+    cluster.telemetry = told(cluster)
+    cluster.settle()
+    assert shares_of(cluster) == [34, 33, 33]
+    assert cluster.plan_json["boundary"]["kind"] == "never"
+    assert cluster.plan_json["probe"] == []
+
+
+def test_telemetry_that_goes_away_leaves_the_last_good_plan() -> None:
+    cluster = a_running_job()
+    cluster.telemetry = told(cluster)
+    cluster.settle()
+    version, shares = cluster.version(), shares_of(cluster)
+    cluster.telemetry = replace(cluster.telemetry, problem="Prometheus can't be reached", reason="Unavailable")
+    cluster.settle()
+    assert (cluster.version(), shares_of(cluster)) == (version, shares)
+    assert cluster.condition("TelemetryAvailable") == ("False", "Unavailable")
+    assert cluster.status["state"] == "Running"
+    assert "samplesPerSecond" not in cluster.status
+    assert cluster.events.count("TelemetryUnavailable") == 1
+
+
+def test_an_operator_that_remembers_nothing_keeps_the_shares_of_the_plan() -> None:
+    cluster = a_running_job()
+    cluster.telemetry = told(cluster)
+    cluster.settle()
+    shares = shares_of(cluster)
+    cluster.telemetry = Telemetry()
+    cluster.settle()
+    assert shares_of(cluster) == shares
+
+
+def test_survivors_are_shared_out_by_what_is_known_of_them() -> None:
+    cluster = a_running_job()
+    cluster.telemetry = told(cluster)
+    cluster.settle()
+    cluster.vanish("job-w1")
+    cluster.step()
+    assert cluster.members() == ["job-w0", "job-w2"]
+    fast, slow = shares_of(cluster)
+    assert fast + slow == 100
+    assert fast > 3 * slow
+
+
+@pytest.mark.parametrize("remembered", [True, False])
+def test_a_worker_that_returns_gets_the_share_of_its_pool_at_once(remembered: bool) -> None:
+    """Nobody of its pool trains any more, but what the one before it showed is still known; else it is a guess."""
+    cluster = a_running_job()
+    telemetry = told(cluster)
+    pools = {MemberId(m["worker_uid"], 0): m["pool"] for m in cluster.plan_json["members"]}
+    cluster.telemetry = replace(telemetry, pools=pools if remembered else {})
+    cluster.settle()
+    before = shares_of(cluster)
+    cluster.vanish("job-w2")
+    cluster.settle()
+    cluster.schedule().run()
+    cluster.settle()
+    assert cluster.members() == ["job-w0", "job-w1", "job-w2"]
+    assert cluster.plan_json["members"][2]["worker_uid"] not in {identity.worker_uid for identity in pools}
+    likeness = [abs(now - then) for now, then in zip(shares_of(cluster), before, strict=True)]
+    assert (max(likeness) <= 1) == remembered
+
+
+def test_a_changed_boundary_reaches_the_plan_without_a_new_generation() -> None:
+    cluster = a_running_job()
+    generation, revision = cluster.version()
+    cluster.edit(lambda spec: spec["training"].update(rebalance={"boundary": "steps", "everySteps": 50}))
+    cluster.settle()
+    assert cluster.version() == (generation, revision + 1)
+    assert cluster.plan_json["boundary"] == {"kind": "steps", "every_steps": 50}
+
+
+def test_a_micro_batch_cap_that_a_worker_learned_is_in_the_next_plan() -> None:
+    cluster = a_running_job()
+    telemetry = told(cluster)
+    first = MemberId(cluster.plan_json["members"][0]["worker_uid"], 0)
+    capped = {**telemetry.gauges, first: replace(telemetry.gauges[first], micro_batch_cap_samples=8)}
+    cluster.telemetry = replace(telemetry, gauges=capped)
+    cluster.settle()
+    assert cluster.plan_json["members"][0]["micro_batch_samples"] == 8
+
+
+def test_peak_memory_bounds_micro_batches_before_anything_runs_out() -> None:
+    """A line through what was seen: 1 GB and 0.1 GB a sample on a device of 5 GB, of which 0.92 are used: 36 samples."""
+    cluster = a_running_job()
+    telemetry = told(cluster)
+    first = MemberId(cluster.plan_json["members"][0]["worker_uid"], 0)
+
+    def seen(*sizes: int) -> Telemetry:
+        peaks = {size: 1e9 + 1e8 * size for size in sizes}
+        gauges = replace(telemetry.gauges[first], device_memory_bytes=5e9, peak_memory_bytes=peaks)
+        return replace(telemetry, gauges={**telemetry.gauges, first: gauges})
+
+    cluster.telemetry = seen(10, 20)
+    cluster.settle()
+    member = cluster.plan_json["members"][0]
+    assert member["micro_batch_samples"] == 36
+    assert member["share_samples"] > 36, "it is accumulated, not taken away"
+    version = cluster.version()
+    cluster.telemetry = seen(10, 20, 33)
+    cluster.settle()
+    assert cluster.version() == version, "the same limit from other steps is nothing new"
+
+
+def test_each_worker_is_told_with_what_binds_it() -> None:
+    cluster = a_running_job()
+    cluster.telemetry = told(cluster)
+    cluster.settle()
+    bindings = {member["worker"]: binding for member, binding in zip(
+        cluster.plan_json["members"], cluster.plan_json["prediction"]["bindings"], strict=True
+    )}  # fmt: skip
+    assert {row["name"]: row["binding"] for row in cluster.status["workers"]} == bindings
+    assert set(bindings.values()) == {"compute"}
+
+
+def test_applied_versions_are_those_that_every_member_reports() -> None:
+    cluster = a_running_job()
+    cluster.settle()
+    generation, revision = cluster.version()
+    telemetry = told(cluster)
+    gauges = {m: replace(g, generation=generation, revision=revision) for m, g in telemetry.gauges.items()}
+    cluster.telemetry = Telemetry(gauges=gauges, sequence=1)
+    cluster.settle()
+    assert cluster.status["plan"]["applied"] == f"{generation}.{revision}"
+    assert cluster.condition("SharesApplied") == ("True", "Applied")
+    assert cluster.events.count("PlanApplied") == 1
+    first = next(iter(gauges))
+    cluster.telemetry = Telemetry(gauges={**gauges, first: replace(gauges[first], revision=revision - 1)}, sequence=2)
+    cluster.settle()
+    assert cluster.condition("SharesApplied") == ("False", "WaitingForBoundary")
+
+
+def test_progress_comes_from_the_member_that_is_furthest() -> None:
+    cluster = a_running_job(epochs=2)
+    first, second, _ = (MemberId(m["worker_uid"], 0) for m in cluster.plan_json["members"])
+    cluster.telemetry = Telemetry(
+        gauges={
+            first: MemberGauges(
+                worker="job-w0", step=10, samples_committed=1000, epoch_samples=1000, epoch=1, loss=0.51234
+            ),
+            second: MemberGauges(
+                worker="job-w1",
+                step=9,
+                samples_committed=900,
+                epoch_samples=1000,
+                epoch=0,
+                user_metrics={"accuracy": 0.9},
+            ),
+        },
+        sequence=1,
+    )
+    cluster.settle()
+    status = cluster.status
+    assert (status["epoch"], status["step"], status["samples"]) == (1, 10, 1000)
+    assert (status["loss"], status["accuracy"]) == (0.5123, 0.9)
+    assert (status["progress"], status["progressPercentage"]) == ("50%", 50)
+
+
+def test_progress_never_falls_when_the_furthest_member_is_gone() -> None:
+    cluster = a_running_job(epochs=2)
+    first = MemberId(cluster.plan_json["members"][0]["worker_uid"], 0)
+    gauges = MemberGauges(worker="job-w0", step=10, samples_committed=1000, epoch_samples=1000, epoch=1)
+    cluster.telemetry = Telemetry(gauges={first: gauges}, sequence=1)
+    cluster.settle()
+    cluster.telemetry = Telemetry(gauges={first: replace(gauges, step=3, samples_committed=300)}, sequence=2)
+    cluster.settle()
+    assert (cluster.status["step"], cluster.status["progress"]) == (10, "50%")
+
+
+@pytest.mark.parametrize("age_minutes", [1, 30])
+def test_a_late_checkpoint_is_told(age_minutes: float) -> None:
+    spec = {"checkpoint": {"uri": "file:///x", "everyMinutes": 10}}
+    cluster = FakeCluster(spec=spec).with_nodes("a", "b", "c").start()
+    first = MemberId(cluster.plan_json["members"][0]["worker_uid"], 0)
+    saved_s = cluster.now_s
+    cluster.pass_time(age_minutes * 60)
+    gauges = MemberGauges(worker="job-w0", step=5, checkpoint_step=4, checkpoint_time_s=saved_s)
+    cluster.telemetry = Telemetry(gauges={first: gauges}, sequence=1)
+    cluster.settle()
+    late = age_minutes > 21
+    assert cluster.condition("CheckpointHealthy") == (("False", "CheckpointLate") if late else ("True", "Saved"))
+    assert cluster.status["lastCheckpoint"]["step"] == 4
+    assert "CheckpointSaved" in cluster.events
+
+
+def test_shares_stay_while_a_member_is_about_to_go() -> None:
+    """They would be those of members that are not together any more when they could take effect."""
+    cluster = a_running_job()
+    cluster.taint("c", "karpenter.sh/disrupted:NoSchedule")
+    cluster.settle()
+    version = cluster.version()
+    cluster.telemetry = told(cluster)
+    cluster.settle()
+    assert cluster.version() == version
+
+
+def test_shares_that_are_refined_before_their_boundary_are_told_once() -> None:
+    cluster = a_running_job()
+    cluster.telemetry = told(cluster, shares=(20, 30))
+    cluster.settle()
+    gauges = {m: replace(g, generation=1, revision=1) for m, g in cluster.telemetry.gauges.items()}
+    for sequence, fixed_s in enumerate((0.5, 1.0, 2.0)):
+        SPEEDS["job-w0"] = (0.01, fixed_s)
+        try:
+            cluster.telemetry = replace(told(cluster, shares=(20, 30)), gauges=gauges, sequence=10 + sequence)
+        finally:
+            SPEEDS["job-w0"] = (0.01, 0.02)
+        cluster.settle()
+    assert cluster.version()[1] > 3
+    assert cluster.events.count("SharesPlanned") == 1

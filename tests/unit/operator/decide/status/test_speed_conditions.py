@@ -1,0 +1,46 @@
+"""Predicted against measured: only steps under the plan in force, at its own shares, say anything of its prediction."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from heterotrain_core.contract.plan import Binding, Member, Plan, Prediction
+from heterotrain_operator.cluster_state.telemetry import MemberId, StepsInForce, Telemetry
+from heterotrain_operator.decide.status.context import JobContext
+from heterotrain_operator.decide.status.speed_conditions import LEAST_STEPS, prediction_of
+
+
+def measured(*, version: tuple[int, int] = (1, 2), share: int = 30, steps: int = LEAST_STEPS) -> float | None:
+    """Return the measured step of plan 1.2, one member with a share of 30, after steps of half a second."""
+    member = Member(
+        rank=0, worker="w0", worker_uid="u0", address="10.0.0.1", peer_port=1, pool="a", on_demand=True, share_samples=30
+    )  # fmt: skip
+    prediction = Prediction(step_s=0.4, efficiency=1.0, efficiency_ceiling=1.0, bindings=(Binding.COMPUTE,))
+    plan = Plan(
+        job_uid="job", generation=1, revision=2, members=(member,), global_batch_samples=30, prediction=prediction
+    )
+    done = StepsInForce(version=version).after(share, steps, 0.5)
+    situation = SimpleNamespace(
+        job=SimpleNamespace(status=SimpleNamespace(prediction=None)),
+        plan=plan,
+        runs=True,
+        began=True,
+        applied=plan.version,
+        telemetry=Telemetry(in_force={MemberId("u0", 0): done}),
+    )
+    found = prediction_of(cast("JobContext", situation))
+    assert found is not None
+    assert found.predicted_step_seconds == 0.4
+    return found.measured_step_seconds
+
+
+def test_steps_of_the_plan_in_force_count() -> None:
+    assert measured() == pytest.approx(0.5)
+
+
+def test_steps_under_another_plan_at_other_shares_or_too_few_do_not() -> None:
+    assert measured(version=(1, 1)) is None
+    assert measured(share=31) is None
+    assert measured(steps=LEAST_STEPS - 1) is None

@@ -1,0 +1,92 @@
+"""Workers that fail: what is charged to the job, how long it waits, and when it gives up."""
+
+from __future__ import annotations
+
+import pytest
+from heterotrain_core.contract.outcome import Ending
+from support.fake_cluster import FakeCluster, a_running_job
+
+
+def replaced(cluster: FakeCluster, *, after_s: float) -> None:
+    """Let an end be noticed, and once the wait is over another worker take its place and run."""
+    cluster.settle()
+    cluster.pass_time(after_s)
+    cluster.settle()
+    cluster.schedule().run()
+    cluster.settle()
+
+
+def test_own_failures_count_and_wait_longer_and_longer() -> None:
+    cluster = a_running_job()
+    cluster.end("job-w0", Ending.FAILED, exit_code=1, reason="ValueError: no such file")
+    decision = cluster.step()
+    assert cluster.status["restarts"] == 1
+    assert cluster.status["lastFailure"] == "job-w0: ValueError: no such file"
+    assert decision.create == ()
+    assert decision.again_s == pytest.approx(2.0)
+    cluster.pass_time(2)
+    assert [body["metadata"]["name"] for body in cluster.step().create] == ["job-w3"]
+    cluster.schedule().run()
+    cluster.settle()
+    cluster.end("job-w3", Ending.FAILED, exit_code=1, reason="again")
+    assert cluster.step().again_s == pytest.approx(4.0)
+    assert cluster.status["restarts"] == 2
+
+
+def test_a_failed_pod_stays_for_its_log_and_is_counted_once() -> None:
+    cluster = a_running_job()
+    cluster.end("job-w0", Ending.FAILED, exit_code=1, reason="boom")
+    for _ in range(5):
+        cluster.pass_time(10)
+        cluster.step()
+    assert "job-w0" in cluster.pods
+    assert cluster.status["restarts"] == 1
+
+
+def test_beyond_the_backoff_limit_the_job_fails_with_the_last_reason() -> None:
+    cluster = a_running_job(backoffLimit=0)
+    cluster.end("job-w0", Ending.FAILED, exit_code=1, reason="boom")
+    cluster.settle()
+    assert cluster.status["state"] == "Failed"
+    assert cluster.condition("Failed") == ("True", "BackoffLimitExceeded")
+    assert "boom" in cluster.status["reason"]
+    assert cluster.condition("Stalled") == ("True", "BackoffLimitExceeded")
+    assert cluster.status["completionTime"]
+
+
+def test_a_worker_that_is_killed_at_once_is_not_replaced_at_once() -> None:
+    """Whatever killed it may go on killing: without a pause, workers would be made and killed in a hot loop."""
+    cluster = a_running_job()
+    cluster.pass_time(3)
+    cluster.end("job-w0", exit_code=137)
+    decision = cluster.step()
+    assert decision.create == ()
+    assert decision.again_s == pytest.approx(10.0)
+    assert "job-w0" in cluster.pods
+    cluster.pass_time(11)
+    cluster.settle()
+    assert sorted(cluster.pods) == ["job-w1", "job-w2", "job-w3"]
+
+
+def test_a_probe_that_fails_for_ever_fails_the_job() -> None:
+    """The kubelet tells the worker to go, which it does in order, again and again; nothing else wants it to go."""
+    probe = {"exec": {"command": ["false"]}}
+    template = {"spec": {"containers": [{"name": "main", "image": "image", "livenessProbe": probe}]}}
+    cluster = a_running_job(backoffLimit=2, template=template)
+    for _ in range(3):
+        assert cluster.status["state"] == "Running"
+        cluster.end(cluster.members()[0], Ending.LEFT, told=True)
+        replaced(cluster, after_s=300)
+    assert cluster.status["restarts"] == 3
+    assert cluster.condition("Failed") == ("True", "BackoffLimitExceeded")
+    assert "livenessProbe" in cluster.status["reason"]
+
+
+def test_disruptions_never_fail_a_job() -> None:
+    cluster = a_running_job(backoffLimit=0)
+    for _ in range(4):
+        cluster.end(cluster.members()[0], exit_code=137, pod_reason="NodeShutdown")
+        replaced(cluster, after_s=30)
+    assert cluster.status["disruptions"] == 4
+    assert cluster.status["restarts"] == 0
+    assert cluster.status["state"] == "Running"

@@ -1,0 +1,193 @@
+"""One pass over a job: limits, refusals and what is told to people."""
+
+from __future__ import annotations
+
+import pytest
+from heterotrain_core.contract import keys
+from heterotrain_core.contract.outcome import Ending
+from heterotrain_operator.decide.job import decide
+from heterotrain_operator.decide.lifecycle import Acceptance
+from support.fake_cluster import FakeCluster, a_running_job, pool
+
+
+def test_fewer_replicas_remove_the_least_preferred_first_and_charge_nobody() -> None:
+    cluster = FakeCluster(pool("a", maxReplicas=2), pool("b", maxReplicas=2)).with_nodes("a", "b").start()
+    assert len(cluster.members()) == 4
+    cluster.edit(lambda spec: spec.update(elasticPolicy={"minReplicas": 1, "maxReplicas": 3}))
+    cluster.settle()
+    going = [name for name, body in cluster.pods.items() if "deletionTimestamp" in body["metadata"]]
+    assert [cluster.pods[name]["spec"]["nodeName"] for name in going] == ["b"]
+    assert cluster.plan_json["drain"] == going
+    assert cluster.step().remove == (), "nobody is deleted twice"
+    cluster.end(going[0], Ending.LEFT).vanish(going[0])
+    cluster.settle()
+    assert len(cluster.members()) == 3
+    assert cluster.status["disruptions"] == 0
+
+
+def test_a_refused_template_makes_no_pods_and_says_why() -> None:
+    cluster = FakeCluster().with_nodes("a", "b", "c")
+    cluster.acceptance = Acceptance(known=True, ok=False, reason="InvalidTemplate", message="unknown field imagee")
+    cluster.settle()
+    assert cluster.pods == {}
+    assert cluster.status["state"] == "Refused"
+    assert cluster.condition("Accepted") == ("False", "InvalidTemplate")
+    assert cluster.condition("Stalled") == ("True", "InvalidTemplate")
+
+
+def test_a_template_that_is_refused_later_keeps_those_who_train_and_makes_nobody_new() -> None:
+    cluster = a_running_job()
+    cluster.acceptance = Acceptance(known=True, ok=False, reason="InvalidTemplate", message="unknown field imagee")
+    cluster.taint("c", "aws-node-termination-handler/spot-itn:NoSchedule")
+    cluster.settle()
+    assert cluster.plan_json["drain"] == ["job-w2"], "an announced loss is still passed on"
+    cluster.end("job-w2", Ending.LEFT)
+    cluster.settle()
+    assert cluster.members() == ["job-w0", "job-w1"]
+    assert sorted(cluster.pods) == ["job-w0", "job-w1"]
+    assert cluster.condition("Accepted") == ("False", "InvalidTemplate")
+    assert cluster.condition("Running") == ("True", "Training")
+    assert "unknown field imagee" in cluster.message("Degraded")
+
+
+def test_whether_a_template_is_right_may_be_unknown_for_a_while() -> None:
+    cluster = FakeCluster().with_nodes("a", "b", "c")
+    cluster.acceptance = Acceptance(known=False, ok=False, reason="NoAnswer", message="webhook did not answer")
+    cluster.settle()
+    assert cluster.pods == {}
+    assert cluster.condition("Accepted") == ("Unknown", "NoAnswer")
+    assert cluster.status["state"] == "Pending"
+    assert "webhook did not answer" in cluster.status["reason"]
+
+
+def test_pods_that_only_bear_the_job_s_labels_are_left_alone_and_keep_their_names() -> None:
+    cluster = FakeCluster().with_nodes("a", "b", "c")
+    cluster.step()
+    orphan = cluster.pods["job-w0"]
+    orphan["metadata"]["ownerReferences"] = []
+    orphan["status"]["phase"] = "Failed"
+    copied = cluster.pods["job-w1"]
+    copied["metadata"]["ownerReferences"][0]["uid"] = "the uid of a job of the same name before"
+    cluster.settle()
+    cluster.schedule().run()
+    cluster.settle()
+    assert {"job-w0", "job-w1"} <= set(cluster.pods), "they are not ours to delete"
+    assert sorted(cluster.members()) == ["job-w2", "job-w3", "job-w4"]
+    assert (cluster.status["restarts"], cluster.status["disruptions"]) == (0, 0)
+
+
+def test_what_the_server_refuses_besides_pods_is_told_while_training_goes_on() -> None:
+    cluster = a_running_job()
+    cluster.blocked = "services is forbidden"
+    cluster.settle()
+    assert cluster.condition("Running") == ("True", "Training")
+    assert cluster.condition("Ready") == ("False", "WriteRefused")
+    assert cluster.condition("Reconciling") == ("True", "WriteRefused")
+    assert cluster.events.count("WriteRefused") == 1
+    cluster.blocked = ""
+    cluster.settle()
+    assert cluster.condition("Ready") == ("True", "Training")
+
+
+def test_a_spec_that_contradicts_itself_is_refused_whatever_let_it_through() -> None:
+    cluster = FakeCluster(spec={"elasticPolicy": {"minReplicas": 5, "maxReplicas": 2}})
+    cluster.settle()
+    assert cluster.condition("Accepted") == ("False", "InvalidSpec")
+    assert "minReplicas" in cluster.status["reason"]
+
+
+def test_a_job_of_another_controller_is_left_alone() -> None:
+    cluster = FakeCluster(spec={"managedBy": "kueue.x-k8s.io/multikueue"}).with_nodes("a")
+    decision = cluster.step()
+    assert decision.status is None
+    assert cluster.pods == {}
+
+
+def test_a_job_that_is_being_deleted_gets_nothing_new() -> None:
+    cluster = a_running_job()
+    cluster.job["metadata"]["deletionTimestamp"] = "2027-01-01T00:00:00Z"
+    cluster.vanish("job-w0")
+    decision = decide(cluster.observe())
+    assert (decision.create, decision.plan, decision.status) == ((), None, None)
+
+
+def test_an_image_that_can_t_be_pulled_is_told_with_the_kubelet_s_words() -> None:
+    cluster = FakeCluster().with_nodes("a", "b", "c")
+    cluster.settle()
+    cluster.schedule()
+    for body in cluster.pods.values():
+        waiting = {"reason": "ImagePullBackOff", "message": "no such image"}
+        body["status"]["containerStatuses"] = [{"name": "main", "state": {"waiting": waiting}}]
+    cluster.settle()
+    assert cluster.condition("Running") == ("False", "ImagePullBackOff")
+    assert cluster.condition("Stalled") == ("True", "ImagePullBackOff")
+    assert "no such image" in cluster.status["reason"]
+    assert "WorkerCannotStart" in cluster.events
+
+
+def test_a_worker_of_which_nobody_says_why_it_does_not_start_is_named() -> None:
+    cluster = FakeCluster(pool("a")).with_nodes("a")
+    cluster.settle()
+    assert cluster.message("Scheduled").endswith(
+        "; job-w0 is waiting: kubectl describe pod job-w0 says what it needs"
+    ), "the scheduler that it names may not exist"
+    cluster.schedule()
+    cluster.settle()
+    assert cluster.message("Running") == (
+        "0 workers are ready; job-w0 is starting: kubectl describe pod job-w0 says what it needs"
+    ), "a volume that is missing is told by Events only"
+
+
+def test_the_price_adds_up_what_is_placed() -> None:
+    cluster = FakeCluster(pool("a", pricePerHour="3.67"), pool("b", pricePerHour="0.11")).with_nodes("a").start()
+    assert cluster.status["pricePerHour"] == "3.67"
+
+
+def test_a_sidecar_that_never_ends_does_not_keep_the_job_running() -> None:
+    """The training container's end counts, whatever else runs in the pod (a mesh sidecar)."""
+    cluster = a_running_job()
+    for name in cluster.members():
+        cluster.end(name, Ending.FINISHED)
+        cluster.pods[name]["status"]["phase"] = "Running"
+    cluster.settle()
+    assert cluster.status["state"] == "Succeeded"
+    assert all("deletionTimestamp" in body["metadata"] for body in cluster.pods.values())
+
+
+def test_times_of_conditions_move_only_when_they_flip() -> None:
+    cluster = a_running_job()
+    before = {c["type"]: c["lastTransitionTime"] for c in cluster.status["conditions"]}
+    cluster.pass_time(500)
+    cluster.vanish("job-w1")
+    cluster.settle()
+    after = {c["type"]: c["lastTransitionTime"] for c in cluster.status["conditions"]}
+    assert {kind for kind in after if after[kind] != before[kind]} == {"Degraded"}
+
+
+def test_start_is_told_once_however_many_passes_there_are() -> None:
+    cluster = a_running_job()
+    for _ in range(3):
+        cluster.pass_time(100)
+        cluster.step()
+    assert cluster.events.count("TrainingStarted") == 1
+    assert cluster.events.count("WorkersCreated") == 1
+
+
+@pytest.mark.parametrize(("ready", "least"), [(0, 0), (1, 0), (2, 1), (3, 2)])
+def test_a_drain_may_always_take_one_on_demand_worker_and_no_spot_worker_is_guarded(ready: int, least: int) -> None:
+    """A budget that never lets anybody go would block a node's drain for ever."""
+    cluster = FakeCluster(pool("a", maxReplicas=3), pool("c", capacityType="spot")).with_nodes("a", "c", cpu="8")
+    cluster.settle()
+    cluster.schedule().run(ready=False)
+    cluster.set_ready("job-w3")
+    for index in range(ready):
+        cluster.set_ready(f"job-w{index}")
+    budget = next(body for body in cluster.step().apply if body["kind"] == "PodDisruptionBudget")
+    assert budget["spec"]["minAvailable"] == least
+    assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+    assert budget["spec"]["selector"]["matchLabels"][keys.LABEL_CAPACITY_TYPE] == "on-demand"
+
+
+def test_a_job_on_spot_nodes_only_has_no_budget() -> None:
+    cluster = FakeCluster(pool("c", capacityType="spot")).with_nodes("c")
+    assert [body["kind"] for body in cluster.step().apply] == ["Service"]

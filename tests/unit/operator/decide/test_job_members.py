@@ -1,0 +1,195 @@
+"""Who takes part in a job: workers that come, are announced to go, are lost and return, pass by pass on a cluster in memory."""
+
+from __future__ import annotations
+
+import pytest
+from heterotrain_core.contract import keys
+from heterotrain_core.contract.outcome import Ending
+from support.fake_cluster import FakeCluster, a_running_job, pool
+
+SPOT_NOTICE = "aws-node-termination-handler/spot-itn:NoSchedule"
+
+
+def test_a_new_job_gets_a_waiting_plan_before_its_pods_and_a_worker_in_each_pool() -> None:
+    cluster = FakeCluster().with_nodes("a", "b", "c")
+    decision = cluster.step()
+    assert [body["kind"] for body in decision.apply] == ["Service", "PodDisruptionBudget"]
+    assert cluster.version() == (0, 0)
+    assert cluster.members() == []
+    assert [body["spec"]["nodeSelector"] for body in decision.create] == [{"pool": "a"}, {"pool": "b"}, {"pool": "c"}]
+    assert sorted(cluster.pods) == ["job-w0", "job-w1", "job-w2"]
+    assert cluster.status["state"] == "Pending"
+
+
+def test_ready_workers_become_generation_one_with_even_shares() -> None:
+    cluster = a_running_job()
+    assert cluster.version()[0] == 1
+    assert cluster.members() == ["job-w0", "job-w1", "job-w2"]
+    assert [member["share_samples"] for member in cluster.plan_json["members"]] == [34, 33, 33]
+    assert cluster.status["state"] == "Running"
+    assert cluster.condition("Ready") == ("True", "Training")
+    assert cluster.status["ready"] == "3/3"
+
+
+def test_every_running_pod_is_told_the_plan_s_version() -> None:
+    cluster = a_running_job()
+    versions = {body["metadata"]["annotations"][keys.ANNOTATION_PLAN] for body in cluster.pods.values()}
+    assert versions == {"{}.{}".format(*cluster.version())}
+
+
+def test_a_pool_without_room_delays_nothing() -> None:
+    """Two of three pools have nodes: training starts with two workers, the third waits for its node."""
+    cluster = FakeCluster(spec={"elasticPolicy": {"minReplicas": 2}}).with_nodes("a", "b").start()
+    assert cluster.members() == ["job-w0", "job-w1"]
+    assert cluster.status["state"] == "Degraded"
+    assert "pool c" in cluster.status["reason"]
+    cluster.with_nodes("c").schedule().run()
+    cluster.settle()
+    assert cluster.members() == ["job-w0", "job-w1", "job-w2"]
+    assert cluster.status["state"] == "Running"
+
+
+def test_training_waits_below_the_minimum() -> None:
+    cluster = FakeCluster(spec={"elasticPolicy": {"minReplicas": 3}}).with_nodes("a", "b").start()
+    assert cluster.version()[0] == 0
+    assert cluster.status["state"] == "Pending"
+    assert cluster.condition("Scheduled") == ("False", "Unschedulable")
+
+
+def test_a_pool_s_own_minimum_has_to_be_there_before_training_starts() -> None:
+    cluster = FakeCluster(pool("a"), pool("b", minReplicas=1)).with_nodes("a").start()
+    assert cluster.version()[0] == 0
+    assert "below their minReplicas: b" in cluster.status["reason"]
+    cluster.with_nodes("b").schedule().run()
+    cluster.settle()
+    assert cluster.members() == ["job-w0", "job-w1"]
+
+
+def test_a_worker_is_not_named_before_it_is_ready() -> None:
+    cluster = FakeCluster().with_nodes("a", "b", "c")
+    cluster.settle()
+    cluster.schedule().run(ready=False)
+    cluster.settle()
+    assert cluster.version()[0] == 0
+    assert cluster.status["state"] == "Starting"
+
+
+def test_ready_workers_wait_a_moment_for_those_that_start_then_go_ahead() -> None:
+    cluster = FakeCluster().with_nodes("a", "b", "c")
+    cluster.settle()
+    cluster.schedule().run(ready=False)
+    cluster.set_ready("job-w0")
+    decision = cluster.step()
+    assert cluster.version()[0] == 0
+    assert decision.again_s == pytest.approx(5.0, abs=1.0)
+    cluster.pass_time(6)
+    cluster.settle()
+    assert cluster.members() == ["job-w0"]
+
+
+def test_a_loss_waits_for_nobody_and_takes_those_in_who_are_ready() -> None:
+    cluster = FakeCluster(pool("a"), pool("b"), pool("c"), pool("d")).with_nodes("a", "b").start()
+    cluster.with_nodes("c", "d").schedule().run(ready=False)
+    cluster.set_ready("job-w2")
+    cluster.settle()
+    assert cluster.members() == ["job-w0", "job-w1"], "the two that come are gathered"
+    cluster.vanish("job-w1")
+    cluster.settle()
+    assert cluster.members() == ["job-w0", "job-w2"]
+
+
+def test_readiness_lets_in_but_its_loss_throws_nobody_out() -> None:
+    """A slow device answers its probe late; that is no reason to make everybody pause."""
+    cluster = a_running_job()
+    before = cluster.version()
+    cluster.set_ready("job-w1", ready=False)
+    cluster.settle()
+    assert cluster.version() == before
+
+
+def test_an_announced_loss_is_drained_then_left_out() -> None:
+    cluster = a_running_job()
+    generation, revision = cluster.version()
+    cluster.taint("c", SPOT_NOTICE)
+    cluster.settle()
+    assert cluster.version() == (generation, revision + 1)
+    assert cluster.plan_json["drain"] == ["job-w2"]
+    assert cluster.status["state"] == "Resizing"
+    assert cluster.message("Degraded").startswith("2 of 3 workers train on")
+    cluster.end("job-w2", Ending.LEFT, reason="told to go")
+    cluster.settle()
+    assert cluster.version()[0] == generation + 1
+    assert cluster.members() == ["job-w0", "job-w1"]
+    assert cluster.plan_json["drain"] == []
+    assert cluster.status["disruptions"] == 1
+    assert cluster.status["restarts"] == 0
+
+
+def test_an_announcement_that_is_taken_back_empties_the_drain_list() -> None:
+    cluster = a_running_job()
+    cluster.taint("c", SPOT_NOTICE)
+    cluster.settle()
+    cluster.nodes["c"]["spec"]["taints"].clear()
+    cluster.settle()
+    assert cluster.plan_json["drain"] == []
+    assert cluster.members() == ["job-w0", "job-w1", "job-w2"]
+
+
+def test_cordoning_alone_drains_nobody() -> None:
+    cluster = a_running_job()
+    before = cluster.version()
+    cluster.nodes["c"]["spec"]["unschedulable"] = True
+    cluster.taint("c", "node.kubernetes.io/unschedulable:NoSchedule")
+    cluster.settle()
+    assert cluster.version() == before
+
+
+def test_a_spot_node_goes_and_comes_back() -> None:
+    cluster = a_running_job()
+    cluster.taint("c", SPOT_NOTICE)
+    cluster.settle()
+    cluster.end("job-w2", Ending.LEFT)
+    cluster.nodes.pop("c")
+    cluster.settle()
+    cluster.schedule()
+    cluster.settle()
+    assert cluster.status["state"] == "Degraded"
+    assert cluster.status["ready"] == "2/3"
+    cluster.with_nodes("c").schedule().run()
+    cluster.settle()
+    assert len(cluster.members()) == 3
+    assert cluster.status["state"] == "Running"
+
+
+def test_an_index_is_not_used_again_while_its_pod_exists() -> None:
+    """The pod of a node without power stays Terminating: its name is taken, and nobody deletes it by force."""
+    cluster = FakeCluster(pool("a", maxReplicas=2)).with_nodes("a", "a2", cpu="1").start()
+    assert cluster.members() == ["job-w0", "job-w1"]
+    lost = cluster.pods["job-w1"]["spec"]["nodeName"]
+    cluster.set_node(lost, "Unknown")
+    cluster.pods["job-w1"]["metadata"]["deletionTimestamp"] = "2027-01-01T00:00:00Z"
+    cluster.with_nodes("a3", cpu="1")
+    cluster.settle()
+    assert sorted(cluster.pods) == ["job-w0", "job-w1", "job-w2"]
+    cluster.schedule().run("job-w2")
+    cluster.settle()
+    assert cluster.members() == ["job-w0", "job-w2"]
+
+
+def test_a_silent_node_is_lost_at_once_and_counts_as_a_disruption_once() -> None:
+    cluster = a_running_job()
+    cluster.set_node("b", "Unknown")
+    cluster.settle()
+    assert cluster.members() == ["job-w0", "job-w2"]
+    assert cluster.status["disruptions"] == 1
+    cluster.pass_time(60)
+    cluster.settle()
+    assert cluster.status["disruptions"] == 1
+
+
+def test_a_member_whose_pod_vanished_unseen_is_a_disruption() -> None:
+    cluster = a_running_job()
+    cluster.vanish("job-w1")
+    cluster.settle()
+    assert cluster.status["disruptions"] == 1
+    assert "WorkerDisrupted" in cluster.events

@@ -1,0 +1,240 @@
+"""Whole trainings: how often plans are written, how good the first one is, and what a batch that adapts does to samples."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from heterotrain_core.contract.plan import BoundaryKind, CommunicationTime, ComputeTime
+from support.exported_counters import three_pools
+from support.fake_cluster import FakeCluster
+from support.simulated_training import Training
+
+EXCHANGE = CommunicationTime(overlapped_s=0.05, last_bucket_s=0.01, gamma=0.2)
+BATCH = 512
+STEPS = 40
+
+
+SLOW_EXCHANGE = CommunicationTime(overlapped_s=0.3, last_bucket_s=0.5, gamma=0.2)
+
+
+def a_training(
+    *,
+    seed: int = 0,
+    exchange: CommunicationTime = EXCHANGE,
+    truth: Sequence[ComputeTime] = tuple(three_pools()),
+    least_workers: int = 1,
+    **training: Any,
+) -> Training:
+    """Return a job on pools of speed 4 : 2 : 1 with 40 steps an epoch, scraped every two steps."""
+    batch = {} if "adaptiveBatch" in training else {"globalBatchSize": BATCH}
+    spec = {"training": {"epochs": 100, **batch, **training}, "elasticPolicy": {"minReplicas": least_workers}}
+    cluster = FakeCluster(spec=spec).with_nodes("a", "b", "c").start()
+    return Training(
+        cluster,
+        truth,
+        epoch_samples=BATCH * STEPS + 77,
+        scrape_every=2,
+        communication=exchange,
+        variation=0.05,
+        seed=seed,
+        warm_up=4.0,
+    )
+
+
+def test_few_revisions_in_the_first_epoch_and_the_last_of_them_is_right() -> None:
+    """Twenty scrapes: a few revisions, yet the plan for the second epoch is within 2 % of the optimum in the median."""
+    lost, written, refined = [], [], 0
+    for seed in range(8):
+        training = a_training(seed=seed)
+        training.epoch()
+        lost.append(training.speeds.loss_of(training.plan.shares))
+        written.append(len(training.revisions))
+        refined += training.revisions[-1][1] > STEPS * 0.85
+    assert float(np.median(lost)) <= 0.02
+    assert max(lost) <= 0.06
+    assert float(np.median(written)) <= 3
+    assert max(written) <= 5
+    assert refined > 0, "a scrape just before the boundary still improves the plan"
+
+
+def test_a_settled_job_is_left_alone() -> None:
+    training = a_training(seed=3)
+    for _ in range(3):
+        training.epoch()
+    settled = len(training.revisions)
+    for _ in range(5):
+        training.epoch()
+    assert len(training.revisions) - settled <= 2
+    assert training.cluster.condition("SpeedsLearned") == ("True", "Learned")
+    assert training.cluster.condition("HeldUp") == ("False", "NobodyTooSlow")
+
+
+def test_what_is_predicted_is_held_against_what_is_measured() -> None:
+    """Only steps at the plan's own shares count, from when it took effect; before, nothing is said."""
+    training = a_training(seed=1)
+    training.epoch()
+    assert "prediction" not in training.cluster.status
+    for _ in range(4):
+        training.epoch()
+    told = training.cluster.status["prediction"]
+    assert told["plan"] == training.cluster.status["plan"]["applied"]
+    assert told["predictedStepSeconds"] == pytest.approx(told["measuredStepSeconds"], rel=0.03)
+    at_plan = [s for s in training.speeds.step_seconds[-STEPS:] if s > 0.5]  # an epoch's last step is short
+    assert told["measuredStepSeconds"] == pytest.approx(float(np.mean(at_plan)), rel=0.03)
+    training.speeds.slow = dict.fromkeys(range(3), 1.15)
+    training.epoch()
+    assert training.cluster.status["prediction"]["measuredOverPredicted"] > told["measuredOverPredicted"] + 0.01
+
+
+def test_a_baseline_says_that_its_speeds_are_known_at_its_shares_only() -> None:
+    training = a_training(rebalance={"boundary": "never"})
+    training.epoch_samples = BATCH * STEPS  # no short last step, which would be a second share
+    training.epoch()
+    assert training.cluster.condition("SpeedsLearned") == ("False", "Learning")
+    for _ in range(2):
+        training.epoch()
+    assert training.cluster.condition("SpeedsLearned") == ("False", "Unclear")
+    assert "only one share was seen" in training.cluster.message("SpeedsLearned")
+
+
+def test_a_throttled_worker_is_told_with_how_much_slower_it_became() -> None:
+    training = a_training(seed=2)
+    for _ in range(2):
+        training.epoch()
+    training.speeds.slow = {0: 1.8}
+    training.epoch()
+    assert training.cluster.condition("SpeedsLearned") == ("False", "SpeedChanged")
+    assert re.search(r"job-w0 takes 1\.[789] times as long", training.cluster.message("SpeedsLearned"))
+    assert training.cluster.events.count("SpeedChanged") == 1
+    for _ in range(3):
+        training.epoch()
+    assert training.cluster.condition("SpeedsLearned") == ("True", "Learned")
+    assert training.cluster.events.count("SpeedChanged") == 1
+
+
+@pytest.mark.parametrize("least_workers", [1, 3])
+def test_who_only_holds_the_others_up_is_told_with_the_gain_where_the_job_can_do_without(least_workers: int) -> None:
+    """Its fixed seconds alone are longer than a step of the others; with all three needed nobody is to leave."""
+    pools = three_pools()
+    training = a_training(truth=(*pools[:2], replace(pools[2], fixed_s=3.0)), least_workers=least_workers)
+    for _ in range(3):
+        training.epoch()
+    cluster = training.cluster
+    if least_workers == 3:
+        assert cluster.condition("HeldUp") == ("False", "NobodyTooSlow")
+        return
+    assert cluster.condition("HeldUp") == ("True", "WorkerTooSlow")
+    assert "job-w2 (pool c): it cannot go below its floor of 1 samples" in cluster.message("HeldUp")
+    assert "% less)" in cluster.message("HeldUp")
+    assert cluster.events.count("WorkerTooSlow") == 1
+
+
+ADAPTIVE = {"adaptiveBatch": {"min": BATCH, "max": 8192}}
+
+
+@pytest.mark.parametrize(
+    "rebalance",
+    [{"boundary": "epoch"}, {"boundary": "steps", "everySteps": 15}, {"boundary": "never"}],
+    ids=lambda rebalance: rebalance["boundary"],
+)
+def test_the_batch_follows_the_noise_at_boundaries_and_no_sample_is_lost(rebalance: dict[str, Any]) -> None:
+    """Each sample once in every epoch, in order, whatever the batch; the trainer's rules cut the very same plans."""
+    training = a_training(seed=4, exchange=SLOW_EXCHANGE, rebalance=rebalance, **ADAPTIVE)
+    batches, starts = [], []
+    while training.progress.epoch < 5:
+        training.noise_samples = 400.0 * 8**training.progress.epoch
+        before = training.roster
+        training.step()
+        if training.roster is not before:
+            starts.append(training.adopted_at)
+        batches.append(training.roster.plan.global_batch_samples)
+    assert batches[0] == BATCH
+    assert batches[-1] > 2 * BATCH
+    assert all(new <= 4.2 * old for old, new in pairwise(batches)), "step by step"
+    for epoch in range(5):
+        assert training.taken[epoch] == list(range(training.epoch_samples))
+    steps = training.plan.boundary.kind is BoundaryKind.STEPS
+    assert all(start == 0 or (steps and start % 15 == 0) for start in starts)
+    told = training.cluster.status
+    assert told["globalBatchSize"] == batches[-1]
+    assert told["noiseScaleSamples"] == float(f"{training.noise_samples:.4g}")
+    assert "BatchPlanned" in training.cluster.events
+    assert "at a noise scale of" in told["batchReason"]
+    even = max(training.roster.shares) - min(training.roster.shares) <= 1
+    assert even == (rebalance["boundary"] == "never")
+
+
+def test_a_change_of_speed_does_not_hold_the_batch_for_ever_where_shares_never_vary() -> None:
+    """With even shares nobody is seen at a second share, before or after; the batch waits for some steps, not for a line."""
+    training = a_training(seed=4, exchange=SLOW_EXCHANGE, rebalance={"boundary": "never"}, **ADAPTIVE)
+    training.epoch_samples = BATCH * STEPS  # no short last step either
+    said = []
+    while training.progress.epoch < 3:
+        training.noise_samples = 4000.0 * 8**training.progress.epoch
+        if training.progress.steps == STEPS // 2:
+            training.speeds.slow = {0: 1.4, 1: 1.3}
+        training.step()
+        said.append(training.cluster.condition("SpeedsLearned"))
+    assert ("False", "SpeedChanged") in said
+    assert said[-1] != ("False", "SpeedChanged")
+    assert training.roster.plan.global_batch_samples > BATCH
+
+
+def test_without_noise_the_batch_stays_where_it_began() -> None:
+    training = a_training(**ADAPTIVE)
+    for _ in range(2):
+        training.epoch()
+    assert training.cluster.status["globalBatchSize"] == BATCH
+    assert training.plan.global_batch_samples == BATCH
+    assert "BatchPlanned" not in training.cluster.events
+    assert "the noise scale is not known yet" in training.cluster.status["batchReason"]
+
+
+def test_the_batch_is_no_larger_than_an_epoch() -> None:
+    very_slow = replace(SLOW_EXCHANGE, last_bucket_s=3.0)
+    training = a_training(seed=5, exchange=very_slow, adaptiveBatch={"min": BATCH, "max": 10**6})
+    training.epoch_samples = BATCH * 10
+    training.noise_samples = 1e9
+    while training.progress.epoch < 12:
+        training.step()
+    assert training.plan.global_batch_samples == training.epoch_samples
+
+
+@pytest.mark.parametrize(("noise_samples", "least", "most"), [(400.0, 110, 230), (12.0, 32, 50)])
+def test_even_shares_find_their_batch_although_they_never_vary(noise_samples: float, least: int, most: int) -> None:
+    """Half of a small step is fixed, which one share does not show: a larger batch is tried, and kept only if it pays."""
+    truth = [
+        replace(c, fixed_s=0.02 * slow, backward_fixed_s=0.01 * slow)
+        for c, slow in zip(three_pools(), (1, 2, 4), strict=True)
+    ]
+    training = a_training(
+        seed=2, truth=truth, rebalance={"boundary": "never"}, adaptiveBatch={"min": 32, "max": 512}
+    )  # fmt: skip
+    training.epoch_samples = 32 * 64  # no last, smaller step that would show another share
+    training.noise_samples = noise_samples
+    while training.progress.epoch < 6:
+        training.step()
+    assert least <= training.roster.plan.global_batch_samples <= most
+    assert len({share // 2 for share in training.plan.shares}) <= 2
+
+
+def test_another_membership_takes_the_batch_along() -> None:
+    """A new generation takes effect in the middle of an epoch: the batch is the one in force, not the one that waits."""
+    training = a_training(seed=6, exchange=SLOW_EXCHANGE, **ADAPTIVE)
+    training.epoch()
+    training.noise_samples = 1e6
+    while training.plan.global_batch_samples == BATCH and training.progress.epoch < 3:
+        training.step()
+    assert training.plan.global_batch_samples > BATCH
+    assert training.roster.plan.global_batch_samples == BATCH
+    training.cluster.vanish("job-w2")
+    training.cluster.step()
+    assert training.plan.generation == 2
+    assert training.plan.global_batch_samples == BATCH
+    assert sum(training.plan.shares) == BATCH

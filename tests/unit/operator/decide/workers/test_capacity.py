@@ -1,0 +1,201 @@
+"""How many workers fit: quantities, requests, taints, and what is left of the nodes."""
+
+from __future__ import annotations
+
+import pytest
+from heterotrain_operator.cluster_state.parse import parse_node
+from heterotrain_operator.cluster_state.quantity import MOST, parse_quantity, pod_requests
+from heterotrain_operator.cluster_state.views import Taint
+from heterotrain_operator.decide.workers.capacity import Shape, room, tolerates
+from support.fake_cluster import FakeCluster, node_body, pool
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("1", 1),
+        ("500m", 0.5),
+        ("1.5", 1.5),
+        ("1Ki", 1024),
+        ("1.5Gi", 1.5 * 2**30),
+        ("2k", 2000),
+        ("1e3", 1000),
+        ("3E2", 300),
+        (4, 4),
+        (".5", 0.5),
+    ],
+)
+def test_quantities(text: str, number: float) -> None:
+    assert parse_quantity(text) == pytest.approx(number)
+
+
+@pytest.mark.parametrize("text", ["1e400", "9e99Ei", "16Ei"])
+def test_what_is_too_much_counts_as_the_most(text: str) -> None:
+    """Infinity could not be counted with: neither is it a whole number, nor is anything left when it is taken from itself."""
+    assert parse_quantity(text) == MOST
+    assert parse_quantity(f"-{text}") == -MOST
+    assert pod_requests({"containers": [container(requests={"cpu": text})]}) == {"cpu": MOST, "pods": 1.0}
+
+
+@pytest.mark.parametrize("text", ["", "many", "1Xi", "1 Gi", "--1"])
+def test_what_is_no_quantity(text: str) -> None:
+    with pytest.raises(ValueError, match="is no quantity"):
+        parse_quantity(text)
+
+
+def container(**resources: dict[str, str]) -> dict[str, object]:
+    return {"name": "c", "resources": resources}
+
+
+def test_a_limit_alone_is_a_request_and_a_request_wins() -> None:
+    spec = {"containers": [container(limits={"cpu": "2"}), container(limits={"cpu": "4"}, requests={"cpu": "1"})]}
+    assert pod_requests(spec) == {"cpu": 3.0, "pods": 1.0}
+
+
+def test_a_hungry_init_container_counts_beside_the_sidecars_before_it() -> None:
+    spec = {
+        "initContainers": [
+            {**container(requests={"cpu": "1"}), "restartPolicy": "Always"},
+            container(requests={"cpu": "5"}),
+        ],
+        "containers": [container(requests={"cpu": "2"})],
+        "overhead": {"cpu": "100m"},
+    }
+    assert pod_requests(spec)["cpu"] == pytest.approx(6.1)
+
+
+@pytest.mark.parametrize(
+    ("toleration", "covers"),
+    [
+        ({"key": "k", "operator": "Exists"}, True),
+        ({"operator": "Exists"}, True),
+        ({"key": "k", "value": "v"}, True),
+        ({"key": "k", "value": "other"}, False),
+        ({"key": "k", "operator": "Exists", "effect": "NoExecute"}, False),
+        ({"key": "k", "value": "v", "effect": "NoSchedule"}, True),
+        ({"key": "other", "operator": "Exists"}, False),
+        ({}, False),
+    ],
+)
+def test_tolerations_by_kubernetes_rules(toleration: dict[str, str], covers: bool) -> None:
+    assert tolerates(toleration, Taint(key="k", value="v", effect="NoSchedule")) is covers
+
+
+def shape(cpu: float = 1.0, **selector: str) -> Shape:
+    return Shape(requests={"cpu": cpu, "pods": 1.0}, node_selector=selector, tolerations=())
+
+
+def test_room_is_what_nodes_have_left_in_whole_workers() -> None:
+    nodes = [parse_node(node_body("a1", "a")), parse_node(node_body("a2", "a")), parse_node(node_body("b1", "b"))]
+    found = room(shape(1.5, pool="a"), nodes, {"a1": {"cpu": 2.0}})
+    assert (found.slots, found.matching_nodes, found.possible) == (1 + 2, 2, True)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        node_body("n", "a", ready="False"),
+        node_body("n", "a", ready="Unknown"),
+        node_body("n", "a", unschedulable=True),
+        node_body("n", "a", taints=["k:NoSchedule"]),
+        node_body("n", "a", taints=["karpenter.sh/disrupted:NoSchedule"]),
+    ],
+)
+def test_no_room_on_nodes_that_take_nobody(node: dict[str, object]) -> None:
+    assert room(shape(), [parse_node(node)], {}).slots == 0
+
+
+def test_a_preference_is_no_obstacle() -> None:
+    node = parse_node(node_body("n", "a", taints=["k:PreferNoSchedule"]))
+    assert room(shape(), [node], {}).slots == 4
+
+
+def test_a_worker_larger_than_any_node_is_impossible_not_just_without_room() -> None:
+    found = room(shape(9.0), [parse_node(node_body("n", "a"))], {})
+    assert (found.slots, found.possible) == (0, False)
+
+
+def test_workers_are_made_for_the_room_there_is_and_one_that_waits() -> None:
+    cluster = FakeCluster(pool("a", maxReplicas=8)).with_nodes("a", cpu="3")
+    cluster.settle()
+    assert len(cluster.pods) == 3
+    cluster.schedule().run()
+    cluster.settle()
+    assert len(cluster.pods) == 4, "one more waits for room, and tells an autoscaler that a node would be welcome"
+    cluster.schedule()
+    cluster.settle()
+    assert len(cluster.pods) == 4
+    assert len(cluster.members()) == 3
+
+
+def test_foreign_pods_take_room() -> None:
+    cluster = FakeCluster(pool("a", maxReplicas=8)).with_nodes("a", cpu="4")
+    cluster.foreign = {"a": {"cpu": 2.0, "pods": 1.0}}
+    cluster.settle()
+    assert len(cluster.pods) == 2
+
+
+def test_more_waiting_workers_than_useful_are_removed_but_not_at_once() -> None:
+    """The estimate was wrong (two fit, it said): one goes on waiting, the other leaves after a while, and no new one comes."""
+    cluster = FakeCluster(pool("a", maxReplicas=2)).with_nodes("a", cpu="2")
+    cluster.settle()
+    assert len(cluster.pods) == 2
+    cluster.set_node("a", "False")
+    cluster.schedule()
+    cluster.settle()
+    assert len(cluster.pods) == 2
+    cluster.pass_time(11)
+    cluster.settle()
+    assert len(cluster.pods) == 1
+    cluster.schedule()
+    cluster.settle()
+    assert len(cluster.pods) == 1
+
+
+def test_a_worker_that_waits_in_vain_takes_no_other_pool_s_place() -> None:
+    """At most two workers in all: the one that waits for pool a gives way when pool b gets room."""
+    cluster = FakeCluster(pool("a"), pool("b", maxReplicas=2), spec={"elasticPolicy": {"maxReplicas": 2}}).with_nodes(
+        "b", cpu="1"
+    )
+    cluster.start()
+    cluster.schedule()
+    cluster.pass_time(11)
+    cluster.settle()
+    assert len(cluster.members()) == 1
+    cluster.with_nodes("b2", cpu="1").settle()
+    cluster.schedule().run()
+    cluster.settle()
+    cluster.pass_time(11)
+    cluster.settle()
+    assert len(cluster.members()) == 2
+    assert all(body["spec"]["nodeSelector"] == {"pool": "b"} for body in cluster.pods.values())
+
+
+def test_the_minimum_is_asked_for_even_if_it_does_not_fit() -> None:
+    cluster = FakeCluster(pool("a", maxReplicas=4), spec={"elasticPolicy": {"minReplicas": 3}})
+    cluster.settle()
+    assert len(cluster.pods) == 3
+
+
+def test_an_impossible_worker_is_told_what_to_do() -> None:
+    impossible = pool("a", resources={"limits": {"cpu": "64"}})
+    cluster = FakeCluster(impossible).with_nodes("a")
+    cluster.settle()
+    cluster.schedule()
+    cluster.settle()
+    assert "no node of pool a is large enough for a worker: lower resources.requests" in cluster.status["reason"]
+
+
+def test_the_scheduler_s_no_counts_more_than_our_estimate() -> None:
+    """There seems to be room for four, but something that we can't see keeps the scheduler from placing anybody."""
+    cluster = FakeCluster(pool("a", maxReplicas=8, tolerations=[{"key": "k", "operator": "Exists"}]))
+    cluster.with_nodes("a", taints=["k:NoSchedule"])
+    cluster.settle()
+    assert len(cluster.pods) == 4
+    for _ in range(3):
+        cluster.schedule()
+        cluster.settle()
+    assert len(cluster.pods) == 4
+    cluster.pass_time(11)
+    cluster.settle()
+    assert len(cluster.pods) == 1

@@ -1,0 +1,278 @@
+"""PromQL answers turned into counters, observations and rates; what is wrong or missing is left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from heterotrain_core.contract import metrics
+from heterotrain_core.perf.counters import CounterKey
+from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Sustained
+from heterotrain_operator.prom.errors import PromBadAnswer
+from heterotrain_operator.prom.history import FORGET_S, KEPT_FORMER, RATE_WINDOW_S, JobTelemetry
+from heterotrain_operator.prom.queries import (
+    Series,
+    Snapshot,
+    everything_of,
+    parse_everything,
+    parse_scrape_times,
+    parse_vector,
+    scrape_times_of,
+)
+
+ME = MemberId("uid-a", 0)
+POOLS = {"uid-a": "a"}
+
+
+def row(series: str, value: float, /, *, uid: str = "uid-a", **labels: str) -> Series:
+    identity = {"__name__": series, "job_uid": "job-uid", "worker": "job-w0", "worker_uid": uid, "local_rank": "0"}
+    return Series({**identity, **labels}, value)
+
+
+def shape_rows(steps: float, *, share: int = 40, compute_s: float = 0.5, uid: str = "uid-a") -> list[Series]:
+    """Return counters of so many equal steps."""
+    shape = {"share": str(share), "micro_batch": str(share), "uid": uid}
+    seconds = {metrics.PHASE_COMPUTE: compute_s, metrics.PHASE_STEP: compute_s * 1.1}
+    rows = [row(metrics.STEPS, steps, **shape)]
+    for phase, each_s in seconds.items():
+        rows.append(row(metrics.PHASE_SECONDS, steps * each_s, phase=phase, **shape))
+        rows.append(row(metrics.PHASE_SECONDS_SQUARED, steps * each_s**2, phase=phase, **shape))
+    return rows
+
+
+def snapshot(steps: float, *, committed: int | None = None, **shape: Any) -> Snapshot:
+    gauges = [row(metrics.STEP, steps, uid=shape.get("uid", "uid-a"))]
+    if committed is not None:
+        gauges.append(row(metrics.SAMPLES_COMMITTED, committed))
+    return parse_everything([*gauges, *(shape_rows(steps, **shape) if steps else [])])
+
+
+def test_queries_ask_for_one_job_only() -> None:
+    assert everything_of("u").endswith(',job_uid="u"}')
+    assert metrics.PHASE_SECONDS_SQUARED in everything_of("u")
+    assert scrape_times_of("u") == 'timestamp(heterotrain_ready{job_uid="u"})'
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        "text",
+        {},
+        {"status": "error", "error": "parse error"},
+        {"status": "success"},
+        {"status": "success", "data": {"resultType": "matrix", "result": []}},
+        {"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}}]}},
+        {"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}, "value": [1, "many"]}]}},
+    ],
+)
+def test_what_is_no_answer_is_told_as_such(answer: object) -> None:
+    with pytest.raises(PromBadAnswer):
+        parse_vector(answer)
+
+
+def test_values_that_are_no_numbers_are_left_out() -> None:
+    result = [{"metric": {"a": "b"}, "value": [1, text]} for text in ("NaN", "+Inf", "1.5")]
+    answer = {"status": "success", "data": {"resultType": "vector", "result": result}}
+    assert parse_vector(answer) == (Series({"a": "b"}, 1.5),)
+
+
+def test_a_pause_is_what_changes_cost_on_average_whatever_caused_them() -> None:
+    rows = [
+        row(metrics.PAUSE_SECONDS, 0.6, cause=metrics.CAUSE_LOSS),
+        row(metrics.PAUSE_SECONDS, 1.0, cause=metrics.CAUSE_LEAVE),
+        row(metrics.MEMBERSHIP_CHANGES, 1, cause=metrics.CAUSE_LOSS),
+        row(metrics.MEMBERSHIP_CHANGES, 3, cause=metrics.CAUSE_LEAVE),
+        row(metrics.STEP, 4, uid="newcomer"),
+    ]
+    known = JobTelemetry()
+    assert known.telemetry.pause_s is None
+    known.take(parse_everything(rows), {ME: 1.0}, pools=POOLS)
+    assert known.telemetry.pause_s == pytest.approx(0.4)
+
+
+def test_counters_are_read_by_member_and_shape() -> None:
+    rows = [
+        *shape_rows(10, share=40),
+        *shape_rows(4, share=60),
+        row(metrics.FIRST_BUCKET_FRACTION, 3.0, share="40", micro_batch="40"),
+        row(metrics.BUCKET_STEPS, 14),
+        row(metrics.OVERLAPPED_SECONDS, 1.4),
+        row(metrics.LAST_BUCKET_SECONDS, 0.7),
+    ]
+    counters = parse_everything(rows).counters
+    forty = counters[CounterKey(member="uid-a/0", share_samples=40, micro_batch_samples=40)]
+    assert len(counters) == 2
+    assert forty.steps == 10
+    assert forty.phase_s[metrics.PHASE_COMPUTE] == pytest.approx(5.0)
+    assert forty.first_bucket_fraction == 3.0
+    assert forty.first_bucket_fraction_squared is None
+    assert (forty.bucket_steps, forty.overlapped_s, forty.last_bucket_s) == (14, 1.4, 0.7)
+
+
+def test_series_that_nobody_can_be_named_for_are_left_out() -> None:
+    rows = [
+        Series({"__name__": metrics.STEP}, 1.0),
+        Series({"__name__": metrics.STEP, "worker_uid": "u", "local_rank": "first"}, 1.0),
+        row(metrics.STEPS, 1.0, share="many", micro_batch="1"),
+        row(metrics.PHASE_SECONDS, 1.0, share="4", micro_batch="4", phase="compute"),
+    ]
+    found = parse_everything(rows)
+    assert found.counters == {}
+    assert set(found.gauges) == {ME}
+
+
+def test_gauges_that_were_not_exported_are_none_not_zero() -> None:
+    gauges = parse_everything([row(metrics.STEP, 7), row(metrics.USER_METRIC, 0.9, name="accuracy")]).gauges[ME]
+    assert gauges == MemberGauges(worker="job-w0", step=7, user_metrics={"accuracy": 0.9})
+    assert gauges.loss is None
+
+
+def test_peak_memory_is_by_micro_batch_the_highest_of_all_shares() -> None:
+    rows = [
+        row(metrics.PEAK_MEMORY, peak, share=share, micro_batch=micro)
+        for peak, share, micro in ((3e9, "40", "20"), (4e9, "60", "20"), (2e9, "10", "10"))
+    ]
+    gauges = parse_everything([*rows, row(metrics.DEVICE_MEMORY, 8e9)]).gauges[ME]
+    assert (gauges.peak_memory_bytes, gauges.device_memory_bytes) == ({20: 4e9, 10: 2e9}, 8e9)
+
+
+def test_scrape_times_are_by_member() -> None:
+    assert parse_scrape_times([row("", 12.5), Series({}, 3.0)]) == {ME: 12.5}
+
+
+def test_what_happened_between_scrapes_becomes_observations() -> None:
+    job = JobTelemetry()
+    job.take(snapshot(10), {ME: 100.0}, pools=POOLS)
+    job.take(snapshot(14), {ME: 101.0}, pools=POOLS)
+    first, second = job.telemetry.observations[ME]
+    assert (first.steps, first.warm_up) == (10, True)
+    assert (second.steps, second.warm_up, second.ended_s) == (4, False, 101.0)
+    assert second.compute is not None
+    assert second.compute.mean == pytest.approx(0.5)
+
+
+def test_the_same_scrape_read_twice_is_nothing_new() -> None:
+    job = JobTelemetry()
+    assert job.take(snapshot(10), {ME: 100.0}, pools=POOLS)
+    assert not job.take(snapshot(10), {ME: 100.0}, pools=POOLS)
+    assert job.telemetry.sequence == 1
+
+
+def test_a_prometheus_that_was_restarted_takes_nothing_away_and_counts_nothing_twice() -> None:
+    job = JobTelemetry()
+    job.take(snapshot(10), {ME: 100.0}, pools=POOLS)
+    job.take(Snapshot(counters={}, gauges={}), {}, pools=POOLS)
+    assert len(job.telemetry.observations[ME]) == 1
+    job.take(snapshot(12), {ME: 110.0}, pools=POOLS)
+    assert [found.steps for found in job.telemetry.observations[ME]] == [10, 2]
+
+
+def test_a_member_of_no_known_pool_that_is_gone_for_long_is_forgotten() -> None:
+    other = MemberId("uid-b", 0)
+    job = JobTelemetry()
+    job.take(snapshot(10), {ME: 100.0}, pools={})
+    for later_s in (1.0, FORGET_S + 1):
+        job.take(snapshot(10 + later_s, uid="uid-b"), {other: 100.0 + later_s}, pools=POOLS)
+    assert set(job.telemetry.observations) == {other}
+
+
+def test_the_newest_that_left_each_pool_are_remembered_for_those_who_follow() -> None:
+    """However long they are gone, and however many there were; what is counted of a process that is gone is not."""
+    job = JobTelemetry()
+    many = KEPT_FORMER + 3
+    for number in range(many):
+        uid = f"old-{number}"
+        job.take(snapshot(10, uid=uid), {MemberId(uid, 0): 100.0 + number}, pools={uid: "a"})
+    for later_s in (2 * FORGET_S, 50 * FORGET_S):
+        job.take(snapshot(later_s, uid="uid-b"), {MemberId("uid-b", 0): 100.0 + later_s}, pools={"uid-b": "b"})
+    kept = {MemberId(f"old-{number}", 0) for number in range(many - KEPT_FORMER, many)}
+    assert set(job.telemetry.observations) == {*kept, MemberId("uid-b", 0)}
+    assert job.telemetry.pools == {**dict.fromkeys(kept, "a"), MemberId("uid-b", 0): "b"}
+    assert {key.member for key in job._counters} == {"uid-b/0"}
+
+
+def in_force(steps: float, revision: int, *, share: int = 40) -> Snapshot:
+    versions = [row(metrics.PLAN_GENERATION, 1), row(metrics.PLAN_REVISION, revision)]
+    return parse_everything([*versions, *shape_rows(steps, share=share)])
+
+
+def test_steps_are_counted_from_the_scrape_after_the_plan_took_effect() -> None:
+    """The scrape that shows it first brings steps of the plan before as well, which may have had the same shares."""
+    job = JobTelemetry()
+    for second, (steps, revision) in enumerate([(10, 1), (14, 1), (20, 2), (23, 2), (30, 2)]):
+        job.take(in_force(steps, revision), {ME: 100.0 + second}, pools=POOLS)
+    found = job.telemetry.in_force[ME]
+    assert (found.version, found.steps) == ((1, 2), {40: 10})
+    assert found.step_s[40] == pytest.approx(10 * 0.55)
+    job.take(in_force(31, 3), {ME: 200.0}, pools=POOLS)
+    assert job.telemetry.in_force[ME].steps == {}
+
+
+def test_the_scrape_interval_is_what_lies_between_the_newest_two() -> None:
+    job = JobTelemetry()
+    intervals = []
+    for at_s in (100.0, 115.0, 115.0, 130.5):
+        job.take(snapshot(at_s), {ME: at_s}, pools=POOLS)
+        intervals.append(job.telemetry.scrape_interval_s)
+    assert intervals == [None, 15.0, 15.0, 15.5]
+
+
+def test_rates_are_those_of_the_last_half_minute() -> None:
+    job = JobTelemetry()
+    for second in range(60):
+        slow = second < 20
+        steps = second if slow else 20 + 2 * (second - 20)
+        job.take(snapshot(steps, committed=100 * steps, compute_s=0.4), {ME: 1000.0 + second}, pools=POOLS)
+    rates = job.telemetry.rates
+    assert rates.samples_per_s == pytest.approx(200, rel=0.05)
+    assert rates.solo_samples_per_s[ME] == pytest.approx(100.0)
+    assert rates.step_s == pytest.approx(0.44)
+
+
+def test_what_a_generation_sustains_is_counted_from_the_scrape_that_first_showed_it() -> None:
+    job = JobTelemetry()
+
+    def look(at_s: float, samples: int, generation: int) -> None:
+        gauges = [
+            row(metrics.STEP, samples),
+            row(metrics.SAMPLES_COMMITTED, samples),
+            row(metrics.PLAN_GENERATION, generation),
+        ]
+        job.take(parse_everything(gauges), {ME: at_s}, pools=POOLS)
+
+    look(1000.0, 500, 1)
+    look(1000.0 + RATE_WINDOW_S / 2, 900, 1)
+    assert job.telemetry.rates.sustained is None, "too soon to tell"
+    look(1100.0, 1500, 1)
+    look(1200.0, 2500, 1)
+    assert job.telemetry.rates.sustained == Sustained(1, 10.0)
+    look(1210.0, 3000, 2)
+    assert job.telemetry.rates.sustained is None, "other members"
+    look(1310.0, 8000, 2)
+    assert job.telemetry.rates.sustained == Sustained(2, 50.0)
+
+
+def test_no_progress_for_long_is_no_rate() -> None:
+    job = JobTelemetry()
+    job.take(snapshot(10, committed=1000), {ME: 100.0}, pools=POOLS)
+    job.take(snapshot(20, committed=2000), {ME: 110.0}, pools=POOLS)
+    assert job.telemetry.rates.samples_per_s == pytest.approx(100)
+    job.take(snapshot(20, committed=2000), {ME: 110.0 + RATE_WINDOW_S + 1}, pools=POOLS)
+    assert job.telemetry.rates.samples_per_s is None
+
+
+def test_going_back_to_a_checkpoint_is_no_negative_rate() -> None:
+    job = JobTelemetry()
+    job.take(snapshot(10, committed=1000), {ME: 100.0}, pools=POOLS)
+    job.take(snapshot(10, committed=400), {ME: 101.0}, pools=POOLS)
+    job.take(snapshot(11, committed=500), {ME: 102.0}, pools=POOLS)
+    assert job.telemetry.rates.samples_per_s == pytest.approx(100)
+
+
+def test_a_problem_is_told_when_it_comes_and_goes_not_each_time() -> None:
+    job = JobTelemetry()
+    assert job.judge(reason="Unavailable", problem="no answer")
+    assert not job.judge(reason="Unavailable", problem="still no answer")
+    assert job.judge(reason="Fresh", problem="")
+    assert job.telemetry.problem == ""

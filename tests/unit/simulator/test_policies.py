@@ -1,0 +1,160 @@
+"""The policies' own rules, against hand-made observations and small simulated clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
+from heterotrain_core.perf.counters import Moments, Observation
+from heterotrain_core.split.balance import Split, balance
+from heterotrain_core.split.curve import SplitMember
+from heterotrain_simulator.baselines import AdaptiveEven, Even, Proportional
+from heterotrain_simulator.buckets import Network
+from heterotrain_simulator.cannikin import Cannikin
+from heterotrain_simulator.engine import simulate
+from heterotrain_simulator.ground_truth import Worker, World
+from heterotrain_simulator.heterotrain_policy import Ours
+from heterotrain_simulator.policy import Seat, View
+from heterotrain_simulator.scenario import Group, Slowdown
+from heterotrain_simulator.workloads import CIFAR10
+from unit.simulator.scenarios import a_scenario, a_workload
+
+TIMES = {"a": (0.001, 0.01), "b": (0.004, 0.02)}
+
+
+def seen(member: str, share: int, ended_s: float) -> Observation:
+    """Return thirty steps of a member whose forward is a third of its time."""
+    rate, fixed = TIMES[member]
+    whole = rate * share + fixed
+    return Observation(
+        member=member, share_samples=share, steps=30, ended_s=ended_s,
+        forward=Moments(mean=whole / 3, variance=1e-10), backward=Moments(mean=2 * whole / 3, variance=1e-10),
+        compute=Moments(mean=whole, variance=1e-10), load=Moments(mean=0.0, variance=0.0), update=Moments(mean=0.0, variance=0.0),
+    )  # fmt: skip
+
+
+def a_view(observations: Sequence[Observation] = (), **changes: Any) -> View:
+    """Return a view of two members, a and b, with a batch of 100."""
+    by_member: dict[str, list[Observation]] = {}
+    for observation in observations:
+        by_member.setdefault(observation.member, []).append(observation)
+    fields: dict[str, Any] = {
+        "seats": (Seat(member="a", pool="a", memory_samples=1000), Seat(member="b", pool="b", memory_samples=1000)),
+        "changed": False,
+        "observations": {member: tuple(found) for member, found in by_member.items()},
+        "noise_samples": 1000.0,
+        "batch_samples": 100,
+        "adaptive": False,
+        "base_batch": 50,
+        "most_batch": 3200,
+        "boundary": 0,
+        "min_gain_ratio": 0.03,
+        **changes,
+    }
+    return View(**fields)
+
+
+def the_optimum(batch: int) -> tuple[int, ...]:
+    """Return the optimal shares of the two members' true models."""
+    members = [
+        SplitMember(compute=ComputeTime(per_sample_s=rate / 3, fixed_s=fixed / 3, backward_per_sample_s=2 * rate / 3, backward_fixed_s=2 * fixed / 3))
+        for rate, fixed in TIMES.values()
+    ]  # fmt: skip
+    split = balance(batch, members, communication=CommunicationTime())
+    assert isinstance(split, Split)
+    return split.shares
+
+
+def test_even_is_even() -> None:
+    """Whatever was seen."""
+    assert Even().decide(a_view([seen("a", 50, 1.0), seen("b", 50, 1.0)])).shares == (50, 50)
+
+
+def test_proportional_follows_measured_speed() -> None:
+    """Shares stand as samples per second do: 50 samples in 0.06 s against 50 in 0.22 s."""
+    policy = Proportional()
+    assert policy.decide(a_view(changed=True)).shares == (50, 50)
+    shares = policy.decide(a_view([seen("a", 50, 1.0), seen("b", 50, 1.0)])).shares
+    assert shares == (round(100 * 0.22 / 0.28), round(100 * 0.06 / 0.28))
+
+
+def test_proportional_never_starves_a_member() -> None:
+    """A hopelessly slow member keeps one sample."""
+    policy = Proportional(shares=(50, 50))
+    slow = [
+        seen("a", 50, 1.0),
+        Observation(member="b", share_samples=50, steps=3, ended_s=1.0, compute=Moments(mean=1e6)),
+    ]
+    assert policy.decide(a_view(slow)).shares == (99, 1)
+
+
+def test_cannikin_learns_for_two_epochs_and_is_optimal_in_the_third() -> None:
+    """Even, then by seconds a sample, then the optimum of lines through two points."""
+    policy = Cannikin()
+    first = policy.decide(a_view(changed=True)).shares
+    history = [seen("a", first[0], 1.0), seen("b", first[1], 1.0)]
+    second = policy.decide(a_view(history)).shares
+    assert first == (50, 50)
+    assert second == (round(100 * 0.22 / 0.28), round(100 * 0.06 / 0.28))
+    history += [seen("a", second[0], 2.0), seen("b", second[1], 2.0)]
+    third = policy.decide(a_view(history))
+    assert third.shares == the_optimum(100)
+    assert third.predicted_step_s is not None
+
+
+def test_cannikin_starts_anew_with_new_members() -> None:
+    """A change of members makes it learn again."""
+    policy = Cannikin()
+    for at in (1.0, 2.0, 3.0):
+        policy.decide(a_view([seen("a", 50, at), seen("b", 40, at)]))
+    assert policy.decide(a_view(changed=True)).shares == (50, 50)
+
+
+@pytest.mark.parametrize("policy", [AdaptiveEven, Cannikin, Ours])
+def test_adaptive_batches_grow_with_the_noise_scale(policy: type[Any]) -> None:
+    """Late in training the batch is larger than early, within its limits; and the target comes sooner than with B_0."""
+    workload = a_workload(
+        step_ms={"fast": ((1, 101.0), (400, 500.0)), "slow": ((1, 104.0), (400, 1700.0))},
+        noise=((0.0, 50.0), (300.0, 5000.0)),
+        target_steps=2000.0,
+    )
+    scenario = a_scenario(workload=workload, batch_samples=100, adaptive=True, end_epochs=0)
+    adaptive = simulate(scenario, policy(), seed=1)
+    batches = [row.batch_samples for row in adaptive.rows]
+    assert batches[0] == 100
+    assert max(batches) <= workload.most_batch
+    assert batches[-1] > 2 * batches[0]
+    fixed = simulate(a_scenario(workload=workload, batch_samples=100, end_epochs=0), Even(), seed=1)
+    assert adaptive.target_s is not None
+    assert fixed.target_s is not None
+    assert adaptive.target_s < 0.8 * fixed.target_s
+
+
+def test_a_jump_of_the_batch_does_not_run_away() -> None:
+    """At small shares the A100's slope is lost in noise; a batch eight times as large must not go to whoever's is zero."""
+    scenario = a_scenario(
+        workload=CIFAR10, batch_samples=512, adaptive=True, end_epochs=6, network=Network(bytes_per_s=2.5e9),
+        groups=tuple(Group(pool=gpu, gpu=gpu, count=n) for gpu, n in (("a100", 4), ("v100", 4), ("rtx6000", 8))),
+    )  # fmt: skip
+    world = World(scenario)
+    rows = simulate(scenario, Ours(), seed=1).rows
+    assert rows[1].batch_samples > 3 * rows[0].batch_samples
+    for row in rows[1:]:
+        workers = [Worker(name=m, pool=p, gpu=p, index=0) for m, p in zip(row.members, row.pools, strict=True)]
+        even = world.planned_s(workers, [row.batch_samples // 16] * 16, 0.0)
+        assert row.planned_s <= 1.05 * even
+
+
+def test_ours_notices_a_throttled_member() -> None:
+    """After a slowdown to half the speed its share falls, and after its end it rises again."""
+    slow = (Slowdown(pool="fast", worker=0, from_s=40.0, until_s=110.0, ratio=2.0),)
+    workload = a_workload(target_steps=1e9)
+    scenario = a_scenario(workload=workload, slowdowns=slow, end_epochs=16, boundary_steps=10, scrape_s=1.0)
+    rows = simulate(scenario, Ours(), seed=1).rows
+    before = next(row for row in reversed(rows) if row.until_s < 40.0).shares[0]
+    during = next(row for row in reversed(rows) if row.until_s < 110.0).shares[0]
+    after = rows[-1].shares[0]
+    assert during < 0.7 * before
+    assert after > 0.9 * before

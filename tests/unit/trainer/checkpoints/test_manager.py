@@ -1,0 +1,253 @@
+"""When checkpoints are written, what is taken from them, and what happens in a hurry."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import fsspec
+import heterotrain
+import pytest
+import torch
+from heterotrain.checkpoints.checkpoint import CheckpointFolder
+from heterotrain.checkpoints.grace import must_start_now, outlook
+from heterotrain.checkpoints.storage import Storage
+from heterotrain.errors import UsageError
+from heterotrain.session import Job
+
+URI = "memory://bucket/jobs/one"
+X = torch.linspace(-1, 1, 48, dtype=torch.float64).reshape(24, 2)
+DATA = torch.utils.data.TensorDataset(X, X.sum(1, keepdim=True) ** 2)
+
+
+class Stream(torch.utils.data.IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
+    """The same samples, only one after the other, in an order that is drawn while they are read."""
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        rest = list(range(len(DATA)))
+        while rest:
+            yield DATA[rest.pop(int(torch.randint(len(rest), ())))]
+
+
+def opened(shard: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return a shard of six samples."""
+    return [DATA[index] for index in range(6 * shard, 6 * shard + 6)]
+
+
+KINDS: dict[str, Any] = {"map": DATA, "shards": heterotrain.Shards(range(4), [6] * 4, opened), "stream": Stream()}
+
+
+class Counting(torch.nn.Module):
+    """A linear layer with a buffer that every forward pass changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(2, 1).double()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += len(x)  # type: ignore[operator]  # torch types a buffer as a module or a tensor
+        return torch.nn.functional.linear(x, self.inner.weight, self.inner.bias)
+
+
+@pytest.fixture(autouse=True)
+def _tidy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Keep what ``init`` does to the process, and what the store holds, from other tests."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("heterotrain.termination_message.Farewell.install", lambda _self: None)
+    monkeypatch.setattr("heterotrain.checkpoints.storage.PAUSES_S", (0.0,))
+    fsspec.filesystem("memory").store.clear()
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+    fsspec.filesystem("memory").store.clear()
+
+
+def run(*, data: Any = DATA, stop_after: int | None = None, **settings: Any) -> tuple[Job, Counting, list[int]]:
+    """Train; return the job, its model and the sample ids in the order of their steps."""
+    job = heterotrain.init(**({"epochs": 2, "batch_samples": 8, "checkpoint_uri": URI} | settings))
+    torch.manual_seed(1)
+    model = job.wrap(Counting())
+    assert isinstance(model, Counting)
+    optimizer = job.optimizer(torch.optim.Adam(model.parameters(), lr=0.1))
+    ids: list[int] = []
+    for step in job.steps(data):
+        with step:
+            for x, y in step.micro_batches():
+                step.backward(((model(x) - y) ** 2).mean())
+            step.apply(optimizer)
+        ids += step.task.ids
+        if stop_after is not None and step.number + 1 == stop_after:
+            os.kill(os.getpid(), signal.SIGTERM)
+            stop_after = None
+    return job, model, ids
+
+
+@pytest.mark.parametrize("stop_after", [2, 3, 4], ids=["mid-epoch", "epoch's last step", "next epoch"])
+@pytest.mark.parametrize("kind", ["map", "shards", "stream"])
+def test_a_run_that_was_told_to_go_goes_on_from_an_object_store(kind: str, stop_after: int) -> None:
+    """It ends with the bits and the samples of an undisturbed run, whatever kind of data set it reads."""
+    data = KINDS[kind]
+    _, undisturbed, ids = run(data=data, checkpoint_uri=None)
+    assert sorted(ids[:24]) == sorted(ids[24:]) == list(range(24))
+    torch.manual_seed(99)
+    with pytest.raises(SystemExit):
+        run(data=data, stop_after=stop_after)
+    found = CheckpointFolder(URI, keep=9).load_newest()
+    assert found is not None
+    assert found[0].step == stop_after + 1
+    _, resumed, rest = run(data=data)
+    assert rest == ids[8 * (stop_after + 1) :]
+    torch.testing.assert_close(resumed.state_dict(), undisturbed.state_dict(), rtol=0, atol=0)
+
+
+def test_the_end_is_kept_and_nothing_is_trained_twice() -> None:
+    """A job that is started again after its end has nothing to do."""
+    _, first, ids = run()
+    _, second, rest = run()
+    assert len(ids) == 48
+    assert rest == []
+    torch.testing.assert_close(second.state_dict(), first.state_dict(), rtol=0, atol=0)
+
+
+def test_a_store_that_does_not_answer_is_no_fresh_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the old checkpoints would be pushed out by those of a job that began anew."""
+    run()
+
+    def refuses(_self: Storage) -> list[str]:
+        raise PermissionError("no credentials")
+
+    monkeypatch.setattr(Storage, "names", refuses)
+    with pytest.raises(UsageError, match="no credentials; training does not begin anew"):
+        run()
+
+
+def test_a_store_that_fails_while_training(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Training ends all the same, and every failure is counted."""
+
+    def fails(_self: Storage, name: str, _chunks: object) -> None:
+        raise RuntimeError(f"the store's library broke at {name[:10]}")
+
+    monkeypatch.setattr(Storage, "put", fails)
+    job, _, ids = run(checkpoint_every_s=0.0)
+    assert len(ids) == 48
+    assert job._report._counters["heterotrain_checkpoint_failures_total"] >= 1
+    assert "the store's library broke" in caplog.text
+
+
+def test_memory_is_taken_before_the_first_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first step, as much as the state needs by then; the copy goes there."""
+    monkeypatch.setattr("heterotrain.checkpoints.manager.PREPARE_FROM_BYTES", 0)
+    job, model, _ = run()
+    writer = job._loop._keeper._writer
+    assert writer is not None
+    assert writer._buffer is not None
+    assert writer._buffer.numel() == job._training.size_bytes()
+    assert CheckpointFolder(URI, keep=9).newest_order()[1] == 6
+    torch.testing.assert_close(run()[1].state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
+def test_a_store_that_hangs_is_told_and_training_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Steps are committed while the first checkpoint is stuck; when the store comes back, the end is kept."""
+    for module in ("manager", "schedule"):
+        monkeypatch.setattr(f"heterotrain.checkpoints.{module}.STUCK_S", 0.0)
+    release, put = threading.Event(), Storage.put
+
+    def hangs(self: Storage, name: str, chunks: list[memoryview]) -> Any:
+        release.wait()
+        return put(self, name, chunks)
+
+    monkeypatch.setattr(Storage, "put", hangs)
+    job = heterotrain.init(epochs=2, batch_samples=8, checkpoint_uri=URI, checkpoint_every_s=0.0)
+    model = job.wrap(Counting())
+    optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in job.steps(DATA):
+        with step:
+            for x, y in step.micro_batches():
+                step.backward(((model(x) - y) ** 2).mean())
+            step.apply(optimizer)
+        if step.number == 4:
+            assert "is its store stuck?" in caplog.text
+            assert job._report._counters["heterotrain_checkpoint_failures_total"] >= 1
+            release.set()
+    assert CheckpointFolder(URI, keep=9).newest_order()[1] == 6
+
+
+def test_a_slow_step_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    """Told to go in a step that ends too late, a rank writes the state before that step, with the buffers before it."""
+    caplog.set_level(logging.WARNING)
+    job = heterotrain.init(epochs=1, batch_samples=8, checkpoint_uri=URI)
+    torch.manual_seed(1)
+    model = job.wrap(Counting())
+    optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    loop = job._loop
+    loop._attempts.cap_samples = 2
+    before: dict[str, torch.Tensor] = {}
+
+    def train() -> None:
+        for step in job.steps(DATA):
+            with step:
+                for index, (x, y) in enumerate(step.micro_batches()):
+                    step.backward(((model(x) - y) ** 2).mean())
+                    if (step.number, index) == (1, 0):
+                        before.update({name: value.clone() for name, value in model.state_dict().items()})
+                        loop._step_s = 1e9
+                        os.kill(os.getpid(), signal.SIGTERM)
+                step.apply(optimizer)
+
+    with pytest.raises(SystemExit):
+        train()
+    hurried, last = CheckpointFolder(URI, keep=9).manifests()[::-1]
+    assert (hurried.step, last.step) == (1, 2)
+    state = CheckpointFolder(URI, keep=9).load(hurried)
+    assert state["progress"]["steps"] == 1
+    assert float(state["model"].pop("seen")) == 8.0
+    assert float(before.pop("seen")) == 10.0
+    torch.testing.assert_close(dict(state["model"]), before, rtol=0, atol=0)
+    assert "the running step would end too late" in caplog.text
+
+
+def test_a_write_that_will_not_fit_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """By the speed of the last one; it is tried all the same."""
+    caplog.set_level(logging.WARNING)
+    job = heterotrain.init(epochs=1, batch_samples=8, checkpoint_uri=URI)
+    loop = job._loop
+    loop.departure._grace_s = 5.0
+    loop._keeper._speed_bytes_per_s = 1.0
+    model = job.wrap(Counting())
+    optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def train() -> None:
+        for step in job.steps(DATA):
+            with step:
+                for x, y in step.micro_batches():
+                    step.backward(((model(x) - y) ** 2).mean())
+                if step.number == 1:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                step.apply(optimizer)
+
+    with pytest.raises(SystemExit):
+        train()
+    assert "the job may go on from an older checkpoint" in caplog.text
+    assert CheckpointFolder(URI, keep=9).newest_order()[1] == 2
+
+
+def test_what_fits_a_grace_period() -> None:
+    """By hand: 100 MB at 50 MB/s with slack take 3 s, and one second is for the last word."""
+    seen = outlook(size_bytes=100_000_000, speed_bytes_per_s=50e6, left_s=10.0)
+    assert (seen.needed_s, seen.fits) == (3.0, True)
+    assert not outlook(size_bytes=100_000_000, speed_bytes_per_s=50e6, left_s=3.9).fits
+    assert outlook(size_bytes=1, speed_bytes_per_s=None, left_s=0.0).fits
+    assert not must_start_now(seen, left_s=10.0, step_left_s=5.9)
+    assert must_start_now(seen, left_s=10.0, step_left_s=6.1)
+    unknown = outlook(size_bytes=1, speed_bytes_per_s=None, left_s=10.0)
+    assert [must_start_now(unknown, left_s=10.0, step_left_s=s) for s in (4.0, 6.0)] == [False, True]
+    hopeless = outlook(size_bytes=100_000_000, speed_bytes_per_s=1e6, left_s=10.0)
+    assert not must_start_now(hopeless, left_s=10.0, step_left_s=100.0)

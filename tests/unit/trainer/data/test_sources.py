@@ -1,0 +1,188 @@
+"""Every sample of an epoch comes once, from wherever it is read, by whatever process, however often it is asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from heterotrain.data.prefetch import Ahead, StreamReader
+from heterotrain.data.shards import Shards
+from heterotrain.data.slices import Piece, Source
+from heterotrain.data.sources import Mapped, source_of
+from heterotrain.data.streamed import Streamed
+from heterotrain.errors import UsageError
+from hypothesis import given
+from hypothesis import strategies as st
+from support.noisy_data import Noisy, Stream
+
+
+def opened(name: str) -> list[str]:
+    """Open the shard of this name: seven records, or none."""
+    return [] if name == "empty" else [f"{name}{index}" for index in range(7)]
+
+
+def shards(**options: Any) -> Shards[str]:
+    """Return four shards, one of them empty."""
+    return Shards(["a", "b", "empty", "c"], [7, 7, 0, 7], opened, **options)
+
+
+def sources() -> list[Source]:
+    """Return one of each kind."""
+    return [
+        source_of(data, collate=None, shuffle=True, seed=3) for data in (Noisy(21), shards(seed=3), Stream(21))
+    ]  # fmt: skip
+
+
+def take(source: Source, epoch: int, batch: int, cuts: list[int]) -> Iterator[tuple[list[int], Any]]:
+    """Read an epoch in steps, each of them in pieces that are cut anywhere; yield ids and samples of each piece."""
+    cursor, ends = 0, False
+    while not ends:
+        count, ends = source.extent(epoch, cursor, batch)
+        edges = sorted({0, count, *(cut % (count + 1) for cut in cuts)})
+        for start, stop in pairwise(edges):
+            ids = source.ids(epoch, cursor + start, cursor + stop)
+            yield ids, source.load(Piece(epoch, cursor + start, cursor + stop))
+        cursor += count
+
+
+@pytest.mark.parametrize("kind", [0, 1, 2], ids=["map", "numbered", "stream"])
+@given(batch=st.integers(1, 25), cuts=st.lists(st.integers(0, 25), max_size=4))
+def test_each_sample_once_however_it_is_cut(kind: int, batch: int, cuts: list[int]) -> None:
+    """In every epoch, and in another order than in the one before."""
+    source = sources()[kind]
+    orders = []
+    for epoch in range(2):
+        found = [number for ids, _ in take(source, epoch, batch, cuts) for number in ids]
+        assert Counter(found) == Counter(range(21 + (epoch if kind == 2 else 0)))
+        orders.append(found)
+    assert source.samples == (22 if kind == 2 else 21)
+    assert kind == 2 or orders[0] != orders[1]
+
+
+@pytest.mark.parametrize("kind", [0, 1, 2], ids=["map", "numbered", "stream"])
+def test_entered_anywhere_it_goes_on_with_the_same_samples(kind: int) -> None:
+    """Whoever resumes in the middle of an epoch sees what an undisturbed run sees, noise included; a repeat, too."""
+    whole = [str(batch) for _, batch in take(sources()[kind], 1, 4, [])]
+    for begin in range(0, 20, 4):
+        torch.manual_seed(begin)
+        source = sources()[kind]
+        for index in (0, 0, 1):  # a step, its repeat, and the step after it
+            cursor = begin + 4 * index
+            count, ends = source.extent(1, cursor, 4) if cursor < 20 else (0, True)
+            if count and not ends:
+                assert str(source.load(Piece(1, cursor, cursor + 4))) == whole[cursor // 4]
+
+
+@pytest.mark.parametrize("kind", [0, 1, 2], ids=["map", "numbered", "stream"])
+def test_reading_leaves_the_models_random_numbers_alone(kind: int) -> None:
+    """Dropout draws the same numbers whether data are read in this process or not."""
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    source = sources()[kind]
+    source.extent(0, 0, 4)
+    source.load(Piece(0, 0, 4))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_stream_reads_no_further_than_the_next_step() -> None:
+    """One sample more tells whether the epoch is over; what a step has taken is dropped."""
+    source = source_of(Stream(100), collate=None, shuffle=True, seed=0)
+    assert isinstance(source, Streamed)
+    for cursor in range(0, 90, 10):
+        assert source.extent(0, cursor, 10) == (10, False)
+        assert len(source._window) == 11
+    assert source.samples is None
+    assert source.extent(0, 90, 10) == (10, True)
+    assert source.samples == 100
+
+
+def test_data_that_changed_are_told() -> None:
+    """A run cannot go on in the middle of an epoch that became shorter."""
+    with pytest.raises(UsageError, match="ended after 5 samples"):
+        source_of(Stream(5), collate=None, shuffle=True, seed=0).extent(0, 8, 4)
+    with pytest.raises(UsageError, match="5 samples, but 8"):
+        source_of(Noisy(5), collate=None, shuffle=True, seed=0).extent(0, 8, 4)
+    with pytest.raises(UsageError, match="ended after 0 samples"):
+        source_of(Stream(0), collate=None, shuffle=True, seed=0).extent(0, 0, 4)
+
+
+@pytest.mark.parametrize("data", [5, iter([1, 2])], ids=["a number", "an iterator"])
+def test_what_is_no_data_set(data: Any) -> None:
+    """The sentence says what is."""
+    with pytest.raises(UsageError, match="is no data set"):
+        source_of(data, collate=None, shuffle=True, seed=0)
+
+
+def test_a_loader_is_not_taken_for_a_stream() -> None:
+    """Its batches would be taken for samples."""
+    with pytest.raises(UsageError, match="the data set itself, not a DataLoader"):
+        source_of(torch.utils.data.DataLoader(Noisy(4)), collate=None, shuffle=True, seed=0)
+
+
+def test_shards_are_opened_one_after_the_other() -> None:
+    """A whole shard is read before the next one is opened."""
+    calls: list[str] = []
+
+    def counting(name: str) -> list[str]:
+        calls.append(name)
+        return opened(name)
+
+    stream = Shards(["a", "b", "empty", "c"], [7, 7, 0, 7], counting, keep=1)
+    for start in range(21):
+        stream.read(0, start, start + 1)
+    assert sorted(calls) == ["a", "b", "c"]
+    with pytest.raises(UsageError, match="holds 7 records instead of 8"):
+        Shards(["a"], [8], opened).read(0, 0, 1)
+    with pytest.raises(UsageError, match="one count for each"):
+        Shards(["a"], [8, 3], opened)
+
+
+def test_worker_processes_change_nothing() -> None:
+    """The same batches to the last bit; when what comes next changes, what was loaded ahead is thrown away."""
+    source = source_of(Noisy(64), collate=None, shuffle=True, seed=3)
+    ahead = Ahead(source, workers=2, pin=False)
+
+    def following(begin: int, size: int) -> Iterator[Piece]:
+        for epoch in range(2):
+            for start in range(begin if epoch == 0 else 0, 64, size):
+                yield Piece(epoch, start, min(64, start + size))
+
+    for begin, size, count in (
+        (0, 8, 3),
+        (24, 5, 4),
+        (24, 5, 10),
+        (16, 16, 5),
+    ):  # other shares, a repeat, an epoch's end
+        for piece, _ in zip(following(begin, size), range(count), strict=False):
+            rest = lambda piece=piece, size=size: following(piece.start, size)  # noqa: E731 - what follows this piece
+            torch.testing.assert_close(ahead.take(piece, rest), source.load(piece), rtol=0, atol=0)
+
+
+def test_a_stream_that_is_read_ahead_is_the_same() -> None:
+    """Every sample, the random numbers in it and the epoch's end; in mid-epoch, again from before, and in the next epoch."""
+    here, ahead = (source_of(Stream(100), collate=None, shuffle=True, seed=3) for _ in range(2))
+    assert isinstance(ahead, Streamed)
+    StreamReader(ahead, ahead_samples=32)
+    for epoch, cursor, wanted in ((0, 0, 10), (0, 10, 40), (0, 50, 60), (1, 70, 8), (1, 20, 8), (2, 0, 101)):
+        assert here.extent(epoch, cursor, wanted) == ahead.extent(epoch, cursor, wanted)
+        piece = Piece(epoch, cursor, min(100, cursor + wanted))
+        torch.testing.assert_close(here.load(piece), ahead.load(piece), rtol=0, atol=0)
+
+
+def test_what_workers_cannot_do_is_told() -> None:
+    """Before any process is started."""
+    local = Mapped(dataset=Noisy(4), collate=lambda samples: samples, shuffle=True, seed=0)
+    with pytest.raises(UsageError, match="top level of a module"):
+        Ahead(local, workers=1, pin=False)
+
+
+def test_an_attribute_that_is_no_method_makes_no_stream() -> None:
+    """A data set with indices may keep something under the name ``read``."""
+    dataset = Noisy(4)
+    dataset.read = ["files"]  # type: ignore[attr-defined]  # what is tested
+    assert isinstance(source_of(dataset, collate=None, shuffle=False, seed=0), Mapped)

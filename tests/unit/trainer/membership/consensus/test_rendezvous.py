@@ -1,0 +1,65 @@
+"""A formation is given up when a member was lost on the way to it, whoever noticed that and when."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from heterotrain.membership.consensus.rendezvous import Assembly
+from heterotrain.membership.plan_source import Held
+from heterotrain.membership.roster import FormationId
+from heterotrain.membership.standing import Standing
+from heterotrain.network.heartbeat import PeerKey
+from heterotrain_core.contract.plan import Member, Plan
+
+
+def peers_of(me: PeerKey, *, lost: set[PeerKey]) -> Any:
+    """Return a peer service whose peers never answer, some of whom it has lost."""
+
+    async def nobody(*_arguments: Any, **_options: Any) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return {}
+
+    return SimpleNamespace(
+        identity=SimpleNamespace(worker_uid=me[0], local_rank=me[1], name=me[0]),
+        links=SimpleNamespace(is_lost=lost.__contains__, is_up=lambda _key: False, begin_anew=lost.clear),
+        loop=SimpleNamespace(create_task=lambda work: asyncio.get_running_loop().create_task(work)),
+        source=SimpleNamespace(newest=None),
+        handlers={}, nudge=lambda: None, watch=lambda _members: None,
+        request=nobody, ask_all=nobody, wait_change=nobody,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("me", [0, 1])
+@pytest.mark.parametrize(("number", "given_up"), [(1, True), (0, False)])
+def test_whoever_was_lost_during_the_vote_is_not_waited_for(me: int, number: int, given_up: bool) -> None:
+    """On the host and on others. Where the operator names a member that was lost before, it gets another chance."""
+    members = tuple(
+        Member(
+            rank=rank, worker=f"w{rank}", worker_uid=f"u{rank}", address="127.0.0.1", peer_port=1, pool="p",
+            on_demand=True, share_samples=1,
+        )
+        for rank in range(3)
+    )  # fmt: skip
+    plan = Plan(job_uid="j", generation=4, revision=1, members=members, global_batch_samples=3)
+    formation = FormationId(generation=4, number=number)
+    standing = Standing(held=Held(plan=plan, text=""), formation=formation, plan_ranks=(0, 1, 2))
+    told: list[str] = []
+
+    async def enter() -> Any:
+        peers = peers_of((f"u{me}", 0), lost={("u2", 0)})
+        assembly = Assembly(
+            peers, device=(), host_store=lambda: pytest.fail("not everybody is here"), on_broken=told.append
+        )
+        async with asyncio.timeout(0.5 if not given_up else 60):
+            return await assembly._enter(standing)
+
+    if given_up:
+        assert asyncio.run(enter()) is None
+        assert told == ["a member was lost before it had arrived"]
+    else:
+        with pytest.raises(TimeoutError):
+            asyncio.run(enter())
+        assert told == []

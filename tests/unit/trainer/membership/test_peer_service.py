@@ -1,0 +1,169 @@
+"""Links and listener on loopback: who is answered, how plans travel, and how a lost peer is noticed."""
+
+from __future__ import annotations
+
+import errno
+import queue
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from distributed.harness import free_port
+from heterotrain.errors import UsageError
+from heterotrain.identity import Identity, Mode
+from heterotrain.membership.peer_service import PeerService
+from heterotrain.membership.plan_source import PlanSource
+from heterotrain.network.gloo.abort import connected, cut, interface_of, open_sockets
+from heterotrain.network.heartbeat import key_of, silence
+from heterotrain_core.contract.codec import encode_plan
+from heterotrain_core.contract.plan import Member, Plan
+
+Make = Callable[[str], tuple[PeerService, Member]]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Make peer services of one job, each with its own plan source."""
+    made: list[PeerService] = []
+
+    def one(name: str) -> tuple[PeerService, Member]:
+        port = free_port()
+        identity = Identity(mode=Mode.OPERATED, job_uid="j", worker=name, worker_uid=f"{name}-uid", peer_port=port)
+        service = PeerService(identity, PlanSource(None, job_uid="j"), timeout_s=1.0)
+        service.start()
+        made.append(service)
+        member = Member(
+            rank=0, worker=name, worker_uid=f"{name}-uid", address="127.0.0.1", peer_port=port, pool="p",
+            on_demand=True, share_samples=1,
+        )  # fmt: skip
+        return service, member
+
+    yield one
+    for service in made:
+        service.close()
+
+
+def text_of(revision: int) -> str:
+    """Return a plan without members."""
+    return encode_plan(Plan(job_uid="j", generation=0, revision=revision, members=(), global_batch_samples=1))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition."""
+    end_s = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def watch(service: PeerService, *members: Member) -> None:
+    """Keep links to these peers."""
+
+    async def do() -> None:
+        service.watch(members)
+
+    service.call(do()).result()
+
+
+def test_only_the_addressed_process_answers(make: Make) -> None:
+    """A pod that got another one's address, a foreign job and an unknown request get no answer."""
+    (one, _), (_, other) = make("a"), make("b")
+    assert one.call(one.request(other, "plan", {})).result() is not None
+    assert one.call(one.request(replace(other, worker_uid="b-earlier"), "plan", {})).result() is None
+    assert one.call(one.request(replace(other, local_rank=1), "plan", {})).result() is None
+    assert one.call(one.request(other, "plan", {"job": "k"})).result() is None
+    assert one.call(one.request(other, "dance", {})).result() is None
+
+
+def test_garbage_does_not_disturb_the_listener(make: Make) -> None:
+    """Whatever comes in on the port, the next peer is served."""
+    (one, _), (_, other) = make("a"), make("b")
+    for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x02[]", b"\xff\xff\xff\xff", b""):
+        with socket.create_connection(("127.0.0.1", other.peer_port)) as stranger:
+            stranger.sendall(garbage)
+    assert one.call(one.request(other, "plan", {})).result() is not None
+
+
+@pytest.mark.parametrize("newer", ["a", "b"])
+def test_plans_travel_with_the_beats(make: Make, newer: str) -> None:
+    """Whoever holds the newer plan, after a beat both hold it, byte for byte."""
+    (one, _), (two, other) = make("a"), make("b")
+    one.source.offer(text_of(5 if newer == "a" else 4))
+    two.source.offer(text_of(5 if newer == "b" else 4))
+    watch(one, other)
+    until(lambda: all(s.source.newest is not None and s.source.newest.text == text_of(5) for s in (one, two)))
+
+
+def test_a_peer_that_ends_is_lost_at_once(make: Make) -> None:
+    """Its connection ends and cannot be made again."""
+    (one, _), (two, other) = make("a"), make("b")
+    lost: queue.Queue[tuple[str, int]] = queue.Queue()
+    one.links.on_lost = lambda key, _reason: lost.put(key)
+    watch(one, other)
+    until(lambda: one.links.is_up(key_of(other)))
+    two.close()
+    assert lost.get(timeout=20) == ("b-uid", 0)
+    assert not one.links.is_up(key_of(other))
+
+
+def test_a_peer_that_is_no_longer_watched_is_not_lost(make: Make) -> None:
+    """Those who left as announced end without alarm."""
+    (one, _), (two, other), (_, third) = make("a"), make("b"), make("c")
+    lost: list[tuple[str, int]] = []
+    one.links.on_lost = lambda key, _reason: lost.append(key)
+    watch(one, other, third)
+    until(lambda: one.links.is_up(key_of(other)) and one.links.is_up(key_of(third)))
+    watch(one, third)
+    two.close()
+    one.call(one.links.ping_all(5.0)).result()
+    assert lost == []
+
+
+def test_silence_is_told_with_the_time_that_really_passed() -> None:
+    """A host that acknowledges nothing, a frozen process and a broken route are three things."""
+    assert silence(OSError(errno.ETIMEDOUT, "timed out"), timeout_s=3.0) == "acknowledged nothing for 3 s"
+    assert silence(TimeoutError(), timeout_s=3.0) == "answered no beat for 12 s"
+    assert "No route to host" in silence(OSError(errno.EHOSTUNREACH, "No route to host"), timeout_s=3.0)
+
+
+def test_a_taken_port_is_said(make: Make) -> None:
+    """The port is named."""
+    _, member = make("a")
+    identity = Identity(mode=Mode.OPERATED, job_uid="j", worker="b", worker_uid="b", peer_port=member.peer_port)
+    service = PeerService(identity, PlanSource(None, job_uid="j"), timeout_s=1.0)
+    with pytest.raises(UsageError, match=f"peer port {member.peer_port}"):
+        service.start()
+    service.close()
+
+
+def test_cutting_wakes_whoever_waits_and_spares_others() -> None:
+    """Both ends of a member's connection end; listeners, spared ports and foreign addresses stay."""
+    before = open_sockets()
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    near = socket.create_connection(("127.0.0.1", port))
+    far, _ = listener.accept()
+    candidates = open_sockets() - before
+    assert len(candidates) == 3
+    assert len(connected(candidates, addresses={"127.0.0.1"}, spare_ports=())) == 2
+    assert len(connected(candidates, addresses=None, spare_ports=())) == 2
+    assert not connected(candidates, addresses=None, spare_ports={port})
+    assert not connected(candidates, addresses={"10.9.9.9"}, spare_ports=())
+    assert cut(candidates, addresses={"10.9.9.9"}, spare_ports=()) == 0
+    assert cut(candidates, addresses={"127.0.0.1"}, spare_ports={port}) == 0
+    near.sendall(b"x")
+    assert far.recv(1) == b"x"
+    assert cut(candidates, addresses={"127.0.0.1"}, spare_ports=()) == 2
+    assert far.recv(1) == b""
+    with socket.create_connection(("127.0.0.1", port)) as again:
+        assert again.getpeername()[1] == port
+    for each in (listener, near, far):
+        each.close()
+
+
+def test_the_interface_of_an_address() -> None:
+    """Loopback is found; an address of nobody is not."""
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("203.0.113.7") is None

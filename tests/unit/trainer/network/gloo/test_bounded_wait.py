@@ -1,0 +1,45 @@
+"""Nobody waits longer for gloo than the group lasts."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import pytest
+import torch
+from heterotrain.network.gloo.bounded_wait import Watched
+from heterotrain.network.rendezvous import c10d
+
+
+def pair() -> list[c10d.ProcessGroupGloo]:
+    """Return the two ranks of a group, both in this process."""
+    store, made = c10d.HashStore(), {}
+
+    def make(rank: int) -> None:
+        made[rank] = c10d.ProcessGroupGloo(store, rank, 2, timedelta(seconds=60))
+
+    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [made[rank] for rank in range(2)]
+
+
+def test_an_operation_that_comes_right_needs_no_look() -> None:
+    """It is done and has its result, whether or not the group is over."""
+    ranks, ones = pair(), [torch.ones(3), torch.ones(3)]
+    works = [rank.allreduce([one]) for rank, one in zip(ranks, ones, strict=True)]
+    for work, rank in zip(works, ranks, strict=True):
+        Watched(work, is_over=lambda: True, belongs_to=rank).wait()
+    assert [one.tolist() for one in ones] == [[2.0] * 3] * 2
+
+
+def test_an_operation_that_never_ends_is_left_behind_once_the_group_is_over() -> None:
+    """As after a connection that broke without gloo's noticing; dropping its group afterwards does not wait, either."""
+    ranks, looks = pair(), iter([False, False, True])
+    watched = Watched(ranks[0].allreduce([torch.ones(3)]), is_over=lambda: next(looks), belongs_to=ranks[0])
+    with pytest.raises(RuntimeError):
+        watched.wait()
+    assert watched.is_done
+    ranks.clear()

@@ -1,0 +1,237 @@
+"""Ranks as threads of one process, over real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from heterotrain.errors import UsageError
+from heterotrain.network.gloo.abort import address_of, interface_of
+from heterotrain.network.mesh.connect import connect, gloo_address
+from heterotrain.network.mesh.exchange import HEAD, Cargo
+from heterotrain.network.mesh.mesh import Mesh, packed, unpacked
+
+
+class Store:
+    """A store whose readers wait for what they ask for."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._told = threading.Condition()
+
+    def set(self, key: str, value: bytes) -> None:
+        """Tell a value."""
+        with self._told:
+            self._values[key] = value
+            self._told.notify_all()
+
+    def get(self, key: str) -> bytes:
+        """Return a value when it is there."""
+        with self._told:
+            assert self._told.wait_for(lambda: key in self._values, 30)
+            return self._values[key]
+
+
+def together(ranks: int, work: Callable[[int], Any]) -> list[Any]:
+    """Run ``work(rank)`` for all ranks at the same time; return what they returned."""
+    with ThreadPoolExecutor(ranks) as pool:
+        return [future.result(60) for future in [pool.submit(work, rank) for rank in range(ranks)]]
+
+
+@contextlib.contextmanager
+def meshes(ranks: int, *, store: Any = None, address: str = "127.0.0.1", limit_s: float = 30) -> Iterator[list[Mesh]]:
+    """Connect that many ranks."""
+    store = store or Store()
+
+    def one(rank: int) -> Mesh:
+        return connect(store, rank=rank, world_size=ranks, address=address, within_s=30, limit_s=limit_s)
+
+    found = together(ranks, one)
+    try:
+        yield found
+    finally:
+        for mesh in found:
+            mesh.close()
+
+
+def collected(mesh: Mesh, data: bytes) -> list[bytes]:
+    """Run one exchange."""
+    gathering = mesh.gather(data)
+    gathering.wait()
+    return gathering.rows
+
+
+@pytest.mark.parametrize(("ranks", "size_bytes"), [(1, 8), (2, 160), (5, 0), (3, 3_000_000)])
+def test_every_rank_gets_what_every_rank_sent(ranks: int, size_bytes: int) -> None:
+    """Several exchanges, also of more bytes than fit into the connections' buffers while nobody reads."""
+    with meshes(ranks) as found:
+        for turn in range(3):
+            sent = [bytes([17 * rank + turn]) * size_bytes for rank in range(ranks)]
+            assert together(ranks, lambda rank: collected(found[rank], sent[rank])) == [sent] * ranks  # noqa: B023 - used up here
+
+
+def test_a_rank_may_be_an_exchange_ahead_and_gone() -> None:
+    """What a rank sent before it closed still arrives: whoever commits a step may leave at once."""
+    with meshes(2) as (first, second):
+        ahead = first.gather(b"a")
+        assert collected(second, b"b") == [b"a", b"b"]
+        second.close()
+        ahead.wait()
+        assert ahead.rows == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("how", ["cut here", "cut there", "closed there"])
+def test_a_broken_connection_ends_the_wait(how: str) -> None:
+    """Whoever waits for a lost peer is woken by its connection, and by ``cut`` from another thread."""
+    with meshes(3) as (first, second, _silent):
+        gathering = first.gather(b"x")
+        assert collected_from(gathering, peers=()) == 0
+        ended = {"cut here": first.cut, "cut there": second.cut, "closed there": second.close}[how]
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(gathering.wait)
+            ended()
+            with pytest.raises(OSError, match=r"rank \d ended|reset"):
+                waiting.result(30)
+
+
+def collected_from(gathering: Any, *, peers: tuple[int, ...]) -> int:
+    """Return how many of these peers have sent everything."""
+    return sum(peer not in gathering._missing for peer in peers)
+
+
+def test_silence_beyond_the_limit_ends_the_wait() -> None:
+    """The limit names who was silent."""
+    with (
+        meshes(2, limit_s=0.01) as (first, _silent),
+        pytest.raises(TimeoutError, match=r"nothing came from ranks \[1\] for 0.01 s"),
+    ):
+        collected(first, b"x")
+
+
+def test_ranks_that_exchange_different_things_are_told_so() -> None:
+    """Two values here, one there: an error that says what to look for, not numbers that are somebody else's."""
+    with meshes(2) as (first, second):
+        second.gather(packed([1.0]))
+        with pytest.raises(UsageError, match=r"rank 1 exchanges 8 bytes where this rank exchanges 16: .* same model"):
+            collected(first, packed([1.0, 2.0]))
+
+
+def test_cargo_lies_in_its_place_whoever_sends_to_whom() -> None:
+    """Rounds of random loads between four ranks, in views of random lengths, more than any connection's buffer holds."""
+    chance, ranks = random.Random(3), 4  # noqa: S311 - seeded
+
+    def cuts(data: bytearray) -> Cargo:
+        places = sorted(chance.randrange(len(data) + 1) for _ in range(chance.randrange(20)))
+        edges = [0, *places, len(data)]
+        return Cargo(len(data), [memoryview(data)[a:b] for a, b in itertools.pairwise(edges)])  # some of them empty
+
+    with meshes(ranks) as found:
+        for _round in range(5):
+            pairs = [(a, b) for a in range(ranks) for b in range(ranks) if a != b and chance.random() < 0.6]
+            loads = {pair: bytearray(chance.randbytes(chance.choice([1, 1000, 5_000_000]))) for pair in pairs}
+            boxes = {pair: bytearray(len(load)) for pair, load in loads.items()}
+            sent = {pair: cuts(load) for pair, load in loads.items()}
+            taken = {pair: cuts(box) for pair, box in boxes.items()}
+
+            def one(rank: int) -> None:
+                found[rank].move(
+                    outgoing={b: cargo for (a, b), cargo in sent.items() if a == rank},  # noqa: B023 - used up here
+                    incoming={a: cargo for (a, b), cargo in taken.items() if b == rank},  # noqa: B023 - used up here
+                ).wait()
+
+            together(ranks, one)
+            assert boxes == loads
+
+
+@pytest.mark.parametrize("number", [15, 16, 17, 32])
+def test_a_load_that_ends_where_others_get_their_turn_is_over(number: int) -> None:
+    """As many views as reads at a time, one fewer and one more: nobody waits for what is there already."""
+    with meshes(2, limit_s=5) as (first, second):
+        views = [memoryview(bytes([i]) * 3) for i in range(number)]
+        boxes = [bytearray(3) for _ in range(number)]
+        sending = first.move(outgoing={1: Cargo(3 * number, views)}, incoming={})
+        sending.wait()
+        second.move(outgoing={}, incoming={0: Cargo(3 * number, map(memoryview, boxes))}).wait()
+        assert [bytes(box) for box in boxes] == views
+
+
+def test_memory_is_asked_for_when_its_turn_comes() -> None:
+    """A state on a device is copied piece by piece, not all at once."""
+    asked = 0
+
+    def views() -> Iterator[memoryview]:
+        nonlocal asked
+        for _ in range(100):
+            asked += 1
+            yield memoryview(bytes(1_000_000))
+
+    with meshes(2) as (first, second):
+        sending = first.move(outgoing={1: Cargo(100_000_000, views())}, incoming={})
+        assert asked < 50  # what fits into two buffers; the rest waits for a reader
+        box = bytearray(100_000_000)
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(sending.wait)
+            second.move(outgoing={}, incoming={0: Cargo(len(box), [memoryview(box)])}).wait()
+            done.result(30)
+        assert asked == 100
+
+
+def test_loads_of_different_length_are_told_so() -> None:
+    """A receiver whose model is another one says so instead of taking a part, or waiting for more."""
+    with meshes(2) as (first, second):
+        first.move(outgoing={1: Cargo(3, [memoryview(b"abc")])}, incoming={})
+        with pytest.raises(UsageError, match="rank 0 exchanges 3 bytes where this rank exchanges 4"):
+            second.move(outgoing={}, incoming={0: Cargo(4, [memoryview(bytearray(4))])}).wait()
+    assert HEAD.unpack(HEAD.pack(1, 2**40))[1] == 2**40  # a state of more than 4 GB
+
+
+def test_strangers_at_the_door_are_sent_away() -> None:
+    """A caller that does not know the secret, or says nothing, is not taken for a rank."""
+    store = Store()
+    strangers = []
+
+    class Told(Store):
+        """Calls at every rank's door before its peers can."""
+
+        def set(self, key: str, value: bytes) -> None:
+            port = int(value[16:].decode().split()[0])
+            for greeting in (b"\0" * 16 + b"\1\0\0\0", b""):
+                stranger = socket.create_connection(("127.0.0.1", port))
+                stranger.sendall(greeting)
+                stranger.shutdown(socket.SHUT_WR)
+                strangers.append(stranger)
+            store.set(key, value)
+
+        def get(self, key: str) -> bytes:
+            return store.get(key)
+
+    with meshes(2, store=Told()) as (first, second):
+        ahead = first.gather(b"a")
+        assert collected(second, b"b") == [b"a", b"b"]
+        ahead.wait()
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_numbers_keep_every_bit() -> None:
+    """What is packed comes back, NaN and the largest counters included."""
+    values = [0.1, -0.0, 2.0**53 - 1, float("inf")]
+    assert unpacked(packed(values)) == values
+    assert unpacked(packed([float("nan")]))[0] != 0.0
+
+
+def test_the_address_is_that_of_the_interface_that_gloo_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As named to gloo; without a name, one that this host can be called at."""
+    loopback = interface_of("127.0.0.1")
+    assert loopback is not None
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", loopback)
+    assert gloo_address() == address_of(loopback) == "127.0.0.1"
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    socket.create_server((gloo_address(), 0)).close()

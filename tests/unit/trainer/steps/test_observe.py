@@ -1,0 +1,56 @@
+"""What is measured in which steps, and what a scrape finds of those that were not measured."""
+
+from __future__ import annotations
+
+import re
+
+import heterotrain
+import pytest
+import torch
+from heterotrain.numerics.noise import Measurement
+from heterotrain.session import Job
+from heterotrain.steps import observe
+from heterotrain.telemetry import sampling
+from heterotrain_core.contract import metrics as names
+from heterotrain_core.contract.config import TrainingConfig
+from prometheus_client import generate_latest
+
+STEPS = 20
+
+
+@pytest.mark.parametrize("scaling", ["none", "adascale"])
+def test_gradients_are_measured_as_often_as_the_budget_allows(monkeypatch: pytest.MonkeyPatch, scaling: str) -> None:
+    """One of two in a formation's first steps, then one of four; where the noise enters the weights, no clock has a say."""
+    monkeypatch.setattr(observe, "LEARN_STEPS", 6)
+    monkeypatch.setattr(sampling, "every", lambda **_: 4)
+    measured: list[int] = []
+    squares = Measurement.squares
+
+    def noted(self: Measurement, *, batch_samples: int, weight: float) -> object:
+        measured.append(step.number)
+        return squares(self, batch_samples=batch_samples, weight=weight)
+
+    monkeypatch.setattr(Measurement, "squares", noted)
+    job = Job(
+        heterotrain.init().identity,
+        TrainingConfig(epochs=1, base_batch_samples=4, learning_rate_scaling=scaling, precision="fp32"),
+    )
+    job._loop._attempts.cap_samples = 2  # two micro-batches are two groups, so that there is noise to see
+    model = job.wrap(torch.nn.Linear(3, 1))
+    optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+    x = torch.randn(4 * STEPS, 3, generator=torch.Generator().manual_seed(1))
+    for step in job.steps(torch.utils.data.TensorDataset(x)):
+        with step:
+            for (part,) in step.micro_batches():
+                step.backward(model(part).square().mean())
+            step.apply(optimizer)
+    budgeted = [step for step in range(STEPS) if sampling.is_measured(step, 2 if step < 6 else 4)]
+    assert measured == (list(range(STEPS)) if scaling == "adascale" else budgeted)
+    report = job._report  # as a scrape sees it
+    found = dict(re.findall(r"^(\w+)\{[^}]*\} (\S+)$", generate_latest(report.registry).decode(), re.MULTILINE))
+    assert float(found[names.STEPS]) == STEPS - 1, "each step is counted but the first, which is not typical"
+    assert float(found[names.SAMPLES]) == 4 * (STEPS - 1)
+    assert (float(found[names.STEP]), float(found[names.SAMPLES_COMMITTED])) == (STEPS, 4 * STEPS)
+    assert float(found[names.MEASURED_EVERY]) == 4
+    assert float(found[names.TELEMETRY_SECONDS]) > 0
+    assert float(found[names.GRADIENT_SQUARED]) > 0

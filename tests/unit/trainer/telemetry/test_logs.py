@@ -1,0 +1,79 @@
+"""What a log line says of who speaks, in both formats."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from heterotrain.errors import UsageError
+from heterotrain.telemetry.logs import set_up_logs
+from heterotrain_core.contract import env
+
+ROOT = Path(__file__).parents[4]
+SCRIPT = """
+import logging, threading, warnings, heterotrain, torch
+job = heterotrain.init(epochs=1, batch_samples=4)
+model = job.wrap(torch.nn.Linear(1, 1))
+opt = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+data = torch.utils.data.TensorDataset(torch.ones(12, 1))
+for step in job.steps(data):
+    with step:
+        for (x,) in step.micro_batches():
+            step.backward(model(x).mean())
+        step.apply(opt)
+    if step.number == 1:
+        logging.getLogger("of.the.script").warning("two\\nlines")
+        warnings.warn("of a library", stacklevel=1)
+        thread = threading.Thread(target=lambda: 1 / 0, name="helper")
+        thread.start()
+        thread.join()
+        raise KeyError("at the end")
+"""
+
+
+def lines_of(tmp_path: Path, form: str) -> list[str]:
+    """Run a script that logs, warns and fails; return its stderr."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    environ = os.environ | {
+        "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("core", "trainer")), env.LOG_FORMAT: form,
+        "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "train.py")], env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    return done.stderr.splitlines()
+
+
+def test_every_line_is_a_json_object_that_says_where_the_rank_is(tmp_path: Path) -> None:
+    """The script's records, warnings, a thread's and the script's own last exception."""
+    said = [json.loads(line) for line in lines_of(tmp_path, "json")]
+    ours = [
+        entry for entry in said if entry["logger"] in ("of.the.script", "py.warnings", "heterotrain.telemetry.logs")
+    ]
+    assert [entry["level"] for entry in ours] == ["warning", "warning", "error", "critical"]
+    where = {"worker": "local", "local_rank": 0, "rank": 0, "formation": "1.0", "epoch": 0, "step": 2}
+    assert all(where.items() <= entry.items() for entry in ours)
+    assert ours[0]["event"] == "two\nlines"
+    assert "of a library" in ours[1]["event"]
+    assert "ZeroDivisionError" in ours[2]["exception"]
+    assert "at the end" in ours[3]["event"]
+    assert "Traceback" in ours[3]["exception"]
+
+
+def test_text_for_people(tmp_path: Path) -> None:
+    """Time, who and where in front; a traceback as Python prints it."""
+    said = lines_of(tmp_path, "text")
+    line = next(line for line in said if line.endswith("two"))
+    assert line.partition(" [")[2] == "local/0 rank 0 epoch 0 step 2] WARNING two"
+    assert said[-1] == "KeyError: 'at the end'"
+
+
+def test_an_unknown_format_is_refused() -> None:
+    """The variable, its value and what it may be."""
+    with pytest.raises(UsageError, match=r"HETEROTRAIN_LOG_FORMAT.*text or json.*'yaml'"):
+        set_up_logs({}, environ={env.LOG_FORMAT: "yaml"})

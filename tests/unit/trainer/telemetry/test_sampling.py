@@ -1,0 +1,93 @@
+"""Telemetry keeps to its part of the time by itself."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from heterotrain.telemetry.sampling import BUDGET_RATIO, MOST_EVERY, Duty, every, is_measured
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+@given(step_s=st.floats(1e-4, 10.0), always_s=st.floats(0.0, 1e-3), further_s=st.floats(0.0, 1.0))
+def test_the_budget_is_kept_and_nothing_is_given_away(step_s: float, always_s: float, further_s: float) -> None:
+    """The least power of two that keeps to the budget, found by trying all."""
+
+    def fits(n: int) -> bool:
+        return always_s + further_s / n <= BUDGET_RATIO * step_s * (1 + 1e-9)
+
+    n = every(step_s=step_s, always_s=always_s, measured_s=always_s + further_s)
+    powers = [1 << k for k in range(int(math.log2(MOST_EVERY)) + 1)]
+    wanted = next((power for power in powers if fits(power)), MOST_EVERY)
+    assert (
+        n == wanted
+        or (further_s < 1e-12 and n == 1)
+        or math.isclose(  # on the edge of rounding
+            always_s + further_s / min(n, wanted), BUDGET_RATIO * step_s, rel_tol=1e-6
+        )
+    )
+
+
+def test_a_rank_finds_how_often_it_can_afford_to_measure() -> None:
+    """Steps of 10 ms, 10 us of telemetry in each and 180 us more where all is measured: of 50 us, 40 are left, so every eighth."""
+    duty, n, spent_s = Duty(), 1, []
+    for number in range(400):
+        measured = number % n == 0
+        spent_s.append(1.9e-4 if measured else 1e-5)
+        duty.spent(spent_s[-1], step_s=0.01, measured=measured)
+        n = duty.wanted_every
+    assert n == 8
+    assert sum(spent_s[-80:]) <= BUDGET_RATIO * 80 * 0.01
+    assert math.isclose(duty.spent_s, sum(spent_s), rel_tol=1e-12)
+    for number in range(4000):  # steps become long: it looks at every one again
+        duty.spent(1.9e-4 if number % n == 0 else 1e-5, step_s=1.0, measured=number % n == 0)
+        n = duty.wanted_every
+    assert n == 1
+
+
+@pytest.mark.parametrize("n", [1, 2, 8, 256])
+def test_one_step_of_each_group_is_measured_and_each_place_has_its_turn(n: int) -> None:
+    """Epochs of any length begin with a measured step no more often than with any other, within a few per cent."""
+    groups = 4096
+    measured = [step for step in range(groups * n) if is_measured(step, n)]
+    assert [step // n for step in measured] == list(range(groups))
+    places = [sum(step % n == place for step in measured) for place in range(n)]
+    assert max(places) - min(places) <= 0.1 * groups / n + 4
+    for epoch in (n, 64, 100):
+        first = sum(is_measured(step, n) for step in range(0, groups * n, epoch))
+        assert math.isclose(first, groups / epoch, rel_tol=0.15, abs_tol=4)
+
+
+def run(*, own_s: float, true_s: float, noise_s: float, first_s: float = 0.0, seed: int = 5) -> tuple[int, float]:
+    """Let telemetry cost ``own_s`` by its own clock and ``true_s`` in steps of 100 ms, of which one of 8 takes ``first_s`` more.
+
+    Returns the last n, and the part of the steps that was measured.
+    """
+    duty, chance, count = Duty(), random.Random(seed), 0  # noqa: S311  # no secret
+    for number in range(4000):
+        measured = is_measured(number, duty.wanted_every if number >= 64 else 2)
+        step_s = 0.1 + chance.gauss(0.0, noise_s) + true_s * measured + first_s * (number % 8 == 0)
+        duty.spent(own_s if measured else 0.0, step_s=step_s, measured=measured)
+        count += measured
+    return duty.wanted_every, count / 4000
+
+
+def test_what_the_own_clock_does_not_see_is_learned_from_the_steps() -> None:
+    """4 ms of 100 where the own clock sees 0.4: one step of eight, not each."""
+    assert run(own_s=4e-4, true_s=4e-4, noise_s=2e-3)[0] == 1
+    assert run(own_s=4e-4, true_s=4e-3, noise_s=0.0)[0] == 8
+    assert run(own_s=4e-4, true_s=4e-3, noise_s=2e-3)[0] == 8
+
+
+@pytest.mark.parametrize("noise_s", [1e-3, 1e-2, 3e-2])
+def test_chance_is_not_taken_for_a_cost(noise_s: float) -> None:
+    """Where the own clock sees all of the cost and asks for one of two, nearly that many are measured, however much steps differ."""
+    parts = [run(own_s=8e-4, true_s=8e-4, noise_s=noise_s, seed=seed)[1] for seed in range(8)]
+    assert sum(parts) / len(parts) >= 0.35
+
+
+def test_an_epochs_first_step_is_not_taken_for_a_measurements_cost() -> None:
+    """Epochs of 8 steps, each begun by 20 ms of something else."""
+    assert run(own_s=1e-3, true_s=1e-3, noise_s=1e-3, first_s=0.02)[0] <= 4

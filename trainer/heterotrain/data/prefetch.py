@@ -1,0 +1,171 @@
+"""Worker processes that load what comes next while this one computes.
+
+Where any piece can be loaded anywhere, several of them load micro-batches. A data set that can only be iterated has one
+order, so one process reads it, and samples come one after the other.
+
+They are torch's own loader; what is ours is the list of what comes next. It is drawn up on the assumption that nothing
+changes. When something does (shares, members, a repeated step), what was loaded ahead is thrown away: a sample belongs to
+a step when the step takes it, not when it is read.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from heterotrain.data.progress import step_seed
+from heterotrain.data.rng import chance
+from heterotrain.data.slices import Piece, Source
+from heterotrain.data.streamed import Streamed, iterator_of
+from heterotrain.errors import UsageError
+
+
+class Ahead:
+    """Hands out batches in the order in which they are asked for."""
+
+    def __init__(self, source: Source, *, workers: int, pin: bool, ahead: int = 2) -> None:
+        """Start the processes and wait until each has loaded a sample, which takes seconds.
+
+        Args:
+            source: a copy of it goes to every worker.
+            workers: processes, at least 1.
+            pin: whether batches go to page-locked memory, from which copies to the accelerator overlap with computing.
+            ahead: micro-batches that each worker has loaded or is about to load.
+
+        Raises:
+            UsageError: the source cannot be sent to another process.
+        """
+        _check_sendable(source)
+        self._coming = _Coming()
+        sampler: Any = self._coming  # torch expects lists of indices; _Loads takes pieces
+        self._loader: DataLoader[Any] = DataLoader(
+            _Loads(source), batch_sampler=sampler, num_workers=workers, collate_fn=_as_is, pin_memory=pin,
+            persistent_workers=True, prefetch_factor=ahead, multiprocessing_context="forkserver",
+            generator=torch.Generator(),  # the loader draws a seed: not from the generator that the model uses
+        )  # fmt: skip
+        self._coming.pieces = iter([Piece(0, 0, 1)] * workers)
+        self._batches: Iterator[Any] = iter(self._loader)
+        for _ in range(workers):
+            next(self._batches)
+        self._coming.sent.clear()
+
+    def take(self, piece: Piece, following: Callable[[], Iterator[Piece]]) -> Any:
+        """Return the batch of ``piece``, on the CPU; what was loaded ahead is thrown away when it is another one.
+
+        Args:
+            piece: what the running step takes next.
+            following: lists what comes from ``piece`` on, itself included, if nothing changes.
+
+        Raises:
+            Exception: whatever the data set raised in the worker process, of the same type.
+        """
+        if not self._coming.sent or self._coming.sent[0] != piece:
+            self._coming.pieces = following()
+            self._coming.sent.clear()
+            self._batches = iter(self._loader)
+        self._coming.sent.popleft()
+        return next(self._batches)
+
+
+class StreamReader:
+    """A process that reads a stream some way ahead of the training."""
+
+    def __init__(self, source: Streamed, *, ahead_samples: int = 256) -> None:
+        """Start the process and wait until it is up, which takes seconds; from now on the source reads by way of it.
+
+        Args:
+            source: what is to be read; the data set goes to the process.
+            ahead_samples: samples that it has read or is about to read.
+
+        Raises:
+            UsageError: the data set cannot be sent to another process.
+        """
+        _check_sendable(source.dataset)
+        self._reads = _Reads(source.dataset, seed=source.seed)
+        self._loader: DataLoader[Any] = DataLoader(
+            self._reads, batch_size=None, num_workers=1, collate_fn=_as_is, persistent_workers=True,
+            prefetch_factor=max(1, ahead_samples // PACK_SAMPLES), multiprocessing_context="forkserver",
+            generator=torch.Generator(),
+        )  # fmt: skip
+        self._packs = iter(self._loader)
+        next(self._packs)
+        source.begin = self.begin
+
+    def begin(self, epoch: int) -> Iterator[Any]:
+        """Yield an epoch's samples (from epoch 0 on) from its beginning; what was read ahead of another one is thrown away."""
+        self._reads.epoch.fill_(epoch)
+        self._packs = iter(self._loader)
+        for pack in self._packs:
+            yield from pack
+
+
+class _Reads(IterableDataset[list[Any]]):
+    """The stream in packs, since each thing that one process hands to another costs a tenth of a millisecond."""
+
+    def __init__(self, dataset: Any, *, seed: int) -> None:
+        self.epoch = torch.full((1,), NO_EPOCH)
+        self.epoch.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._dataset = dataset
+        self._seed = seed
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        torch.set_num_threads(1)
+        epoch = int(self.epoch)
+        if epoch == NO_EPOCH:
+            yield []
+            return
+        with chance(step_seed(seed=self._seed, epoch=epoch, position=0)):
+            samples = iterator_of(self._dataset, epoch)
+            while pack := list(islice(samples, PACK_SAMPLES)):
+                yield pack
+
+
+PACK_SAMPLES = 16
+NO_EPOCH = -1
+
+
+class _Coming:
+    """The loader's sampler: what comes next, and a copy of what the workers were already told."""
+
+    def __init__(self) -> None:
+        self.pieces: Iterator[Piece] = iter(())
+        self.sent: deque[Piece] = deque()
+
+    def __iter__(self) -> Iterator[Piece]:
+        for piece in self.pieces:
+            self.sent.append(piece)
+            yield piece
+
+
+class _Loads(Dataset[Any]):
+    """The source as the loader knows data sets: what it takes for a list of indices is a piece."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __getitem__(self, _index: int) -> Any:
+        raise NotImplementedError("pieces only")
+
+    def __getitems__(self, piece: Piece) -> Any:
+        torch.set_num_threads(1)
+        return self._source.load(piece)
+
+
+def _check_sendable(thing: Any) -> None:
+    try:
+        pickle.dumps(thing)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"the data set or its collate function cannot be sent to worker processes ({error}): define it at the top "
+            "level of a module, or use workers=0"
+        ) from error
+
+
+def _as_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,195 @@
+"""The peer service of a rank: a listener for the whole life of the process, requests to peers, and links to them.
+
+It runs an asyncio loop in a thread of its own, so that a rank answers its peers while it computes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from heterotrain_core.contract.plan import Member
+
+from heterotrain.errors import UsageError
+from heterotrain.identity import Identity
+from heterotrain.membership.plan_source import PlanSource
+from heterotrain.network.frames import read_frame, write_frame
+from heterotrain.network.heartbeat import CONNECT_S, Links, PeerKey, key_of
+
+_T = TypeVar("_T")
+
+Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+
+
+class PeerService:
+    """Listener, links and requests. Methods that are ``async`` run in its loop; ``call`` bridges from other threads."""
+
+    def __init__(self, identity: Identity, source: PlanSource, *, timeout_s: float) -> None:
+        self.identity = identity
+        self.source = source
+        self.timeout_s = timeout_s
+        self.handlers: dict[str, Handler] = {"beat": self._on_beat, "plan": self._on_plan, "offer": self._on_offer}
+        self.tells: Callable[[], Mapping[str, Any]] = dict
+        """What every answer to a peer carries besides the version of the plan, and"""
+        self.hears: Callable[[Mapping[str, Any]], None] = lambda _answer: None
+        """who takes it at the other end."""
+        self.loop = asyncio.new_event_loop()
+        self._changed = asyncio.Event()
+        self.links = Links(
+            timeout_s=timeout_s, beat=lambda member: self._envelope(member, "beat"), heard=self._gossip, changed=self._changed
+        )  # fmt: skip
+        self._thread = threading.Thread(target=self._run, name="heterotrain-peers", daemon=True)
+        self._server: asyncio.Server | None = None
+
+    # -- from other threads ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Listen on the peer port.
+
+        Raises:
+            UsageError: the port is taken.
+        """
+        self._thread.start()
+        self.call(self._listen()).result()
+
+    def close(self) -> None:
+        """Stop listening and drop every link."""
+        if self.loop.is_closed() or not self._thread.is_alive():
+            return
+        with contextlib.suppress(Exception):
+            self.call(self._shut()).result(timeout=2.0)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(timeout=2.0)
+
+    def call(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
+        """Run a coroutine in the service's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def nudge(self) -> None:
+        """Wake whoever waits for a change; safe from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            self.loop.call_soon_threadsafe(self._changed.set)
+
+    # -- in the loop -------------------------------------------------------------------------------------------------
+
+    async def wait_change(self, timeout_s: float) -> None:
+        """Return when something changed, or after ``timeout_s``."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+        self._changed.clear()
+
+    def watch(self, members: Iterable[Member]) -> None:
+        """Keep a link to exactly these peers (oneself is left out)."""
+        me = (self.identity.worker_uid, self.identity.local_rank)
+        self.links.watch({key_of(member): member for member in members if key_of(member) != me})
+
+    async def request(
+        self, member: Member, op: str, body: Mapping[str, Any], *, timeout_s: float = CONNECT_S
+    ) -> dict[str, Any] | None:
+        """Ask a peer once; ``None`` when it did not answer, refused, or is somebody else by now."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                reader, writer = await asyncio.open_connection(member.address, member.peer_port)
+                try:
+                    await write_frame(writer, self._envelope(member, op) | dict(body))
+                    reply = await read_frame(reader)
+                finally:
+                    writer.close()
+        except (OSError, ValueError, TimeoutError, asyncio.IncompleteReadError):
+            return None
+        if op not in ("plan", "offer"):
+            await self._gossip(member, reply)
+        return reply if "error" not in reply else None
+
+    async def ask_all(
+        self, members: list[Member], op: str, body: Mapping[str, Any], *, timeout_s: float = CONNECT_S
+    ) -> dict[PeerKey, dict[str, Any]]:
+        """Ask several peers at once; those that did not answer are left out."""
+        replies = await asyncio.gather(*(self.request(m, op, body, timeout_s=timeout_s) for m in members))
+        return {key_of(m): reply for m, reply in zip(members, replies, strict=True) if reply is not None}
+
+    # -- listener ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+        self.loop.close()
+
+    async def _listen(self) -> None:
+        port = self.identity.peer_port
+        try:
+            self._server = await asyncio.start_server(self._serve, host=None, port=port)
+        except OSError as error:
+            raise UsageError(f"the peer port {port} cannot be used: {error}") from error
+
+    async def _shut(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        self.links.watch({})
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                message = await read_frame(reader)
+                await write_frame(writer, await self._answer(message))
+        except (OSError, ValueError, KeyError, TypeError, IndexError, asyncio.IncompleteReadError):
+            pass  # the peer is gone, or is no peer
+        except asyncio.CancelledError:
+            pass  # closing
+        finally:
+            writer.close()
+
+    async def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        if message.get("job") != self.identity.job_uid:
+            return {"error": "another job"}
+        if message.get("to") != [self.identity.worker_uid, self.identity.local_rank]:
+            return {"error": f"this is {self.identity.worker_uid}"}  # an address that was given to another pod since
+        handler = self.handlers.get(str(message.get("op")))
+        if handler is None:
+            return {"error": f"unknown request {message.get('op')!r}"}
+        return {**await handler(message), **self.tells(), "version": self._version()}
+
+    async def _on_beat(self, _message: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+    async def _on_plan(self, _message: dict[str, Any]) -> dict[str, Any]:
+        held = self.source.newest
+        return {"text": held.text if held else None}
+
+    async def _on_offer(self, message: dict[str, Any]) -> dict[str, Any]:
+        self.source.offer(str(message["text"]))
+        return {}
+
+    # -- plans travel with every answer ------------------------------------------------------------------------------
+
+    def _version(self) -> list[int]:
+        held = self.source.newest
+        return list(held.plan.version) if held else [-1, -1]
+
+    def _envelope(self, member: Member, op: str) -> dict[str, Any]:
+        return {
+            "op": op,
+            "job": self.identity.job_uid,
+            "to": [member.worker_uid, member.local_rank],
+            "from": [self.identity.worker_uid, self.identity.local_rank],
+        }
+
+    async def _gossip(self, member: Member, reply: Mapping[str, Any]) -> None:
+        self.hears(reply)
+        theirs, mine = list(reply.get("version", [-1, -1])), self._version()
+        if theirs > mine:
+            answer = await self.request(member, "plan", {})
+            if answer and answer.get("text"):
+                self.source.offer(answer["text"])
+        elif theirs < mine and "version" in reply:
+            held = self.source.newest
+            if held is not None:
+                await self.request(member, "offer", {"text": held.text})

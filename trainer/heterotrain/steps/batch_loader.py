@@ -1,0 +1,141 @@
+"""What a step takes from the data: which samples, in which order, cut how; and the log of what was committed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from heterotrain_core.contract import metrics as names
+from heterotrain_core.contract.config import TrainingConfig
+
+from heterotrain.data import batches
+from heterotrain.data.prefetch import Ahead, StreamReader
+from heterotrain.data.progress import Progress, advance, micro_batches, slice_of, step_seed
+from heterotrain.data.sample_log import SampleLog
+from heterotrain.data.slices import Piece, Source
+from heterotrain.data.streamed import Streamed
+from heterotrain.identity import Identity
+from heterotrain.membership.interface import Formed
+from heterotrain.membership.roster import micro_batch_samples, step_shares
+from heterotrain.membership.standing import Standing
+from heterotrain.steps.task import Task
+from heterotrain.telemetry.report import Report
+
+_log = logging.getLogger(__name__)
+
+LOOK_STEPS = 100
+"""Steps without a sample for this rank after which nothing more is foreseen."""
+
+
+class Feed:
+    """Turns progress and shares into tasks, and tasks into batches on the device."""
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        config: TrainingConfig,
+        device: torch.device,
+        identity: Identity,
+        report: Report,
+        workers: int,
+    ) -> None:
+        """``workers`` processes load ahead (one reads a stream); with none the training process loads what a step takes.
+
+        Raises:
+            UsageError: worker processes cannot read this source.
+        """
+        self._source = source
+        self._config = config
+        self._device = device
+        self._report = report
+        self._ahead: Ahead | None = None
+        if workers and isinstance(source, Streamed):
+            StreamReader(source)
+            if workers > 1:
+                _log.info("a stream that can only be iterated is read by one process, not by %d", workers)
+        elif workers:
+            self._ahead = Ahead(source, workers=workers, pin=device.type == "cuda")
+        self._told_epoch = -1
+        self._foreseen: tuple[Formed, Progress, int | None] | None = None
+        folder = identity.sample_log_dir
+        self._log = SampleLog(folder, name=identity.name.replace("/", "-")) if folder else None
+
+    def task(self, formed: Formed, progress: Progress, *, cap_samples: int | None) -> Task:
+        """Return this rank's part of the next step; ``cap_samples`` is the largest micro-batch that is known to fit.
+
+        Raises:
+            UsageError: the data are not those that training began with.
+        """
+        self._foreseen = (formed, progress, cap_samples)
+        task = self._task(formed, progress, cap_samples)
+        if task.epoch != self._told_epoch or task.ends_epoch:  # a stream's end becomes known when it is reached
+            samples = self._source.samples
+            if samples is not None:
+                self._report.gauges({names.EPOCH_SAMPLES: float(samples)})
+                self._told_epoch = task.epoch
+        return task
+
+    def seed_of(self, task: Task) -> int:
+        """Return the seed of this rank's random numbers in a step."""
+        return step_seed(seed=self._config.seed, epoch=task.epoch, position=task.position)
+
+    def fetch(self, task: Task, offset: int, size: int) -> Any:
+        """Return ``size`` samples of the task from its ``offset``-th on, as a batch on the device."""
+        piece = Piece(task.epoch, task.position + offset, task.position + offset + size)
+        if self._ahead is None or not task.micro_batches:
+            batch = self._source.load(piece)
+        else:
+            batch = self._ahead.take(piece, lambda: self._following(task, piece))
+        return batches.to_device(batch, self._device)
+
+    def advanced(self, progress: Progress, task: Task) -> Progress:
+        """Return the progress after the task's step is committed."""
+        after = task.cursor + task.batch_samples
+        epoch_samples = after if task.ends_epoch else after + 1  # how many more there are, nobody needs to know
+        return advance(progress, batch_samples=task.batch_samples, epoch_samples=epoch_samples)
+
+    def log(self, task: Task, standing: Standing) -> None:
+        """Write down a committed step, where a log is kept."""
+        if self._log is None:
+            return
+        self._log.write({
+            "at_s": time.time(), "epoch": task.epoch, "step": task.number, "generation": standing.formation.generation,
+            "formation": standing.formation.number, "rank": task.rank, "shares": task.shares, "ids": task.ids,
+            "batch_ids": self._source.ids(task.epoch, task.cursor, task.cursor + task.batch_samples),
+        })  # fmt: skip
+
+    def _task(self, formed: Formed, progress: Progress, cap_samples: int | None) -> Task:
+        roster, epoch, cursor = formed.roster, progress.epoch, progress.cursor
+        wanted = roster.plan.global_batch_samples
+        batch, ends_epoch = self._source.extent(epoch, cursor, wanted)
+        shares = step_shares(roster, epoch=epoch, epoch_step=progress.epoch_steps, batch_samples=batch)
+        start, stop = slice_of(shares, formed.rank)
+        size = micro_batch_samples(formed.member, learned_cap_samples=cap_samples)
+        return Task(
+            epoch=epoch, number=progress.steps, batch_samples=batch, ends_epoch=ends_epoch, shares=shares,
+            rank=formed.rank, cursor=cursor, position=cursor + start,
+            share_samples=stop - start, global_batch_samples=wanted, micro_batches=micro_batches(stop - start, size),
+            listed=self._source.ids,
+        )  # fmt: skip
+
+    def _following(self, task: Task, piece: Piece) -> Iterator[Piece]:
+        """Yield this piece and what this rank takes after it, if neither members nor shares change."""
+        if self._foreseen is None:
+            return
+        formed, progress, cap_samples = self._foreseen
+        begin, empty = piece.start, 0
+        while empty < LOOK_STEPS:
+            start = task.position
+            for size in task.micro_batches:
+                if start >= begin:
+                    yield Piece(task.epoch, start, start + size)
+                start += size
+            empty = 0 if task.micro_batches else empty + 1
+            progress, begin = self.advanced(progress, task), 0
+            if progress.epoch >= self._config.epochs:
+                return
+            task = self._task(formed, progress, cap_samples)

@@ -1,0 +1,102 @@
+"""How a rank ends: told to go, or because everything is committed; and how much time it has for that."""
+
+from __future__ import annotations
+
+import time
+from typing import NoReturn
+
+from heterotrain_core.contract.config import TrainingConfig
+from heterotrain_core.contract.outcome import Ending
+
+from heterotrain.checkpoints.manager import CheckpointKeeper
+from heterotrain.membership.interface import Formed, Membership
+from heterotrain.membership.standing import Standing
+from heterotrain.state.training import Training
+from heterotrain.termination_message import Farewell
+
+
+class Departure:
+    """The ways out of the loop.
+
+    Attributes:
+        wanted: whether this rank leaves after its running step.
+        announced: whether the members of the last formation knew that this rank leaves, and took over what it held.
+        reason: why the script ended the training early; empty when it did not.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: TrainingConfig,
+        training: Training,
+        membership: Membership,
+        keeper: CheckpointKeeper,
+        farewell: Farewell,
+    ) -> None:
+        self.wanted = False
+        self.announced = False
+        self.reason = ""
+        self._told_s: float | None = None
+        self._grace_s = config.grace_s
+        self._training = training
+        self._membership = membership
+        self._keeper = keeper
+        self._farewell = farewell
+
+    def told(self) -> None:
+        """Take notice of SIGTERM; safe in a signal's handler."""
+        self._told_s = self._told_s or time.monotonic()
+        self.soon()
+
+    def soon(self) -> None:
+        """Leave after the running step; do not wait long for others."""
+        self.wanted = True
+        self._membership.leave_soon(self._grace_s / 3)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until this process is killed, ``None`` while nobody has told it to go."""
+        if self._told_s is None:
+            return None
+        return max(0.0, self._told_s + self._grace_s - time.monotonic())
+
+    def rescue(self, formed: Formed, *, mark: int) -> None:
+        """Everybody leaves at once: the job cannot go on without a checkpoint."""
+        left_s = self.left_s
+        self._keeper.rescue(formed, self._training, mark=mark, left_s=self._grace_s if left_s is None else left_s)
+
+    def leave(self, standing: Standing | None) -> NoReturn:
+        """End this rank as announced."""
+        if standing is not None and not self.announced:
+            # It was told too late for the last vote, or while it waited for others: perhaps all others leave as well, and
+            # each of them, like this rank, was thought to stay.
+            self._keeper.write_now(self._training, generation=standing.formation.generation, within_s=self.left_s)
+        self._keeper.wait(self.left_s)
+        self._farewell.say(Ending.LEFT, "told to go; the others know", told=self._told_s is not None)
+        self._membership.close()
+        raise SystemExit(0)
+
+    def conclude(self, formed: Formed) -> None:
+        """End the training together: nobody goes before everybody has committed everything and it is kept.
+
+        Raises:
+            PeerLost: somebody went away meanwhile; whoever is left may still need this rank's state.
+        """
+        self._membership.everything_committed()
+        self._keeper.write_final(formed, self._training)
+        if formed.group is not None:
+            formed.group.gather_now([0.0])
+        self._end()
+        if formed.group is not None:
+            formed.group.close()
+
+    def finish_alone(self, standing: Standing | None) -> None:
+        """End a rank that has committed everything and whom nobody needs any more."""
+        if standing is not None:
+            self._keeper.write_now(self._training, generation=standing.formation.generation)
+        self._end()
+
+    def _end(self) -> None:
+        self._keeper.wait()
+        self._farewell.say(Ending.FINISHED, self.reason or "every epoch is committed")
+        self._membership.close()
