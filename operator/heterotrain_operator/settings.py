@@ -1,63 +1,142 @@
-"""Settings of the operator: each is an option of ``heterotrain-operator run`` and an environment variable."""
+"""Settings of the operator, each stated once: its field gives the command-line option and the environment variable.
+
+The field ``prometheus.poll_s`` is the option ``--prometheus-poll-seconds`` of ``heterotrain-operator run`` and the
+variable ``HETEROTRAIN_OPERATOR_PROMETHEUS_POLL_SECONDS``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+ENVIRONMENT_PREFIX = "HETEROTRAIN_OPERATOR"
+
+
+def _about(text: str, *, at_least: float | None = None, at_most: float | None = None) -> Mapping[str, Any]:
+    """Return a field's metadata: its help text and the range of its values, both ends included."""
+    return {"help": text, "at_least": at_least, "at_most": at_most}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrometheusSettings:
-    """How telemetry is read.
+    """How telemetry is read from Prometheus."""
 
-    Attributes:
-        url: base URL; ``None`` switches telemetry off, shares stay even.
-        poll_s: seconds between two reads of one job; about the scrape interval.
-        timeout_s: longest wait for an answer.
-        auth_dir: folder (a mounted Secret) with the file ``token``, or the files ``username`` and ``password``.
-        ca_file: certificate authority of a private Prometheus.
-        stale_s: samples older than this count as no data.
-    """
-
-    url: str | None = None
-    poll_s: float = 1.0
-    timeout_s: float = 5.0
-    auth_dir: Path | None = None
-    ca_file: Path | None = None
-    stale_s: float = 30.0
+    url: str | None = field(
+        default=None, metadata=_about("Base URL of Prometheus; empty for even shares without telemetry.")
+    )
+    poll_s: float = field(
+        default=1.0,
+        metadata=_about("Seconds between two reads of one job; about the scrape interval is best.", at_least=0.1),
+    )
+    timeout_s: float = field(default=5.0, metadata=_about("Seconds to wait for an answer."))
+    auth_dir: Path | None = field(
+        default=None,
+        metadata=_about("Folder (a mounted Secret) with the file token, or the files username and password."),
+    )
+    ca_file: Path | None = field(default=None, metadata=_about("Certificate authority of a private Prometheus."))
+    stale_s: float = field(default=30.0, metadata=_about("Samples older than this many seconds count as missing."))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything that a person may want to set.
+    """Settings of one operator process."""
+
+    namespace: str = field(default="default", metadata=_about("Namespace of the operator itself; it holds the Lease."))
+    identity: str = field(default="heterotrain-operator", metadata=_about("Name of this replica in the Lease."))
+    watch_namespace: str | None = field(default=None, metadata=_about("The only namespace to watch; empty for all."))
+    kubeconfig: str | None = field(
+        default=None, metadata=_about("Kubeconfig to use outside a cluster; empty for KUBECONFIG or ~/.kube/config.")
+    )
+    # Deciding and writing keep one core busy: more workers than a few only wait for each other.
+    workers: int = field(default=4, metadata=_about("Jobs to reconcile at the same time.", at_least=1, at_most=64))
+    relist_s: float = field(
+        default=300.0, metadata=_about("Seconds between two full lists, which make up for missed events.")
+    )
+    foreign_pods_s: float = field(
+        default=30.0, metadata=_about("Seconds between two lists of other pods, which use capacity of the nodes.")
+    )
+    gather_s: float = field(
+        default=5.0, metadata=_about("Longest time in seconds that a ready worker waits for starting ones.")
+    )
+    status_interval_s: float = field(
+        default=2.0, metadata=_about("Least seconds between two status updates that only bring new numbers.")
+    )
+    health_port: int = field(default=8080, metadata=_about("Port of the health probes."))
+    metrics_port: int = field(default=9090, metadata=_about("Port of the operator's own metrics."))
+    listen: str = field(
+        default="0.0.0.0",  # noqa: S104  # probes and scrapes come from outside the pod
+        metadata=_about("Address to listen on for probes and scrapes."),
+    )
+    leader_election: bool = field(
+        default=True, metadata=_about("Act only while holding the Lease. Switch it off only to debug a single replica.")
+    )
+    lease_name: str = field(
+        default="heterotrain-operator", metadata=_about("Lease that elects the acting replica; one for each release.")
+    )
+    lease_duration_s: float = field(default=10.0, metadata=_about("Seconds after which a silent leader is replaced."))
+    prometheus: PrometheusSettings = PrometheusSettings()
+
+
+class Option(NamedTuple):
+    """One setting as a command-line option.
 
     Attributes:
-        namespace: where the operator runs; its Lease is there.
-        identity: name of this replica in the Lease.
-        watch_namespace: the only namespace that is watched; ``None`` for all.
-        kubeconfig: file to use outside a cluster.
-        workers: jobs that are handled at the same time; one core decides and writes for hardly more, others only wait longer.
-        relist_s: seconds between two full lists: what repairs a missed event.
-        foreign_s: seconds between two lists of foreign pods, which take room on the nodes.
-        gather_s: longest time that a ready worker waits for others that start.
-        status_interval_s: least seconds between two status writes that only bring new numbers.
-        health_port: probes; ``metrics_port``: the operator's own series.
-        leader_election: off, every replica acts: only for debugging with a single one.
+        name: without the leading dashes, such as ``prometheus-poll-seconds``.
+        kind: type of its values; an empty text stands for ``None`` where ``default`` is ``None``.
+        at_least: smallest value, ``None`` for any.
+        at_most: largest value, ``None`` for any.
     """
 
-    namespace: str = "default"
-    identity: str = "heterotrain-operator"
-    watch_namespace: str | None = None
-    kubeconfig: str | None = None
-    workers: int = 4
-    relist_s: float = 300.0
-    foreign_s: float = 30.0
-    gather_s: float = 5.0
-    status_interval_s: float = 2.0
-    health_port: int = 8080
-    metrics_port: int = 9090
-    listen: str = "0.0.0.0"  # noqa: S104  # probes and scrapes come from outside the pod
-    leader_election: bool = True
-    lease_name: str = "heterotrain-operator"
-    lease_duration_s: float = 10.0
-    prometheus: PrometheusSettings = PrometheusSettings()
+    name: str
+    kind: type
+    default: Any
+    help: str
+    at_least: Any
+    at_most: Any
+
+    @property
+    def parameter(self) -> str:
+        """The option's name as a Python identifier."""
+        return self.name.replace("-", "_")
+
+
+def setting_options(kind: type = Settings, prefix: str = "") -> Iterator[Option]:
+    """Yield an option for every setting."""
+    for each, value_type in _typed_fields(kind):
+        if is_dataclass(value_type):
+            yield from setting_options(value_type, f"{prefix}{each.name}-")
+        else:
+            yield Option(_option_name(prefix, each), value_type, each.default, **each.metadata)
+
+
+def settings_from(values: Mapping[str, Any]) -> Settings:
+    """Return the settings for the options' values, given by parameter name."""
+    return Settings(**_arguments(Settings, "", values))
+
+
+def _arguments(kind: type, prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for each, value_type in _typed_fields(kind):
+        if is_dataclass(value_type):
+            found[each.name] = value_type(**_arguments(value_type, f"{prefix}{each.name}-", values))
+            continue
+        value = values[_option_name(prefix, each).replace("-", "_")]
+        found[each.name] = None if each.default is None and value in (None, "") else value_type(value)
+    return found
+
+
+def _typed_fields(kind: type) -> Iterator[tuple[Field[Any], type]]:
+    """Yield a dataclass's fields with the types of their values; for optional ones, of the values besides ``None``."""
+    hints = get_type_hints(kind)
+    for each in fields(kind):
+        yield (
+            each,
+            next((member for member in get_args(hints[each.name]) if member is not type(None)), hints[each.name]),
+        )
+
+
+def _option_name(prefix: str, setting: Field[Any]) -> str:
+    return prefix + re.sub(r"_s$", "_seconds", setting.name).replace("_", "-")

@@ -286,7 +286,7 @@ class Operator:
                 sys.executable, "-m", "heterotrain_operator", "run",
                 "--namespace", self._namespace, "--watch-namespace", self._namespace, "--listen", "127.0.0.1",
                 "--health-port", str(self.health_port), "--metrics-port", str(self.metrics_port),
-                "--gather-seconds", "1", "--status-seconds", "0.2", "--lease-seconds", "5", *self._options,
+                "--gather-seconds", "1", "--status-interval-seconds", "0.2", "--lease-duration-seconds", "5", *self._options,
                 stdout=log, stderr=log,
             )  # fmt: skip
         await until(self.leads, f"the operator leads; its log:\n{self._log.read_text()}")

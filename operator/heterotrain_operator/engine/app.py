@@ -243,7 +243,7 @@ class App:
     async def _foreign(self) -> None:
         await self._synced.wait()
         namespace = self.settings.watch_namespace
-        await _every(self.settings.foreign_s, lambda: list_foreign(self.kube, self.store, namespace))
+        await _every(self.settings.foreign_pods_s, lambda: list_foreign(self.kube, self.store, namespace))
 
     @property
     def synced(self) -> bool:

@@ -25,7 +25,7 @@ class PromClient:
     def __init__(
         self, url: str, *, timeout_s: float, auth_dir: Path | None = None, ca_file: Path | None = None
     ) -> None:
-        self._url = url
+        self._url = url.rstrip("/")
         self._timeout_s = timeout_s
         self._auth_dir = auth_dir
         self._ssl = ssl.create_default_context(cafile=str(ca_file)) if ca_file else None

@@ -1,0 +1,82 @@
+"""Settings and command-line options have one source: the fields of ``Settings``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from heterotrain_operator import cli
+from heterotrain_operator.settings import PrometheusSettings, Settings, setting_options, settings_from
+
+TEMPLATES = Path(__file__).parents[3] / "helm/heterotrain/templates"
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """Return the list that receives the settings of each ``run`` command; nothing is started."""
+    found: list[Settings] = []
+
+    async def record(settings: Settings) -> list[BaseException]:
+        found.append(settings)
+        return []
+
+    monkeypatch.setattr(cli, "_run", record)
+    monkeypatch.setattr(cli, "set_up_logs", lambda *_, **__: None)
+    return found
+
+
+def run(*arguments: str, **environment: str) -> Any:
+    return CliRunner().invoke(cli.main, ["run", *arguments], env=environment)
+
+
+def test_without_options_the_defaults_hold(parsed: list[Settings]) -> None:
+    assert run().exit_code == 0
+    assert parsed == [Settings()]
+
+
+def test_every_setting_is_an_option_and_a_variable(parsed: list[Settings]) -> None:
+    options = {option.name: option for option in setting_options()}
+    assert len(options) == len(fields(Settings)) - 1 + len(fields(PrometheusSettings))
+    by_type = {str: "other", int: "7", float: "7.5", Path: "/other", bool: "false"}
+    environment = {
+        f"HETEROTRAIN_OPERATOR_{name.upper().replace('-', '_')}": by_type[option.kind]
+        for name, option in options.items()
+    }
+    assert run(**environment).exit_code == 0
+    flags = [f"--no-{name}" if option.kind is bool else f"--{name}" for name, option in options.items()]
+    values = [[] if option.kind is bool else [by_type[option.kind]] for option in options.values()]
+    pairs = zip(flags, values, strict=True)
+    assert run(*(part for flag, value in pairs for part in (flag, *value))).exit_code == 0
+    by_environment, by_option = parsed
+    assert by_environment == by_option
+    for each in fields(Settings):
+        assert getattr(by_option, each.name) != each.default, each.name
+    for each in fields(PrometheusSettings):
+        assert getattr(by_option.prometheus, each.name) != each.default, each.name
+    assert by_option.prometheus.auth_dir == Path("/other")
+
+
+def test_an_empty_text_stands_for_no_value() -> None:
+    values = {option.parameter: "" if option.default is None else option.default for option in setting_options()}
+    assert settings_from(values) == Settings()
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--workers", "0"), ("--prometheus-poll-seconds", "0"), ("--relist-seconds", "x")]
+)
+def test_a_wrong_value_is_refused(arguments: tuple[str, str]) -> None:
+    assert run(*arguments).exit_code == 2
+
+
+def test_every_variable_that_a_template_sets_is_an_option() -> None:
+    named = {
+        name
+        for template in TEMPLATES.rglob("*.yaml")
+        for name in re.findall(r"name: (HETEROTRAIN_OPERATOR_\w+)", template.read_text())
+    }
+    assert len(named) > 5
+    assert named <= {option.envvar for option in cli.run.params}  # type: ignore[attr-defined]  # click's own
