@@ -185,13 +185,17 @@ def test_a_lost_worker_is_replaced(operate: Operate) -> None:
 def test_a_frozen_worker_is_given_up_and_fenced_when_it_wakes(operate: Operate) -> None:
     """A worker that answers nothing is lost; when it comes back to life it leaves and disturbs nobody."""
     operator = operate(peer_timeout_s=0.3)
-    workers = started(operator, 3, slow_s=0.02)
+    gate = Gate(operator.folder, 9)  # the others must not finish first: then nobody is left to fence the frozen one
+    workers = [operator.start(f"w{i}", slow_s=0.02, trap=gate.trap if i == 0 else None) for i in range(3)]
+    operator.until_ready(*workers)
     operator.plan(workers)
     operator.until_step(workers[0], 3)
     workers[2].signal(signal.SIGSTOP)
-    # Not at the first vote: whoever has not missed the frozen one yet when another has still counts on it.
+    # Not at the first vote: a survivor that has not yet missed the frozen worker still counts on it.
     operator.until(lambda: "rank 0 of 2, shares" in workers[0].log(), "the others go on without it")
     workers[2].signal(signal.SIGCONT)
+    operator.finish([workers[2]])
+    gate.open()
     operator.finish(workers)
     assert_left(workers[2])
     assert_finished(operator, workers[:2])
