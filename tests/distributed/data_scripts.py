@@ -12,7 +12,7 @@ from typing import Any
 
 import heterotrain
 import torch
-from distributed.fault_injectors import Trap, set_traps
+from distributed.fault_injectors import FaultInjector, install_faults
 from distributed.scripts import net, optimizer_of, problem
 from heterotrain.checkpoints import manager as keeper
 from heterotrain.checkpoints import writer
@@ -54,7 +54,7 @@ def shards() -> heterotrain.Shards[int]:
 
 def train(
     *, out: str, kind: str = "map", workers: int = 0, in_parts: bool = False, unshared: bool = False,
-    trap: dict[str, Any] | None = None, slow_s: float = 0.0,
+    fault: dict[str, Any] | None = None, slow_s: float = 0.0,
 ) -> None:  # fmt: skip
     """Train, then write the final weights.
 
@@ -64,7 +64,7 @@ def train(
         workers: processes that load ahead.
         in_parts: write even this small state in parts.
         unshared: work in a folder of this worker's own, so that a relative checkpoint folder is seen by nobody else.
-        trap: see ``Trap``.
+        fault: see ``FaultInjector``.
         slow_s: stretches each step.
     """
     if in_parts:
@@ -72,21 +72,21 @@ def train(
     if unshared:
         os.chdir(Path(os.environ["HETEROTRAIN_TERMINATION_PATH"]).parent)
         writer.PATIENCE_S = 0.0
-    trapped = Trap(trap)
+    injector = FaultInjector(fault)
     job = heterotrain.init()
     model = job.wrap(net())
     optimizer = job.optimizer(optimizer_of(model))
-    set_traps(trapped)
+    install_faults(injector)
     dataset: Any = {"map": PROBLEM, "shards": shards(), "stream": Stream()}[kind]
     for step in job.steps(dataset, workers=workers):
         with step:
-            trapped.at("step", step.number)
+            injector.at("step", step.number)
             for x, y in step.micro_batches():
                 time.sleep(slow_s)
                 step.backward(((model(x) - y) ** 2).mean())
-            trapped.at("backward", step.number)
+            injector.at("backward", step.number)
             step.apply(optimizer)
-            trapped.at("applied", step.number)
+            injector.at("applied", step.number)
     torch.save(model.state_dict(), f"{out}/{os.environ['HETEROTRAIN_WORKER']}.pt")
 
 

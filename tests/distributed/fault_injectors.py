@@ -28,11 +28,11 @@ LAST_PLACE = "concluding"
 """Everything is committed, and the others have not all said so."""
 
 
-class Trap:
+class FaultInjector:
     """Makes this worker do something once, at the given place, when it comes there for the given time."""
 
     def __init__(self, spec: dict[str, Any] | None) -> None:
-        """Set no trap without a specification.
+        """Set no fault without a specification.
 
         Args:
             spec: ``place``; ``step``, its number or how often the place was reached before; ``do``: ``die`` (the default),
@@ -73,7 +73,7 @@ def _peer_ports() -> list[int]:
     return [] if isinstance(plan, Refused) else [m.peer_port for m in plan.members if m.peer_port != own]
 
 
-def set_traps(trap: Trap) -> None:
+def install_faults(fault: FaultInjector) -> None:
     """Reach the places inside the library; those of ``FORMING_PLACES`` count how often this process was there."""
     launch, wait, enter = Reducer._launch, Reducer.wait, Step.__enter__
     vote, build, exchange, write_final = Election.vote, Group.build, transfer.exchange, CheckpointKeeper.write_final
@@ -82,17 +82,17 @@ def set_traps(trap: Trap) -> None:
 
     def come(place: str) -> None:
         been[place] += 1
-        trap.at(place, been[place] - 1)
+        fault.at(place, been[place] - 1)
 
     def launched(self: Reducer, bucket: Any) -> None:
         launch(self, bucket)
         if self._next == 1:
-            trap.at("launched", running[0])
+            fault.at("launched", running[0])
 
     def waited(self: Reducer) -> None:
-        trap.at("reducing", running[0])
+        fault.at("reducing", running[0])
         wait(self)
-        trap.at("reduced", running[0])
+        fault.at("reduced", running[0])
 
     def entered(self: Step) -> Step:
         running[0] = self.number

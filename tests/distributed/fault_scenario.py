@@ -16,7 +16,7 @@ from heterotrain_core.contract.plan import Boundary, BoundaryKind
 
 STEPS = 18
 PLACES = (*STEP_PLACES, *FORMING_PLACES, LAST_PLACE)
-DEEDS = {
+FAULTS = {
     "told to go": "go",
     "told to go, killed before it went": "go",
     "drained by the plan": "wait",
@@ -25,17 +25,17 @@ DEEDS = {
     "two killed at once": "die",
     "hangs for a moment": "stop",
     "hangs, given up, wakes": "stop",
-    "cable cut, comes back": "cut",
-    "cable cut, then power": "cut",
+    "network cut, comes back": "cut",
+    "network cut, then power off": "cut",
     "a message lost": "lose",
     "another one joins": "wait",
     "all told to go, others come": "wait",
     "all killed, others come": "wait",
     "reaches one peer no more": "part",
 }
-"""What happens, and what the victim's trap does for it (see ``traps.Trap``)."""
+"""What happens, and what the victim's fault does for it (see ``fault_injectors.FaultInjector``)."""
 AWAY = ("stop", "cut", "part")
-"""What lasts until the story ends it."""
+"""What lasts until the scenario ends it."""
 AWAY_S = 3.0
 """Longest absence of somebody who hangs or is cut off; less as soon as the others have gone on without it."""
 MOMENT_S = 0.2
@@ -47,7 +47,7 @@ def possible(what: str, place: str) -> bool:
 
 
 @dataclass(slots=True)
-class Scene:
+class ScheduledFault:
     """Something that happens to one worker when it comes to a place."""
 
     what: str
@@ -64,9 +64,9 @@ class Scene:
         """The file that appears when it happens."""
         return self.folder / "reached"
 
-    def trap(self) -> dict[str, Any]:
-        """Return the victim's trap."""
-        do = DEEDS[self.what]
+    def fault(self) -> dict[str, Any]:
+        """Return the victim's fault."""
+        do = FAULTS[self.what]
         if self.place == "voting" and do == "wait":
             do = "tell"
         release = str(self.folder / "release")
@@ -79,13 +79,13 @@ class Scene:
 
 
 @dataclass(slots=True)
-class Story:
+class FaultScenario:
     """One history; ``cells`` are (what, place) that happen in it, each to another worker, if the job gets there."""
 
     chance: random.Random
     operator: Operator
     cells: list[tuple[str, str]]
-    scenes: list[Scene] = field(default_factory=list)
+    scheduled: list[ScheduledFault] = field(default_factory=list)
     delay_s: float = 0.0
     notices: bool = True
     events: list[tuple[int, str]] = field(default_factory=list)
@@ -106,38 +106,38 @@ class Story:
         for number, (what, place) in enumerate(self.cells):
             self._prepare(number, what, place)
         while len(self.known) < chance.randint(2, 4):
-            self.start(self._chance_trap())
+            self.start(self._random_fault())
         self.operator.until_ready(*self.known)
         # The first rank of a job's first plan never takes state: who is to be lost in that has to come later.
-        late = [s.victims[0] for s in self.scenes if (s.what, s.place) == ("killed, with the store", "receiving")]
+        late = [s.victims[0] for s in self.scheduled if (s.what, s.place) == ("killed, with the store", "receiving")]
         self.name([worker for worker in self.known if worker not in late])
         self.events.sort()
 
     def _prepare(self, number: int, what: str, place: str) -> None:
         """Start those to whom it will happen, and see to it that the job comes to that place."""
-        folder = self.operator.folder / f"scene-{number}"
+        folder = self.operator.folder / f"event-{number}"
         folder.mkdir()
         at = self.chance.randint(1, STEPS - 3) if place in STEP_PLACES else 0
         if place in ("building", "built"):
             at = self.chance.randint(0, 1)
         if at == 1 or place in ("voting", "giving", "receiving"):
             self.events.append((self.chance.randint(1, 6), "join" if place in ("giving", "receiving") else "go"))
-        scene = Scene(what, place, at, folder)
-        self.scenes.append(scene)
+        event = ScheduledFault(what, place, at, folder)
+        self.scheduled.append(event)
         for _ in range(2 if what == "two killed at once" else 1):
-            scene.victims.append(self.start(scene.trap()))
+            event.victims.append(self.start(event.fault()))
         if what == "killed, with the store":
-            self.first = scene.victims[0].uid
+            self.first = event.victims[0].uid
 
-    def _chance_trap(self) -> dict[str, Any] | None:
+    def _random_fault(self) -> dict[str, Any] | None:
         """Return a death for some of those to whom nothing else happens."""
         place = self.chance.choice(STEP_PLACES)
-        trap = {"place": place, "step": self.chance.randint(0, STEPS - 1)}
-        return trap if self.chance.random() < 0.2 else None
+        fault = {"place": place, "step": self.chance.randint(0, STEPS - 1)}
+        return fault if self.chance.random() < 0.2 else None
 
-    def start(self, trap: dict[str, Any] | None = None) -> Worker:
+    def start(self, fault: dict[str, Any] | None = None) -> Worker:
         """Start one more worker."""
-        worker = self.operator.start(f"w{len(self.known)}", trap=trap, slow_s=0.005)
+        worker = self.operator.start(f"w{len(self.known)}", fault=fault, slow_s=0.005)
         self.known.append(worker)
         return worker
 
@@ -192,17 +192,17 @@ class Story:
             step = self.step()
             while self.events and self.events[0][0] <= step:
                 self._happen(self.events.pop(0)[1])
-            for scene in self.scenes:
-                self._follow(scene, step)
+            for event in self.scheduled:
+                self._follow(event, step)
             self._react()
             time.sleep(0.01)
 
     def _happen(self, kind: str) -> None:
         alive = [worker for worker in self.alive() if worker.uid not in self.stopped]
         if kind == "join":
-            self.start(self._chance_trap())
+            self.start(self._random_fault())
         elif kind == "go" and alive:
-            fated = {worker.uid for scene in self.scenes for worker in scene.victims}
+            fated = {worker.uid for event in self.scheduled for worker in event.victims}
             self._tell(self.chance.choice([w for w in alive if w.uid not in fated] or alive))
         elif kind == "revise" and self.named:
             self.revise()
@@ -211,59 +211,59 @@ class Story:
         self.told_to_go.add(worker.uid)
         worker.signal(signal.SIGTERM)
 
-    def _follow(self, scene: Scene, step: int) -> None:
-        """Do what the test has to do when a scene's place is reached, and end an absence."""
-        if scene.over or not scene.reached.exists():
+    def _follow(self, event: ScheduledFault, step: int) -> None:
+        """Do what the test has to do when an event's place is reached, and end an absence."""
+        if event.over or not event.reached.exists():
             return
-        victim, now_s = scene.victims[0], time.monotonic()
-        if scene.since_s is None:
-            scene.since_s, scene.step = now_s, step
-            self._begin(scene, victim)
-        if DEEDS[scene.what] not in AWAY:
-            scene.over = True
+        victim, now_s = event.victims[0], time.monotonic()
+        if event.since_s is None:
+            event.since_s, event.step = now_s, step
+            self._begin(event, victim)
+        if FAULTS[event.what] not in AWAY:
+            event.over = True
             return
-        away_s = now_s - scene.since_s
-        if scene.what == "hangs for a moment":
-            scene.over = away_s > MOMENT_S and _is_stopped(victim)
+        away_s = now_s - event.since_s
+        if event.what == "hangs for a moment":
+            event.over = away_s > MOMENT_S and _is_stopped(victim)
         else:
-            others_went_on = step > scene.step + 1 and away_s > MOMENT_S
-            there = DEEDS[scene.what] == "stop" and not _is_stopped(victim)
-            scene.over = (others_went_on or away_s > AWAY_S) and not there
-        if scene.over:
-            if scene.what == "cable cut, then power":
+            others_went_on = step > event.step + 1 and away_s > MOMENT_S
+            there = FAULTS[event.what] == "stop" and not _is_stopped(victim)
+            event.over = (others_went_on or away_s > AWAY_S) and not there
+        if event.over:
+            if event.what == "network cut, then power off":
                 victim.signal(signal.SIGKILL)
                 self.operator.until(lambda: victim.poll() is not None, "the power is off")
-            scene.release()
+            event.release()
             victim.signal(signal.SIGCONT)
             self.stopped.discard(victim.uid)
             self.cut_off.discard(victim.uid)
 
-    def _begin(self, scene: Scene, victim: Worker) -> None:
-        if scene.what == "told to go":
+    def _begin(self, event: ScheduledFault, victim: Worker) -> None:
+        if event.what == "told to go":
             self.told_to_go.add(victim.uid)
-        elif scene.what == "told to go, killed before it went":
+        elif event.what == "told to go, killed before it went":
             self.told_to_go.add(victim.uid)
             victim.signal(signal.SIGKILL)
-        elif scene.what == "drained by the plan":
+        elif event.what == "drained by the plan":
             self.told_to_go.add(victim.uid)
             if victim.uid in self.named:
                 self.revise(drain=(victim.name,))
-        elif scene.what == "another one joins":
+        elif event.what == "another one joins":
             newcomer = self.start()
             self.operator.until_ready(newcomer)
             self.name([worker for worker in self.alive() if worker.uid not in self.stopped])
-        elif scene.what == "all told to go, others come":
+        elif event.what == "all told to go, others come":
             for worker in self.running():
                 self._tell(worker)
-        elif scene.what == "all killed, others come":
+        elif event.what == "all killed, others come":
             for worker in self.running():
                 worker.signal(signal.SIGKILL)
-        elif DEEDS[scene.what] == "stop":
+        elif FAULTS[event.what] == "stop":
             self.stopped.add(victim.uid)
-        elif DEEDS[scene.what] == "cut":
+        elif FAULTS[event.what] == "cut":
             self.cut_off.add(victim.uid)
-        if DEEDS[scene.what] == "wait":
-            scene.release()
+        if FAULTS[event.what] == "wait":
+            event.release()
 
     def _react(self) -> None:
         """Name whoever is alive when that differs from the plan, after the operator's delay."""

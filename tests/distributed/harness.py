@@ -249,7 +249,7 @@ class Gate:
 
     def __init__(self, folder: Path, step: int, *, name: str = "") -> None:
         self._reached, self._release = folder / f"reached-{name}{step}", folder / f"release-{name}{step}"
-        self.trap = {
+        self.fault = {
             "place": "step", "step": step, "do": "wait", "reached": str(self._reached), "release": str(self._release),
         }  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import Any
 import heterotrain
 import heterotrain.telemetry.tensorboard
 import torch
-from distributed.fault_injectors import Trap, set_traps
+from distributed.fault_injectors import FaultInjector, install_faults
 
 FEATURES = 6
 
@@ -40,7 +40,7 @@ def train(
     *,
     out: str,
     samples: int = 96,
-    trap: dict[str, Any] | None = None,
+    fault: dict[str, Any] | None = None,
     tokens: bool = False,
     slow_s: float = 0.0,
     board: str | None = None,
@@ -49,16 +49,16 @@ def train(
 
     ``tokens`` weighs samples differently; ``slow_s`` stretches each step; ``board`` is a folder for TensorBoard files.
     """
-    trapped = Trap(trap)
+    injector = FaultInjector(fault)
     heterotrain.telemetry.tensorboard.GAP_S = 0.0
     job = heterotrain.init(tensorboard_dir=board)
-    trapped.at("init", 0)
+    injector.at("init", 0)
     model = job.wrap(net())
     optimizer = job.optimizer(optimizer_of(model))
-    set_traps(trapped)
+    install_faults(injector)
     for step in job.steps(problem(samples)):
         with step:
-            trapped.at("step", step.number)
+            injector.at("step", step.number)
             for x, y in step.micro_batches():
                 if slow_s:
                     time.sleep(slow_s)
@@ -68,9 +68,9 @@ def train(
                     step.backward((errors * weights).sum(), weight=float(weights.sum()))
                 else:
                     step.backward(errors.mean())
-            trapped.at("backward", step.number)
+            injector.at("backward", step.number)
             step.apply(optimizer)
-            trapped.at("applied", step.number)
+            injector.at("applied", step.number)
     torch.save(model.state_dict(), f"{out}/{os.environ['HETEROTRAIN_WORKER']}.pt")
     Path(f"{out}/{os.environ['HETEROTRAIN_WORKER']}.json").write_text(json.dumps({"rank": job.is_leader}))
 

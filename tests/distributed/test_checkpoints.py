@@ -62,7 +62,7 @@ def test_all_are_told_but_not_all_in_time_for_one_vote(operate: Operate, tmp_pat
     """One has voted already when both are told: the other takes it for a survivor, and it writes before it goes, too."""
     operator = operate(epochs=3, checkpoint_uri=f"file://{tmp_path}/checkpoints")
     gate = Gate(tmp_path, 4)
-    workers = [operator.start(f"w{i}", trap=None if i else gate.trap) for i in range(2)]
+    workers = [operator.start(f"w{i}", fault=None if i else gate.fault) for i in range(2)]
     operator.until_ready(*workers)
     operator.plan(workers)
     operator.until(gate.reached, "one waits in its fifth step and the other for it")
@@ -119,8 +119,8 @@ def test_damaged_checkpoints_are_passed_over(operate: Operate, tmp_path: Path) -
 def test_a_killed_job_goes_on_from_its_last_checkpoint(operate: Operate, tmp_path: Path) -> None:
     """All workers die at once in the middle of a step; the steps since the checkpoint are done over, exactly once each."""
     operator = operate(epochs=3, checkpoint_uri=f"file://{tmp_path}/checkpoints", checkpoint_every_s=0.0)
-    trap = {"place": "reducing", "step": 9}
-    workers = [operator.start(f"w{i}", trap=trap) for i in range(2)]
+    fault = {"place": "reducing", "step": 9}
+    workers = [operator.start(f"w{i}", fault=fault) for i in range(2)]
     operator.until_ready(*workers)
     operator.plan(workers)
     operator.finish(workers)
@@ -134,7 +134,7 @@ def test_a_killed_job_goes_on_from_its_last_checkpoint(operate: Operate, tmp_pat
 def test_a_survivor_that_has_to_go_while_it_waits_writes_first(operate: Operate, tmp_path: Path) -> None:
     """One of two is killed, the other waits for the operator and is told to go: its state is the only one there is."""
     operator = operate(epochs=2, checkpoint_uri=f"file://{tmp_path}/checkpoints")
-    workers = [operator.start(f"w{i}", trap={"place": "backward", "step": 5} if i == 0 else None) for i in range(2)]
+    workers = [operator.start(f"w{i}", fault={"place": "backward", "step": 5} if i == 0 else None) for i in range(2)]
     operator.until_ready(*workers)
     operator.plan(workers)
     operator.finish(workers[:1])

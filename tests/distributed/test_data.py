@@ -25,9 +25,9 @@ def test_members_and_shares_change_while_data_are_read(
     """One dies, one joins, one is told to go, then all are; others go on in the middle of an epoch."""
     operator = operate(epochs=3, checkpoint_uri=f"file://{tmp_path}/checkpoints")
     gates = [Gate(tmp_path, step) for step in (3, 6, 9)]
-    traps = [gates[0].trap, gates[1].trap, {"place": "reducing", "step": 2}]
-    first = [operator.start(f"w{i}", script=SCRIPT, kind=kind, trap=traps[i]) for i in range(3)]
-    joiner = operator.start("w3", script=SCRIPT, kind=kind, trap=gates[2].trap)
+    faults = [gates[0].fault, gates[1].fault, {"place": "reducing", "step": 2}]
+    first = [operator.start(f"w{i}", script=SCRIPT, kind=kind, fault=faults[i]) for i in range(3)]
+    joiner = operator.start("w3", script=SCRIPT, kind=kind, fault=gates[2].fault)
     operator.until_ready(*first, joiner)
     operator.plan(first, shares=(9, 5, 2))
     operator.until(gates[0].reached, "two are left and reach the fourth step")
@@ -60,7 +60,8 @@ def test_members_and_shares_change_while_samples_are_loaded_ahead(
     operator = operate(epochs=3)
     gates = [Gate(tmp_path, step) for step in (2, 9)]
     workers = [
-        operator.start(f"w{i}", script=SCRIPT, kind=kind, workers=1, slow_s=0.02, trap=gates[i].trap) for i in range(2)
+        operator.start(f"w{i}", script=SCRIPT, kind=kind, workers=1, slow_s=0.02, fault=gates[i].fault)
+        for i in range(2)
     ]
     operator.until_ready(*workers)
     often = Boundary(kind=BoundaryKind.STEPS, every_steps=1)

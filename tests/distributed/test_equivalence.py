@@ -10,25 +10,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed.configs import Recipe, distance, twin
 from distributed.harness import Operator, Worker
+from distributed.setups import TrainingSetup, distance, twin
 from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending
 
 GOLDEN = Path(__file__).with_name("golden_losses.json")
-"""Losses of ``RECIPES[0]``, as plain torch on one process had them when they were written down."""
-RECIPES = [
-    Recipe(),
-    Recipe(tokens=True, clip_norm=1.0),
-    Recipe(clip_value=0.3, clip_norm=2.0, decay=0.9),
-    Recipe(tokens=True, adam=True),
+"""Losses of ``SETUPS[0]``, as plain torch on one process had them when they were written down."""
+SETUPS = [
+    TrainingSetup(),
+    TrainingSetup(tokens=True, clip_norm=1.0),
+    TrainingSetup(clip_value=0.3, clip_norm=2.0, decay=0.9),
+    TrainingSetup(tokens=True, adam=True),
 ]
 
 
-def run(operator: Operator, recipe: Recipe, *, shares: tuple[int, ...], **plan: Any) -> list[Worker]:
+def run(operator: Operator, setup: TrainingSetup, *, shares: tuple[int, ...], **plan: Any) -> list[Worker]:
     """Train with one plan to the end and return the workers, all of which have finished."""
     workers = [
-        operator.start(f"w{i}", script="distributed.configs:train", recipe=asdict(recipe)) for i in range(len(shares))
+        operator.start(f"w{i}", script="distributed.setups:train", setup=asdict(setup)) for i in range(len(shares))
     ]
     operator.until_ready(*workers)
     operator.plan(workers, shares=shares, **plan)
@@ -55,15 +55,15 @@ def vectors(chance: random.Random, count: int, total: int) -> list[tuple[int, ..
     return found
 
 
-@pytest.mark.parametrize("seed", range(len(RECIPES)))
+@pytest.mark.parametrize("seed", range(len(SETUPS)))
 def test_any_shares_train_like_one_process(operate: Callable[..., Operator], seed: int) -> None:
     """Other random shares in every step, cut into other micro-batches on every rank, with a short last step."""
-    recipe, chance = RECIPES[seed], random.Random(seed)  # noqa: S311 - a seeded story, no secret
+    setup, chance = SETUPS[seed], random.Random(seed)  # noqa: S311 - a seeded scenario, no secret
     probe = tuple(vectors(chance, 5, 16))
     micro = tuple(chance.randint(0, 5) for _ in range(3))
     operator = operate()
-    workers = run(operator, recipe, shares=vectors(chance, 1, 16)[0], micro=micro, probe=probe, probe_steps=1)
-    expected = twin(recipe, epochs=2)
+    workers = run(operator, setup, shares=vectors(chance, 1, 16)[0], micro=micro, probe=probe, probe_steps=1)
+    expected = twin(setup, epochs=2)
     for worker in workers:
         assert distance(operator.weights(worker), expected.weights) < 1e-10
         assert [s["loss"] for s in steps(operator, worker)] == pytest.approx(expected.losses, rel=1e-10)
@@ -75,12 +75,12 @@ def test_any_shares_train_like_one_process(operate: Callable[..., Operator], see
 
 def test_the_same_run_twice_is_the_same_to_the_last_bit(operate: Callable[..., Operator], tmp_path: Path) -> None:
     """Equal plans: equal bytes of all weights and equal losses, on all ranks."""
-    recipe, found = Recipe(adam=True, dtype="float32"), []
+    setup, found = TrainingSetup(adam=True, dtype="float32"), []
     for name in ("first", "second"):
         operator = operate()
         operator.folder = tmp_path / name
         operator.folder.mkdir()
-        workers = run(operator, recipe, shares=(7, 0, 9), micro=(2, 0, 4), probe=((4, 5, 7), (1, 15, 0)), probe_steps=2)
+        workers = run(operator, setup, shares=(7, 0, 9), micro=(2, 0, 4), probe=((4, 5, 7), (1, 15, 0)), probe_steps=2)
         found += [
             ({k: v.numpy().tobytes() for k, v in operator.weights(w).items()}, steps(operator, w)) for w in workers
         ]

@@ -11,8 +11,14 @@ from distributed.harness import Operator, assert_same_weights, reference
 def test_the_stuck_rank_and_its_stack_are_named(operate: Callable[..., Operator], tmp_path: Path) -> None:
     """Two ranks wait in a reduction for the third, which stands still in its script before backward."""
     operator = operate(peer_timeout_s=0.3)
-    trap = {"place": "step", "step": 3, "do": "wait", "reached": str(tmp_path / "in"), "release": str(tmp_path / "out")}
-    workers = [operator.start(f"w{i}", slow_s=0.1, trap=trap if i == 1 else None) for i in range(3)]
+    fault = {
+        "place": "step",
+        "step": 3,
+        "do": "wait",
+        "reached": str(tmp_path / "in"),
+        "release": str(tmp_path / "out"),
+    }
+    workers = [operator.start(f"w{i}", slow_s=0.1, fault=fault if i == 1 else None) for i in range(3)]
     operator.until_ready(*workers)
     operator.plan(workers)
     for worker in (workers[0], workers[2]):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-from distributed.fault_scenario import DEEDS, PLACES, Story, possible
+from distributed.fault_scenario import FAULTS, PLACES, FaultScenario, possible
 from distributed.harness import Operator, assert_same_weights, reference
 from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending
@@ -23,8 +23,8 @@ from heterotrain_core.contract.outcome import Ending
 ASKED = os.environ.get("HETEROTRAIN_HISTORIES", "")
 SEEDS = range(*map(int, (ASKED or "12").split(":")))
 EPOCHS = 3
-SCENES = 2
-CELLS = [(what, place) for what in DEEDS for place in PLACES if possible(what, place)]
+FAULTS_EACH = 2
+CELLS = [(what, place) for what in FAULTS for place in PLACES if possible(what, place)]
 random.Random(0).shuffle(CELLS)  # noqa: S311 - an order, no secret: few histories meet many kinds of events
 COVERED: Counter[tuple[str, str]] = Counter()
 
@@ -34,7 +34,7 @@ def table(pytestconfig: pytest.Config) -> Iterator[None]:
     """Say at the end what happened where, when the number of histories was asked for."""
     yield
     if ASKED:
-        rows = [[what, *(str(COVERED[what, p]) if possible(what, p) else "" for p in PLACES)] for what in DEEDS]
+        rows = [[what, *(str(COVERED[what, p]) if possible(what, p) else "" for p in PLACES)] for what in FAULTS]
         lines = [f"| {' | '.join(row)} |" for row in (["", *PLACES], ["---"] * (len(PLACES) + 1), *rows)]
         with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
             print("", *lines, sep="\n")
@@ -43,20 +43,20 @@ def table(pytestconfig: pytest.Config) -> Iterator[None]:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_history(operate: Callable[..., Operator], seed: int) -> None:
     """One history."""
-    chance = random.Random(seed)  # noqa: S311 - a seeded story, no secret
-    cells = [CELLS[(SCENES * seed + number) % len(CELLS)] for number in range(SCENES)]
+    chance = random.Random(seed)  # noqa: S311 - a seeded scenario, no secret
+    cells = [CELLS[(FAULTS_EACH * seed + number) % len(CELLS)] for number in range(FAULTS_EACH)]
     operator = operate(epochs=EPOCHS, peer_timeout_s=0.3, checkpoint_uri=None)
     if chance.random() < 0.5:  # otherwise those who come after all others have gone begin anew
         operator.config = replace(operator.config, checkpoint_uri=f"file://{operator.folder}/checkpoints")
         if seed % 2:  # else only when somebody is told to go
             operator.config = replace(operator.config, checkpoint_every_s=0.0)
-    story = Story(chance=chance, operator=operator, cells=cells)
-    story.begin()
-    story.play()
-    COVERED.update(cell for cell, scene in zip(cells, story.scenes, strict=True) if scene.reached.exists())
+    scenario = FaultScenario(chance=chance, operator=operator, cells=cells)
+    scenario.begin()
+    scenario.play()
+    COVERED.update(cell for cell, event in zip(cells, scenario.scheduled, strict=True) if event.reached.exists())
     expected, ids = reference(epochs=EPOCHS)
-    for worker in story.known:
-        told_early = worker.outcome is None and worker.uid in story.told_to_go  # before it could understand
+    for worker in scenario.known:
+        told_early = worker.outcome is None and worker.uid in scenario.told_to_go  # before it could understand
         assert worker.code in (None, 0, -signal.SIGKILL, -signal.SIGTERM if told_early else 0), worker.log()
         if worker.outcome is not None:
             assert worker.outcome.ending is not Ending.FAILED, worker.log()

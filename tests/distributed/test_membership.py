@@ -78,7 +78,7 @@ def test_a_drained_worker_leaves(operate: Operate) -> None:
 def test_a_killed_worker_is_survived_without_the_operator(operate: Operate, place: str) -> None:
     """Whatever the victim was doing, the survivors repeat its step, or adopt it when somebody had committed it."""
     operator = operate()
-    workers = [operator.start(f"w{i}", trap={"place": place, "step": 4} if i == 2 else None) for i in range(3)]
+    workers = [operator.start(f"w{i}", fault={"place": place, "step": 4} if i == 2 else None) for i in range(3)]
     operator.until_ready(*workers)
     operator.plan(workers)
     operator.finish(workers)
@@ -89,7 +89,7 @@ def test_a_killed_worker_is_survived_without_the_operator(operate: Operate, plac
 def test_the_store_host_is_killed(operate: Operate) -> None:
     """The lowest rank hosts the store; the next formation has a fresh one elsewhere."""
     operator = operate()
-    workers = [operator.start(f"w{i}", trap={"place": "reducing", "step": 5} if i == 0 else None) for i in range(3)]
+    workers = [operator.start(f"w{i}", fault={"place": "reducing", "step": 5} if i == 0 else None) for i in range(3)]
     operator.until_ready(*workers)
     operator.plan(workers)
     operator.finish(workers)
@@ -102,7 +102,7 @@ def test_two_of_five_are_killed_at_once_and_one_more_later(operate: Operate) -> 
     operator = operate()
     steps = {1: 3, 3: 3, 4: 7}
     workers = [
-        operator.start(f"w{i}", trap={"place": "backward", "step": steps[i]} if i in steps else None) for i in range(5)
+        operator.start(f"w{i}", fault={"place": "backward", "step": steps[i]} if i in steps else None) for i in range(5)
     ]
     operator.until_ready(*workers)
     operator.plan(workers)
@@ -114,8 +114,8 @@ def test_two_of_five_are_killed_at_once_and_one_more_later(operate: Operate) -> 
 def test_a_loss_while_forming_anew_is_survived(operate: Operate, place: str) -> None:
     """While the survivors of one loss connect to each other, another one is lost."""
     operator = operate(epochs=3)
-    traps = {3: {"place": "reducing", "step": 4}, 1: {"place": place, "step": 1}}
-    workers = [operator.start(f"w{i}", trap=traps.get(i)) for i in range(4)]
+    faults = {3: {"place": "reducing", "step": 4}, 1: {"place": place, "step": 1}}
+    workers = [operator.start(f"w{i}", fault=faults.get(i)) for i in range(4)]
     operator.until_ready(*workers)
     operator.plan(workers)
     operator.finish(workers)
@@ -126,7 +126,7 @@ def test_a_loss_while_forming_anew_is_survived(operate: Operate, place: str) -> 
 def test_one_of_two_waits_for_the_operator(operate: Operate) -> None:
     """One of two is no majority: the survivor waits, then goes on as the new plan says."""
     operator = operate()
-    workers = [operator.start(f"w{i}", trap={"place": "backward", "step": 4} if i == 1 else None) for i in range(2)]
+    workers = [operator.start(f"w{i}", fault={"place": "backward", "step": 4} if i == 1 else None) for i in range(2)]
     operator.until_ready(*workers)
     operator.plan(workers)
     operator.finish([workers[1]])
@@ -140,8 +140,8 @@ def test_a_step_that_only_some_have_committed_is_taken_over(operate: Operate) ->
     """One survivor loses the last message of a step that the others commit: it takes their state, and repeats nothing."""
     operator = operate()
     release = operator.folder / "release"
-    trap = {"place": "reduced", "step": 4, "do": "lose", "release": str(release)}
-    workers = [operator.start("w0"), operator.start("w1", trap=trap), operator.start("w2")]
+    fault = {"place": "reduced", "step": 4, "do": "lose", "release": str(release)}
+    workers = [operator.start("w0"), operator.start("w1", fault=fault), operator.start("w2")]
     operator.until_ready(*workers)
     operator.plan(workers)
     for worker in (workers[0], workers[2]):
@@ -169,7 +169,7 @@ def test_a_lost_worker_is_replaced(operate: Operate) -> None:
     """Survivors go on by themselves, then take the replacement in."""
     operator = operate(epochs=4)
     workers = [
-        operator.start(f"w{i}", slow_s=0.02, trap={"place": "reducing", "step": 4} if i == 1 else None)
+        operator.start(f"w{i}", slow_s=0.02, fault={"place": "reducing", "step": 4} if i == 1 else None)
         for i in range(3)
     ]
     operator.until_ready(*workers)
@@ -186,7 +186,7 @@ def test_a_frozen_worker_is_given_up_and_fenced_when_it_wakes(operate: Operate) 
     """A worker that answers nothing is lost; when it comes back to life it leaves and disturbs nobody."""
     operator = operate(peer_timeout_s=0.3)
     gate = Gate(operator.folder, 9)  # the others must not finish first: then nobody is left to fence the frozen one
-    workers = [operator.start(f"w{i}", slow_s=0.02, trap=gate.trap if i == 0 else None) for i in range(3)]
+    workers = [operator.start(f"w{i}", slow_s=0.02, fault=gate.fault if i == 0 else None) for i in range(3)]
     operator.until_ready(*workers)
     operator.plan(workers)
     operator.until_step(workers[0], 3)
@@ -238,8 +238,8 @@ def test_a_peer_that_can_be_called_one_way_only_for_good(operate: Operate, count
     operator = operate(peer_timeout_s=0.3)
     cut = {"place": "step", "step": 4, "do": "deafen", "release": str(operator.folder / "never")}
     gate = Gate(operator.folder, 5)  # nobody finishes before the cut is noticed
-    traps = [cut if number == deaf else gate.trap for number in range(count)]
-    workers = [operator.start(f"w{number}", slow_s=0.02, trap=trap) for number, trap in enumerate(traps)]
+    faults = [cut if number == deaf else gate.fault for number in range(count)]
+    workers = [operator.start(f"w{number}", slow_s=0.02, fault=fault) for number, fault in enumerate(faults)]
     operator.until_ready(*workers)
     operator.plan(workers)
     operator.until(lambda: "WARNING peer w" in workers[deaf].log(), "the cut is noticed")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from distributed.configs import Recipe, Twin, cuts, distance, twin
 from distributed.harness import Operator, Worker
+from distributed.setups import TrainingSetup, Twin, cuts, distance, twin
 from distributed.test_plans import waiting
 from heterotrain.data.sample_log import lineage
 from heterotrain.numerics.compression import ROUNDOFF
@@ -19,9 +19,9 @@ from heterotrain.numerics.compression import ROUNDOFF
 Operate = Callable[..., Operator]
 
 
-def start(operator: Operator, name: str, recipe: Recipe, **arguments: Any) -> Worker:
-    """Start a worker on a recipe."""
-    return operator.start(name, script="distributed.configs:train", recipe=asdict(recipe), **arguments)
+def start(operator: Operator, name: str, setup: TrainingSetup, **arguments: Any) -> Worker:
+    """Start a worker on a setup."""
+    return operator.start(name, script="distributed.setups:train", setup=asdict(setup), **arguments)
 
 
 def told(operator: Operator, worker: Worker) -> dict[str, Any]:
@@ -31,10 +31,10 @@ def told(operator: Operator, worker: Worker) -> dict[str, Any]:
     return found
 
 
-def each_once(operator: Operator, recipe: Recipe, epochs: int) -> bool:
+def each_once(operator: Operator, setup: TrainingSetup, epochs: int) -> bool:
     """Return whether every sample of every epoch has entered the weights once."""
     found = lineage(operator.folder / "samples")
-    return all(sorted(found[epoch]) == list(range(recipe.samples)) for epoch in range(epochs))
+    return all(sorted(found[epoch]) == list(range(setup.samples)) for epoch in range(epochs))
 
 
 def same_bits(operator: Operator, workers: list[Worker]) -> bool:
@@ -49,27 +49,27 @@ def same_bits(operator: Operator, workers: list[Worker]) -> bool:
 @pytest.mark.parametrize("dies", [False, True], ids=["undisturbed", "loss inside"])
 def test_batch_norm_counts_over_the_global_batch(operate: Operate, dies: bool) -> None:
     """Uneven and empty shares, a short last step, and a rank that dies while the others wait for its statistics."""
-    recipe = Recipe(batch_norm=True)
+    setup = TrainingSetup(batch_norm=True)
     operator = operate()
-    trap = {"place": "statistics", "step": 4} if dies else None
-    workers = [start(operator, f"w{i}", recipe, trap=trap if i == 1 else None) for i in range(4)]
+    fault = {"place": "statistics", "step": 4} if dies else None
+    workers = [start(operator, f"w{i}", setup, fault=fault if i == 1 else None) for i in range(4)]
     operator.until_ready(*workers)
     operator.plan(workers, shares=(8, 3, 0, 5), probe=((0, 9, 0, 7), (1, 1, 1, 13)), probe_steps=1)
     operator.finish(workers)
-    expected = twin(recipe, epochs=2)
+    expected = twin(setup, epochs=2)
     for worker in workers:
         if dies and worker is workers[1]:
             assert worker.code == -9
             continue
         assert distance(operator.weights(worker), expected.weights) < 1e-10, worker.log()
         assert [s["loss"] for s in told(operator, worker)["steps"]] == pytest.approx(expected.losses, rel=1e-10)
-    assert each_once(operator, recipe, 2)
+    assert each_once(operator, setup, 2)
 
 
 def test_batch_norm_is_not_cut_into_micro_batches(operate: Operate) -> None:
     """A part's statistics would be others: said in one sentence that names the layer and ways out."""
     operator = operate()
-    worker = start(operator, "w0", Recipe(batch_norm=True))
+    worker = start(operator, "w0", TrainingSetup(batch_norm=True))
     operator.until_ready(worker)
     operator.plan([worker], shares=(16,), micro=(4,))
     operator.finish([worker])
@@ -85,13 +85,13 @@ def test_batch_norm_is_not_cut_into_micro_batches(operate: Operate) -> None:
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_is_the_same_on_all_ranks(operate: Operate, tmp_path: Path, precision: str) -> None:
     """Forward pass and wire are in the format; skipped steps, loss scale and weights agree, on a rank that joins later, too."""
-    recipe = Recipe(dtype="float32", samples=96)
+    setup = TrainingSetup(dtype="float32", samples=96)
     operator = operate(precision=precision, compression=precision, epochs=4)
-    workers = [start(operator, "w0", recipe, trap=waiting(tmp_path, 14)), start(operator, "w1", recipe)]
+    workers = [start(operator, "w0", setup, fault=waiting(tmp_path, 14)), start(operator, "w1", setup)]
     operator.until_ready(*workers)
     operator.plan(workers, shares=(11, 5), micro=(4, 0))
     operator.until((tmp_path / "reached").exists, "step 14")
-    workers.append(start(operator, "w2", recipe))
+    workers.append(start(operator, "w2", setup))
     operator.until_ready(workers[2])
     operator.plan(workers, shares=(6, 5, 5))
     operator.until(lambda: all("plan 2.2" in w.log() for w in workers[:2]), "the plan is read")
@@ -103,8 +103,8 @@ def test_half_precision_is_the_same_on_all_ranks(operate: Operate, tmp_path: Pat
     assert first["steps"][-len(late["steps"]) :] == late["steps"]
     assert 0 < len(late["steps"]) < 10
     assert same_bits(operator, workers)
-    assert each_once(operator, recipe, 4)
-    exact = twin(recipe, epochs=4)
+    assert each_once(operator, setup, 4)
+    exact = twin(setup, epochs=4)
     skipped = [s["step"] for s in first["steps"] if s["skipped"]]
     if precision == "bf16":
         assert distance(operator.weights(workers[0]), exact.weights) < 0.03
@@ -114,7 +114,7 @@ def test_half_precision_is_the_same_on_all_ranks(operate: Operate, tmp_path: Pat
         assert skipped
         assert skipped == list(range(len(skipped)))
         assert scales == [65536.0 * 0.5 ** min(step, len(skipped)) for step in range(24)]
-        later = twin(recipe, epochs=4, rate=lambda step, *_: float(step >= len(skipped)))
+        later = twin(setup, epochs=4, rate=lambda step, *_: float(step >= len(skipped)))
         assert first["steps"][-1]["loss"] == pytest.approx(later.losses[-1], rel=0.1)
 
 
@@ -124,9 +124,9 @@ def test_half_precision_is_the_same_on_all_ranks(operate: Operate, tmp_path: Pat
 @pytest.mark.parametrize("compression", ["fp16", "bf16"])
 def test_compressed_gradients_are_within_the_bound(operate: Operate, compression: str) -> None:
     """Each element of each bucket in each step; a spike travels in full; all ranks hold the same sum."""
-    recipe = Recipe(dtype="float32", samples=96, spike=(5, 1e6), clip_norm=1.0)
+    setup = TrainingSetup(dtype="float32", samples=96, spike=(5, 1e6), clip_norm=1.0)
     operator = operate(compression=compression)
-    workers = [start(operator, f"w{i}", recipe, record=True) for i in range(3)]
+    workers = [start(operator, f"w{i}", setup, record=True) for i in range(3)]
     operator.until_ready(*workers)
     operator.plan(workers, shares=(9, 0, 7))
     operator.finish(workers)
@@ -157,13 +157,13 @@ def test_compressed_gradients_are_within_the_bound(operate: Operate, compression
 
 def test_a_larger_batch_warms_up_to_its_rate(operate: Operate, tmp_path: Path) -> None:
     """Linear rule: twice the batch, four steps to twice the rate, schedules twice as fast, also on a rank that joins."""
-    recipe = Recipe(samples=96, decay=0.95)
+    setup = TrainingSetup(samples=96, decay=0.95)
     operator = operate(epochs=4, learning_rate_scaling="linear", learning_rate_warm_up_samples=128)
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
     workers = [
-        start(operator, "w0", recipe, trap=waiting(first, 2)), start(operator, "w1", recipe, trap=waiting(second, 7)),
+        start(operator, "w0", setup, fault=waiting(first, 2)), start(operator, "w1", setup, fault=waiting(second, 7)),
     ]  # fmt: skip
     operator.until_ready(*workers)
     operator.plan(workers, shares=(10, 6))
@@ -172,7 +172,7 @@ def test_a_larger_batch_warms_up_to_its_rate(operate: Operate, tmp_path: Path) -
     operator.until(lambda: all("plan 1.2" in w.log() for w in workers), "the plan is read")
     (first / "release").touch()
     operator.until((second / "reached").exists, "step 7")
-    workers.append(start(operator, "w2", recipe))
+    workers.append(start(operator, "w2", setup))
     operator.until_ready(workers[2])
     operator.plan(workers, batch_samples=32, shares=(10, 12, 10))
     operator.until(lambda: all("plan 2.3" in w.log() for w in workers[:2]), "the plan is read")
@@ -180,7 +180,7 @@ def test_a_larger_batch_warms_up_to_its_rate(operate: Operate, tmp_path: Path) -
     operator.finish(workers)
     rates = [1.0] * 6 + [1.0, 1.25, 1.5, 1.75] + [2.0] * 5
     expected = twin(
-        recipe, epochs=4, batch=lambda epoch: 32 if epoch else 16, rate=lambda step, *_: rates[step],
+        setup, epochs=4, batch=lambda epoch: 32 if epoch else 16, rate=lambda step, *_: rates[step],
         schedule=lambda epoch: 2 if epoch else 1,
     )  # fmt: skip
     for worker in workers:
@@ -241,14 +241,14 @@ class AdaScale:
 
 def test_adascale_follows_preconditioned_noise(operate: Operate, tmp_path: Path) -> None:
     """AdamW at four times the base batch: factor and weights are those of the rule computed from the definition."""
-    recipe = Recipe(samples=128, adam=True)
+    setup = TrainingSetup(samples=128, adam=True)
     operator = operate(epochs=4, batch_samples=8, learning_rate_scaling="adascale", learning_rate_warm_up_samples=0)
-    workers = [start(operator, f"w{i}", recipe) for i in range(2)]
+    workers = [start(operator, f"w{i}", setup) for i in range(2)]
     operator.until_ready(*workers)
     operator.plan(workers, batch_samples=32, shares=(21, 11), micro=(8, 0))
     operator.finish(workers)
     rule = AdaScale(cuts((21, 11), (8, 0)), base=8)
-    expected: Twin = twin(recipe, epochs=4, batch=lambda _epoch: 32, rate=rule)
+    expected: Twin = twin(setup, epochs=4, batch=lambda _epoch: 32, rate=rule)
     for worker in workers:
         assert [s["rate"] for s in told(operator, worker)["steps"]] == pytest.approx(rule.factors, rel=1e-9)
         assert distance(operator.weights(worker), expected.weights) < 1e-9
@@ -261,11 +261,11 @@ def test_adascale_follows_preconditioned_noise(operate: Operate, tmp_path: Path)
 
 def test_little_memory_on_some_ranks_costs_only_time(operate: Operate, tmp_path: Path) -> None:
     """One rank runs out in backward while the others add its buckets up, one in forward before anybody noticed."""
-    recipe = Recipe()
+    setup = TrainingSetup()
     operator = operate()
     workers = [
-        start(operator, "w0", recipe, rows={"backward": 3}), start(operator, "w1", recipe, rows={"forward": 2}),
-        start(operator, "w2", recipe, rows={"forward": 100}, trap=waiting(tmp_path, 3)),
+        start(operator, "w0", setup, rows={"backward": 3}), start(operator, "w1", setup, rows={"forward": 2}),
+        start(operator, "w2", setup, rows={"forward": 100}, fault=waiting(tmp_path, 3)),
     ]  # fmt: skip
     operator.until_ready(*workers)
     operator.plan(workers, shares=(8, 5, 3))
@@ -274,7 +274,7 @@ def test_little_memory_on_some_ranks_costs_only_time(operate: Operate, tmp_path:
     assert caps == [2.0, 2.0, None]
     (tmp_path / "release").touch()
     operator.finish(workers)
-    expected = twin(recipe, epochs=2)
+    expected = twin(setup, epochs=2)
     for worker in workers:
         found = operator.weights(worker)
         assert (
@@ -286,4 +286,4 @@ def test_little_memory_on_some_ranks_costs_only_time(operate: Operate, tmp_path:
     assert "out of memory with micro-batches of 8 samples: using 4" in workers[0].log()
     assert "out of memory with micro-batches of 4 samples: using 2" in workers[0].log()
     assert "step 0 is repeated: another rank could not finish its part" in workers[2].log()
-    assert each_once(operator, recipe, 2)
+    assert each_once(operator, setup, 2)

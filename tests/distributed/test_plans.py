@@ -25,7 +25,7 @@ def shares_by_step(folder: Path) -> dict[int, tuple[int, ...]]:
 
 
 def waiting(tmp: Path, step: int) -> dict[str, object]:
-    """Return a trap that holds a worker in a step until the test lets it go."""
+    """Return a fault that holds a worker in a step until the test lets it go."""
     return {
         "place": "step",
         "step": step,
@@ -54,7 +54,7 @@ def test_a_revision_takes_effect_at_its_boundary(
 ) -> None:
     """Only one worker is told; the others get the bytes from it, and all switch at the same step."""
     operator = operate()
-    workers = [operator.start("w0", trap=waiting(tmp_path, 2)), operator.start("w1"), operator.start("w2")]
+    workers = [operator.start("w0", fault=waiting(tmp_path, 2)), operator.start("w1"), operator.start("w2")]
     operator.until_ready(*workers)
     operator.plan(workers, shares=(6, 5, 5))
     operator.until((tmp_path / "reached").exists, "step 2")
@@ -79,7 +79,7 @@ def test_probes_vary_the_shares_of_the_first_steps(operate: Operate, tmp_path: P
 def test_batch_and_learning_rate_change_at_the_boundary(operate: Operate, tmp_path: Path) -> None:
     """A plan may change the global batch; samples stay exactly once."""
     operator = operate()
-    workers = [operator.start("w0", trap=waiting(tmp_path, 2)), operator.start("w1")]
+    workers = [operator.start("w0", fault=waiting(tmp_path, 2)), operator.start("w1")]
     operator.until_ready(*workers)
     operator.plan(workers)
     operator.until((tmp_path / "reached").exists, "step 2")
@@ -97,7 +97,7 @@ def test_a_new_batch_is_probed_and_outlives_a_member(operate: Operate, tmp_path:
     operator = operate()
     doomed = {"place": "backward", "step": 4}
     workers = [
-        operator.start("w0", trap=waiting(tmp_path, 1)), operator.start("w1"), operator.start("w2", trap=doomed),
+        operator.start("w0", fault=waiting(tmp_path, 1)), operator.start("w1"), operator.start("w2", fault=doomed),
     ]  # fmt: skip
     operator.until_ready(*workers)
     operator.plan(workers, shares=(6, 5, 5))
@@ -123,7 +123,7 @@ def test_a_new_batch_is_probed_and_outlives_a_member(operate: Operate, tmp_path:
 def test_a_foreign_and_an_older_plan_are_refused(operate: Operate, tmp_path: Path) -> None:
     """What does not belong to the job, or is older than what is held, changes nothing."""
     operator = operate()
-    workers = [operator.start("w0", trap=waiting(tmp_path, 2)), operator.start("w1")]
+    workers = [operator.start("w0", fault=waiting(tmp_path, 2)), operator.start("w1")]
     operator.until_ready(*workers)
     operator.plan(workers)
     operator.until((tmp_path / "reached").exists, "step 2")

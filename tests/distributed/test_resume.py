@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from distributed.configs import Recipe, distance, twin
 from distributed.harness import Gate, Operator
+from distributed.setups import TrainingSetup, distance, twin
 from distributed.test_numerics import each_once, start, told
 from heterotrain.checkpoints.checkpoint import CheckpointFolder
 from heterotrain_core.contract.outcome import Ending
@@ -25,7 +25,7 @@ def test_another_number_of_ranks_goes_on_with_all_state(
 ) -> None:
     """Three ranks leave a checkpoint, two go on: loss scale, rate, schedule, noise, BatchNorm's buffers, a stream's cursor."""
     exact = precision == "fp32"
-    recipe = Recipe(
+    setup = TrainingSetup(
         batch_norm=True, decay=0.98, stream=True, **({} if exact else {"dtype": "float32", "spike": (1, 1e4)})
     )
     operator = operate(
@@ -33,7 +33,7 @@ def test_another_number_of_ranks_goes_on_with_all_state(
         checkpoint_uri=f"file://{tmp_path}/checkpoints",
     )  # fmt: skip
     gates = [Gate(tmp_path, STOP, name=f"w{i}-") for i in range(3)]
-    first = [start(operator, f"w{i}", recipe, trap=gates[i].trap) for i in range(3)]
+    first = [start(operator, f"w{i}", setup, fault=gates[i].fault) for i in range(3)]
     operator.until_ready(*first)
     operator.plan(first, batch_samples=BATCH, shares=(16, 9, 7))
     operator.until(lambda: all(gate.reached() for gate in gates), "all are in that step")
@@ -48,7 +48,7 @@ def test_another_number_of_ranks_goes_on_with_all_state(
     numerics = kept[1]["extras"]["heterotrain-numerics"]
     assert (kept[0].step, kept[1]["progress"]["cursor"]) == (STOP + 1, 64)
     assert numerics["noise"]["plain"]["weight"] > 0
-    resumed = [start(operator, f"r{i}", recipe) for i in range(2)]
+    resumed = [start(operator, f"r{i}", setup) for i in range(2)]
     operator.until_ready(*resumed)
     operator.plan(resumed, batch_samples=BATCH, shares=(20, 12))
     operator.finish(resumed)
@@ -57,7 +57,7 @@ def test_another_number_of_ranks_goes_on_with_all_state(
         assert steps[0]["step"] == STOP + 1
         assert steps[0]["numerics"] == json.loads(json.dumps(numerics))
         assert len({step["rate"] for step in steps}) > 3  # the warm-up goes on
-    assert each_once(operator, recipe, EPOCHS)
+    assert each_once(operator, setup, EPOCHS)
     if not exact:
         assert found[0][0]["loss_scale"] < 65536.0
         return
@@ -65,7 +65,7 @@ def test_another_number_of_ranks_goes_on_with_all_state(
         min(2.0, 1.0 + done / WARM_UP) for epoch in range(EPOCHS) for done in (90 * epoch + x for x in (0, 32, 64))
     ]
     expected = twin(
-        recipe, epochs=EPOCHS, batch=lambda _epoch: BATCH, rate=lambda step, *_: rates[step], schedule=lambda _: 2
+        setup, epochs=EPOCHS, batch=lambda _epoch: BATCH, rate=lambda step, *_: rates[step], schedule=lambda _: 2
     )
     for worker, steps in zip(resumed, found, strict=True):
         assert [step["rate"] for step in steps] == pytest.approx(rates[STOP + 1 :], rel=1e-12)

@@ -19,7 +19,7 @@ def test_everybody_leaves_and_others_read_the_parts(operate: Operate, tmp_path: 
     """Three ranks write a third each when all are told to go; two continue at the very next step."""
     operator = operate(epochs=3, checkpoint_uri=f"file://{tmp_path}/checkpoints")
     gates = [Gate(tmp_path, 4, name=f"w{i}-") for i in range(3)]
-    workers = [operator.start(f"w{i}", script=SCRIPT, in_parts=True, trap=gates[i].trap) for i in range(3)]
+    workers = [operator.start(f"w{i}", script=SCRIPT, in_parts=True, fault=gates[i].fault) for i in range(3)]
     operator.until_ready(*workers)
     operator.plan(workers)
     operator.until(lambda: all(gate.reached() for gate in gates), "four steps are committed")
@@ -46,8 +46,8 @@ def test_everybody_leaves_and_others_read_the_parts(operate: Operate, tmp_path: 
 def test_a_rank_is_lost_while_parts_are_written(operate: Operate, tmp_path: Path) -> None:
     """Parts without a whole are no checkpoint; the survivors write theirs, and whoever comes later reads those."""
     operator = operate(epochs=3, checkpoint_uri=f"file://{tmp_path}/checkpoints", checkpoint_every_s=0.0)
-    trap = {"place": "reducing", "step": 6}
-    workers = [operator.start(f"w{i}", script=SCRIPT, in_parts=True, trap=trap if i == 2 else None) for i in range(3)]
+    fault = {"place": "reducing", "step": 6}
+    workers = [operator.start(f"w{i}", script=SCRIPT, in_parts=True, fault=fault if i == 2 else None) for i in range(3)]
     operator.until_ready(*workers)
     operator.plan(workers)
     assert_finished(operator, workers[:2], epochs=3)
@@ -79,8 +79,8 @@ def test_a_folder_that_others_do_not_see(operate: Operate) -> None:
 def test_the_last_survivor_holds_the_state(operate: Operate, place: str) -> None:
     """Two of three die at once at any place of a step, and there is no checkpoint: the third has all that is needed."""
     operator = operate(epochs=2, checkpoint_uri=None)
-    trap = {"place": place, "step": 5}
-    workers = [operator.start(f"w{i}", script=SCRIPT, trap=trap if i else None) for i in range(3)]
+    fault = {"place": place, "step": 5}
+    workers = [operator.start(f"w{i}", script=SCRIPT, fault=fault if i else None) for i in range(3)]
     operator.until_ready(*workers)
     operator.plan(workers, shares=(3, 6, 7))
     operator.finish(workers[1:])

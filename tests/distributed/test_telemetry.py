@@ -13,7 +13,7 @@ from heterotrain_core.contract import metrics as names
 def test_transfers_of_buckets_are_told_while_a_job_runs(operate: Callable[..., Operator], tmp_path: Path) -> None:
     """By the fourth step at least one was timed, and every rank tells the same seconds: the least of all ranks'."""
     operator = operate()
-    workers = [operator.start("w0"), operator.start("w1", trap=waiting(tmp_path, 4))]
+    workers = [operator.start("w0"), operator.start("w1", fault=waiting(tmp_path, 4))]
     operator.until_ready(*workers)
     operator.plan(workers)
     operator.until((tmp_path / "reached").exists, "step 4")

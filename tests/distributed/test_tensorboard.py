@@ -62,8 +62,8 @@ def test_the_files_survive_the_loss_of_their_writer(operate: Callable[..., Opera
     """Every step's loss is there once, whoever wrote it, and the change is told in words."""
     operator = operate()
     board = str(tmp_path / "board")
-    trap = {"place": "step", "step": 4}  # before it has added anything: nobody can commit the step without the others
-    workers = [operator.start(f"w{i}", board=board, slow_s=0.02, trap=trap if i == 0 else None) for i in range(3)]
+    fault = {"place": "step", "step": 4}  # before it has added anything: nobody can commit the step without the others
+    workers = [operator.start(f"w{i}", board=board, slow_s=0.02, fault=fault if i == 0 else None) for i in range(3)]
     operator.until_ready(*workers)
     operator.plan(workers, shares=(8, 6, 2))
     operator.finish(workers)

@@ -11,7 +11,7 @@ from typing import Any
 
 import heterotrain
 import torch
-from distributed.fault_injectors import Trap, set_traps
+from distributed.fault_injectors import FaultInjector, install_faults
 from distributed.scripts import FEATURES, problem, token_weights
 from heterotrain.data.progress import micro_batches, permutation
 from heterotrain.network.control import Verdict
@@ -23,7 +23,7 @@ torch.set_num_threads(1)  # as in the workers: threads that wait for each other 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class TrainingSetup:
     """What is trained.
 
     Attributes:
@@ -81,19 +81,19 @@ class Recipe:
 
 
 def train(
-    *, out: str, recipe: dict[str, Any] | None = None, trap: dict[str, Any] | None = None,
+    *, out: str, setup: dict[str, Any] | None = None, fault: dict[str, Any] | None = None,
     rows: dict[str, int] | None = None, record: bool = False,
 ) -> None:  # fmt: skip
-    """Train by the recipe and write weights and what each step was like.
+    """Train by the setup and write weights and what each step was like.
 
     Args:
         out: folder for them.
-        recipe: fields of ``Recipe``.
-        trap: as in ``scripts.Trap``; the place ``statistics`` is inside a layer that mixes samples.
+        setup: fields of ``TrainingSetup``.
+        fault: as in ``fault_injectors.FaultInjector``; the place ``statistics`` is inside a layer that mixes samples.
         rows: most rows that fit into memory in ``forward`` and in ``backward``.
         record: whether to keep each bucket before and after the reduction.
     """
-    told, trapped = Recipe(**(recipe or {})), Trap(trap)
+    told, injector = TrainingSetup(**(setup or {})), FaultInjector(fault)
     steps, buckets = _watch_steps(), _watch_buckets() if record else []
     job = heterotrain.init()
     model = told.model()
@@ -103,16 +103,16 @@ def train(
     optimizer = job.optimizer(told.optimizer(model))
     if told.decay != 1.0:
         job.scheduler(torch.optim.lr_scheduler.ExponentialLR(optimizer, told.decay))
-    set_traps(trapped)
+    install_faults(injector)
     running = [0]
     for layer in model:
         if isinstance(layer, torch.nn.BatchNorm1d):
-            layer.register_forward_pre_hook(lambda *_: trapped.at("statistics", running[0]))
+            layer.register_forward_pre_hook(lambda *_: injector.at("statistics", running[0]))
     formats = set()
     for step in job.steps(Streamed(told.data()) if told.stream else told.data()):
         with step:
             running[0] = step.number
-            trapped.at("step", step.number)
+            injector.at("step", step.number)
             for x, y in step.micro_batches():
                 formats.add(str(model[0](x).dtype))
                 total, weight = told.loss(model, x, y, step.number)
@@ -222,36 +222,36 @@ class Twin:
 
 
 def twin(
-    recipe: Recipe, *, epochs: int, batch: Callable[[int], int] = lambda _epoch: 16,
+    setup: TrainingSetup, *, epochs: int, batch: Callable[[int], int] = lambda _epoch: 16,
     rate: Callable[[int, torch.nn.Module, torch.optim.Optimizer, torch.Tensor, torch.Tensor], float] | None = None,
     schedule: Callable[[int], int] = lambda _epoch: 1,
 ) -> Twin:  # fmt: skip
-    """Train by the recipe on whole batches.
+    """Train by the setup on whole batches.
 
     Args:
-        recipe: what is trained.
+        setup: what is trained.
         epochs: passes.
         batch: global batch of an epoch.
         rate: factor on the learning rate, from step, model, optimizer and data before the step.
         schedule: steps of the scheduler for each step of an epoch.
     """
-    model = recipe.model()
-    optimizer = recipe.optimizer(model)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, recipe.decay)
+    model = setup.model()
+    optimizer = setup.optimizer(model)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, setup.decay)
     result = Twin(weights={})
-    for number, (epoch, x, y) in enumerate(batches(recipe, epochs=epochs, batch=batch)):
+    for number, (epoch, x, y) in enumerate(batches(setup, epochs=epochs, batch=batch)):
         factor = rate(number, model, optimizer, x, y) if rate else 1.0
         optimizer.zero_grad()
-        total, weight = recipe.loss(model, x, y, number)
+        total, weight = setup.loss(model, x, y, number)
         (total / weight).backward()
         result.losses.append(float(total.detach()) / weight)
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         norm = float(torch.cat([g.flatten() for g in gradients]).norm())
         for gradient in gradients:
-            if recipe.clip_norm is not None and norm > recipe.clip_norm:
-                gradient.mul_(recipe.clip_norm / norm)
-            if recipe.clip_value is not None:
-                gradient.clamp_(-recipe.clip_value, recipe.clip_value)
+            if setup.clip_norm is not None and norm > setup.clip_norm:
+                gradient.mul_(setup.clip_norm / norm)
+            if setup.clip_value is not None:
+                gradient.clamp_(-setup.clip_value, setup.clip_value)
         own = optimizer.param_groups[0]["lr"]
         optimizer.param_groups[0]["lr"] = own * factor
         optimizer.step()
@@ -263,13 +263,13 @@ def twin(
 
 
 def batches(
-    recipe: Recipe, *, epochs: int, batch: Callable[[int], int]
+    setup: TrainingSetup, *, epochs: int, batch: Callable[[int], int]
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
     """Yield epoch, x and y of each step."""
-    x, y = recipe.data().tensors
+    x, y = setup.data().tensors
     for epoch in range(epochs):
-        order = permutation(seed=0, epoch=epoch, epoch_samples=recipe.samples, shuffle=True).tolist()
-        for start in range(0, recipe.samples, batch(epoch)):
+        order = permutation(seed=0, epoch=epoch, epoch_samples=setup.samples, shuffle=True).tolist()
+        for start in range(0, setup.samples, batch(epoch)):
             chosen = order[start : start + batch(epoch)]
             yield epoch, x[chosen], y[chosen]
 
