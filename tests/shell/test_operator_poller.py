@@ -11,8 +11,8 @@ from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import MemberId
 from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.engine.metrics import OperatorMetrics
+from heterotrain_operator.engine.poller import Poller
 from heterotrain_operator.engine.queue import Queue
-from heterotrain_operator.engine.telemetry import Poller
 from heterotrain_operator.prom.errors import PromUnavailable
 from heterotrain_operator.prom.queries import Series
 from heterotrain_operator.settings import PrometheusSettings

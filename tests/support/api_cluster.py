@@ -19,9 +19,10 @@ import yaml
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Ending, Outcome, encode_outcome
 from heterotrain_operator.cluster_state.parse import rfc3339
-from heterotrain_operator.kube.client import Body, KubeClient
+from heterotrain_operator.kube.client import KubeClient
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound
 from heterotrain_operator.kube.resources import CONFIG_MAPS, EVENTS, JOBS, NODES, PODS, Resource
+from heterotrain_operator.kube.verbs import Body
 
 from support.fake_cluster import pool
 

@@ -14,7 +14,7 @@ from heterotrain.membership.roster import FormationId, Roster, may_adopt, roster
 from heterotrain_core.contract.codec import Refused, decode_plan
 from heterotrain_core.contract.plan import ComputeTime, Plan
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
-from heterotrain_operator.prom.history import JobTelemetry
+from heterotrain_operator.prom.history import TelemetryHistory
 from heterotrain_operator.prom.queries import Snapshot, counter_name
 
 from support.exported_counters import Cluster
@@ -51,7 +51,7 @@ class Training:
         **speeds: object,
     ) -> None:
         self.cluster = cluster
-        self.job = JobTelemetry()
+        self.job = TelemetryHistory()
         self.speeds = Named(truth=truth, **speeds)  # type: ignore[arg-type]  # tests pass what they mean
         self.epoch_samples, self.scrape_every = epoch_samples, scrape_every
         self.progress = Progress()

@@ -25,10 +25,10 @@ from heterotrain_operator.decide.job import Decision
 from heterotrain_operator.decide.lifecycle import Acceptance
 from heterotrain_operator.decide.status.events import JobEvent
 from heterotrain_operator.engine.metrics import OperatorMetrics
-from heterotrain_operator.kube.client import Kube
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Refused
 from heterotrain_operator.kube.events import publish
 from heterotrain_operator.kube.resources import BY_KIND, CONFIG_MAPS, JOBS, PODS
+from heterotrain_operator.kube.verbs import Kube
 
 # Fields of the status that change with every step; they are written at most every ``status_interval_s``.
 _FAST = frozenset(

@@ -29,13 +29,13 @@ from heterotrain_operator.decide.allocation.competition import takes_part
 from heterotrain_operator.engine.act import Actor
 from heterotrain_operator.engine.allocator import Allocator, set_within
 from heterotrain_operator.engine.metrics import OperatorMetrics
+from heterotrain_operator.engine.poller import Poller, Prom
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.engine.reconcile import Reconciler
 from heterotrain_operator.engine.resync import list_foreign, relist
-from heterotrain_operator.engine.telemetry import Poller, Prom
-from heterotrain_operator.kube.client import Kube
 from heterotrain_operator.kube.errors import KubeError, NotFound
 from heterotrain_operator.kube.lease import Elector, LeaseSettings
+from heterotrain_operator.kube.verbs import Kube
 from heterotrain_operator.settings import Settings
 
 LIST_RETRY_S = 2.0

@@ -20,9 +20,9 @@ from heterotrain_operator.decide.objects.pods import build_pod, template_problem
 from heterotrain_operator.engine.act import RETRY_REFUSED_S, Actor, JobMemory
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
-from heterotrain_operator.kube.client import Kube
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Refused, Throttled, Unavailable
 from heterotrain_operator.kube.resources import PODS
+from heterotrain_operator.kube.verbs import Kube
 
 LONGEST_RETRY_S = 320.0
 """A template that is refused again and again is tried out twice as late each time, but no later than this."""

@@ -12,8 +12,8 @@ from heterotrain_operator.cluster_state.parse import owner_key, parse_job, parse
 from heterotrain_operator.cluster_state.quantity import added, pod_requests
 from heterotrain_operator.cluster_state.store import Kind, Store
 from heterotrain_operator.cluster_state.views import JobKey
-from heterotrain_operator.kube.client import Body, Kube
 from heterotrain_operator.kube.resources import CONFIG_MAPS, JOBS, NODES, PODS, Resource
+from heterotrain_operator.kube.verbs import Body, Kube
 
 OWNED = f"{keys.LABEL_MANAGED_BY}={keys.MANAGED_BY}"
 """Selects what the operator owns."""

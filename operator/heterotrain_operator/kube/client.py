@@ -1,7 +1,7 @@
-"""Seven verbs on the official asyncio client, in plain JSON.
+"""The seven verbs on the official asyncio client, in plain JSON.
 
-The client's generated models are left aside on purpose: they cost memory and time for every object, and server-side apply
-wants exactly the fields that we mean, which plain dictionaries say best.
+The client's generated models are not used: they cost memory and time for every object, and server-side apply needs
+exactly the intended fields, which plain dictionaries express best.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Final, Protocol
+from typing import Final
 from urllib.request import getproxies
 
 import aiohttp
@@ -20,8 +20,7 @@ from kubernetes.aio.client.configuration import Configuration
 
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Refused, Throttled, Unavailable
 from heterotrain_operator.kube.resources import Resource
-
-Body = dict[str, Any]
+from heterotrain_operator.kube.verbs import Body, Kube
 
 TIMEOUT_S: Final = 30.0
 LIST_TIMEOUT_S: Final = 120.0
@@ -32,48 +31,11 @@ _MERGE: Final = "application/merge-patch+json"
 _JSON: Final = "application/json"
 
 
-class Kube(Protocol):
-    """What the engine needs of the API server."""
-
-    def list(
-        self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = ""
-    ) -> AsyncIterator[Body]:
-        """Yield all objects, page by page."""
-        ...
-
-    async def get(self, resource: Resource, namespace: str | None, name: str) -> Body:
-        """Return one object."""
-        ...
-
-    async def create(self, resource: Resource, body: Body, *, dry_run: bool = False) -> Body:
-        """Create an object; a field that the server does not know is refused."""
-        ...
-
-    async def replace(self, resource: Resource, body: Body) -> Body:
-        """Replace an object if its ``resourceVersion`` is still the one in ``body``."""
-        ...
-
-    async def apply(self, resource: Resource, body: Body, *, subresource: str = "", force: bool = True) -> Body:
-        """Apply our fields of an object; without ``force`` it is a ``Conflict`` if others gave them other values."""
-        ...
-
-    async def merge(self, resource: Resource, namespace: str, name: str, patch: Body) -> Body:
-        """Merge a patch into an object."""
-        ...
-
-    async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str) -> None:
-        """Delete an object if it is still the one with this uid."""
-        ...
-
-
-class KubeClient:
-    """``Kube`` over HTTP.
-
-    Raises, from every verb: ``NotFound``, ``Conflict``, ``Refused``, ``Throttled``, ``Unavailable``.
-    """
+class KubeClient(Kube):
+    """``Kube`` over HTTP."""
 
     def __init__(self, configuration: Configuration) -> None:
-        # aiohttp looks for a .netrc before every request of a session that heeds the environment; only proxies need that.
+        # With trust_env, aiohttp looks for a .netrc before every request; only proxies need trust_env.
         configuration.client_session_kwargs = {"trust_env": bool(getproxies())}
         self._client = ApiClient(configuration)
 
@@ -84,7 +46,6 @@ class KubeClient:
     async def list(
         self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> AsyncIterator[Body]:
-        """Yield all objects, page by page, so that a large cluster is never held in memory at once."""
         query = {"limit": str(PAGE_SIZE), "labelSelector": labels, "fieldSelector": fields}
         while True:
             page = await self._call("GET", resource.path(namespace), query=query, timeout_s=LIST_TIMEOUT_S)
@@ -96,34 +57,28 @@ class KubeClient:
             query["continue"] = following
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Body:
-        """Return one object."""
         return await self._call("GET", resource.path(namespace, name))
 
     async def create(self, resource: Resource, body: Body, *, dry_run: bool = False) -> Body:
-        """Create an object; a field that the server does not know is refused."""
         query = {"fieldManager": keys.FIELD_MANAGER, "fieldValidation": "Strict", "dryRun": "All" if dry_run else ""}
         return await self._call("POST", resource.path(body["metadata"]["namespace"]), query=query, body=body)
 
     async def replace(self, resource: Resource, body: Body) -> Body:
-        """Replace an object if its ``resourceVersion`` is still the one in ``body``."""
         metadata = body["metadata"]
         path = resource.path(metadata["namespace"], metadata["name"])
         return await self._call("PUT", path, query={"fieldManager": keys.FIELD_MANAGER}, body=body)
 
     async def apply(self, resource: Resource, body: Body, *, subresource: str = "", force: bool = True) -> Body:
-        """Apply our fields of an object; without ``force`` it is a ``Conflict`` if others gave them other values."""
         metadata = body["metadata"]
         path = resource.path(metadata["namespace"], metadata["name"], subresource)
         query = {"fieldManager": keys.FIELD_MANAGER, "force": "true" if force else ""}
         return await self._call("PATCH", path, query=query, body=body, content_type=_APPLY)
 
     async def merge(self, resource: Resource, namespace: str, name: str, patch: Body) -> Body:
-        """Merge a patch into an object."""
         query = {"fieldManager": keys.FIELD_MANAGER}
         return await self._call("PATCH", resource.path(namespace, name), query=query, body=patch, content_type=_MERGE)
 
     async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str) -> None:
-        """Delete an object if it is still the one with this uid."""
         options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         await self._call("DELETE", resource.path(namespace, name), body=options)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from heterotrain_core.contract import keys
 
-from heterotrain_operator.kube.client import Body, Kube
 from heterotrain_operator.kube.errors import Conflict
 from heterotrain_operator.kube.resources import EVENTS
+from heterotrain_operator.kube.verbs import Body, Kube
 
 
 async def publish(

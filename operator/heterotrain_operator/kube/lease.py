@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from heterotrain_operator.kube.client import Body, Kube
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound
 from heterotrain_operator.kube.resources import LEASES
+from heterotrain_operator.kube.verbs import Body, Kube
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,7 +57,7 @@ def _as_observed(pool: str, speed: Speed) -> tuple[Observation, ...]:
     return tuple(found)
 
 
-class JobTelemetry:
+class TelemetryHistory:
     """One job's telemetry.
 
     Args:

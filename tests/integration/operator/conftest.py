@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from heterotrain_operator.api.crd import crd
 from heterotrain_operator.kube.auth import load_configuration
-from heterotrain_operator.kube.client import Body, KubeClient
+from heterotrain_operator.kube.client import KubeClient
+from heterotrain_operator.kube.verbs import Body
 from support.api_cluster import (
     CRDS,
     NAMESPACES,

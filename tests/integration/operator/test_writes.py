@@ -8,10 +8,11 @@ from heterotrain_core.contract.plan import Plan
 from heterotrain_operator.cluster_state.parse import parse_job
 from heterotrain_operator.decide.objects.objects import build_disruption_budget, build_plan_object, build_service
 from heterotrain_operator.decide.objects.pods import build_pod
-from heterotrain_operator.kube.client import Body, KubeClient
+from heterotrain_operator.kube.client import KubeClient
 from heterotrain_operator.kube.errors import Conflict, NotFound, Refused
 from heterotrain_operator.kube.events import publish
 from heterotrain_operator.kube.resources import CONFIG_MAPS, DISRUPTION_BUDGETS, EVENTS, JOBS, PODS, SERVICES
+from heterotrain_operator.kube.verbs import Body
 from support.api_cluster import Cluster
 
 

@@ -9,7 +9,7 @@ from heterotrain_core.contract import metrics
 from heterotrain_core.perf.counters import CounterKey
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Sustained
 from heterotrain_operator.prom.errors import PromBadAnswer
-from heterotrain_operator.prom.history import FORGET_S, KEPT_FORMER, RATE_WINDOW_S, JobTelemetry
+from heterotrain_operator.prom.history import FORGET_S, KEPT_FORMER, RATE_WINDOW_S, TelemetryHistory
 from heterotrain_operator.prom.queries import (
     Series,
     Snapshot,
@@ -85,7 +85,7 @@ def test_a_pause_is_what_changes_cost_on_average_whatever_caused_them() -> None:
         row(metrics.MEMBERSHIP_CHANGES, 3, cause=metrics.CAUSE_LEAVE),
         row(metrics.STEP, 4, uid="newcomer"),
     ]
-    known = JobTelemetry()
+    known = TelemetryHistory()
     assert known.telemetry.pause_s is None
     known.take(parse_everything(rows), {ME: 1.0}, pools=POOLS)
     assert known.telemetry.pause_s == pytest.approx(0.4)
@@ -142,7 +142,7 @@ def test_scrape_times_are_by_member() -> None:
 
 
 def test_what_happened_between_scrapes_becomes_observations() -> None:
-    job = JobTelemetry()
+    job = TelemetryHistory()
     job.take(snapshot(10), {ME: 100.0}, pools=POOLS)
     job.take(snapshot(14), {ME: 101.0}, pools=POOLS)
     first, second = job.telemetry.observations[ME]
@@ -153,14 +153,14 @@ def test_what_happened_between_scrapes_becomes_observations() -> None:
 
 
 def test_the_same_scrape_read_twice_is_nothing_new() -> None:
-    job = JobTelemetry()
+    job = TelemetryHistory()
     assert job.take(snapshot(10), {ME: 100.0}, pools=POOLS)
     assert not job.take(snapshot(10), {ME: 100.0}, pools=POOLS)
     assert job.telemetry.sequence == 1
 
 
 def test_a_prometheus_that_was_restarted_takes_nothing_away_and_counts_nothing_twice() -> None:
-    job = JobTelemetry()
+    job = TelemetryHistory()
     job.take(snapshot(10), {ME: 100.0}, pools=POOLS)
     job.take(Snapshot(counters={}, gauges={}), {}, pools=POOLS)
     assert len(job.telemetry.observations[ME]) == 1
@@ -170,7 +170,7 @@ def test_a_prometheus_that_was_restarted_takes_nothing_away_and_counts_nothing_t
 
 def test_a_member_of_no_known_pool_that_is_gone_for_long_is_forgotten() -> None:
     other = MemberId("uid-b", 0)
-    job = JobTelemetry()
+    job = TelemetryHistory()
     job.take(snapshot(10), {ME: 100.0}, pools={})
     for later_s in (1.0, FORGET_S + 1):
         job.take(snapshot(10 + later_s, uid="uid-b"), {other: 100.0 + later_s}, pools=POOLS)
@@ -179,7 +179,7 @@ def test_a_member_of_no_known_pool_that_is_gone_for_long_is_forgotten() -> None:
 
 def test_the_newest_that_left_each_pool_are_remembered_for_those_who_follow() -> None:
     """However long they are gone, and however many there were; what is counted of a process that is gone is not."""
-    job = JobTelemetry()
+    job = TelemetryHistory()
     many = KEPT_FORMER + 3
     for number in range(many):
         uid = f"old-{number}"
@@ -199,7 +199,7 @@ def in_force(steps: float, revision: int, *, share: int = 40) -> Snapshot:
 
 def test_steps_are_counted_from_the_scrape_after_the_plan_took_effect() -> None:
     """The scrape that shows it first brings steps of the plan before as well, which may have had the same shares."""
-    job = JobTelemetry()
+    job = TelemetryHistory()
     for second, (steps, revision) in enumerate([(10, 1), (14, 1), (20, 2), (23, 2), (30, 2)]):
         job.take(in_force(steps, revision), {ME: 100.0 + second}, pools=POOLS)
     found = job.telemetry.in_force[ME]
@@ -210,7 +210,7 @@ def test_steps_are_counted_from_the_scrape_after_the_plan_took_effect() -> None:
 
 
 def test_the_scrape_interval_is_what_lies_between_the_newest_two() -> None:
-    job = JobTelemetry()
+    job = TelemetryHistory()
     intervals = []
     for at_s in (100.0, 115.0, 115.0, 130.5):
         job.take(snapshot(at_s), {ME: at_s}, pools=POOLS)
@@ -219,7 +219,7 @@ def test_the_scrape_interval_is_what_lies_between_the_newest_two() -> None:
 
 
 def test_rates_are_those_of_the_last_half_minute() -> None:
-    job = JobTelemetry()
+    job = TelemetryHistory()
     for second in range(60):
         slow = second < 20
         steps = second if slow else 20 + 2 * (second - 20)
@@ -231,7 +231,7 @@ def test_rates_are_those_of_the_last_half_minute() -> None:
 
 
 def test_what_a_generation_sustains_is_counted_from_the_scrape_that_first_showed_it() -> None:
-    job = JobTelemetry()
+    job = TelemetryHistory()
 
     def look(at_s: float, samples: int, generation: int) -> None:
         gauges = [
@@ -254,7 +254,7 @@ def test_what_a_generation_sustains_is_counted_from_the_scrape_that_first_showed
 
 
 def test_no_progress_for_long_is_no_rate() -> None:
-    job = JobTelemetry()
+    job = TelemetryHistory()
     job.take(snapshot(10, committed=1000), {ME: 100.0}, pools=POOLS)
     job.take(snapshot(20, committed=2000), {ME: 110.0}, pools=POOLS)
     assert job.telemetry.rates.samples_per_s == pytest.approx(100)
@@ -263,7 +263,7 @@ def test_no_progress_for_long_is_no_rate() -> None:
 
 
 def test_going_back_to_a_checkpoint_is_no_negative_rate() -> None:
-    job = JobTelemetry()
+    job = TelemetryHistory()
     job.take(snapshot(10, committed=1000), {ME: 100.0}, pools=POOLS)
     job.take(snapshot(10, committed=400), {ME: 101.0}, pools=POOLS)
     job.take(snapshot(11, committed=500), {ME: 102.0}, pools=POOLS)
@@ -271,7 +271,7 @@ def test_going_back_to_a_checkpoint_is_no_negative_rate() -> None:
 
 
 def test_a_problem_is_told_when_it_comes_and_goes_not_each_time() -> None:
-    job = JobTelemetry()
+    job = TelemetryHistory()
     assert job.judge(reason="Unavailable", problem="no answer")
     assert not job.judge(reason="Unavailable", problem="still no answer")
     assert job.judge(reason="Fresh", problem="")

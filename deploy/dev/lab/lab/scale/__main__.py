@@ -22,8 +22,9 @@ from types import FrameType
 
 from heterotrain_core.contract import keys
 from heterotrain_operator.kube.auth import load_configuration
-from heterotrain_operator.kube.client import Body, KubeClient
+from heterotrain_operator.kube.client import KubeClient
 from heterotrain_operator.kube.resources import JOBS, NODES, PODS, Resource
+from heterotrain_operator.kube.verbs import Body
 from local_cluster import toolchain
 from local_cluster.bare import ControlPlane
 from local_cluster.process import Problem, say, wait_until

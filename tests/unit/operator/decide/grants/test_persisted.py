@@ -10,7 +10,7 @@ from heterotrain_core.planning.evidence import MemberEvidence, learned
 from heterotrain_operator.api.status import HeteroTrainJobStatus, PoolStatus
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
 from heterotrain_operator.decide.grants.persisted import compute_time, remembered, speed_of
-from heterotrain_operator.prom.history import JobTelemetry, Speed
+from heterotrain_operator.prom.history import Speed, TelemetryHistory
 from heterotrain_operator.prom.queries import Snapshot
 
 SLOW = ComputeTime(per_sample_s=0.004, fixed_s=0.02, backward_per_sample_s=0.008, backward_fixed_s=0.01, update_s=0.01)
@@ -54,7 +54,7 @@ def test_what_the_status_says_is_what_a_new_allocation_begins_with() -> None:
 
 
 def test_a_newcomer_of_a_remembered_pool_is_taken_to_be_like_it_until_one_was_seen() -> None:
-    memory = JobTelemetry({"b": Speed(50, SLOW)})
+    memory = TelemetryHistory({"b": Speed(50, SLOW)})
     other = MemberId("uid-a", 0)
     memory.take(Snapshot(counters={}, gauges={other: MemberGauges(worker="w")}), {other: 1.0}, pools={"uid-a": "a"})
     told = memory.telemetry

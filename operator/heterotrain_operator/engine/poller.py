@@ -19,7 +19,7 @@ from heterotrain_operator.decide.grants.persisted import compute_time
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.prom.errors import PromError
-from heterotrain_operator.prom.history import JobTelemetry, Speed
+from heterotrain_operator.prom.history import Speed, TelemetryHistory
 from heterotrain_operator.prom.queries import (
     Series,
     everything_of,
@@ -73,7 +73,7 @@ class Poller:
         self._settings = settings
         self._clock = clock
         self._wall_clock_s = wall_clock_s
-        self._jobs: dict[str, JobTelemetry] = {}
+        self._jobs: dict[str, TelemetryHistory] = {}
         self._good_s: dict[str, float] = {}
 
     def of(self, job: JobView) -> Telemetry:
@@ -101,7 +101,7 @@ class Poller:
         known = self._jobs.get(job.uid)
         if known is None:
             speeds = {pool.name: pool.speed for pool in job.status.pools if pool.speed is not None}
-            known = self._jobs[job.uid] = JobTelemetry(
+            known = self._jobs[job.uid] = TelemetryHistory(
                 {name: Speed(s.samples, compute_time(s)) for name, s in speeds.items()}
             )
         async with gate:
@@ -134,7 +134,7 @@ class Poller:
             )
         return "Stale", f"the newest sample is {waited_s:.0f} s old: Prometheus does not reach the workers"
 
-    def _judge(self, job: JobView, known: JobTelemetry, reason: str, problem: str) -> None:
+    def _judge(self, job: JobView, known: TelemetryHistory, reason: str, problem: str) -> None:
         if known.judge(reason=reason, problem=problem):
             log.info("telemetry", job=job.key.name, namespace=job.key.namespace, state=reason, problem=problem)
             self._queue.add(job.key)

@@ -7,7 +7,7 @@ from heterotrain_operator.cluster_state.parse import parse_job, parse_node
 from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.decide.grants.grant import JobGrant
 from heterotrain_operator.engine.app import App
-from heterotrain_operator.engine.gauges import JobGauges
+from heterotrain_operator.engine.job_gauges import JobGauges
 from heterotrain_operator.settings import Settings
 from support.exported_counters import three_pools
 from support.fake_cluster import JOB_UID, FakeCluster, pool

@@ -1,0 +1,48 @@
+"""The API server as the engine sees it: seven verbs on plain JSON."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+from heterotrain_operator.kube.resources import Resource
+
+Body = dict[str, Any]
+
+
+class Kube(Protocol):
+    """What the engine needs of the API server.
+
+    Every verb raises one of the errors in ``kube.errors``: ``NotFound``, ``Conflict``, ``Refused``, ``Throttled`` or
+    ``Unavailable``.
+    """
+
+    def list(
+        self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = ""
+    ) -> AsyncIterator[Body]:
+        """Yield all objects, page by page, so that a large list is never in memory at once."""
+        ...
+
+    async def get(self, resource: Resource, namespace: str | None, name: str) -> Body:
+        """Return one object."""
+        ...
+
+    async def create(self, resource: Resource, body: Body, *, dry_run: bool = False) -> Body:
+        """Create an object; the server refuses unknown fields."""
+        ...
+
+    async def replace(self, resource: Resource, body: Body) -> Body:
+        """Replace an object if its ``resourceVersion`` is still the one in ``body``."""
+        ...
+
+    async def apply(self, resource: Resource, body: Body, *, subresource: str = "", force: bool = True) -> Body:
+        """Apply the operator's fields of an object; without ``force``, other managers' values raise ``Conflict``."""
+        ...
+
+    async def merge(self, resource: Resource, namespace: str, name: str, patch: Body) -> Body:
+        """Merge a patch into an object."""
+        ...
+
+    async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str) -> None:
+        """Delete an object if it is still the one with this uid."""
+        ...
