@@ -11,9 +11,9 @@ from heterotrain_operator.cluster_state.parse import parse_job, parse_node, pars
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobKey, JobView
-from heterotrain_operator.decide.allocation.allocate import decide_contest
-from heterotrain_operator.decide.allocation.competition import Contest
-from heterotrain_operator.decide.grants.grant import FREE
+from heterotrain_operator.decide.allocation.allocate import decide_allocation
+from heterotrain_operator.decide.allocation.competition import Competition
+from heterotrain_operator.decide.grants.grant import UNLIMITED
 from heterotrain_operator.decide.objects.pods import build_pod
 from heterotrain_operator.decide.workers.capacity import Shape
 from heterotrain_operator.engine.allocator import PATIENCE_S, Allocator, shapes_of
@@ -25,7 +25,7 @@ from heterotrain_operator.settings import Settings
 from support.fake_cluster import NOW_S, job_body, node_body, pool
 from support.fakes import FakeKube
 
-DECIDE = "heterotrain_operator.engine.allocator.decide_contest"
+DECIDE = "heterotrain_operator.engine.allocator.decide_allocation"
 
 
 class Bench:
@@ -69,7 +69,7 @@ class Bench:
         job = self.store.jobs.get(key)
         assert job is not None
         grant = self.allocator.of(job)
-        return "held" if grant.held else grant.limits
+        return "held" if grant.undecided else grant.limits
 
 
 def a_rivalry() -> tuple[Bench, JobKey, JobKey]:
@@ -135,10 +135,10 @@ async def test_a_bug_with_some_jobs_leaves_them_as_they_were_and_spoils_no_other
     bench.add_node("b", cpu="1")
     others = [bench.add_job(name, pool("b", maxReplicas=2)) for name in ("p", "q")]
 
-    def decide(contest: Contest, *, now_s: float, known: KnownRates | None = None) -> Any:
-        if any(bidder.job.key == one for bidder in contest.bidders):
+    def decide(competition: Competition, *, now_s: float, known: KnownRates | None = None) -> Any:
+        if any(competitor.job.key == one for competitor in competition.competitors):
             raise ZeroDivisionError
-        return decide_contest(contest, now_s=now_s, known=known)
+        return decide_allocation(competition, now_s=now_s, known=known)
 
     monkeypatch.setattr(DECIDE, decide)
     bench.add_job("one", pool("a", maxReplicas=1), version="2")
@@ -184,7 +184,7 @@ async def test_another_job_under_an_old_name_inherits_nothing() -> None:
 async def test_jobs_that_take_no_part_are_never_held() -> None:
     bench = Bench()
     body = job_body(spec={"suspend": True})
-    assert bench.allocator.of(parse_job(body)) is FREE
+    assert bench.allocator.of(parse_job(body)) is UNLIMITED
 
 
 async def test_jobs_in_the_running_operator_get_no_more_than_their_part() -> None:

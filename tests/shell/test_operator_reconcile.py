@@ -13,7 +13,7 @@ from heterotrain_operator.api.status import as_body
 from heterotrain_operator.cluster_state.parse import RANKS_ANNOTATION, parse_job, parse_node
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobKey
-from heterotrain_operator.decide.grants.grant import FREE
+from heterotrain_operator.decide.grants.grant import UNLIMITED
 from heterotrain_operator.decide.job import Decision, JobInputs
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.reconcile import PLANNING_PART
@@ -40,7 +40,7 @@ def an_app(kube: FakeKube, cluster: FakeCluster | None = None) -> App:
 def without_rivals(kube: FakeKube, *, status_interval_s: float) -> App:
     """Return an operator whose jobs need not wait to hear that nobody else wants their nodes."""
     app = App(kube, Settings(leader_election=False, status_interval_s=status_interval_s))
-    app.reconciler._grant_of = lambda _: FREE
+    app.reconciler._grant_of = lambda _: UNLIMITED
     return app
 
 

@@ -15,7 +15,7 @@ from heterotrain_operator.cluster_state.parse import parse_job, parse_node, pars
 from heterotrain_operator.cluster_state.quantity import added
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobView, NodeView, PlanObject, PodView
-from heterotrain_operator.decide.grants.grant import FREE
+from heterotrain_operator.decide.grants.grant import UNLIMITED
 from heterotrain_operator.decide.job import Decision, JobInputs, decide
 from heterotrain_operator.decide.lifecycle import Acceptance
 
@@ -87,7 +87,7 @@ class FakeCluster:
         self.acceptance = Acceptance(known=True)
         self.refusal = ""
         self.blocked = ""
-        self.grant = FREE
+        self.grant = UNLIMITED
         self.replan = True
         self.foreign: dict[str, dict[str, float]] = {}
         self.deleted_job = False

@@ -13,10 +13,10 @@ from heterotrain_core.contract.plan import ComputeTime, Plan
 from heterotrain_operator.cluster_state.parse import rfc3339
 from heterotrain_operator.cluster_state.quantity import added
 from heterotrain_operator.cluster_state.views import JobKey
-from heterotrain_operator.decide.allocation.allocate import decide_contest
-from heterotrain_operator.decide.allocation.competition import Contest, Seen, contests, takes_part
+from heterotrain_operator.decide.allocation.allocate import decide_allocation
+from heterotrain_operator.decide.allocation.competition import AllocationInput, Competition, competitions, takes_part
 from heterotrain_operator.decide.grants.grant import JobGrant
-from heterotrain_operator.decide.grants.persisted import remembered
+from heterotrain_operator.decide.grants.persisted import persisted_grant
 from heterotrain_operator.engine.allocator import shapes_of
 
 from support.fake_cluster import NOW_S, Body, FakeCluster, node_body
@@ -26,7 +26,7 @@ class MultiJobCluster:
     """A cluster with jobs. ``speeds`` are the samples per second of one worker, by job and pool."""
 
     def __init__(self, seed: int = 0) -> None:
-        self.worlds: dict[str, FakeCluster] = {}
+        self.jobs: dict[str, FakeCluster] = {}
         self.nodes: dict[str, Body] = {}
         self.speeds: dict[str, dict[str, float]] = {}
         self.now_s = NOW_S
@@ -47,61 +47,61 @@ class MultiJobCluster:
         cluster.job["metadata"] |= {
             "name": name,
             "uid": f"uid-of-{name}",
-            "creationTimestamp": rfc3339(NOW_S + len(self.worlds)),
+            "creationTimestamp": rfc3339(NOW_S + len(self.jobs)),
         }
         cluster.nodes = self.nodes
-        self.worlds[name] = cluster
+        self.jobs[name] = cluster
         return cluster
 
     def remove(self, name: str) -> None:
         """Take a job away with everything that it has."""
-        del self.worlds[name]
+        del self.jobs[name]
 
     # --- the operator ---
 
-    def contests(self) -> tuple[Contest, ...]:
+    def competitions(self) -> tuple[Competition, ...]:
         """Return who competes for what now."""
         self._share_usage()
         seen = [
-            Seen(
+            AllocationInput(
                 job=cluster.job_view,
                 pods=cluster.pod_views,
                 plan=cluster.plan_view,
                 telemetry=cluster.telemetry,
                 shapes=shapes_of(cluster.job_view),
             )
-            for cluster in self.worlds.values()
+            for cluster in self.jobs.values()
             if takes_part(cluster.job_view)
         ]
-        some = next(iter(self.worlds.values()))
-        jobs = {name: cluster.job_view for name, cluster in self.worlds.items()}
+        some = next(iter(self.jobs.values()))
+        jobs = {name: cluster.job_view for name, cluster in self.jobs.items()}
         before = {
-            jobs[name].key: cluster.grant if self.remembers else remembered(jobs[name].status)
-            for name, cluster in self.worlds.items()
+            jobs[name].key: cluster.grant if self.remembers else persisted_grant(jobs[name].status)
+            for name, cluster in self.jobs.items()
         }
-        return contests(seen, some.node_views, some.observe().used(), before.__getitem__)
+        return competitions(seen, some.node_views, some.observe().used(), before.__getitem__)
 
     def allocate(self) -> dict[str, JobGrant]:
         """Decide over all jobs, and return what each may have."""
         answer: dict[JobKey, JobGrant] = {}
-        for contest in self.contests():
-            answer |= decide_contest(contest, now_s=self.now_s)
+        for competition in self.competitions():
+            answer |= decide_allocation(competition, now_s=self.now_s)
         return {key.name: grant for key, grant in answer.items()}
 
     def step(self) -> None:
         """Allocate, let each job's pass act, and let the cluster follow."""
         for name, grant in self.allocate().items():
-            self.worlds[name].grant = grant
-        for cluster in self.worlds.values():
+            self.jobs[name].grant = grant
+        for cluster in self.jobs.values():
             cluster.now_s = self.now_s
             self._share_usage()
             cluster.settle()
-        for name, cluster in self.worlds.items():
+        for name, cluster in self.jobs.items():
             self._learn(name, cluster)
-        for cluster in self.worlds.values():
+        for cluster in self.jobs.values():
             for pod in [name for name, body in cluster.pods.items() if "deletionTimestamp" in body["metadata"]]:
                 cluster.vanish(pod)
-        for cluster in self._rng.sample(list(self.worlds.values()), len(self.worlds)):
+        for cluster in self._rng.sample(list(self.jobs.values()), len(self.jobs)):
             self._share_usage()
             cluster.schedule().run()
 
@@ -120,7 +120,7 @@ class MultiJobCluster:
     def placed(self) -> dict[str, dict[str, int]]:
         """Return by job and pool how many workers have nodes."""
         found: dict[str, dict[str, int]] = {}
-        for name, cluster in self.worlds.items():
+        for name, cluster in self.jobs.items():
             counts: dict[str, int] = {}
             for view in cluster.pod_views:
                 if view.node and not view.deleting and not view.terminal:
@@ -130,29 +130,29 @@ class MultiJobCluster:
 
     def pods(self) -> dict[str, dict[str, str]]:
         """Return by job its pods with their nodes; empty for one that waits."""
-        return {name: {view.name: view.node for view in cluster.pod_views} for name, cluster in self.worlds.items()}
+        return {name: {view.name: view.node for view in cluster.pod_views} for name, cluster in self.jobs.items()}
 
     def placed_pods(self, name: str) -> list[str]:
         """Return the pods of a job that have nodes."""
-        return [view.name for view in self.worlds[name].pod_views if view.node]
+        return [view.name for view in self.jobs[name].pod_views if view.node]
 
     def limits(self) -> dict[str, Mapping[str, int] | None]:
         """Return by job what it may have by pool; ``None`` without limits."""
-        return {name: cluster.grant.limits for name, cluster in self.worlds.items()}
+        return {name: cluster.grant.limits for name, cluster in self.jobs.items()}
 
     def waiting(self, name: str) -> int:
         """Return how many workers of a job have no node."""
-        return sum(not view.node for view in self.worlds[name].pod_views)
+        return sum(not view.node for view in self.jobs[name].pod_views)
 
     def _share_usage(self) -> None:
         usage: dict[str, dict[str, dict[str, float]]] = {}
-        for name, cluster in self.worlds.items():
+        for name, cluster in self.jobs.items():
             own: dict[str, dict[str, float]] = {}
             for view in cluster.pod_views:
                 if view.node and not view.phase_ended:
                     own[view.node] = added([own.get(view.node, {}), view.requests])
             usage[name] = own
-        for name, cluster in self.worlds.items():
+        for name, cluster in self.jobs.items():
             others = [own for other, own in usage.items() if other != name]
             cluster.foreign = {
                 node: added([own.get(node, {}) for own in others]) for node in {node for own in others for node in own}

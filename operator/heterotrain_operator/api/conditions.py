@@ -46,7 +46,7 @@ class ConditionType(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Aspect:
+class ConditionValue:
     """A condition without its times. ``holds`` is ``None`` when it can't be told."""
 
     type: ConditionType
@@ -56,20 +56,20 @@ class Aspect:
 
 
 def set_conditions(
-    before: Sequence[Condition], aspects: Iterable[Aspect], *, generation: int, now: str
+    before: Sequence[Condition], values: Iterable[ConditionValue], *, generation: int, now: str
 ) -> tuple[Condition, ...]:
     """Return the conditions after this pass: ``lastTransitionTime`` moves only when the status flips."""
     known = {condition.type: condition for condition in before}
     result = []
-    for aspect in aspects:
-        status = {True: "True", False: "False", None: "Unknown"}[aspect.holds]
-        old = known.get(aspect.type.value)
+    for value in values:
+        status = {True: "True", False: "False", None: "Unknown"}[value.holds]
+        old = known.get(value.type.value)
         result.append(
             Condition(
-                type=aspect.type.value,
+                type=value.type.value,
                 status=status,
-                reason=aspect.reason,
-                message=aspect.message[:MAX_MESSAGE_LENGTH],
+                reason=value.reason,
+                message=value.message[:MAX_MESSAGE_LENGTH],
                 last_transition_time=old.last_transition_time if old is not None and old.status == status else now,
                 observed_generation=generation,
             )

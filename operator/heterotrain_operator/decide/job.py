@@ -16,7 +16,7 @@ from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.cluster_state.quantity import pod_requests
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobView, NodeView, PlanObject, PodView
-from heterotrain_operator.decide.grants.grant import FREE, JobGrant
+from heterotrain_operator.decide.grants.grant import UNLIMITED, JobGrant
 from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Acceptance, Life, Stage, decide_life
 from heterotrain_operator.decide.objects.objects import (
     build_disruption_budget,
@@ -31,7 +31,7 @@ from heterotrain_operator.decide.plan.shares import Shares, share_out
 from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.status.events import JobEvent, events_of
 from heterotrain_operator.decide.status.status import status_of
-from heterotrain_operator.decide.workers.capacity import Room, room, shape_of
+from heterotrain_operator.decide.workers.capacity import FreeSlots, free_slots, shape_of
 from heterotrain_operator.decide.workers.failures import Accounts, account, restart_delay_s
 from heterotrain_operator.decide.workers.replicas import ReplicaDecision, decide_replicas, next_indices
 from heterotrain_operator.decide.workers.state import Worker, WorkerState, worker_states
@@ -73,7 +73,7 @@ class JobInputs:
     replan: bool
     gather_s: float
     now_s: float
-    grant: JobGrant = FREE
+    grant: JobGrant = UNLIMITED
     keep_plan: bool = False
 
 
@@ -107,30 +107,30 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
+class _Derived:
     """What a pass has found out, before it decides what to do about it."""
 
-    seen: JobInputs
+    inputs: JobInputs
     workers: tuple[Worker, ...]
     force: PlanInForce
     accounts: Accounts
     life: Life
 
 
-def decide(seen: JobInputs) -> Decision:
+def decide(inputs: JobInputs) -> Decision:
     """Return what to do about a job now. Acting on it and deciding again gives nothing more to do."""
-    job, now_s = seen.job, seen.now_s
+    job, now_s = inputs.job, inputs.now_s
     if job.deleting or (job.spec is not None and not managed_by_us(job.spec)):
         return Decision(reason="the job is being deleted" if job.deleting else "another controller manages the job")
     # Pods that only bear our labels (copied, or orphaned by a job of the same name) are nobody that we decide about.
-    workers = worker_states([pod for pod in seen.pods if pod.owner_uid == job.uid], seen.nodes)
-    force = read_plan(job, seen.plan)
+    workers = worker_states([pod for pod in inputs.pods if pod.owner_uid == job.uid], inputs.nodes)
+    force = read_plan(job, inputs.plan)
     accounts = account(job.status, workers, force.plan, counting=_counting(job, workers), now_s=now_s)
-    life = decide_life(job, workers, accounts, seen.acceptance, now_s=now_s)
-    known = _Known(seen=seen, workers=workers, force=force, accounts=accounts, life=life)
+    life = decide_life(job, workers, accounts, inputs.acceptance, now_s=now_s)
+    derived = _Derived(inputs=inputs, workers=workers, force=force, accounts=accounts, life=life)
     if job.spec is None or life.stage is not Stage.ACTIVE:
-        return _resting(known)
-    return _active(known, job.spec)
+        return _decide_inactive(derived)
+    return _decide_active(derived, job.spec)
 
 
 def _counting(job: JobView, workers: Sequence[Worker]) -> bool:
@@ -142,80 +142,94 @@ def _counting(job: JobView, workers: Sequence[Worker]) -> bool:
     return not (ended or suspended or any(worker.state is WorkerState.FINISHED for worker in workers))
 
 
-def _active(known: _Known, spec: HeteroTrainJobSpec) -> Decision:
-    seen, workers, force, accounts, life = known.seen, known.workers, known.force, known.accounts, known.life
-    job, now_s = seen.job, seen.now_s
-    membership = decide_membership(spec, workers, force.plan, gather_s=seen.gather_s, now_s=now_s)
-    shares = _shares(spec, membership, workers, force.plan, seen)
-    written = None if seen.keep_plan else next_plan(job, spec, force, membership, shares)
+def _decide_active(derived: _Derived, spec: HeteroTrainJobSpec) -> Decision:
+    inputs, workers, force, accounts, life = (
+        derived.inputs,
+        derived.workers,
+        derived.force,
+        derived.accounts,
+        derived.life,
+    )
+    job, now_s = inputs.job, inputs.now_s
+    membership = decide_membership(spec, workers, force.plan, gather_s=inputs.gather_s, now_s=now_s)
+    shares = _shares(spec, membership, workers, force.plan, inputs)
+    written = None if inputs.keep_plan else next_plan(job, spec, force, membership, shares)
     plan = written or force.plan
     newest = (max(force.newest[0], plan.generation), max(force.newest[1], plan.revision)) if plan else force.newest
 
-    def room_of(pool: WorkerPool) -> Room:
+    def free_slots_of(pool: WorkerPool) -> FreeSlots:
         manifest = build_pod(job, pool, 0, plan_version="")
-        return room(shape_of(manifest, pod_requests(manifest["spec"])), seen.nodes.values(), seen.used())
+        return free_slots(shape_of(manifest, pod_requests(manifest["spec"])), inputs.nodes.values(), inputs.used())
 
-    wanted = decide_replicas(spec, workers, grant=seen.grant, room_of=room_of, now_s=now_s)
+    replicas = decide_replicas(spec, workers, grant=inputs.grant, free_slots_of=free_slots_of, now_s=now_s)
     delay_s = max(restart_delay_s(accounts, now_s=now_s), _cooling_s(workers, now_s=now_s))
-    may_create = seen.acceptance.known and seen.acceptance.ok and not delay_s and plan is not None  # pods mount it
-    creating = wanted.create if may_create else ()
+    may_create = inputs.acceptance.known and inputs.acceptance.ok and not delay_s and plan is not None  # pods mount it
+    creating = replicas.create if may_create else ()
     version = version_text(plan) if plan else ""
-    indices = next_indices(seen.pods, len(creating))
+    indices = next_indices(inputs.pods, len(creating))
     create = tuple(build_pod(job, pool, i, plan_version=version) for pool, i in zip(creating, indices, strict=True))
     # Workers that this pass removes are no disruption: their uids count as accounted from now on.
-    uids = accounts.accounted | {worker.pod.uid for worker, _ in wanted.remove}
+    uids = accounts.accounted | {worker.pod.uid for worker, _ in replicas.remove}
     accounts = replace(accounts, accounted=uids)
-    it = _situation(known, accounts, plan, wanted, shares)
-    status = status_of(it, newest=newest)
+    context = _context_of(derived, accounts, plan, replicas, shares)
+    status = status_of(context, newest=newest)
     budget = build_disruption_budget(job, workers)
-    remove = (*(worker.pod for worker, _ in wanted.remove), *_spent(workers, accounts, now_s=now_s))
+    remove = (*(worker.pod for worker, _ in replicas.remove), *_unneeded_ended_pods(workers, accounts, now_s=now_s))
     return Decision(
         apply=(build_service(job), *([budget] if budget else [])),
-        plan=_plan_object(seen, written),
+        plan=_plan_object(inputs, written),
         plan_version=version,
-        touch=_untouched(workers, version),
+        touch=_pods_to_touch(workers, version),
         create=create,
         status=status,
         remove=tuple(pod for pod in remove if not pod.deleting),
         events=events_of(
-            it,
+            context,
             status,
             created=[pod["metadata"]["name"] for pod in create],
-            removed=[f"{worker.pod.name} ({why})" for worker, why in wanted.remove if not worker.pod.deleting],
+            removed=[f"{worker.pod.name} ({why})" for worker, why in replicas.remove if not worker.pod.deleting],
             new_plan=written,
         ),
         again_s=_soonest(
             membership.again_s,
-            wanted.again_s,
+            replicas.again_s,
             life.again_s,
-            delay_s if wanted.create else None,
+            delay_s if replicas.create else None,
             max(0.0, spec.deadline.timestamp() - now_s) if spec.deadline is not None else None,
         ),
         reason=written.reason if written else "",
     )
 
 
-def _resting(known: _Known) -> Decision:
+def _decide_inactive(derived: _Derived) -> Decision:
     """Return what to do about a job that no worker should be created for."""
-    seen, workers, force, accounts, life = known.seen, known.workers, known.force, known.accounts, known.life
-    job, spec = seen.job, seen.job.spec
+    inputs, workers, force, accounts, life = (
+        derived.inputs,
+        derived.workers,
+        derived.force,
+        derived.accounts,
+        derived.life,
+    )
+    job, spec = inputs.job, inputs.job.spec
     policy = spec.clean_pod_policy if spec is not None else CleanPodPolicy.RUNNING
     none = ReplicaDecision(create=(), remove=(), desired={}, reason="", again_s=None)
-    it = _situation(known, accounts, force.plan, none, None)
-    status = status_of(it, newest=force.newest)
-    going = tuple(worker.pod for worker in workers if _goes(worker, life.stage, policy) and not worker.pod.deleting)
-    expires_s, expired = _expiry(job, life, now_s=seen.now_s)
+    context = _context_of(derived, accounts, force.plan, none, None)
+    status = status_of(context, newest=force.newest)
+    going = tuple(
+        worker.pod for worker in workers if _is_deleted(worker, life.stage, policy) and not worker.pod.deleting
+    )
+    expires_s, expired = _time_to_live(job, life, now_s=inputs.now_s)
     return Decision(
         status=status,
         remove=going,
         delete_job=expired,
-        events=events_of(it, status, created=(), removed=(), new_plan=None),
+        events=events_of(context, status, created=(), removed=(), new_plan=None),
         again_s=_soonest(life.again_s, expires_s),
         reason=life.message,
     )
 
 
-def _goes(worker: Worker, stage: Stage, policy: CleanPodPolicy) -> bool:
+def _is_deleted(worker: Worker, stage: Stage, policy: CleanPodPolicy) -> bool:
     """Tell whether a pod is deleted in this stage."""
     if stage is Stage.SUSPENDED:
         return True
@@ -226,7 +240,7 @@ def _goes(worker: Worker, stage: Stage, policy: CleanPodPolicy) -> bool:
     return False  # refused: what runs already is left alone
 
 
-def _expiry(job: JobView, life: Life, *, now_s: float) -> tuple[float | None, bool]:
+def _time_to_live(job: JobView, life: Life, *, now_s: float) -> tuple[float | None, bool]:
     ttl_s = job.spec.ttl_seconds_after_finished if job.spec is not None else None
     if ttl_s is None or life.stage not in ENDED_STAGES:
         return None, False
@@ -235,26 +249,26 @@ def _expiry(job: JobView, life: Life, *, now_s: float) -> tuple[float | None, bo
     return max(left_s, 0.0), left_s <= 0 and job.status.completion_time is not None
 
 
-def _situation(
-    known: _Known, accounts: Accounts, plan: Plan | None, wanted: ReplicaDecision, shares: Shares | None
+def _context_of(
+    derived: _Derived, accounts: Accounts, plan: Plan | None, replicas: ReplicaDecision, shares: Shares | None
 ) -> JobContext:
-    seen = known.seen
+    inputs = derived.inputs
     return JobContext(
-        job=seen.job,
-        spec=seen.job.spec,
-        workers=known.workers,
+        job=inputs.job,
+        spec=inputs.job.spec,
+        workers=derived.workers,
         accounts=accounts,
-        acceptance=seen.acceptance,
-        life=known.life,
+        acceptance=inputs.acceptance,
+        life=derived.life,
         plan=plan,
         shares=shares,
-        desired=wanted.desired,
-        shortage=wanted.reason,
-        refusal=seen.refusal or ("" if seen.acceptance.ok else seen.acceptance.message),
-        blocked=seen.blocked,
-        grant=seen.grant,
-        telemetry=seen.telemetry,
-        now_s=seen.now_s,
+        desired=replicas.desired,
+        shortage=replicas.reason,
+        refusal=inputs.refusal or ("" if inputs.acceptance.ok else inputs.acceptance.message),
+        blocked=inputs.blocked,
+        grant=inputs.grant,
+        telemetry=inputs.telemetry,
+        now_s=inputs.now_s,
     )
 
 
@@ -263,32 +277,34 @@ def _shares(
     membership: MembershipDecision,
     workers: Sequence[Worker],
     plan: Plan | None,
-    seen: JobInputs,
+    inputs: JobInputs,
 ) -> Shares | None:
     if membership.workers is not None:
-        return share_out(spec, ranks_of(membership.workers), seen.telemetry, plan=plan)
-    if plan is None or not plan.members or not seen.replan:
+        return share_out(spec, ranks_of(membership.workers), inputs.telemetry, plan=plan)
+    if plan is None or not plan.members or not inputs.replan:
         return None
     going = {worker.pod.uid for worker in workers if worker.ended or worker.state is WorkerState.LEAVING}
     if any(member.worker_uid in going for member in plan.members):
         return None  # the job is finishing, or its membership changes next: shares among these members are moot
-    return share_out(spec, plan.members, seen.telemetry, plan=plan)
+    return share_out(spec, plan.members, inputs.telemetry, plan=plan)
 
 
-def _plan_object(seen: JobInputs, written: Plan | None) -> dict[str, Any] | None:
+def _plan_object(inputs: JobInputs, written: Plan | None) -> dict[str, Any] | None:
     if written is None:
         return None
-    return build_plan_object(seen.job, written, resource_version=seen.plan.resource_version if seen.plan else None)
+    return build_plan_object(
+        inputs.job, written, resource_version=inputs.plan.resource_version if inputs.plan else None
+    )
 
 
-def _untouched(workers: Sequence[Worker], version: str) -> tuple[PodView, ...]:
+def _pods_to_touch(workers: Sequence[Worker], version: str) -> tuple[PodView, ...]:
     """Return pods that may still hold an older plan."""
     return tuple(
         w.pod for w in workers if (w.placed or w.state is WorkerState.LEAVING) and w.pod.plan_version != version
     )
 
 
-def _spent(workers: Sequence[Worker], accounts: Accounts, *, now_s: float) -> tuple[PodView, ...]:
+def _unneeded_ended_pods(workers: Sequence[Worker], accounts: Accounts, *, now_s: float) -> tuple[PodView, ...]:
     """Return ended pods that nobody needs any more: all that were disrupted, and all but the newest that failed."""
     counted = [worker for worker in workers if worker.ended and worker.pod.uid in accounts.accounted]
     failed = sorted((w for w in counted if w.state is WorkerState.FAILED), key=lambda worker: worker.pod.created_s)
@@ -301,13 +317,13 @@ def _spent(workers: Sequence[Worker], accounts: Accounts, *, now_s: float) -> tu
 
 def _cooling_s(workers: Sequence[Worker], *, now_s: float) -> float:
     """Return for how many more seconds no worker is created because one died at once."""
-    waits = [0.0]
+    may_wait = [0.0]
     for worker in workers:
         if worker.state is WorkerState.DISRUPTED and not worker.pod.disruption and not worker.pod.deleting:
             end_s = worker.pod.ended.finished_s if worker.pod.ended else worker.pod.created_s
             if end_s - worker.pod.created_s < _QUICK_DEATH_S:
-                waits.append(end_s + COOLING_S - now_s)
-    return max(waits)
+                may_wait.append(end_s + COOLING_S - now_s)
+    return max(may_wait)
 
 
 def _soonest(*waits_s: float | None) -> float | None:

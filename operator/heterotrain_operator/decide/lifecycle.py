@@ -92,7 +92,7 @@ def _finishing(finished: Sequence[Worker], workers: Sequence[Worker], *, now_s: 
 
 def _deadlines(job: JobView, spec: HeteroTrainJobSpec, *, now_s: float) -> Life:
     start_s = seconds(job.status.start_time)
-    waits = []
+    may_wait = []
     for limit_s, reason, message, applies in (
         (
             spec.active_deadline_seconds,
@@ -112,5 +112,5 @@ def _deadlines(job: JobView, spec: HeteroTrainJobSpec, *, now_s: float) -> Life:
         left_s = start_s + limit_s - now_s
         if left_s <= 0:
             return Life(stage=Stage.FAILED, reason=reason, message=f"{message} ({limit_s} s)")
-        waits.append(left_s)
-    return Life(stage=Stage.ACTIVE, reason="Active", message="", again_s=min(waits, default=None))
+        may_wait.append(left_s)
+    return Life(stage=Stage.ACTIVE, reason="Active", message="", again_s=min(may_wait, default=None))

@@ -19,10 +19,10 @@ from heterotrain_operator.cluster_state.quantity import pod_requests
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobKey, JobView
-from heterotrain_operator.decide.allocation.allocate import decide_contest
-from heterotrain_operator.decide.allocation.competition import Contest, Seen, contests, takes_part
-from heterotrain_operator.decide.grants.grant import FREE, JobGrant, why_limited
-from heterotrain_operator.decide.grants.persisted import remembered
+from heterotrain_operator.decide.allocation.allocate import decide_allocation
+from heterotrain_operator.decide.allocation.competition import AllocationInput, Competition, competitions, takes_part
+from heterotrain_operator.decide.grants.grant import UNLIMITED, JobGrant, why_limited
+from heterotrain_operator.decide.grants.persisted import persisted_grant
 from heterotrain_operator.decide.objects.pods import build_pod
 from heterotrain_operator.decide.workers.capacity import Shape, shape_of
 from heterotrain_operator.engine.metrics import OperatorMetrics
@@ -93,13 +93,13 @@ class Allocator:
     def of(self, job: JobView) -> JobGrant:
         """Return what a job may have; a new one is decided about at once."""
         if not takes_part(job):
-            return FREE
+            return UNLIMITED
         known = self._known.get(job.key)
         if known is None or known.uid != job.uid:
             known = self._known[job.key] = self._look_at(job)
-        if known.grant.held:
+        if known.grant.undecided:
             if self._clock() - max(known.asked_s, self._first_s) >= PATIENCE_S:
-                return FREE
+                return UNLIMITED
             if job.key not in self._being_decided:
                 self._urgent.set()
                 self._changed.set()
@@ -134,22 +134,24 @@ class Allocator:
         nodes = dict(self._store.nodes.all())
         used = self._store.used()
         try:
-            found = await asyncio.to_thread(contests, seen, nodes, used, before.__getitem__)
+            found = await asyncio.to_thread(competitions, seen, nodes, used, before.__getitem__)
         except Exception:
             log.exception("allocation failed by a bug: every job keeps what it has")
             self._metrics.allocations.labels(result="bug").inc()
             return
-        for contest in found:
-            await self._decide(contest)
+        for competition in found:
+            await self._decide(competition)
         self._rates.forget_unused()
         self._metrics.allocation_seconds.observe(self._clock() - started_s)
         self._metrics.limited_jobs.set(sum(known.grant.limits is not None for known in self._known.values()))
 
-    async def _decide(self, contest: Contest) -> None:
-        keys = [bidder.job.key for bidder in contest.bidders]
-        specs = {bidder.job.key: bidder.spec for bidder in contest.bidders}
+    async def _decide(self, competition: Competition) -> None:
+        keys = [competitor.job.key for competitor in competition.competitors]
+        specs = {competitor.job.key: competitor.spec for competitor in competition.competitors}
         try:
-            grants = await asyncio.to_thread(decide_contest, contest, now_s=self._wall_clock_s(), known=self._rates)
+            grants = await asyncio.to_thread(
+                decide_allocation, competition, now_s=self._wall_clock_s(), known=self._rates
+            )
         except Exception:
             log.exception(
                 "allocation failed by a bug: these jobs keep what they have", jobs=["/".join(k) for k in keys]
@@ -177,12 +179,12 @@ class Allocator:
             if count:
                 self._metrics.moved_workers.labels(change=change, reason=reason).inc(count)
 
-    def _seen(self) -> list[Seen]:
+    def _seen(self) -> list[AllocationInput]:
         """Return every job that takes part, and forget the others."""
         jobs = {key: job for key, job in self._store.jobs.all().items() if takes_part(job)}
         self._known = {key: known for key, job in jobs.items() if (known := self._known_now(job)) is not None}
         return [
-            Seen(
+            AllocationInput(
                 job=jobs[key],
                 pods=[pod for pod in self._store.pods.of_job(key) if pod.owner_uid == known.uid],
                 plan=self._store.plans.get(key),
@@ -211,7 +213,7 @@ class Allocator:
             generation=job.generation,
             shapes=shapes_of(job),
             asked_s=self._clock(),
-            grant=remembered(job.status),
+            grant=persisted_grant(job.status),
         )
 
 
@@ -225,7 +227,7 @@ def shapes_of(job: JobView) -> dict[str, Shape]:
 def _matters(grant: JobGrant) -> tuple[object, ...]:
     """Return what a job's pass acts on."""
     late = grant.spare_s is not None and grant.spare_s < 0
-    return (grant.limits, grant.leave, grant.waits, grant.held, grant.reason, late)
+    return (grant.limits, grant.leave, grant.may_wait, grant.undecided, grant.reason, late)
 
 
 async def set_within(event: asyncio.Event, timeout_s: float) -> None:

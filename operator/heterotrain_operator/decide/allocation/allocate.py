@@ -17,14 +17,14 @@ from heterotrain_core.allocate.value import timed
 from heterotrain_operator.api.pools import CapacityType
 from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.cluster_state.views import JobKey
-from heterotrain_operator.decide.allocation.competition import Contest
-from heterotrain_operator.decide.allocation.demand import Bidder, demand_of, learn
-from heterotrain_operator.decide.allocation.node_group import Ground
-from heterotrain_operator.decide.allocation.placement import Settlement
-from heterotrain_operator.decide.grants.grant import Dry, JobGrant, Learned
+from heterotrain_operator.decide.allocation.competition import Competition
+from heterotrain_operator.decide.allocation.demand import Competitor, demand_of, throughput_of
+from heterotrain_operator.decide.allocation.node_group import NodeGroup
+from heterotrain_operator.decide.allocation.placement import Placement
+from heterotrain_operator.decide.grants.grant import Exhausted, JobGrant, ThroughputModel
 from heterotrain_operator.decide.workers.state import WorkerState
 
-DRY_S = 60.0
+EXHAUSTED_AFTER_S = 60.0
 """A worker that was granted and has found no node for so long shows that the pool is out of stock, whatever we count."""
 RETRY_S = 600.0
 """After this long a pool that was out of stock is tried again, even if no worker that waits there has found a node; twice as
@@ -32,99 +32,111 @@ long each time that it gives nothing again."""
 MOST_DOUBLINGS = 6
 
 
-def decide_contest(contest: Contest, *, now_s: float, known: KnownRates | None = None) -> dict[JobKey, JobGrant]:
-    """Return what each job of a contest may have; ``known`` are rates of former decisions.
+def decide_allocation(
+    competition: Competition, *, now_s: float, known: KnownRates | None = None
+) -> dict[JobKey, JobGrant]:
+    """Return what each job of a competition may have; ``known`` are rates of former decisions.
 
-    Deciding again after everybody has what he was given changes nothing. What a worker waits for in vain (``DRY_S``) is
+    Deciding again after everybody has what he was given changes nothing. What a worker waits for in vain (``EXHAUSTED_AFTER_S``) is
     taken as out of stock until it, or another one, finds a node there.
     """
-    making_room = any(worker.state is WorkerState.LEAVING for bidder in contest.bidders for worker in bidder.workers)
-    watched = tuple(_watched(bidder, making_room=making_room, now_s=now_s) for bidder in contest.bidders)
-    contest = replace(contest, bidders=watched)
-    learned = {b.job.key: learn(b.before.learned, b.plan, b.telemetry) for b in contest.bidders}
-    question = question_of(contest, learned, now_s=now_s)
-    frugal = any(demand.objective is Objective.COST or timed(demand) for demand in question.demands)
-    if not frugal and (len(contest.bidders) == 1 or _all_fit(contest, question)):
+    making_room = any(
+        worker.state is WorkerState.LEAVING for competitor in competition.competitors for worker in competitor.workers
+    )
+    watched = tuple(
+        _with_exhausted_pools(competitor, making_room=making_room, now_s=now_s)
+        for competitor in competition.competitors
+    )
+    competition = replace(competition, competitors=watched)
+    throughput = {b.job.key: throughput_of(b.before.throughput, b.plan, b.telemetry) for b in competition.competitors}
+    problem = problem_of(competition, throughput, now_s=now_s)
+    frugal = any(demand.objective is Objective.COST or timed(demand) for demand in problem.demands)
+    if not frugal and (len(competition.competitors) == 1 or _all_fit(competition, problem)):
         return {
-            b.job.key: JobGrant(dry=b.before.dry, tries=b.before.tries, learned=learned[b.job.key])
-            for b in contest.bidders
+            b.job.key: JobGrant(exhausted=b.before.exhausted, tries=b.before.tries, throughput=throughput[b.job.key])
+            for b in competition.competitors
         }
-    proposals = propose(question.pools, question.demands, known=known).grants
-    settlement = Settlement(contest.bidders, question.on, Room(question.pools), proposals)
+    proposals = propose(problem.pools, problem.demands, known=known).grants
+    placement = Placement(competition.competitors, problem.on, Room(problem.pools), proposals)
     return {
-        bidder.job.key: replace(
-            settlement.grant(bidder, proposed),
+        competitor.job.key: replace(
+            placement.grant(competitor, proposed),
             spare_s=proposed.spare_s,
             in_time=proposed.in_time,
-            learned=learned[bidder.job.key],
+            throughput=throughput[competitor.job.key],
         )
-        for bidder, proposed in zip(contest.bidders, proposals, strict=True)
+        for competitor, proposed in zip(competition.competitors, proposals, strict=True)
     }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A contest in the core's words; ``on`` are, by job and pool, the grounds that it stands on."""
+class AllocationProblem:
+    """A competition in the core's words; ``on`` are, by job and pool, the node groups that it stands on."""
 
     pools: tuple[Pool, ...]
     demands: tuple[JobDemand, ...]
-    on: Mapping[JobKey, Mapping[str, Sequence[Ground]]]
+    on: Mapping[JobKey, Mapping[str, Sequence[NodeGroup]]]
 
 
-def question_of(contest: Contest, learned: Mapping[JobKey, Learned], *, now_s: float) -> Question:
-    """Return what to ask the core, the demands in the order of the bidders; ``now_s`` in seconds since the epoch."""
+def problem_of(
+    competition: Competition, throughput: Mapping[JobKey, ThroughputModel], *, now_s: float
+) -> AllocationProblem:
+    """Return what to ask the core, the demands in the order of the competitors; ``now_s`` in seconds since the epoch."""
     on = {
-        bidder.job.key: {
-            pool.name: [ground for ground in contest.grounds if bidder.claim(pool) in ground.sizes]
-            for pool in bidder.spec.worker_pools
+        competitor.job.key: {
+            pool.name: [group for group in competition.node_groups if competitor.pool_key(pool) in group.sizes]
+            for pool in competitor.spec.worker_pools
         }
-        for bidder in contest.bidders
+        for competitor in competition.competitors
     }
-    return Question(
-        pools=tuple(_pool(ground, contest.bidders, on) for ground in contest.grounds),
+    return AllocationProblem(
+        pools=tuple(_pool(group, competition.competitors, on) for group in competition.node_groups),
         demands=tuple(
-            demand_of(bidder, on[bidder.job.key], learned[bidder.job.key], now_s=now_s) for bidder in contest.bidders
+            demand_of(competitor, on[competitor.job.key], throughput[competitor.job.key], now_s=now_s)
+            for competitor in competition.competitors
         ),
         on=on,
     )
 
 
-def _watched(bidder: Bidder, *, making_room: bool, now_s: float) -> Bidder:
-    """Return the bidder with its short and dry pools as they are now."""
-    short, dry, tries = {}, {}, dict(bidder.before.tries)
-    for pool in bidder.spec.worker_pools:
+def _with_exhausted_pools(competitor: Competitor, *, making_room: bool, now_s: float) -> Competitor:
+    """Return the competitor with its short and exhausted pools as they are now."""
+    short_since_s, exhausted, tries = {}, {}, dict(competitor.before.tries)
+    for pool in competitor.spec.worker_pools:
         name = pool.name
-        placed = sum(worker.placed and worker.pod.pool == name for worker in bidder.workers)
-        limit = (bidder.before.limits or {}).get(name, 0)
-        if (known := bidder.before.dry.get(name)) is not None:
+        placed = sum(worker.placed and worker.pod.pool == name for worker in competitor.workers)
+        limit = (competitor.before.limits or {}).get(name, 0)
+        if (known := competitor.before.exhausted.get(name)) is not None:
             rest_s = RETRY_S * 2.0 ** min(tries.get(name, 1) - 1, MOST_DOUBLINGS)
             if placed <= known.placed and now_s - known.since_s < rest_s:
-                dry[name] = Dry(known.since_s, placed)
+                exhausted[name] = Exhausted(known.since_s, placed)
         elif placed < limit:
-            short[name] = now_s if making_room else bidder.before.short.get(name, now_s)
-            if now_s - short[name] >= DRY_S:
-                dry[name], tries[name] = Dry(now_s, placed), tries.get(name, 0) + 1
-                del short[name]
+            short_since_s[name] = now_s if making_room else competitor.before.short_since_s.get(name, now_s)
+            if now_s - short_since_s[name] >= EXHAUSTED_AFTER_S:
+                exhausted[name], tries[name] = Exhausted(now_s, placed), tries.get(name, 0) + 1
+                del short_since_s[name]
         elif limit:
             tries.pop(name, None)
-    return replace(bidder, before=replace(bidder.before, short=short, dry=dry, tries=tries))
+    return replace(
+        competitor, before=replace(competitor.before, short_since_s=short_since_s, exhausted=exhausted, tries=tries)
+    )
 
 
-def _all_fit(contest: Contest, question: Question) -> bool:
+def _all_fit(competition: Competition, problem: AllocationProblem) -> bool:
     """Tell whether every job may have as many workers as its pools could hold: then nobody is in anybody's way.
 
-    Workers stay on the grounds where they are. May say no where a cleverer packing exists; never yes where there is none.
+    Workers stay on the node groups where they are. May say no where a cleverer packing exists; never yes where there is none.
     """
-    room, on = Room(question.pools), question.on
-    claims = [(bidder, pool) for bidder in contest.bidders for pool in bidder.spec.worker_pools]
+    room, on = Room(problem.pools), problem.on
+    pool_keys = [(competitor, pool) for competitor in competition.competitors for pool in competitor.spec.worker_pools]
     missing: list[tuple[dict[str, Size], int]] = []
-    for bidder, pool in claims:
-        stands = on[bidder.job.key][pool.name]
-        sizes: dict[str, Size] = {ground.name: ground.sizes[bidder.claim(pool)] for ground in stands}
-        placed = {ground.name: len(bidder.placed_on(pool, ground)) for ground in stands}
+    for competitor, pool in pool_keys:
+        groups = on[competitor.job.key][pool.name]
+        sizes: dict[str, Size] = {group.name: group.sizes[competitor.pool_key(pool)] for group in groups}
+        placed = {group.name: len(competitor.placed_on(pool, group)) for group in groups}
         for name, count in placed.items():
             room.hold({(name, sizes[name]): count})
-        most = min(bidder.most(pool), sum(room.places(name, size) for name, size in sizes.items()))
+        most = min(competitor.most(pool), sum(room.places(name, size) for name, size in sizes.items()))
         missing.append((sizes, most - sum(placed.values())))
     for sizes, count_missing in sorted(missing, key=lambda each: len(each[0])):
         left = count_missing
@@ -137,21 +149,23 @@ def _all_fit(contest: Contest, question: Question) -> bool:
     return True
 
 
-def _pool(ground: Ground, bidders: Sequence[Bidder], on: Mapping[JobKey, Mapping[str, Sequence[Ground]]]) -> Pool:
-    """Return a ground as the core sees it, with the losses that its jobs have suffered there."""
+def _pool(
+    group: NodeGroup, competitors: Sequence[Competitor], on: Mapping[JobKey, Mapping[str, Sequence[NodeGroup]]]
+) -> Pool:
+    """Return a node group as the core sees it, with the losses that its jobs have suffered there."""
     losses = watched_s = 0.0
     spot = False
-    for bidder in bidders:
-        lost = {pool.name: pool.disruptions for pool in bidder.job.status.pools}
-        since_s = seconds(bidder.job.status.training_since)
-        for pool in bidder.spec.worker_pools:
-            stands = on[bidder.job.key][pool.name]
-            if ground not in stands:
+    for competitor in competitors:
+        lost = {pool.name: pool.disruptions for pool in competitor.job.status.pools}
+        since_s = seconds(competitor.job.status.training_since)
+        for pool in competitor.spec.worker_pools:
+            groups = on[competitor.job.key][pool.name]
+            if group not in groups:
                 continue
             spot = spot or pool.capacity_type is CapacityType.SPOT
-            here = len(bidder.placed_on(pool, ground))
-            # A pool on several grounds remembers its losses as a whole: each ground gets its part by nodes.
-            losses += lost.get(pool.name, 0) * len(ground.nodes) / sum(len(each.nodes) for each in stands)
+            here = len(competitor.placed_on(pool, group))
+            # A pool on several node groups remembers its losses as a whole: each node group gets its part by nodes.
+            losses += lost.get(pool.name, 0) * len(group.nodes) / sum(len(each.nodes) for each in groups)
             if since_s:
-                watched_s += max(0.0, bidder.telemetry.newest_sample_s - since_s) * max(1, here)
-    return Pool(name=ground.name, nodes=tuple(ground.nodes.values()), spot=spot, losses=losses, watched_s=watched_s)
+                watched_s += max(0.0, competitor.telemetry.newest_sample_s - since_s) * max(1, here)
+    return Pool(name=group.name, nodes=tuple(group.nodes.values()), spot=spot, losses=losses, watched_s=watched_s)

@@ -13,8 +13,8 @@ from heterotrain_operator.api.reading import managed_by_us
 from heterotrain_operator.cluster_state.quantity import added
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobKey, JobView, NodeView, PlanObject, PodView
-from heterotrain_operator.decide.allocation.demand import Bidder
-from heterotrain_operator.decide.allocation.node_group import Claim, Ground, grounds
+from heterotrain_operator.decide.allocation.demand import Competitor
+from heterotrain_operator.decide.allocation.node_group import NodeGroup, PoolKey, node_groups
 from heterotrain_operator.decide.grants.grant import JobGrant
 from heterotrain_operator.decide.plan.plan import read_plan
 from heterotrain_operator.decide.workers.capacity import Shape, admits
@@ -22,7 +22,7 @@ from heterotrain_operator.decide.workers.state import WorkerState, worker_states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class AllocationInput:
     """One job as the allocation sees it: its pods, plan and telemetry, and by pool what a worker of it needs."""
 
     job: JobView
@@ -33,11 +33,11 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contest:
-    """Jobs that compete for nodes, directly or by way of others, and the grounds that they compete for."""
+class Competition:
+    """Jobs that compete for nodes, directly or by way of others, and the node groups that they compete for."""
 
-    bidders: tuple[Bidder, ...]
-    grounds: tuple[Ground, ...]
+    competitors: tuple[Competitor, ...]
+    node_groups: tuple[NodeGroup, ...]
 
 
 def takes_part(job: JobView) -> bool:
@@ -48,12 +48,12 @@ def takes_part(job: JobView) -> bool:
     return spec is not None and managed_by_us(spec) and not (spec.suspend or job.deleting or ended or refused)
 
 
-def contests(
-    seen: Iterable[Seen],
+def competitions(
+    seen: Iterable[AllocationInput],
     nodes: Mapping[str, NodeView],
     used: Mapping[str, Mapping[str, float]],
     before: Callable[[JobKey], JobGrant],
-) -> tuple[Contest, ...]:
+) -> tuple[Competition, ...]:
     """Return who competes for what.
 
     Args:
@@ -62,14 +62,14 @@ def contests(
         used: by node, what all running pods request, those of ``seen`` included.
         before: what the last allocation gave a job.
     """
-    bidders: list[Bidder] = []
-    shapes: dict[Claim, Shape] = {}
+    competitors: list[Competitor] = []
+    shapes: dict[PoolKey, Shape] = {}
     for each in seen:
         workers = worker_states(each.pods, nodes)
         if each.job.spec is None or any(worker.state is WorkerState.FINISHED for worker in workers):
             continue
-        bidders.append(
-            Bidder(
+        competitors.append(
+            Competitor(
                 job=each.job,
                 spec=each.job.spec,
                 workers=workers,
@@ -78,28 +78,30 @@ def contests(
                 before=before(each.job.key),
             )
         )
-        shapes |= {Claim(each.job.key, pool): shape for pool, shape in each.shapes.items()}
-    found = grounds(shapes, nodes, _taken(bidders, shapes, nodes, used))
-    first = _groups([bidder.job.key for bidder in bidders], found)
-    parts: dict[JobKey, tuple[list[Bidder], list[Ground]]] = {key: ([], []) for key in sorted(set(first.values()))}
-    for bidder in bidders:
-        parts[first[bidder.job.key]][0].append(bidder)
-    for ground in found:
-        parts[first[next(iter(ground.sizes)).job]][1].append(ground)
-    return tuple(Contest(bidders=tuple(ours), grounds=tuple(theirs)) for ours, theirs in parts.values())
+        shapes |= {PoolKey(each.job.key, pool): shape for pool, shape in each.shapes.items()}
+    found = node_groups(shapes, nodes, _taken(competitors, shapes, nodes, used))
+    first = _first_of_each_part([competitor.job.key for competitor in competitors], found)
+    parts: dict[JobKey, tuple[list[Competitor], list[NodeGroup]]] = {
+        key: ([], []) for key in sorted(set(first.values()))
+    }
+    for competitor in competitors:
+        parts[first[competitor.job.key]][0].append(competitor)
+    for group in found:
+        parts[first[next(iter(group.sizes)).job]][1].append(group)
+    return tuple(Competition(competitors=tuple(ours), node_groups=tuple(theirs)) for ours, theirs in parts.values())
 
 
 def _taken(
-    bidders: Iterable[Bidder],
-    shapes: Mapping[Claim, Shape],
+    competitors: Iterable[Competitor],
+    shapes: Mapping[PoolKey, Shape],
     nodes: Mapping[str, NodeView],
     used: Mapping[str, Mapping[str, float]],
 ) -> dict[str, dict[str, float]]:
-    """Return what others take on each node: what bidders' workers take may go to another bidder."""
+    """Return what others take on each node: what competitors' workers take may go to another competitor."""
     own: dict[str, list[Mapping[str, float]]] = {}
-    for bidder in bidders:
-        for worker in bidder.workers:
-            shape, node = shapes.get(Claim(bidder.job.key, worker.pod.pool)), nodes.get(worker.pod.node)
+    for competitor in competitors:
+        for worker in competitor.workers:
+            shape, node = shapes.get(PoolKey(competitor.job.key, worker.pod.pool)), nodes.get(worker.pod.node)
             if shape is not None and node is not None and not worker.pod.phase_ended and admits(shape, node):
                 own.setdefault(node.name, []).append(worker.pod.requests)
     return {
@@ -108,8 +110,8 @@ def _taken(
     }
 
 
-def _groups(jobs: Sequence[JobKey], found: Iterable[Ground]) -> dict[JobKey, JobKey]:
-    """Return for each job the first job of its group: two that claim one ground are in one."""
+def _first_of_each_part(jobs: Sequence[JobKey], found: Iterable[NodeGroup]) -> dict[JobKey, JobKey]:
+    """Return for each job the first job of its group: two that pool one node group are in one."""
     head = {job: job for job in jobs}
 
     def first(job: JobKey) -> JobKey:
@@ -118,7 +120,7 @@ def _groups(jobs: Sequence[JobKey], found: Iterable[Ground]) -> dict[JobKey, Job
             job = head[job]
         return job
 
-    for ground in found:
-        heads = {first(claim.job) for claim in ground.sizes}
+    for group in found:
+        heads = {first(pool_key.job) for pool_key in group.sizes}
         head.update(dict.fromkeys(heads, min(heads)))
     return {job: first(job) for job in jobs}

@@ -1,4 +1,4 @@
-"""What one job wants of the grounds that its pools stand on, as the core's allocation takes it."""
+"""What one job wants of the node groups that its pools stand on, as the core's allocation takes it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from heterotrain_operator.api.reading import most_workers
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.telemetry import MemberId, Telemetry
 from heterotrain_operator.cluster_state.views import JobView
-from heterotrain_operator.decide.allocation.node_group import Claim, Ground
-from heterotrain_operator.decide.grants.grant import JobGrant, Learned
+from heterotrain_operator.decide.allocation.node_group import NodeGroup, PoolKey
+from heterotrain_operator.decide.grants.grant import JobGrant, ThroughputModel
 from heterotrain_operator.decide.grants.persisted import middle
 from heterotrain_operator.decide.objects.pods import ranks_per_worker
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
@@ -28,7 +28,7 @@ PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bidder:
+class Competitor:
     """A job that takes part in the allocation.
 
     Attributes:
@@ -49,22 +49,22 @@ class Bidder:
         """What the job wants most."""
         return Objective(self.spec.objective.value)
 
-    def claim(self, pool: WorkerPool) -> Claim:
+    def pool_key(self, pool: WorkerPool) -> PoolKey:
         """Return the name of one of its pools."""
-        return Claim(self.job.key, pool.name)
+        return PoolKey(self.job.key, pool.name)
 
     def most(self, pool: WorkerPool) -> int:
-        """Return the most workers in a pool; where a pool is dry, those that are there."""
-        if pool.name in self.before.dry:
+        """Return the most workers in a pool; where a pool is exhausted, those that are there."""
+        if pool.name in self.before.exhausted:
             return sum(worker.placed and worker.pod.pool == pool.name for worker in self.workers)
         return min(pool.max_replicas, most_workers(self.spec))
 
-    def placed_on(self, pool: WorkerPool, ground: Ground) -> list[Worker]:
-        """Return the workers of a pool that stand on a ground, the most useful first."""
-        own = [w for w in self.workers if w.placed and w.pod.pool == pool.name and w.pod.node in ground.nodes]
+    def placed_on(self, pool: WorkerPool, group: NodeGroup) -> list[Worker]:
+        """Return the workers of a pool that stand on a node group, the most useful first."""
+        own = [w for w in self.workers if w.placed and w.pod.pool == pool.name and w.pod.node in group.nodes]
         return sorted(own, key=lambda worker: (worker.state is not WorkerState.READY, worker.pod.index))
 
-    def elsewhere(self, pool: WorkerPool, on: Sequence[Ground]) -> int:
+    def placed_outside(self, pool: WorkerPool, on: Sequence[NodeGroup]) -> int:
         """Return how many workers of a pool stand on nodes that are closed to it by now, and may stay there."""
         return sum(
             worker.placed and worker.pod.pool == pool.name and all(worker.pod.node not in g.nodes for g in on)
@@ -72,48 +72,50 @@ class Bidder:
         )
 
 
-def offer_key(pool: WorkerPool, ground: str) -> str:
-    """Return what the core calls a pool of a job on a ground."""
-    return Offer(pool=ground, name=pool.name, max_workers=0).key
+def option_key(pool: WorkerPool, group: str) -> str:
+    """Return what the core calls a pool of a job on a node group."""
+    return Offer(pool=group, name=pool.name, max_workers=0).key
 
 
-def demand_of(bidder: Bidder, on: Mapping[str, Sequence[Ground]], learned: Learned, *, now_s: float) -> JobDemand:
+def demand_of(
+    competitor: Competitor, on: Mapping[str, Sequence[NodeGroup]], throughput: ThroughputModel, *, now_s: float
+) -> JobDemand:
     """Return the job's demand.
 
     Args:
-        bidder: the job.
-        on: by pool, the grounds that it stands on; empty where no node is open to it.
-        learned: from ``learn``.
+        competitor: the job.
+        on: by pool, the node groups that it stands on; empty where no node is open to it.
+        throughput: from ``throughput_of``.
         now_s: now, in seconds since the epoch.
     """
-    job, spec, training = bidder.job, bidder.spec, bidder.spec.training
+    job, spec, training = competitor.job, competitor.spec, competitor.spec.training
     offers: list[Offer] = []
     current: dict[str, int] = {}
     fixed = 0
-    starting = bidder.plan is None or not bidder.plan.members
+    starting = competitor.plan is None or not competitor.plan.members
     for pool in spec.worker_pools:
-        stands = on[pool.name]
-        there = bidder.elsewhere(pool, stands)
+        groups = on[pool.name]
+        there = competitor.placed_outside(pool, groups)
         fixed += there
         template = Offer(
             pool="",
             name=pool.name,
             min_workers=max(0, pool.min_replicas - there),
             required=starting,  # training does not start without it, but goes on
-            max_workers=max(0, bidder.most(pool) - there),
+            max_workers=max(0, competitor.most(pool) - there),
             ranks=ranks_per_worker(pool, job.template),
             price_per_hour=float(pool.price_per_hour or 0.0),
-            member=learned.members.get(pool.name),
+            member=throughput.members.get(pool.name),
         )
-        if not stands:
+        if not groups:
             offers.append(replace(template, pool=f"nodes of {pool.name}"))
-        promised = _promised(bidder, pool)
-        for ground in stands:
-            size = ground.sizes[bidder.claim(pool)]
-            offers.append(replace(template, pool=ground.name, accelerators=size))
-            current[offers[-1].key] = len(bidder.placed_on(pool, ground)) + promised
+        promised = _promised(competitor, pool)
+        for group in groups:
+            size = group.sizes[competitor.pool_key(pool)]
+            offers.append(replace(template, pool=group.name, accelerators=size))
+            current[offers[-1].key] = len(competitor.placed_on(pool, group)) + promised
             promised = 0
-    adaptive, newest = training.adaptive_batch, bidder.telemetry.newest
+    adaptive, newest = training.adaptive_batch, competitor.telemetry.newest
     return JobDemand(
         key="/".join(job.key),
         offers=tuple(offers),
@@ -122,14 +124,14 @@ def demand_of(bidder: Bidder, on: Mapping[str, Sequence[Ground]], learned: Learn
         batch_samples=training.base_batch_samples,
         largest_batch_samples=adaptive.most_samples if adaptive is not None else None,
         noise_samples=_coarse(newest.noise_scale_samples) if newest is not None else None,
-        communication=learned.communication,
-        communication_members=learned.communication_members,
-        variation=learned.variation,
-        objective=bidder.objective,
-        remaining_samples=_remaining(bidder),
+        communication=throughput.communication,
+        communication_members=throughput.communication_members,
+        variation=throughput.variation,
+        objective=competitor.objective,
+        remaining_samples=_remaining(competitor),
         deadline_s=spec.deadline.timestamp() - now_s if spec.deadline is not None else None,
-        pace=learned.pace,
-        pause_s=bidder.telemetry.pause_s or PAUSE_S,
+        pace=throughput.pace,
+        pause_s=competitor.telemetry.pause_s or PAUSE_S,
         arrived_s=job.created_s,
         current=current,
     )
@@ -140,22 +142,22 @@ def _coarse(noise_samples: float | None) -> float | None:
     return None if noise_samples is None else float(f"{noise_samples:.2g}")
 
 
-def _promised(bidder: Bidder, pool: WorkerPool) -> int:
+def _promised(competitor: Competitor, pool: WorkerPool) -> int:
     """Return how many workers of a pool wait for a node that was granted to them: as good as there."""
-    own = [worker for worker in bidder.workers if worker.pod.pool == pool.name]
-    limit = (bidder.before.limits or {}).get(pool.name, 0)
-    short = max(0, limit - sum(worker.placed for worker in own))
-    return min(sum(worker.state is WorkerState.WAITING for worker in own), short, bidder.most(pool))
+    own = [worker for worker in competitor.workers if worker.pod.pool == pool.name]
+    limit = (competitor.before.limits or {}).get(pool.name, 0)
+    missing = max(0, limit - sum(worker.placed for worker in own))
+    return min(sum(worker.state is WorkerState.WAITING for worker in own), missing, competitor.most(pool))
 
 
-def _remaining(bidder: Bidder) -> float | None:
-    newest = bidder.telemetry.newest
+def _remaining(competitor: Competitor) -> float | None:
+    newest = competitor.telemetry.newest
     if newest is None or not newest.epoch_samples or newest.samples_committed is None:
         return None
-    return float(max(0, bidder.spec.training.epochs * newest.epoch_samples - newest.samples_committed))
+    return float(max(0, competitor.spec.training.epochs * newest.epoch_samples - newest.samples_committed))
 
 
-def learn(before: Learned, plan: Plan | None, telemetry: Telemetry) -> Learned:
+def throughput_of(before: ThroughputModel, plan: Plan | None, telemetry: Telemetry) -> ThroughputModel:
     """Return what is known of a job's speed: what its newest plan rests on, and what was known of other pools before."""
     if plan is None or not plan.members:
         return before
@@ -168,16 +170,16 @@ def learn(before: Learned, plan: Plan | None, telemetry: Telemetry) -> Learned:
                 cap_samples=member.cap_samples,
                 micro_cap_samples=_micro_cap(member, telemetry),
             )
-    learned = replace(before, members=members)
+    throughput = replace(before, members=members)
     if plan.communication is not None:
-        learned = replace(learned, communication=plan.communication, communication_members=len(plan.members))
+        throughput = replace(throughput, communication=plan.communication, communication_members=len(plan.members))
     if plan.prediction is not None and len(plan.members) > 1:
-        learned = replace(learned, variation=_variation(plan.prediction.efficiency_ceiling, len(plan.members)))
+        throughput = replace(throughput, variation=_variation(plan.prediction.efficiency_ceiling, len(plan.members)))
     sustained = telemetry.rates.sustained
     if plan.prediction is not None and sustained is not None and sustained.generation == plan.generation:
         pace = sustained.samples_per_s * plan.prediction.step_s / plan.global_batch_samples
-        learned = replace(learned, pace=min(MOST_PACE, max(LEAST_PACE, pace)))
-    return learned
+        throughput = replace(throughput, pace=min(MOST_PACE, max(LEAST_PACE, pace)))
+    return throughput
 
 
 def _micro_cap(member: Member, telemetry: Telemetry) -> int | None:

@@ -1,4 +1,4 @@
-"""Which sets of nodes jobs compete for: nodes that are open to the same pools of the same jobs are one ground.
+"""Which sets of nodes jobs compete for: nodes that are open to the same pools of the same jobs are one node group.
 
 Jobs name their pools by node selectors and tolerations, so pools of two jobs may overlap in part. Grounds do not: each
 node is on one of them, and a pool stands on one or several.
@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 from heterotrain_operator.cluster_state.views import JobKey, NodeView
 from heterotrain_operator.decide.workers.capacity import Shape, admits
-from heterotrain_operator.decide.workers.node_state import NodeFate, judge_node
+from heterotrain_operator.decide.workers.node_state import NodeState, assess_node
 
 _PRECISION = 1000.0
 """Quantities are counted in thousandths, Kubernetes' own precision."""
 _ROUNDING = 1e-6
 
 
-class Claim(NamedTuple):
+class PoolKey(NamedTuple):
     """One pool of one job."""
 
     job: JobKey
@@ -29,43 +29,43 @@ class Claim(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
-    """Nodes that are open to the same claims.
+class NodeGroup:
+    """Nodes that are open to the same pools.
 
     Attributes:
         name: the first of its nodes.
-        nodes: by name, the amounts of each resource that the claims may share; resources that never decide are left out.
-        sizes: by claim, what one worker takes of each.
+        nodes: by name, the amounts of each resource that the pools may share; resources that never decide are left out.
+        sizes: by pool, what one worker takes of each.
     """
 
     name: str
     nodes: Mapping[str, tuple[int, ...]]
-    sizes: Mapping[Claim, tuple[int, ...]]
+    sizes: Mapping[PoolKey, tuple[int, ...]]
 
 
-def grounds(
-    shapes: Mapping[Claim, Shape], nodes: Mapping[str, NodeView], taken: Mapping[str, Mapping[str, float]]
-) -> tuple[Ground, ...]:
-    """Return the grounds of these claims, by name.
+def node_groups(
+    shapes: Mapping[PoolKey, Shape], nodes: Mapping[str, NodeView], taken: Mapping[str, Mapping[str, float]]
+) -> tuple[NodeGroup, ...]:
+    """Return the node groups of these pools, by name.
 
     Args:
-        shapes: what a worker of each claim needs.
+        shapes: what a worker of each pool needs.
         nodes: all nodes of the cluster.
-        taken: by node, what is requested by pods that do not belong to these claims.
+        taken: by node, what is requested by pods that do not belong to these pools.
     """
     gates: dict[str, Shape] = {}
-    gate_of: dict[Claim, str] = {}
-    for claim, shape in shapes.items():
+    gate_of: dict[PoolKey, str] = {}
+    for pool_key, shape in shapes.items():
         gate = json.dumps([sorted(shape.node_selector.items()), [sorted(t.items()) for t in shape.tolerations]])
         gates.setdefault(gate, shape)
-        gate_of[claim] = gate
+        gate_of[pool_key] = gate
     # Few kinds of nodes and few gates: each pair is looked at once, however many nodes and jobs there are.
     asked = sorted({key for shape in gates.values() for key in shape.node_selector})
     open_to: dict[tuple[object, ...], frozenset[str]] = {}
     members: dict[frozenset[str], list[str]] = {}
     for name in sorted(nodes):
         node = nodes[name]
-        if judge_node(node, name).state is not NodeFate.STAYS:
+        if assess_node(node, name).state is not NodeState.STAYS:
             continue
         kind = (node.cordoned, node.taints, *(node.labels.get(key) for key in asked))
         if kind not in open_to:
@@ -73,8 +73,8 @@ def grounds(
         if open_to[kind]:
             members.setdefault(open_to[kind], []).append(name)
     return tuple(
-        _ground(
-            {claim: shapes[claim].requests for claim, gate in gate_of.items() if gate in opened},
+        _node_group(
+            {pool_key: shapes[pool_key].requests for pool_key, gate in gate_of.items() if gate in opened},
             {name: _free(nodes[name].allocatable, taken.get(name, {})) for name in names},
         )
         for opened, names in sorted(members.items(), key=lambda item: item[1])
@@ -85,11 +85,11 @@ def _free(allocatable: Mapping[str, float], taken: Mapping[str, float]) -> dict[
     return {name: max(0.0, amount - taken.get(name, 0.0)) for name, amount in allocatable.items()}
 
 
-def _ground(requests: Mapping[Claim, Mapping[str, float]], free: Mapping[str, Mapping[str, float]]) -> Ground:
-    """Return a ground in whole numbers."""
+def _node_group(requests: Mapping[PoolKey, Mapping[str, float]], free: Mapping[str, Mapping[str, float]]) -> NodeGroup:
+    """Return a node group in whole numbers."""
     needs = {
-        claim: {name: math.ceil(amount * _PRECISION - _ROUNDING) for name, amount in each.items() if amount > 0}
-        for claim, each in requests.items()
+        pool_key: {name: math.ceil(amount * _PRECISION - _ROUNDING) for name, amount in each.items() if amount > 0}
+        for pool_key, each in requests.items()
     }
     named = {name for need in needs.values() for name in need}
     units = {name: math.gcd(*(need.get(name, 0) for need in needs.values())) for name in sorted(named)}
@@ -100,10 +100,12 @@ def _ground(requests: Mapping[Claim, Mapping[str, float]], free: Mapping[str, Ma
     distinct = {tuple(sorted((name, need[name] // units[name]) for name in need)) for need in needs.values()}
     kinds = {tuple(have.items()): have for have in amounts.values()}
     resources = _deciding([dict(need) for need in sorted(distinct)], list(kinds.values()), sorted(units))
-    return Ground(
+    return NodeGroup(
         name=min(free),
         nodes={node: tuple(have[name] for name in resources) for node, have in amounts.items()},
-        sizes={claim: tuple(need.get(name, 0) // units[name] for name in resources) for claim, need in needs.items()},
+        sizes={
+            pool_key: tuple(need.get(name, 0) // units[name] for name in resources) for pool_key, need in needs.items()
+        },
     )
 
 

@@ -1,7 +1,7 @@
 """From proposals to grants: who leaves where, who comes when, who may wait, and what a waiting job may keep.
 
-The core says how many workers of a pool stand on which ground; which pod stands where is the scheduler's choice. So a
-worker is moved from one ground of its pool to another only if somebody else needs its place, and nobody may come who
+The core says how many workers of a pool stand on which node group; which pod stands where is the scheduler's choice. So a
+worker is moved from one node group of its pool to another only if somebody else needs its place, and nobody may come who
 could take a place that is being made free for another.
 """
 
@@ -15,79 +15,83 @@ from heterotrain_core.allocate.problem import Grant, Objective, Size
 from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.reading import most_workers
 from heterotrain_operator.cluster_state.views import JobKey
-from heterotrain_operator.decide.allocation.demand import Bidder, offer_key
-from heterotrain_operator.decide.allocation.node_group import Claim, Ground
+from heterotrain_operator.decide.allocation.demand import Competitor, option_key
+from heterotrain_operator.decide.allocation.node_group import NodeGroup, PoolKey
 from heterotrain_operator.decide.grants.grant import JobGrant
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 
-class Settlement:
-    """What the proposals of one contest mean for each of its jobs.
+class Placement:
+    """What the proposals of one competition mean for each of its jobs.
 
     Args:
-        bidders: the jobs.
-        on: by job and pool, the grounds that it stands on.
-        room: the grounds, empty.
-        proposals: one for each bidder.
+        competitors: the jobs.
+        on: by job and pool, the node groups that it stands on.
+        room: the node groups, empty.
+        proposals: one for each competitor.
     """
 
     def __init__(
         self,
-        bidders: Sequence[Bidder],
-        on: Mapping[JobKey, Mapping[str, Sequence[Ground]]],
+        competitors: Sequence[Competitor],
+        on: Mapping[JobKey, Mapping[str, Sequence[NodeGroup]]],
         room: Room,
         proposals: Sequence[Grant],
     ) -> None:
-        self._bidders = bidders
+        self._bidders = competitors
         self._on = on
         self._room = room
-        self._granted: dict[Claim, dict[str, int]] = {}
-        """By claim, workers on each ground."""
+        self._granted: dict[PoolKey, dict[str, int]] = {}
+        """By pool, workers on each node group."""
         pools = [
-            (bidder, proposed, pool)
-            for bidder, proposed in zip(bidders, proposals, strict=True)
-            for pool in bidder.spec.worker_pools
+            (competitor, proposed, pool)
+            for competitor, proposed in zip(competitors, proposals, strict=True)
+            for pool in competitor.spec.worker_pools
         ]
-        for bidder, proposed, pool in pools:
+        for competitor, proposed, pool in pools:
             own = {
-                ground.name: proposed.workers.get(offer_key(pool, ground.name), 0)
-                for ground in self._stands(bidder, pool)
+                group.name: proposed.workers.get(option_key(pool, group.name), 0)
+                for group in self._groups_of(competitor, pool)
             }
-            self._granted[bidder.claim(pool)] = own
-            for ground in self._stands(bidder, pool):
-                room.hold({(ground.name, ground.sizes[bidder.claim(pool)]): own[ground.name]})
-        for bidder, proposed, pool in pools:
+            self._granted[competitor.pool_key(pool)] = own
+            for group in self._groups_of(competitor, pool):
+                room.hold({(group.name, group.sizes[competitor.pool_key(pool)]): own[group.name]})
+        for competitor, proposed, pool in pools:
             if proposed.workers:
-                self._stay(bidder, pool)
+                self._stay(competitor, pool)
             else:
-                self._keep(bidder, pool)
-        self._lacking = {claim for bidder, _, pool in pools if self._lacks(bidder, pool, claim := bidder.claim(pool))}
+                self._keep(competitor, pool)
+        self._lacking = {
+            pool_key
+            for competitor, _, pool in pools
+            if self._lacks(competitor, pool, pool_key := competitor.pool_key(pool))
+        }
         self._narrowest = self._narrowest_lacking()
-        self._quiet = not any(self._moving(bidder) for bidder in bidders)
+        self._quiet = not any(self._moving(competitor) for competitor in competitors)
 
-    def grant(self, bidder: Bidder, proposed: Grant) -> JobGrant:
+    def grant(self, competitor: Competitor, proposed: Grant) -> JobGrant:
         """Return what a job may have; the reason stays as long as the limits do."""
-        pools = bidder.spec.worker_pools
-        limits = {pool.name: self._limit(bidder, pool) for pool in pools}
-        may_grow = sum(limits.values()) < most_workers(bidder.spec)
+        pools = competitor.spec.worker_pools
+        limits = {pool.name: self._limit(competitor, pool) for pool in pools}
+        may_grow = sum(limits.values()) < most_workers(competitor.spec)
         return JobGrant(
             limits=limits,
-            leave=frozenset(worker.pod.uid for pool in pools for worker in self._surplus(bidder, pool)),
-            waits=frozenset(pool.name for pool in pools if may_grow and self._may_wait(bidder, pool, proposed)),
-            short=bidder.before.short,
-            dry=bidder.before.dry,
-            tries=bidder.before.tries,
-            reason=bidder.before.reason if bidder.before.limits == limits else _reason(bidder, proposed),
+            leave=frozenset(worker.pod.uid for pool in pools for worker in self._surplus(competitor, pool)),
+            may_wait=frozenset(pool.name for pool in pools if may_grow and self._may_wait(competitor, pool, proposed)),
+            short_since_s=competitor.before.short_since_s,
+            exhausted=competitor.before.exhausted,
+            tries=competitor.before.tries,
+            reason=competitor.before.reason if competitor.before.limits == limits else _reason(competitor, proposed),
         )
 
-    def _stands(self, bidder: Bidder, pool: WorkerPool) -> Sequence[Ground]:
-        return self._on[bidder.job.key][pool.name]
+    def _groups_of(self, competitor: Competitor, pool: WorkerPool) -> Sequence[NodeGroup]:
+        return self._on[competitor.job.key][pool.name]
 
-    def _stay(self, bidder: Bidder, pool: WorkerPool) -> None:
-        """Let workers stay where they are instead of on another ground of their pool, if nobody needs their places."""
-        granted = self._granted[bidder.claim(pool)]
-        placed = {ground.name: len(bidder.placed_on(pool, ground)) for ground in self._stands(bidder, pool)}
-        sizes = {ground.name: ground.sizes[bidder.claim(pool)] for ground in self._stands(bidder, pool)}
+    def _stay(self, competitor: Competitor, pool: WorkerPool) -> None:
+        """Let workers stay where they are instead of on another node group of their pool, if nobody needs their places."""
+        granted = self._granted[competitor.pool_key(pool)]
+        placed = {group.name: len(competitor.placed_on(pool, group)) for group in self._groups_of(competitor, pool)}
+        sizes = {group.name: group.sizes[competitor.pool_key(pool)] for group in self._groups_of(competitor, pool)}
         for here in granted:
             for there in granted:
                 while placed[here] > granted[here] and placed[there] < granted[there]:
@@ -98,92 +102,93 @@ class Settlement:
                     granted[here] += 1
                     granted[there] -= 1
 
-    def _keep(self, bidder: Bidder, pool: WorkerPool) -> None:
+    def _keep(self, competitor: Competitor, pool: WorkerPool) -> None:
         """Let a job that waits keep what it has as far as nobody needs it: it would only ask for it again."""
-        for ground in self._stands(bidder, pool):
-            one: dict[tuple[str, Size], int] = {(ground.name, ground.sizes[bidder.claim(pool)]): 1}
-            for _ in bidder.placed_on(pool, ground):
+        for group in self._groups_of(competitor, pool):
+            one: dict[tuple[str, Size], int] = {(group.name, group.sizes[competitor.pool_key(pool)]): 1}
+            for _ in competitor.placed_on(pool, group):
                 if self._room.fits(one):
                     self._room.hold(one)
-                    self._granted[bidder.claim(pool)][ground.name] += 1
+                    self._granted[competitor.pool_key(pool)][group.name] += 1
 
-    def _surplus(self, bidder: Bidder, pool: WorkerPool) -> list[Worker]:
-        """Return the workers of a pool that have to leave: ground by ground, the least useful."""
-        granted = self._granted[bidder.claim(pool)]
+    def _surplus(self, competitor: Competitor, pool: WorkerPool) -> list[Worker]:
+        """Return the workers of a pool that have to leave: node group by node group, the least useful."""
+        granted = self._granted[competitor.pool_key(pool)]
         return [
             worker
-            for ground in self._stands(bidder, pool)
-            for worker in bidder.placed_on(pool, ground)[granted[ground.name] :]
+            for group in self._groups_of(competitor, pool)
+            for worker in competitor.placed_on(pool, group)[granted[group.name] :]
         ]
 
-    def _lacks(self, bidder: Bidder, pool: WorkerPool, claim: Claim) -> bool:
+    def _lacks(self, competitor: Competitor, pool: WorkerPool, pool_key: PoolKey) -> bool:
         return any(
-            len(bidder.placed_on(pool, ground)) < self._granted[claim][ground.name]
-            for ground in self._stands(bidder, pool)
+            len(competitor.placed_on(pool, group)) < self._granted[pool_key][group.name]
+            for group in self._groups_of(competitor, pool)
         )
 
-    def _limit(self, bidder: Bidder, pool: WorkerPool) -> int:
+    def _limit(self, competitor: Competitor, pool: WorkerPool) -> int:
         """Return how many workers a pool shall have now.
 
-        Workers of a pool that stands on several grounds may be scheduled to any of them, so they come only after those
+        Workers of a pool that stands on several node groups may be scheduled to any of them, so they come only after those
         who have fewer to choose from; unless the job needs them before any worker of its own can leave.
         """
-        stands, claim = self._stands(bidder, pool), bidder.claim(pool)
-        granted = self._granted[claim]
-        before_us = self._can_spare(bidder) and any(
-            other != claim and breadth < len(stands)
-            for ground in stands
-            for breadth, other in self._narrowest[ground.name]
+        groups, pool_key = self._groups_of(competitor, pool), competitor.pool_key(pool)
+        granted = self._granted[pool_key]
+        before_us = self._can_spare(competitor) and any(
+            other != pool_key and breadth < len(groups)
+            for group in groups
+            for breadth, other in self._narrowest[group.name]
         )
         there = (
-            min(granted[ground.name], len(bidder.placed_on(pool, ground))) if before_us else granted[ground.name]
-            for ground in stands
+            min(granted[group.name], len(competitor.placed_on(pool, group))) if before_us else granted[group.name]
+            for group in groups
         )
-        return bidder.elsewhere(pool, stands) + sum(there)
+        return competitor.placed_outside(pool, groups) + sum(there)
 
-    def _can_spare(self, bidder: Bidder) -> bool:
+    def _can_spare(self, competitor: Competitor) -> bool:
         """Tell whether those who stay are enough to train, or nobody trains anyway."""
-        placed = sum(worker.placed for worker in bidder.workers)
-        leaving = sum(len(self._surplus(bidder, pool)) for pool in bidder.spec.worker_pools)
-        return not leaving or placed - leaving >= bidder.spec.elastic_policy.min_replicas
+        placed = sum(worker.placed for worker in competitor.workers)
+        leaving = sum(len(self._surplus(competitor, pool)) for pool in competitor.spec.worker_pools)
+        return not leaving or placed - leaving >= competitor.spec.elastic_policy.min_replicas
 
-    def _narrowest_lacking(self) -> dict[str, list[tuple[int, Claim]]]:
-        """Return by ground the two claims that lack workers there and have the fewest grounds to choose from.
+    def _narrowest_lacking(self) -> dict[str, list[tuple[int, PoolKey]]]:
+        """Return by node group the two pools that lack workers there and have the fewest node groups to choose from.
 
         One of the two is another one's than whoever asks.
         """
-        grounds = {ground.name: ground for stands in self._on.values() for on in stands.values() for ground in on}
-        found: dict[str, list[tuple[int, Claim]]] = {name: [] for name in grounds}
-        for claim in sorted(self._lacking):
-            for ground in self._on[claim.job][claim.pool]:
-                found[ground.name].append((self._breadth(claim), claim))
-        return {name: sorted(claims)[:2] for name, claims in found.items()}
+        node_groups = {group.name: group for groups in self._on.values() for on in groups.values() for group in on}
+        found: dict[str, list[tuple[int, PoolKey]]] = {name: [] for name in node_groups}
+        for pool_key in sorted(self._lacking):
+            for group in self._on[pool_key.job][pool_key.pool]:
+                found[group.name].append((self._breadth(pool_key), pool_key))
+        return {name: sorted(pool_keys)[:2] for name, pool_keys in found.items()}
 
-    def _breadth(self, claim: Claim) -> int:
-        return len(self._on[claim.job][claim.pool])
+    def _breadth(self, pool_key: PoolKey) -> int:
+        return len(self._on[pool_key.job][pool_key.pool])
 
-    def _moving(self, bidder: Bidder) -> bool:
+    def _moving(self, competitor: Competitor) -> bool:
         """Tell whether workers of the job come or go by this decision: room that is made for one is for nobody else."""
-        return any(worker.state is WorkerState.LEAVING for worker in bidder.workers) or any(
-            bidder.claim(pool) in self._lacking or self._surplus(bidder, pool) for pool in bidder.spec.worker_pools
+        return any(worker.state is WorkerState.LEAVING for worker in competitor.workers) or any(
+            competitor.pool_key(pool) in self._lacking or self._surplus(competitor, pool)
+            for pool in competitor.spec.worker_pools
         )
 
-    def _may_wait(self, bidder: Bidder, pool: WorkerPool, proposed: Grant) -> bool:
+    def _may_wait(self, competitor: Competitor, pool: WorkerPool, proposed: Grant) -> bool:
         """Tell whether workers beyond the limit may wait in a pool for nodes that may come.
 
         Not while room is being made for others, and not where one more would fit already: the job does not want it.
         """
-        if pool.name in bidder.before.dry:
+        if pool.name in competitor.before.exhausted:
             return True
         granted = bool(proposed.workers)
-        if not self._quiet or (granted and (bidder.objective is Objective.COST or proposed.in_time)):
+        if not self._quiet or (granted and (competitor.objective is Objective.COST or proposed.in_time)):
             return False
-        claim = bidder.claim(pool)
+        pool_key = competitor.pool_key(pool)
         return not granted or not any(
-            self._room.fits({(ground.name, ground.sizes[claim]): 1}) for ground in self._stands(bidder, pool)
+            self._room.fits({(group.name, group.sizes[pool_key]): 1}) for group in self._groups_of(competitor, pool)
         )
 
 
-def _reason(bidder: Bidder, proposed: Grant) -> str:
-    dry = ", ".join(sorted(bidder.before.dry))
-    return f"{proposed.reason}; {dry} gave it no node for long" if dry else proposed.reason
+def _reason(competitor: Competitor, proposed: Grant) -> str:
+    exhausted = ", ".join(sorted(competitor.before.exhausted))
+    return f"{proposed.reason}; {exhausted} gave it no node for long" if exhausted else proposed.reason

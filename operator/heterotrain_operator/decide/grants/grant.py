@@ -14,7 +14,7 @@ from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec, Objective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learned:
+class ThroughputModel:
     """How fast a job is, as far as any of its plans has told; kept here, because a plan knows only its members.
 
     Attributes:
@@ -32,7 +32,7 @@ class Learned:
     pace: float = 1.0
 
 
-class Dry(NamedTuple):
+class Exhausted(NamedTuple):
     """Since when a pool counts as out of stock, and how many workers have nodes there nevertheless."""
 
     since_s: float
@@ -48,8 +48,8 @@ class JobGrant:
         leave: uids of workers that have to leave for it.
         waits: with limits, pools in which workers beyond them may wait for nodes that may come.
         short: by pool, since when fewer workers than granted have nodes although none is about to make room.
-        dry: by pool, that workers who were granted found no node for long, although there seemed to be room.
-        tries: by pool, how often in a row it was found dry; forgotten once what was granted is there.
+        exhausted: by pool, that workers who were granted found no node for long, although there seemed to be room.
+        tries: by pool, how often in a row it was found exhausted; forgotten once what was granted is there.
         held: nothing is decided yet: no worker comes or goes.
         reason: why, in one sentence; empty without limits.
         spare_s: seconds between the expected end and the job's deadline, negative when it is late; ``None`` without a
@@ -60,15 +60,15 @@ class JobGrant:
 
     limits: Mapping[str, int] | None = None
     leave: frozenset[str] = frozenset()
-    waits: frozenset[str] = frozenset()
-    short: Mapping[str, float] = field(default_factory=dict)
-    dry: Mapping[str, Dry] = field(default_factory=dict)
+    may_wait: frozenset[str] = frozenset()
+    short_since_s: Mapping[str, float] = field(default_factory=dict)
+    exhausted: Mapping[str, Exhausted] = field(default_factory=dict)
     tries: Mapping[str, int] = field(default_factory=dict)
-    held: bool = False
+    undecided: bool = False
     reason: str = ""
     spare_s: float | None = None
     in_time: bool = False
-    learned: Learned = field(default_factory=Learned)
+    throughput: ThroughputModel = field(default_factory=ThroughputModel)
 
     @property
     def granted(self) -> int | None:
@@ -79,7 +79,7 @@ class JobGrant:
 def why_limited(spec: HeteroTrainJobSpec, grant: JobGrant) -> str:
     """Return in one word why the job may have what it may have."""
     if grant.limits is None:
-        return "Undecided" if grant.held else "Free"
+        return "Undecided" if grant.undecided else "Free"
     granted = sum(grant.limits.values())
     if granted >= most_workers(spec):
         return "Granted"
@@ -90,7 +90,7 @@ def why_limited(spec: HeteroTrainJobSpec, grant: JobGrant) -> str:
     return "FewerAreCheaper" if spec.objective is Objective.COST else "NodesShared"
 
 
-FREE = JobGrant()
+UNLIMITED = JobGrant()
 """Nobody else wants the job's nodes, or nobody decides about them."""
-UNDECIDED = JobGrant(held=True)
+UNDECIDED = JobGrant(undecided=True)
 """The next allocation will tell."""

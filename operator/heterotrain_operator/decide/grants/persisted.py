@@ -14,7 +14,7 @@ from heterotrain_core.split.curve import SplitMember
 from heterotrain_operator.api.conditions import ConditionType
 from heterotrain_operator.api.status import HeteroTrainJobStatus, PoolSpeed, PoolStatus
 from heterotrain_operator.cluster_state.parse import rfc3339, seconds
-from heterotrain_operator.decide.grants.grant import UNDECIDED, Dry, JobGrant, Learned
+from heterotrain_operator.decide.grants.grant import UNDECIDED, Exhausted, JobGrant, ThroughputModel
 
 
 def speed_of(pool: PoolStatus | None, plan: Plan | None, name: str) -> PoolSpeed | None:
@@ -41,23 +41,23 @@ def speed_of(pool: PoolStatus | None, plan: Plan | None, name: str) -> PoolSpeed
 
 def stock_of(grant: JobGrant, name: str) -> tuple[str | None, int]:
     """Return since when a pool is out of stock (``None`` when it is not), and how often in a row it was found so."""
-    dry = grant.dry.get(name)
-    return rfc3339(dry.since_s) if dry is not None else None, grant.tries.get(name, 0)
+    exhausted = grant.exhausted.get(name)
+    return rfc3339(exhausted.since_s) if exhausted is not None else None, grant.tries.get(name, 0)
 
 
-def remembered(status: HeteroTrainJobStatus) -> JobGrant:
+def persisted_grant(status: HeteroTrainJobStatus) -> JobGrant:
     """Return what the status says of the job's pools, as an grant that is still to be decided."""
     limited = next((each for each in status.conditions if each.type == ConditionType.LIMITED.value), None)
     return JobGrant(
-        held=UNDECIDED.held,
+        undecided=UNDECIDED.undecided,
         reason=limited.message if limited is not None else "",
-        dry={
-            pool.name: Dry(seconds(pool.out_of_stock_since), pool.placed)
+        exhausted={
+            pool.name: Exhausted(seconds(pool.out_of_stock_since), pool.placed)
             for pool in status.pools
             if pool.out_of_stock_since is not None
         },
         tries={pool.name: pool.out_of_stock_tries for pool in status.pools if pool.out_of_stock_tries},
-        learned=Learned(
+        throughput=ThroughputModel(
             members={
                 pool.name: SplitMember(compute=compute_time(pool.speed))
                 for pool in status.pools

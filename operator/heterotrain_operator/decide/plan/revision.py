@@ -16,7 +16,7 @@ from heterotrain_core.planning.shares import SharesDecision
 from heterotrain_operator.cluster_state.telemetry import MemberId, Telemetry
 
 FAR_GAIN_RATIO = 0.1
-WAITING_STANDING = 0.3
+PENDING_TRUST_RATIO = 0.3
 """Of what chance could promise, for shares that wait: high enough that they do not follow each scrape's noise."""
 OTHER_PREDICTION_RATIO = 0.1
 """A prediction that moved by more than this is told although the shares stay: survivors divide by the plan's models."""
@@ -25,7 +25,7 @@ _NEAR_SCRAPES = 2
 _DELIVERY_S = 2.0
 
 
-class Moment(StrEnum):
+class BoundaryDistance(StrEnum):
     """What a new revision would meet."""
 
     FAR = "far"
@@ -34,13 +34,13 @@ class Moment(StrEnum):
     """The boundary is close, or nobody knows how far."""
 
 
-def moment_of(plan: Plan, telemetry: Telemetry) -> Moment:
+def distance_to_boundary(plan: Plan, telemetry: Telemetry) -> BoundaryDistance:
     """Return what a revision of this plan would meet."""
     left_s = seconds_to_boundary(plan, telemetry)
     interval_s = telemetry.scrape_interval_s
     if left_s is None or interval_s is None:
-        return Moment.NEAR
-    return Moment.NEAR if left_s <= _NEAR_SCRAPES * interval_s + _DELIVERY_S else Moment.FAR
+        return BoundaryDistance.NEAR
+    return BoundaryDistance.NEAR if left_s <= _NEAR_SCRAPES * interval_s + _DELIVERY_S else BoundaryDistance.FAR
 
 
 def seconds_to_boundary(plan: Plan, telemetry: Telemetry) -> float | None:
@@ -65,46 +65,46 @@ def seconds_to_boundary(plan: Plan, telemetry: Telemetry) -> float | None:
     return left / rate
 
 
-def least_gain(moment: Moment, *, chosen: float) -> float:
+def least_gain(distance: BoundaryDistance, *, chosen: float) -> float:
     """Return the part of a step that other shares have to save however certain it is; ``chosen`` is the user's ``minGain``."""
-    return max(chosen, FAR_GAIN_RATIO) if moment is Moment.FAR else chosen
+    return max(chosen, FAR_GAIN_RATIO) if distance is BoundaryDistance.FAR else chosen
 
 
-def standing(plan: Plan | None, telemetry: Telemetry, moment: Moment) -> float:
+def trust_ratio(plan: Plan | None, telemetry: Telemetry, distance: BoundaryDistance) -> float:
     """Return how much of what chance could promise speaks for the newest plan's shares (``SharesRequest.standing_ratio``).
 
     All of it for shares in use, part of it near the boundary for some that wait: they were decided on less evidence.
     """
-    if plan is None or moment is Moment.FAR:
+    if plan is None or distance is BoundaryDistance.FAR:
         return 1.0
     gauges = [telemetry.gauges.get(MemberId(member.worker_uid, member.local_rank)) for member in plan.members]
     used = all(g is not None and (g.generation, g.revision) == plan.version for g in gauges)
-    return 1.0 if used else WAITING_STANDING
+    return 1.0 if used else PENDING_TRUST_RATIO
 
 
-def worth_writing(decision: SharesDecision, plan: Plan, moment: Moment) -> bool:
+def worth_writing(decision: SharesDecision, plan: Plan, distance: BoundaryDistance) -> bool:
     """Tell whether a decision for the plan's members deserves a new revision.
 
     Args:
         decision: made with ``least_gain`` of this moment, so that changed shares are worth it by themselves.
         plan: the newest plan, of the same members.
-        moment: what the revision would meet.
+        distance: what the revision would meet.
     """
     known = [member.compute is not None for member in plan.members]
-    old = [_pieces(member.micro_batch_samples, member.share_samples) for member in plan.members]
-    new = [_pieces(*will) for will in zip(decision.micro_batch_samples, decision.shares, strict=True)]
+    old = [_micro_batches(member.micro_batch_samples, member.share_samples) for member in plan.members]
+    new = [_micro_batches(*will) for will in zip(decision.micro_batch_samples, decision.shares, strict=True)]
     if decision.changed or any(will > was for was, will in zip(old, new, strict=True)):
         return True  # other shares, or one that does not fit into memory in as few pieces
     if any(known) and not any(decision.compute):
         return False  # telemetry that went missing is no reason to forget what the plan rests on
     if not all(known) and any(decision.compute):
         return True  # a first model: without one, survivors could only divide by the old shares
-    if moment is Moment.FAR:
+    if distance is BoundaryDistance.FAR:
         return False
     return new != old or bool(decision.probe) != bool(plan.probe) or _predicts_otherwise(decision, plan)
 
 
-def _pieces(micro_batch_samples: int, share_samples: int) -> int:
+def _micro_batches(micro_batch_samples: int, share_samples: int) -> int:
     """Return the micro-batches that a share is cut into; 0 samples a piece stands for the whole share at once."""
     return -(-share_samples // micro_batch_samples) if micro_batch_samples else min(share_samples, 1)
 

@@ -15,7 +15,13 @@ from heterotrain_core.split.proportion import evenly
 from heterotrain_operator.api.training import RebalanceBoundary
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Telemetry
-from heterotrain_operator.decide.plan.revision import Moment, least_gain, moment_of, standing, worth_writing
+from heterotrain_operator.decide.plan.revision import (
+    BoundaryDistance,
+    distance_to_boundary,
+    least_gain,
+    trust_ratio,
+    worth_writing,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,20 +58,20 @@ def share_out(
         plan: the newest plan, whomever it names; ``None`` when there is none.
     """
     current = plan if plan is not None and _names(plan.members) == _names(members) else None
-    moment = Moment.NEAR if current is None else moment_of(current, telemetry)
+    distance = BoundaryDistance.NEAR if current is None else distance_to_boundary(current, telemetry)
     rebalance = spec.training.rebalance
     floor = 1 if spec.training.base_batch_samples >= len(members) else 0
     evidence = tuple(_evidence(member, telemetry, floor) for member in members)
     former = _former(members, telemetry)
-    batch, why = _batch(spec, evidence, former, telemetry, plan=plan, current=current, moment=moment)
+    batch, why = _batch(spec, evidence, former, telemetry, plan=plan, current=current, distance=distance)
     decision = decide_shares(
         SharesRequest(
             total_samples=batch,
             members=evidence,
             former=former,
             current_shares=current.shares if current is not None else None,
-            least_gain_ratio=least_gain(moment, chosen=rebalance.min_gain),
-            standing_ratio=standing(current, telemetry, moment),
+            least_gain_ratio=least_gain(distance, chosen=rebalance.min_gain),
+            standing_ratio=trust_ratio(current, telemetry, distance),
             rebalance=rebalance.boundary is not RebalanceBoundary.NEVER,
             least_members=spec.elastic_policy.min_replicas,
         )
@@ -87,7 +93,7 @@ def share_out(
     return Shares(
         members=named,
         global_batch_samples=batch,
-        changed=current is None or worth_writing(decision, current, moment),
+        changed=current is None or worth_writing(decision, current, distance),
         reason="; ".join(
             filter(None, (why if plan is None or batch != plan.global_batch_samples else "", decision.reason))
         ),
@@ -108,7 +114,7 @@ def _batch(
     *,
     plan: Plan | None,
     current: Plan | None,
-    moment: Moment,
+    distance: BoundaryDistance,
 ) -> tuple[int, str]:
     """Return the global batch, and why it is no other one; empty where it is given or not asked now."""
     adaptive = spec.training.adaptive_batch
@@ -125,7 +131,7 @@ def _batch(
         # Other members take the new generation at once, in the middle of an epoch: the batch waits for the boundary.
         in_force = newest.global_batch_samples if newest is not None else None
         return (planned if in_force is None else min(max(in_force, adaptive.least_samples), most)), ""
-    if moment is Moment.FAR:
+    if distance is BoundaryDistance.FAR:
         return planned, ""
     answer = decide_batch(
         BatchRequest(

@@ -94,7 +94,7 @@ class JobContext:
         return [worker for worker in self.training if worker.state is WorkerState.LEAVING]
 
     @property
-    def trouble(self) -> Worker | None:
+    def blocked_worker(self) -> Worker | None:
         """A worker that has a node but can't start, whatever one waits for."""
         return next(
             (w for w in self.workers if w.state is WorkerState.STARTING and w.pod.waiting_reason in HOPELESS), None

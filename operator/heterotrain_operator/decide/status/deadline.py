@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from heterotrain_operator.api.conditions import Aspect, ConditionType
+from heterotrain_operator.api.conditions import ConditionType, ConditionValue
 from heterotrain_operator.cluster_state.parse import rfc3339, seconds
 from heterotrain_operator.decide.lifecycle import Stage
 from heterotrain_operator.decide.status.context import JobContext
@@ -14,34 +14,38 @@ _OUT_OF_DANGER = 0.03
 _UNITS = ((86400.0, "days"), (3600.0, "h"), (60.0, "min"))
 
 
-def deadline_aspect(it: JobContext, deadline: datetime) -> Aspect:
+def deadline_condition(context: JobContext, deadline: datetime) -> ConditionValue:
     """Return whether the deadline is at risk."""
-    kind, left_s = ConditionType.DEADLINE_AT_RISK, deadline.timestamp() - it.now_s
-    name, stage, spare_s = rfc3339(deadline.timestamp()), it.life.stage, it.grant.spare_s
+    kind, left_s = ConditionType.DEADLINE_AT_RISK, deadline.timestamp() - context.now_s
+    name, stage, spare_s = rfc3339(deadline.timestamp()), context.life.stage, context.grant.spare_s
     if stage is Stage.SUCCEEDED:
-        early_s = deadline.timestamp() - (seconds(it.job.status.completion_time) or it.now_s)
+        early_s = deadline.timestamp() - (seconds(context.job.status.completion_time) or context.now_s)
         if early_s >= 0:
-            return Aspect(type=kind, holds=False, reason="Met", message=f"ended {lasting(early_s)} before {name}")
-        return Aspect(type=kind, holds=True, reason="Missed", message=f"ended {lasting(-early_s)} after {name}")
+            return ConditionValue(
+                type=kind, holds=False, reason="Met", message=f"ended {duration_text(early_s)} before {name}"
+            )
+        return ConditionValue(
+            type=kind, holds=True, reason="Missed", message=f"ended {duration_text(-early_s)} after {name}"
+        )
     if left_s <= 0:
         message = f"{name} is over: the job goes on, and ends as soon as can be"
-        return Aspect(type=kind, holds=True, reason="Passed", message=message)
+        return ConditionValue(type=kind, holds=True, reason="Passed", message=message)
     if stage not in (Stage.ACTIVE, Stage.FINISHING):
-        return Aspect(type=kind, holds=None, reason=stage.value)
+        return ConditionValue(type=kind, holds=None, reason=stage.value)
     if spare_s is None:
         message = f"how long it takes until {name} is not known before steps were measured"
-        return Aspect(type=kind, holds=None, reason="NotMeasured", message=message)
-    before = next((c for c in it.job.status.conditions if c.type == kind.value), None)
+        return ConditionValue(type=kind, holds=None, reason="NotMeasured", message=message)
+    before = next((c for c in context.job.status.conditions if c.type == kind.value), None)
     was_late = before is not None and before.status == "True"
     if spare_s < (_OUT_OF_DANGER * left_s if was_late else 0.0):
-        late = f"ends {lasting(-spare_s)} after {name}" if spare_s < 0 else f"ends barely before {name}"
+        late = f"ends {duration_text(-spare_s)} after {name}" if spare_s < 0 else f"ends barely before {name}"
         message = f"{late} with all that it may have: raise maxReplicas, add a pool, or move the deadline"
-        return Aspect(type=kind, holds=True, reason="TooLate", message=message)
-    message = f"ends {lasting(spare_s)} before {name}, what losses may cost included"
-    return Aspect(type=kind, holds=False, reason="InTime", message=message)
+        return ConditionValue(type=kind, holds=True, reason="TooLate", message=message)
+    message = f"ends {duration_text(spare_s)} before {name}, what losses may cost included"
+    return ConditionValue(type=kind, holds=False, reason="InTime", message=message)
 
 
-def lasting(seconds_: float) -> str:
+def duration_text(seconds_: float) -> str:
     """Return a duration in words, in two digits: no more is known, and a status should not change with every look."""
     for unit_s, unit in _UNITS:
         if seconds_ >= unit_s:

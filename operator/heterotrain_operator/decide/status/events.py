@@ -12,7 +12,7 @@ from heterotrain_operator.api.status import Condition, HeteroTrainJobStatus
 from heterotrain_operator.decide.lifecycle import Stage
 from heterotrain_operator.decide.status.context import HOPELESS, JobContext
 
-_LONGEST_NOTE = 1000
+_LONGEST_MESSAGE = 1000
 _LISTED = 10
 
 
@@ -75,7 +75,7 @@ _RULES = {
 
 
 def events_of(
-    it: JobContext,
+    context: JobContext,
     after: HeteroTrainJobStatus,
     *,
     created: Sequence[str],
@@ -85,25 +85,25 @@ def events_of(
     """Return what to tell.
 
     Args:
-        it: what is.
+        context: what is, and what this pass does.
         after: the status after this pass; the one before is the job's.
         created: names of workers that this pass creates.
         removed: names of workers that this pass removes because they are too many, each with the reason.
         new_plan: the plan that this pass writes.
     """
-    before = it.job.status
+    before = context.job.status
     found = []
     if created:
         found.append(_event("WorkersCreated", f"created {_listed(created)}"))
     if removed:
         found.append(_event("WorkersRemoved", f"removed {_listed(removed)}"))
-    found += [_event("WorkerFailed", f"{w.pod.name}: {w.reason}", warning=True) for w in it.accounts.failed]
-    for name, why in it.accounts.disrupted.items():
+    found += [_event("WorkerFailed", f"{w.pod.name}: {w.reason}", warning=True) for w in context.accounts.failed]
+    for name, why in context.accounts.disrupted.items():
         found.append(_event("WorkerDisrupted", f"{name}: {why}" if why else name, warning=True))
-    found += _allocation_notices(it, before, after)
+    found += _allocation_events(context, before, after)
     if new_plan is not None and new_plan.members:
-        found += _plan_notices(it, new_plan)
-    found += _condition_notices(before.conditions, after.conditions)
+        found += _plan_events(context, new_plan)
+    found += _condition_events(before.conditions, after.conditions)
     if after.last_checkpoint is not None and after.last_checkpoint != before.last_checkpoint:
         found.append(_event("CheckpointSaved", f"step {after.last_checkpoint.step}"))
     if after.plan.applied not in (None, before.plan.applied) and after.plan.applied == after.plan.desired:
@@ -111,15 +111,19 @@ def events_of(
     return tuple(found)
 
 
-def _allocation_notices(it: JobContext, before: HeteroTrainJobStatus, after: HeteroTrainJobStatus) -> list[JobEvent]:
+def _allocation_events(
+    context: JobContext, before: HeteroTrainJobStatus, after: HeteroTrainJobStatus
+) -> list[JobEvent]:
     had = {pool.name: pool.granted for pool in before.pools if pool.granted is not None}
     has = {pool.name: pool.granted for pool in after.pools if pool.granted is not None}
-    if had == has or it.grant.held or it.life.stage is not Stage.ACTIVE:
+    if had == has or context.grant.undecided or context.life.stage is not Stage.ACTIVE:
         return []
-    return [_event("WorkersAllocated", it.grant.reason or "nobody else wants its nodes any more: it takes what fits")]
+    return [
+        _event("WorkersAllocated", context.grant.reason or "nobody else wants its nodes any more: it takes what fits")
+    ]
 
 
-def _condition_notices(before: Sequence[Condition], after: Sequence[Condition]) -> list[JobEvent]:
+def _condition_events(before: Sequence[Condition], after: Sequence[Condition]) -> list[JobEvent]:
     known = {condition.type: condition for condition in before}
     found = []
     for condition in after:
@@ -135,8 +139,8 @@ def _condition_notices(before: Sequence[Condition], after: Sequence[Condition]) 
     return found
 
 
-def _plan_notices(it: JobContext, plan: Plan) -> list[JobEvent]:
-    version, before = f"{plan.generation}.{plan.revision}", it.job.status.plan
+def _plan_events(context: JobContext, plan: Plan) -> list[JobEvent]:
+    version, before = f"{plan.generation}.{plan.revision}", context.job.status.plan
     shares = _listed(
         [f"{m.worker}{f'/{m.local_rank}' if m.local_rank else ''} {m.share_samples}" for m in plan.members]
     )
@@ -153,7 +157,7 @@ def _plan_notices(it: JobContext, plan: Plan) -> list[JobEvent]:
 
 
 def _event(reason: str, message: str, *, warning: bool = False) -> JobEvent:
-    return JobEvent(warning=warning, reason=reason, message=message[:_LONGEST_NOTE])
+    return JobEvent(warning=warning, reason=reason, message=message[:_LONGEST_MESSAGE])
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -15,13 +15,13 @@ from heterotrain_operator.decide.workers.state import WorkerState
 _HUNDRED = 100
 
 
-def measured(it: JobContext) -> dict[str, Any]:
+def progress_fields(context: JobContext) -> dict[str, Any]:
     """Return the fields of the status that come from telemetry.
 
     Counts (epoch, step, samples) never fall, rates are dropped as soon as nothing trains.
     """
-    old, gauges = it.job.status, list(it.telemetry.gauges.values())
-    newest = it.telemetry.newest
+    old, gauges = context.job.status, list(context.telemetry.gauges.values())
+    newest = context.telemetry.newest
     fields: dict[str, Any] = {
         "epoch": old.epoch,
         "step": old.step,
@@ -49,9 +49,9 @@ def measured(it: JobContext) -> dict[str, Any]:
             ),
             "metrics": {**old.metrics, **{k: _rounded(v) for k, v in sorted(user.items())[:16] if k != "accuracy"}},
         }
-        fields |= _progress(it, newest.samples_committed, newest.epoch_samples)
-    fields |= _last_words(it, fields["metrics"])
-    if it.life.stage is Stage.SUCCEEDED:
+        fields |= _progress(context, newest.samples_committed, newest.epoch_samples)
+    fields |= _last_words(context, fields["metrics"])
+    if context.life.stage is Stage.SUCCEEDED:
         fields |= {"progress": "100%", "progress_percentage": _HUNDRED}
     saved = [
         (g.checkpoint_time_s, g.checkpoint_step)
@@ -62,14 +62,16 @@ def measured(it: JobContext) -> dict[str, Any]:
         time_s, step = max(saved)
         if old.last_checkpoint is None or time_s > seconds(old.last_checkpoint.time):
             fields["last_checkpoint"] = CheckpointStatus(step=step, time=rfc3339(time_s))
-    if it.runs and it.life.stage is Stage.ACTIVE and not it.telemetry.problem:
-        fields |= _rates(it)
+    if context.runs and context.life.stage is Stage.ACTIVE and not context.telemetry.problem:
+        fields |= _rates(context)
     return fields
 
 
-def _last_words(it: JobContext, metrics: dict[str, float]) -> dict[str, Any]:
+def _last_words(context: JobContext, metrics: dict[str, float]) -> dict[str, Any]:
     """Return what the workers that finished left in their outcome: nobody scrapes a process that has ended."""
-    said = [decode_outcome(w.pod.ended.message) for w in it.workers if w.state is WorkerState.FINISHED and w.pod.ended]
+    said = [
+        decode_outcome(w.pod.ended.message) for w in context.workers if w.state is WorkerState.FINISHED and w.pod.ended
+    ]
     outcomes = [outcome for outcome in said if outcome is not None]
     if not outcomes:
         return {}
@@ -84,22 +86,22 @@ def _last_words(it: JobContext, metrics: dict[str, float]) -> dict[str, Any]:
     }
 
 
-def _progress(it: JobContext, samples: int | None, epoch_samples: int | None) -> dict[str, Any]:
-    if not samples or not epoch_samples or it.spec is None:
+def _progress(context: JobContext, samples: int | None, epoch_samples: int | None) -> dict[str, Any]:
+    if not samples or not epoch_samples or context.spec is None:
         return {}
-    total = it.spec.training.epochs * epoch_samples
+    total = context.spec.training.epochs * epoch_samples
     percent = min(_HUNDRED, _HUNDRED * samples // total)
     found: dict[str, Any] = {"progress": f"{percent}%", "progress_percentage": percent}
-    rate = it.telemetry.rates.samples_per_s
-    if rate and it.runs and it.life.stage is Stage.ACTIVE:
+    rate = context.telemetry.rates.samples_per_s
+    if rate and context.runs and context.life.stage is Stage.ACTIVE:
         found["estimated_remaining_seconds"] = int(max(0, total - samples) / rate)
     return found
 
 
-def _rates(it: JobContext) -> dict[str, Any]:
-    rates = it.telemetry.rates
+def _rates(context: JobContext) -> dict[str, Any]:
+    rates = context.telemetry.rates
     solo = sum(rates.solo_samples_per_s.values())
-    complete = it.plan is not None and len(rates.solo_samples_per_s) >= len(it.plan.members) > 0
+    complete = context.plan is not None and len(rates.solo_samples_per_s) >= len(context.plan.members) > 0
     found: dict[str, Any] = {}
     if rates.samples_per_s is not None:
         found["samples_per_second"] = _rounded(rates.samples_per_s)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from heterotrain_core.perf.model import MemberModel, Verdict
 from heterotrain_core.planning.evidence import settled
 
-from heterotrain_operator.api.conditions import Aspect, ConditionType
+from heterotrain_operator.api.conditions import ConditionType, ConditionValue
 from heterotrain_operator.api.status import MAX_MESSAGE_LENGTH, PredictionStatus
 from heterotrain_operator.cluster_state.telemetry import MemberId
 from heterotrain_operator.decide.status.context import JobContext
@@ -18,24 +18,24 @@ LEAST_STEPS = 10
 _LISTED = 8
 
 
-def speed_aspects(it: JobContext) -> tuple[Aspect, Aspect]:
+def speed_conditions(context: JobContext) -> tuple[ConditionValue, ConditionValue]:
     """Return whether speeds are known well enough, and whether somebody holds the others up."""
-    return _learned(it), _held_up(it)
+    return _learned(context), _straggler(context)
 
 
-def prediction_of(it: JobContext) -> PredictionStatus | None:
+def prediction_of(context: JobContext) -> PredictionStatus | None:
     """Return predicted against measured step time of the plan in force; what was known last while a newer plan waits."""
-    before = it.job.status.prediction
-    plan = it.plan
-    if plan is None or not plan.members or not it.runs:
-        return before if it.began else None
-    if it.applied is None or it.applied < plan.version:
+    before = context.job.status.prediction
+    plan = context.plan
+    if plan is None or not plan.members or not context.runs:
+        return before if context.began else None
+    if context.applied is None or context.applied < plan.version:
         return before
     if plan.prediction is None:
         return None
     steps, seconds = 0, 0.0
     for member in plan.members:
-        done = it.telemetry.in_force.get(MemberId(member.worker_uid, member.local_rank))
+        done = context.telemetry.in_force.get(MemberId(member.worker_uid, member.local_rank))
         if done is not None and done.version == plan.version:
             steps += done.steps.get(member.share_samples, 0)
             seconds += done.step_s.get(member.share_samples, 0.0)
@@ -50,30 +50,30 @@ def prediction_of(it: JobContext) -> PredictionStatus | None:
     )
 
 
-def batch_reason_of(it: JobContext) -> str | None:
+def batch_reason_of(context: JobContext) -> str | None:
     """Return why an adaptive batch is what it is; what was said last while nothing new was decided."""
-    if it.spec is None or it.spec.training.adaptive_batch is None:
+    if context.spec is None or context.spec.training.adaptive_batch is None:
         return None
-    if it.shares is None or not it.shares.batch_reason:
-        return it.job.status.batch_reason
-    return it.shares.batch_reason[:MAX_MESSAGE_LENGTH]
+    if context.shares is None or not context.shares.batch_reason:
+        return context.job.status.batch_reason
+    return context.shares.batch_reason[:MAX_MESSAGE_LENGTH]
 
 
-def _learned(it: JobContext) -> Aspect:
+def _learned(context: JobContext) -> ConditionValue:
     kind = ConditionType.SPEEDS_LEARNED
-    if not it.runs or it.plan is None:
-        return Aspect(type=kind, holds=False, reason="NotTraining")
-    if it.shares is None:
-        return _as_before(it, kind)
-    decision = it.shares.decision
+    if not context.runs or context.plan is None:
+        return ConditionValue(type=kind, holds=False, reason="NotTraining")
+    if context.shares is None:
+        return _as_before(context, kind)
+    decision = context.shares.decision
     if decision is None:
-        return Aspect(type=kind, holds=None, reason="NotShared", message=it.shares.reason)
-    names = [f"{m.worker}/{m.local_rank}" if m.local_rank else m.worker for m in it.shares.members]
+        return ConditionValue(type=kind, holds=None, reason="NotShared", message=context.shares.reason)
+    names = [f"{m.worker}/{m.local_rank}" if m.local_rank else m.worker for m in context.shares.members]
     models = dict(zip(names, decision.models, strict=True))
     if decision.relearn:
         said = [f"{name} {_slower(models[name])}" for name in decision.relearn]
         then = "other shares are tried, and the best ones follow" if decision.probe else "it is being learned anew"
-        return Aspect(type=kind, holds=False, reason="SpeedChanged", message=f"{_listed(said)}: {then}")
+        return ConditionValue(type=kind, holds=False, reason="SpeedChanged", message=f"{_listed(said)}: {then}")
     unsure = [
         f"{name} ({model.verdict.value}: {model.reason})"
         for name, model in models.items()
@@ -84,28 +84,30 @@ def _learned(it: JobContext) -> Aspect:
         learning = not all(map(settled, models.values()))
         known = "is not known well yet" if learning else "is known only near the shares that were used"
         message = f"the speed of {len(unsure)} of {len(models)} ranks {known}: {_listed(unsure)}"
-        return Aspect(type=kind, holds=False, reason="Learning" if learning else "Unclear", message=message)
-    return Aspect(type=kind, holds=True, reason="Learned", message=f"the speed of {len(models)} ranks is known")
+        return ConditionValue(type=kind, holds=False, reason="Learning" if learning else "Unclear", message=message)
+    return ConditionValue(type=kind, holds=True, reason="Learned", message=f"the speed of {len(models)} ranks is known")
 
 
-def _held_up(it: JobContext) -> Aspect:
+def _straggler(context: JobContext) -> ConditionValue:
     kind = ConditionType.HELD_UP
-    if not it.runs or it.plan is None:
-        return Aspect(type=kind, holds=False, reason="NotTraining")
-    if it.shares is None:
-        return _as_before(it, kind)
-    decision = it.shares.decision
+    if not context.runs or context.plan is None:
+        return ConditionValue(type=kind, holds=False, reason="NotTraining")
+    if context.shares is None:
+        return _as_before(context, kind)
+    decision = context.shares.decision
     if decision is None or not all(map(settled, decision.models)):
-        return Aspect(type=kind, holds=None, reason="Learning", message="speeds are not known well enough to tell")
+        return ConditionValue(
+            type=kind, holds=None, reason="Learning", message="speeds are not known well enough to tell"
+        )
     leaving = decision.leaving
     if not leaving:
-        return Aspect(type=kind, holds=False, reason="NobodyTooSlow")
-    members = [it.shares.members[leaver.member] for leaver in leaving]
+        return ConditionValue(type=kind, holds=False, reason="NobodyTooSlow")
+    members = [context.shares.members[leaver.member] for leaver in leaving]
     said = [
         f"{member.worker} (pool {member.pool}): {leaver.reason}"
         for member, leaver in zip(members, leaving, strict=True)
     ]
-    return Aspect(
+    return ConditionValue(
         type=kind,
         holds=True,
         reason="WorkerTooSlow",
@@ -113,12 +115,12 @@ def _held_up(it: JobContext) -> Aspect:
     )
 
 
-def _as_before(it: JobContext, kind: ConditionType) -> Aspect:
-    for condition in it.job.status.conditions:
+def _as_before(context: JobContext, kind: ConditionType) -> ConditionValue:
+    for condition in context.job.status.conditions:
         if condition.type == kind.value and condition.reason != "NotTraining":
             holds = {"True": True, "False": False}.get(condition.status)
-            return Aspect(type=kind, holds=holds, reason=condition.reason, message=condition.message)
-    return Aspect(type=kind, holds=None, reason="NothingYet", message="no worker has been scraped yet")
+            return ConditionValue(type=kind, holds=holds, reason=condition.reason, message=condition.message)
+    return ConditionValue(type=kind, holds=None, reason="NothingYet", message="no worker has been scraped yet")
 
 
 def _slower(model: MemberModel) -> str:

@@ -18,62 +18,62 @@ from heterotrain_operator.cluster_state.parse import rfc3339
 from heterotrain_operator.cluster_state.telemetry import MemberId
 from heterotrain_operator.decide.grants.persisted import speed_of, stock_of
 from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Stage
-from heterotrain_operator.decide.status.conditions import aspects_of
+from heterotrain_operator.decide.status.conditions import condition_values
 from heterotrain_operator.decide.status.context import JobContext
-from heterotrain_operator.decide.status.progress import measured
+from heterotrain_operator.decide.status.progress import progress_fields
 from heterotrain_operator.decide.status.speed_conditions import batch_reason_of, prediction_of
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 
-def status_of(it: JobContext, *, newest: tuple[int, int]) -> HeteroTrainJobStatus:
+def status_of(context: JobContext, *, newest: tuple[int, int]) -> HeteroTrainJobStatus:
     """Return the status after this pass.
 
     Args:
-        it: what is, and what this pass does.
+        context: what is, and what this pass does.
         newest: highest version of the plan that workers may have seen.
     """
-    old, now = it.job.status, rfc3339(it.now_s)
-    conditions = set_conditions(old.conditions, aspects_of(it), generation=it.job.generation, now=now)
-    state, reason = _state(it, conditions)
-    stage = it.life.stage
+    old, now = context.job.status, rfc3339(context.now_s)
+    conditions = set_conditions(old.conditions, condition_values(context), generation=context.job.generation, now=now)
+    state, reason = _state(context, conditions)
+    stage = context.life.stage
     idle = stage in (Stage.SUSPENDED, Stage.REFUSED)
     start_time = None if idle else old.start_time or now
-    names_members = it.plan is not None and bool(it.plan.members)
-    training_since = None if idle else old.training_since or (now if names_members and it.runs else None)
+    names_members = context.plan is not None and bool(context.plan.members)
+    training_since = None if idle else old.training_since or (now if names_members and context.runs else None)
     return HeteroTrainJobStatus(
-        observed_generation=it.job.generation,
+        observed_generation=context.job.generation,
         state=state,
         reason=reason[:MAX_MESSAGE_LENGTH],
-        replicas=len(it.alive),
-        ready_replicas=it.ready,
-        desired_replicas=sum(it.desired.values()),
-        ready=f"{it.ready}/{sum(it.desired.values())}",
-        pools=_pools(it),
-        price_per_hour=_price(it),
-        restarts=it.accounts.restarts,
-        disruptions=it.accounts.disruptions,
-        last_failure=it.accounts.last_failure[:MAX_MESSAGE_LENGTH] if it.accounts.last_failure else None,
-        last_failure_time=rfc3339(it.accounts.last_failure_s) if it.accounts.last_failure_s else None,
-        accounted_workers=tuple(sorted(it.accounts.accounted)),
+        replicas=len(context.alive),
+        ready_replicas=context.ready,
+        desired_replicas=sum(context.desired.values()),
+        ready=f"{context.ready}/{sum(context.desired.values())}",
+        pools=_pools(context),
+        price_per_hour=_price(context),
+        restarts=context.accounts.restarts,
+        disruptions=context.accounts.disruptions,
+        last_failure=context.accounts.last_failure[:MAX_MESSAGE_LENGTH] if context.accounts.last_failure else None,
+        last_failure_time=rfc3339(context.accounts.last_failure_s) if context.accounts.last_failure_s else None,
+        accounted_workers=tuple(sorted(context.accounts.accounted)),
         start_time=start_time,
         training_since=training_since,
         completion_time=(old.completion_time or now) if stage in ENDED_STAGES else None,
-        plan=_plan(it, newest),
-        prediction=prediction_of(it),
-        batch_reason=batch_reason_of(it),
-        workers=_rows(it),
+        plan=_plan(context, newest),
+        prediction=prediction_of(context),
+        batch_reason=batch_reason_of(context),
+        workers=_rows(context),
         conditions=conditions,
-        **measured(it),
+        **progress_fields(context),
     )
 
 
-def _state(it: JobContext, conditions: tuple[Condition, ...]) -> tuple[str, str]:
+def _state(context: JobContext, conditions: tuple[Condition, ...]) -> tuple[str, str]:
     """Return the one word and the one sentence."""
     holds = {condition.type: condition.status == "True" for condition in conditions}
     said = {condition.type: condition.message for condition in conditions}
-    stage = it.life.stage
+    stage = context.life.stage
     if stage in (Stage.REFUSED, Stage.SUSPENDED, Stage.SUCCEEDED, Stage.FAILED):
-        return stage.value, it.life.message
+        return stage.value, context.life.message
     for word in (ConditionType.RESTARTING, ConditionType.RESIZING, ConditionType.DEGRADED, ConditionType.RUNNING):
         if holds[word]:
             return word.value, said[word]
@@ -82,8 +82,8 @@ def _state(it: JobContext, conditions: tuple[Condition, ...]) -> tuple[str, str]
     return "Starting", said[ConditionType.RUNNING]
 
 
-def _plan(it: JobContext, newest: tuple[int, int]) -> PlanStatus:
-    plan, applied = it.plan, it.applied
+def _plan(context: JobContext, newest: tuple[int, int]) -> PlanStatus:
+    plan, applied = context.plan, context.applied
     prediction = plan.prediction if plan else None
     return PlanStatus(
         desired=f"{newest[0]}.{newest[1]}",
@@ -101,25 +101,25 @@ def _plan(it: JobContext, newest: tuple[int, int]) -> PlanStatus:
     )
 
 
-def _pools(it: JobContext) -> tuple[PoolStatus, ...]:
-    if it.spec is None:
+def _pools(context: JobContext) -> tuple[PoolStatus, ...]:
+    if context.spec is None:
         return ()
     rows = []
-    before = {pool.name: pool for pool in it.job.status.pools}
-    for pool in it.spec.worker_pools:
-        own = [worker for worker in it.alive if worker.pod.pool == pool.name]
+    before = {pool.name: pool for pool in context.job.status.pools}
+    for pool in context.spec.worker_pools:
+        own = [worker for worker in context.alive if worker.pod.pool == pool.name]
         known = before.get(pool.name)
-        dry_since, tries = stock_of(it.grant, pool.name)
+        dry_since, tries = stock_of(context.grant, pool.name)
         rows.append(
             PoolStatus(
                 name=pool.name,
-                desired=it.desired.get(pool.name, 0),
+                desired=context.desired.get(pool.name, 0),
                 replicas=len(own),
                 placed=sum(worker.placed for worker in own),
                 ready=sum(worker.state is WorkerState.READY for worker in own),
-                granted=_granted(it, known, pool.name),
-                disruptions=(known.disruptions if known else 0) + it.accounts.lost.get(pool.name, 0),
-                speed=speed_of(known, it.plan, pool.name),
+                granted=_granted(context, known, pool.name),
+                disruptions=(known.disruptions if known else 0) + context.accounts.lost.get(pool.name, 0),
+                speed=speed_of(known, context.plan, pool.name),
                 out_of_stock_since=dry_since,
                 out_of_stock_tries=tries,
             )
@@ -127,18 +127,24 @@ def _pools(it: JobContext) -> tuple[PoolStatus, ...]:
     return tuple(rows)
 
 
-def _granted(it: JobContext, known: PoolStatus | None, name: str) -> int | None:
+def _granted(context: JobContext, known: PoolStatus | None, name: str) -> int | None:
     """Return what the allocation grants in a pool; until a new operator has decided, what the one before did."""
-    if it.grant.held:
+    if context.grant.undecided:
         return known.granted if known is not None else None
-    return None if it.grant.limits is None else it.grant.limits.get(name, 0)
+    return None if context.grant.limits is None else context.grant.limits.get(name, 0)
 
 
-def _price(it: JobContext) -> str | None:
-    prices = {p.name: Decimal(p.price_per_hour) for p in it.spec.worker_pools if p.price_per_hour} if it.spec else {}
+def _price(context: JobContext) -> str | None:
+    prices = (
+        {p.name: Decimal(p.price_per_hour) for p in context.spec.worker_pools if p.price_per_hour}
+        if context.spec
+        else {}
+    )
     if not prices:
         return None
-    total = sum((prices.get(worker.pod.pool, Decimal(0)) for worker in it.workers if _occupies(worker)), Decimal(0))
+    total = sum(
+        (prices.get(worker.pod.pool, Decimal(0)) for worker in context.workers if _occupies(worker)), Decimal(0)
+    )
     return str(total)
 
 
@@ -146,28 +152,28 @@ def _occupies(worker: Worker) -> bool:
     return worker.placed or worker.state is WorkerState.LEAVING
 
 
-def _rows(it: JobContext) -> tuple[WorkerStatus, ...]:
+def _rows(context: JobContext) -> tuple[WorkerStatus, ...]:
     """Return a row for each worker, the ones that need attention first when there are too many."""
-    training = {worker.pod.uid for worker in it.training}
+    training = {worker.pod.uid for worker in context.training}
     shares: dict[str, int] = {}
     solo: dict[str, float] = {}
-    prediction = it.plan.prediction if it.plan else None
+    prediction = context.plan.prediction if context.plan else None
     bindings: dict[str, str] = {}
-    for member in it.plan.members if it.plan else ():
+    for member in context.plan.members if context.plan else ():
         if prediction is not None:
             bindings.setdefault(member.worker_uid, prediction.bindings[member.rank].value)
         shares[member.worker_uid] = shares.get(member.worker_uid, 0) + member.share_samples
-        rate = it.telemetry.rates.solo_samples_per_s.get(MemberId(member.worker_uid, member.local_rank))
+        rate = context.telemetry.rates.solo_samples_per_s.get(MemberId(member.worker_uid, member.local_rank))
         if rate is not None:
             solo[member.worker_uid] = solo.get(member.worker_uid, 0.0) + rate
-    chosen = sorted(it.workers, key=lambda worker: (worker.state is WorkerState.READY, worker.pod.index))[
+    chosen = sorted(context.workers, key=lambda worker: (worker.state is WorkerState.READY, worker.pod.index))[
         :MAX_WORKER_ROWS
     ]
     return tuple(
         WorkerStatus(
             name=worker.pod.name,
             pool=worker.pod.pool,
-            state="Training" if worker.pod.uid in training and worker.placed and it.runs else worker.state.value,
+            state="Training" if worker.pod.uid in training and worker.placed and context.runs else worker.state.value,
             node=worker.pod.node or None,
             share_samples=shares.get(worker.pod.uid) if worker.pod.uid in training else None,
             binding=bindings.get(worker.pod.uid) if worker.pod.uid in training else None,

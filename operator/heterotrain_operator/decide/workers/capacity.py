@@ -12,7 +12,7 @@ from typing import Any
 
 from heterotrain_operator.cluster_state.quantity import PODS
 from heterotrain_operator.cluster_state.views import NodeView, Taint
-from heterotrain_operator.decide.workers.node_state import NodeFate, judge_node
+from heterotrain_operator.decide.workers.node_state import NodeState, assess_node
 
 _BLOCKING_EFFECTS = ("NoSchedule", "NoExecute")
 _ROUNDING = 1e-9
@@ -28,7 +28,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class FreeSlots:
     """How many workers fit now, on how many nodes that match, and how many of one worker an empty one would hold."""
 
     slots: int
@@ -47,7 +47,7 @@ def shape_of(pod: Mapping[str, Any], requests: Mapping[str, float]) -> Shape:
     )
 
 
-def room(shape: Shape, nodes: Iterable[NodeView], used: Mapping[str, Mapping[str, float]]) -> Room:
+def free_slots(shape: Shape, nodes: Iterable[NodeView], used: Mapping[str, Mapping[str, float]]) -> FreeSlots:
     """Return how many more workers of this shape fit on the nodes.
 
     Args:
@@ -64,11 +64,11 @@ def room(shape: Shape, nodes: Iterable[NodeView], used: Mapping[str, Mapping[str
         taken = used.get(node.name, {})
         free = {name: amount - taken.get(name, 0.0) for name, amount in node.allocatable.items()}
         slots += _fit(shape.requests, free)
-    return Room(slots=slots, matching_nodes=matching, possible=possible)
+    return FreeSlots(slots=slots, matching_nodes=matching, possible=possible)
 
 
 def _matches(shape: Shape, node: NodeView) -> bool:
-    return judge_node(node, node.name).state is NodeFate.STAYS and admits(shape, node)
+    return assess_node(node, node.name).state is NodeState.STAYS and admits(shape, node)
 
 
 def admits(shape: Shape, node: NodeView) -> bool:

@@ -29,7 +29,7 @@ _LOST_TAINTS: Final = {
 }
 
 
-class NodeFate(StrEnum):
+class NodeState(StrEnum):
     """Whether workers on a node may be counted on."""
 
     STAYS = "stays"
@@ -38,31 +38,31 @@ class NodeFate(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeVerdict:
+class NodeAssessment:
     """A node's state and the sentence that says why."""
 
-    state: NodeFate
+    state: NodeState
     reason: str
 
 
-_STAYS: Final = NodeVerdict(state=NodeFate.STAYS, reason="")
+_STAYS: Final = NodeAssessment(state=NodeState.STAYS, reason="")
 
 
-def judge_node(node: NodeView | None, name: str) -> NodeVerdict:
+def assess_node(node: NodeView | None, name: str) -> NodeAssessment:
     """Return what becomes of the workers on a node; ``None`` stands for a node that is not in the cluster any more."""
     if node is None:
-        return NodeVerdict(state=NodeFate.LOST, reason=f"node {name} is gone")
+        return NodeAssessment(state=NodeState.LOST, reason=f"node {name} is gone")
     keys = {taint.key for taint in node.taints}
     for key, what in _LOST_TAINTS.items():
         if key in keys:
-            return NodeVerdict(state=NodeFate.LOST, reason=f"{what} ({name})")
+            return NodeAssessment(state=NodeState.LOST, reason=f"{what} ({name})")
     if node.readiness is NodeReadiness.UNKNOWN:
-        return NodeVerdict(
-            state=NodeFate.LOST, reason=f"the control plane does not hear from the node any more ({name})"
+        return NodeAssessment(
+            state=NodeState.LOST, reason=f"the control plane does not hear from the node any more ({name})"
         )
     for key, what in ANNOUNCEMENTS.items():
         if key in keys:
-            return NodeVerdict(state=NodeFate.LEAVING, reason=f"{what} ({name})")
+            return NodeAssessment(state=NodeState.LEAVING, reason=f"{what} ({name})")
     if node.readiness is NodeReadiness.FALSE:
-        return NodeVerdict(state=NodeFate.LEAVING, reason=f"node {name} says that it is not ready")
+        return NodeAssessment(state=NodeState.LEAVING, reason=f"node {name} says that it is not ready")
     return _STAYS

@@ -16,13 +16,13 @@ from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.reading import most_workers
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.views import PodView
-from heterotrain_operator.decide.grants.grant import FREE, JobGrant
-from heterotrain_operator.decide.workers.capacity import Room
+from heterotrain_operator.decide.grants.grant import UNLIMITED, JobGrant
+from heterotrain_operator.decide.workers.capacity import FreeSlots
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 WAITING_PER_POOL = 1
 """Workers without a node that are kept in each pool beyond what fits."""
-STUCK_S = 10.0
+UNSCHEDULABLE_S = 10.0
 """A waiting worker too many is removed only after this long: the scheduler may just be about to place it."""
 
 
@@ -49,8 +49,8 @@ def decide_replicas(
     spec: HeteroTrainJobSpec,
     workers: Sequence[Worker],
     *,
-    grant: JobGrant = FREE,
-    room_of: Callable[[WorkerPool], Room],
+    grant: JobGrant = UNLIMITED,
+    free_slots_of: Callable[[WorkerPool], FreeSlots],
     now_s: float,
 ) -> ReplicaDecision:
     """Return how many workers each pool should have, and the way there.
@@ -59,7 +59,7 @@ def decide_replicas(
         spec: what the user wants; pools in order of preference.
         workers: all workers of the job.
         grant: what the job may have of nodes that others want, too.
-        room_of: how many more workers of a pool fit on the nodes; asked only for pools that may grow.
+        free_slots_of: how many more workers of a pool fit on the nodes; asked only for pools that may grow.
         now_s: now.
     """
     alive = [worker for worker in workers if worker.alive]
@@ -68,46 +68,46 @@ def decide_replicas(
     leaving = {worker.pod.uid: worker for worker in alive if worker.pod.uid in grant.leave}
     keep: dict[str, list[Worker]] = {}
     for pool in spec.worker_pools:
-        own = sorted((w for w in alive if w.pod.pool == pool.name and w.pod.uid not in leaving), key=_usefulness)
+        own = sorted((w for w in alive if w.pod.pool == pool.name and w.pod.uid not in leaving), key=_keep_order)
         keep[pool.name] = own[: pool.max_replicas]
         remove += [(worker, f"pool {pool.name} may have {pool.max_replicas}") for worker in own[pool.max_replicas :]]
 
     most = most_workers(spec)
-    solid = {name: [w for w in own if not _stuck(w)] for name, own in keep.items()}
-    stuck = {name: [w for w in own if _stuck(w)] for name, own in keep.items()}
+    schedulable = {name: [w for w in own if not _is_unschedulable(w)] for name, own in keep.items()}
+    unschedulable = {name: [w for w in own if _is_unschedulable(w)] for name, own in keep.items()}
     for pool in reversed(spec.worker_pools):
-        while sum(map(len, solid.values())) > most and len(solid[pool.name]) > pool.min_replicas:
-            remove.append((solid[pool.name].pop(), f"the job may have {most} workers"))
+        while sum(map(len, schedulable.values())) > most and len(schedulable[pool.name]) > pool.min_replicas:
+            remove.append((schedulable[pool.name].pop(), f"the job may have {most} workers"))
 
     short = _Shortage()
-    if grant.held:
+    if grant.undecided:
         count = {pool.name: len(keep[pool.name]) for pool in spec.worker_pools}
     elif grant.limits is None:
-        count = _what_fits(spec, solid, stuck, room_of=room_of, short=short)
+        count = _what_fits(spec, schedulable, unschedulable, free_slots_of=free_slots_of, short=short)
     else:
         placed = {name: sum(worker.placed for worker in own) for name, own in keep.items()}
         count = {name: max(grant.limits.get(name, 0), placed[name]) for name in keep}
-    asking = [pool for pool in spec.worker_pools if grant.limits is None or pool.name in grant.waits]
-    if not grant.held:
-        _ask_for_more(spec, asking, count, solid)
+    asking = [pool for pool in spec.worker_pools if grant.limits is None or pool.name in grant.may_wait]
+    if not grant.undecided:
+        _ask_for_more(spec, asking, count, schedulable)
 
     create: list[WorkerPool] = []
     again_s: float | None = None
     for pool in spec.worker_pools:
-        while grant.limits is not None and len(solid[pool.name]) > count[pool.name]:
-            remove.append((solid[pool.name].pop(), grant.reason))  # it has no node: the placed ones come first
-        gap = count[pool.name] - len(solid[pool.name])
-        create += [pool] * max(0, gap - len(stuck[pool.name]))
-        for worker in stuck[pool.name][max(0, gap) :]:
-            left_s = worker.pod.unschedulable_since_s + STUCK_S - now_s
-            if grant.limits is not None and pool.name not in grant.waits:
+        while grant.limits is not None and len(schedulable[pool.name]) > count[pool.name]:
+            remove.append((schedulable[pool.name].pop(), grant.reason))  # it has no node: the placed ones come first
+        gap = count[pool.name] - len(schedulable[pool.name])
+        create += [pool] * max(0, gap - len(unschedulable[pool.name]))
+        for worker in unschedulable[pool.name][max(0, gap) :]:
+            left_s = worker.pod.unschedulable_since_s + UNSCHEDULABLE_S - now_s
+            if grant.limits is not None and pool.name not in grant.may_wait:
                 remove.append((worker, grant.reason))  # it might take what is being made free for another job
             elif left_s <= 0:
                 remove.append((worker, f"it waits in vain for a node: {worker.reason}"))
             else:
                 again_s = left_s if again_s is None else min(again_s, left_s)
-        if stuck[pool.name]:
-            short.stuck(pool, room_of(pool), stuck[pool.name][0])
+        if unschedulable[pool.name]:
+            short.unschedulable(pool, free_slots_of(pool), unschedulable[pool.name][0])
     if leaving and not _replaced_soon(spec, [w for w in alive if w.pod.uid not in leaving], create):
         remove += [(worker, grant.reason) for worker in leaving.values()]
     return ReplicaDecision(
@@ -124,7 +124,7 @@ def _replaced_soon(spec: HeteroTrainJobSpec, staying: Sequence[Worker], create: 
     if sum(worker.state is WorkerState.READY for worker in staying) >= spec.elastic_policy.min_replicas:
         return False
     return bool(create) or any(
-        (worker.state is WorkerState.WAITING and not _stuck(worker))
+        (worker.state is WorkerState.WAITING and not _is_unschedulable(worker))
         or (worker.state is WorkerState.STARTING and not worker.pod.waiting_reason)
         for worker in staying
     )
@@ -132,26 +132,26 @@ def _replaced_soon(spec: HeteroTrainJobSpec, staying: Sequence[Worker], create: 
 
 def _what_fits(
     spec: HeteroTrainJobSpec,
-    solid: Mapping[str, Sequence[Worker]],
-    stuck: Mapping[str, Sequence[Worker]],
+    schedulable: Mapping[str, Sequence[Worker]],
+    unschedulable: Mapping[str, Sequence[Worker]],
     *,
-    room_of: Callable[[WorkerPool], Room],
+    free_slots_of: Callable[[WorkerPool], FreeSlots],
     short: _Shortage,
 ) -> dict[str, int]:
     """Return by pool the workers that there are and those that fit beside them, up to the job's limits."""
     most = most_workers(spec)
-    count = {name: len(own) for name, own in solid.items()}
+    count = {name: len(own) for name, own in schedulable.items()}
     for pool in spec.worker_pools:
         spare = min(pool.max_replicas, most) - count[pool.name]
         wish = min(spare, most - sum(count.values()))
-        if wish <= 0 or stuck[pool.name]:
+        if wish <= 0 or unschedulable[pool.name]:
             continue
-        room = room_of(pool)
+        free_slots = free_slots_of(pool)
         waiting = sum(
-            w.state is WorkerState.WAITING for w in solid[pool.name]
+            w.state is WorkerState.WAITING for w in schedulable[pool.name]
         )  # they will take room that still looks free
-        count[pool.name] += min(wish, max(0, room.slots - waiting))
-        short.note(pool, room, wanted=pool.max_replicas - count[pool.name])
+        count[pool.name] += min(wish, max(0, free_slots.slots - waiting))
+        short.note(pool, free_slots, wanted=pool.max_replicas - count[pool.name])
     return count
 
 
@@ -159,7 +159,7 @@ def _ask_for_more(
     spec: HeteroTrainJobSpec,
     pools: Sequence[WorkerPool],
     count: dict[str, int],
-    solid: Mapping[str, Sequence[Worker]],
+    schedulable: Mapping[str, Sequence[Worker]],
 ) -> None:
     """Raise the counts of these pools to the minimums, whether they fit or not (an autoscaler may help), and by one that waits."""
     for pool in pools:
@@ -169,7 +169,9 @@ def _ask_for_more(
         count[pool.name] += max(0, min(missing, pool.max_replicas - count[pool.name]))
     for pool in pools:
         waiting = (
-            count[pool.name] - len(solid[pool.name]) + sum(w.state is WorkerState.WAITING for w in solid[pool.name])
+            count[pool.name]
+            - len(schedulable[pool.name])
+            + sum(w.state is WorkerState.WAITING for w in schedulable[pool.name])
         )
         room_left = count[pool.name] < pool.max_replicas and sum(count.values()) < most_workers(spec)
         if waiting < WAITING_PER_POOL and room_left:
@@ -188,11 +190,11 @@ def next_indices(pods: Iterable[PodView], count: int) -> tuple[int, ...]:
     return tuple(free)
 
 
-def _stuck(worker: Worker) -> bool:
+def _is_unschedulable(worker: Worker) -> bool:
     return worker.state is WorkerState.WAITING and bool(worker.pod.unschedulable)
 
 
-def _usefulness(worker: Worker) -> tuple[int, int]:
+def _keep_order(worker: Worker) -> tuple[int, int]:
     """Order workers by how far they are, then by age: the last ones are the first to go."""
     order = {WorkerState.READY: 0, WorkerState.STARTING: 1, WorkerState.WAITING: 2}
     return (order[worker.state], worker.pod.index)
@@ -204,21 +206,21 @@ class _Shortage:
     def __init__(self) -> None:
         self._said: dict[str, str] = {}
 
-    def note(self, pool: WorkerPool, room: Room, *, wanted: int) -> None:
+    def note(self, pool: WorkerPool, free_slots: FreeSlots, *, wanted: int) -> None:
         if wanted > 0:
-            self._said[pool.name] = _impossible(pool, room) or f"pool {pool.name} has no more room"
+            self._said[pool.name] = _impossible(pool, free_slots) or f"pool {pool.name} has no more room"
 
-    def stuck(self, pool: WorkerPool, room: Room, worker: Worker) -> None:
-        self._said[pool.name] = _impossible(pool, room) or f"pool {pool.name}: {worker.pod.unschedulable}"
+    def unschedulable(self, pool: WorkerPool, free_slots: FreeSlots, worker: Worker) -> None:
+        self._said[pool.name] = _impossible(pool, free_slots) or f"pool {pool.name}: {worker.pod.unschedulable}"
 
     def sentence(self) -> str:
         return "; ".join(self._said.values())
 
 
-def _impossible(pool: WorkerPool, room: Room) -> str:
+def _impossible(pool: WorkerPool, free_slots: FreeSlots) -> str:
     """Return why waiting alone will not help; empty when it may."""
-    if room.matching_nodes == 0:
+    if free_slots.matching_nodes == 0:
         return f"pool {pool.name} has no node that matches and is ready"
-    if not room.possible:
+    if not free_slots.possible:
         return f"no node of pool {pool.name} is large enough for a worker: lower resources.requests"
     return ""

@@ -13,7 +13,7 @@ from enum import StrEnum
 from heterotrain_core.contract.outcome import Ending, decode_outcome
 
 from heterotrain_operator.cluster_state.views import Ended, NodeView, PodView
-from heterotrain_operator.decide.workers.node_state import NodeFate, judge_node
+from heterotrain_operator.decide.workers.node_state import NodeState, assess_node
 
 _SIGKILL_EXIT = 137
 _SIGTERM_EXIT = 143
@@ -71,16 +71,16 @@ class Worker:
 
 def worker_states(pods: Sequence[PodView], nodes: Mapping[str, NodeView]) -> tuple[Worker, ...]:
     """Return a verdict on every pod of a job."""
-    return tuple(judge_worker(pod, nodes) for pod in pods)
+    return tuple(assess_worker(pod, nodes) for pod in pods)
 
 
-def judge_worker(pod: PodView, nodes: Mapping[str, NodeView]) -> Worker:
+def assess_worker(pod: PodView, nodes: Mapping[str, NodeView]) -> Worker:
     """Return the verdict on one pod."""
     if pod.terminal:
-        state, reason = _judge_end(pod, nodes)
+        state, reason = _assess_end(pod, nodes)
         return Worker(pod=pod, state=state, reason=reason)
-    node = judge_node(nodes.get(pod.node), pod.node) if pod.node else None
-    if node is not None and node.state is NodeFate.LOST:
+    node = assess_node(nodes.get(pod.node), pod.node) if pod.node else None
+    if node is not None and node.state is NodeState.LOST:
         return Worker(pod=pod, state=WorkerState.LOST, reason=node.reason)
     if pod.disruption:
         return Worker(pod=pod, state=WorkerState.LEAVING, reason=f"the cluster takes it down ({pod.disruption})")
@@ -88,7 +88,7 @@ def judge_worker(pod: PodView, nodes: Mapping[str, NodeView]) -> Worker:
         return Worker(pod=pod, state=WorkerState.LEAVING, reason="its pod is being deleted")
     if node is None:
         return Worker(pod=pod, state=WorkerState.WAITING, reason=pod.unschedulable)
-    if node.state is NodeFate.LEAVING:
+    if node.state is NodeState.LEAVING:
         return Worker(pod=pod, state=WorkerState.LEAVING, reason=node.reason)
     if pod.ready:
         return Worker(pod=pod, state=WorkerState.READY)
@@ -97,7 +97,7 @@ def judge_worker(pod: PodView, nodes: Mapping[str, NodeView]) -> Worker:
     )
 
 
-def _judge_end(pod: PodView, nodes: Mapping[str, NodeView]) -> tuple[WorkerState, str]:
+def _assess_end(pod: PodView, nodes: Mapping[str, NodeView]) -> tuple[WorkerState, str]:
     ended = pod.ended
     outcome = decode_outcome(ended.message) if ended else None
     if outcome is not None and outcome.ending is Ending.FINISHED:
@@ -113,7 +113,7 @@ def _judge_end(pod: PodView, nodes: Mapping[str, NodeView]) -> tuple[WorkerState
         return WorkerState.FAILED, outcome.reason
     if ended is None:
         return WorkerState.DISRUPTED, f"node {pod.node or '?'} refused the pod"
-    return _judge_silent_end(pod, ended)
+    return _assess_unexplained_end(pod, ended)
 
 
 def _taken_down(pod: PodView, nodes: Mapping[str, NodeView]) -> str:
@@ -122,7 +122,7 @@ def _taken_down(pod: PodView, nodes: Mapping[str, NodeView]) -> str:
         return f"the cluster took it down ({pod.disruption})"
     if pod.deleting:
         return "its pod was deleted"
-    if pod.node and (node := judge_node(nodes.get(pod.node), pod.node)).state is not NodeFate.STAYS:
+    if pod.node and (node := assess_node(nodes.get(pod.node), pod.node)).state is not NodeState.STAYS:
         return node.reason
     return ""
 
@@ -138,7 +138,7 @@ def _failed_probe(pod: PodView) -> str:
     )
 
 
-def _judge_silent_end(pod: PodView, ended: Ended) -> tuple[WorkerState, str]:
+def _assess_unexplained_end(pod: PodView, ended: Ended) -> tuple[WorkerState, str]:
     """Judge an end without a last word, on a healthy node, that nothing announced."""
     if ended.reason == "OOMKilled":
         return (

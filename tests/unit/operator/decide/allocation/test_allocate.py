@@ -7,31 +7,31 @@ from dataclasses import replace
 from heterotrain_core.contract.plan import CommunicationTime
 from heterotrain_core.split.curve import SplitMember
 from heterotrain_operator.cluster_state.parse import rfc3339
-from heterotrain_operator.decide.allocation.allocate import DRY_S, RETRY_S, question_of
+from heterotrain_operator.decide.allocation.allocate import EXHAUSTED_AFTER_S, RETRY_S, problem_of
 from heterotrain_operator.decide.allocation.competition import takes_part
-from heterotrain_operator.decide.grants.grant import Learned
+from heterotrain_operator.decide.grants.grant import ThroughputModel
 from support.fake_cluster import NOW_S, FakeCluster, pool
 from support.multi_job_cluster import MultiJobCluster, even_time
 
 TWO = {"minReplicas": 2}
 
 
-def a_town(*nodes: str, cpu: str = "1", seed: int = 0) -> MultiJobCluster:
+def a_cluster(*nodes: str, cpu: str = "1", seed: int = 0) -> MultiJobCluster:
     return MultiJobCluster(seed).with_nodes(*nodes, cpu=cpu)
 
 
 def test_a_job_alone_takes_what_fits_and_one_that_waits_as_if_there_were_no_allocation() -> None:
-    multi = a_town("a1", "a2", "a3")
+    multi = a_cluster("a1", "a2", "a3")
     multi.add("one", pool("a", maxReplicas=8))
     multi.settle()
     assert multi.limits() == {"one": None}
     assert multi.placed() == {"one": {"a": 3}}
     assert multi.waiting("one") == 1
-    assert multi.worlds["one"].condition("Limited") == ("False", "Free")
+    assert multi.jobs["one"].condition("Limited") == ("False", "Free")
 
 
 def test_jobs_with_room_for_all_are_not_limited() -> None:
-    multi = a_town("a", cpu="4")
+    multi = a_cluster("a", cpu="4")
     multi.add("one", pool("a", maxReplicas=2))
     multi.add("two", pool("a", maxReplicas=2))
     multi.settle()
@@ -41,7 +41,7 @@ def test_jobs_with_room_for_all_are_not_limited() -> None:
 
 def test_a_newcomer_gets_its_part_from_a_job_that_has_everything() -> None:
     """Workers leave in order and are not charged; the reasons are told to people."""
-    multi = a_town("a", cpu="4")
+    multi = a_cluster("a", cpu="4")
     old = multi.add("old", pool("a", maxReplicas=4), elasticPolicy=TWO)
     multi.settle()
     assert len(old.members()) == 4
@@ -62,7 +62,7 @@ def test_a_newcomer_gets_its_part_from_a_job_that_has_everything() -> None:
 
 
 def test_a_gang_that_does_not_fit_beside_running_minimums_waits_and_holds_nothing() -> None:
-    multi = a_town("a", cpu="3")
+    multi = a_cluster("a", cpu="3")
     multi.add("old", pool("a", maxReplicas=3), elasticPolicy=TWO)
     multi.settle()
     new = multi.add("new", pool("a", maxReplicas=3), elasticPolicy=TWO)
@@ -78,7 +78,7 @@ def test_a_gang_that_does_not_fit_beside_running_minimums_waits_and_holds_nothin
 
 def test_a_job_whose_pool_has_no_nodes_holds_none_of_another_pool_either() -> None:
     """Training does not start without the pool's minimum, so its workers elsewhere would only wait; later it goes on without."""
-    multi = a_town("b", cpu="2")
+    multi = a_cluster("b", cpu="2")
     picky = multi.add("picky", pool("a", minReplicas=1), pool("b", maxReplicas=2))
     multi.add("other", pool("b", maxReplicas=2))
     multi.settle()
@@ -92,7 +92,7 @@ def test_a_job_whose_pool_has_no_nodes_holds_none_of_another_pool_either() -> No
 def test_two_gangs_that_start_together_do_not_block_each_other() -> None:
     """Three nodes, two jobs that need two workers each: one of them runs, whatever the scheduler does first."""
     for seed in range(8):
-        multi = a_town("a", cpu="3", seed=seed)
+        multi = a_cluster("a", cpu="3", seed=seed)
         first = multi.add("first", pool("a", maxReplicas=2), elasticPolicy=TWO)
         multi.add("second", pool("a", maxReplicas=2), elasticPolicy=TWO)
         multi.settle()
@@ -102,7 +102,7 @@ def test_two_gangs_that_start_together_do_not_block_each_other() -> None:
 
 
 def test_cost_takes_the_fewest_and_cheapest_workers_even_alone() -> None:
-    multi = a_town("a", "b", cpu="4")
+    multi = a_cluster("a", "b", cpu="4")
     job = multi.add(
         "thrifty",
         pool("a", maxReplicas=4, pricePerHour="3.67"),
@@ -119,7 +119,7 @@ def test_cost_takes_the_fewest_and_cheapest_workers_even_alone() -> None:
 
 def test_a_pool_that_gives_nothing_for_long_goes_to_others_and_is_tried_again() -> None:
     """Something that we cannot see keeps the scheduler from placing a job on pool b, although there seems to be room."""
-    multi = a_town("a").with_nodes("b", cpu="3")
+    multi = a_cluster("a").with_nodes("b", cpu="3")
     blocked = multi.add("blocked", pool("a"), pool("b", maxReplicas=3))
     multi.add("other", pool("b", maxReplicas=3))
     schedule = blocked.schedule
@@ -138,13 +138,13 @@ def test_a_pool_that_gives_nothing_for_long_goes_to_others_and_is_tried_again() 
     blocked.schedule = nowhere_on_b  # type: ignore[method-assign]  # a fault that only the scheduler sees
     multi.settle()
     assert multi.limits() == {"blocked": {"a": 1, "b": 1}, "other": {"b": 2}}
-    multi.now_s += DRY_S
+    multi.now_s += EXHAUSTED_AFTER_S
     multi.settle()
     assert multi.placed() == {"blocked": {"a": 1}, "other": {"b": 3}}, "the node is used all the same"
-    assert set(blocked.grant.dry) == {"b"}
+    assert set(blocked.grant.exhausted) == {"b"}
     assert "pool b: a volume" in blocked.message("Degraded")
     since = {each["name"]: each.get("outOfStockSince") for each in blocked.status["pools"]}
-    assert since == {"a": None, "b": rfc3339(blocked.grant.dry["b"].since_s)}
+    assert since == {"a": None, "b": rfc3339(blocked.grant.exhausted["b"].since_s)}
     multi.remembers = False
     multi.settle()
     assert multi.placed() == {"blocked": {"a": 1}, "other": {"b": 3}}, "a new operator need not find it out again"
@@ -153,12 +153,12 @@ def test_a_pool_that_gives_nothing_for_long_goes_to_others_and_is_tried_again() 
     multi.now_s += RETRY_S
     multi.settle()
     assert multi.placed() == {"blocked": {"a": 1, "b": 1}, "other": {"b": 2}}
-    assert not blocked.grant.dry
+    assert not blocked.grant.exhausted
 
 
 def test_who_has_to_move_leaves_when_his_successor_is_ready() -> None:
     """A thrifty job moves to the cheaper pool as soon as that has nodes, and trains all the while."""
-    multi = a_town("a")
+    multi = a_cluster("a")
     job = multi.add("thrifty", pool("a", pricePerHour="3.67"), pool("b", pricePerHour="0.35"), objective="cost")
     multi.settle()
     assert multi.placed() == {"thrifty": {"a": 1}}
@@ -176,7 +176,7 @@ def test_who_has_to_move_leaves_when_his_successor_is_ready() -> None:
 
 
 def test_a_job_that_can_run_anywhere_makes_way_without_a_break() -> None:
-    multi = a_town("a", "b")
+    multi = a_cluster("a", "b")
     broad = multi.add("broad", pool("any", nodeSelector={}))
     multi.settle()
     (view,) = broad.pod_views
@@ -190,7 +190,7 @@ def test_a_job_that_can_run_anywhere_makes_way_without_a_break() -> None:
 def test_nobody_comes_back_to_a_place_that_was_made_free_for_another() -> None:
     """Workers that may run anywhere come after those who may not, whomever the scheduler takes first."""
     for seed in range(6):
-        multi = a_town("a1", "a2", "b", seed=seed)
+        multi = a_cluster("a1", "a2", "b", seed=seed)
         broad = multi.add("broad", pool("any", nodeSelector={}, maxReplicas=2))
         multi.settle()
         assert {view.node for view in broad.pod_views} == {"a1", "a2"}
@@ -205,14 +205,14 @@ def test_nobody_comes_back_to_a_place_that_was_made_free_for_another() -> None:
 
 def test_no_worker_is_asked_for_where_one_more_would_only_be_in_the_way() -> None:
     """With an exchange that takes ten times as long as computing, one worker is faster than two: the third place stays free."""
-    multi = a_town("a", cpu="3")
+    multi = a_cluster("a", cpu="3")
     for name in ("one", "two"):
         job = multi.add(name, pool("a", maxReplicas=2))
         multi.speeds[name] = {"a": 1000.0}
         members = {"a": SplitMember(compute=even_time(1000.0))}
         exchange = CommunicationTime(last_bucket_s=1.0)
-        learned = Learned(members=members, communication=exchange, communication_members=2)
-        job.grant = replace(job.grant, learned=learned)
+        throughput = ThroughputModel(members=members, communication=exchange, communication_members=2)
+        job.grant = replace(job.grant, throughput=throughput)
     multi.settle()
     assert multi.placed() == {"one": {"a": 1}, "two": {"a": 1}}
     assert (multi.waiting("one"), multi.waiting("two")) == (0, 0)
@@ -220,33 +220,35 @@ def test_no_worker_is_asked_for_where_one_more_would_only_be_in_the_way() -> Non
 
 def test_what_is_granted_counts_as_there_while_it_waits_for_its_node() -> None:
     """Otherwise the last of many workers would be called off, because alone it does not pay."""
-    multi = a_town("a", cpu="4")
+    multi = a_cluster("a", cpu="4")
     for name in ("one", "two"):
         multi.add(name, pool("a", maxReplicas=4))
     for name, grant in multi.allocate().items():
-        multi.worlds[name].grant = grant
-        multi.worlds[name].settle()
+        multi.jobs[name].grant = grant
+        multi.jobs[name].settle()
     assert (multi.waiting("one"), multi.waiting("two")) == (2, 2)
-    (contest,) = multi.contests()
-    question = question_of(contest, {bidder.job.key: Learned() for bidder in contest.bidders}, now_s=NOW_S)
-    assert [sum(demand.current.values()) for demand in question.demands] == [2, 2]
+    (competition,) = multi.competitions()
+    problem = problem_of(
+        competition, {competitor.job.key: ThroughputModel() for competitor in competition.competitors}, now_s=NOW_S
+    )
+    assert [sum(demand.current.values()) for demand in problem.demands] == [2, 2]
 
 
 def test_how_fast_a_pool_was_is_remembered_when_its_workers_have_gone() -> None:
-    multi = a_town("a", "b", cpu="2")
+    multi = a_cluster("a", "b", cpu="2")
     job = multi.add("one", pool("a", maxReplicas=2), pool("b", maxReplicas=2))
     multi.speeds["one"] = {"a": 100.0, "b": 400.0}
     multi.settle()
     del multi.nodes["b"]
     multi.settle()
     assert {member["pool"] for member in job.plan_json["members"]} == {"a"}
-    speeds = {name: member.compute for name, member in job.grant.learned.members.items()}
+    speeds = {name: member.compute for name, member in job.grant.throughput.members.items()}
     assert speeds == {"a": even_time(100.0), "b": even_time(400.0)}
 
 
 def test_losses_of_a_pool_are_counted_and_make_it_worth_less() -> None:
-    """A worker that the cloud took is remembered by its pool; the ground then promises shorter stays."""
-    multi = a_town("a", "b")
+    """A worker that the cloud took is remembered by its pool; the node group then promises shorter stays."""
+    multi = a_cluster("a", "b")
     job = multi.add("one", pool("a", capacityType="spot"), pool("b"))
     multi.add("two", pool("a", capacityType="spot"), pool("b"))
     multi.settle()
@@ -255,15 +257,17 @@ def test_losses_of_a_pool_are_counted_and_make_it_worth_less() -> None:
     multi.settle()
     (row,) = (each for each in job.status["pools"] if each["name"] == mine)
     assert row["disruptions"] == 1
-    (contest,) = multi.contests()
-    question = question_of(contest, {bidder.job.key: Learned() for bidder in contest.bidders}, now_s=NOW_S)
-    losses = {each.name: each.losses for each in question.pools}
+    (competition,) = multi.competitions()
+    problem = problem_of(
+        competition, {competitor.job.key: ThroughputModel() for competitor in competition.competitors}, now_s=NOW_S
+    )
+    losses = {each.name: each.losses for each in problem.pools}
     assert losses == {"a": float(mine == "a"), "b": float(mine == "b")}
-    assert {each.name: each.spot for each in question.pools} == {"a": True, "b": False}
+    assert {each.name: each.spot for each in problem.pools} == {"a": True, "b": False}
 
 
 def test_jobs_that_are_suspended_refused_or_over_take_no_part() -> None:
-    multi = a_town("a", cpu="4")
+    multi = a_cluster("a", cpu="4")
     one = multi.add("one", pool("a", maxReplicas=4))
     multi.add("two", pool("a", maxReplicas=4))
     multi.settle()
@@ -276,7 +280,7 @@ def test_jobs_that_are_suspended_refused_or_over_take_no_part() -> None:
 
 def test_workers_on_cordoned_nodes_stay_and_count() -> None:
     """Nobody is moved only because his node takes no more workers."""
-    multi = a_town("a1", "a2", cpu="2")
+    multi = a_cluster("a1", "a2", cpu="2")
     multi.add("one", pool("a", maxReplicas=4))
     multi.settle()
     multi.nodes["a1"]["spec"]["unschedulable"] = True
@@ -286,7 +290,7 @@ def test_workers_on_cordoned_nodes_stay_and_count() -> None:
 
 
 def test_a_new_operator_that_remembers_nothing_changes_nothing() -> None:
-    multi = a_town("a", "b", cpu="4")
+    multi = a_cluster("a", "b", cpu="4")
     for number, name in enumerate(("x", "y", "z")):
         multi.add(name, pool("a", maxReplicas=4), pool("b", maxReplicas=1 + number), elasticPolicy={"minReplicas": 1})
     multi.settle()

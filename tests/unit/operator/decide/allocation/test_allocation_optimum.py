@@ -1,6 +1,6 @@
 """The operator's way to the core loses nothing: what it asks for has an answer as good as the best of all combinations.
 
-The oracle knows nothing of grounds, offers or options: it tries every number of workers for every pool of every job,
+The oracle knows nothing of node groups, offers or options: it tries every number of workers for every pool of every job,
 places them on the real nodes by trying every placement, and adds up speeds that are exactly additive by construction.
 """
 
@@ -14,8 +14,8 @@ from itertools import product
 import pytest
 from heterotrain_core.allocate.propose import propose
 from heterotrain_core.split.curve import SplitMember
-from heterotrain_operator.decide.allocation.allocate import question_of
-from heterotrain_operator.decide.grants.grant import JobGrant, Learned
+from heterotrain_operator.decide.allocation.allocate import problem_of
+from heterotrain_operator.decide.grants.grant import JobGrant, ThroughputModel
 from support.fake_cluster import NOW_S, pool
 from support.multi_job_cluster import MultiJobCluster, even_time
 
@@ -55,7 +55,7 @@ def an_instance(seed: int) -> tuple[MultiJobCluster, dict[str, list[tuple[str, s
             elasticPolicy={"minReplicas": least[name]},
         )
         members = {row[0]: SplitMember(compute=even_time(row[4])) for row in rows}
-        cluster.grant = JobGrant(learned=Learned(members=members))
+        cluster.grant = JobGrant(throughput=ThroughputModel(members=members))
     return multi, jobs, least
 
 
@@ -103,11 +103,13 @@ def test_no_combination_is_better_than_what_the_operator_asks_for(seed: int) -> 
     multi, jobs, least = an_instance(seed)
     nodes = {name: int(body["status"]["allocatable"]["cpu"]) for name, body in multi.nodes.items()}
     given: dict[str, dict[str, int]] = {name: {} for name in jobs}
-    for contest in multi.contests():
-        question = question_of(contest, {b.job.key: b.before.learned for b in contest.bidders}, now_s=NOW_S)
-        answer = propose(question.pools, question.demands)
+    for competition in multi.competitions():
+        problem = problem_of(
+            competition, {b.job.key: b.before.throughput for b in competition.competitors}, now_s=NOW_S
+        )
+        answer = propose(problem.pools, problem.demands)
         assert answer.exact
-        for demand, grant in zip(question.demands, answer.grants, strict=True):
+        for demand, grant in zip(problem.demands, answer.grants, strict=True):
             own = given[demand.key.partition("/")[2]]
             for offer in demand.offers:
                 own[offer.label] = own.get(offer.label, 0) + grant.workers.get(offer.key, 0)

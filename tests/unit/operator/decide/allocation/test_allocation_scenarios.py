@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from heterotrain_operator.decide.grants.grant import FREE
+from heterotrain_operator.decide.grants.grant import UNLIMITED
 from support.fake_cluster import Body, FakeCluster, pool
 from support.multi_job_cluster import MultiJobCluster
 
@@ -15,7 +15,7 @@ POOLS = "abc"
 STORIES = 14
 
 
-class Story:
+class Scenario:
     """A cluster to which things happen by seeded chance."""
 
     def __init__(self, seed: int) -> None:
@@ -57,10 +57,10 @@ class Story:
         """Let one thing happen."""
         multi, rng = self.multi, self.rng
         things: list[Callable[[], object]] = [lambda: self.add_node(rng.choice(POOLS)), self.wait, self.restart]
-        if len(multi.worlds) < 5:
+        if len(multi.jobs) < 5:
             things += [self.add_job] * 2
-        if len(multi.worlds) > 1:
-            things.append(lambda: multi.remove(rng.choice(list(multi.worlds))))
+        if len(multi.jobs) > 1:
+            things.append(lambda: multi.remove(rng.choice(list(multi.jobs))))
         if multi.nodes:
             things += [lambda: multi.nodes.pop(rng.choice(list(multi.nodes))), self.cordon]
         rng.choice(things)()
@@ -70,8 +70,8 @@ class Story:
 
     def restart(self) -> None:
         """Let another operator go on, who knows only the cluster."""
-        for cluster in self.multi.worlds.values():
-            cluster.grant = FREE
+        for cluster in self.multi.jobs.values():
+            cluster.grant = UNLIMITED
 
     def cordon(self) -> None:
         spec = self.multi.nodes[self.rng.choice(list(self.multi.nodes))]["spec"]
@@ -83,17 +83,17 @@ def ready(cluster: FakeCluster) -> int:
 
 
 @pytest.mark.parametrize("seed", range(STORIES))
-def test_every_story_comes_to_rest_and_nobody_pays_for_another(seed: int) -> None:
-    story = Story(seed)
+def test_every_scenario_comes_to_rest_and_nobody_pays_for_another(seed: int) -> None:
+    scenario = Scenario(seed)
     for _ in range(8):
-        lost = {name: cluster.status.get("disruptions", 0) for name, cluster in story.multi.worlds.items()}
-        nodes = set(story.multi.nodes)
-        story.anything()
-        trained = {name: bool(cluster.members()) for name, cluster in story.multi.worlds.items() if cluster.plan}
-        story.multi.settle(rounds=30)  # asserts that pods and limits stop changing
-        for name, cluster in story.multi.worlds.items():
+        lost = {name: cluster.status.get("disruptions", 0) for name, cluster in scenario.multi.jobs.items()}
+        nodes = set(scenario.multi.nodes)
+        scenario.anything()
+        trained = {name: bool(cluster.members()) for name, cluster in scenario.multi.jobs.items() if cluster.plan}
+        scenario.multi.settle(rounds=30)  # asserts that pods and limits stop changing
+        for name, cluster in scenario.multi.jobs.items():
             limits = cluster.grant.limits
-            if nodes <= set(story.multi.nodes):
+            if nodes <= set(scenario.multi.nodes):
                 assert cluster.status["disruptions"] == lost.get(name, 0), "leaving for another job is no disruption"
                 least = cluster.job_view.spec.elastic_policy.min_replicas if cluster.job_view.spec else 0
                 assert not trained.get(name) or ready(cluster) >= least, "nobody is stopped for another"
@@ -105,17 +105,17 @@ def test_every_story_comes_to_rest_and_nobody_pays_for_another(seed: int) -> Non
 @pytest.mark.parametrize("seed", range(4))
 def test_speeds_that_are_measured_a_little_differently_move_nobody(seed: int) -> None:
     """Decided again and again with speeds that differ by half a percent: nobody moves more than once."""
-    story = Story(100 + seed)
+    scenario = Scenario(100 + seed)
     for _ in range(3):
-        story.add_job()
-    multi = story.multi
-    multi.speeds |= {name: dict.fromkeys(POOLS, 100.0) for name in multi.worlds if name not in multi.speeds}
+        scenario.add_job()
+    multi = scenario.multi
+    multi.speeds |= {name: dict.fromkeys(POOLS, 100.0) for name in multi.jobs if name not in multi.speeds}
     multi.settle(rounds=30)
     exact = {name: dict(speeds) for name, speeds in multi.speeds.items()}
     moves = 0
     for _ in range(12):
         for name, speeds in exact.items():
-            multi.speeds[name] = {kind: v * (1 + story.rng.uniform(-0.005, 0.005)) for kind, v in speeds.items()}
+            multi.speeds[name] = {kind: v * (1 + scenario.rng.uniform(-0.005, 0.005)) for kind, v in speeds.items()}
         before = multi.limits()
         multi.settle(rounds=30)
         moves += multi.limits() != before
@@ -123,13 +123,13 @@ def test_speeds_that_are_measured_a_little_differently_move_nobody(seed: int) ->
 
 
 def test_deciding_is_a_function_of_what_is_seen() -> None:
-    story = Story(7)
+    scenario = Scenario(7)
     for _ in range(3):
-        story.add_job()
-    first, again = story.multi.allocate(), story.multi.allocate()
+        scenario.add_job()
+    first, again = scenario.multi.allocate(), scenario.multi.allocate()
     assert first == again
-    for cluster in story.multi.worlds.values():
+    for cluster in scenario.multi.jobs.values():
         cluster.grant = replace(cluster.grant, reason="")
-    assert {name: each.limits for name, each in story.multi.allocate().items()} == {
+    assert {name: each.limits for name, each in scenario.multi.allocate().items()} == {
         name: each.limits for name, each in first.items()
     }

@@ -9,7 +9,7 @@ from heterotrain_core.contract.plan import ComputeTime, Member, Plan
 from heterotrain_core.planning.evidence import MemberEvidence, learned
 from heterotrain_operator.api.status import HeteroTrainJobStatus, PoolStatus
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
-from heterotrain_operator.decide.grants.persisted import compute_time, remembered, speed_of
+from heterotrain_operator.decide.grants.persisted import compute_time, persisted_grant, speed_of
 from heterotrain_operator.prom.history import Speed, TelemetryHistory
 from heterotrain_operator.prom.queries import Snapshot
 
@@ -39,17 +39,17 @@ def test_a_pool_s_speed_is_that_of_its_middle_rank_and_stays_when_the_pool_is_em
 
 
 def test_what_the_status_says_is_what_a_new_allocation_begins_with() -> None:
-    dry = {
+    exhausted = {
         "speed": speed_of(None, a_plan(SLOW), "b"),
         "out_of_stock_since": "2027-01-15T08:00:00Z",
         "out_of_stock_tries": 3,
     }
-    status = HeteroTrainJobStatus.model_validate({"pools": [POOL.model_copy(update=dry).model_dump()]})
-    known = remembered(status)
-    assert known.held
+    status = HeteroTrainJobStatus.model_validate({"pools": [POOL.model_copy(update=exhausted).model_dump()]})
+    known = persisted_grant(status)
+    assert known.undecided
     assert known.limits is None
-    assert {name: member.compute for name, member in known.learned.members.items()} == {"b": SLOW}
-    assert {name: (each.since_s, each.placed) for name, each in known.dry.items()} == {"b": (1_800_000_000.0, 0)}
+    assert {name: member.compute for name, member in known.throughput.members.items()} == {"b": SLOW}
+    assert {name: (each.since_s, each.placed) for name, each in known.exhausted.items()} == {"b": (1_800_000_000.0, 0)}
     assert known.tries == {"b": 3}
 
 

@@ -11,9 +11,9 @@ from heterotrain_core.perf.model import ExchangeModel
 from heterotrain_core.planning.shares import SharesDecision
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Rates, StepsInForce, Telemetry
 from heterotrain_operator.decide.plan.revision import (
-    Moment,
+    BoundaryDistance,
+    distance_to_boundary,
     least_gain,
-    moment_of,
     seconds_to_boundary,
     worth_writing,
 )
@@ -51,22 +51,22 @@ def seen(*revisions: int, cursor: int = 0, rate: float | None = 100.0, interval_
 @pytest.mark.parametrize(
     ("boundary", "telemetry", "expected"),
     [
-        (Boundary(), seen(7, 7), Moment.FAR),
-        (Boundary(), seen(7, 6), Moment.FAR),
-        (Boundary(), seen(6, 6, cursor=9_500), Moment.FAR),
-        (Boundary(), seen(6, 6, cursor=9_700), Moment.NEAR),
-        (Boundary(), seen(7, 7, cursor=9_700), Moment.NEAR),
-        (Boundary(), seen(6, 6, cursor=9_500, interval_s=15.0), Moment.NEAR),
-        (Boundary(kind=BoundaryKind.NEVER), seen(6, 6, cursor=9_500), Moment.FAR),
-        (STEPS, seen(6, 6, cursor=1_200), Moment.FAR),
-        (STEPS, seen(6, 6, cursor=1_700), Moment.NEAR),
-        (Boundary(), Telemetry(), Moment.NEAR),
-        (Boundary(), seen(6, 6, rate=None), Moment.NEAR),
-        (Boundary(), seen(6, 6, interval_s=None), Moment.NEAR),
+        (Boundary(), seen(7, 7), BoundaryDistance.FAR),
+        (Boundary(), seen(7, 6), BoundaryDistance.FAR),
+        (Boundary(), seen(6, 6, cursor=9_500), BoundaryDistance.FAR),
+        (Boundary(), seen(6, 6, cursor=9_700), BoundaryDistance.NEAR),
+        (Boundary(), seen(7, 7, cursor=9_700), BoundaryDistance.NEAR),
+        (Boundary(), seen(6, 6, cursor=9_500, interval_s=15.0), BoundaryDistance.NEAR),
+        (Boundary(kind=BoundaryKind.NEVER), seen(6, 6, cursor=9_500), BoundaryDistance.FAR),
+        (STEPS, seen(6, 6, cursor=1_200), BoundaryDistance.FAR),
+        (STEPS, seen(6, 6, cursor=1_700), BoundaryDistance.NEAR),
+        (Boundary(), Telemetry(), BoundaryDistance.NEAR),
+        (Boundary(), seen(6, 6, rate=None), BoundaryDistance.NEAR),
+        (Boundary(), seen(6, 6, interval_s=None), BoundaryDistance.NEAR),
     ],
 )
-def test_what_a_revision_would_meet(boundary: Boundary, telemetry: Telemetry, expected: Moment) -> None:
-    assert moment_of(a_plan(boundary=boundary), telemetry) is expected
+def test_what_a_revision_would_meet(boundary: Boundary, telemetry: Telemetry, expected: BoundaryDistance) -> None:
+    assert distance_to_boundary(a_plan(boundary=boundary), telemetry) is expected
 
 
 def test_the_boundary_is_as_far_as_the_samples_before_it_take() -> None:
@@ -86,9 +86,9 @@ def test_a_job_that_has_just_sped_up_arrives_sooner_than_its_rate_says() -> None
 
 
 def test_far_from_the_boundary_only_much_counts() -> None:
-    assert least_gain(Moment.FAR, chosen=0.01) > 0.03
-    assert least_gain(Moment.FAR, chosen=0.5) == 0.5
-    assert least_gain(Moment.NEAR, chosen=0.01) == 0.01
+    assert least_gain(BoundaryDistance.FAR, chosen=0.01) > 0.03
+    assert least_gain(BoundaryDistance.FAR, chosen=0.5) == 0.5
+    assert least_gain(BoundaryDistance.NEAR, chosen=0.01) == 0.01
 
 
 DECISION = SharesDecision(
@@ -107,7 +107,11 @@ DECISION = SharesDecision(
     exchange=ExchangeModel(communication=None, reason=""),
     reason="",
 )
-EVERYWHERE, NOT_FAR, NOWHERE = frozenset(Moment), frozenset(Moment) - {Moment.FAR}, frozenset[Moment]()
+EVERYWHERE, NOT_FAR, NOWHERE = (
+    frozenset(BoundaryDistance),
+    frozenset(BoundaryDistance) - {BoundaryDistance.FAR},
+    frozenset[BoundaryDistance](),
+)
 
 
 @pytest.mark.parametrize(
@@ -126,18 +130,22 @@ EVERYWHERE, NOT_FAR, NOWHERE = frozenset(Moment), frozenset(Moment) - {Moment.FA
     ],
 )
 def test_what_is_worth_writing_and_where(
-    decision: dict[str, Any], plan: dict[str, Any], moments: frozenset[Moment]
+    decision: dict[str, Any], plan: dict[str, Any], moments: frozenset[BoundaryDistance]
 ) -> None:
     """Lost telemetry forgets nothing, a smaller piece is told at once, and what only got better waits for the boundary."""
-    found = {moment for moment in Moment if worth_writing(replace(DECISION, **decision), a_plan(**plan), moment)}
+    found = {
+        distance
+        for distance in BoundaryDistance
+        if worth_writing(replace(DECISION, **decision), a_plan(**plan), distance)
+    }
     assert found == moments
 
 
 def test_a_first_model_is_told_at_once_and_pieces_that_may_be_larger_again_at_the_boundary() -> None:
     bare = a_plan(prediction=None)
     bare = replace(bare, members=tuple(replace(member, compute=None) for member in bare.members))
-    assert worth_writing(DECISION, bare, Moment.FAR)
+    assert worth_writing(DECISION, bare, BoundaryDistance.FAR)
     small = a_plan()
     small = replace(small, members=tuple(replace(member, micro_batch_samples=20) for member in small.members))
-    assert not worth_writing(DECISION, small, Moment.FAR)
-    assert worth_writing(DECISION, small, Moment.NEAR)
+    assert not worth_writing(DECISION, small, BoundaryDistance.FAR)
+    assert worth_writing(DECISION, small, BoundaryDistance.NEAR)

@@ -10,15 +10,15 @@ from heterotrain_core.contract.codec import decode_plan
 from heterotrain_core.contract.plan import Binding, Plan, Prediction
 from heterotrain_operator.cluster_state.parse import parse_job, rfc3339
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Rates, Sustained, Telemetry
-from heterotrain_operator.decide.allocation.demand import learn
-from heterotrain_operator.decide.status.deadline import lasting
+from heterotrain_operator.decide.allocation.demand import throughput_of
+from heterotrain_operator.decide.status.deadline import duration_text
 from support.fake_cluster import NOW_S, FakeCluster, job_body, pool
 from support.multi_job_cluster import MultiJobCluster
 
 HOUR_S = 3600.0
 
 
-def a_town(*, left_samples: int, deadline_s: float, prices: bool = True) -> tuple[MultiJobCluster, FakeCluster]:
+def a_cluster(*, left_samples: int, deadline_s: float, prices: bool = True) -> tuple[MultiJobCluster, FakeCluster]:
     """Return a job on four slow and four fast nodes that has trained for a while: 100 and 300 samples/s a worker."""
     multi = MultiJobCluster().with_nodes("a1", "a2", "a3", "a4", "b1", "b2", "b3", "b4", cpu="1")
     priced = [{"pricePerHour": price} if prices else {} for price in ("1.0", "4.0")]
@@ -46,7 +46,7 @@ def progress(job: FakeCluster, *, left_samples: int) -> None:
 
 
 def test_with_time_enough_it_keeps_the_cheapest_workers_that_are_enough() -> None:
-    multi, job = a_town(left_samples=int(250 * HOUR_S), deadline_s=HOUR_S)
+    multi, job = a_cluster(left_samples=int(250 * HOUR_S), deadline_s=HOUR_S)
     multi.settle()
     assert multi.placed() == {"one": {"a": 3}}, "300 samples/s at a third of the price of one that is as fast"
     assert job.condition("Limited") == ("True", "EnoughForDeadline")
@@ -58,13 +58,13 @@ def test_with_time_enough_it_keeps_the_cheapest_workers_that_are_enough() -> Non
 
 
 def test_without_prices_the_fewest_workers_are_the_cheapest() -> None:
-    multi, _ = a_town(left_samples=int(250 * HOUR_S), deadline_s=HOUR_S, prices=False)
+    multi, _ = a_cluster(left_samples=int(250 * HOUR_S), deadline_s=HOUR_S, prices=False)
     multi.settle()
     assert multi.placed() == {"one": {"b": 1}}
 
 
 def test_a_deadline_that_is_moved_nearer_brings_workers_and_one_out_of_reach_is_told() -> None:
-    multi, job = a_town(left_samples=int(250 * HOUR_S), deadline_s=HOUR_S)
+    multi, job = a_cluster(left_samples=int(250 * HOUR_S), deadline_s=HOUR_S)
     multi.settle()
     job.job["spec"]["deadline"] = rfc3339(multi.now_s + HOUR_S / 4)
     job.job["metadata"]["generation"] = 2
@@ -87,7 +87,7 @@ def test_a_deadline_that_is_moved_nearer_brings_workers_and_one_out_of_reach_is_
 
 
 def test_a_job_that_is_slower_than_predicted_has_more_workers() -> None:
-    multi, job = a_town(left_samples=int(250 * HOUR_S), deadline_s=HOUR_S)
+    multi, job = a_cluster(left_samples=int(250 * HOUR_S), deadline_s=HOUR_S)
     multi.settle()
     assert multi.placed() == {"one": {"a": 3}}
     plan = decode_plan(json.dumps(job.plan_json), job_uid="uid-of-one")
@@ -98,11 +98,11 @@ def test_a_job_that_is_slower_than_predicted_has_more_workers() -> None:
         prediction=Prediction(step_s=0.5, efficiency=1.0, efficiency_ceiling=1.0, bindings=(Binding.COMPUTE,) * ranks),
     )
     rates = Rates(sustained=Sustained(plan.generation, 0.7 * plan.global_batch_samples / 0.5))
-    learned = learn(job.grant.learned, plan, Telemetry(rates=rates))
-    assert learned.pace == pytest.approx(0.7)
+    known = throughput_of(job.grant.throughput, plan, Telemetry(rates=rates))
+    assert known.pace == pytest.approx(0.7)
     other = Rates(sustained=Sustained(plan.generation - 1, 1.0))
-    assert learn(learned, plan, Telemetry(rates=other)).pace == learned.pace, "a former generation says nothing new"
-    job.grant = replace(job.grant, learned=learned)
+    assert throughput_of(known, plan, Telemetry(rates=other)).pace == known.pace, "a former generation says nothing new"
+    job.grant = replace(job.grant, throughput=known)
     multi.settle()
     assert sum(n * {"a": 100, "b": 300}[name] for name, n in multi.placed()["one"].items()) * 0.7 > 250
 
@@ -121,4 +121,4 @@ def test_what_cannot_be_meant_is_refused_in_a_sentence(changes: dict[str, str], 
 
 
 def test_durations_are_told_in_two_digits() -> None:
-    assert [lasting(s) for s in (12.3, 100.0, 4000.0, 200_000.0)] == ["12 s", "1.7 min", "1.1 h", "2.3 days"]
+    assert [duration_text(s) for s in (12.3, 100.0, 4000.0, 200_000.0)] == ["12 s", "1.7 min", "1.1 h", "2.3 days"]

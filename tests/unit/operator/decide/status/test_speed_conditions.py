@@ -12,7 +12,7 @@ from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.status.speed_conditions import LEAST_STEPS, prediction_of
 
 
-def measured(*, version: tuple[int, int] = (1, 2), share: int = 30, steps: int = LEAST_STEPS) -> float | None:
+def progress_fields(*, version: tuple[int, int] = (1, 2), share: int = 30, steps: int = LEAST_STEPS) -> float | None:
     """Return the measured step of plan 1.2, one member with a share of 30, after steps of half a second."""
     member = Member(
         rank=0, worker="w0", worker_uid="u0", address="10.0.0.1", peer_port=1, pool="a", on_demand=True, share_samples=30
@@ -37,10 +37,10 @@ def measured(*, version: tuple[int, int] = (1, 2), share: int = 30, steps: int =
 
 
 def test_steps_of_the_plan_in_force_count() -> None:
-    assert measured() == pytest.approx(0.5)
+    assert progress_fields() == pytest.approx(0.5)
 
 
 def test_steps_under_another_plan_at_other_shares_or_too_few_do_not() -> None:
-    assert measured(version=(1, 1)) is None
-    assert measured(share=31) is None
-    assert measured(steps=LEAST_STEPS - 1) is None
+    assert progress_fields(version=(1, 1)) is None
+    assert progress_fields(share=31) is None
+    assert progress_fields(steps=LEAST_STEPS - 1) is None

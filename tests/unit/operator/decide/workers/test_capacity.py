@@ -6,7 +6,7 @@ import pytest
 from heterotrain_operator.cluster_state.parse import parse_node
 from heterotrain_operator.cluster_state.quantity import MOST, parse_quantity, pod_requests
 from heterotrain_operator.cluster_state.views import Taint
-from heterotrain_operator.decide.workers.capacity import Shape, room, tolerates
+from heterotrain_operator.decide.workers.capacity import Shape, free_slots, tolerates
 from support.fake_cluster import FakeCluster, node_body, pool
 
 
@@ -87,7 +87,7 @@ def shape(cpu: float = 1.0, **selector: str) -> Shape:
 
 def test_room_is_what_nodes_have_left_in_whole_workers() -> None:
     nodes = [parse_node(node_body("a1", "a")), parse_node(node_body("a2", "a")), parse_node(node_body("b1", "b"))]
-    found = room(shape(1.5, pool="a"), nodes, {"a1": {"cpu": 2.0}})
+    found = free_slots(shape(1.5, pool="a"), nodes, {"a1": {"cpu": 2.0}})
     assert (found.slots, found.matching_nodes, found.possible) == (1 + 2, 2, True)
 
 
@@ -102,16 +102,16 @@ def test_room_is_what_nodes_have_left_in_whole_workers() -> None:
     ],
 )
 def test_no_room_on_nodes_that_take_nobody(node: dict[str, object]) -> None:
-    assert room(shape(), [parse_node(node)], {}).slots == 0
+    assert free_slots(shape(), [parse_node(node)], {}).slots == 0
 
 
 def test_a_preference_is_no_obstacle() -> None:
     node = parse_node(node_body("n", "a", taints=["k:PreferNoSchedule"]))
-    assert room(shape(), [node], {}).slots == 4
+    assert free_slots(shape(), [node], {}).slots == 4
 
 
 def test_a_worker_larger_than_any_node_is_impossible_not_just_without_room() -> None:
-    found = room(shape(9.0), [parse_node(node_body("n", "a"))], {})
+    found = free_slots(shape(9.0), [parse_node(node_body("n", "a"))], {})
     assert (found.slots, found.possible) == (0, False)
 
 

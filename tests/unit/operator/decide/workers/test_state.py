@@ -8,8 +8,8 @@ import pytest
 from heterotrain_core.contract.outcome import Ending, Outcome, encode_outcome
 from heterotrain_operator.cluster_state.parse import parse_node
 from heterotrain_operator.cluster_state.views import Ended, JobKey, NodeView, PodView
-from heterotrain_operator.decide.workers.node_state import ANNOUNCEMENTS, NodeFate, judge_node
-from heterotrain_operator.decide.workers.state import WorkerState, judge_worker
+from heterotrain_operator.decide.workers.node_state import ANNOUNCEMENTS, NodeState, assess_node
+from heterotrain_operator.decide.workers.state import WorkerState, assess_worker
 from support.fake_cluster import node_body
 
 POD = PodView(
@@ -23,7 +23,7 @@ def a_node(**fields: object) -> NodeView:
 
 
 def judged(pod: PodView, node: NodeView | None = None) -> tuple[WorkerState, str]:
-    found = judge_worker(pod, {"n": node or a_node()})
+    found = assess_worker(pod, {"n": node or a_node()})
     return found.state, found.reason
 
 
@@ -37,27 +37,27 @@ def ended(
 
 @pytest.mark.parametrize("key", ANNOUNCEMENTS)
 def test_every_cloud_s_announcement_is_understood(key: str) -> None:
-    assert judge_node(a_node(taints=[f"{key}:NoSchedule"]), "n").state is NodeFate.LEAVING
+    assert assess_node(a_node(taints=[f"{key}:NoSchedule"]), "n").state is NodeState.LEAVING
 
 
 @pytest.mark.parametrize(
     ("taint", "state"),
     [
-        ("node.kubernetes.io/unreachable:NoExecute", NodeFate.LOST),
-        ("node.kubernetes.io/out-of-service:NoExecute", NodeFate.LOST),
-        ("node.kubernetes.io/unschedulable:NoSchedule", NodeFate.STAYS),
-        ("aws-node-termination-handler/rebalance-recommendation:NoSchedule", NodeFate.STAYS),
-        ("DeletionCandidateOfClusterAutoscaler:PreferNoSchedule", NodeFate.STAYS),
-        ("nvidia.com/gpu:NoSchedule", NodeFate.STAYS),
+        ("node.kubernetes.io/unreachable:NoExecute", NodeState.LOST),
+        ("node.kubernetes.io/out-of-service:NoExecute", NodeState.LOST),
+        ("node.kubernetes.io/unschedulable:NoSchedule", NodeState.STAYS),
+        ("aws-node-termination-handler/rebalance-recommendation:NoSchedule", NodeState.STAYS),
+        ("DeletionCandidateOfClusterAutoscaler:PreferNoSchedule", NodeState.STAYS),
+        ("nvidia.com/gpu:NoSchedule", NodeState.STAYS),
     ],
 )
-def test_other_taints(taint: str, state: NodeFate) -> None:
-    assert judge_node(a_node(taints=[taint]), "n").state is state
+def test_other_taints(taint: str, state: NodeState) -> None:
+    assert assess_node(a_node(taints=[taint]), "n").state is state
 
 
 def test_a_node_that_is_not_in_the_cluster_is_lost() -> None:
-    assert judge_node(None, "n").state is NodeFate.LOST
-    assert judge_worker(POD, {}).state is WorkerState.LOST
+    assert assess_node(None, "n").state is NodeState.LOST
+    assert assess_worker(POD, {}).state is WorkerState.LOST
 
 
 RUNNING: dict[str, tuple[PodView, NodeView, WorkerState]] = {
