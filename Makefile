@@ -42,6 +42,10 @@ lint: setup ## ruff, mypy, import-linter
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports --no-cache
 
+.PHONY: lint-prose
+lint-prose: setup ## README, docs and the CRD's texts: length of lines and sentences, words of docs/glossary.md, habits
+	@PYTHONPATH=deploy/dev/prose $(PY) -m prose_lint
+
 format: setup ## let ruff rewrite what it can
 	@$(VENV)/bin/ruff check --fix-only --quiet . ; $(VENV)/bin/ruff format --quiet .
 
