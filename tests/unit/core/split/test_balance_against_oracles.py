@@ -11,7 +11,7 @@ from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.split.balance import Infeasible, Split, balance, balance_many, evaluate
 from heterotrain_core.split.curve import SplitMember
 from scipy.optimize import linprog
-from scipy.sparse import block_diag
+from scipy.sparse import block_diag, coo_array
 from unit.core.oracles import a_problem, bucket_step_s, least_step_s, step_s
 
 
@@ -51,9 +51,9 @@ def _levels_by_linear_programme(instances: list[dict[str, Any]]) -> list[float]:
     cost = np.concatenate(costs)
     answer = linprog(
         cost,
-        A_ub=block_diag(rows, format="csr"),
+        A_ub=block_diag([coo_array(block) for block in rows], format="csr"),
         b_ub=np.concatenate(bounds),
-        A_eq=block_diag(equals, format="csr"),
+        A_eq=block_diag([coo_array(block) for block in equals], format="csr"),
         b_eq=totals,
         bounds=limits,
         method="highs",
