@@ -1,106 +1,179 @@
-# The entry for people. `make help` lists what there is; `make demo` and `make test` need nothing set up before.
+# The entry point for people. `make help` lists the targets; `make demo` and `make test` need no preparation.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
 VENV := .venv
-# Wheels carry no bytecode, and compiling PyTorch at every start takes seconds: it is kept, apart from the sources.
+# Wheels come without bytecode, and compiling PyTorch at every start takes seconds. Keep the bytecode in the environment.
 unexport PYTHONDONTWRITEBYTECODE
-export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/bytecode
+export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/bytecode
 PY := $(VENV)/bin/python
 UV := $(VENV)/bin/uv
 UV_VERSION := 0.13.8
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
-LOCKS := requirements/operator.txt requirements/trainer.txt requirements/build.txt requirements/examples.txt requirements/dev.txt
+COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url
+INSTALL := $(UV) pip install --quiet --python $(PY)
+PYTEST := $(VENV)/bin/pytest -q
+PARALLEL := -n auto --maxprocesses 4
 CLUSTER := PYTHONPATH=deploy/dev/cluster $(PY) -m local_cluster
 LAB := PYTHONPATH=deploy/dev/lab:deploy/dev/cluster $(PY)
 
+##@ Start here
+
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@awk 'BEGIN {FS = ":.*## "} /^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: cluster-running ## run the main job on a real cluster; prints a table and draws a picture
+	@$(LAB) -m lab.demo
+
+test: setup ## run every tier, from lint to end-to-end tests on a real cluster
+	@./deploy/dev/test-all.sh
+
+##@ Python environment (each target installs what it needs; VENV=folder chooses another environment)
 
 $(UV):
 	@./deploy/dev/setup-python.sh "$(PYTHON)" $(VENV) $(UV_VERSION)
 
-$(VENV)/.installed: $(UV) requirements/dev.txt pyproject.toml
-	@echo "==> Python packages"
-	@$(UV) pip install --quiet --python $(PY) --require-hashes -r requirements/dev.txt
-	@$(UV) pip install --quiet --python $(PY) --no-deps --no-build-isolation -e .
+# The three lists are nested and hold the same versions, so a larger one adds packages to a smaller one. Each list has
+# a stamp; a larger list touches the stamps of the smaller ones.
+define install
+@echo "==> Python packages of requirements/$(1)"
+@$(INSTALL) --require-hashes -r requirements/$(1)
+@$(INSTALL) --no-deps --no-build-isolation -e .
+endef
+
+$(VENV)/.installed-core: requirements/dev-core.txt pyproject.toml | $(UV)
+	$(call install,dev-core.txt)
 	@touch $@
 
-setup: $(VENV)/.installed ## Python environment with everything locked
+$(VENV)/.installed-operator: requirements/dev-operator.txt pyproject.toml | $(UV)
+	$(call install,dev-operator.txt)
+	@touch $@ $(VENV)/.installed-core
 
+$(VENV)/.installed: requirements/dev.txt pyproject.toml | $(UV)
+ifdef TORCH_INDEX
+	@echo "==> PyTorch from $(TORCH_INDEX)"
+	@$(INSTALL) --no-deps --index-url $(TORCH_INDEX) "$$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' requirements/dev.txt)"
+	@echo "==> Python packages of requirements/dev.txt, without CUDA"
+	@awk '/^[a-z0-9]/ {skip = /^(torch==|triton==|nvidia-|cuda-)/} !skip' requirements/dev.txt > $(VENV)/without-cuda.txt
+	@$(INSTALL) --no-deps --require-hashes -r $(VENV)/without-cuda.txt
+	@$(INSTALL) --no-deps --no-build-isolation -e .
+else
+	$(call install,dev.txt)
+endif
+	@touch $@ $(VENV)/.installed-operator $(VENV)/.installed-core
+
+setup-core: $(VENV)/.installed-core ## packages for work on the core and the command line
+
+setup-operator: $(VENV)/.installed-operator ## the same and packages for work on the operator; no PyTorch
+
+setup: $(VENV)/.installed ## all packages; TORCH_INDEX=address takes PyTorch from an index of its own
+
+# The constraint gives images and smaller environments the versions that all tests run with.
 lock: $(UV) ## resolve pyproject.toml into requirements/*.txt
-	@for part in operator trainer; do \
-	  $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --extra $$part pyproject.toml -o requirements/$$part.txt; done
-	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --group build -o requirements/build.txt
-	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --extra trainer --extra tensorboard --group examples pyproject.toml -o requirements/examples.txt
-	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --extra operator --extra trainer --extra tensorboard --extra cli --group examples --group dev pyproject.toml -o requirements/dev.txt
+	@$(COMPILE) --extra operator --extra trainer --extra tensorboard --extra cli --group examples --group dev pyproject.toml -o requirements/dev.txt
+	@$(COMPILE) -c requirements/dev.txt --extra cli --group dev-core pyproject.toml -o requirements/dev-core.txt
+	@$(COMPILE) -c requirements/dev.txt --extra operator --extra cli --group dev-operator pyproject.toml -o requirements/dev-operator.txt
+	@$(COMPILE) -c requirements/dev.txt --extra operator pyproject.toml -o requirements/operator.txt
+	@$(COMPILE) -c requirements/dev.txt --extra trainer pyproject.toml -o requirements/trainer.txt
+	@$(COMPILE) -c requirements/dev.txt --extra trainer --extra tensorboard --group examples pyproject.toml -o requirements/examples.txt
+	@$(COMPILE) --group build -o requirements/build.txt
 
-lint: setup ## ruff, mypy, import-linter
+##@ Style and generated files
+
+lint: setup ## ruff, mypy and import-linter
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports --no-cache
 
-.PHONY: lint-prose
-lint-prose: setup ## README, docs and the CRD's texts: length of lines and sentences, words of docs/glossary.md, habits
+lint-operator: setup-operator ## the same without mypy on the trainer, so without PyTorch
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy $(addprefix -p ,heterotrain_core heterotrain_operator heterotrain_cli heterotrain_simulator local_cluster lab prose_lint)
+	@$(VENV)/bin/lint-imports --no-cache
+
+lint-prose: setup-core ## texts of README, docs and CRD: length of lines and sentences, glossary, English habits
 	@PYTHONPATH=deploy/dev/prose $(PY) -m prose_lint
 
-format: setup ## let ruff rewrite what it can
+format: setup-core ## let ruff fix and format the sources
 	@$(VENV)/bin/ruff check --fix-only --quiet . ; $(VENV)/bin/ruff format --quiet .
 
-crds: setup ## the CRD from the operator's models, into crds/ and the chart
+crds: setup-operator ## generate the CRD from the operator's models, into crds/ and the chart
 	@mkdir -p crds helm/heterotrain/files
 	@$(PY) -m heterotrain_operator.api.crd > crds/heterotrain.dev_heterotrainjobs.yaml
 	@cp crds/heterotrain.dev_heterotrainjobs.yaml helm/heterotrain/files/
 
-test-unit: setup ## fast tests without a cluster, some two minutes
-	@$(VENV)/bin/pytest -q -n auto --maxprocesses 4 tests/unit tests/shell tests/packaging
+##@ Tests without a cluster
 
-test-distributed: setup ## several real training processes, with faults
+test-core: setup-core ## core, command line, simulator and prose linter
+	@$(PYTEST) $(PARALLEL) tests/unit/core tests/unit/cli tests/unit/simulator tests/unit/docs
+
+test-operator: setup-operator ## operator, chart and development tools; the chart's tests need helm
+	@$(PYTEST) $(PARALLEL) tests/unit/operator tests/unit/lab tests/shell tests/packaging
+
+test-trainer: setup ## trainer, without processes of its own
+	@$(PYTEST) $(PARALLEL) tests/unit/trainer
+
+test-unit: setup ## the three above in one run, about two minutes
+	@$(PYTEST) $(PARALLEL) tests/unit tests/shell tests/packaging
+
+test-distributed: setup ## real training processes with injected faults
 	@$(VENV)/bin/pytest tests/distributed -q
 
-test-cuda: setup ## what needs a GPU; not part of `make test`
-	@$(PY) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("test-cuda needs a GPU that PyTorch can use, and finds none (torch.cuda.is_available() is false): run it on a machine with an NVIDIA GPU and its driver")'
+test-cuda: setup ## tests on a GPU; not part of `make test`
+	@$(PY) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("test-cuda needs a GPU that PyTorch can use, but torch.cuda.is_available() is false: run it on a machine with an NVIDIA GPU and its driver")'
 	@$(VENV)/bin/pytest tests/cuda -q
 
-test: setup ## every tier, from lint to end-to-end on a real cluster; does all set-up itself
-	@./deploy/dev/test-all.sh
+##@ Emulated cluster (kind where a Docker engine runs, otherwise real components as root)
 
-# cluster
-images: setup ## build the operator's and the trainer's image
+images: setup ## build the images of operator and trainer
 	@$(CLUSTER) images build
 
-cluster: setup ## start the emulated cluster (kind where a Docker engine runs) and load the images
+cluster: setup ## start the cluster and load the images
 	@$(CLUSTER) up
 	@$(CLUSTER) images load
 
-cluster-running: setup # for those that are content with a cluster that runs already
+cluster-running: setup # like `cluster`, but a running cluster is fine
 	@$(CLUSTER) up --reuse
 	@$(CLUSTER) images load
 
-cluster-down: setup ## stop it and leave nothing behind
+cluster-down: setup ## stop the cluster; leaves no process, mount or interface behind
 	@$(CLUSTER) down
 
-demo: cluster-running ## the main job on a real cluster, from nothing to a table and a picture
-	@$(LAB) -m lab.demo
+# Integration tests start operators of their own; an installed one would work on the same jobs.
+test-cluster: cluster-running ## chart, integration and end-to-end tests; the cluster keeps running
+	@eval "$$($(CLUSTER) env)"; \
+	  helm uninstall heterotrain --namespace heterotrain-system --ignore-not-found --wait; \
+	  $(PYTEST) tests/packaging; \
+	  $(PYTEST) tests/integration --ignore tests/integration/cluster; \
+	  $(PYTEST) tests/e2e
 
-bench: cluster-running ## measure what docs/benchmarks.md quotes, each beside its alternative
+operator-local: setup-operator ## run the operator from the sources in place of the installed one, until Ctrl-C
+	@$(LAB) -m lab.own_operator run $(ARGS)
+
+operator-reload: setup-operator ## rebuild the operator's image, load it into the nodes and roll it out
+	@$(CLUSTER) images load
+	@$(LAB) -m lab.own_operator roll-out
+
+##@ Benchmarks (docs/benchmarks.md)
+
+bench: cluster-running ## figures of the demo job on the cluster, each with its alternative
 	@$(LAB) -m lab.bench
 
-bench-prediction: cluster-running ## how well step times of shares that were never used are predicted, on the cluster
+bench-prediction: cluster-running ## prediction of step times for shares that were never used, on the cluster
 	@$(LAB) -m lab.prediction
 
 bench-convergence: cluster-running ## time to an accuracy on the cluster: even, adaptive and learned shares, three seeds
 	@$(LAB) -m lab.convergence
 
-bench-scale: setup ## the operator with 1,000 jobs and 10,000 pods on simulated nodes, a crash and a hand-over; no root, about ten minutes
+bench-scale: setup ## the operator with 1,000 jobs and 10,000 pods on simulated nodes; about ten minutes, no root
 	@$(LAB) -m lab.scale
 
-bench-mathematics: setup ## how long the decisions take, and after how many epochs shares are right
+bench-mathematics: setup ## duration of decisions, and epochs until shares are right
 	@$(PY) deploy/dev/bench/mathematics_timings.py
 
-bench-trainer: setup ## the trainer's costs on this machine, beside DDP, torch.save, torchrun and torchft (TORCHFT=its python)
+bench-trainer: setup ## the trainer's costs on this machine, next to DDP, torch.save, torchrun and torchft (TORCHFT=python)
 	@$(PY) deploy/dev/bench/trainer_overhead.py; echo
 	@$(PY) deploy/dev/bench/trainer_pauses.py $(if $(TORCHFT),--torchft $(TORCHFT)); echo
 	@$(PY) deploy/dev/bench/trainer_checkpoint.py; echo
@@ -108,7 +181,10 @@ bench-trainer: setup ## the trainer's costs on this machine, beside DDP, torch.s
 	@$(PY) deploy/dev/bench/trainer_donors.py; echo
 	@$(PY) deploy/dev/bench/trainer_wire.py
 
-bench-simulated: setup ## the simulated tables of docs/simulation.md, about twenty minutes
+bench-simulated: setup ## the tables of docs/simulation.md; about twenty minutes
 	@for what in model_error spot fleet comparison; do $(PY) deploy/dev/bench/simulated_$$what.py; echo; done
 
-.PHONY: test-cuda bench-trainer bench-prediction bench-convergence bench-mathematics bench-simulated help setup lock lint format test test-unit test-distributed images cluster cluster-running cluster-down demo bench
+.PHONY: help demo test setup-core setup-operator setup lock lint lint-operator lint-prose format crds test-core \
+  test-operator test-trainer test-unit test-distributed test-cuda images cluster cluster-running cluster-down \
+  test-cluster operator-local operator-reload bench bench-prediction bench-convergence bench-scale bench-mathematics \
+  bench-trainer bench-simulated
