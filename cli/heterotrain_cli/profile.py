@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
-from heterotrain_core.split.curve import SplitMember, TableTime
+from heterotrain_core.split.member import SplitMember, TableTime
 
 from heterotrain_cli.documents import check_document
 from heterotrain_cli.errors import InputError

@@ -9,7 +9,7 @@ from heterotrain_core.contract.plan import CommunicationTime
 from heterotrain_core.perf.exchange import fit_exchange
 from heterotrain_core.perf.fit import fit_member
 from heterotrain_core.split.balance import Split, evaluate, evenly, in_proportion
-from heterotrain_core.split.curve import SplitMember
+from heterotrain_core.split.member import SplitMember
 
 from heterotrain_simulator.policy import Orders, View, batches, best_batch
 

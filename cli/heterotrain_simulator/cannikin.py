@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.perf.counters import Observation
 from heterotrain_core.split.balance import Split, balance, balance_many, evenly, in_proportion
-from heterotrain_core.split.curve import SplitMember
+from heterotrain_core.split.member import SplitMember
 
 from heterotrain_simulator.baselines import at_least_one, exchange
 from heterotrain_simulator.policy import Orders, View, batches, best_batch

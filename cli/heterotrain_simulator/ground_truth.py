@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 from heterotrain_core.split.balance import Split, balance
-from heterotrain_core.split.curve import SplitMember, TableTime, micro_batch_count
+from heterotrain_core.split.member import SplitMember, TableTime, micro_batch_count
 from numpy.typing import NDArray
 
 from heterotrain_simulator.buckets import Buckets, alone_s, cut, finish_s

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from heterotrain_core.goodput import LEAST_GAIN, candidate_batches, statistical_efficiency
 from heterotrain_core.perf.counters import Observation
-from heterotrain_core.perf.merge import condense
+from heterotrain_core.perf.merge import merge_old
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class Memory:
         for observation in observations:
             fresh.setdefault(observation.member, []).append(observation)
         for member, found in fresh.items():
-            self.by_member[member] = condense([*self.by_member.get(member, ()), *found])
+            self.by_member[member] = merge_old([*self.by_member.get(member, ()), *found])
 
     def of(self, members: Sequence[str]) -> dict[str, tuple[Observation, ...]]:
         """Return what is known of these members now."""

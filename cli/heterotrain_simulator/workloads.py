@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from heterotrain_core.contract.plan import ComputeTime
-from heterotrain_core.split.curve import SplitMember
+from heterotrain_core.split.member import SplitMember
 
 MILLISECOND_S = 1e-3
 Points = tuple[tuple[int, float], ...]

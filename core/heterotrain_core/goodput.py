@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.split.balance import Infeasible, Split, balance_many, evaluate
-from heterotrain_core.split.curve import SplitMember
+from heterotrain_core.split.member import SplitMember
 
 CANDIDATES = 50
 LEAST_GAIN = 0.05

@@ -10,7 +10,7 @@ from heterotrain_core.contract import metrics
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.perf.counters import CounterKey, Counters, Observation, observe
 from heterotrain_core.split.balance import Split, balance, evaluate
-from heterotrain_core.split.curve import SplitMember, micro_batch_count
+from heterotrain_core.split.member import SplitMember, micro_batch_count
 
 
 @dataclass(kw_only=True)

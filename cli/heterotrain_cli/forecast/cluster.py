@@ -12,7 +12,7 @@ from heterotrain_core.contract import keys
 from heterotrain_core.contract.codec import Refused, decode_plan
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Member, Plan
 from heterotrain_core.perf.model import compute_s
-from heterotrain_core.split.curve import SplitMember
+from heterotrain_core.split.member import SplitMember
 from heterotrain_operator.api.status import PoolStatus
 from heterotrain_operator.decide.grants.persisted import compute_time
 from pydantic import ValidationError

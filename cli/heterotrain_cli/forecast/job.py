@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.plan import CommunicationTime
-from heterotrain_core.split.curve import SplitMember
+from heterotrain_core.split.member import SplitMember
 from heterotrain_operator.api.reading import SpecError, most_workers, read_spec
 from heterotrain_operator.api.training import RebalanceBoundary
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec

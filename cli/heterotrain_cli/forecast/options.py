@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.plan import Binding, CommunicationTime, ComputeTime
 from heterotrain_core.split.balance import Infeasible, Split, balance, evaluate, evenly
-from heterotrain_core.split.curve import SplitMember, TableTime
+from heterotrain_core.split.member import SplitMember, TableTime
 
 from heterotrain_cli.forecast.answer import with_name
 from heterotrain_cli.forecast.job import Choice, Exchange, Job, Pool, preferred, price_per_hour, ranks_of

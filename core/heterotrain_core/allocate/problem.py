@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from heterotrain_core.contract.plan import CommunicationTime
-from heterotrain_core.split.curve import SplitMember
+from heterotrain_core.split.member import SplitMember
 
 Size = int | tuple[int, ...]
 """What a node has or a worker takes: accelerators, or amounts of several resources in one order for the whole pool."""

@@ -19,8 +19,8 @@ from heterotrain_core.allocate.risk import losses_per_s
 from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_core.goodput import statistical_efficiency
 from heterotrain_core.perf.expected_maximum import efficiency_ceiling
-from heterotrain_core.split.curve import SplitMember, member_problem
 from heterotrain_core.split.level import real_levels
+from heterotrain_core.split.member import SplitMember, member_problem
 from heterotrain_core.split.step_time import Timing
 
 Floats = NDArray[np.float64]

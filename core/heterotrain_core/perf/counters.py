@@ -52,7 +52,7 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moments:
+class MeanVariance:
     """Mean and variance of a quantity over steps; the variance is ``None`` where fewer than two steps were seen."""
 
     mean: float
@@ -83,14 +83,14 @@ class Observation:
     steps: int
     ended_s: float
     warm_up: bool = False
-    load: Moments | None = None
-    forward: Moments | None = None
-    backward: Moments | None = None
-    sync: Moments | None = None
-    update: Moments | None = None
-    compute: Moments | None = None
-    step: Moments | None = None
-    first_bucket_fraction: Moments | None = None
+    load: MeanVariance | None = None
+    forward: MeanVariance | None = None
+    backward: MeanVariance | None = None
+    sync: MeanVariance | None = None
+    update: MeanVariance | None = None
+    compute: MeanVariance | None = None
+    step: MeanVariance | None = None
+    first_bucket_fraction: MeanVariance | None = None
     bucket_steps: int = 0
     overlapped_s: float | None = None
     last_bucket_s: float | None = None
@@ -175,13 +175,13 @@ def _grown(before: float | None, after: float | None) -> float | None:
     return grown if grown >= 0 else None
 
 
-def _moments(total: float | None, squares: float | None, steps: int) -> Moments | None:
+def _moments(total: float | None, squares: float | None, steps: int) -> MeanVariance | None:
     if total is None:
         return None
     mean = total / steps
     if squares is None or steps < 2:  # noqa: PLR2004  # one step has no spread
-        return Moments(mean=mean)
-    return Moments(mean=mean, variance=max(0.0, squares - total * mean) / (steps - 1))
+        return MeanVariance(mean=mean)
+    return MeanVariance(mean=mean, variance=max(0.0, squares - total * mean) / (steps - 1))
 
 
 def _exchange(before: Counters | None, after: Counters) -> tuple[int, float | None, float | None]:

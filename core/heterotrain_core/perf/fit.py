@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_core.perf.counters import Observation
 from heterotrain_core.perf.line import ASSUMED, LEAST_STEPS, FixedPart, fit_line, uncertainty
-from heterotrain_core.perf.model import MemberModel, Verdict
-from heterotrain_core.perf.regression_data import Digest, digest
+from heterotrain_core.perf.model import FitQuality, MemberModel
+from heterotrain_core.perf.regression_data import RegressionData, summarize
 
 TRUSTED_ERROR = 0.05
 """A model is ok when it predicts half and twice the typical share this well."""
@@ -26,20 +26,22 @@ def fit_member(
 ) -> MemberModel:
     """Return the member's model from its observations, oldest first; what cannot be computed with is left out.
 
-    With one share only, the fixed part is the ``assumed`` one and the verdict is thin unless that was seen in its pool.
+    With one share only, the fixed part is the ``assumed`` one and the quality is thin unless that was seen in its pool.
     Never raises on telemetry.
     """
-    return fit_digest(digest(observations), assumed=assumed, here_samples=here_samples)
+    return fit_data(summarize(observations), assumed=assumed, here_samples=here_samples)
 
 
-def fit_digest(seen: Digest | None, *, assumed: FixedPart = ASSUMED, here_samples: float | None = None) -> MemberModel:
+def fit_data(
+    seen: RegressionData | None, *, assumed: FixedPart = ASSUMED, here_samples: float | None = None
+) -> MemberModel:
     """Return the model of what was seen, leaning on what is thought of the fixed part as far as the data are silent.
 
     Where times are no line, it is to be right for a micro-batch of ``here_samples``; ``None`` for all sizes alike.
     """
     if seen is None:
         return MemberModel(
-            compute=None, verdict=Verdict.DEGENERATE, reason="there is no usable observation of its compute time yet"
+            compute=None, quality=FitQuality.DEGENERATE, reason="there is no usable observation of its compute time yet"
         )
     own = fit_line(
         seen.size_O,
@@ -60,9 +62,9 @@ def fit_digest(seen: Digest | None, *, assumed: FixedPart = ASSUMED, here_sample
     shapes = len(set(seen.size_O.tolist()))
     steps = int(seen.steps_O.sum())
     error = uncertainty(own, seen.typical_samples)
-    verdict, reason = _verdict(error, compute, shapes=shapes, steps=steps, pool=assumed.seen)
+    quality, reason = _quality(error, compute, shapes=shapes, steps=steps, pool=assumed.seen)
     return MemberModel(
-        compute=compute if verdict is not Verdict.DEGENERATE else None,
+        compute=compute if quality is not FitQuality.DEGENERATE else None,
         variation=seen.variation,
         uncertainty_ratio=error,
         error=own.error,
@@ -72,21 +74,21 @@ def fit_digest(seen: Digest | None, *, assumed: FixedPart = ASSUMED, here_sample
         steps_at_speed=seen.steps_at_speed,
         drifted=seen.drifted,
         drift_ratio=seen.drift_ratio,
-        verdict=verdict,
+        quality=quality,
         reason=reason,
     )
 
 
-def _verdict(error: float, compute: ComputeTime, *, shapes: int, steps: int, pool: bool) -> tuple[Verdict, str]:
+def _quality(error: float, compute: ComputeTime, *, shapes: int, steps: int, pool: bool) -> tuple[FitQuality, str]:
     rate = compute.per_sample_s + compute.backward_per_sample_s
     fixed = compute.fixed_s + compute.backward_fixed_s
     if not (rate > 0 or fixed > 0 or compute.update_s > 0):
-        return Verdict.DEGENERATE, f"its compute time was zero in all of {steps} steps"
+        return FitQuality.DEGENERATE, f"its compute time was zero in all of {steps} steps"
     if steps < LEAST_STEPS:
-        return Verdict.THIN, f"only {steps} steps were seen"
+        return FitQuality.THIN, f"only {steps} steps were seen"
     if shapes == 1 and not pool:
-        return Verdict.THIN, f"only one share was seen in {steps} steps, so its fixed part is assumed"
+        return FitQuality.THIN, f"only one share was seen in {steps} steps, so its fixed part is assumed"
     seen = f"{shapes} share{'s' if shapes > 1 else ''} in {steps} steps{' and others of its pool' if pool else ''}"
     if error > TRUSTED_ERROR:
-        return Verdict.THIN, f"{seen} predict other shares only to {min(error, 9.99):.0%}"
-    return Verdict.OK, f"{seen} predict other shares to {error:.1%}"
+        return FitQuality.THIN, f"{seen} predict other shares only to {min(error, 9.99):.0%}"
+    return FitQuality.OK, f"{seen} predict other shares to {error:.1%}"

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from heterotrain_core.perf.counters import Moments, Observation
+from heterotrain_core.perf.counters import MeanVariance, Observation
 
 RECENT_STEPS = 60
 BLOCK_STEPS = 40
@@ -24,7 +24,7 @@ MOST_OLD_SIZES = 8
 _SAME_SPEED_RATIO = 1.15
 
 
-def condense(observations: Sequence[Observation]) -> tuple[Observation, ...]:
+def merge_old(observations: Sequence[Observation]) -> tuple[Observation, ...]:
     """Return observations (oldest first, one member's) that say the same in fewer; condensing again changes nothing more."""
     scrapes = [tuple(scrape) for _, scrape in groupby(observations, key=lambda o: o.ended_s)]
     recent: list[tuple[Observation, ...]] = []
@@ -98,7 +98,7 @@ def _merged(block: Sequence[Sequence[Observation]]) -> tuple[Observation, ...]:
 
 
 def _both(a: Observation, b: Observation) -> Observation:
-    def pooled(of_a: Moments | None, of_b: Moments | None) -> Moments | None:
+    def pooled(of_a: MeanVariance | None, of_b: MeanVariance | None) -> MeanVariance | None:
         return _moments(of_a, a.steps, of_b, b.steps)
 
     return replace(
@@ -118,7 +118,7 @@ def _both(a: Observation, b: Observation) -> Observation:
     )
 
 
-def _moments(a: Moments | None, steps_a: int, b: Moments | None, steps_b: int) -> Moments | None:
+def _moments(a: MeanVariance | None, steps_a: int, b: MeanVariance | None, steps_b: int) -> MeanVariance | None:
     """Return mean and variance over the steps of both; what is known of one only is not known of both."""
     if a is None or b is None:
         return None
@@ -126,7 +126,7 @@ def _moments(a: Moments | None, steps_a: int, b: Moments | None, steps_b: int) -
     mean = (steps_a * a.mean + steps_b * b.mean) / steps
     within = (steps_a - 1) * (a.variance or 0.0) + (steps_b - 1) * (b.variance or 0.0)
     between = steps_a * steps_b / steps * (a.mean - b.mean) ** 2
-    return Moments(mean=mean, variance=(within + between) / (steps - 1))
+    return MeanVariance(mean=mean, variance=(within + between) / (steps - 1))
 
 
 def _mean(a: float | None, steps_a: int, b: float | None, steps_b: int) -> float | None:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 
 
-class Verdict(StrEnum):
+class FitQuality(StrEnum):
     """How far a fit can be trusted."""
 
     OK = "ok"
@@ -44,7 +44,7 @@ class MemberModel:
     """One member's time model.
 
     Attributes:
-        compute: the coefficients; ``None`` when the verdict is degenerate.
+        compute: the coefficients; ``None`` when the quality is degenerate.
         variation: standard deviation of own compute seconds in one step, relative to their mean; without what all members
             have in common, where that is known.
         uncertainty_ratio: relative standard error of predicted compute seconds at half and twice the typical share,
@@ -57,7 +57,7 @@ class MemberModel:
         steps_at_speed: steps since its speed changed last, all of them when it never did.
         drifted: its speed changed, and the new one has been seen for few steps of one share only.
         drift_ratio: how much slower it became at the last change (2.0: half as fast), 1.0 when it never changed.
-        verdict: how far to trust it.
+        quality: how far to trust it.
         reason: why, in one sentence.
     """
 
@@ -72,7 +72,7 @@ class MemberModel:
     steps_at_speed: int = 0
     drifted: bool = False
     drift_ratio: float = 1.0
-    verdict: Verdict
+    quality: FitQuality
     reason: str
 
 

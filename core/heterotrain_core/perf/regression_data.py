@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from heterotrain_core.perf.counters import SHORTEST_STEP_S, Moments, Observation, usable
+from heterotrain_core.perf.counters import SHORTEST_STEP_S, MeanVariance, Observation, usable
 from heterotrain_core.perf.drift import Point, changes
 from heterotrain_core.perf.line import ASSUMED, LEAST_STEPS, Flags, Floats, Line, fit_line
 
@@ -35,7 +35,7 @@ _BACKWARD_PART = 2 / 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
+class SharedSlowdown:
     """By how much all members were slower than usual at each time; between times as in a line, 1 outside of them."""
 
     at_s: Floats
@@ -47,7 +47,7 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Digest:
+class RegressionData:
     """What a member's usable observations say before anything is assumed of its fixed part; arrays are ``_O``.
 
     Attributes:
@@ -90,7 +90,9 @@ class Digest:
     drifted: bool
 
 
-def digest(observations: Sequence[Observation], *, shared: Shared | None = None, steady: bool = False) -> Digest | None:
+def summarize(
+    observations: Sequence[Observation], *, shared: SharedSlowdown | None = None, steady: bool = False
+) -> RegressionData | None:
     """Return what observations, oldest first, say; ``None`` where none can be used.
 
     Args:
@@ -115,13 +117,13 @@ def digest(observations: Sequence[Observation], *, shared: Shared | None = None,
     later_O = np.array([o.ended_s > seen[0].ended_s for o in seen])
     newest_O = later_O & (after_O < NEWEST_STEPS) & (steps_O >= LEAST_STEPS)
 
-    def points(phases: Sequence[Moments | None]) -> tuple[Floats, Floats]:
+    def points(phases: Sequence[MeanVariance | None]) -> tuple[Floats, Floats]:
         """Return seconds of a micro-batch and their weights."""
         means_O = np.array([p.mean if p else math.nan for p in phases])
         error_O = np.array([_error(o, p, usual) for o, p in zip(seen, phases, strict=True)])
         return means_O * pace_O / micro_O, trust_O / error_O**2
 
-    def line(phases: Sequence[Moments | None]) -> Line:
+    def line(phases: Sequence[MeanVariance | None]) -> Line:
         y_O, weight_O = points(phases)
         have = np.isfinite(y_O)
         return fit_line(
@@ -151,7 +153,7 @@ def digest(observations: Sequence[Observation], *, shared: Shared | None = None,
         if after < _NOW_STEPS:
             lately[o.share_samples, size] = lately.get((o.share_samples, size), 0.0) + o.steps
     share_now, size_now = max(lately, key=lambda shape: (lately[shape], shape))
-    return Digest(
+    return RegressionData(
         size_O=x_O,
         seconds_O=seconds_O,
         precision_O=weight_O / trust_O,
@@ -211,28 +213,28 @@ def _at_mean(line: Line, x_O: Floats) -> float:
     return line.slope * float(x_O.mean()) + line.fixed
 
 
-def _own(observation: Observation) -> Moments | None:
+def _own(observation: Observation) -> MeanVariance | None:
     """Return the seconds that are paid per micro-batch: compute without the update."""
     if observation.compute is not None:
         update = observation.update.mean if observation.update is not None else 0.0
         mean = observation.compute.mean - update
-        return Moments(mean=mean, variance=observation.compute.variance) if mean >= SHORTEST_STEP_S else None
+        return MeanVariance(mean=mean, variance=observation.compute.variance) if mean >= SHORTEST_STEP_S else None
     if observation.backward is None or observation.forward is None:
         return None
     whole = _sum(_sum(observation.load, observation.forward), observation.backward)
     return whole if whole is not None and whole.mean >= SHORTEST_STEP_S else None
 
 
-def _sum(one: Moments | None, other: Moments | None) -> Moments | None:
+def _sum(one: MeanVariance | None, other: MeanVariance | None) -> MeanVariance | None:
     if one is None or other is None:
         return one or other
     known = one.variance is not None and other.variance is not None
-    return Moments(
+    return MeanVariance(
         mean=one.mean + other.mean, variance=(one.variance or 0.0) + (other.variance or 0.0) if known else None
     )
 
 
-def _relative_deviation(moments: Moments) -> float | None:
+def _relative_deviation(moments: MeanVariance) -> float | None:
     if moments.variance is None or moments.mean <= 0:
         return None
     return min(math.sqrt(moments.variance) / max(moments.mean, SHORTEST_STEP_S), _LARGEST_VARIATION)
@@ -254,7 +256,7 @@ def _middle_deviation(steps: int) -> float:
     return math.pow(1 - 2 / (9 * (steps - 1)), 1.5)
 
 
-def _error(observation: Observation, moments: Moments | None, usual: float) -> float:
+def _error(observation: Observation, moments: MeanVariance | None, usual: float) -> float:
     """Return the relative standard error of an observation's mean."""
     own = _relative_deviation(moments) if moments is not None else None
     if own is None:
@@ -264,7 +266,7 @@ def _error(observation: Observation, moments: Moments | None, usual: float) -> f
     return math.sqrt(own2 / observation.steps + _MODEL_ERROR**2)
 
 
-def _point(observation: Observation, usual: float, shared: Shared | None) -> Point:
+def _point(observation: Observation, usual: float, shared: SharedSlowdown | None) -> Point:
     own = _own(observation)
     assert own is not None  # noqa: S101  # only observations with it come here
     deviation = _relative_deviation(own)

@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from heterotrain_core.contract.plan import ComputeTime
-from heterotrain_core.perf.counters import Moments, Observation
+from heterotrain_core.perf.counters import MeanVariance, Observation
 from heterotrain_core.perf.line import NOTHING_S, Floats
 from heterotrain_core.perf.model import MemberModel
-from heterotrain_core.perf.regression_data import Digest, Shared
+from heterotrain_core.perf.regression_data import RegressionData, SharedSlowdown
 
 NOW_STEPS = 40
 """What all have in common is taken to go on as over so many last steps; what tells members apart is remembered longer."""
@@ -41,28 +41,28 @@ _LEAST_OWN_PART = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommonPace:
+class SharedPace:
     """What all members have in common.
 
     Attributes:
-        digests: as they came, but as if every observation had been made at the usual common pace; ``None`` stays.
+        data: as they came, but as if every observation had been made at the usual common pace; ``None`` stays.
         now_ratio: how many times as long as usual steps take lately for all.
     """
 
-    digests: tuple[Digest | None, ...]
+    data: tuple[RegressionData | None, ...]
     now_ratio: float = 1.0
 
 
-def common_pace(digests: Sequence[Digest | None], models: Sequence[MemberModel]) -> CommonPace:
+def remove_shared_pace(data: Sequence[RegressionData | None], models: Sequence[MemberModel]) -> SharedPace:
     """Return what was seen without what was common, and the common pace of the last steps.
 
     Args:
-        digests: of all members that are known, those that have left included; they overlap in time as they may.
+        data: of all members that are known, those that have left included; they overlap in time as they may.
         models: their fits, which need not know of anything common.
     """
-    tracks = _tracks(digests, models)
+    tracks = _tracks(data, models)
     if len(tracks) < 2:  # noqa: PLR2004 - one member has nothing in common with others
-        return CommonPace(digests=tuple(digests))
+        return SharedPace(data=tuple(data))
     at_s = np.unique(np.concatenate([track.at_s for track in tracks.values()]))
     weight = np.sum([np.interp(at_s, track.at_s, track.weight) for track in tracks.values()], axis=0)
     missed = np.sum([np.interp(at_s, track.at_s, track.missed) for track in tracks.values()], axis=0)
@@ -81,31 +81,31 @@ def common_pace(digests: Sequence[Digest | None], models: Sequence[MemberModel])
         windows += max(1.0, track.steps[-1] / SMOOTH_STEPS) * bool(len(mean))
     times = windows / len(tracks)
     if between <= 0 or times < 1:
-        return CommonPace(digests=tuple(digests))
+        return SharedPace(data=tuple(data))
     # By chance alone own and between are alike, give or take the deviation of a mean of squares over so many times.
     shrunk = max(0.0, 1 - (1 + math.sqrt(2 / times)) * own / between)
-    found: list[Digest | None] = list(digests)
-    for number, seen in enumerate(digests):
+    found: list[RegressionData | None] = list(data)
+    for number, seen in enumerate(data):
         if seen is not None and number in common:
             of_O = np.searchsorted(tracks[number].at_s[1:], seen.ended_s_O)
             found[number] = replace(seen, seconds_O=seen.seconds_O * np.exp(-shrunk * common[number][of_O]))
     newest = max(tracks.values(), key=lambda track: float(track.at_s[-1]))
     since_s = np.interp(newest.steps[-1:] - NOW_STEPS, newest.steps, newest.at_s)
     now, _ = everybody.mean(since_s, at_s[-1:])
-    return CommonPace(digests=tuple(found), now_ratio=math.exp(shrunk * float(now[0])))
+    return SharedPace(data=tuple(found), now_ratio=math.exp(shrunk * float(now[0])))
 
 
-def shared_slowness(digests: Sequence[Digest | None], models: Sequence[MemberModel]) -> Shared | None:
+def shared_slowdown(data: Sequence[RegressionData | None], models: Sequence[MemberModel]) -> SharedSlowdown | None:
     """Return how slow all members were at each time, ``None`` where nobody can tell.
 
     It is for telling whether one member's speed changed, so it is no mean, which that one would move, but what nobody who was
     there does without: the least of their distances where all have the same sign, else nothing.
 
     Args:
-        digests: of all members that are known, in which no change of speed was looked for.
+        data: of all members that are known, in which no change of speed was looked for.
         models: their fits.
     """
-    tracks = list(_tracks(digests, models).values())
+    tracks = list(_tracks(data, models).values())
     if len(tracks) < 2:  # noqa: PLR2004 - one member has nothing in common with others
         return None
     at_s = np.unique(np.concatenate([track.at_s[1:] for track in tracks]))
@@ -120,13 +120,13 @@ def shared_slowness(digests: Sequence[Digest | None], models: Sequence[MemberMod
         least = np.where(present, np.minimum(least, mean), least)
         most = np.where(present, np.maximum(most, mean), most)
     log_ratio = np.where(there > 1, np.maximum(least, 0.0) + np.minimum(most, 0.0), 0.0)
-    return Shared(at_s=at_s, log_ratio=log_ratio)
+    return SharedSlowdown(at_s=at_s, log_ratio=log_ratio)
 
 
-def _tracks(digests: Sequence[Digest | None], models: Sequence[MemberModel]) -> dict[int, _Track]:
+def _tracks(data: Sequence[RegressionData | None], models: Sequence[MemberModel]) -> dict[int, _Track]:
     return {
         number: _Track.of(seen, model.compute)
-        for number, (seen, model) in enumerate(zip(digests, models, strict=True))
+        for number, (seen, model) in enumerate(zip(data, models, strict=True))
         if seen is not None and model.compute is not None
     }
 
@@ -141,7 +141,7 @@ class _Track:
     missed: Floats
 
     @classmethod
-    def of(cls, seen: Digest, line: ComputeTime) -> _Track:
+    def of(cls, seen: RegressionData, line: ComputeTime) -> _Track:
         rate = line.per_sample_s + line.backward_per_sample_s
         fixed = line.fixed_s + line.backward_fixed_s
         expected_O = np.maximum(rate * seen.size_O + fixed, NOTHING_S)
@@ -210,5 +210,5 @@ def _with_step(observations: Sequence[Observation]) -> tuple[float, float] | Non
     return (covariance / weight, variance / weight) if weight else None
 
 
-def _spread(moments: Moments | None) -> float | None:
+def _spread(moments: MeanVariance | None) -> float | None:
     return moments.variance if moments is not None else None

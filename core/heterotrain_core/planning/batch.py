@@ -12,7 +12,7 @@ from heterotrain_core.perf.model import MemberModel
 from heterotrain_core.planning.evidence import MemberEvidence, cautious, learned, settled, split_member
 from heterotrain_core.split.balance import Infeasible, Split, balance
 
-HOPED_FIXED_PART = ASSUMED.ratio + ASSUMED.deviation
+OPTIMISTIC_FIXED_PART = ASSUMED.ratio + ASSUMED.deviation
 """Of a member's time where it was seen at one size only: as large as it may well be, because only a larger batch will tell."""
 LEAST_STEPS = 12
 """Of each member at its present speed, before the batch changes: a handful of noisy steps would send it to and fro."""
@@ -69,7 +69,7 @@ def decide_batch(request: BatchRequest) -> BatchDecision | Infeasible:
     """
     models = learned(request.members, request.former)
     members = [
-        split_member(m, _hoped(x.compute, x))
+        split_member(m, _optimistic(x.compute, x))
         for m, x in zip(request.members, models, strict=True)
         if x.compute is not None
     ]
@@ -100,7 +100,7 @@ def decide_batch(request: BatchRequest) -> BatchDecision | Infeasible:
     return choice if isinstance(choice, Infeasible) else _decision(request, choice.samples, choice, choice.reason)
 
 
-def _hoped(compute: ComputeTime, model: MemberModel) -> ComputeTime:
+def _optimistic(compute: ComputeTime, model: MemberModel) -> ComputeTime:
     """Return the line of a member that was seen at one size only as it is hoped to be, any other one as it is.
 
     Even shares show no second size while the batch stays, and what is assumed of the fixed part then decides whether it
@@ -109,9 +109,9 @@ def _hoped(compute: ComputeTime, model: MemberModel) -> ComputeTime:
     size = model.largest_share_samples
     rate, fixed = compute.per_sample_s + compute.backward_per_sample_s, compute.fixed_s + compute.backward_fixed_s
     whole = rate * size + fixed
-    if model.shapes > 1 or model.pooled or size <= 0 or fixed >= HOPED_FIXED_PART * whole or rate <= 0:
+    if model.shapes > 1 or model.pooled or size <= 0 or fixed >= OPTIMISTIC_FIXED_PART * whole or rate <= 0:
         return compute
-    slope, jump = (1 - HOPED_FIXED_PART) * whole / size / rate, HOPED_FIXED_PART * whole
+    slope, jump = (1 - OPTIMISTIC_FIXED_PART) * whole / size / rate, OPTIMISTIC_FIXED_PART * whole
     part = compute.backward_fixed_s / fixed if fixed > 0 else compute.backward_per_sample_s / rate
     return replace(
         compute,

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_core.perf.counters import Observation
-from heterotrain_core.perf.fit import fit_digest
+from heterotrain_core.perf.fit import fit_data
 from heterotrain_core.perf.line import ASSUMED, FixedPart
-from heterotrain_core.perf.model import MemberModel, Verdict, at_pace
-from heterotrain_core.perf.regression_data import Digest, digest
-from heterotrain_core.perf.shared_pace import common_pace, own_variations, shared_slowness
-from heterotrain_core.split.curve import SplitMember
+from heterotrain_core.perf.model import FitQuality, MemberModel, at_pace
+from heterotrain_core.perf.regression_data import RegressionData, summarize
+from heterotrain_core.perf.shared_pace import own_variations, remove_shared_pace, shared_slowdown
+from heterotrain_core.split.member import SplitMember
 
 LIKE_ITS_POOL = 0.03
 """Least deviation of the fixed part between members of one pool, relative to their time."""
@@ -35,7 +35,7 @@ class MemberEvidence:
         member: its name, as in its observations.
         pool: members of one pool are taken to be alike where one of them has no evidence; empty means no pool.
         observations: oldest first; may be empty or hold garbage.
-        floor_samples, cap_samples, micro_cap_samples, granularity_samples: as in ``split.curve.SplitMember``.
+        floor_samples, cap_samples, micro_cap_samples, granularity_samples: as in ``split.member.SplitMember``.
     """
 
     member: str
@@ -64,15 +64,15 @@ def learned(
             be right near the shares of those where times are no lines; otherwise, or with ``None``, for all shares alike.
     """
     known = (*evidence, *former)
-    raw = [digest(member.observations) for member in known]
+    raw = [summarize(member.observations) for member in known]
     if any(each is not None and each.drift_ratio != 1.0 for each in raw):
         # Where all became slower some may seem changed and others just not quite, and be told apart for no reason.
-        steady = [digest(member.observations, steady=True) for member in known]
-        shared = shared_slowness(steady, [fit_digest(each) for each in steady])
-        raw = [digest(member.observations, shared=shared) for member in known]
-    common = common_pace(raw, [fit_digest(each) for each in raw])
-    seen = common.digests
-    alone = [fit_digest(each) for each in seen]
+        steady = [summarize(member.observations, steady=True) for member in known]
+        shared = shared_slowdown(steady, [fit_data(each) for each in steady])
+        raw = [summarize(member.observations, shared=shared) for member in known]
+    common = remove_shared_pace(raw, [fit_data(each) for each in raw])
+    seen = common.data
+    alone = [fit_data(each) for each in seen]
     near = total_samples is not None and _near(seen[: len(evidence)], total_samples)
     found = []
     for rank, member in enumerate(evidence):
@@ -80,13 +80,13 @@ def learned(
         own = alone[rank]
         shape, mine = pooled_fixed_part(mates), seen[rank]
         if own.compute is not None and mine is not None and (shape is not None or near):
-            own = fit_digest(mine, assumed=shape or ASSUMED, here_samples=mine.size_now if near else None)
+            own = fit_data(mine, assumed=shape or ASSUMED, here_samples=mine.size_now if near else None)
         if own.compute is None and (like := _middle(mates) or _middle(alone)) is not None:
             whose = f"pool {member.pool}" if _middle(mates) else "the middle member"
-            own = replace(own, compute=like.compute, variation=like.variation, verdict=Verdict.THIN,
+            own = replace(own, compute=like.compute, variation=like.variation, quality=FitQuality.THIN,
                           largest_share_samples=like.largest_share_samples,
                           reason=f"{own.reason}; assumed to be like {whose}")  # fmt: skip
-        found.append(replace(own, pooled=any(mate.verdict is Verdict.OK for mate in mates)))
+        found.append(replace(own, pooled=any(mate.quality is FitQuality.OK for mate in mates)))
     own_part = own_variations([member.observations for member in evidence], [model.variation for model in found])
     return tuple(
         replace(at_pace(model, common.now_ratio), variation=variation)
@@ -129,7 +129,7 @@ def _variance_between(values: Sequence[float], variances: Sequence[float]) -> fl
     return max(0.0, excess / free) if free > 0 else 0.0
 
 
-def _near(seen: Sequence[Digest | None], total_samples: int) -> bool:
+def _near(seen: Sequence[RegressionData | None], total_samples: int) -> bool:
     """Tell whether the last steps were made with about this batch, as far as members were there."""
     shares = [each.share_now for each in seen if each is not None]
     if not shares:
@@ -140,7 +140,7 @@ def _near(seen: Sequence[Digest | None], total_samples: int) -> bool:
 
 def settled(model: MemberModel) -> bool:
     """Tell whether the model is as good as it will get: nothing more is to be learned by varying shares."""
-    return not model.drifted and (model.verdict is Verdict.OK or model.pooled or model.steps >= MOST_PROBED_STEPS)
+    return not model.drifted and (model.quality is FitQuality.OK or model.pooled or model.steps >= MOST_PROBED_STEPS)
 
 
 def _middle(models: Sequence[MemberModel]) -> MemberModel | None:
@@ -178,7 +178,7 @@ def cautious(member: SplitMember, model: MemberModel, even_samples: int) -> Spli
         model: what was learned of it.
         even_samples: what it would have if all members were alike; so much is always allowed.
     """
-    growth = SURE_GROWTH if model.verdict is Verdict.OK else TRUSTED_GROWTH
+    growth = SURE_GROWTH if model.quality is FitQuality.OK else TRUSTED_GROWTH
     seen = growth * model.largest_share_samples
     most = max(seen, even_samples, member.floor_samples, member.granularity_samples)
     return replace(member, cap_samples=most if member.cap_samples is None else min(most, member.cap_samples))

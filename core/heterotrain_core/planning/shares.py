@@ -14,16 +14,16 @@ from itertools import takewhile
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Prediction
 from heterotrain_core.perf.exchange import fit_exchange
 from heterotrain_core.perf.expected_maximum import efficiency_ceiling, expected_maximum
-from heterotrain_core.perf.model import ExchangeModel, MemberModel, Verdict
-from heterotrain_core.planning.certainty import faked_gain
+from heterotrain_core.perf.model import ExchangeModel, FitQuality, MemberModel
 from heterotrain_core.planning.evidence import MemberEvidence, cautious, learned, settled, split_member
 from heterotrain_core.planning.probe import PROBE_STEPS, Limits, probe_vectors
+from heterotrain_core.planning.significance import false_positive_gain
 from heterotrain_core.split.balance import Infeasible, Split, balance, evaluate
-from heterotrain_core.split.curve import SplitMember
-from heterotrain_core.split.straggler import Leaver, leavers
+from heterotrain_core.split.member import SplitMember
+from heterotrain_core.split.straggler import Straggler, find_stragglers
 
-LEAVING_GAIN_RATIO = 0.02
-"""Nobody is proposed for leaving for less: models are not known better."""
+STRAGGLER_GAIN_RATIO = 0.02
+"""A member counts as a straggler only beyond this gain: models are not more exact."""
 _EVEN = ComputeTime(per_sample_s=1.0, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
 
 __all__ = ["MemberEvidence", "SharesDecision", "SharesRequest", "decide_shares"]
@@ -39,11 +39,11 @@ class SharesRequest:
         former: members that have left; they only tell what a newcomer of their pool will be like.
         current_shares: shares of the plan in force, by rank of the same members; ``None`` when the members changed.
         least_gain_ratio: predicted gain in step time below which other shares are not worth a plan, e.g. 0.01. Besides, it has
-            to be more than chance alone could promise (``planning.certainty``).
-        standing_ratio: part of that chance which the current shares are given. 1 for shares in use; less for some that were
+            to be more than chance alone could promise (``planning.significance``).
+        trust_ratio: part of that chance which the current shares are given. 1 for shares in use; less for some that were
             decided on less evidence and wait to be used: what was seen since is better without any proof.
         rebalance: ``False`` keeps even shares for ever: the baseline.
-        least_members: nobody is proposed for leaving beyond this number of remaining members.
+        least_members: no straggler is named beyond this number of remaining members.
     """
 
     total_samples: int
@@ -51,7 +51,7 @@ class SharesRequest:
     former: tuple[MemberEvidence, ...] = ()
     current_shares: tuple[int, ...] | None = None
     least_gain_ratio: float = 0.01
-    standing_ratio: float = 1.0
+    trust_ratio: float = 1.0
     rebalance: bool = True
     least_members: int = 1
 
@@ -73,7 +73,7 @@ class SharesDecision:
         changed: whether ``shares`` differ from the current ones. A probe that appears or goes away is no change of
             shares, but a reason for a new revision, too.
         relearn: members whose speed changed.
-        leaving: members without which the rest would be faster.
+        stragglers: members without which the rest would be faster.
         models: what was learned of each member, with verdicts and reasons.
         exchange: what was learned of the exchange.
         reason: why, in one or two sentences.
@@ -89,7 +89,7 @@ class SharesDecision:
     gain_ratio: float
     changed: bool
     relearn: tuple[str, ...]
-    leaving: tuple[Leaver, ...]
+    stragglers: tuple[Straggler, ...]
     models: tuple[MemberModel, ...]
     exchange: ExchangeModel
     reason: str
@@ -117,14 +117,14 @@ def decide_shares(request: SharesRequest) -> SharesDecision | Infeasible:
     probe = _probe(request, shares, models)
     if probe:
         reason += f"; shares vary in an epoch's first {len(probe) * PROBE_STEPS} steps to learn speeds"
-    leaving: tuple[Leaver, ...] = ()
+    stragglers: tuple[Straggler, ...] = ()
     if known:
-        proposed = leavers(
+        proposed = find_stragglers(
             request.total_samples, members, communication=communication, least_members=request.least_members
         )
-        leaving = tuple(takewhile(lambda leaver: leaver.gain_ratio >= LEAVING_GAIN_RATIO, proposed))
-    if leaving:
-        reason += f"; {evidence[leaving[0].member].member} had better leave: {leaving[0].reason}"
+        stragglers = tuple(takewhile(lambda straggler: straggler.gain_ratio >= STRAGGLER_GAIN_RATIO, proposed))
+    if stragglers:
+        reason += f"; {evidence[stragglers[0].member].member} had better leave: {stragglers[0].reason}"
     return SharesDecision(
         shares=shares,
         micro_batch_samples=tuple(m.micro_cap_samples or 0 for m in evidence),
@@ -136,7 +136,7 @@ def decide_shares(request: SharesRequest) -> SharesDecision | Infeasible:
         gain_ratio=gain if shares != request.current_shares else 0.0,
         changed=shares != request.current_shares,
         relearn=relearn,
-        leaving=leaving,
+        stragglers=stragglers,
         models=models,
         exchange=exchange,
         reason=reason,
@@ -168,7 +168,7 @@ def _shares(
         best = balance(request.total_samples, members, communication=communication)
     if isinstance(best, Infeasible):
         return even, 1.0, f"even shares, because the learned models cannot be used: {best.reason}"
-    sure = f"{sum(model.verdict is Verdict.OK for model in models)} of {len(models)} models are ok"
+    sure = f"{sum(model.quality is FitQuality.OK for model in models)} of {len(models)} models are ok"
     if current is None:
         return best.shares, 1.0, f"optimal shares for these members ({sure}): {best.reason}"
     now = evaluate(current, members, communication=communication)
@@ -181,7 +181,7 @@ def _shares(
     if isinstance(now, Infeasible):
         return best.shares, 1.0, f"optimal shares ({sure}); the current ones cannot stay: {now.reason}"
     gain = 1 - (best.step_s + exchange.overhead_s) / (now.step_s + exchange.overhead_s)
-    needed = max(request.least_gain_ratio, request.standing_ratio * faked_gain(models, now))
+    needed = max(request.least_gain_ratio, request.trust_ratio * false_positive_gain(models, now))
     if gain <= 0 or gain < needed:
         return (
             current,

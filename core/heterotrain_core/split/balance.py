@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from heterotrain_core.contract.plan import CommunicationTime
-from heterotrain_core.split.curve import SplitMember, member_problem
 from heterotrain_core.split.gaps import Run, pick
 from heterotrain_core.split.level import least_shares
+from heterotrain_core.split.member import SplitMember, member_problem
 from heterotrain_core.split.proportion import evenly, in_proportion
 from heterotrain_core.split.result import Infeasible, Split, described
 from heterotrain_core.split.step_time import Ints, Timing

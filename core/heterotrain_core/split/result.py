@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from heterotrain_core.contract.plan import Binding
-from heterotrain_core.split.curve import SplitMember, TableTime
+from heterotrain_core.split.member import SplitMember, TableTime
 from heterotrain_core.split.step_time import Floats, Ints, Timing, table_seconds
 
 

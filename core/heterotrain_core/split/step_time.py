@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
-from heterotrain_core.split.curve import SplitMember, TableTime
+from heterotrain_core.split.member import SplitMember, TableTime
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

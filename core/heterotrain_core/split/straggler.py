@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from heterotrain_core.contract.plan import Binding, CommunicationTime
 from heterotrain_core.split.balance import Split, balance
-from heterotrain_core.split.curve import SplitMember
+from heterotrain_core.split.member import SplitMember
 
 _ALONE = CommunicationTime()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leaver:
+class Straggler:
     """A member that is proposed for leaving.
 
     Attributes:
@@ -29,13 +29,13 @@ class Leaver:
     reason: str
 
 
-def leavers(
+def find_stragglers(
     total_samples: int,
     members: Sequence[SplitMember],
     *,
     communication: CommunicationTime = _ALONE,
     least_members: int = 1,
-) -> tuple[Leaver, ...]:
+) -> tuple[Straggler, ...]:
     """Return the members without which the rest would be faster, the greatest gain first; empty when none.
 
     A member's best share is below its floor when it would finish sooner than at its floor and others would take the
@@ -49,7 +49,7 @@ def leavers(
         least_members: nobody is proposed beyond this number of remaining members.
     """
     staying = list(range(len(members)))
-    found: list[Leaver] = []
+    found: list[Straggler] = []
     split = balance(total_samples, members, communication=communication)
     while isinstance(split, Split) and len(staying) > max(1, least_members):
         best: tuple[float, int, Split] | None = None
@@ -67,7 +67,7 @@ def leavers(
         gain = 1 - best[0] / split.step_s
         index = staying.pop(best[1])
         found.append(
-            Leaver(
+            Straggler(
                 member=index,
                 gain_ratio=gain,
                 step_s=best[0],

@@ -14,7 +14,7 @@ from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.goodput import choose_batch
 from heterotrain_core.perf.expected_maximum import efficiency_ceiling
 from heterotrain_core.split.balance import Split, balance, evaluate
-from heterotrain_core.split.curve import SplitMember
+from heterotrain_core.split.member import SplitMember
 from heterotrain_simulator.baselines import Even, Proportional
 from heterotrain_simulator.cannikin import Cannikin
 from heterotrain_simulator.engine import simulate

@@ -26,7 +26,7 @@ from heterotrain_core.perf.counters import CounterKey, Counters, Observation, ob
 from heterotrain_core.perf.fit import fit_member
 from heterotrain_core.planning.shares import MemberEvidence, SharesRequest, decide_shares
 from heterotrain_core.split.balance import Split, balance_many
-from heterotrain_core.split.curve import SplitMember
+from heterotrain_core.split.member import SplitMember
 from heterotrain_simulator.baselines import Even, Proportional
 from heterotrain_simulator.buckets import Network
 from heterotrain_simulator.cannikin import Cannikin

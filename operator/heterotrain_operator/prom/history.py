@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from heterotrain_core.contract.plan import ComputeTime
-from heterotrain_core.perf.counters import CounterKey, Counters, Moments, Observation, observe
-from heterotrain_core.perf.merge import condense
+from heterotrain_core.perf.counters import CounterKey, Counters, MeanVariance, Observation, observe
+from heterotrain_core.perf.merge import merge_old
 
 from heterotrain_operator.cluster_state.telemetry import MemberId, Rates, StepsInForce, Sustained, Telemetry
 from heterotrain_operator.prom.queries import Snapshot, counter_name
@@ -47,11 +47,11 @@ def _as_observed(pool: str, speed: Speed) -> tuple[Observation, ...]:
                 share_samples=samples,
                 steps=REMEMBERED_STEPS,
                 ended_s=0.0,
-                load=Moments(mean=0.0),
-                forward=Moments(mean=before_s),
-                backward=Moments(mean=backward_s),
-                update=Moments(mean=c.update_s),
-                compute=Moments(mean=before_s + backward_s + c.update_s),
+                load=MeanVariance(mean=0.0),
+                forward=MeanVariance(mean=before_s),
+                backward=MeanVariance(mean=backward_s),
+                update=MeanVariance(mean=c.update_s),
+                compute=MeanVariance(mean=before_s + backward_s + c.update_s),
             )
         )
     return tuple(found)
@@ -105,7 +105,7 @@ class TelemetryHistory:
         counted = self._counted(snapshot)
         for found in observe(self._counters, snapshot.counters, ended_s=newest_s):
             member = names[found.member]
-            self._observations[member] = condense([*self._observations.get(member, ()), found])
+            self._observations[member] = merge_old([*self._observations.get(member, ()), found])
             if member in counted and found.step is not None and not found.warm_up:
                 self._in_force[member] = self._in_force[member].after(found.share_samples, found.steps, found.step.mean)
         self._counters.update(snapshot.counters)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
-from heterotrain_core.split.curve import SplitMember, TableTime
+from heterotrain_core.split.member import SplitMember, TableTime
 
 
 def table_at(points: Sequence[tuple[int, float]], samples: float) -> float:

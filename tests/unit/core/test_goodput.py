@@ -17,7 +17,7 @@ from heterotrain_core.goodput import (
 from heterotrain_core.planning.batch import BatchDecision, BatchRequest, decide_batch
 from heterotrain_core.planning.evidence import MemberEvidence
 from heterotrain_core.split.balance import Infeasible
-from heterotrain_core.split.curve import SplitMember
+from heterotrain_core.split.member import SplitMember
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.exported_counters import Cluster, three_pools

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from heterotrain_core.contract import metrics
-from heterotrain_core.perf.counters import Moments, Observation
+from heterotrain_core.perf.counters import MeanVariance, Observation
 from lab.cluster import Cluster
 from lab.scrapes import Scrapes, mean_with_error
 from lab.telemetry import Prometheus
@@ -66,7 +66,9 @@ def test_the_yardstick_knows_its_own_error(correlation: float) -> None:
             noise.append(correlation * noise[-1] + math.sqrt(1 - correlation**2) * fresh)
         step_s = 1 + 0.08 * np.array(noise)
         told = [
-            Observation(member="a", share_samples=1, steps=2, ended_s=float(at), step=Moments(mean=float(two.mean())))
+            Observation(
+                member="a", share_samples=1, steps=2, ended_s=float(at), step=MeanVariance(mean=float(two.mean()))
+            )
             for at, two in enumerate(step_s.reshape(-1, 2))
         ]
         mean, error = mean_with_error({"a": told})

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
-from heterotrain_core.perf.counters import Moments, Observation
+from heterotrain_core.perf.counters import MeanVariance, Observation
 from heterotrain_core.split.balance import Split, balance
-from heterotrain_core.split.curve import SplitMember
+from heterotrain_core.split.member import SplitMember
 from heterotrain_simulator.baselines import AdaptiveEven, Even, Proportional
 from heterotrain_simulator.buckets import Network
 from heterotrain_simulator.cannikin import Cannikin
@@ -30,8 +30,8 @@ def seen(member: str, share: int, ended_s: float) -> Observation:
     whole = rate * share + fixed
     return Observation(
         member=member, share_samples=share, steps=30, ended_s=ended_s,
-        forward=Moments(mean=whole / 3, variance=1e-10), backward=Moments(mean=2 * whole / 3, variance=1e-10),
-        compute=Moments(mean=whole, variance=1e-10), load=Moments(mean=0.0, variance=0.0), update=Moments(mean=0.0, variance=0.0),
+        forward=MeanVariance(mean=whole / 3, variance=1e-10), backward=MeanVariance(mean=2 * whole / 3, variance=1e-10),
+        compute=MeanVariance(mean=whole, variance=1e-10), load=MeanVariance(mean=0.0, variance=0.0), update=MeanVariance(mean=0.0, variance=0.0),
     )  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def test_proportional_never_starves_a_member() -> None:
     policy = Proportional(shares=(50, 50))
     slow = [
         seen("a", 50, 1.0),
-        Observation(member="b", share_samples=50, steps=3, ended_s=1.0, compute=Moments(mean=1e6)),
+        Observation(member="b", share_samples=50, steps=3, ended_s=1.0, compute=MeanVariance(mean=1e6)),
     ]
     assert policy.decide(a_view(slow)).shares == (99, 1)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from heterotrain_core.contract.plan import BoundaryKind, CommunicationTime, Member, Plan
 from heterotrain_core.split.balance import Split, balance
-from heterotrain_core.split.curve import SplitMember
+from heterotrain_core.split.member import SplitMember
 from heterotrain_core.split.proportion import evenly, in_proportion
 
 

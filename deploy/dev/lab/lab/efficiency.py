@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from heterotrain_core.contract import metrics
-from heterotrain_core.perf.counters import Moments, Observation
+from heterotrain_core.perf.counters import MeanVariance, Observation
 from heterotrain_core.perf.expected_maximum import efficiency_ceiling
 from heterotrain_core.perf.shared_pace import own_variations
 
@@ -129,8 +129,8 @@ def _by_pool(totals: Mapping[Shape, PhaseTotals], pools: Mapping[str, str]) -> d
 def _observation(key: tuple[str, int], *, compute: PhaseTotals, step: PhaseTotals, sync: PhaseTotals) -> Observation:
     """Return a whole run's totals of one pool and share as one observation."""
 
-    def moments(totals: PhaseTotals) -> Moments:
-        return Moments(mean=totals.mean_s, variance=totals.deviation_s**2)
+    def moments(totals: PhaseTotals) -> MeanVariance:
+        return MeanVariance(mean=totals.mean_s, variance=totals.deviation_s**2)
 
     return Observation(
         member=key[0],

@@ -17,7 +17,7 @@ import numpy as np
 from heterotrain_core.contract.plan import Plan
 from heterotrain_core.perf.counters import CounterKey, Counters, Observation, observe
 from heterotrain_core.perf.line import persistence
-from heterotrain_core.perf.merge import condense
+from heterotrain_core.perf.merge import merge_old
 from heterotrain_core.planning.shares import MemberEvidence
 from heterotrain_operator.cluster_state.telemetry import MemberId
 from heterotrain_operator.prom.queries import Series, counter_name, everything_of, parse_everything
@@ -65,7 +65,7 @@ class Scrapes:
             MemberEvidence(
                 member=name,
                 pool=member.pool,
-                observations=condense([o for o in self.seen if o.member == name]),
+                observations=merge_old([o for o in self.seen if o.member == name]),
             )
             for member in plan.members
             for name in (name_of(member.worker_uid, member.local_rank),)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from heterotrain_core.allocate.problem import JobDemand, Objective, Offer
 from heterotrain_core.contract.plan import Member, Plan
 from heterotrain_core.perf.expected_maximum import expected_maximum
-from heterotrain_core.split.curve import SplitMember
+from heterotrain_core.split.member import SplitMember
 
 from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.reading import most_workers

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from heterotrain_core.contract.plan import CommunicationTime
-from heterotrain_core.split.curve import SplitMember
+from heterotrain_core.split.member import SplitMember
 
 from heterotrain_operator.api.reading import most_workers
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec, Objective

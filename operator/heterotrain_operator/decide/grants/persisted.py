@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from heterotrain_core.contract.plan import ComputeTime, Member, Plan
-from heterotrain_core.split.curve import SplitMember
+from heterotrain_core.split.member import SplitMember
 
 from heterotrain_operator.api.conditions import ConditionType
 from heterotrain_operator.api.status import HeteroTrainJobStatus, PoolSpeed, PoolStatus

@@ -71,7 +71,7 @@ def least_gain(distance: BoundaryDistance, *, chosen: float) -> float:
 
 
 def trust_ratio(plan: Plan | None, telemetry: Telemetry, distance: BoundaryDistance) -> float:
-    """Return how much of what chance could promise speaks for the newest plan's shares (``SharesRequest.standing_ratio``).
+    """Return how much of what chance could promise speaks for the newest plan's shares (``SharesRequest.trust_ratio``).
 
     All of it for shares in use, part of it near the boundary for some that wait: they were decided on less evidence.
     """

@@ -71,7 +71,7 @@ def share_out(
             former=former,
             current_shares=current.shares if current is not None else None,
             least_gain_ratio=least_gain(distance, chosen=rebalance.min_gain),
-            standing_ratio=trust_ratio(current, telemetry, distance),
+            trust_ratio=trust_ratio(current, telemetry, distance),
             rebalance=rebalance.boundary is not RebalanceBoundary.NEVER,
             least_members=spec.elastic_policy.min_replicas,
         )

@@ -5,7 +5,7 @@ Shares are decided only when telemetry brought something new; in passes between,
 
 from __future__ import annotations
 
-from heterotrain_core.perf.model import MemberModel, Verdict
+from heterotrain_core.perf.model import FitQuality, MemberModel
 from heterotrain_core.planning.evidence import settled
 
 from heterotrain_operator.api.conditions import ConditionType, ConditionValue
@@ -75,9 +75,9 @@ def _learned(context: JobContext) -> ConditionValue:
         then = "other shares are tried, and the best ones follow" if decision.probe else "it is being learned anew"
         return ConditionValue(type=kind, holds=False, reason="SpeedChanged", message=f"{_listed(said)}: {then}")
     unsure = [
-        f"{name} ({model.verdict.value}: {model.reason})"
+        f"{name} ({model.quality.value}: {model.reason})"
         for name, model in models.items()
-        if model.verdict is not Verdict.OK
+        if model.quality is not FitQuality.OK
     ]
     if unsure:
         # A baseline that never varies its shares, or a rank that is too noisy, stays so: its model holds where it was seen.
@@ -99,13 +99,13 @@ def _straggler(context: JobContext) -> ConditionValue:
         return ConditionValue(
             type=kind, holds=None, reason="Learning", message="speeds are not known well enough to tell"
         )
-    leaving = decision.leaving
-    if not leaving:
+    stragglers = decision.stragglers
+    if not stragglers:
         return ConditionValue(type=kind, holds=False, reason="NobodyTooSlow")
-    members = [context.shares.members[leaver.member] for leaver in leaving]
+    members = [context.shares.members[straggler.member] for straggler in stragglers]
     said = [
-        f"{member.worker} (pool {member.pool}): {leaver.reason}"
-        for member, leaver in zip(members, leaving, strict=True)
+        f"{member.worker} (pool {member.pool}): {straggler.reason}"
+        for member, straggler in zip(members, stragglers, strict=True)
     ]
     return ConditionValue(
         type=kind,

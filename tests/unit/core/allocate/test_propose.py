@@ -18,7 +18,7 @@ from heterotrain_core.allocate.search import rank, searched
 from heterotrain_core.allocate.value import rates
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.split.balance import Split, balance
-from heterotrain_core.split.curve import SplitMember
+from heterotrain_core.split.member import SplitMember
 
 SIZES = (1, 1, 2, 4)
 

@@ -9,7 +9,7 @@ import pytest
 from heterotrain_core.allocate.problem import JobDemand, Objective, Offer, Pool
 from heterotrain_core.allocate.propose import propose
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
-from heterotrain_core.split.curve import SplitMember
+from heterotrain_core.split.member import SplitMember
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S

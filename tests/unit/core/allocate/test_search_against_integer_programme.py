@@ -13,7 +13,7 @@ from heterotrain_core.allocate.problem import JobDemand, Objective, Offer, Pool
 from heterotrain_core.allocate.propose import propose, tables
 from heterotrain_core.allocate.search import rank, searched
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
-from heterotrain_core.split.curve import SplitMember
+from heterotrain_core.split.member import SplitMember
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 

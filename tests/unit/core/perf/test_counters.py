@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from heterotrain_core.contract import metrics
-from heterotrain_core.perf.counters import CounterKey, Counters, Moments, Observation, observe, usable
+from heterotrain_core.perf.counters import CounterKey, Counters, MeanVariance, Observation, observe, usable
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +24,7 @@ def test_two_scrapes_give_mean_and_variance_of_what_lies_between() -> None:
     after = counted(13, 106.0, 5014.0, bucket_steps=12, overlapped_s=1.6, last_bucket_s=0.7)
     (found,) = observe({KEY: before}, {KEY: after}, ended_s=30.0)
     assert (found.member, found.share_samples, found.micro_batches, found.steps) == ("u/0", 48, 2, 3)
-    assert found.compute == Moments(mean=2.0, variance=1.0)  # 1, 2, 3
+    assert found.compute == MeanVariance(mean=2.0, variance=1.0)  # 1, 2, 3
     assert (found.bucket_steps, found.ended_s, found.warm_up) == (2, 30.0, False)
     assert math.isclose(found.overlapped_s or 0, 0.3)
     assert math.isclose(found.last_bucket_s or 0, 0.1)
@@ -45,7 +45,7 @@ def test_a_counter_that_fell_belongs_to_a_new_process() -> None:
     before = {KEY: counted(100, 900.0, 9000.0), other: counted(100, 500.0, 2600.0)}
     after = {KEY: counted(4, 12.0, 38.0), other: counted(102, 510.0, 2652.0)}
     mine, others = observe(before, after, ended_s=1.0)
-    assert (mine.steps, mine.compute, mine.warm_up) == (4, Moments(mean=3.0, variance=(38 - 36) / 3), True)
+    assert (mine.steps, mine.compute, mine.warm_up) == (4, MeanVariance(mean=3.0, variance=(38 - 36) / 3), True)
     assert (others.steps, others.warm_up, others.micro_batches) == (2, False, 1)
 
 
@@ -64,7 +64,7 @@ def test_a_new_share_of_a_known_member_is_no_warm_up_and_keeps_the_exchange() ->
 def test_the_first_scrape_is_one_observation_a_share() -> None:
     """An operator that restarted, or came late, still gets all there is."""
     (found,) = observe({}, {KEY: counted(5, 10.0, 20.0)}, ended_s=1.0)
-    assert (found.steps, found.compute, found.warm_up) == (5, Moments(mean=2.0, variance=0.0), True)
+    assert (found.steps, found.compute, found.warm_up) == (5, MeanVariance(mean=2.0, variance=0.0), True)
 
 
 numbers = st.floats() | st.sampled_from([0.0, 1.0, 2.0, 1e9])

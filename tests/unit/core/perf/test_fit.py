@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
-from heterotrain_core.perf.counters import Moments, Observation
+from heterotrain_core.perf.counters import MeanVariance, Observation
 from heterotrain_core.perf.exchange import fit_exchange
 from heterotrain_core.perf.fit import fit_member
 from heterotrain_core.perf.line import FixedPart
-from heterotrain_core.perf.model import Verdict, compute_s
+from heterotrain_core.perf.model import FitQuality, compute_s
 from support.exported_counters import Cluster, three_pools
 
 
@@ -28,7 +28,7 @@ def test_without_noise_every_coefficient_is_found() -> None:
     """Three shares, phases as exported: q, s, k, m and the update come back."""
     truth = three_pools()[0]
     model = fit_member(watched(Cluster(truth=[truth]), ([50], 10), ([100], 10), ([200], 10)))
-    assert model.verdict is Verdict.OK
+    assert model.quality is FitQuality.OK
     assert model.compute is not None
     for name in ("per_sample_s", "backward_per_sample_s", "fixed_s", "backward_fixed_s", "update_s"):
         assert getattr(model.compute, name) == pytest.approx(getattr(truth, name), rel=0.02), name
@@ -73,7 +73,11 @@ def test_outliers_and_warm_up_do_not_move_it(seconds: float) -> None:
     seen = watched(cluster, *[([b], 20) for b in (100, 60, 140, 100, 60, 140, 100)])
     assert seen[0].warm_up
     steady = Observation(
-        member=seen[0].member, share_samples=100, steps=10, ended_s=61.0, compute=Moments(mean=seconds, variance=1e-4)
+        member=seen[0].member,
+        share_samples=100,
+        steps=10,
+        ended_s=61.0,
+        compute=MeanVariance(mean=seconds, variance=1e-4),
     )
     model = fit_member([*seen[:4], steady, *seen[4:]])
     assert model.compute is not None
@@ -91,7 +95,7 @@ def test_an_outlier_among_its_own_scrape_is_left_out() -> None:
             share_samples=n,
             steps=20,
             ended_s=1.0,
-            compute=Moments(mean=compute_s(truth, n) * (0.25 if n == 100 else 1.0), variance=1e-4),
+            compute=MeanVariance(mean=compute_s(truth, n) * (0.25 if n == 100 else 1.0), variance=1e-4),
         )
         for n in (60, 80, 100, 120, 140)
     ]
@@ -120,7 +124,7 @@ def test_a_quarter_of_wrong_observations_is_survived() -> None:
                     share_samples=n,
                     steps=20,
                     ended_s=1.0,
-                    compute=Moments(mean=mean, variance=(0.03 * mean) ** 2),
+                    compute=MeanVariance(mean=mean, variance=(0.03 * mean) ** 2),
                 )
             )
         model = fit_member(seen)
@@ -148,13 +152,13 @@ def test_slowing_down_rescales_what_was_learned_before() -> None:
 
 
 def test_one_share_leans_on_the_assumption_and_says_so() -> None:
-    """The time at the seen share is right; the fixed part is the assumed one; the verdict is thin."""
+    """The time at the seen share is right; the fixed part is the assumed one; the quality is thin."""
     truth = three_pools()[0]
     seen = watched(Cluster(truth=[truth]), ([100], 20), ([100], 20))
     here = compute_s(truth, 100)
     for assumed in (0.0, 0.4):
         model = fit_member(seen, assumed=FixedPart(ratio=assumed, deviation=0.1))
-        assert model.verdict is Verdict.THIN
+        assert model.quality is FitQuality.THIN
         assert "one share" in model.reason
         assert model.compute is not None
         assert compute_s(model.compute, 100) == pytest.approx(here, rel=0.01)
@@ -167,20 +171,22 @@ def test_few_steps_are_thin_and_nothing_is_degenerate() -> None:
     """Verdicts carry their reason; a process's first steps and what cannot be true are as good as nothing."""
     truth = three_pools()[0]
     few = fit_member(watched(Cluster(truth=[truth]), ([100], 2), ([50], 2)))
-    assert (few.verdict, few.reason) == (Verdict.THIN, "only 2 steps were seen")
+    assert (few.quality, few.reason) == (FitQuality.THIN, "only 2 steps were seen")
     nothing = fit_member([])
-    assert (nothing.verdict, nothing.compute) == (Verdict.DEGENERATE, None)
+    assert (nothing.quality, nothing.compute) == (FitQuality.DEGENERATE, None)
     broken = Observation(
-        member="w0/0", share_samples=10, steps=5, ended_s=0.0, compute=Moments(mean=float("nan"), variance=1.0)
+        member="w0/0", share_samples=10, steps=5, ended_s=0.0, compute=MeanVariance(mean=float("nan"), variance=1.0)
     )
-    assert fit_member([broken]).verdict is Verdict.DEGENERATE
+    assert fit_member([broken]).quality is FitQuality.DEGENERATE
 
 
 def test_times_that_do_not_grow_give_no_negative_coefficient() -> None:
     """A constant or falling time has slope zero, not less; a line through the origin has no negative fixed part."""
     for seconds in ((0.2, 0.2, 0.2), (0.3, 0.25, 0.2), (0.1, 0.25, 0.6)):
         seen = [
-            Observation(member="m", share_samples=n, steps=50, ended_s=float(i), compute=Moments(mean=t, variance=1e-6))
+            Observation(
+                member="m", share_samples=n, steps=50, ended_s=float(i), compute=MeanVariance(mean=t, variance=1e-6)
+            )
             for i, (n, t) in enumerate(zip((50, 100, 200), seconds, strict=True))
         ]
         model = fit_member(seen)
@@ -203,7 +209,11 @@ def test_the_exchange_is_averaged_and_gamma_weighted_by_its_certainty() -> None:
         seen += cluster.scrape()
     bad = [
         Observation(
-            member="w9/0", share_samples=10, steps=2, ended_s=1.0, first_bucket_fraction=Moments(mean=0.9, variance=0.5)
+            member="w9/0",
+            share_samples=10,
+            steps=2,
+            ended_s=1.0,
+            first_bucket_fraction=MeanVariance(mean=0.9, variance=0.5),
         )
     ]
     # One scrape in which the network was busy: left out, not averaged in.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from heterotrain_core.perf.counters import Moments, Observation
+from heterotrain_core.perf.counters import MeanVariance, Observation
 from heterotrain_core.perf.fit import fit_member
 from heterotrain_core.perf.model import compute_s
 
@@ -21,7 +21,7 @@ def seen(share: int, steps: int, ended_s: float) -> Observation:
         share_samples=share,
         steps=steps,
         ended_s=ended_s,
-        compute=Moments(mean=mean, variance=(0.02 * mean) ** 2),
+        compute=MeanVariance(mean=mean, variance=(0.02 * mean) ** 2),
     )
 
 
@@ -76,7 +76,7 @@ def test_what_cannot_be_true_is_an_outlier_wherever_it_is() -> None:
         share_samples=64,
         steps=12,
         ended_s=20.0,
-        compute=Moments(mean=4 * hiccup.compute.mean, variance=hiccup.compute.variance),
+        compute=MeanVariance(mean=4 * hiccup.compute.mean, variance=hiccup.compute.variance),
     )
     again = [seen(share, 40, 30.0 + i) for i, share in enumerate((32, 28, 36, 32))]
     model = fit_member([*an_epoch_of_small_shares(), slow, *again])

@@ -10,7 +10,7 @@ import pytest
 from heterotrain_core.contract import metrics
 from heterotrain_core.perf.counters import CounterKey, Counters, Observation, observe
 from heterotrain_core.perf.fit import fit_member
-from heterotrain_core.perf.merge import BLOCK_STEPS, MOST_STEPS, RECENT_STEPS, condense
+from heterotrain_core.perf.merge import BLOCK_STEPS, MOST_STEPS, RECENT_STEPS, merge_old
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,14 +51,14 @@ def a_long_run(
 
 def test_a_long_run_becomes_short_and_keeps_every_step() -> None:
     observations, _ = a_long_run(400)
-    condensed = condense(observations)
+    condensed = merge_old(observations)
     assert len(condensed) < 100
     assert sum(o.steps for o in condensed) == sum(o.steps for o in observations)
 
 
 def test_the_newest_scrapes_stay_as_they_came() -> None:
     observations, _ = a_long_run(400)
-    condensed = condense(observations)
+    condensed = merge_old(observations)
     newest = []
     for observation in reversed(observations):
         newest.insert(0, observation)
@@ -70,7 +70,7 @@ def test_the_newest_scrapes_stay_as_they_came() -> None:
 def test_mean_and_variance_are_those_of_all_steps_together() -> None:
     observations, _ = a_long_run(BLOCK_STEPS // 4)
     quiet = [scrape(30, [0.3], 1000.0 + number) for number in range(RECENT_STEPS)]
-    merged = {o.share_samples: o for o in condense([*observations, *quiet]) if o.ended_s < 1000}
+    merged = {o.share_samples: o for o in merge_old([*observations, *quiet]) if o.ended_s < 1000}
     seconds_of: dict[int, list[float]] = {}
     rng = random.Random(1)
     for _ in observations:
@@ -89,7 +89,7 @@ def test_mean_and_variance_are_those_of_all_steps_together() -> None:
 @pytest.mark.parametrize("speed_at", [1.0, 1.5])
 def test_the_model_stays_the_same_also_after_a_change_of_speed(speed_at: float) -> None:
     observations, _ = a_long_run(300, speed_at=speed_at)
-    whole, short = fit_member(observations), fit_member(condense(observations))
+    whole, short = fit_member(observations), fit_member(merge_old(observations))
     assert whole.compute is not None
     assert short.compute is not None
 
@@ -106,13 +106,13 @@ def test_two_speeds_are_not_merged_into_one_that_nobody_had() -> None:
     slow = [scrape(20, [0.4], float(number)) for number in range(10)]
     fast = [scrape(20, [0.2], 100.0 + number) for number in range(10)]
     recent = [scrape(20, [0.2], 200.0 + number) for number in range(RECENT_STEPS)]
-    old = [o for o in condense([*slow, *fast, *recent]) if o.ended_s < 200]
+    old = [o for o in merge_old([*slow, *fast, *recent]) if o.ended_s < 200]
     assert [round(o.compute.mean, 3) for o in old if o.compute] == [0.4, 0.2]
 
 
 def test_what_is_very_old_is_dropped() -> None:
     observations = [scrape(20, [0.25] * 10, float(number)) for number in range(1000)]
-    kept = condense(observations)
+    kept = merge_old(observations)
     assert MOST_STEPS <= sum(o.steps for o in kept) <= MOST_STEPS + BLOCK_STEPS + 10
     assert kept[-1] == observations[-1]
 
@@ -125,8 +125,8 @@ def test_shares_of_long_ago_still_tell_the_slope(steps_a_scrape: int) -> None:
     later = 10_000 // steps_a_scrape
     arrived += [scrape(20, [0.3] * steps_a_scrape, 100.0 + number) for number in range(later)]
     for observation in arrived:
-        kept = condense((*kept, observation))
-        assert condense(kept) == kept
+        kept = merge_old((*kept, observation))
+        assert merge_old(kept) == kept
     assert len(kept) < MOST_STEPS / BLOCK_STEPS + RECENT_STEPS
     model = fit_member(kept)
     assert model.shapes == 3
@@ -136,13 +136,13 @@ def test_shares_of_long_ago_still_tell_the_slope(steps_a_scrape: int) -> None:
 
 def test_no_more_old_shares_are_kept_than_are_of_use() -> None:
     old = [scrape(share, [0.01 * share] * 6, float(share)) for share in range(10, 40)]
-    kept = condense([*old, *(scrape(50, [0.5] * 500, 100.0 + number) for number in range(20))])
+    kept = merge_old([*old, *(scrape(50, [0.5] * 500, 100.0 + number) for number in range(20))])
     assert [o.share_samples for o in kept if o.share_samples != 50] == list(range(32, 40))
 
 
 @given(st.lists(st.tuples(st.sampled_from([10, 20]), st.integers(1, 5)), max_size=80))
 def test_condensing_again_changes_nothing_more(steps: list[tuple[int, int]]) -> None:
     observations = [scrape(share, [0.01 * share] * count, float(i)) for i, (share, count) in enumerate(steps)]
-    once = condense(observations)
-    assert condense(once) == once
+    once = merge_old(observations)
+    assert merge_old(once) == once
     assert sum(o.steps for o in once) == sum(count for _, count in steps)

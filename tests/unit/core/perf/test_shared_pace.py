@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pytest
 from heterotrain_core.contract.plan import ComputeTime
-from heterotrain_core.perf.counters import Moments, Observation
+from heterotrain_core.perf.counters import MeanVariance, Observation
 from heterotrain_core.perf.expected_maximum import expected_maximum
-from heterotrain_core.perf.fit import fit_digest
+from heterotrain_core.perf.fit import fit_data
 from heterotrain_core.perf.line import persistence
 from heterotrain_core.perf.model import MemberModel, compute_s
-from heterotrain_core.perf.regression_data import digest
-from heterotrain_core.perf.shared_pace import common_pace, own_variations
+from heterotrain_core.perf.regression_data import summarize
+from heterotrain_core.perf.shared_pace import own_variations, remove_shared_pace
 from heterotrain_core.planning import evidence
 from heterotrain_core.planning.evidence import MemberEvidence, learned
 from numpy.typing import NDArray
@@ -70,8 +70,8 @@ def run(
     return found
 
 
-def moments(values: Floats) -> Moments:
-    return Moments(mean=float(values.mean()), variance=float(values.var(ddof=1)) if len(values) > 1 else None)
+def moments(values: Floats) -> MeanVariance:
+    return MeanVariance(mean=float(values.mean()), variance=float(values.var(ddof=1)) if len(values) > 1 else None)
 
 
 def off(compute: ComputeTime, pace_s: float, share: int) -> float:
@@ -80,10 +80,10 @@ def off(compute: ComputeTime, pace_s: float, share: int) -> float:
 
 def told_apart(seen: list[list[Observation]], *, without: bool) -> tuple[float, float]:
     """Return how far the members' paces are off from each other where they train, and how far they are said to be."""
-    digests = [digest(mine) for mine in seen]
-    models = [fit_digest(each) for each in digests]
+    data = [summarize(mine) for mine in seen]
+    models = [fit_data(each) for each in data]
     if without:
-        models = [fit_digest(each) for each in common_pace(digests, models).digests]
+        models = [fit_data(each) for each in remove_shared_pace(data, models).data]
     errors, said = [], []
     for model, pace, share in zip(models, PACES_S, SHARES[0], strict=True):
         assert model.compute is not None
@@ -107,16 +107,16 @@ def test_members_are_told_apart_through_what_slows_them_all(late: int) -> None:
 def test_nothing_common_is_made_up() -> None:
     """Independent noise is hardly touched, one member alone not at all."""
     for seed in range(5):
-        digests = [digest(mine) for mine in run(0.0, seed=seed)]
-        models = [fit_digest(each) for each in digests]
-        found = common_pace(digests, models)
+        data = [summarize(mine) for mine in run(0.0, seed=seed)]
+        models = [fit_data(each) for each in data]
+        found = remove_shared_pace(data, models)
         assert abs(math.log(found.now_ratio)) < 0.02
-        for before, after in zip(digests, found.digests, strict=True):
+        for before, after in zip(data, found.data, strict=True):
             assert before is not None
             assert after is not None
             assert float(np.abs(np.log(after.seconds_O / before.seconds_O)).max()) < OWN
-    alone = common_pace([digests[0], None], [models[0], fit_digest(None)])
-    assert alone.digests == (digests[0], None)
+    alone = remove_shared_pace([data[0], None], [models[0], fit_data(None)])
+    assert alone.data == (data[0], None)
     assert alone.now_ratio == 1.0
 
 
@@ -180,7 +180,7 @@ def test_what_slows_all_is_no_change_of_some(monkeypatch: pytest.MonkeyPatch) ->
         return float(np.mean(spreads))
 
     found = apart()
-    monkeypatch.setattr(evidence, "shared_slowness", lambda *_: None)
+    monkeypatch.setattr(evidence, "shared_slowdown", lambda *_: None)
     assert found < 0.8 * apart()
 
 
@@ -198,8 +198,8 @@ def test_a_change_of_all_and_one_more_of_one_is_found() -> None:
 
 
 def slower(o: Observation, ratio: float) -> Observation:
-    def stretched(m: Moments | None) -> Moments | None:
-        return m and Moments(mean=ratio * m.mean, variance=m.variance and ratio**2 * m.variance)
+    def stretched(m: MeanVariance | None) -> MeanVariance | None:
+        return m and MeanVariance(mean=ratio * m.mean, variance=m.variance and ratio**2 * m.variance)
 
     return Observation(
         member=o.member, share_samples=o.share_samples, steps=o.steps, ended_s=o.ended_s,

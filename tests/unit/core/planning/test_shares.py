@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from heterotrain_core.contract.plan import Binding, CommunicationTime, ComputeTime
-from heterotrain_core.perf.counters import Moments, Observation
-from heterotrain_core.perf.model import Verdict, compute_s
+from heterotrain_core.perf.counters import MeanVariance, Observation
+from heterotrain_core.perf.model import FitQuality, compute_s
 from heterotrain_core.planning.shares import MemberEvidence, SharesDecision, SharesRequest, decide_shares
 from heterotrain_core.split.balance import Infeasible
 from hypothesis import given, settings
@@ -190,7 +190,7 @@ def test_a_joiner_is_taken_to_be_like_its_pool() -> None:
         assert isinstance(decision, SharesDecision)
         assert pace_of(decision.compute[3]) == pytest.approx(pace_of(decision.compute[like]), rel=1e-3)
         assert abs(decision.shares[3] - decision.shares[like]) <= 1
-        assert decision.models[3].verdict is Verdict.THIN
+        assert decision.models[3].quality is FitQuality.THIN
         assert "assumed to be like" in decision.models[3].reason
         assert decision.prediction is not None
         assert len({vector[3] for vector in decision.probe}) == shapes
@@ -262,7 +262,7 @@ def test_a_thin_model_does_not_run_away() -> None:
 
     def seen(member: str, seconds: float) -> MemberEvidence:
         fast = Observation(
-            member=member, share_samples=50, steps=30, ended_s=0.0, compute=Moments(mean=seconds, variance=0.0)
+            member=member, share_samples=50, steps=30, ended_s=0.0, compute=MeanVariance(mean=seconds, variance=0.0)
         )
         return MemberEvidence(member=member, observations=(fast,))
 
@@ -301,7 +301,7 @@ def test_a_member_that_only_holds_up_is_proposed_for_leaving() -> None:
     truth = [*three_pools()[:2], replace(three_pools()[2], fixed_s=3.0)]
     job = Job(Cluster(truth=truth, communication=EXCHANGE))
     decision = job.epoch()
-    assert [leaver.member for leaver in decision.leaving] == [2]
+    assert [straggler.member for straggler in decision.stragglers] == [2]
     assert "w2/0 had better leave" in decision.reason
 
 
@@ -316,7 +316,7 @@ def test_what_cannot_be_shared_is_a_value(request_: SharesRequest) -> None:
 
 
 numbers = st.floats() | st.sampled_from([0.0, 1.0, 0.5, 1e-9, 1e9])
-moments = st.none() | st.builds(Moments, mean=numbers, variance=st.none() | numbers)
+moments = st.none() | st.builds(MeanVariance, mean=numbers, variance=st.none() | numbers)
 observations = st.builds(
     Observation,
     member=st.just("a"),

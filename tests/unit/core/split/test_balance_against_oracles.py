@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.split.balance import Infeasible, Split, balance, balance_many, evaluate
-from heterotrain_core.split.curve import SplitMember
+from heterotrain_core.split.member import SplitMember
 from scipy.optimize import linprog
 from scipy.sparse import block_diag, coo_array
 from unit.core.oracles import a_problem, bucket_step_s, least_step_s, step_s

@@ -7,8 +7,8 @@ import random
 import pytest
 from heterotrain_core.contract.plan import Binding, CommunicationTime, ComputeTime
 from heterotrain_core.split.balance import Infeasible, Split, balance, evaluate, evenly, in_proportion
-from heterotrain_core.split.curve import SplitMember, TableTime
-from heterotrain_core.split.straggler import leavers
+from heterotrain_core.split.member import SplitMember, TableTime
+from heterotrain_core.split.straggler import find_stragglers
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from unit.core.oracles import a_problem, allowed_shares, member_step_s, step_s
@@ -253,10 +253,10 @@ def test_a_member_that_holds_everybody_up_is_proposed_for_leaving() -> None:
     quick = ComputeTime(per_sample_s=0.01, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
     stuck = ComputeTime(per_sample_s=0.01, fixed_s=2.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
     some = [SplitMember(compute=quick), SplitMember(compute=stuck), SplitMember(compute=quick)]
-    found = leavers(100, some)
+    found = find_stragglers(100, some)
     assert [leaver.member for leaver in found] == [1]
     assert found[0].step_s == pytest.approx(0.5)
     assert found[0].gain_ratio == pytest.approx(1 - 0.5 / 2.01)
     assert "floor of 1" in found[0].reason
-    assert leavers(1000, some) == ()
-    assert leavers(100, some, least_members=3) == ()
+    assert find_stragglers(1000, some) == ()
+    assert find_stragglers(100, some, least_members=3) == ()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 from heterotrain_core.contract.plan import Binding, CommunicationTime, ComputeTime
 from heterotrain_core.split.balance import Split, balance, evaluate
-from heterotrain_core.split.curve import SplitMember, TableTime
+from heterotrain_core.split.member import SplitMember, TableTime
 
 
 def pipeline(seconds: float, *, floor: int = 0, cap: int | None = None) -> SplitMember:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from heterotrain_core.contract.plan import CommunicationTime
-from heterotrain_core.split.curve import SplitMember
+from heterotrain_core.split.member import SplitMember
 from heterotrain_operator.cluster_state.parse import rfc3339
 from heterotrain_operator.decide.allocation.allocate import EXHAUSTED_AFTER_S, RETRY_S, problem_of
 from heterotrain_operator.decide.allocation.competition import takes_part

@@ -13,7 +13,7 @@ from itertools import product
 
 import pytest
 from heterotrain_core.allocate.propose import propose
-from heterotrain_core.split.curve import SplitMember
+from heterotrain_core.split.member import SplitMember
 from heterotrain_operator.decide.allocation.allocate import problem_of
 from heterotrain_operator.decide.grants.grant import JobGrant, ThroughputModel
 from support.fake_cluster import NOW_S, pool

@@ -102,7 +102,7 @@ DECISION = SharesDecision(
     gain_ratio=0.0,
     changed=False,
     relearn=(),
-    leaving=(),
+    stragglers=(),
     models=(),
     exchange=ExchangeModel(communication=None, reason=""),
     reason="",

@@ -10,11 +10,11 @@ import pytest
 from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_core.perf.counters import Observation
 from heterotrain_core.perf.expected_maximum import quantile_of_maximum
-from heterotrain_core.perf.model import LineError, MemberModel, Verdict
-from heterotrain_core.planning.certainty import FALSE_CHANGES, faked_gain
+from heterotrain_core.perf.model import FitQuality, LineError, MemberModel
 from heterotrain_core.planning.shares import MemberEvidence, SharesDecision, SharesRequest, decide_shares
+from heterotrain_core.planning.significance import FALSE_CHANGES, false_positive_gain
 from heterotrain_core.split.balance import Split, balance, evaluate
-from heterotrain_core.split.curve import SplitMember
+from heterotrain_core.split.member import SplitMember
 from scipy import stats
 from support.exported_counters import Cluster, three_pools
 
@@ -48,7 +48,7 @@ def test_chance_alone_seldom_promises_more(count: int, error: float) -> None:
         now, best = evaluate((SHARE,) * count, members), balance(SHARE * count, members)
         assert isinstance(now, Split)
         assert isinstance(best, Split)
-        beyond += 1 - best.step_s / now.step_s > faked_gain(found, now)
+        beyond += 1 - best.step_s / now.step_s > false_positive_gain(found, now)
     # Fewer than 5 in 100: what one member gives up makes the others slower.
     assert beyond <= FALSE_CHANGES * runs + 3 * math.sqrt(FALSE_CHANGES * runs)
 
@@ -60,7 +60,7 @@ def a_model(pace: float, error_s: float) -> MemberModel:
         backward_fixed_s=pace * FIXED_S * 2 / 3,
     )  # fmt: skip
     error = LineError(centre_samples=SHARE, centre_s=error_s, slope_s=0.0)
-    return MemberModel(compute=compute, error=error, verdict=Verdict.OK, reason="")
+    return MemberModel(compute=compute, error=error, quality=FitQuality.OK, reason="")
 
 
 def test_what_is_not_known_fakes_anything() -> None:
@@ -68,7 +68,7 @@ def test_what_is_not_known_fakes_anything() -> None:
     model = replace(a_model(1.0, 0.01), error=None)
     now = evaluate((SHARE,), [SplitMember(compute=model.compute or ComputeTime())])
     assert isinstance(now, Split)
-    assert faked_gain([model], now) == math.inf
+    assert false_positive_gain([model], now) == math.inf
 
 
 def test_the_threshold_falls_with_what_was_seen_and_never_exceeds_the_users() -> None:

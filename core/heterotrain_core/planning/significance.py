@@ -23,7 +23,7 @@ USUAL_VARIATION = 0.1
 """Of a step, while too few were seen to tell: how uncertain a member is then follows from how many there were."""
 
 
-def faked_gain(models: Sequence[MemberModel], now: Split) -> float:
+def false_positive_gain(models: Sequence[MemberModel], now: Split) -> float:
     """Return the part of a step that other shares seem to save by the errors of the fits alone; infinite if nothing was seen.
 
     A member seen at one share only has a line that rests on an assumption; where it is now it is still known from its steps.
