@@ -96,7 +96,7 @@ def test_an_announced_leave_makes_a_survivor_write(operate: Operate, tmp_path: P
 def test_damaged_checkpoints_are_passed_over(operate: Operate, tmp_path: Path) -> None:
     """A flipped bit in the newest and a missing end in the one before it: the third newest is good and is taken."""
     operator = operate(
-        epochs=1, checkpoint_uri=f"file://{tmp_path}/checkpoints", checkpoint_every_s=0.0, checkpoint_keep=4
+        epochs=1, checkpoint_uri=f"file://{tmp_path}/checkpoints", checkpoint_interval_s=0.0, checkpoint_max_to_keep=4
     )
     first = operator.start("w0", slow_s=0.02)
     operator.until_ready(first)
@@ -118,7 +118,7 @@ def test_damaged_checkpoints_are_passed_over(operate: Operate, tmp_path: Path) -
 
 def test_a_killed_job_goes_on_from_its_last_checkpoint(operate: Operate, tmp_path: Path) -> None:
     """All workers die at once in the middle of a step; the steps since the checkpoint are done over, exactly once each."""
-    operator = operate(epochs=3, checkpoint_uri=f"file://{tmp_path}/checkpoints", checkpoint_every_s=0.0)
+    operator = operate(epochs=3, checkpoint_uri=f"file://{tmp_path}/checkpoints", checkpoint_interval_s=0.0)
     fault = {"place": "reducing", "step": 9}
     workers = [operator.start(f"w{i}", fault=fault) for i in range(2)]
     operator.until_ready(*workers)

@@ -49,7 +49,7 @@ def test_history(operate: Callable[..., Operator], seed: int) -> None:
     if chance.random() < 0.5:  # otherwise those who come after all others have gone begin anew
         operator.config = replace(operator.config, checkpoint_uri=f"file://{operator.folder}/checkpoints")
         if seed % 2:  # else only when somebody is told to go
-            operator.config = replace(operator.config, checkpoint_every_s=0.0)
+            operator.config = replace(operator.config, checkpoint_interval_s=0.0)
     scenario = FaultScenario(chance=chance, operator=operator, cells=cells)
     scenario.begin()
     scenario.play()

@@ -69,7 +69,7 @@ def test_two_ranks_in_one_pod(tmp_path: Path) -> None:
     variables = {
         env.JOB_UID: "job-uid", env.JOB_NAME: "test", env.WORKER: "w0", env.WORKER_UID: "u0",
         env.WORKER_ADDRESS: "127.0.0.1", env.PEER_PORT: str(peer_port), env.METRICS_PORT: str(metrics_port),
-        env.PLAN_DIR: str(tmp_path / "plan"), env.TERMINATION_PATH: str(tmp_path / "word"), env.RANKS_PER_WORKER: "2",
+        env.PLAN_DIR: str(tmp_path / "plan"), env.TERMINATION_PATH: str(tmp_path / "word"), env.NUM_PROC_PER_WORKER: "2",
         env.CONFIG: encode_config(TrainingConfig(epochs=2)),
     }  # fmt: skip
     members = tuple(

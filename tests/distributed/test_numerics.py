@@ -158,7 +158,7 @@ def test_compressed_gradients_are_within_the_bound(operate: Operate, compression
 def test_a_larger_batch_warms_up_to_its_rate(operate: Operate, tmp_path: Path) -> None:
     """Linear rule: twice the batch, four steps to twice the rate, schedules twice as fast, also on a rank that joins."""
     setup = TrainingSetup(samples=96, decay=0.95)
-    operator = operate(epochs=4, learning_rate_scaling="linear", learning_rate_warm_up_samples=128)
+    operator = operate(epochs=4, learning_rate_scaling="linear", learning_rate_warmup_samples=128)
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
@@ -242,7 +242,7 @@ class AdaScale:
 def test_adascale_follows_preconditioned_noise(operate: Operate, tmp_path: Path) -> None:
     """AdamW at four times the base batch: factor and weights are those of the rule computed from the definition."""
     setup = TrainingSetup(samples=128, adam=True)
-    operator = operate(epochs=4, batch_samples=8, learning_rate_scaling="adascale", learning_rate_warm_up_samples=0)
+    operator = operate(epochs=4, batch_samples=8, learning_rate_scaling="adascale", learning_rate_warmup_samples=0)
     workers = [start(operator, f"w{i}", setup) for i in range(2)]
     operator.until_ready(*workers)
     operator.plan(workers, batch_samples=32, shares=(21, 11), micro=(8, 0))

@@ -29,7 +29,7 @@ def test_another_number_of_ranks_goes_on_with_all_state(
         batch_norm=True, decay=0.98, stream=True, **({} if exact else {"dtype": "float32", "spike": (1, 1e4)})
     )
     operator = operate(
-        epochs=EPOCHS, precision=precision, learning_rate_scaling="linear", learning_rate_warm_up_samples=WARM_UP,
+        epochs=EPOCHS, precision=precision, learning_rate_scaling="linear", learning_rate_warmup_samples=WARM_UP,
         checkpoint_uri=f"file://{tmp_path}/checkpoints",
     )  # fmt: skip
     gates = [Gate(tmp_path, STOP, name=f"w{i}-") for i in range(3)]

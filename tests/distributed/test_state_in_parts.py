@@ -45,7 +45,7 @@ def test_everybody_leaves_and_others_read_the_parts(operate: Operate, tmp_path: 
 
 def test_a_rank_is_lost_while_parts_are_written(operate: Operate, tmp_path: Path) -> None:
     """Parts without a whole are no checkpoint; the survivors write theirs, and whoever comes later reads those."""
-    operator = operate(epochs=3, checkpoint_uri=f"file://{tmp_path}/checkpoints", checkpoint_every_s=0.0)
+    operator = operate(epochs=3, checkpoint_uri=f"file://{tmp_path}/checkpoints", checkpoint_interval_s=0.0)
     fault = {"place": "reducing", "step": 6}
     workers = [operator.start(f"w{i}", script=SCRIPT, in_parts=True, fault=fault if i == 2 else None) for i in range(3)]
     operator.until_ready(*workers)
@@ -62,7 +62,7 @@ def test_a_rank_is_lost_while_parts_are_written(operate: Operate, tmp_path: Path
 
 def test_a_folder_that_others_do_not_see(operate: Operate) -> None:
     """Parts that do not appear are not waited for again: one rank writes everything, and training never stops."""
-    operator = operate(epochs=3, checkpoint_uri="here", checkpoint_every_s=0.0)
+    operator = operate(epochs=3, checkpoint_uri="here", checkpoint_interval_s=0.0)
     options = {"script": SCRIPT, "in_parts": True, "unshared": True, "slow_s": 0.05}
     workers = [operator.start(f"w{i}", **options) for i in range(2)]
     operator.until_ready(*workers)

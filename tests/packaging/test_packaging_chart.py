@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from heterotrain_core.contract import keys
-from heterotrain_operator.api.types import MAX_RANKS_PER_WORKER
+from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
 from heterotrain_operator.cli import run
 
 CHART = Path(__file__).parents[2] / "helm/heterotrain"
@@ -165,7 +165,7 @@ def test_prometheus_credentials_reach_the_operator() -> None:
 def test_every_rank_that_a_pod_may_run_is_scraped() -> None:
     (monitor,) = of_kind(render("monitoring.podMonitor.enabled=true"), "PodMonitor")
     ports = [each["port"] for each in monitor["spec"]["podMetricsEndpoints"]]
-    assert ports == [f"{keys.METRICS_PORT_NAME_PREFIX}{rank}" for rank in range(MAX_RANKS_PER_WORKER)]
+    assert ports == [f"{keys.METRICS_PORT_NAME_PREFIX}{rank}" for rank in range(MAX_NUM_PROC_PER_WORKER)]
 
 
 def test_every_variable_of_the_chart_is_an_option_of_the_command() -> None:

@@ -52,7 +52,7 @@ class Identity:
     worker_uid: str = "local"
     address: str = "127.0.0.1"
     local_rank: int = 0
-    ranks_per_worker: int = 1
+    num_proc_per_worker: int = 1
     rank: int | None = None
     world_size: int | None = None
     metrics_port: int | None = None
@@ -97,7 +97,7 @@ def _who(environ: Mapping[str, str]) -> Identity:
             worker_uid=_text(environ, env.WORKER_UID),
             address=_text(environ, env.WORKER_ADDRESS),
             local_rank=local_rank,
-            ranks_per_worker=_number(environ, env.RANKS_PER_WORKER, 1),
+            num_proc_per_worker=_number(environ, env.NUM_PROC_PER_WORKER, 1),
             metrics_port=_number(environ, env.METRICS_PORT, keys.METRICS_PORT) + local_rank,
             peer_port=_number(environ, env.PEER_PORT, keys.PEER_PORT) + local_rank,
             plan_dir=environ.get(env.PLAN_DIR, env.DEFAULT_PLAN_DIR),

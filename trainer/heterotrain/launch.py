@@ -70,7 +70,7 @@ class Launcher:
     def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
         self._command = list(command)
         self._environ = dict(environ)
-        self._ranks = int(environ.get(env.RANKS_PER_WORKER, "1") or "1")
+        self._ranks = int(environ.get(env.NUM_PROC_PER_WORKER, "1") or "1")
         # Whoever drops a Popen asks for its exit code, and ``os.wait`` would wait in vain for a rank that has ended already.
         self._children: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
         self._codes: dict[int, int] = {}
@@ -107,7 +107,7 @@ class Launcher:
             | self._environ
             | {
                 env.LOCAL_RANK: str(rank),
-                env.RANKS_PER_WORKER: str(self._ranks),
+                env.NUM_PROC_PER_WORKER: str(self._ranks),
                 env.TERMINATION_PATH: str(word),
             }
         )

@@ -51,7 +51,7 @@ def init(
     batch_samples: int = 64,
     seed: int = 0,
     checkpoint_uri: str | os.PathLike[str] | None = None,
-    checkpoint_every_s: float = 600.0,
+    checkpoint_interval_s: float = 600.0,
     tensorboard_dir: str | os.PathLike[str] | None = None,
     precision: str = "auto",
     compression: str = "none",
@@ -66,7 +66,7 @@ def init(
         batch_samples: global batch over all ranks.
         seed: seeds the order of samples and all random numbers; at least 0.
         checkpoint_uri: folder for checkpoints (``file:///…`` or a path); ``None`` keeps none.
-        checkpoint_every_s: seconds between checkpoints.
+        checkpoint_interval_s: seconds between checkpoints.
         tensorboard_dir: folder for TensorBoard files; the environment's ``HETEROTRAIN_TENSORBOARD_DIR`` goes before it.
         precision: of the forward pass: ``fp32``, ``bf16``, ``fp16``, or ``auto`` (bf16 where all ranks' devices have it).
         compression: of gradients on the wire: ``none``, ``fp16`` or ``bf16``.
@@ -75,13 +75,13 @@ def init(
         UsageError: the environment contradicts itself, or a value is none of those that there are.
     """
     identity = read_identity()
-    if not checkpoint_every_s >= 0:
-        raise UsageError(f"checkpoint_every_s has to be 0 seconds or more, not {checkpoint_every_s}")
+    if not checkpoint_interval_s >= 0:
+        raise UsageError(f"checkpoint_interval_s has to be 0 seconds or more, not {checkpoint_interval_s}")
     config = read_config() or TrainingConfig(
         epochs=admission.whole("epochs", epochs, least=1), seed=admission.whole("seed", seed, least=0),
         base_batch_samples=admission.whole("batch_samples", batch_samples, least=1),
         checkpoint_uri=None if checkpoint_uri is None else os.fspath(checkpoint_uri),
-        checkpoint_every_s=checkpoint_every_s, precision=precision, compression=compression,
+        checkpoint_interval_s=checkpoint_interval_s, precision=precision, compression=compression,
     )  # fmt: skip
     named = None if tensorboard_dir is None else os.fspath(tensorboard_dir)
     return Job(identity, config, tensorboard_dir=identity.tensorboard_dir or named)

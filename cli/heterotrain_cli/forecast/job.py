@@ -13,7 +13,7 @@ from heterotrain_core.split.member import SplitMember
 from heterotrain_operator.api.reading import SpecError, most_workers, read_spec
 from heterotrain_operator.api.training import RebalanceBoundary
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
-from heterotrain_operator.decide.objects.pods import ranks_per_worker
+from heterotrain_operator.decide.objects.pods import num_proc_per_worker
 
 from heterotrain_cli.documents import Loader, place, read_text
 from heterotrain_cli.errors import InputError
@@ -112,7 +112,7 @@ def _pools(spec: HeteroTrainJobSpec, template: Mapping[str, Any]) -> tuple[Pool,
     return tuple(
         Pool(
             name=pool.name,
-            ranks=ranks_per_worker(pool, template),
+            ranks=num_proc_per_worker(pool, template),
             least_workers=pool.min_replicas,
             most_workers=pool.max_replicas,
             spot=pool.capacity_type.value == keys.CAPACITY_SPOT,

@@ -17,15 +17,15 @@ class TrainingConfig:
         seed: seeds the sample permutation and every rank's generators.
         precision: ``fp32``, ``bf16``, ``fp16`` or ``auto`` (bf16 where the accelerator has it, else fp32).
         learning_rate_scaling: ``none``, ``linear``, ``sqrt`` or ``adascale``.
-        learning_rate_warm_up_samples: samples over which a changed factor on the learning rate comes into force; ``None``
+        learning_rate_warmup_samples: samples over which a changed factor on the learning rate comes into force; ``None``
             leaves it to the trainer.
         backend: ``gloo``, ``nccl`` or ``auto`` (nccl where every rank has a GPU of its own, else gloo).
         compression: ``none``, ``fp16`` or ``bf16`` on the wire.
         bucket_mib: DDP's bucket size in MiB.
         checkpoint_uri: where checkpoints go (``file:///…`` or any fsspec URI); ``None`` keeps none.
-        checkpoint_every_s: seconds between durable checkpoints.
-        checkpoint_keep: newest checkpoints that are kept.
-        checkpoint_keep_s: age beyond which a checkpoint is not kept, unless it is the newest; ``None`` sets no limit.
+        checkpoint_interval_s: seconds between durable checkpoints.
+        checkpoint_max_to_keep: newest checkpoints that are kept.
+        checkpoint_max_age_s: age beyond which a checkpoint is not kept, unless it is the newest; ``None`` sets no limit.
         grace_s: seconds between SIGTERM and SIGKILL.
         peer_timeout_s: silence of a host after which its ranks count as lost.
     """
@@ -35,14 +35,14 @@ class TrainingConfig:
     seed: int = 0
     precision: str = "auto"
     learning_rate_scaling: str = "none"
-    learning_rate_warm_up_samples: int | None = None
+    learning_rate_warmup_samples: int | None = None
     backend: str = "auto"
     compression: str = "none"
     bucket_mib: float = 25.0
     checkpoint_uri: str | None = None
-    checkpoint_every_s: float = 600.0
-    checkpoint_keep: int = 3
-    checkpoint_keep_s: float | None = None
+    checkpoint_interval_s: float = 600.0
+    checkpoint_max_to_keep: int = 3
+    checkpoint_max_age_s: float | None = None
     grace_s: float = 30.0
     peer_timeout_s: float = 3.0
 

@@ -9,7 +9,7 @@ from heterotrain_core.contract import keys
 from pydantic import Field
 
 from heterotrain_operator.api.schema import CEL, Model
-from heterotrain_operator.api.types import MAX_RANKS_PER_WORKER, MAX_WORKERS, LabelValue, Quantity
+from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER, MAX_WORKERS, LabelValue, Quantity
 
 
 class CapacityType(StrEnum):
@@ -117,9 +117,9 @@ class WorkerPool(
         default_factory=Resources,
         description="Resources of the training container; an entry here wins over the template's.",
     )
-    ranks_per_worker: int | None = Field(
+    num_proc_per_worker: int | None = Field(
         default=None,
         ge=1,
-        le=MAX_RANKS_PER_WORKER,
+        le=MAX_NUM_PROC_PER_WORKER,
         description="Processes that train in one pod; without it, the number of accelerators that a worker requests, else 1.",
     )

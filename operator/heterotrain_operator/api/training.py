@@ -70,12 +70,12 @@ class Rebalance(
     every_steps: int = Field(
         default=0, ge=0, le=1_000_000, description="Steps between boundaries; only with boundary: steps."
     )
-    min_gain: float = Field(
-        default=0.01,
+    min_gain_percent: int = Field(
+        default=1,
         ge=0,
-        le=1,
-        description="Shares change only for a predicted step that is shorter by this fraction at least, and by more than chance "
-        "could promise while speeds are known badly.",
+        le=100,
+        description="Shares change only if the predicted step time falls by at least this many percent. Uncertain "
+        "measurements raise the threshold. Example: 1.",
     )
 
 
@@ -157,7 +157,7 @@ class Training(
         description="How the learning rate follows a global batch that differs from the one it was chosen for; schedules "
         "advance by what a step is worth.",
     )
-    learning_rate_warm_up_samples: int | None = Field(
+    learning_rate_warmup_samples: int | None = Field(
         default=None,
         ge=0,
         le=2**53,

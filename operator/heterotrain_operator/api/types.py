@@ -9,7 +9,7 @@ from pydantic import AfterValidator, AwareDatetime, Field, WithJsonSchema
 
 MAX_POOLS = 32
 MAX_WORKERS = 1000
-MAX_RANKS_PER_WORKER = 16
+MAX_NUM_PROC_PER_WORKER = 16
 MAX_BATCH = 10_000_000
 MAX_NAME_LENGTH = 48
 """Room for ``-w999`` and ``-on-demand`` below the 63 characters of a label or host name."""

@@ -55,14 +55,21 @@ class Checkpoint(Model):
         description="Where checkpoints go: file:///checkpoints (mount a volume there), or any URI of fsspec, such as "
         "s3://bucket/path or gs://bucket/path, whose Python package (s3fs, gcsfs) is in the image.",
     )
-    every_minutes: float = Field(default=10, ge=0.01, le=10_080, description="Minutes between durable checkpoints.")
-    keep: int = Field(default=3, ge=1, le=1000, description="Newest checkpoints that are kept.")
-    keep_hours: float | None = Field(
+    interval_seconds: int = Field(
+        default=600,
+        ge=1,
+        le=604_800,
+        description="Seconds between two periodic checkpoints. Example: 600.",
+    )
+    max_to_keep: int = Field(
+        default=3, ge=1, le=1000, description="Number of checkpoints to keep; older ones are deleted. Example: 3."
+    )
+    max_age_seconds: int | None = Field(
         default=None,
-        ge=0.01,
-        le=1_000_000,
-        description="Hours after which one of them is no longer kept, unless it is the newest; by default their number alone "
-        "counts.",
+        ge=1,
+        le=3_600_000_000,
+        description="Checkpoints older than this many seconds are deleted, except the newest. Unset: age does not matter. "
+        "Example: 86400.",
     )
 
 
@@ -74,7 +81,7 @@ _TRAINING_FIXED = (
     "seed",
     "precision",
     "learningRateScaling",
-    "?learningRateWarmUpSamples",
+    "?learningRateWarmupSamples",
     "communication",
 )
 
@@ -97,7 +104,7 @@ class HeteroTrainJobSpec(
         ),
         CEL(
             rule=f"{_LEAST_BATCH} >= (has(self.elasticPolicy.maxReplicas) ? self.elasticPolicy.maxReplicas : "
-            "self.workerPools.map(p, p.maxReplicas * (has(p.ranksPerWorker) ? p.ranksPerWorker : 1)).sum())",
+            "self.workerPools.map(p, p.maxReplicas * (has(p.numProcPerWorker) ? p.numProcPerWorker : 1)).sum())",
             message="training.globalBatchSize (or adaptiveBatch.min) gives some workers no sample: make it at least the largest "
             "number of ranks, or lower maxReplicas",
         ),

@@ -9,7 +9,7 @@ from typing import Any
 from heterotrain_core.contract import keys
 
 from heterotrain_operator.api.reading import SpecError, read_spec, read_status
-from heterotrain_operator.api.types import MAX_RANKS_PER_WORKER
+from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
 from heterotrain_operator.cluster_state.quantity import pod_requests, quantities
 from heterotrain_operator.cluster_state.views import (
     Ended,
@@ -124,7 +124,7 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
 
 def _ranks(text: str) -> int:
     """Return how many ranks an annotation names; 1 for one that somebody has spoiled."""
-    return int(text) if len(text) <= len(str(MAX_RANKS_PER_WORKER)) and text.isdecimal() and int(text) else 1
+    return int(text) if len(text) <= len(str(MAX_NUM_PROC_PER_WORKER)) and text.isdecimal() and int(text) else 1
 
 
 def main_container(spec: Mapping[str, Any], annotations: Mapping[str, str]) -> str:

@@ -51,7 +51,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
         spec(
             lambda s: (
                 s.update(training={"adaptiveBatch": {"min": 3, "max": 100}}),
-                s["workerPools"][0].update(ranksPerWorker=4),
+                s["workerPools"][0].update(numProcPerWorker=4),
             )
         ),
         "training.globalBatchSize (or adaptiveBatch.min) gives some workers no sample",
@@ -113,7 +113,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
         "training.globalBatchSize (or adaptiveBatch.min) gives some workers no sample",
     ),
     "batch below ranks": (
-        spec(lambda s: (s["training"].update(globalBatchSize=3), s["workerPools"][0].update(ranksPerWorker=4))),
+        spec(lambda s: (s["training"].update(globalBatchSize=3), s["workerPools"][0].update(numProcPerWorker=4))),
         "training.globalBatchSize (or adaptiveBatch.min) gives some workers no sample",
     ),
     "every steps without steps": (
@@ -125,7 +125,10 @@ REFUSED: dict[str, tuple[Change, str]] = {
         "everySteps belongs to boundary: steps",
     ),
     "boundary": (spec(lambda s: s["training"].update(rebalance={"boundary": "day"})), 'supported values: "epoch"'),
-    "gain above one": (spec(lambda s: s["training"].update(rebalance={"minGain": 3})), "less than or equal to 1"),
+    "gain above one": (
+        spec(lambda s: s["training"].update(rebalance={"minGainPercent": 101})),
+        "less than or equal to 100",
+    ),
     "precision": (spec(lambda s: s["training"].update(precision="fp8")), "Unsupported value"),
     "negative resource": (
         spec(lambda s: s["workerPools"][0].update(resources={"limits": {"cpu": "-1"}})),
@@ -202,7 +205,7 @@ ACCEPTED: dict[str, Change] = {
         nodeSelector=None, tolerations=None, volumes=None
     ),
     "an adaptive batch": adaptive(least=100, most=4096),
-    "no minimum gain": spec(lambda s: s["training"].update(rebalance={"minGain": 0})),
+    "no minimum gain": spec(lambda s: s["training"].update(rebalance={"minGainPercent": 0})),
 }
 
 

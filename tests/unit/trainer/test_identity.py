@@ -24,7 +24,7 @@ def test_alone() -> None:
 
 def test_in_a_pod_ports_follow_the_local_rank() -> None:
     """Local rank r listens on the port plus r."""
-    found = read_identity(POD | {env.LOCAL_RANK: "2", env.RANKS_PER_WORKER: "4"})
+    found = read_identity(POD | {env.LOCAL_RANK: "2", env.NUM_PROC_PER_WORKER: "4"})
     assert (found.mode, found.name, found.metrics_port, found.peer_port) == (Mode.OPERATED, "digits-w1/2", 9402, 29402)
     assert found.termination_path == env.DEFAULT_TERMINATION_PATH
 

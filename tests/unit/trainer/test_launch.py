@@ -83,7 +83,7 @@ def launch(tmp_path: Path, script: str, *, ranks: int, slowly: bool = False) -> 
     path.write_text(script)
     environ = {
         "PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT / 'core'}:{ROOT / 'trainer'}", env.JOB_UID: "j",
-        env.RANKS_PER_WORKER: str(ranks), env.TERMINATION_PATH: str(tmp_path / "word"), "FOLDER": str(tmp_path),
+        env.NUM_PROC_PER_WORKER: str(ranks), env.TERMINATION_PATH: str(tmp_path / "word"), "FOLDER": str(tmp_path),
     }  # fmt: skip
     how = ["-c", SLOWLY] if slowly else ["-m", "heterotrain.launch"]
     command = [sys.executable, *how, str(path), "--argument"]

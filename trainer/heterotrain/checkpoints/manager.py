@@ -41,7 +41,7 @@ class CheckpointKeeper:
     def __init__(self, identity: Identity, config: TrainingConfig, *, report: Report) -> None:
         self.record: Callable[[], bytes | None] = lambda: None
         """What is kept beside the newest checkpoint."""
-        self._schedule = Schedule(every_s=config.checkpoint_every_s, now_s=time.monotonic())
+        self._schedule = Schedule(every_s=config.checkpoint_interval_s, now_s=time.monotonic())
         self._report = report
         self._folder: CheckpointFolder | None = None
         self._writer: CheckpointWriter | None = None
@@ -52,7 +52,9 @@ class CheckpointKeeper:
         self._hurried_step = -1
         if config.checkpoint_uri is not None:
             self._folder = CheckpointFolder(
-                place_of(config.checkpoint_uri, identity), keep=config.checkpoint_keep, keep_s=config.checkpoint_keep_s
+                place_of(config.checkpoint_uri, identity),
+                keep=config.checkpoint_max_to_keep,
+                keep_s=config.checkpoint_max_age_s,
             )
             self._writer = CheckpointWriter(self._folder, on_done=self._on_done)
 

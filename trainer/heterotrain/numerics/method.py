@@ -58,7 +58,7 @@ class Numerics:
         self.base_samples = base = config.base_batch_samples
         self._config = config
         self._training = training
-        warm_up = config.learning_rate_warm_up_samples
+        warm_up = config.learning_rate_warmup_samples
         self._policy = RatePolicy(
             scaling=Scaling(config.learning_rate_scaling), base_samples=base,
             warm_up_samples=WARM_UP_BATCHES * base if warm_up is None else warm_up,

@@ -213,7 +213,7 @@ def serve(report: Report, identity: Identity) -> ThreadingHTTPServer | None:
     """
     if identity.metrics_port is None:
         return None
-    siblings = range(1, identity.ranks_per_worker) if identity.local_rank == 0 else range(0)
+    siblings = range(1, identity.num_proc_per_worker) if identity.local_rank == 0 else range(0)
     awaited = {identity.metrics_port + local_rank for local_rank in siblings}
 
     def all_ready() -> bool:

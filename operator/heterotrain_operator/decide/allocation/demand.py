@@ -18,7 +18,7 @@ from heterotrain_operator.cluster_state.views import JobView
 from heterotrain_operator.decide.allocation.node_group import NodeGroup, PoolKey
 from heterotrain_operator.decide.grants.grant import JobGrant, ThroughputModel
 from heterotrain_operator.decide.grants.persisted import middle
-from heterotrain_operator.decide.objects.pods import ranks_per_worker
+from heterotrain_operator.decide.objects.pods import num_proc_per_worker
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 LEAST_PACE, MOST_PACE = 0.25, 1.25
@@ -103,7 +103,7 @@ def demand_of(
             min_workers=max(0, pool.min_replicas - there),
             required=starting,  # training does not start without it, but goes on
             max_workers=max(0, competitor.most(pool) - there),
-            ranks=ranks_per_worker(pool, job.template),
+            ranks=num_proc_per_worker(pool, job.template),
             price_per_hour=float(pool.price_per_hour or 0.0),
             member=throughput.members.get(pool.name),
         )

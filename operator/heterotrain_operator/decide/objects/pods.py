@@ -13,7 +13,7 @@ from heterotrain_core.contract.config import TrainingConfig, encode_config
 
 from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.template import LIMITED_BY_JOB, REPLACED_BY_US, SCHEDULED_BY_POOL
-from heterotrain_operator.api.types import MAX_RANKS_PER_WORKER
+from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.parse import DEFAULT_CONTAINER, RANKS_ANNOTATION, main_container
 from heterotrain_operator.cluster_state.quantity import parse_quantity
@@ -59,19 +59,19 @@ def template_problem(template: Mapping[str, Any], pools: Sequence[WorkerPool] = 
         if str(port.get("name", "")).startswith(keys.METRICS_PORT_NAME_PREFIX):
             return f"the port name {port['name']} belongs to the operator: give the port another name"
     for pool in pools:
-        if (count := _accelerators(pool, template)) > MAX_RANKS_PER_WORKER and pool.ranks_per_worker is None:
+        if (count := _accelerators(pool, template)) > MAX_NUM_PROC_PER_WORKER and pool.num_proc_per_worker is None:
             return (
-                f"a worker of pool {pool.name} requests {count} accelerators, but runs at most {MAX_RANKS_PER_WORKER} ranks: "
-                "lower resources.limits, or set ranksPerWorker if they are no accelerators"
+                f"a worker of pool {pool.name} requests {count} accelerators, but runs at most {MAX_NUM_PROC_PER_WORKER} ranks: "
+                "lower resources.limits, or set numProcPerWorker if they are no accelerators"
             )
     return ""
 
 
-def ranks_per_worker(pool: WorkerPool, template: Mapping[str, Any]) -> int:
+def num_proc_per_worker(pool: WorkerPool, template: Mapping[str, Any]) -> int:
     """Return how many ranks one worker of the pool runs: as declared, else its accelerators, else 1."""
-    if pool.ranks_per_worker is not None:
-        return pool.ranks_per_worker
-    return min(max(1, _accelerators(pool, template)), MAX_RANKS_PER_WORKER)
+    if pool.num_proc_per_worker is not None:
+        return pool.num_proc_per_worker
+    return min(max(1, _accelerators(pool, template)), MAX_NUM_PROC_PER_WORKER)
 
 
 def _accelerators(pool: WorkerPool, template: Mapping[str, Any]) -> int:
@@ -101,7 +101,7 @@ def training_config(spec: HeteroTrainJobSpec, *, grace_s: float) -> TrainingConf
         seed=training.seed,
         precision=training.precision,
         learning_rate_scaling=training.learning_rate_scaling,
-        learning_rate_warm_up_samples=training.learning_rate_warm_up_samples,
+        learning_rate_warmup_samples=training.learning_rate_warmup_samples,
         backend=training.communication.backend,
         compression=training.communication.compression,
         bucket_mib=training.communication.bucket_mib,
@@ -113,9 +113,9 @@ def training_config(spec: HeteroTrainJobSpec, *, grace_s: float) -> TrainingConf
     return replace(
         fixed,
         checkpoint_uri=checkpoint.uri,
-        checkpoint_every_s=checkpoint.every_minutes * 60,
-        checkpoint_keep=checkpoint.keep,
-        checkpoint_keep_s=None if checkpoint.keep_hours is None else checkpoint.keep_hours * 3600,
+        checkpoint_interval_s=checkpoint.interval_seconds,
+        checkpoint_max_to_keep=checkpoint.max_to_keep,
+        checkpoint_max_age_s=checkpoint.max_age_seconds,
     )
 
 
@@ -127,7 +127,7 @@ def build_pod(job: JobView, pool: WorkerPool, index: int, *, plan_version: str) 
     annotations = metadata.get("annotations") or {}
     name = keys.worker_name(job.key.name, index)
     main_name = main_container(spec, annotations)
-    ranks = ranks_per_worker(pool, job.template)
+    ranks = num_proc_per_worker(pool, job.template)
     grace_s = spec["terminationGracePeriodSeconds"] = spec.get("terminationGracePeriodSeconds") or DEFAULT_GRACE_S
 
     spec["restartPolicy"] = "Never"
@@ -221,7 +221,7 @@ def _environment(job: JobView, *, ranks: int, grace_s: float, main: Mapping[str,
         env.JOB_NAME: job.key.name,
         env.JOB_NAMESPACE: job.key.namespace,
         env.JOB_UID: job.uid,
-        env.RANKS_PER_WORKER: str(ranks),
+        env.NUM_PROC_PER_WORKER: str(ranks),
         env.PLAN_DIR: env.DEFAULT_PLAN_DIR,
         env.METRICS_PORT: str(keys.METRICS_PORT),
         env.PEER_PORT: str(keys.PEER_PORT),

@@ -66,7 +66,7 @@ def seconds_to_boundary(plan: Plan, telemetry: Telemetry) -> float | None:
 
 
 def least_gain(distance: BoundaryDistance, *, chosen: float) -> float:
-    """Return the part of a step that other shares have to save however certain it is; ``chosen`` is the user's ``minGain``."""
+    """Return the part of a step that other shares have to save however certain it is; ``chosen`` is the user's ``minGainPercent``."""
     return max(chosen, FAR_GAIN_RATIO) if distance is BoundaryDistance.FAR else chosen
 
 

@@ -70,7 +70,7 @@ def share_out(
             members=evidence,
             former=former,
             current_shares=current.shares if current is not None else None,
-            least_gain_ratio=least_gain(distance, chosen=rebalance.min_gain),
+            least_gain_ratio=least_gain(distance, chosen=rebalance.min_gain_percent / 100),
             trust_ratio=trust_ratio(current, telemetry, distance),
             rebalance=rebalance.boundary is not RebalanceBoundary.NEVER,
             least_members=spec.elastic_policy.min_replicas,

@@ -211,7 +211,7 @@ def _checkpoint(context: JobContext) -> ConditionValue:
         return ConditionValue(type=kind, holds=None, reason="NotKnown")
     newest_s = max((g.checkpoint_time_s or 0.0 for g in context.telemetry.gauges.values()), default=0.0)
     since_s = max(newest_s, seconds(context.job.status.training_since))
-    limit_s = context.spec.checkpoint.every_minutes * 60 * _LATE_CHECKPOINTS + _CHECKPOINT_SLACK_S
+    limit_s = context.spec.checkpoint.interval_seconds * _LATE_CHECKPOINTS + _CHECKPOINT_SLACK_S
     if since_s and context.now_s - since_s > limit_s:
         message = (
             f"the last checkpoint is {(context.now_s - since_s) / 60:.0f} minutes old: look into the workers' logs"

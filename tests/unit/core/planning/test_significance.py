@@ -72,7 +72,7 @@ def test_what_is_not_known_fakes_anything() -> None:
 
 
 def test_the_threshold_falls_with_what_was_seen_and_never_exceeds_the_users() -> None:
-    """Shares that are 2.5 % off: kept after few noisy steps, mended after many; a large ``minGain`` changes neither."""
+    """Shares that are 2.5 % off: kept after few noisy steps, mended after many; a large ``minGainPercent`` changes neither."""
     changed = []
     for scrapes in (1, 30):
         cluster = Cluster(truth=three_pools(), variation=0.08, seed=3)

@@ -134,7 +134,7 @@ def test_a_store_that_fails_while_training(monkeypatch: pytest.MonkeyPatch, capl
         raise RuntimeError(f"the store's library broke at {name[:10]}")
 
     monkeypatch.setattr(Storage, "put", fails)
-    job, _, ids = run(checkpoint_every_s=0.0)
+    job, _, ids = run(checkpoint_interval_s=0.0)
     assert len(ids) == 48
     assert job._report._counters["heterotrain_checkpoint_failures_total"] >= 1
     assert "the store's library broke" in caplog.text
@@ -165,7 +165,7 @@ def test_a_store_that_hangs_is_told_and_training_goes_on(
         return put(self, name, chunks)
 
     monkeypatch.setattr(Storage, "put", hangs)
-    job = heterotrain.init(epochs=2, batch_samples=8, checkpoint_uri=URI, checkpoint_every_s=0.0)
+    job = heterotrain.init(epochs=2, batch_samples=8, checkpoint_uri=URI, checkpoint_interval_s=0.0)
     model = job.wrap(Counting())
     optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     for step in job.steps(DATA):

@@ -95,7 +95,7 @@ def test_readiness_waits_for_all_local_ranks() -> None:
     servers: list[Any] = []
     for rank in range(2):
         identity = Identity(
-            mode=Mode.OPERATED, job_uid="j", worker="w", worker_uid="u", local_rank=rank, ranks_per_worker=2,
+            mode=Mode.OPERATED, job_uid="j", worker="w", worker_uid="u", local_rank=rank, num_proc_per_worker=2,
             metrics_port=port + rank,
         )  # fmt: skip
         reports.append(Report(identity))

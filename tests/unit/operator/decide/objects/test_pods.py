@@ -10,7 +10,7 @@ import pytest
 from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.config import decode_config
 from heterotrain_operator.cluster_state.parse import parse_job
-from heterotrain_operator.decide.objects.pods import build_pod, ranks_per_worker, template_problem
+from heterotrain_operator.decide.objects.pods import build_pod, num_proc_per_worker, template_problem
 from support.fake_cluster import Body, job_body, pool
 
 
@@ -110,19 +110,23 @@ def test_the_fixed_configuration_is_the_spec_s() -> None:
             "epochs": 7,
             "seed": 3,
             "precision": "bf16",
-            "learningRateWarmUpSamples": 4000,
+            "learningRateWarmupSamples": 4000,
             "communication": {"backend": "gloo", "compression": "fp16", "bucketMiB": 4},
         },
         elasticPolicy={"minReplicas": 1, "peerTimeoutSeconds": 10},
-        checkpoint={"uri": "file:///x", "everyMinutes": 2, "keep": 5, "keepHours": 1.5},
+        checkpoint={"uri": "file:///x", "intervalSeconds": 120, "maxToKeep": 5, "maxAgeSeconds": 5400},
     )
     value = next(entry["value"] for entry in main_of(pod)["env"] if entry["name"] == env.CONFIG)
     config = decode_config(value)
     assert (config.epochs, config.seed, config.precision, config.base_batch_samples) == (7, 3, "bf16", 100)
-    assert config.learning_rate_warm_up_samples == 4000
+    assert config.learning_rate_warmup_samples == 4000
     assert (config.backend, config.compression, config.bucket_mib) == ("gloo", "fp16", 4)
-    assert (config.checkpoint_uri, config.checkpoint_every_s, config.checkpoint_keep) == ("file:///x", 120.0, 5)
-    assert config.checkpoint_keep_s == 5400.0
+    assert (config.checkpoint_uri, config.checkpoint_interval_s, config.checkpoint_max_to_keep) == (
+        "file:///x",
+        120.0,
+        5,
+    )
+    assert config.checkpoint_max_age_s == 5400.0
     assert (config.grace_s, config.peer_timeout_s) == (90, 10.0)
 
 
@@ -154,10 +158,10 @@ def test_the_annotated_container_trains_and_sidecars_are_left_alone() -> None:
 
 
 def test_each_rank_has_a_named_port() -> None:
-    pod = built(pool_body=pool("a", ranksPerWorker=3))
+    pod = built(pool_body=pool("a", numProcPerWorker=3))
     ports = {each["name"]: each["containerPort"] for each in main_of(pod)["ports"]}
     assert ports == {"ht-metrics-0": 9400, "ht-metrics-1": 9401, "ht-metrics-2": 9402}
-    value = next(entry["value"] for entry in main_of(pod)["env"] if entry["name"] == env.RANKS_PER_WORKER)
+    value = next(entry["value"] for entry in main_of(pod)["env"] if entry["name"] == env.NUM_PROC_PER_WORKER)
     assert value == "3"
 
 
@@ -178,7 +182,7 @@ def test_each_rank_has_a_named_port() -> None:
 def test_ranks_are_the_accelerators_unless_declared(limits: Body, ranks: int) -> None:
     job = parse_job(job_body(pool("a", resources={"limits": limits})))
     assert job.spec is not None
-    assert ranks_per_worker(job.spec.worker_pools[0], job.template) == ranks
+    assert num_proc_per_worker(job.spec.worker_pools[0], job.template) == ranks
 
 
 def test_building_a_pod_leaves_the_template_as_it_was() -> None:
@@ -227,7 +231,7 @@ def test_more_accelerators_than_ranks_may_be_are_told_and_never_run_up() -> None
     said = template_problem(job.template, job.spec.worker_pools)
     assert said.startswith("a worker of pool a requests 1000000000 accelerators, but runs at most 16 ranks: lower")
     assert len(main_of(built(pool_body=body))["ports"]) == 16
-    declared = parse_job(job_body({**body, "ranksPerWorker": 2}))
+    declared = parse_job(job_body({**body, "numProcPerWorker": 2}))
     assert declared.spec is not None
     assert template_problem(declared.template, declared.spec.worker_pools) == ""
 

@@ -256,7 +256,7 @@ def test_progress_never_falls_when_the_furthest_member_is_gone() -> None:
 
 @pytest.mark.parametrize("age_minutes", [1, 30])
 def test_a_late_checkpoint_is_told(age_minutes: float) -> None:
-    spec = {"checkpoint": {"uri": "file:///x", "everyMinutes": 10}}
+    spec = {"checkpoint": {"uri": "file:///x", "intervalSeconds": 600}}
     cluster = FakeCluster(spec=spec).with_nodes("a", "b", "c").start()
     first = MemberId(cluster.plan_json["members"][0]["worker_uid"], 0)
     saved_s = cluster.now_s
