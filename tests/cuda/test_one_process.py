@@ -11,11 +11,11 @@ import heterotrain
 import pytest
 import torch
 from distributed.scripts import net, optimizer_of, problem
-from heterotrain.data.prefetch import Ahead
-from heterotrain.data.slices import Piece
+from heterotrain.data.prefetch import Prefetcher
+from heterotrain.data.slices import EpochSlice
 from heterotrain.data.sources import source_of
 from heterotrain.numerics.timeline import CudaTimeline
-from heterotrain.numerics.transfers import Timing
+from heterotrain.numerics.transfers import ReductionTimestamps
 from heterotrain.steps.clock import Clock, Phase
 from heterotrain_core.contract import metrics as names
 from prometheus_client import generate_latest
@@ -36,14 +36,14 @@ def test_phases_are_what_the_device_did() -> None:
     assert not clock.is_over(), "nobody waited"
     torch.cuda.synchronize()
     assert clock.is_over()
-    times = clock.read(Timing(), step_s=1.0)
+    times = clock.read(ReductionTimestamps(), step_s=1.0)
     assert times.backward_s / times.forward_s == pytest.approx(3, rel=0.1)
 
 
 def test_what_is_loaded_ahead_is_pinned() -> None:
     """Batches of worker processes lie in page-locked memory, from which copies overlap with computing."""
     source = source_of(problem(32), collate=None, shuffle=False, seed=0)
-    x, _y = Ahead(source, workers=1, pin=True).take(Piece(0, 0, 8), lambda: iter([Piece(0, 0, 8)]))
+    x, _y = Prefetcher(source, workers=1, pin=True).take(EpochSlice(0, 0, 8), lambda: iter([EpochSlice(0, 0, 8)]))
     assert x.is_pinned()
     assert torch.equal(x, problem(32).tensors[0][:8])
 

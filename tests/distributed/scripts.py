@@ -43,15 +43,15 @@ def train(
     fault: dict[str, Any] | None = None,
     tokens: bool = False,
     slow_s: float = 0.0,
-    board: str | None = None,
+    tensorboard_dir: str | None = None,
 ) -> None:
     """Train, then write the final weights.
 
-    ``tokens`` weighs samples differently; ``slow_s`` stretches each step; ``board`` is a folder for TensorBoard files.
+    ``tokens`` weighs samples differently; ``slow_s`` stretches each step; ``tensorboard_dir`` takes TensorBoard files.
     """
     injector = FaultInjector(fault)
     heterotrain.telemetry.tensorboard.GAP_S = 0.0
-    job = heterotrain.init(tensorboard_dir=board)
+    job = heterotrain.init(tensorboard_dir=tensorboard_dir)
     injector.at("init", 0)
     model = job.wrap(net())
     optimizer = job.optimizer(optimizer_of(model))

@@ -14,7 +14,7 @@ import torch
 from distributed.fault_injectors import FaultInjector, install_faults
 from distributed.scripts import FEATURES, problem, token_weights
 from heterotrain.data.progress import micro_batches, permutation
-from heterotrain.network.control import Verdict
+from heterotrain.network.control import StepDecision
 from heterotrain.numerics.reducer import Bucket, Reducer
 from heterotrain.steps.loop import Loop
 from heterotrain.steps.step import Step
@@ -176,7 +176,7 @@ def _watch_steps() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     commit = Loop.commit
 
-    def watched(self: Loop, step: Step, decision: Verdict) -> None:
+    def watched(self: Loop, step: Step, decision: StepDecision) -> None:
         loss_scale, before = step.numerics.loss_scale, step.numerics.state_dict()
         commit(self, step, decision)
         found.append({

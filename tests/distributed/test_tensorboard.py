@@ -61,14 +61,16 @@ def losses(*, epochs: int) -> dict[int, float]:
 def test_the_files_survive_the_loss_of_their_writer(operate: Callable[..., Operator], tmp_path: Path) -> None:
     """Every step's loss is there once, whoever wrote it, and the change is told in words."""
     operator = operate()
-    board = str(tmp_path / "board")
+    folder = str(tmp_path / "tensorboard")
     fault = {"place": "step", "step": 4}  # before it has added anything: nobody can commit the step without the others
-    workers = [operator.start(f"w{i}", board=board, slow_s=0.02, fault=fault if i == 0 else None) for i in range(3)]
+    workers = [
+        operator.start(f"w{i}", tensorboard_dir=folder, slow_s=0.02, fault=fault if i == 0 else None) for i in range(3)
+    ]
     operator.until_ready(*workers)
     operator.plan(workers, shares=(8, 6, 2))
     operator.finish(workers)
     assert [worker.code for worker in workers[1:]] == [0, 0], operator.evidence()
-    curves, texts = read(tmp_path / "board" / "default-test-job-uid")
+    curves, texts = read(tmp_path / "tensorboard" / "default-test-job-uid")
     survivors = {step: value for step, value in curves["train/loss"].items() if step > 4}
     expected = losses(epochs=2)
     assert survivors == pytest.approx({step: loss for step, loss in expected.items() if step > 4}, rel=1e-6)

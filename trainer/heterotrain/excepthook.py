@@ -27,7 +27,7 @@ def show_script_only(kind: type[BaseException]) -> None:
 
     def on_exception(found: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if issubclass(found, kind):
-            trace = of_script(trace)
+            trace = script_frames(trace)
             error.__traceback__ = trace  # the interpreter's own hook looks here first
             error.__cause__ = None  # which hides the context as well; the sentence has what it said
         previous(found, error, trace)
@@ -35,7 +35,7 @@ def show_script_only(kind: type[BaseException]) -> None:
     sys.excepthook = on_exception
 
 
-def of_script(trace: TracebackType | None) -> TracebackType | None:
+def script_frames(trace: TracebackType | None) -> TracebackType | None:
     """Return the traceback without our frames, and without those of libraries that we have called."""
     kept: list[TracebackType] = []
     inside = False

@@ -32,11 +32,11 @@ from heterotrain.state import admission
 from heterotrain.state.tensors import Stateful
 from heterotrain.state.training import Training
 from heterotrain.steps.loop import Loop
-from heterotrain.steps.observe import Observer
+from heterotrain.steps.observer import Observer
 from heterotrain.steps.step import Step
 from heterotrain.telemetry.logs import Tags, set_up_logs
 from heterotrain.telemetry.report import Report, serve
-from heterotrain.telemetry.tensorboard import Board
+from heterotrain.telemetry.tensorboard import TensorBoardWriter
 from heterotrain.termination_message import Farewell
 
 _log = logging.getLogger(__name__)
@@ -114,7 +114,9 @@ class Job:
         )  # fmt: skip
         keeper.record = lambda: self._record.file(self._training.progress)
         self._loop.run_hooks = self._run_hooks
-        self._loop.board = Board(tensorboard_dir, identity, report=self._report) if tensorboard_dir else None
+        self._loop.tensorboard = (
+            TensorBoardWriter(tensorboard_dir, identity, report=self._report) if tensorboard_dir else None
+        )
         tagged.where = self._place
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -260,7 +262,7 @@ class Job:
 
     def finish(self, reason: str) -> None:
         """End the training successfully after the current step; every rank has to decide so at the same step."""
-        self._loop.departure.reason = reason
+        self._loop.shutdown.reason = reason
 
     @property
     def is_leader(self) -> bool:
@@ -294,7 +296,7 @@ class Job:
         return {"rank": formed.rank, "formation": str(formed.roster.formation), "epoch": epoch, "step": step}
 
     def _on_sigterm(self, _signal: int, _frame: FrameType | None) -> None:
-        self._loop.departure.told()
+        self._loop.shutdown.request()
 
 
 def _membership(

@@ -30,8 +30,8 @@ import heterotrain
 import torch
 import torch.distributed as dist
 from heterotrain.numerics.noise import Measurement
-from heterotrain.steps.observe import LEARN_STEPS, Observer
-from heterotrain.telemetry.tensorboard import Board
+from heterotrain.steps.observer import LEARN_STEPS, Observer
+from heterotrain.telemetry.tensorboard import TensorBoardWriter
 from machine import free_port, machine
 from models import CASES, Case
 from prometheus_client import generate_latest
@@ -45,7 +45,7 @@ SAMPLES = 4096
 TELEMETRY = {
     Observer: ("begin", "committed", "cost"),
     Measurement: ("group_done", "reduced", "_bucket", "_gradient"),
-    Board: ("committed",),
+    TensorBoardWriter: ("committed",),
 }
 """What counts as telemetry: phases and gauges, the noise scale's statistics, and the curves for TensorBoard."""
 
@@ -137,12 +137,12 @@ def seconds_of(turns: Iterator[None], steps: int) -> tuple[float, float]:
     return (time.perf_counter() - began_s) / steps, (time.process_time() - began_cpu_s) / steps
 
 
-def work(number: int, seconds: float, board: str) -> dict[str, Any]:
+def work(number: int, seconds: float, tensorboard_dir: str) -> dict[str, Any]:
     """Measure one case in this rank, for about so many seconds."""
     torch.set_num_threads(1)
     case = CASES[number]
     world = int(os.environ["WORLD_SIZE"])
-    job = heterotrain.init(epochs=10**9, batch_samples=case.share_samples * world, tensorboard_dir=board)
+    job = heterotrain.init(epochs=10**9, batch_samples=case.share_samples * world, tensorboard_dir=tensorboard_dir)
     turns = {"ours": ours(case, job)}
     next(turns["ours"])  # makes the default group, from which the other one's is made
     turns["bare"] = bare(case)
@@ -153,8 +153,8 @@ def work(number: int, seconds: float, board: str) -> dict[str, Any]:
     while job._training.progress.steps < 2 * LEARN_STEPS:  # noqa: SLF001 - in its first steps it measures everything
         next(turns["ours"])
     observer = job._loop._observer  # noqa: SLF001 - as above
-    duty = observer.duty
-    before_s = duty.spent_s
+    budget = observer.budget
+    before_s = budget.spent_s
     found: dict[str, list[tuple[float, float]]] = {"bare": [], "ours": []}
     for block in range(max(8, round(seconds / (4 * steps * step_s)))):
         first, second = ("bare", "ours") if block % 2 == 0 else ("ours", "bare")
@@ -164,7 +164,7 @@ def work(number: int, seconds: float, board: str) -> dict[str, Any]:
             parts[name].append(seconds_of(turns[name], steps))
         for name, pair in parts.items():
             found[name].append((sum(wall_s for wall_s, _ in pair) / 2, sum(cpu_s for _, cpu_s in pair) / 2))
-    own_clock_s = (duty.spent_s - before_s) / (2 * steps * len(found["ours"]))
+    own_clock_s = (budget.spent_s - before_s) / (2 * steps * len(found["ours"]))
     spent = Spent()
     for kind, names in TELEMETRY.items():
         for name in names:

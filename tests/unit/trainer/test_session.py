@@ -172,10 +172,10 @@ def test_buffers_and_random_numbers_are_restored_when_a_step_is_repeated() -> No
 
 
 MISTAKES = {
-    "no apply": r"step 0 ended without step\.apply", "apply early": r"0 of 1 micro-batches",
-    "apply twice": r"step\.apply once", "backward twice": r"for the 2\. time: call step\.backward exactly once",
-    "vector loss": r"scalar loss", "clip at 0": r"clip_norm has to be above 0, not 0", "weight": r"from 0 on, not nan",
-    "other optimizer": r"a SGD that job\.optimizer has not seen", "no optimizer": r"takes the optimizer that job",
+    "no apply": r"step 0 ended without step\.apply", "apply early": r"after 0 of 1 micro-batch\.",
+    "apply twice": r"step\.apply once", "backward twice": r"call 2 of step\.backward\. Call step\.backward exactly once",
+    "vector loss": r"scalar loss", "clip at 0": r"clip_norm must be above 0, not 0", "weight": r"from 0 on, not nan",
+    "other optimizer": r"a SGD that job\.optimizer has not seen", "no optimizer": r"needs at least one optimizer",
     "detached loss": r"depends on no parameter",
 }  # fmt: skip
 

@@ -20,7 +20,7 @@ import torch
 from heterotrain_core.contract.config import TrainingConfig
 
 from heterotrain.data.progress import Progress
-from heterotrain.data.slices import Piece, Source
+from heterotrain.data.slices import EpochSlice, Source
 from heterotrain.data.sources import Mapped
 from heterotrain.identity import Identity
 from heterotrain.membership.roster import Roster
@@ -127,7 +127,7 @@ def fingerprint(source: Source) -> str | None:
     looks = HASHED_SAMPLES if isinstance(source, Mapped) else 1  # elsewhere in a stream a look may open another shard
     for index in range(looks):
         position = samples * index // looks
-        _add(digest, source.load(Piece(0, position, position + 1)))
+        _add(digest, source.load(EpochSlice(0, position, position + 1)))
     return digest.hexdigest()
 
 

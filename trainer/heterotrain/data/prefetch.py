@@ -1,6 +1,6 @@
 """Worker processes that load what comes next while this one computes.
 
-Where any piece can be loaded anywhere, several of them load micro-batches. A data set that can only be iterated has one
+Where any part can be loaded anywhere, several of them load micro-batches. A data set that can only be iterated has one
 order, so one process reads it, and samples come one after the other.
 
 They are torch's own loader; what is ours is the list of what comes next. It is drawn up on the assumption that nothing
@@ -20,13 +20,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from heterotrain.data.progress import step_seed
-from heterotrain.data.rng import chance
-from heterotrain.data.slices import Piece, Source
+from heterotrain.data.rng import seeded_rng
+from heterotrain.data.slices import EpochSlice, Source
 from heterotrain.data.streamed import Streamed, iterator_of
 from heterotrain.errors import UsageError
 
 
-class Ahead:
+class Prefetcher:
     """Hands out batches in the order in which they are asked for."""
 
     def __init__(self, source: Source, *, workers: int, pin: bool, ahead: int = 2) -> None:
@@ -42,34 +42,34 @@ class Ahead:
             UsageError: the source cannot be sent to another process.
         """
         _check_sendable(source)
-        self._coming = _Coming()
-        sampler: Any = self._coming  # torch expects lists of indices; _Loads takes pieces
+        self._upcoming = _Upcoming()
+        sampler: Any = self._upcoming  # torch expects lists of indices; _SliceDataset takes slices
         self._loader: DataLoader[Any] = DataLoader(
-            _Loads(source), batch_sampler=sampler, num_workers=workers, collate_fn=_as_is, pin_memory=pin,
+            _SliceDataset(source), batch_sampler=sampler, num_workers=workers, collate_fn=_as_is, pin_memory=pin,
             persistent_workers=True, prefetch_factor=ahead, multiprocessing_context="forkserver",
             generator=torch.Generator(),  # the loader draws a seed: not from the generator that the model uses
         )  # fmt: skip
-        self._coming.pieces = iter([Piece(0, 0, 1)] * workers)
+        self._upcoming.slices = iter([EpochSlice(0, 0, 1)] * workers)
         self._batches: Iterator[Any] = iter(self._loader)
         for _ in range(workers):
             next(self._batches)
-        self._coming.sent.clear()
+        self._upcoming.sent.clear()
 
-    def take(self, piece: Piece, following: Callable[[], Iterator[Piece]]) -> Any:
-        """Return the batch of ``piece``, on the CPU; what was loaded ahead is thrown away when it is another one.
+    def take(self, part: EpochSlice, following: Callable[[], Iterator[EpochSlice]]) -> Any:
+        """Return the batch of ``part``, on the CPU; what was loaded ahead is thrown away when it is another one.
 
         Args:
-            piece: what the running step takes next.
-            following: lists what comes from ``piece`` on, itself included, if nothing changes.
+            part: what the running step takes next.
+            following: lists what comes from ``part`` on, itself included, if nothing changes.
 
         Raises:
             Exception: whatever the data set raised in the worker process, of the same type.
         """
-        if not self._coming.sent or self._coming.sent[0] != piece:
-            self._coming.pieces = following()
-            self._coming.sent.clear()
+        if not self._upcoming.sent or self._upcoming.sent[0] != part:
+            self._upcoming.slices = following()
+            self._upcoming.sent.clear()
             self._batches = iter(self._loader)
-        self._coming.sent.popleft()
+        self._upcoming.sent.popleft()
         return next(self._batches)
 
 
@@ -87,9 +87,9 @@ class StreamReader:
             UsageError: the data set cannot be sent to another process.
         """
         _check_sendable(source.dataset)
-        self._reads = _Reads(source.dataset, seed=source.seed)
+        self._stream = _PackedStream(source.dataset, seed=source.seed)
         self._loader: DataLoader[Any] = DataLoader(
-            self._reads, batch_size=None, num_workers=1, collate_fn=_as_is, persistent_workers=True,
+            self._stream, batch_size=None, num_workers=1, collate_fn=_as_is, persistent_workers=True,
             prefetch_factor=max(1, ahead_samples // PACK_SAMPLES), multiprocessing_context="forkserver",
             generator=torch.Generator(),
         )  # fmt: skip
@@ -99,13 +99,13 @@ class StreamReader:
 
     def begin(self, epoch: int) -> Iterator[Any]:
         """Yield an epoch's samples (from epoch 0 on) from its beginning; what was read ahead of another one is thrown away."""
-        self._reads.epoch.fill_(epoch)
+        self._stream.epoch.fill_(epoch)
         self._packs = iter(self._loader)
         for pack in self._packs:
             yield from pack
 
 
-class _Reads(IterableDataset[list[Any]]):
+class _PackedStream(IterableDataset[list[Any]]):
     """The stream in packs, since each thing that one process hands to another costs a tenth of a millisecond."""
 
     def __init__(self, dataset: Any, *, seed: int) -> None:
@@ -120,7 +120,7 @@ class _Reads(IterableDataset[list[Any]]):
         if epoch == NO_EPOCH:
             yield []
             return
-        with chance(step_seed(seed=self._seed, epoch=epoch, position=0)):
+        with seeded_rng(step_seed(seed=self._seed, epoch=epoch, position=0)):
             samples = iterator_of(self._dataset, epoch)
             while pack := list(islice(samples, PACK_SAMPLES)):
                 yield pack
@@ -130,31 +130,31 @@ PACK_SAMPLES = 16
 NO_EPOCH = -1
 
 
-class _Coming:
+class _Upcoming:
     """The loader's sampler: what comes next, and a copy of what the workers were already told."""
 
     def __init__(self) -> None:
-        self.pieces: Iterator[Piece] = iter(())
-        self.sent: deque[Piece] = deque()
+        self.slices: Iterator[EpochSlice] = iter(())
+        self.sent: deque[EpochSlice] = deque()
 
-    def __iter__(self) -> Iterator[Piece]:
-        for piece in self.pieces:
-            self.sent.append(piece)
-            yield piece
+    def __iter__(self) -> Iterator[EpochSlice]:
+        for part in self.slices:
+            self.sent.append(part)
+            yield part
 
 
-class _Loads(Dataset[Any]):
-    """The source as the loader knows data sets: what it takes for a list of indices is a piece."""
+class _SliceDataset(Dataset[Any]):
+    """The source as the loader knows data sets: what it takes for a list of indices is a part."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
 
     def __getitem__(self, _index: int) -> Any:
-        raise NotImplementedError("pieces only")
+        raise NotImplementedError("slices only")
 
-    def __getitems__(self, piece: Piece) -> Any:
+    def __getitems__(self, part: EpochSlice) -> Any:
         torch.set_num_threads(1)
-        return self._source.load(piece)
+        return self._source.load(part)
 
 
 def _check_sendable(thing: Any) -> None:

@@ -102,7 +102,7 @@ def micro_batches(share_samples: int, micro_batch_samples: int) -> tuple[int, ..
 
     Args:
         share_samples: to be cut, from 0 on; nothing is left of none.
-        micro_batch_samples: of the largest piece; 0 leaves the share in one.
+        micro_batch_samples: of the largest part; 0 leaves the share in one.
     """
     if share_samples == 0:
         return ()

@@ -17,7 +17,7 @@ _SPARE = np.random.MT19937(0)
 
 
 @dataclass(frozen=True, slots=True)
-class States:
+class RngStates:
     """The generators that data sets draw from without being asked to: torch's, Python's and numpy's global ones."""
 
     torch: torch.Tensor
@@ -25,12 +25,12 @@ class States:
     numpy: Any
 
     @staticmethod
-    def now() -> States:
+    def current() -> RngStates:
         """Return them as they are."""
         # numpy's is exchanged, not copied: reading its state and writing it back takes longer than a small step's samples
-        return States(torch.get_rng_state(), random.getstate(), mtrand.get_bit_generator())
+        return RngStates(torch.get_rng_state(), random.getstate(), mtrand.get_bit_generator())
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Let everybody draw on from here."""
         torch.set_rng_state(self.torch)
         random.setstate(self.python)
@@ -38,14 +38,14 @@ class States:
 
 
 @contextmanager
-def chance(seed: int, numpys: np.random.MT19937 = _SPARE) -> Iterator[None]:
+def seeded_rng(seed: int, numpys: np.random.MT19937 = _SPARE) -> Iterator[None]:
     """Seed the global generators of the CPU for a while; afterwards they are as they were.
 
     Args:
         seed: from 0 to below 2^63; numpy's generator takes its lowest 32 bits.
         numpys: takes the place of numpy's generator meanwhile, for those who want to go on with it later.
     """
-    before = States.now()
+    before = RngStates.current()
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     mtrand.set_bit_generator(numpys)
@@ -53,4 +53,4 @@ def chance(seed: int, numpys: np.random.MT19937 = _SPARE) -> Iterator[None]:
     try:
         yield
     finally:
-        before.put_back()
+        before.restore()

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class EpochSlice:
     """Samples ``[start, stop)`` of an epoch, in its order: what one micro-batch takes.
 
     Attributes:
@@ -30,7 +30,7 @@ class Source(Protocol):
 
     @property
     def is_numbered(self) -> bool:
-        """Whether a piece can be loaded anywhere, by any process."""
+        """Whether a part can be loaded anywhere, by any process."""
 
     def extent(self, epoch: int, cursor: int, wanted: int) -> tuple[int, bool]:
         """Return how many of the next ``wanted`` samples after ``cursor`` there are, and whether the epoch ends there.
@@ -47,8 +47,8 @@ class Source(Protocol):
     def ids(self, epoch: int, start: int, stop: int) -> list[int]:
         """Return the numbers of the epoch's samples ``[start, stop)`` within the data set, for the log of samples."""
 
-    def load(self, piece: Piece) -> Any:
-        """Return the batch of a piece, on the CPU; the same whenever and wherever it is asked for.
+    def load(self, part: EpochSlice) -> Any:
+        """Return the batch of a part, on the CPU; the same whenever and wherever it is asked for.
 
         Raises:
             UsageError: the data set returned other samples than were asked for.

@@ -19,8 +19,8 @@ import torch
 
 from heterotrain.data import batches
 from heterotrain.data.progress import permutation, step_seed
-from heterotrain.data.rng import chance
-from heterotrain.data.slices import Piece, Source
+from heterotrain.data.rng import seeded_rng
+from heterotrain.data.slices import EpochSlice, Source
 from heterotrain.data.streamed import Streamed
 from heterotrain.errors import UsageError
 
@@ -84,7 +84,7 @@ def source_of(dataset: Any, *, collate: batches.Collate | None, shuffle: bool, s
 
 @dataclass(frozen=True, kw_only=True)
 class _Counted:
-    """A data set whose length is known, so that any process can load any piece of it."""
+    """A data set whose length is known, so that any process can load any part of it."""
 
     dataset: Any
     collate: batches.Collate | None
@@ -123,10 +123,10 @@ class Mapped(_Counted):
         order = permutation(seed=self.seed, epoch=epoch, epoch_samples=self.samples, shuffle=self.shuffle)
         return list(order[start:stop].tolist())
 
-    def load(self, piece: Piece) -> Any:
-        """Return the batch of a piece."""
-        with chance(step_seed(seed=self.seed, epoch=piece.epoch, position=piece.start)):
-            return batches.fetch(self.dataset, self.ids(piece.epoch, piece.start, piece.stop), self.collate)
+    def load(self, part: EpochSlice) -> Any:
+        """Return the batch of a part."""
+        with seeded_rng(step_seed(seed=self.seed, epoch=part.epoch, position=part.start)):
+            return batches.fetch(self.dataset, self.ids(part.epoch, part.start, part.stop), self.collate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,17 +138,17 @@ class Numbered(_Counted):
         named = getattr(self.dataset, "ids", None)
         return list(named(epoch, start, stop)) if callable(named) else list(range(start, stop))
 
-    def load(self, piece: Piece) -> Any:
-        """Return the batch of a piece.
+    def load(self, part: EpochSlice) -> Any:
+        """Return the batch of a part.
 
         Raises:
             UsageError: the stream returned another number of samples.
         """
-        with chance(step_seed(seed=self.seed, epoch=piece.epoch, position=piece.start)):
-            samples = list(self.dataset.read(piece.epoch, piece.start, piece.stop))
-            if len(samples) != piece.stop - piece.start:
+        with seeded_rng(step_seed(seed=self.seed, epoch=part.epoch, position=part.start)):
+            samples = list(self.dataset.read(part.epoch, part.start, part.stop))
+            if len(samples) != part.stop - part.start:
                 raise UsageError(
-                    f"read({piece.epoch}, {piece.start}, {piece.stop}) returned {len(samples)} samples instead of "
-                    f"{piece.stop - piece.start}: it has to agree with len()"
+                    f"read({part.epoch}, {part.start}, {part.stop}) returned {len(samples)} samples instead of "
+                    f"{part.stop - part.start}: it has to agree with len()"
                 )
             return batches.collated(samples, self.collate)

@@ -12,8 +12,8 @@ import numpy as np
 
 from heterotrain.data import batches
 from heterotrain.data.progress import step_seed
-from heterotrain.data.rng import States, chance
-from heterotrain.data.slices import Piece
+from heterotrain.data.rng import RngStates, seeded_rng
+from heterotrain.data.slices import EpochSlice
 from heterotrain.errors import UsageError
 
 
@@ -42,7 +42,7 @@ class Streamed:
     _first: int = 0
     _window: deque[Any] = field(default_factory=deque)
     _rest: Iterator[Any] | None = None
-    _chance: States | None = None
+    _rng: RngStates | None = None
 
     def extent(self, epoch: int, cursor: int, wanted: int) -> tuple[int, bool]:
         """Return how many of the next ``wanted`` samples there are, by reading them and one more, and whether the epoch ends.
@@ -57,7 +57,7 @@ class Streamed:
         """
         if epoch != self._epoch or cursor < self._first:
             self._open(epoch)
-        with self._own_chance():
+        with self._own_rng():
             while self._first < cursor and (self._window or self._pull()):
                 self._window.popleft()
                 self._first += 1
@@ -77,10 +77,10 @@ class Streamed:
         """Return the samples' places in the epoch; a stream has no other names for them."""
         return list(range(start, stop))
 
-    def load(self, piece: Piece) -> Any:
-        """Return the batch of a piece of the step whose extent was asked for last."""
-        samples = [self._window[number - self._first] for number in range(piece.start, piece.stop)]
-        with chance(step_seed(seed=self.seed, epoch=piece.epoch, position=piece.start)):
+    def load(self, part: EpochSlice) -> Any:
+        """Return the batch of a part of the step whose extent was asked for last."""
+        samples = [self._window[number - self._first] for number in range(part.start, part.stop)]
+        with seeded_rng(step_seed(seed=self.seed, epoch=part.epoch, position=part.start)):
             return batches.collated(samples, self.collate)
 
     def _open(self, epoch: int) -> None:
@@ -89,9 +89,9 @@ class Streamed:
         if self.begin is not None:
             self._rest = self.begin(epoch)
             return
-        with chance(step_seed(seed=self.seed, epoch=epoch, position=0), np.random.MT19937(0)):
+        with seeded_rng(step_seed(seed=self.seed, epoch=epoch, position=0), np.random.MT19937(0)):
             self._rest = iterator_of(self.dataset, epoch)
-            self._chance = States.now()
+            self._rng = RngStates.current()
 
     def _pull(self) -> bool:
         nothing = object()
@@ -103,18 +103,18 @@ class Streamed:
         return True
 
     @contextmanager
-    def _own_chance(self) -> Iterator[None]:
+    def _own_rng(self) -> Iterator[None]:
         """Let the stream draw on where it stopped, whatever was drawn elsewhere meanwhile."""
-        if self._chance is None:  # it draws in another process
+        if self._rng is None:  # it draws in another process
             yield
             return
-        before = States.now()
-        self._chance.put_back()
+        before = RngStates.current()
+        self._rng.restore()
         try:
             yield
         finally:
-            self._chance = States.now()
-            before.put_back()
+            self._rng = RngStates.current()
+            before.restore()
 
 
 def iterator_of(dataset: Any, epoch: int) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from heterotrain_core.contract.codec import Refused, decode_plan
 from heterotrain.data.progress import Progress
 from heterotrain.errors import UsageError
 from heterotrain.membership.plan_source import Held
-from heterotrain.network.control import HEADER, Slot, Verdict, to_row, verdict
+from heterotrain.network.control import HEADER, Slot, StepDecision, decide, to_row
 from heterotrain.network.group import Group
 from heterotrain.state import transfer
 from heterotrain.state.training import Training
@@ -27,14 +27,14 @@ class Checkpoints(Protocol):
         """Restore the best good checkpoint; ``False`` when there is none."""
 
 
-def agreed_plan(group: Group, decision: Verdict, mine: Held, *, job_uid: str) -> Held:
+def agreed_plan(group: Group, decision: StepDecision, mine: Held, *, job_uid: str) -> Held:
     """Return the newest plan that anybody holds; whoever holds it sends its bytes when somebody lacks it.
 
     Raises:
         PeerLost: the group broke meanwhile.
         UsageError: a peer sent something that is no plan of this job.
     """
-    if decision.everybody_holds:
+    if decision.all_hold:
         return mine
     text = mine.text.encode() if group.rank == decision.holder else None
     received = group.broadcast_bytes(text, size_bytes=decision.plan_bytes, source=decision.holder).decode()
@@ -67,7 +67,7 @@ def agree_on_plan(group: Group, mine: Held, *, job_uid: str) -> Held:
         PeerLost: the group broke meanwhile.
     """
     row = to_row(plan_slot(mine, vote=True, steps=0, leaving=False, weight=0.0))
-    decision = verdict(group.gather_now(row[:HEADER]))
+    decision = decide(group.gather_now(row[:HEADER]))
     return agreed_plan(group, decision, mine, job_uid=job_uid)
 
 

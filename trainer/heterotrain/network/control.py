@@ -15,7 +15,7 @@ from dataclasses import dataclass
 FIELDS = (
     "vote", "steps", "generation", "revision", "plan_bytes", "plan_checksum", "leaving", "weight", "loss_sum",
     "checkpoint", "mark",
-    "plain_weighted", "plain_groups", "plain_total", "steered_weighted", "steered_groups", "steered_total",
+    "plain_weighted", "plain_groups", "plain_total", "preconditioned_weighted", "preconditioned_groups", "preconditioned_total",
     "measure_every",
 )  # fmt: skip
 HEADER = len(FIELDS)
@@ -53,7 +53,7 @@ class Slot:
         checkpoint: whether this rank proposes that all write their parts of a checkpoint after this step.
         mark: a fresh random number below 2^53; the lowest rank's would tell that checkpoint's files from all others.
         plain: one step late: of this rank's gradients.
-        steered: one step late: of the same, as an adaptive optimizer divides them.
+        preconditioned: one step late: of the same, as an adaptive optimizer divides them.
         measure_every: in every how many steps this rank would measure gradients and buckets, at least 1.
         buckets_s: one step late: seconds of each bucket's transfer; NaN when unknown.
     """
@@ -70,13 +70,13 @@ class Slot:
     checkpoint: bool = False
     mark: int = 0
     plain: Squares = Squares()
-    steered: Squares = Squares()
+    preconditioned: Squares = Squares()
     measure_every: int = 1
     buckets_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class StepDecision:
     """What all slots together say.
 
     Attributes:
@@ -84,7 +84,7 @@ class Verdict:
         newest: (generation, revision) of the newest plan that anybody holds.
         holder: lowest rank in the group that holds it.
         plan_bytes: its length.
-        everybody_holds: nobody needs it sent.
+        all_hold: nobody needs it sent.
         leaving: ranks in the group whose pod was told to go.
         weight: total samples or tokens of the step.
         loss: weighted mean loss; ``None`` when no rank told one.
@@ -92,7 +92,7 @@ class Verdict:
         mark: what tells that checkpoint's files from all others.
         plain: one step late: over all ranks; ``None`` when some rank does not know. The total is the lowest rank's word,
             because devices of different kinds may differ in its last digit.
-        steered: the same, as an adaptive optimizer divides gradients.
+        preconditioned: the same, as an adaptive optimizer divides gradients.
         measure_every: in every how many steps all ranks measure: as seldom as the one that wants it least.
         buckets_s: minimum over ranks per bucket, one step late; a rank that arrives early sees mostly waiting.
     """
@@ -101,14 +101,14 @@ class Verdict:
     newest: tuple[int, int]
     holder: int
     plan_bytes: int
-    everybody_holds: bool
+    all_hold: bool
     leaving: tuple[int, ...]
     weight: float
     loss: float | None
     checkpoint: bool = False
     mark: int = 0
     plain: Squares | None
-    steered: Squares | None
+    preconditioned: Squares | None
     measure_every: int = 1
     buckets_s: tuple[float, ...]
 
@@ -120,16 +120,16 @@ def to_row(slot: Slot) -> list[float]:
         float(slot.plan_checksum), float(slot.leaving), slot.weight, slot.loss_sum,
         float(slot.checkpoint), float(slot.mark),
         slot.plain.weighted, float(slot.plain.groups), slot.plain.total,
-        slot.steered.weighted, float(slot.steered.groups), slot.steered.total, float(slot.measure_every), *slot.buckets_s,
+        slot.preconditioned.weighted, float(slot.preconditioned.groups), slot.preconditioned.total, float(slot.measure_every), *slot.buckets_s,
     ]  # fmt: skip
 
 
-def verdict(slots_WF: Sequence[Sequence[float]]) -> Verdict:  # noqa: N803 - shape in the name
+def decide(slots_WF: Sequence[Sequence[float]]) -> StepDecision:  # noqa: N803 - shape in the name
     """Reduce the slots, the same way on every rank."""
     columns = list(zip(*slots_WF, strict=True))
     (
         votes, steps, generations, revisions, sizes_bytes, checksums, leaving, weights, loss_sums, checkpoints, marks,
-        plain_weighted, plain_groups, plain_total, steered_weighted, steered_groups, steered_total, measure_every,
+        plain_weighted, plain_groups, plain_total, preconditioned_weighted, preconditioned_groups, preconditioned_total, measure_every,
     ) = columns[:HEADER]  # fmt: skip
     versions = list(zip(generations, revisions, strict=True))
     newest = max(versions)
@@ -137,19 +137,19 @@ def verdict(slots_WF: Sequence[Sequence[float]]) -> Verdict:  # noqa: N803 - sha
     weight = math.fsum(weights)
     losses = [loss for loss, counted in zip(loss_sums, weights, strict=True) if counted > 0]
     known = bool(losses) and not any(map(math.isnan, losses))
-    return Verdict(
+    return StepDecision(
         committed=min(votes) == 1.0 and len(set(steps)) == 1,
         newest=(int(newest[0]), int(newest[1])),
         holder=holder,
         plan_bytes=int(sizes_bytes[holder]),
-        everybody_holds=len(set(versions)) == 1 and len(set(checksums)) == 1,
+        all_hold=len(set(versions)) == 1 and len(set(checksums)) == 1,
         leaving=tuple([rank for rank, leaves in enumerate(leaving) if leaves == 1.0]) if 1.0 in leaving else (),
         weight=weight,
         loss=math.fsum(losses) / weight if known and weight > 0 else None,
         checkpoint=1.0 in checkpoints,
         mark=int(marks[0]),
         plain=_squares(plain_weighted, plain_groups, plain_total),
-        steered=_squares(steered_weighted, steered_groups, steered_total),
+        preconditioned=_squares(preconditioned_weighted, preconditioned_groups, preconditioned_total),
         measure_every=int(max(measure_every)),
         buckets_s=_minima(columns[HEADER:]),
     )

@@ -34,7 +34,7 @@ _BatchNorm = nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - the only common b
 
 
 @dataclass(slots=True)
-class Link:
+class BatchNormContext:
     """What the layers need to know of the running step.
 
     Attributes:
@@ -55,13 +55,13 @@ class Link:
         """It is over: outside of steps a model belongs to its rank alone."""
         self.enter(None, micro_batches=1)
 
-    def __deepcopy__(self, _memo: object) -> Link:
+    def __deepcopy__(self, _memo: object) -> BatchNormContext:
         """A copy of a model takes part in the same steps."""
         return self
 
-    def __reduce__(self) -> tuple[type[Link], tuple[()]]:
+    def __reduce__(self) -> tuple[type[BatchNormContext], tuple[()]]:
         """A model from a file is alone."""
-        return Link, ()
+        return BatchNormContext, ()
 
     def gather(self, values_K: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shape in the name
         """Return every rank's values, by rank, as (W, K) float64 on the CPU; W is 1 for a process that is alone.
@@ -80,14 +80,14 @@ class Link:
         return torch.frombuffer(bytearray(b"".join(gathering.rows)), dtype=torch.float64).view(-1, row_K.numel())
 
 
-def synchronise(model: nn.Module, link: Link) -> list[nn.Module]:
+def synchronise(model: nn.Module, context: BatchNormContext) -> list[nn.Module]:
     """Make every BatchNorm layer of the model one over the global batch, and return them.
 
     The layers stay the same objects, with the same parameters, buffers and keys.
 
     Args:
         model: changed in place, once.
-        link: what the layers will look at in every forward pass.
+        context: what the layers will look at in every forward pass.
 
     Raises:
         UsageError: a layer is another kind of BatchNorm, such as a lazy one or torch's own SyncBatchNorm.
@@ -102,13 +102,13 @@ def synchronise(model: nn.Module, link: Link) -> list[nn.Module]:
                 "makes count over the global batch, or GroupNorm or LayerNorm"
             )
         module.__class__ = GLOBAL[type(module)]  # type: ignore[assignment]  # a subclass of what it was
-        module.heterotrain_link, module.heterotrain_name = link, name  # type: ignore[assignment]  # no tensors
+        module.heterotrain_context, module.heterotrain_name = context, name  # type: ignore[assignment]  # no tensors
         found.append(module)
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class Moments:
+class ChannelStatistics:
     """Of each channel, over all ranks' samples; the same bits on all ranks.
 
     Attributes:
@@ -125,7 +125,7 @@ class Moments:
 class GlobalBatchNorm(_BatchNorm):
     """Mixed into a BatchNorm layer: while it trains, statistics are over the global batch."""
 
-    heterotrain_link: Link
+    heterotrain_context: BatchNormContext
     heterotrain_name: str
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the base class names it
@@ -139,29 +139,29 @@ class GlobalBatchNorm(_BatchNorm):
         """
         if not self.training:
             return super().forward(input)
-        if self.heterotrain_link.micro_batches > 1:
+        if self.heterotrain_context.micro_batches > 1:
             raise UsageError(
                 f"layer {self.heterotrain_name!r} is a BatchNorm over the global batch, but this rank's share does not fit "
                 "into memory at once, and statistics of a part would be others: use a smaller global batch, more workers, "
                 "GroupNorm or LayerNorm, or put the layer into eval mode"
             )
         self._check_input_dim(input)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        moments = moments_of(input, self.heterotrain_link)
+        statistics = channel_statistics(input, self.heterotrain_context)
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
-            self._track(moments, self.running_mean, self.running_var)
-        output: torch.Tensor = _Normalise.apply(input, moments, self.eps, self.heterotrain_link)
+            self._track(statistics, self.running_mean, self.running_var)
+        output: torch.Tensor = _Normalise.apply(input, statistics, self.eps, self.heterotrain_context)
         if self.weight is not None:
             output = output * self.weight.view(_by_channel(input)) + self.bias.view(_by_channel(input))
         return output.to(input.dtype)
 
-    def _track(self, moments: Moments, running_mean: torch.Tensor, running_var: torch.Tensor) -> None:
+    def _track(self, statistics: ChannelStatistics, running_mean: torch.Tensor, running_var: torch.Tensor) -> None:
         share = 0.0 if self.momentum is None else self.momentum
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
             if self.momentum is None:
                 share = 1.0 / float(self.num_batches_tracked)
-        unbiased = moments.variance * (moments.count / (moments.count - 1.0))
-        for running, value in ((running_mean, moments.mean), (running_var, unbiased)):
+        unbiased = statistics.variance * (statistics.count / (statistics.count - 1.0))
+        for running, value in ((running_mean, statistics.mean), (running_var, unbiased)):
             running.mul_(1 - share).add_(value.to(running), alpha=share)
 
 
@@ -182,17 +182,17 @@ GLOBAL: dict[type[nn.Module], type[nn.Module]] = {
 }  # fmt: skip
 
 
-def moments_of(x: torch.Tensor, link: Link) -> Moments:
-    """Return the moments of (N, C, *) over all ranks' samples; every rank has to call this at the same layer.
+def channel_statistics(x: torch.Tensor, context: BatchNormContext) -> ChannelStatistics:
+    """Return the statistics of (N, C, *) over all ranks' samples; every rank has to call this at the same layer.
 
     Raises:
         PeerLost: the group is broken.
         UsageError: there is a single value for each channel.
     """
     channels = x.shape[1]
-    count = x.numel() / channels if link.counts else 0.0
+    count = x.numel() / channels if context.counts else 0.0
     var_C, mean_C = torch.var_mean(_wide(x.detach()), dim=_others(x), correction=0)  # noqa: N806 - shapes in names
-    rows_WK = link.gather(torch.cat([mean_C.new_tensor([count]), mean_C, var_C]))  # noqa: N806 - shapes in names
+    rows_WK = context.gather(torch.cat([mean_C.new_tensor([count]), mean_C, var_C]))  # noqa: N806 - shapes in names
     rows_WK = rows_WK[rows_WK[:, 0] > 0]  # noqa: N806 - shapes in names
     total = float(rows_WK[:, 0].sum())
     if total < 2.0:  # noqa: PLR2004 - as torch has it
@@ -202,19 +202,23 @@ def moments_of(x: torch.Tensor, link: Link) -> Moments:
         )
     weight_W1, means_WC, vars_WC = rows_WK[:, :1] / total, rows_WK[:, 1 : 1 + channels], rows_WK[:, 1 + channels :]  # noqa: N806 - shapes in names
     mean_C = (weight_W1 * means_WC).sum(0)  # noqa: N806 - shapes in names
-    return Moments(mean=mean_C, variance=(weight_W1 * (vars_WC + (means_WC - mean_C) ** 2)).sum(0), count=total)
+    return ChannelStatistics(
+        mean=mean_C, variance=(weight_W1 * (vars_WC + (means_WC - mean_C) ** 2)).sum(0), count=total
+    )
 
 
 class _Normalise(torch.autograd.Function):
     """``(x - mean) / sqrt(var + eps)``, with the gradient through mean and variance of the global batch."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, moments: Moments, eps: float, link: Link) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, statistics: ChannelStatistics, eps: float, context: BatchNormContext
+    ) -> torch.Tensor:
         wide, shape = _wide(x), _by_channel(x)
-        inverse = (moments.variance + eps).rsqrt().to(wide).view(shape)
-        normal = (wide - moments.mean.to(wide).view(shape)) * inverse
+        inverse = (statistics.variance + eps).rsqrt().to(wide).view(shape)
+        normal = (wide - statistics.mean.to(wide).view(shape)) * inverse
         ctx.save_for_backward(normal, inverse)
-        ctx.count, ctx.link, ctx.counts, ctx.dtype = moments.count, link, link.counts, x.dtype
+        ctx.count, ctx.context, ctx.counts, ctx.dtype = statistics.count, context, context.counts, x.dtype
         return normal
 
     @staticmethod
@@ -224,7 +228,7 @@ class _Normalise(torch.autograd.Function):
         here = torch.cat([d.sum(_others(d)), (d * normal).sum(_others(d))])
         if not ctx.counts:
             here = torch.zeros_like(here)
-        mean_d, mean_dh = (ctx.link.gather(here).sum(0) / ctx.count).to(d).view(2, *_by_channel(d))
+        mean_d, mean_dh = (ctx.context.gather(here).sum(0) / ctx.count).to(d).view(2, *_by_channel(d))
         through = inverse * (d - mean_d - normal * mean_dh) if ctx.counts else torch.zeros_like(d)
         return through.to(ctx.dtype), None, None, None
 

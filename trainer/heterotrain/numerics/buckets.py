@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from heterotrain.numerics.compression import Wire
-from heterotrain.numerics.timeline import Moment
+from heterotrain.numerics.compression import Compressor
+from heterotrain.numerics.timeline import Timestamp
 
 MIB = 1024 * 1024
 FIRST_BUCKET_BYTES = MIB
@@ -27,7 +27,7 @@ class Bucket:
         flat: the buffer.
         parameters: in the order in which they lie in it.
         views: one of each parameter's shape.
-        wire: makes its way to the other ranks; ``None`` when gradients travel as they are.
+        compressor: makes its way to the other ranks; ``None`` when gradients travel as they are.
         packed: what is travelling in the buffer's place.
         missing: parameters whose gradient has not come yet in the running backward pass.
         version: torch's count of the buffer's changes when it was sent off.
@@ -39,13 +39,13 @@ class Bucket:
     flat: torch.Tensor
     parameters: list[torch.nn.Parameter]
     views: list[torch.Tensor]
-    wire: Wire | None = None
+    compressor: Compressor | None = None
     packed: torch.Tensor | None = None
     missing: int = 0
     version: int = 0
     work: dist.Work | None = None
-    started: Moment | None = None
-    done: Moment | None = None
+    started: Timestamp | None = None
+    done: Timestamp | None = None
 
     def take(self) -> bool:
         """Copy what lies elsewhere into the buffer at once, and let the parameters hold the views.

@@ -19,7 +19,7 @@ import torch
 LARGEST_AT = 8
 """Exponent of two at which the largest element of a bucket's last sum is put; fp16 ends below 16."""
 MOST_EXPONENT = 100
-STRETCH = 131072
+CHUNK_ELEMENTS = 131072
 """Elements: half a MiB in fp32."""
 
 UNCOMPRESSED = "none"
@@ -27,7 +27,7 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8}
 
 
-class Wire:
+class Compressor:
     """One bucket's way to the other ranks and back; every rank makes the same choices."""
 
     def __init__(self, compression: str) -> None:
@@ -46,7 +46,7 @@ class Wire:
             self._packed = torch.empty_like(flat, dtype=self._dtype)
         if self._scale == 1.0:
             return self._packed.copy_(flat)
-        size = _stretch(flat)
+        size = _chunk_elements(flat)
         scratch = flat.new_empty(min(size, flat.numel()))
         for part, place in zip(torch.split(flat, size), torch.split(self._packed, size), strict=True):
             place.copy_(torch.mul(part, self._scale, out=scratch[: part.numel()]))
@@ -60,7 +60,7 @@ class Wire:
         if self._scale == 1.0:
             flat.copy_(packed)
         else:
-            size = _stretch(flat)
+            size = _chunk_elements(flat)
             for part, place in zip(torch.split(packed, size), torch.split(flat, size), strict=True):
                 place.copy_(part).mul_(1.0 / self._scale)
         self._choose(top / self._scale)
@@ -82,9 +82,9 @@ class Wire:
         self._scale = 2.0 ** max(-MOST_EXPONENT, min(MOST_EXPONENT, exponent))
 
 
-def _stretch(flat: torch.Tensor) -> int:
+def _chunk_elements(flat: torch.Tensor) -> int:
     """Return how many elements are treated at a time: on a CPU what stays in its cache between two passes."""
-    return STRETCH if flat.is_cpu else max(1, flat.numel())
+    return CHUNK_ELEMENTS if flat.is_cpu else max(1, flat.numel())
 
 
 def largest(flat: torch.Tensor) -> float:

@@ -17,9 +17,9 @@ from heterotrain.errors import UsageError
 from heterotrain.network.group import Group
 from heterotrain.numerics import batch_norm, learning_rate
 from heterotrain.numerics.buckets import MIB
-from heterotrain.numerics.compression import DTYPES, UNCOMPRESSED, Wire
+from heterotrain.numerics.compression import DTYPES, UNCOMPRESSED, Compressor
 from heterotrain.numerics.learning_rate import Rate, RatePolicy
-from heterotrain.numerics.precision import AUTO, Format, LossScale, Precision
+from heterotrain.numerics.precision import AUTO, LossScale, NumberFormat, Precision
 from heterotrain.numerics.reducer import Reducer
 from heterotrain.state.training import Training
 
@@ -34,7 +34,7 @@ class Numerics:
 
     Attributes:
         precision: format of the forward pass.
-        link: what BatchNorm layers know of the step.
+        batch_norm_context: what BatchNorm layers know of the step.
         noise: averages by kind of statistics; whoever observes steps sets them.
         base_samples: the batch that the user's learning rate was chosen for.
     """
@@ -46,14 +46,14 @@ class Numerics:
             UsageError: this device cannot compute in the configured format, or a setting is none of those that there are.
         """
         for name, value, known in (
-            ("precision", config.precision, (AUTO, *Format)),
+            ("precision", config.precision, (AUTO, *NumberFormat)),
             ("compression", config.compression, (UNCOMPRESSED, *DTYPES)),
             ("learningRateScaling", config.learning_rate_scaling, tuple(Scaling)),
         ):
             if value not in known:
                 raise UsageError(f"{name} {value!r} is unknown: choose one of {', '.join(known)}")
         self.precision = Precision(config.precision, device)
-        self.link = batch_norm.Link()
+        self.batch_norm_context = batch_norm.BatchNormContext()
         self.noise = dict.fromkeys(Statistics, NoiseAverage())
         self.base_samples = base = config.base_batch_samples
         self._config = config
@@ -90,11 +90,11 @@ class Numerics:
         Raises:
             UsageError: a layer mixes samples in a way that is not known.
         """
-        self._mixing = batch_norm.synchronise(model, self.link)
-        wire: Callable[[], Wire] | None = None
+        self._mixing = batch_norm.synchronise(model, self.batch_norm_context)
+        make_compressor: Callable[[], Compressor] | None = None
         if self._config.compression != UNCOMPRESSED:
-            wire = partial(Wire, self._config.compression)
-        return Reducer(model, bucket_bytes=int(self._config.bucket_mib * MIB), wire=wire)
+            make_compressor = partial(Compressor, self._config.compression)
+        return Reducer(model, bucket_bytes=int(self._config.bucket_mib * MIB), make_compressor=make_compressor)
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse an optimizer that the learning-rate rule does not know, or knows as another kind than the ones before.
@@ -107,7 +107,7 @@ class Numerics:
     # -- around a step -----------------------------------------------------------------------------------------------
 
     @property
-    def needs_everybody(self) -> bool:
+    def needs_all_ranks(self) -> bool:
         """Whether a rank without samples has to run the model, because layers wait for all ranks."""
         return any(layer.training for layer in self._mixing)
 

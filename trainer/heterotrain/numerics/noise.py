@@ -66,7 +66,7 @@ class Measurement:
         began_s = time.perf_counter()
         self._totals[0] = float(squared_norm(self._reducer.flats))
         if self._preconditioner is not None:
-            self._totals[1] = sum(float(sum(self._steered(bucket))) for bucket in self._reducer.buckets)
+            self._totals[1] = sum(float(sum(self._preconditioned(bucket))) for bucket in self._reducer.buckets)
         self.spent_s += time.perf_counter() - began_s
         return self._totals[0]
 
@@ -81,16 +81,16 @@ class Measurement:
             weight: W, their weight (samples or tokens).
         """
         factor = batch_samples**3 / (weight * self._loss_scale**2) if weight > 0 else math.nan
-        plain, steered = (
+        plain, preconditioned = (
             Squares(weighted=float(weighted) * factor, groups=self._groups, total=total)
             for weighted, total in zip(self._weighted, self._totals, strict=True)
         )
-        return plain, (steered if self._preconditioner is not None else Squares())
+        return plain, (preconditioned if self._preconditioner is not None else Squares())
 
     def _bucket(self, bucket: Bucket) -> None:
         began_s = time.perf_counter()
         self._now[0].append(squared_norm([bucket.flat]))
-        self._now[1] += self._steered(bucket)
+        self._now[1] += self._preconditioned(bucket)
         self.spent_s += time.perf_counter() - began_s
 
     def _gradient(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -100,7 +100,7 @@ class Measurement:
             self._now[1].append(self._preconditioner.square(parameter, gradient))
         self.spent_s += time.perf_counter() - began_s
 
-    def _steered(self, bucket: Bucket) -> list[torch.Tensor | float]:
+    def _preconditioned(self, bucket: Bucket) -> list[torch.Tensor | float]:
         if self._preconditioner is None:
             return []
         pairs = zip(bucket.parameters, bucket.views, strict=True)

@@ -26,7 +26,7 @@ MOST_SCALE = 2.0**24
 """Where doubling ends: far above what a gradient needs, far below where the scaled loss leaves fp32."""
 
 
-class Format(StrEnum):
+class NumberFormat(StrEnum):
     """Of the forward pass."""
 
     FP32 = "fp32"
@@ -34,7 +34,7 @@ class Format(StrEnum):
     FP16 = "fp16"
 
 
-DTYPES = {Format.BF16: torch.bfloat16, Format.FP16: torch.float16}
+DTYPES = {NumberFormat.BF16: torch.bfloat16, NumberFormat.FP16: torch.float16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +73,8 @@ class Precision:
         """
         self._device = device
         self._is_auto = setting == AUTO
-        self.format = Format.FP32 if self._is_auto else Format(setting)
-        if self.format is Format.BF16 and device.type != "cpu" and not has_bf16(device):
+        self.format = NumberFormat.FP32 if self._is_auto else NumberFormat(setting)
+        if self.format is NumberFormat.BF16 and device.type != "cpu" and not has_bf16(device):
             raise UsageError(
                 f"precision bf16 is asked for, but {torch.cuda.get_device_name(device)} cannot compute in it: "
                 "use precision auto, fp16 or fp32, or leave this pool out"
@@ -93,16 +93,16 @@ class Precision:
             return
         own = has_bf16(self._device)
         everybody = own if group is None else all(row[0] == 1.0 for row in group.gather_now([float(own)]))
-        self.format = Format.BF16 if everybody else Format.FP32
+        self.format = NumberFormat.BF16 if everybody else NumberFormat.FP32
 
     @property
     def scales_loss(self) -> bool:
         """Whether gradients need a loss scale."""
-        return self.format is Format.FP16
+        return self.format is NumberFormat.FP16
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return what one forward pass runs in; backward takes the formats from there and belongs outside."""
-        if self.format is Format.FP32:
+        if self.format is NumberFormat.FP32:
             return nullcontext()
         return torch.autocast(self._device.type, dtype=DTYPES[self.format])
 

@@ -1,6 +1,6 @@
 """Gradients are summed over ranks while backward still runs.
 
-Each parameter's gradient becomes a view into the flat buffer of its bucket (``buckets.py``) when it is there (``arrivals.py``):
+Each parameter's gradient becomes a view into the flat buffer of its bucket (``buckets.py``) when it is there (``gradient_hooks.py``):
 backward hands the first micro-batch's over as it computed it, so nothing has to be cleared and added to. When the last gradient of a
 bucket has arrived in the last micro-batch, the bucket's all-reduce starts; buckets start in the same order on every rank. The losses
 are scaled before backward so that the plain sum over ranks is the gradient of the global batch: ``g = sum_i (n_i / sum n) g_i``.
@@ -21,11 +21,11 @@ import torch
 from heterotrain.errors import UsageError
 from heterotrain.network.gloo.bounded_wait import settle
 from heterotrain.network.group import Group
-from heterotrain.numerics.arrivals import Arrivals
 from heterotrain.numerics.buckets import Bucket, buckets_of, squared_norm
-from heterotrain.numerics.compression import Wire, largest
+from heterotrain.numerics.compression import Compressor, largest
+from heterotrain.numerics.gradient_hooks import GradientHooks
 from heterotrain.numerics.timeline import HostTimeline, Timeline, timeline_of
-from heterotrain.numerics.transfers import Timing, transfers_s
+from heterotrain.numerics.transfers import ReductionTimestamps, transfers_s
 from heterotrain.state.layers import Layers
 
 TWICE = (
@@ -41,24 +41,24 @@ class Reducer:
     Attributes:
         model: whose parameters they are.
         bucket_bytes: a bucket ends as soon as it holds so many.
-        wire: makes a bucket's way to the other ranks; ``None`` when gradients travel as they are.
+        make_compressor: makes a bucket's way to the other ranks; ``None`` when gradients travel as they are.
         on_launch: sees each bucket before it is reduced.
-        timing: of the newest attempt.
+        timestamps: of the newest attempt.
         timeline: of the device that holds the first gradient.
         elements: numbers in all gradients; known when a step has begun.
     """
 
     model: torch.nn.Module
     bucket_bytes: int
-    wire: Callable[[], Wire] | None = None
+    make_compressor: Callable[[], Compressor] | None = None
     on_launch: Callable[[Bucket], None] | None = None
-    timing: Timing = field(default_factory=Timing)
+    timestamps: ReductionTimestamps = field(default_factory=ReductionTimestamps)
     timeline: Timeline = field(default_factory=HostTimeline)
     elements: int = 0
     _buckets: list[Bucket] = field(default_factory=list)
     _view_of: dict[int, torch.Tensor] = field(default_factory=dict)
     _layers: Layers | None = None
-    _arrivals: Arrivals | None = None
+    _hooks: GradientHooks | None = None
     _arrived: dict[int, torch.nn.Parameter] = field(default_factory=dict)
     _signature: tuple[bool, ...] = ()
     _group: Group | None = None
@@ -95,7 +95,7 @@ class Reducer:
         if self._watchers and self._on_gradient is None:  # nobody looked in the step before
             self._unwatch()
         self.on_launch = self._on_gradient = None
-        self._must_arrive().begin(one_micro_batch=micro_batches <= 1)
+        self._require_hooks().begin(one_micro_batch=micro_batches <= 1)
         for bucket in self._buckets:
             for parameter in bucket.parameters:
                 parameter.grad = None
@@ -116,12 +116,12 @@ class Reducer:
 
     def arm(self, group: Group | None) -> None:
         """Let the next backward pass, the step's last, start the reductions over ``group`` (``None``: this rank is alone)."""
-        if group is not self._group and self.wire is not None:
+        if group is not self._group and self.make_compressor is not None:
             for bucket in self._buckets:
-                bucket.wire = self.wire()  # what one formation has learned, a newcomer does not know
+                bucket.compressor = self.make_compressor()  # what one formation has learned, a newcomer does not know
         self._group, self._armed, self._next = group, True, 0
         self._arrived.clear()
-        self.timing = Timing(began=self.timeline.now())
+        self.timestamps = ReductionTimestamps(began=self.timeline.now())
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
             bucket.work = bucket.started = bucket.done = None
@@ -135,7 +135,7 @@ class Reducer:
         if self._armed:
             if any(bucket.flat._version != bucket.version for bucket in self._buckets[: self._next]):  # noqa: SLF001 - as in _launch
                 raise UsageError(TWICE)
-            self._must_arrive().learn(list(self._arrived.values()))
+            self._require_hooks().learn(list(self._arrived.values()))
         for bucket in self._buckets[self._next :]:
             bucket.complete()
         while self._next < len(self._buckets):
@@ -156,7 +156,7 @@ class Reducer:
                 if number == len(self._buckets):
                     bucket.done = self.timeline.now()
                 self._unpack(bucket, self._group)
-        self.timing.waited = self.timeline.now()
+        self.timestamps.waited = self.timeline.now()
         for bucket in self._buckets:
             bucket.work = bucket.packed = None
 
@@ -179,7 +179,7 @@ class Reducer:
 
     def transfers_s(self) -> tuple[float, ...]:
         """Return each bucket's transfer seconds in the step that was waited for (``transfers.py``)."""
-        return transfers_s(self._buckets, self.timing, self.timeline)
+        return transfers_s(self._buckets, self.timestamps, self.timeline)
 
     def is_finite(self) -> bool:
         """Return whether every element is finite: the same on all ranks once the buckets are reduced."""
@@ -198,18 +198,18 @@ class Reducer:
                 "the model has no parameter that requires a gradient, so nothing can be trained: call requires_grad_() on "
                 "those that shall be"
             )
-        if self._arrivals is not None:
-            self._arrivals.end()
+        if self._hooks is not None:
+            self._hooks.end()
         self._unwatch()
         self.timeline = timeline_of(trainable[0].device)
         self._buckets = buckets_of(trainable, enough_bytes=self.bucket_bytes)
-        if self.wire is not None:
+        if self.make_compressor is not None:
             for bucket in self._buckets:
-                bucket.wire = self.wire()
+                bucket.compressor = self.make_compressor()
         self._view_of = {
             id(p): view for bucket in self._buckets for p, view in zip(bucket.parameters, bucket.views, strict=True)
         }
-        self._arrivals = Arrivals(self._buckets, arrive=self._arrive, move=self._move, close=self._close)
+        self._hooks = GradientHooks(self._buckets, arrive=self._arrive, move=self._move, close=self._close)
         self.elements = sum(bucket.flat.numel() for bucket in self._buckets)
 
     def _unwatch(self) -> None:
@@ -217,10 +217,10 @@ class Reducer:
             watcher.remove()
         self._watchers.clear()
 
-    def _must_arrive(self) -> Arrivals:
-        if self._arrivals is None:
+    def _require_hooks(self) -> GradientHooks:
+        if self._hooks is None:
             raise UsageError("call reducer.begin() before a backward pass")
-        return self._arrivals
+        return self._hooks
 
     def _arrive(self, parameter: torch.nn.Parameter, bucket: Bucket) -> None:
         """Move one gradient into its bucket; send off what is complete."""
@@ -245,7 +245,7 @@ class Reducer:
         if not self._armed or not bucket.missing:
             return
         if not bucket.take():
-            self._must_arrive().surprised()  # ``flush`` sees to the bucket
+            self._require_hooks().surprised()  # ``flush`` sees to the bucket
             return
         bucket.missing = 0
         self._launch_complete()
@@ -258,14 +258,14 @@ class Reducer:
         self._next += 1
         bucket.started = self.timeline.now()
         bucket.version = bucket.flat._version  # noqa: SLF001 - torch's own count of changes; views share it
-        if self.timing.first_bucket is None:
-            self.timing.first_bucket = bucket.started
+        if self.timestamps.first_bucket is None:
+            self.timestamps.first_bucket = bucket.started
         if self.on_launch is not None:
             self.on_launch(bucket)
         if self._group is None or self._group.world_size == 1:
             return
         is_last = self._next == len(self._buckets)
-        bucket.packed = bucket.wire.pack(bucket.flat) if bucket.wire is not None else None
+        bucket.packed = bucket.compressor.pack(bucket.flat) if bucket.compressor is not None else None
         bucket.work = self._group.all_reduce(bucket.flat if bucket.packed is None else bucket.packed)
         if (
             is_last
@@ -278,10 +278,10 @@ class Reducer:
         bucket.work.get_future().add_done_callback(note)
 
     def _unpack(self, bucket: Bucket, group: Group) -> None:
-        if bucket.wire is None:
+        if bucket.compressor is None:
             return
         if bucket.packed is not None:
-            if bucket.wire.unpack(bucket.packed, bucket.flat):
+            if bucket.compressor.unpack(bucket.packed, bucket.flat):
                 return
             group.wait(group.all_reduce(bucket.flat))  # every rank sees the same sum that did not fit
-        bucket.wire.learn(bucket.flat)
+        bucket.compressor.learn(bucket.flat)

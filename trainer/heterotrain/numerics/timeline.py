@@ -12,19 +12,19 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
-Moment: TypeAlias = float | torch.cuda.Event
+Timestamp: TypeAlias = float | torch.cuda.Event
 
 
 class Timeline(Protocol):
     """A device's own time."""
 
-    def now(self) -> Moment:
+    def now(self) -> Timestamp:
         """Return the moment at which the device has done what was queued up to here."""
 
-    def is_past(self, moment: Moment) -> bool:
+    def is_past(self, moment: Timestamp) -> bool:
         """Return whether the device has got there; never waits."""
 
-    def seconds(self, earlier: Moment, later: Moment) -> float:
+    def seconds(self, earlier: Timestamp, later: Timestamp) -> float:
         """Return the seconds between two moments that are past."""
 
 

@@ -12,10 +12,10 @@ from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.config import TrainingConfig
 
 from heterotrain.data import batches
-from heterotrain.data.prefetch import Ahead, StreamReader
+from heterotrain.data.prefetch import Prefetcher, StreamReader
 from heterotrain.data.progress import Progress, advance, micro_batches, slice_of, step_seed
 from heterotrain.data.sample_log import SampleLog
-from heterotrain.data.slices import Piece, Source
+from heterotrain.data.slices import EpochSlice, Source
 from heterotrain.data.streamed import Streamed
 from heterotrain.identity import Identity
 from heterotrain.membership.interface import Formed
@@ -30,7 +30,7 @@ LOOK_STEPS = 100
 """Steps without a sample for this rank after which nothing more is foreseen."""
 
 
-class Feed:
+class BatchLoader:
     """Turns progress and shares into tasks, and tasks into batches on the device."""
 
     def __init__(
@@ -52,13 +52,13 @@ class Feed:
         self._config = config
         self._device = device
         self._report = report
-        self._ahead: Ahead | None = None
+        self._prefetcher: Prefetcher | None = None
         if workers and isinstance(source, Streamed):
             StreamReader(source)
             if workers > 1:
                 _log.info("a stream that can only be iterated is read by one process, not by %d", workers)
         elif workers:
-            self._ahead = Ahead(source, workers=workers, pin=device.type == "cuda")
+            self._prefetcher = Prefetcher(source, workers=workers, pin=device.type == "cuda")
         self._told_epoch = -1
         self._foreseen: tuple[Formed, Progress, int | None] | None = None
         folder = identity.sample_log_dir
@@ -85,11 +85,11 @@ class Feed:
 
     def fetch(self, task: Task, offset: int, size: int) -> Any:
         """Return ``size`` samples of the task from its ``offset``-th on, as a batch on the device."""
-        piece = Piece(task.epoch, task.position + offset, task.position + offset + size)
-        if self._ahead is None or not task.micro_batches:
-            batch = self._source.load(piece)
+        part = EpochSlice(task.epoch, task.position + offset, task.position + offset + size)
+        if self._prefetcher is None or not task.micro_batches:
+            batch = self._source.load(part)
         else:
-            batch = self._ahead.take(piece, lambda: self._following(task, piece))
+            batch = self._prefetcher.take(part, lambda: self._following(task, part))
         return batches.to_device(batch, self._device)
 
     def advanced(self, progress: Progress, task: Task) -> Progress:
@@ -122,17 +122,17 @@ class Feed:
             listed=self._source.ids,
         )  # fmt: skip
 
-    def _following(self, task: Task, piece: Piece) -> Iterator[Piece]:
-        """Yield this piece and what this rank takes after it, if neither members nor shares change."""
+    def _following(self, task: Task, part: EpochSlice) -> Iterator[EpochSlice]:
+        """Yield this part and what this rank takes after it, if neither members nor shares change."""
         if self._foreseen is None:
             return
         formed, progress, cap_samples = self._foreseen
-        begin, empty = piece.start, 0
+        begin, empty = part.start, 0
         while empty < LOOK_STEPS:
             start = task.position
             for size in task.micro_batches:
                 if start >= begin:
-                    yield Piece(task.epoch, start, start + size)
+                    yield EpochSlice(task.epoch, start, start + size)
                 start += size
             empty = 0 if task.micro_batches else empty + 1
             progress, begin = self.advanced(progress, task), 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 
-from heterotrain.numerics.timeline import Moment, Timeline
-from heterotrain.numerics.transfers import Timing
+from heterotrain.numerics.timeline import Timeline, Timestamp
+from heterotrain.numerics.transfers import ReductionTimestamps
 from heterotrain.telemetry.report import StepTimes
 
 
@@ -30,14 +30,14 @@ class Clock:
     """
 
     timeline: Timeline
-    last_backward: Moment | None = None
-    _spans: list[tuple[Phase, Moment, Moment]] = field(default_factory=list)
+    last_backward: Timestamp | None = None
+    _spans: list[tuple[Phase, Timestamp, Timestamp]] = field(default_factory=list)
 
-    def now(self) -> Moment:
+    def now(self) -> Timestamp:
         """Return this moment."""
         return self.timeline.now()
 
-    def spent(self, phase: Phase, since: Moment) -> Moment:
+    def spent(self, phase: Phase, since: Timestamp) -> Timestamp:
         """Note that the device was busy with ``phase`` from ``since`` to now; return now."""
         moment = self.timeline.now()
         self._spans.append((phase, since, moment))
@@ -47,11 +47,11 @@ class Clock:
         """Return whether the device has done all of it."""
         return all(self.timeline.is_past(ended) for _, _, ended in self._spans[-1:])
 
-    def read(self, timing: Timing, *, step_s: float) -> StepTimes:
+    def read(self, timestamps: ReductionTimestamps, *, step_s: float) -> StepTimes:
         """Return the phases' seconds; only when ``is_over``.
 
         Args:
-            timing: the reducer's moments of the same attempt.
+            timestamps: the reducer's moments of the same attempt.
             step_s: seconds from the commit before to this one's.
         """
         total = dict.fromkeys(Phase, 0.0)
@@ -60,12 +60,16 @@ class Clock:
         return StepTimes(
             load_s=total[Phase.LOAD], forward_s=total[Phase.FORWARD], backward_s=total[Phase.BACKWARD],
             sync_s=total[Phase.SYNC], update_s=total[Phase.UPDATE], step_s=step_s,
-            first_bucket_ratio=self._first_bucket_ratio(timing),
+            first_bucket_ratio=self._first_bucket_ratio(timestamps),
         )  # fmt: skip
 
-    def _first_bucket_ratio(self, timing: Timing) -> float | None:
+    def _first_bucket_ratio(self, timestamps: ReductionTimestamps) -> float | None:
         """Return gamma: the part of the last backward pass after which the first bucket is complete."""
-        if timing.began is None or timing.first_bucket is None or self.last_backward is None:
+        if timestamps.began is None or timestamps.first_bucket is None or self.last_backward is None:
             return None
-        length_s = self.timeline.seconds(timing.began, self.last_backward)
-        return min(1.0, self.timeline.seconds(timing.began, timing.first_bucket) / length_s) if length_s > 0 else None
+        length_s = self.timeline.seconds(timestamps.began, self.last_backward)
+        return (
+            min(1.0, self.timeline.seconds(timestamps.began, timestamps.first_bucket) / length_s)
+            if length_s > 0
+            else None
+        )

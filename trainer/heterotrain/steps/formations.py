@@ -17,11 +17,11 @@ from heterotrain.membership.interface import Formed, Membership
 from heterotrain.membership.plan_source import Held
 from heterotrain.membership.roster import may_adopt, roster_of, workers_of
 from heterotrain.membership.standing import Standing
-from heterotrain.network.control import Verdict
+from heterotrain.network.control import StepDecision
 from heterotrain.numerics.reducer import Reducer
 from heterotrain.state.training import Training
-from heterotrain.steps.observe import Observer
-from heterotrain.steps.shutdown import Departure
+from heterotrain.steps.observer import Observer
+from heterotrain.steps.shutdown import Shutdown
 from heterotrain.telemetry.report import Report
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Formations:
         self,
         *,
         membership: Membership,
-        departure: Departure,
+        shutdown: Shutdown,
         training: Training,
         keeper: CheckpointKeeper,
         observer: Observer,
@@ -48,7 +48,7 @@ class Formations:
         self.formed: Formed | None = None
         self.standing: Standing | None = None
         self._membership = membership
-        self._departure = departure
+        self._shutdown = shutdown
         self._training = training
         self._keeper = keeper
         self._observer = observer
@@ -59,7 +59,7 @@ class Formations:
         """Whether there is none in which a step could end."""
         return self.formed is None or (self.formed.group is not None and self.formed.group.is_cut)
 
-    def must(self) -> Formed:
+    def require(self) -> Formed:
         """Return the running formation.
 
         Raises:
@@ -116,7 +116,7 @@ class Formations:
 
     # -- out ---------------------------------------------------------------------------------------------------------
 
-    def follow(self, formed: Formed, decision: Verdict) -> None:
+    def follow(self, formed: Formed, decision: StepDecision) -> None:
         """Act on what a committed step's control vectors said: who leaves, and whether a new generation begins."""
         newer = formed.agreed.plan.generation > formed.roster.formation.generation
         if not decision.leaving and not decision.checkpoint and not newer:
@@ -135,9 +135,9 @@ class Formations:
             return
         self._keeper.want()  # whole spot pools vanish together: a survivor keeps the state
         if roster.plan_ranks[formed.rank] in leaving:
-            self._departure.soon()
+            self._shutdown.leave_soon()
             if everybody_leaves:
-                self._departure.rescue(formed, mark=decision.mark)
+                self._shutdown.rescue(formed, mark=decision.mark)
 
     def leave_broken(self, lost: Exception, reducer: Reducer | None) -> None:
         """Leave a formation that lost a member.
@@ -157,7 +157,7 @@ class Formations:
                 reducer.abandon()
             formed.group.close()
         self._keeper.lost_a_member()
-        self._departure.announced = False
+        self._shutdown.announced = False
         self.standing = formed.standing
 
     def _disband(self, formed: Formed, *, leaving: frozenset[int], cause: str) -> None:
@@ -171,4 +171,4 @@ class Formations:
             formed.group.close()
         self.formed = None
         self.standing = replace(formed.standing, leaving=leaving)
-        self._departure.announced = formed.roster.plan_ranks[formed.rank] in leaving
+        self._shutdown.announced = formed.roster.plan_ranks[formed.rank] in leaving

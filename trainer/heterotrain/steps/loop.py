@@ -20,26 +20,26 @@ from heterotrain.data.slices import Source
 from heterotrain.errors import PeerLost, RepeatStep, UsageError
 from heterotrain.identity import Identity
 from heterotrain.membership.interface import Formed, Membership
-from heterotrain.network.control import Slot, Verdict
+from heterotrain.network.control import Slot, StepDecision
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.reducer import Reducer
 from heterotrain.state.training import Training
 from heterotrain.steps.attempt import Attempts, seed_step
-from heterotrain.steps.batch_loader import Feed
+from heterotrain.steps.batch_loader import BatchLoader
 from heterotrain.steps.formations import Formations
-from heterotrain.steps.observe import Observer
-from heterotrain.steps.shutdown import Departure
+from heterotrain.steps.observer import Observer
+from heterotrain.steps.shutdown import Shutdown
 from heterotrain.steps.step import Step
 from heterotrain.steps.task import Task
 from heterotrain.steps.vote import exchange_votes
 from heterotrain.telemetry.report import Report
-from heterotrain.telemetry.tensorboard import Board
+from heterotrain.telemetry.tensorboard import TensorBoardWriter
 from heterotrain.termination_message import Farewell
 
 _log = logging.getLogger(__name__)
 
 
-class NobodyNeedsUs(Exception):  # noqa: N818 - names the event; it never leaves this file
+class NotNeeded(Exception):  # noqa: N818 - names the event; it never leaves this file
     """Everything is committed and nobody is left who would need this rank's state."""
 
 
@@ -61,16 +61,16 @@ class Loop:
         farewell: Farewell,
         record: RunRecord,
     ) -> None:
-        self.departure = Departure(
+        self.shutdown = Shutdown(
             config=config, training=training, membership=membership, keeper=keeper, farewell=farewell
         )
         self._formations = Formations(
-            membership=membership, departure=self.departure, training=training, keeper=keeper, observer=observer, report=report
+            membership=membership, shutdown=self.shutdown, training=training, keeper=keeper, observer=observer, report=report
         )  # fmt: skip
         self.reducer: Reducer | None = None
         self.run_hooks: Callable[[int], None] = lambda _epoch: None
         self.schedulers: list[Any] = []
-        self.board: Board | None = None
+        self.tensorboard: TensorBoardWriter | None = None
         self._identity = identity
         self._config = config
         self._device = device
@@ -80,7 +80,7 @@ class Loop:
         self._observer = observer
         self._report = report
         self._attempts = Attempts(report)
-        self._feed: Feed | None = None
+        self._loader: BatchLoader | None = None
         self._uncommitted: Step | None = None
         self._began_s = time.monotonic()
         self._step_s = 0.0
@@ -93,7 +93,7 @@ class Loop:
 
     def steps(self, source: Source, *, workers: int) -> Iterator[Step]:
         """Yield steps until everything is committed; ``workers`` processes load samples ahead."""
-        self._feed = Feed(
+        self._loader = BatchLoader(
             source, config=self._config, device=self._device, identity=self._identity, report=self._report,
             workers=workers,
         )  # fmt: skip
@@ -103,28 +103,28 @@ class Loop:
                 formed = self.formed or self._form()
                 self._finish_epoch()
                 if self._is_done():
-                    self.departure.conclude(formed)
+                    self.shutdown.conclude(formed)
                     return
                 self._keeper.maybe_write(formed, self._training)
-                step = self._prepare(formed, self._feed)
+                step = self._prepare(formed, self._loader)
             except PeerLost as lost:
                 self._formations.leave_broken(lost, self.reducer)
                 continue
-            except NobodyNeedsUs:
-                self.departure.finish_alone(self._formations.standing)
+            except NotNeeded:
+                self.shutdown.finish_alone(self._formations.standing)
                 return
             yield step
             if not step.committed:
                 self._repeat(step)
-            elif self.departure.reason:
+            elif self.shutdown.reason:
                 self._training.progress = replace(self._training.progress, stopped=True)
 
     def _form(self) -> Formed:
         formed = self._formations.enter()
         if formed is None:
             if self._is_done():
-                raise NobodyNeedsUs
-            self.departure.leave(self._formations.standing)
+                raise NotNeeded
+            self.shutdown.leave(self._formations.standing)
         self._log_late_commit(formed)
         self._observer.formed()
         self._numerics.form(formed.group)
@@ -136,17 +136,22 @@ class Loop:
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
-    def _prepare(self, formed: Formed, feed: Feed) -> Step:
+    def _prepare(self, formed: Formed, loader: BatchLoader) -> Step:
         self._formations.adopt(formed)
         self._began_s = time.monotonic()
-        task = feed.task(formed, self._training.progress, cap_samples=self._attempts.cap_samples)
-        seed_step(feed.seed_of(task), self._device)
+        task = loader.task(formed, self._training.progress, cap_samples=self._attempts.cap_samples)
+        seed_step(loader.seed_of(task), self._device)
         self._attempts.begin(self._training.model)
-        reducer = self._must_reduce()
+        reducer = self._require_reducer()
         reducer.begin(micro_batches=len(task.micro_batches))
         measurement = self._observer.begin(reducer, task, alone=formed.group is None)
         return Step(
-            task=task, reducer=reducer, numerics=self._numerics, group=formed.group, host=self, measurement=measurement
+            task=task,
+            reducer=reducer,
+            numerics=self._numerics,
+            group=formed.group,
+            context=self,
+            measurement=measurement,
         )
 
     def _repeat(self, step: Step) -> None:
@@ -177,57 +182,57 @@ class Loop:
 
     def fetch(self, task: Task, offset: int, size: int) -> Any:
         """Return ``size`` samples of the task from its ``offset``-th on, as a batch on the device."""
-        left_s = self.departure.left_s
+        left_s = self.shutdown.left_s
         if left_s is not None and self.formed is not None:
             # Nothing but buffers has changed since the last committed step, and those are kept.
             self._keeper.hurry(
                 self.formed, self._training, self._attempts.kept, left_s=left_s,
                 step_left_s=max(0.0, self._step_s - (time.monotonic() - self._began_s)),
             )  # fmt: skip
-        return self._must_feed().fetch(task, offset, size)
+        return self._require_loader().fetch(task, offset, size)
 
     def is_broken(self) -> bool:
         """Return whether the formation is known to be broken."""
         return self._formations.is_broken
 
-    def vote(self, step: Step, *, ok: bool) -> Verdict:
+    def vote(self, step: Step, *, ok: bool) -> StepDecision:
         """Exchange the control vector and wait for the buckets.
 
         Raises:
             PeerLost: the group broke meanwhile.
         """
-        formed, reducer, observer = self._formations.must(), self._must_reduce(), self._observer
+        formed, reducer, observer = self._formations.require(), self._require_reducer(), self._observer
         held = self._formations.newest(formed)
         drained = self._identity.worker in formed.agreed.plan.drain
         buckets = len(reducer.buckets)  # of every rank's slot alike, also when layers were frozen since the last step
         slot = Slot(
             vote=ok, steps=step.task.number, generation=held.plan.generation, revision=held.plan.revision,
-            plan_bytes=held.size_bytes, plan_checksum=held.checksum, leaving=self.departure.wanted or drained,
+            plan_bytes=held.size_bytes, plan_checksum=held.checksum, leaving=self.shutdown.leaving or drained,
             weight=step.weight, loss_sum=float(step.loss_sum), checkpoint=self._keeper.proposes(formed, self._training),
             mark=new_mark() if formed.rank == 0 else 0,  # nobody reads the others'
-            plain=observer.plain, steered=observer.steered, measure_every=observer.duty.wanted_every,
+            plain=observer.plain, preconditioned=observer.preconditioned, measure_every=observer.budget.measure_every,
             buckets_s=observer.buckets_s if len(observer.buckets_s) == buckets else (math.nan,) * buckets,
         )  # fmt: skip
         decision, held = exchange_votes(formed, reducer, slot, held, job_uid=self._identity.job_uid)
         self._formations.agreed(formed, held)
         return decision
 
-    def commit(self, step: Step, decision: Verdict) -> None:
+    def commit(self, step: Step, decision: StepDecision) -> None:
         """Everything that follows a step that all ranks finished."""
         now_s = time.perf_counter()
-        formed = self._formations.must()
-        feed = self._must_feed()
+        formed = self._formations.require()
+        loader = self._require_loader()
         self._step_s = time.monotonic() - self._began_s
-        self._training.progress = feed.advanced(self._training.progress, step.task)
-        feed.log(step.task, formed.standing)
+        self._training.progress = loader.advanced(self._training.progress, step.task)
+        loader.log(step.task, formed.standing)
         self._record.note(formed.roster, step=step.task.number)
         for _ in range(self._numerics.committed(finite=not step.skipped)):
             for scheduler in self.schedulers:
                 scheduler.step()
         told_s = time.perf_counter()
         self._observer.committed(step, decision, formed, now_s=now_s)
-        if self.board is not None:
-            self.board.committed(formed, self._training.optimizers, step=self._training.progress.steps)
+        if self.tensorboard is not None:
+            self.tensorboard.committed(formed, self._training.optimizers, step=self._training.progress.steps)
         self._observer.cost(step, since_s=told_s)
         self._formations.follow(formed, decision)
 
@@ -237,14 +242,14 @@ class Loop:
         """Write the line of a step that others had committed when this rank lost them."""
         step, self._uncommitted = self._uncommitted, None
         if step is not None and formed.group is not None and self._training.progress.steps > step.task.number:
-            self._must_feed().log(step.task, self._formations.standing or formed.standing)
+            self._require_loader().log(step.task, self._formations.standing or formed.standing)
 
-    def _must_reduce(self) -> Reducer:
+    def _require_reducer(self) -> Reducer:
         if self.reducer is None:
             raise UsageError("call model = job.wrap(model) before job.steps")
         return self.reducer
 
-    def _must_feed(self) -> Feed:
-        if self._feed is None:
+    def _require_loader(self) -> BatchLoader:
+        if self._loader is None:
             raise UsageError("call job.steps first")
-        return self._feed
+        return self._loader

@@ -15,11 +15,11 @@ from heterotrain.state.training import Training
 from heterotrain.termination_message import Farewell
 
 
-class Departure:
+class Shutdown:
     """The ways out of the loop.
 
     Attributes:
-        wanted: whether this rank leaves after its running step.
+        leaving: whether this rank leaves after its running step.
         announced: whether the members of the last formation knew that this rank leaves, and took over what it held.
         reason: why the script ended the training early; empty when it did not.
     """
@@ -33,32 +33,32 @@ class Departure:
         keeper: CheckpointKeeper,
         farewell: Farewell,
     ) -> None:
-        self.wanted = False
+        self.leaving = False
         self.announced = False
         self.reason = ""
-        self._told_s: float | None = None
+        self._requested_s: float | None = None
         self._grace_s = config.grace_s
         self._training = training
         self._membership = membership
         self._keeper = keeper
         self._farewell = farewell
 
-    def told(self) -> None:
+    def request(self) -> None:
         """Take notice of SIGTERM; safe in a signal's handler."""
-        self._told_s = self._told_s or time.monotonic()
-        self.soon()
+        self._requested_s = self._requested_s or time.monotonic()
+        self.leave_soon()
 
-    def soon(self) -> None:
+    def leave_soon(self) -> None:
         """Leave after the running step; do not wait long for others."""
-        self.wanted = True
+        self.leaving = True
         self._membership.leave_soon(self._grace_s / 3)
 
     @property
     def left_s(self) -> float | None:
         """Seconds until this process is killed, ``None`` while nobody has told it to go."""
-        if self._told_s is None:
+        if self._requested_s is None:
             return None
-        return max(0.0, self._told_s + self._grace_s - time.monotonic())
+        return max(0.0, self._requested_s + self._grace_s - time.monotonic())
 
     def rescue(self, formed: Formed, *, mark: int) -> None:
         """Everybody leaves at once: the job cannot go on without a checkpoint."""
@@ -72,7 +72,7 @@ class Departure:
             # each of them, like this rank, was thought to stay.
             self._keeper.write_now(self._training, generation=standing.formation.generation, within_s=self.left_s)
         self._keeper.wait(self.left_s)
-        self._farewell.say(Ending.LEFT, "told to go; the others know", told=self._told_s is not None)
+        self._farewell.say(Ending.LEFT, "told to go; the others know", told=self._requested_s is not None)
         self._membership.close()
         raise SystemExit(0)
 

@@ -12,23 +12,43 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 
 from heterotrain.errors import PeerLost, RepeatStep, UsageError
-from heterotrain.network.control import Verdict
+from heterotrain.network.control import StepDecision
 from heterotrain.network.group import Group
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.noise import Measurement
 from heterotrain.numerics.reducer import Reducer
-from heterotrain.numerics.timeline import Moment
+from heterotrain.numerics.timeline import Timestamp
 from heterotrain.state.admission import check_loss, check_weight, numbers
 from heterotrain.steps.clock import Clock, Phase
-from heterotrain.steps.host import Host
 from heterotrain.steps.task import Task
+from heterotrain.steps.usage import check_apply, check_backward
 
 _log = logging.getLogger(__name__)
+
+
+class StepContext(Protocol):
+    """What a step needs from the training loop; ``steps.loop.Loop`` implements it."""
+
+    def fetch(self, task: Task, offset: int, size: int) -> Any:
+        """Return ``size`` samples of the task from its ``offset``-th on, as a batch on the device."""
+
+    def vote(self, step: Step, *, ok: bool) -> StepDecision:
+        """Exchange the control vectors and wait for the buckets.
+
+        Raises:
+            PeerLost: the group broke meanwhile.
+        """
+
+    def commit(self, step: Step, decision: StepDecision) -> None:
+        """Record a step that all ranks finished."""
+
+    def is_broken(self) -> bool:
+        """Return whether the formation is known to be broken."""
 
 
 @dataclass(slots=True)
@@ -39,7 +59,7 @@ class Step:
     reducer: Reducer
     numerics: Numerics
     group: Group | None
-    host: Host
+    context: StepContext
     measurement: Measurement | None = None
     clock: Clock = field(init=False)
     committed: bool = False
@@ -50,7 +70,7 @@ class Step:
     logged: dict[str, float] = field(default_factory=dict)
     _handed_out: int = 0
     _backwards: int = 0
-    _mark: Moment | None = None
+    _mark: Timestamp | None = None
     _entered: bool = False
     _voted: bool = False
     _forward: AbstractContextManager[object] | None = None
@@ -89,7 +109,7 @@ class Step:
         """
         if not self._entered:
             raise UsageError("run each step inside `with step:`, so that it is committed by all ranks or by none")
-        if not self._sizes and self._is_guest:
+        if not self._sizes and self._runs_without_samples:
             yield self._hand_out(self.task.spare(), 0, 1)
             self._leave_forward()
         start = 0
@@ -112,12 +132,7 @@ class Step:
         """
         self._leave_forward()
         began = self.clock.now() if self._mark is None else self.clock.spent(Phase.FORWARD, self._mark)
-        if self._backwards + 1 != self._handed_out:
-            raise UsageError(
-                f"step {self.number} has handed out {self._handed_out} micro-batches, and step.backward is called for the "
-                f"{self._backwards + 1}. time: call step.backward exactly once for each micro-batch, inside the loop over "
-                "micro_batches()"
-            )
+        check_backward(step=self.number, handed_out=self._handed_out, backwards=self._backwards)
         check_loss(loss)
         if loss.dtype in (torch.float16, torch.bfloat16):
             loss = loss.float()  # the factors below would overflow
@@ -163,21 +178,11 @@ class Step:
             UsageError: some micro-batch had no ``step.backward``, the step was applied before, there is no optimizer or one that
                 is not the job's, or a limit is not above 0.
         """
-        if not optimizers:
-            raise UsageError("step.apply takes the optimizer that job.optimizer returned, or several of them")
-        if self.committed:
-            raise UsageError(
-                f"step {self.number} is committed already: call step.apply once for each step, with all its optimizers"
-            )
-        for name, limit in (("clip_norm", clip_norm), ("clip_value", clip_value)):
-            if limit is not None and not limit > 0:
-                raise UsageError(f"{name} has to be above 0, not {limit}: leave it out, and gradients are not clipped")
-        wanted = len(self._sizes) or int(self._is_guest)
-        if self._backwards != wanted:
-            raise UsageError(
-                f"step.apply came after {self._backwards} of {wanted} micro-batches: "
-                "loop over all of step.micro_batches() and call step.backward in each"
-            )
+        check_apply(
+            step=self.number, optimizers=len(optimizers), is_committed=self.committed, backwards=self._backwards,
+            expected=len(self._sizes) or int(self._runs_without_samples),
+            limits={"clip_norm": clip_norm, "clip_value": clip_value},
+        )  # fmt: skip
         if not self._handed_out:
             self._reduce_nothing()
         began = self.clock.now()
@@ -193,7 +198,7 @@ class Step:
             self.numerics.update(optimizers, global_batch_samples=self.task.global_batch_samples)
         self.clock.spent(Phase.UPDATE, reduced)
         self.committed = True
-        self.host.commit(self, decision)
+        self.context.commit(self, decision)
 
     def log(self, **values: float) -> None:
         """Report values of this step, numbers or tensors of one element; they are dropped when the step is repeated.
@@ -207,14 +212,14 @@ class Step:
 
     def __enter__(self) -> Self:
         self._entered = True
-        self.numerics.link.enter(self.group, micro_batches=len(self._sizes))
+        self.numerics.batch_norm_context.enter(self.group, micro_batches=len(self._sizes))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._leave_forward()
-        self.numerics.link.leave()
+        self.numerics.batch_norm_context.leave()
         if error is None:
             if not self.committed:
                 raise UsageError(
@@ -227,15 +232,15 @@ class Step:
             self.failure = error
         elif isinstance(error, torch.OutOfMemoryError) and not self._voted:
             self.failure = error
-            self._stand_down()
-        elif isinstance(error, RuntimeError) and self.host.is_broken():
+            self._vote_to_repeat()
+        elif isinstance(error, RuntimeError) and self.context.is_broken():
             self.failure = PeerLost(str(error))  # a collective inside the model failed with the formation
         else:
             return False
         _log.info("step %d is repeated: %s", self.task.number, error)
         return True
 
-    def _stand_down(self) -> None:
+    def _vote_to_repeat(self) -> None:
         """After running out of memory: when peers already add this rank's buckets up, all of them have to repeat."""
         if not self._sizes or self._backwards < len(self._sizes):
             return  # nobody has seen anything of this step yet
@@ -245,9 +250,9 @@ class Step:
         except PeerLost as lost:
             self.failure = lost
 
-    def _vote(self, *, ok: bool) -> Verdict:
+    def _vote(self, *, ok: bool) -> StepDecision:
         self._voted = True
-        return self.host.vote(self, ok=ok)
+        return self.context.vote(self, ok=ok)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -256,14 +261,14 @@ class Step:
         return self.task.micro_batches
 
     @property
-    def _is_guest(self) -> bool:
-        return self.group is not None and self.numerics.needs_everybody
+    def _runs_without_samples(self) -> bool:
+        return self.group is not None and self.numerics.needs_all_ranks
 
     def _hand_out(self, task: Task, start: int, size: int) -> Any:
-        if self.host.is_broken():
+        if self.context.is_broken():
             raise PeerLost("the formation broke during the step")
         began = self.clock.now()
-        batch = self.host.fetch(task, start, size)
+        batch = self.context.fetch(task, start, size)
         self._handed_out += 1
         self._mark = self.clock.spent(Phase.LOAD, began)
         self._forward = self.numerics.precision.autocast()

@@ -5,12 +5,14 @@ from __future__ import annotations
 from heterotrain.membership.agreement import agreed_plan
 from heterotrain.membership.interface import Formed
 from heterotrain.membership.plan_source import Held
-from heterotrain.network.control import Slot, Verdict, to_row, verdict
+from heterotrain.network.control import Slot, StepDecision, decide, to_row
 from heterotrain.network.mesh.mesh import packed, unpacked
 from heterotrain.numerics.reducer import Reducer
 
 
-def exchange_votes(formed: Formed, reducer: Reducer, slot: Slot, held: Held, *, job_uid: str) -> tuple[Verdict, Held]:
+def exchange_votes(
+    formed: Formed, reducer: Reducer, slot: Slot, held: Held, *, job_uid: str
+) -> tuple[StepDecision, Held]:
     """Return what all ranks decided, and the newest plan that any of them holds.
 
     Args:
@@ -25,10 +27,10 @@ def exchange_votes(formed: Formed, reducer: Reducer, slot: Slot, held: Held, *, 
     """
     row = to_row(slot)
     if formed.group is None:
-        return verdict([row]), held
+        return decide([row]), held
     gathering = formed.group.gather(packed(row))
     reducer.wait()
     formed.group.wait(gathering, "the vote on the step")
     formed.group.finish_device()
-    decision = verdict([unpacked(other) for other in gathering.rows])
+    decision = decide([unpacked(other) for other in gathering.rows])
     return decision, agreed_plan(formed.group, decision, held, job_uid=job_uid)

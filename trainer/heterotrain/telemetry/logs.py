@@ -28,7 +28,7 @@ Tags = Mapping[str, str | int]
 ``step``, each where it is known: ``rank`` counts within the formation, ``epoch`` from 0, ``step`` what is committed so far."""
 
 
-class Format(StrEnum):
+class LogFormat(StrEnum):
     """How lines look."""
 
     TEXT = "text"
@@ -102,18 +102,18 @@ def set_up_logs(who: Tags, *, environ: Mapping[str, str] = os.environ) -> Tagged
     Raises:
         UsageError: the variable holds something else.
     """
-    wanted = environ.get(env.LOG_FORMAT) or Format.TEXT
-    if wanted not in tuple(Format):
+    wanted = environ.get(env.LOG_FORMAT) or LogFormat.TEXT
+    if wanted not in tuple(LogFormat):
         raise UsageError(f"{env.LOG_FORMAT} has to be text or json, not {wanted!r}")
     tagged, root = Tagged(who), logging.getLogger()
     if root.handlers:
         return tagged
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(tagged)
-    handler.setFormatter(JsonFormatter() if wanted == Format.JSON else TextFormatter())
+    handler.setFormatter(JsonFormatter() if wanted == LogFormat.JSON else TextFormatter())
     root.addHandler(handler)
     root.setLevel(logging.INFO)
-    if wanted == Format.JSON:
+    if wanted == LogFormat.JSON:
         logging.captureWarnings(True)
         sys.excepthook = _log_exception
         threading.excepthook = _log_thread_exception

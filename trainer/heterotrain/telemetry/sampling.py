@@ -40,7 +40,7 @@ def is_measured(step: int, every: int) -> bool:
     return step % every == lot % every
 
 
-def every(*, step_s: float, always_s: float, measured_s: float) -> int:
+def measuring_interval(*, step_s: float, always_s: float, measured_s: float) -> int:
     """Return n, a power of two up to ``MOST_EVERY``, with ``always_s + (measured_s - always_s) / n <= BUDGET_RATIO step_s``.
 
     Args:
@@ -80,7 +80,7 @@ class Mean:
 
 
 @dataclass(slots=True)
-class Difference:
+class PairedDifference:
     """By how much a measured step is longer than those before it that were not measured."""
 
     _mean: Mean = field(default_factory=Mean)
@@ -102,7 +102,7 @@ class Difference:
             self._square.add(longer_s**2)
 
     @property
-    def certain_s(self) -> float:
+    def lower_bound_s(self) -> float:
         """Seconds that a measurement costs at least, but for chance; 0 while that is not known."""
         if self._mean.weight < LEAST_PAIRS:
             return 0.0
@@ -111,22 +111,22 @@ class Difference:
 
 
 @dataclass(slots=True)
-class Duty:
+class MeasuringBudget:
     """What telemetry costs on this rank.
 
     Attributes:
         spent_s: seconds of the training thread since the process began.
-        wanted_every: in every how many steps this rank would measure.
+        measure_every: in every how many steps this rank would measure.
     """
 
     spent_s: float = 0.0
-    wanted_every: int = 1
+    measure_every: int = 1
     _step: Mean = field(default_factory=Mean)
     _always: Mean = field(default_factory=Mean)
     _measured: Mean = field(default_factory=Mean)
-    _longer: Difference = field(default_factory=Difference)
+    _longer: PairedDifference = field(default_factory=PairedDifference)
 
-    def spent(self, seconds: float, *, step_s: float, measured: bool) -> None:
+    def charge(self, seconds: float, *, step_s: float, measured: bool) -> None:
         """Note what telemetry took in one step.
 
         Args:
@@ -142,5 +142,5 @@ class Duty:
             return
         self._measured.add(seconds)
         always_s = self._always.value
-        measured_s = max(self._measured.value, always_s + self._longer.certain_s)
-        self.wanted_every = every(step_s=self._step.value, always_s=always_s, measured_s=measured_s)
+        measured_s = max(self._measured.value, always_s + self._longer.lower_bound_s)
+        self.measure_every = measuring_interval(step_s=self._step.value, always_s=always_s, measured_s=measured_s)

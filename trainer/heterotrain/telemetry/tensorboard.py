@@ -67,7 +67,7 @@ class Point:
     text: str = ""
 
 
-class Board:
+class TensorBoardWriter:
     """This rank's part in the TensorBoard files of its job."""
 
     def __init__(self, folder: str, identity: Identity, *, report: Report) -> None:
@@ -92,7 +92,7 @@ class Board:
         self._folder = base / own if identity.mode is Mode.OPERATED else base
         self._name = f"{identity.worker}-{identity.local_rank}"
         self._report = report
-        self._file: Writing | None = None
+        self._file: WriterThread | None = None
         self._files = 0
         self._said_roster: Roster | None = None
         self._said_formation = ""
@@ -112,7 +112,7 @@ class Board:
             return
         if self._file is None:
             self._files += 1
-            self._file = Writing(self._folder, suffix=f".{self._name}.{self._files}", first_step=step)
+            self._file = WriterThread(self._folder, suffix=f".{self._name}.{self._files}", first_step=step)
             self._said_roster, self._said_formation, self._last = None, "", None
             atexit.register(self.close)
         if formed.roster is not self._said_roster:
@@ -148,7 +148,7 @@ class Board:
         curves = {tag: gauges[name] for name, tag in TAGS.items() if name in gauges}
         return curves | {f"script/{name}": value for name, value in self._report.reported().items()}
 
-    def _events(self, file: Writing, formed: Formed, step: int) -> None:
+    def _events(self, file: WriterThread, formed: Formed, step: int) -> None:
         """Put formations and plans into words, once each."""
         roster = formed.roster
         formation, version = str(roster.formation), roster.plan.version
@@ -161,7 +161,7 @@ class Board:
         self._said_roster, self._said_formation, self._said_plan = roster, formation, version
 
 
-class Writing:
+class WriterThread:
     """A file and the thread that writes it; a store that refuses is told in a warning and costs curves, never the training."""
 
     def __init__(self, folder: Path, *, suffix: str, first_step: int) -> None:

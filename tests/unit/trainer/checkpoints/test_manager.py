@@ -219,7 +219,7 @@ def test_a_write_that_will_not_fit_is_told(caplog: pytest.LogCaptureFixture) -> 
     caplog.set_level(logging.WARNING)
     job = heterotrain.init(epochs=1, batch_samples=8, checkpoint_uri=URI)
     loop = job._loop
-    loop.departure._grace_s = 5.0
+    loop.shutdown._grace_s = 5.0
     loop._keeper._speed_bytes_per_s = 1.0
     model = job.wrap(Counting())
     optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from heterotrain.data.prefetch import Ahead, StreamReader
+from heterotrain.data.prefetch import Prefetcher, StreamReader
 from heterotrain.data.shards import Shards
-from heterotrain.data.slices import Piece, Source
+from heterotrain.data.slices import EpochSlice, Source
 from heterotrain.data.sources import Mapped, source_of
 from heterotrain.data.streamed import Streamed
 from heterotrain.errors import UsageError
@@ -38,14 +38,14 @@ def sources() -> list[Source]:
 
 
 def take(source: Source, epoch: int, batch: int, cuts: list[int]) -> Iterator[tuple[list[int], Any]]:
-    """Read an epoch in steps, each of them in pieces that are cut anywhere; yield ids and samples of each piece."""
+    """Read an epoch in steps, each of them in pieces that are cut anywhere; yield ids and samples of each part."""
     cursor, ends = 0, False
     while not ends:
         count, ends = source.extent(epoch, cursor, batch)
         edges = sorted({0, count, *(cut % (count + 1) for cut in cuts)})
         for start, stop in pairwise(edges):
             ids = source.ids(epoch, cursor + start, cursor + stop)
-            yield ids, source.load(Piece(epoch, cursor + start, cursor + stop))
+            yield ids, source.load(EpochSlice(epoch, cursor + start, cursor + stop))
         cursor += count
 
 
@@ -74,7 +74,7 @@ def test_entered_anywhere_it_goes_on_with_the_same_samples(kind: int) -> None:
             cursor = begin + 4 * index
             count, ends = source.extent(1, cursor, 4) if cursor < 20 else (0, True)
             if count and not ends:
-                assert str(source.load(Piece(1, cursor, cursor + 4))) == whole[cursor // 4]
+                assert str(source.load(EpochSlice(1, cursor, cursor + 4))) == whole[cursor // 4]
 
 
 @pytest.mark.parametrize("kind", [0, 1, 2], ids=["map", "numbered", "stream"])
@@ -85,7 +85,7 @@ def test_reading_leaves_the_models_random_numbers_alone(kind: int) -> None:
     torch.manual_seed(5)
     source = sources()[kind]
     source.extent(0, 0, 4)
-    source.load(Piece(0, 0, 4))
+    source.load(EpochSlice(0, 0, 4))
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -145,12 +145,12 @@ def test_shards_are_opened_one_after_the_other() -> None:
 def test_worker_processes_change_nothing() -> None:
     """The same batches to the last bit; when what comes next changes, what was loaded ahead is thrown away."""
     source = source_of(Noisy(64), collate=None, shuffle=True, seed=3)
-    ahead = Ahead(source, workers=2, pin=False)
+    ahead = Prefetcher(source, workers=2, pin=False)
 
-    def following(begin: int, size: int) -> Iterator[Piece]:
+    def following(begin: int, size: int) -> Iterator[EpochSlice]:
         for epoch in range(2):
             for start in range(begin if epoch == 0 else 0, 64, size):
-                yield Piece(epoch, start, min(64, start + size))
+                yield EpochSlice(epoch, start, min(64, start + size))
 
     for begin, size, count in (
         (0, 8, 3),
@@ -158,9 +158,9 @@ def test_worker_processes_change_nothing() -> None:
         (24, 5, 10),
         (16, 16, 5),
     ):  # other shares, a repeat, an epoch's end
-        for piece, _ in zip(following(begin, size), range(count), strict=False):
-            rest = lambda piece=piece, size=size: following(piece.start, size)  # noqa: E731 - what follows this piece
-            torch.testing.assert_close(ahead.take(piece, rest), source.load(piece), rtol=0, atol=0)
+        for part, _ in zip(following(begin, size), range(count), strict=False):
+            rest = lambda part=part, size=size: following(part.start, size)  # noqa: E731 - what follows this part
+            torch.testing.assert_close(ahead.take(part, rest), source.load(part), rtol=0, atol=0)
 
 
 def test_a_stream_that_is_read_ahead_is_the_same() -> None:
@@ -170,15 +170,15 @@ def test_a_stream_that_is_read_ahead_is_the_same() -> None:
     StreamReader(ahead, ahead_samples=32)
     for epoch, cursor, wanted in ((0, 0, 10), (0, 10, 40), (0, 50, 60), (1, 70, 8), (1, 20, 8), (2, 0, 101)):
         assert here.extent(epoch, cursor, wanted) == ahead.extent(epoch, cursor, wanted)
-        piece = Piece(epoch, cursor, min(100, cursor + wanted))
-        torch.testing.assert_close(here.load(piece), ahead.load(piece), rtol=0, atol=0)
+        part = EpochSlice(epoch, cursor, min(100, cursor + wanted))
+        torch.testing.assert_close(here.load(part), ahead.load(part), rtol=0, atol=0)
 
 
 def test_what_workers_cannot_do_is_told() -> None:
     """Before any process is started."""
     local = Mapped(dataset=Noisy(4), collate=lambda samples: samples, shuffle=True, seed=0)
     with pytest.raises(UsageError, match="top level of a module"):
-        Ahead(local, workers=1, pin=False)
+        Prefetcher(local, workers=1, pin=False)
 
 
 def test_an_attribute_that_is_no_method_makes_no_stream() -> None:

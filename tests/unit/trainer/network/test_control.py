@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from heterotrain.network.control import HEADER, Slot, Squares, Verdict, to_row, verdict
+from heterotrain.network.control import HEADER, Slot, Squares, StepDecision, decide, to_row
 
 
 def a_slot(**fields: Any) -> Slot:
@@ -20,16 +20,16 @@ def a_slot(**fields: Any) -> Slot:
     return Slot(**(plain | fields))
 
 
-def of(*slots: Slot) -> Verdict:
-    """Return the verdict on these slots."""
-    return verdict([to_row(slot) for slot in slots])
+def of(*slots: Slot) -> StepDecision:
+    """Return the decide on these slots."""
+    return decide([to_row(slot) for slot in slots])
 
 
 def test_undisturbed() -> None:
     """Nothing to tell: committed, weights and losses added up."""
-    assert of(a_slot(), a_slot(weight=2.0, loss_sum=1.0)) == Verdict(
-        committed=True, newest=(2, 7), holder=0, plan_bytes=100, everybody_holds=True, leaving=(), weight=6.0, loss=1.5,
-        plain=Squares(weighted=2.0, groups=4, total=0.5), steered=None, buckets_s=(0.1, 0.2),
+    assert of(a_slot(), a_slot(weight=2.0, loss_sum=1.0)) == StepDecision(
+        committed=True, newest=(2, 7), holder=0, plan_bytes=100, all_hold=True, leaving=(), weight=6.0, loss=1.5,
+        plain=Squares(weighted=2.0, groups=4, total=0.5), preconditioned=None, buckets_s=(0.1, 0.2),
     )  # fmt: skip
     assert len(to_row(a_slot())) == HEADER + 2
 
@@ -57,12 +57,12 @@ def test_the_newest_plan_has_a_holder() -> None:
         a_slot(revision=8, plan_bytes=120),
         a_slot(generation=1, revision=9),
     )
-    assert (found.newest, found.holder, found.plan_bytes, found.everybody_holds) == ((2, 8), 1, 120, False)
+    assert (found.newest, found.holder, found.plan_bytes, found.all_hold) == ((2, 8), 1, 120, False)
 
 
 def test_equal_versions_with_different_bytes_are_sent_again() -> None:
     """A checksum that differs is a disagreement, even under the same version."""
-    assert not of(a_slot(), a_slot(plan_checksum=1)).everybody_holds
+    assert not of(a_slot(), a_slot(plan_checksum=1)).all_hold
 
 
 def test_who_leaves() -> None:

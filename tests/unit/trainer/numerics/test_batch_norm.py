@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from heterotrain.errors import UsageError
-from heterotrain.numerics.batch_norm import GlobalBatchNorm, Link, synchronise
+from heterotrain.numerics.batch_norm import BatchNormContext, GlobalBatchNorm, synchronise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -34,7 +34,7 @@ def test_alone_it_is_torchs_own(kind: Any, shape: tuple[int, ...], options: dict
     torch.manual_seed(0)
     plain = kind(3, **options).double()
     ours = copy.deepcopy(plain)
-    assert synchronise(nn.Sequential(nn.Identity(), ours), Link()) == [ours]
+    assert synchronise(nn.Sequential(nn.Identity(), ours), BatchNormContext()) == [ours]
     assert isinstance(ours, GlobalBatchNorm)
     assert isinstance(ours, kind)
     for _ in range(3):
@@ -88,7 +88,7 @@ def test_any_division_gives_the_whole_batchs_statistics_and_gradients(shares: li
             layer.load_state_dict(type(layer)(3).double().state_dict())
 
     def train(rank: int) -> None:
-        synchronise(models[rank], Link(group=threads.of(rank), counts=shares[rank] > 0))
+        synchronise(models[rank], BatchNormContext(group=threads.of(rank), counts=shares[rank] > 0))
         if shares[rank]:
             (models[rank](parts[rank]) * weights.split(shares)[rank]).sum().backward()
         else:  # one sample that has no part in anything, with a gradient that must not reach the others
@@ -111,7 +111,7 @@ def test_any_division_gives_the_whole_batchs_statistics_and_gradients(shares: li
 def test_half_inputs_are_summed_wide() -> None:
     """The result has the input's format, statistics are those of fp32."""
     layer = nn.BatchNorm1d(2)
-    synchronise(layer, Link())
+    synchronise(layer, BatchNormContext())
     x = (100 + torch.randn(64, 2, generator=torch.Generator().manual_seed(1))).bfloat16()
     assert layer(x).dtype is torch.bfloat16
     torch.testing.assert_close(layer.running_mean, 0.1 * x.float().mean(0))
@@ -120,7 +120,7 @@ def test_half_inputs_are_summed_wide() -> None:
 def test_a_single_value_is_refused() -> None:
     """As torch does, with what to do."""
     layer = nn.BatchNorm1d(2)
-    synchronise(layer, Link())
+    synchronise(layer, BatchNormContext())
     with pytest.raises(UsageError, match="more than one sample"):
         layer(torch.ones(1, 2))
 
@@ -128,7 +128,7 @@ def test_a_single_value_is_refused() -> None:
 def test_a_part_of_a_share_is_refused_by_name() -> None:
     """Its statistics would be others; in eval mode there are none to take."""
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    synchronise(model, Link(micro_batches=2))
+    synchronise(model, BatchNormContext(micro_batches=2))
     with pytest.raises(UsageError, match=r"layer '1' is a BatchNorm.*GroupNorm.*eval mode"):
         model(torch.ones(4, 2))
     model[1].eval()
@@ -137,15 +137,15 @@ def test_a_part_of_a_share_is_refused_by_name() -> None:
 
 def test_models_can_be_copied_and_kept() -> None:
     """A copy takes part in the same steps; one from a file is alone."""
-    link = Link()
+    context = BatchNormContext()
     model = nn.Sequential(nn.BatchNorm1d(2))
-    synchronise(model, link)
-    assert copy.deepcopy(model)[0].heterotrain_link is link
-    assert pickle.loads(pickle.dumps(model))[0].heterotrain_link.group is None  # noqa: S301 - made a moment ago
+    synchronise(model, context)
+    assert copy.deepcopy(model)[0].heterotrain_context is context
+    assert pickle.loads(pickle.dumps(model))[0].heterotrain_context.group is None  # noqa: S301 - made a moment ago
 
 
 @pytest.mark.parametrize("layer", [nn.LazyBatchNorm1d(), nn.SyncBatchNorm(2)])
 def test_other_kinds_are_refused(layer: nn.Module) -> None:
     """By name."""
     with pytest.raises(UsageError, match=type(layer).__name__):
-        synchronise(nn.Sequential(layer), Link())
+        synchronise(nn.Sequential(layer), BatchNormContext())

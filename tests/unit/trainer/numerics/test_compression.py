@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import pytest
 import torch
-from heterotrain.numerics.compression import ROUNDOFF, STRETCH, Wire, largest
+from heterotrain.numerics.compression import CHUNK_ELEMENTS, ROUNDOFF, Compressor, largest
 
 
-def exchanged(wires: list[Wire], flats: list[torch.Tensor]) -> tuple[torch.Tensor, bool]:
+def exchanged(compressors: list[Compressor], flats: list[torch.Tensor]) -> tuple[torch.Tensor, bool]:
     """Play one all-reduce of these ranks; return what they all hold after it, and whether it was packed."""
-    packed = [wire.pack(flat) for wire, flat in zip(wires, flats, strict=True)]
+    packed = [compressor.pack(flat) for compressor, flat in zip(compressors, flats, strict=True)]
     travelled = [p for p in packed if p is not None]
-    assert len(travelled) in (0, len(wires)), "ranks disagree on what travels"
+    assert len(travelled) in (0, len(compressors)), "ranks disagree on what travels"
     total = torch.stack(flats).sum(0)
     fits = bool(travelled)
     if travelled:
         whole = travelled[0].clone()
         for other in travelled[1:]:
             whole += other  # each partial sum is rounded, as on the wire
-        results = [torch.zeros_like(total) for _ in wires]
-        done = {wire.unpack(whole, result) for wire, result in zip(wires, results, strict=True)}
+        results = [torch.zeros_like(total) for _ in compressors]
+        done = {compressor.unpack(whole, result) for compressor, result in zip(compressors, results, strict=True)}
         assert len(done) == 1
         fits = done.pop()
         total = results[0] if fits else total
-    for wire in wires if not fits else ():
-        wire.learn(total)
+    for compressor in compressors if not fits else ():
+        compressor.learn(total)
     return total, fits
 
 
@@ -33,11 +33,11 @@ def exchanged(wires: list[Wire], flats: list[torch.Tensor]) -> tuple[torch.Tenso
 def test_the_error_is_within_its_bound_at_any_size(compression: str, size: float) -> None:
     """W u sum|c| for each element, plus what fp16 loses below its range; the first step of fp16 is exact."""
     generator, ranks = torch.Generator().manual_seed(3), 5
-    wires = [Wire(compression) for _ in range(ranks)]
+    compressors = [Compressor(compression) for _ in range(ranks)]
     for step in range(4):
         flats = [size * torch.randn(10_000, generator=generator).pow(3) for _ in range(ranks)]
-        scale = wires[0]._scale or 1.0
-        found, packed = exchanged(wires, flats)
+        scale = compressors[0]._scale or 1.0
+        found, packed = exchanged(compressors, flats)
         assert packed == (compression == "bf16" or step > 0)
         exact = torch.stack(flats).double().sum(0)
         allowed = ranks * ROUNDOFF[compression] * torch.stack(flats).double().abs().sum(0) * 1.01
@@ -49,27 +49,27 @@ def test_the_error_is_within_its_bound_at_any_size(compression: str, size: float
 
 def test_a_sum_that_does_not_fit_travels_in_full() -> None:
     """A gradient that grew a thousandfold overflows fp16: that step is exact, and the next is packed again."""
-    wires = [Wire("fp16") for _ in range(2)]
+    compressors = [Compressor("fp16") for _ in range(2)]
     small = [torch.ones(4), torch.full((4,), 2.0)]
-    exchanged(wires, small)
+    exchanged(compressors, small)
     big = [1000 * flat for flat in small]
-    found, packed = exchanged(wires, big)
+    found, packed = exchanged(compressors, big)
     assert not packed
     assert torch.equal(found, torch.full((4,), 3000.0))
-    assert exchanged(wires, big)[1]
+    assert exchanged(compressors, big)[1]
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
 def test_no_scale_is_made_of_nothing(value: float) -> None:
     """After a sum that is zero or not finite, the next one travels in full."""
-    wire = Wire("fp16")
-    wire.learn(torch.full((3,), value))
-    assert wire.pack(torch.ones(3)) is None
+    compressor = Compressor("fp16")
+    compressor.learn(torch.full((3,), value))
+    assert compressor.pack(torch.ones(3)) is None
 
 
 def test_half_gradients_are_not_packed() -> None:
     """They are as small already."""
-    assert Wire("bf16").pack(torch.ones(3, dtype=torch.float16)) is None
+    assert Compressor("bf16").pack(torch.ones(3, dtype=torch.float16)) is None
 
 
 def test_the_largest_element() -> None:
@@ -79,18 +79,18 @@ def test_the_largest_element() -> None:
     assert largest(torch.empty(0)) == 0.0
 
 
-@pytest.mark.parametrize("size", [STRETCH - 1, STRETCH, 2 * STRETCH + 3])
+@pytest.mark.parametrize("size", [CHUNK_ELEMENTS - 1, CHUNK_ELEMENTS, 2 * CHUNK_ELEMENTS + 3])
 def test_long_buckets_are_rounded_in_stretches_as_short_ones_are_at_once(size: int) -> None:
     """Every element, whatever the length; and the scale is the one that the sum itself would have asked for."""
     flat = torch.randn(size, generator=torch.Generator().manual_seed(8))
-    wire, scale = Wire("fp16"), 2.0**6
-    wire.learn(torch.tensor([3.0]))
-    assert wire._scale == scale
-    packed = wire.pack(flat)
+    compressor, scale = Compressor("fp16"), 2.0**6
+    compressor.learn(torch.tensor([3.0]))
+    assert compressor._scale == scale
+    packed = compressor.pack(flat)
     assert packed is not None
     assert torch.equal(packed, (flat * scale).to(torch.float16))
-    found, other = torch.zeros(size), Wire("fp16")
-    assert wire.unpack(packed, found)
+    found, other = torch.zeros(size), Compressor("fp16")
+    assert compressor.unpack(packed, found)
     assert torch.equal(found, packed.float() / scale)
     other.learn(found)
-    assert other._scale == wire._scale
+    assert other._scale == compressor._scale

@@ -52,7 +52,7 @@ def test_squares_are_those_of_each_micro_batch(cuts: tuple[int, ...], adaptive: 
     reducer.flush()
     reducer.scale(rank_of / (scale * 12))  # as if the 12 had been the whole batch
     total = measured.reduced()
-    found, steered = measured.squares(batch_samples=rank_of, weight=20.0)
+    found, preconditioned = measured.squares(batch_samples=rank_of, weight=20.0)
 
     def square(values: list[torch.Tensor], *, divided: bool) -> float:
         result = 0.0
@@ -69,10 +69,10 @@ def test_squares_are_those_of_each_micro_batch(cuts: tuple[int, ...], adaptive: 
     assert (found.groups, found.total) == (len(cuts), pytest.approx(square(whole, divided=False), rel=1e-10))
     assert total == found.total
     if adaptive:
-        assert steered.weighted == pytest.approx(
+        assert preconditioned.weighted == pytest.approx(
             sum(n * square(g, divided=True) for n, g in zip(cuts, each, strict=True)), rel=1e-10
         )
-        assert steered.total == pytest.approx(square(whole, divided=True), rel=1e-10)
+        assert preconditioned.total == pytest.approx(square(whole, divided=True), rel=1e-10)
 
 
 def test_one_rank_that_accumulates_finds_the_noise() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from heterotrain.errors import UsageError
 from heterotrain.network.group import Group
-from heterotrain.numerics.precision import GROW_AFTER, Format, LossScale, Precision
+from heterotrain.numerics.precision import GROW_AFTER, LossScale, NumberFormat, Precision
 
 CPU = torch.device("cpu")
 
@@ -37,10 +37,11 @@ class Rows:
 
 
 @pytest.mark.parametrize(
-    ("own", "other", "expected"), [(True, 1.0, Format.BF16), (True, 0.0, Format.FP32), (False, 1.0, Format.FP32)]
+    ("own", "other", "expected"),
+    [(True, 1.0, NumberFormat.BF16), (True, 0.0, NumberFormat.FP32), (False, 1.0, NumberFormat.FP32)],
 )
 def test_auto_is_bf16_only_where_all_ranks_have_it(
-    monkeypatch: pytest.MonkeyPatch, own: bool, other: float, expected: Format
+    monkeypatch: pytest.MonkeyPatch, own: bool, other: float, expected: NumberFormat
 ) -> None:
     """A V100 beside an A100: both in fp32."""
     monkeypatch.setattr("heterotrain.numerics.precision.has_bf16", lambda _device: own)
@@ -49,7 +50,7 @@ def test_auto_is_bf16_only_where_all_ranks_have_it(
     assert precision.format is expected
     fixed = Precision("fp16", CPU)
     fixed.agree(None)  # nothing to agree on
-    assert fixed.format is Format.FP16
+    assert fixed.format is NumberFormat.FP16
 
 
 def test_bf16_on_an_accelerator_without_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from heterotrain.errors import UsageError
-from heterotrain.numerics import arrivals, buckets
-from heterotrain.numerics.arrivals import MOST_SURPRISES
+from heterotrain.numerics import buckets, gradient_hooks
 from heterotrain.numerics.buckets import MIB, Bucket
+from heterotrain.numerics.gradient_hooks import MOST_SURPRISES
 from heterotrain.numerics.reducer import Reducer
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,13 +45,13 @@ def test_buckets_are_those_of_ddp(sizes: list[int], enough: int) -> None:
 
 
 @pytest.mark.parametrize("unused", [True, False])
-@pytest.mark.parametrize("large_bytes", [arrivals.LARGE_BYTES, 64, 0])
+@pytest.mark.parametrize("large_bytes", [gradient_hooks.LARGE_BYTES, 64, 0])
 def test_gradients_of_micro_batches_add_up_and_unused_parameters_count_as_zero(
     monkeypatch: pytest.MonkeyPatch, large_bytes: int, unused: bool
 ) -> None:
     """In the flat buffers, whatever an earlier step left there; as plain torch computes them."""
     monkeypatch.setattr(
-        arrivals, "LARGE_BYTES", large_bytes
+        gradient_hooks, "LARGE_BYTES", large_bytes
     )  # such gradients move at once, others with their bucket's last
     torch.manual_seed(1)
     used = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
@@ -130,8 +130,8 @@ def test_a_bucket_is_sent_off_during_backward_whatever_the_order() -> None:
         for parameter, value in zip(model.parameters(), wanted, strict=True):
             assert parameter.grad is not None
             assert torch.equal(parameter.grad, value)
-        assert reducer._arrivals is not None
-        calls.append(len(reducer._arrivals._hooks))
+        assert reducer._hooks is not None
+        calls.append(len(reducer._hooks._hooks))
     assert sent[:8] == [
         "in backward",
         "in backward",

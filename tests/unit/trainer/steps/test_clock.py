@@ -8,7 +8,7 @@ import heterotrain
 import pytest
 import torch
 from heterotrain.numerics.timeline import CudaTimeline, HostTimeline, timeline_of
-from heterotrain.numerics.transfers import Timing
+from heterotrain.numerics.transfers import ReductionTimestamps
 from heterotrain.steps.clock import Clock, Phase
 from heterotrain.telemetry.report import Report, StepTimes
 from prometheus_client import generate_latest
@@ -44,13 +44,13 @@ def test_phases_add_up_over_micro_batches() -> None:
     for _ in range(2):
         loaded = clock.spent(Phase.LOAD, clock.now())
         forward = clock.spent(Phase.FORWARD, loaded)
-        timing = Timing(began=device.now(), first_bucket=device.now())
+        timestamps = ReductionTimestamps(began=device.now(), first_bucket=device.now())
         clock.last_backward = clock.spent(Phase.BACKWARD, forward)
     clock.spent(Phase.UPDATE, clock.spent(Phase.SYNC, clock.now()))
     assert not clock.is_over()
     device.done_s = device.queued_s
     assert clock.is_over()
-    assert clock.read(timing, step_s=20.0) == StepTimes(
+    assert clock.read(timestamps, step_s=20.0) == StepTimes(
         load_s=2.0, forward_s=2.0, backward_s=6.0, sync_s=1.0, update_s=1.0, step_s=20.0, first_bucket_ratio=0.5
     )
 
@@ -59,7 +59,7 @@ def test_a_step_without_samples_has_no_gamma() -> None:
     """Nothing was computed, so nothing is known of buckets."""
     clock = Clock(HostTimeline())
     clock.spent(Phase.SYNC, clock.now())
-    assert clock.read(Timing(), step_s=1.0).first_bucket_ratio is None
+    assert clock.read(ReductionTimestamps(), step_s=1.0).first_bucket_ratio is None
 
 
 def test_a_device_that_lags_is_read_when_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:

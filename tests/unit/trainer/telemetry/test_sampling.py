@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from heterotrain.telemetry.sampling import BUDGET_RATIO, MOST_EVERY, Duty, every, is_measured
+from heterotrain.telemetry.sampling import BUDGET_RATIO, MOST_EVERY, MeasuringBudget, is_measured, measuring_interval
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +18,7 @@ def test_the_budget_is_kept_and_nothing_is_given_away(step_s: float, always_s: f
     def fits(n: int) -> bool:
         return always_s + further_s / n <= BUDGET_RATIO * step_s * (1 + 1e-9)
 
-    n = every(step_s=step_s, always_s=always_s, measured_s=always_s + further_s)
+    n = measuring_interval(step_s=step_s, always_s=always_s, measured_s=always_s + further_s)
     powers = [1 << k for k in range(int(math.log2(MOST_EVERY)) + 1)]
     wanted = next((power for power in powers if fits(power)), MOST_EVERY)
     assert (
@@ -32,18 +32,18 @@ def test_the_budget_is_kept_and_nothing_is_given_away(step_s: float, always_s: f
 
 def test_a_rank_finds_how_often_it_can_afford_to_measure() -> None:
     """Steps of 10 ms, 10 us of telemetry in each and 180 us more where all is measured: of 50 us, 40 are left, so every eighth."""
-    duty, n, spent_s = Duty(), 1, []
+    budget, n, spent_s = MeasuringBudget(), 1, []
     for number in range(400):
         measured = number % n == 0
         spent_s.append(1.9e-4 if measured else 1e-5)
-        duty.spent(spent_s[-1], step_s=0.01, measured=measured)
-        n = duty.wanted_every
+        budget.charge(spent_s[-1], step_s=0.01, measured=measured)
+        n = budget.measure_every
     assert n == 8
     assert sum(spent_s[-80:]) <= BUDGET_RATIO * 80 * 0.01
-    assert math.isclose(duty.spent_s, sum(spent_s), rel_tol=1e-12)
+    assert math.isclose(budget.spent_s, sum(spent_s), rel_tol=1e-12)
     for number in range(4000):  # steps become long: it looks at every one again
-        duty.spent(1.9e-4 if number % n == 0 else 1e-5, step_s=1.0, measured=number % n == 0)
-        n = duty.wanted_every
+        budget.charge(1.9e-4 if number % n == 0 else 1e-5, step_s=1.0, measured=number % n == 0)
+        n = budget.measure_every
     assert n == 1
 
 
@@ -65,13 +65,13 @@ def run(*, own_s: float, true_s: float, noise_s: float, first_s: float = 0.0, se
 
     Returns the last n, and the part of the steps that was measured.
     """
-    duty, chance, count = Duty(), random.Random(seed), 0  # noqa: S311  # no secret
+    budget, chance, count = MeasuringBudget(), random.Random(seed), 0  # noqa: S311  # no secret
     for number in range(4000):
-        measured = is_measured(number, duty.wanted_every if number >= 64 else 2)
+        measured = is_measured(number, budget.measure_every if number >= 64 else 2)
         step_s = 0.1 + chance.gauss(0.0, noise_s) + true_s * measured + first_s * (number % 8 == 0)
-        duty.spent(own_s if measured else 0.0, step_s=step_s, measured=measured)
+        budget.charge(own_s if measured else 0.0, step_s=step_s, measured=measured)
         count += measured
-    return duty.wanted_every, count / 4000
+    return budget.measure_every, count / 4000
 
 
 def test_what_the_own_clock_does_not_see_is_learned_from_the_steps() -> None:

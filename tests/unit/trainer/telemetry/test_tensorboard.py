@@ -9,13 +9,13 @@ from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode
 from heterotrain.telemetry import tensorboard
 from heterotrain.telemetry.report import Report
-from heterotrain.telemetry.tensorboard import Board, Point, Writing
+from heterotrain.telemetry.tensorboard import Point, TensorBoardWriter, WriterThread
 
 
 def test_a_folder_that_cannot_be_written_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Later points are dropped at once, and closing returns."""
     (tmp_path / "file").touch()
-    writing = Writing(tmp_path / "file" / "below", suffix=".w", first_step=1)
+    writing = WriterThread(tmp_path / "file" / "below", suffix=".w", first_step=1)
     writing.put(Point(step=1, scalars={"a": 1.0}))
     writing.close()
     writing.put(Point(step=2, scalars={"a": 1.0}))
@@ -28,7 +28,7 @@ def test_a_disk_that_is_too_slow_is_one_warning(
 ) -> None:
     """Not more points wait than fit."""
     monkeypatch.setattr(tensorboard, "PENDING", 0)
-    writing = Writing(tmp_path, suffix=".w", first_step=1)
+    writing = WriterThread(tmp_path, suffix=".w", first_step=1)
     for step in range(3):
         writing.put(Point(step=step))
     writing.close()
@@ -40,4 +40,4 @@ def test_a_folder_that_is_no_path_is_refused() -> None:
     """An object store is not a folder."""
     identity = Identity(mode=Mode.ALONE)
     with pytest.raises(UsageError, match="'s3://bucket/runs' is no path"):
-        Board("s3://bucket/runs", identity, report=Report(identity))
+        TensorBoardWriter("s3://bucket/runs", identity, report=Report(identity))

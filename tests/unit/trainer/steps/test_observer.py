@@ -9,7 +9,7 @@ import pytest
 import torch
 from heterotrain.numerics.noise import Measurement
 from heterotrain.session import Job
-from heterotrain.steps import observe
+from heterotrain.steps import observer
 from heterotrain.telemetry import sampling
 from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.config import TrainingConfig
@@ -21,8 +21,8 @@ STEPS = 20
 @pytest.mark.parametrize("scaling", ["none", "adascale"])
 def test_gradients_are_measured_as_often_as_the_budget_allows(monkeypatch: pytest.MonkeyPatch, scaling: str) -> None:
     """One of two in a formation's first steps, then one of four; where the noise enters the weights, no clock has a say."""
-    monkeypatch.setattr(observe, "LEARN_STEPS", 6)
-    monkeypatch.setattr(sampling, "every", lambda **_: 4)
+    monkeypatch.setattr(observer, "LEARN_STEPS", 6)
+    monkeypatch.setattr(sampling, "measuring_interval", lambda **_: 4)
     measured: list[int] = []
     squares = Measurement.squares
 

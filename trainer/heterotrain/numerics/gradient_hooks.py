@@ -22,7 +22,7 @@ MOST_SURPRISES = 3
 
 
 @dataclass(slots=True)
-class Arrivals:
+class GradientHooks:
     """Hooks on the parameters of some buckets.
 
     Attributes:

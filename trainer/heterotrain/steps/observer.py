@@ -1,7 +1,7 @@
 """What a rank measures about its steps, and what it tells the others one step late.
 
 In every step its phases are noted, and told in batches: to count fifty steps at once costs a fifth of counting each while the
-model's own work fills the processor's caches. Gradients and buckets are measured as often as ``telemetry/duty.py`` has it.
+model's own work fills the processor's caches. Gradients and buckets are measured as often as ``telemetry/budget.py`` has it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from heterotrain_core.noise_scale import estimate
 from heterotrain_core.scaling_rules import Statistics
 
 from heterotrain.membership.interface import Formed
-from heterotrain.network.control import Squares, Verdict
+from heterotrain.network.control import Squares, StepDecision
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.noise import Measurement, Preconditioner
 from heterotrain.numerics.reducer import Reducer
-from heterotrain.numerics.transfers import Timing
+from heterotrain.numerics.transfers import ReductionTimestamps
 from heterotrain.state.training import Training
 from heterotrain.steps.clock import Clock
 from heterotrain.steps.step import Step
 from heterotrain.steps.task import Task
 from heterotrain.telemetry.report import Report
-from heterotrain.telemetry.sampling import Duty, is_measured
+from heterotrain.telemetry.sampling import MeasuringBudget, is_measured
 
 _log = logging.getLogger(__name__)
 
@@ -42,17 +42,17 @@ LEARN_STEPS = 64
 """Of a formation, which measures this often: the first noise scale shall not be late,"""
 LEARN_EVERY = 2
 """and what measuring costs shows in the steps between."""
-TELL_S = 1.0
+FLUSH_S = 1.0
 """How long a step's times may wait to be counted, unless a scrape asks for them."""
 UNKNOWN = Squares()
 
 
-class Late(NamedTuple):
+class PendingStep(NamedTuple):
     """A committed step whose times are told when the device has come that far."""
 
     task: Task
     clock: Clock
-    timing: Timing
+    timestamps: ReductionTimestamps
     step_s: float
     peak_bytes: int | None
 
@@ -63,15 +63,15 @@ class Observer:
     Attributes:
         buckets_s: for the next control vector: seconds of each bucket's transfer in the last step; empty when not measured.
         plain: squares of the last step's gradients; NaN when not measured.
-        steered: the same, as an adaptive optimizer divides them.
-        duty: what all of it costs.
+        preconditioned: the same, as an adaptive optimizer divides them.
+        budget: what all of it costs.
     """
 
     def __init__(self, report: Report, training: Training, numerics: Numerics) -> None:
         """Let ``report`` ask for what is only looked up when somebody wants to know."""
         self.buckets_s: tuple[float, ...] = ()
-        self.plain = self.steered = UNKNOWN
-        self.duty = Duty()
+        self.plain = self.preconditioned = UNKNOWN
+        self.budget = MeasuringBudget()
         self._report = report
         self._training = training
         self._numerics = numerics
@@ -83,11 +83,11 @@ class Observer:
         self._step_s = math.nan
         self._pause_cause: str | None = None
         self._skip = True
-        self._late: deque[Late] = deque()
-        self._telling = threading.Lock()
-        self._told_s = 0.0
-        self._seen: tuple[int, float | None] | None = None
-        report.on_scrape, report.live, report.live_counters = self.tell, self._gauges, self._counters
+        self._pending: deque[PendingStep] = deque()
+        self._flush_lock = threading.Lock()
+        self._flushed_s = 0.0
+        self._last_commit: tuple[int, float | None] | None = None
+        report.on_scrape, report.live, report.live_counters = self.flush, self._gauges, self._counters
 
     # -- around a step -----------------------------------------------------------------------------------------------
 
@@ -111,11 +111,14 @@ class Observer:
         if not takes_squares or (alone and len(task.micro_batches) < 2):  # noqa: PLR2004 - one group has no spread
             return None
         began_s = time.perf_counter()
-        steered = Preconditioner(self._training.optimizers) if self._numerics.wants_preconditioned else None
-        if steered is not None and not steered.is_known:
-            steered = None
+        preconditioned = Preconditioner(self._training.optimizers) if self._numerics.wants_preconditioned else None
+        if preconditioned is not None and not preconditioned.is_known:
+            preconditioned = None
         measurement = Measurement(
-            reducer, micro_batches=len(task.micro_batches), loss_scale=self._numerics.loss_scale, preconditioner=steered
+            reducer,
+            micro_batches=len(task.micro_batches),
+            loss_scale=self._numerics.loss_scale,
+            preconditioner=preconditioned,
         )
         measurement.spent_s = time.perf_counter() - began_s
         return measurement
@@ -128,10 +131,10 @@ class Observer:
 
     def forget(self) -> None:
         """Drop what belongs to the formation or attempt that ended; the next step's times are no typical ones."""
-        self.tell()
-        self.buckets_s, self.plain, self.steered = (), UNKNOWN, UNKNOWN
+        self.flush()
+        self.buckets_s, self.plain, self.preconditioned = (), UNKNOWN, UNKNOWN
         self._skip = True
-        self._late.clear()
+        self._pending.clear()
 
     def formed(self) -> None:
         """A formation begins: its members measure often for a while, since they have not agreed on anything else yet."""
@@ -142,7 +145,7 @@ class Observer:
         """Note that time was spent on an end-of-epoch hook, which is not part of the next step."""
         self._committed_s = time.perf_counter()
 
-    def committed(self, step: Step, decision: Verdict, formed: Formed, *, now_s: float) -> None:
+    def committed(self, step: Step, decision: StepDecision, formed: Formed, *, now_s: float) -> None:
         """Count a committed step and keep what the next control vector will carry.
 
         Args:
@@ -154,13 +157,13 @@ class Observer:
         self._formed_steps += 1
         self._every = decision.measure_every
         _device_bytes()  # looked up here: which device is CUDA's current one, each thread has its own word on
-        self._seen = (formed.roster.plan.global_batch_samples, decision.loss)
-        if decision.plain is not None or decision.steered is not None:
+        self._last_commit = (formed.roster.plan.global_batch_samples, decision.loss)
+        if decision.plain is not None or decision.preconditioned is not None:
             self._average(decision)
-        self.plain = self.steered = UNKNOWN
+        self.plain = self.preconditioned = UNKNOWN
         if step.measurement is not None and not step.skipped:
             self._measured_samples = step.task.batch_samples
-            self.plain, self.steered = step.measurement.squares(
+            self.plain, self.preconditioned = step.measurement.squares(
                 batch_samples=step.task.batch_samples, weight=decision.weight
             )
         if decision.buckets_s:
@@ -178,12 +181,14 @@ class Observer:
             self._pause_cause = None
         elif not self._skip and self._committed_s is not None:
             self._step_s = now_s - self._committed_s
-            self._late.append(Late(step.task, step.clock, step.reducer.timing, self._step_s, _peak_bytes()))
+            self._pending.append(
+                PendingStep(step.task, step.clock, step.reducer.timestamps, self._step_s, _peak_bytes())
+            )
         self._skip = False
         self._committed_s = now_s
-        if now_s - self._told_s >= TELL_S:
-            self._told_s = now_s
-            self.tell(wait=False)
+        if now_s - self._flushed_s >= FLUSH_S:
+            self._flushed_s = now_s
+            self.flush(wait=False)
 
     def cost(self, step: Step, *, since_s: float) -> None:
         """Note what telemetry took of a committed step: since ``since_s``, and while gradients were measured."""
@@ -192,30 +197,30 @@ class Observer:
         spent_s = time.perf_counter() - since_s
         if step.measurement is not None:
             spent_s += step.measurement.spent_s
-        self.duty.spent(spent_s, step_s=self._step_s, measured=self._measures)
+        self.budget.charge(spent_s, step_s=self._step_s, measured=self._measures)
 
-    def tell(self, *, wait: bool = True) -> None:
+    def flush(self, *, wait: bool = True) -> None:
         """Count the steps that the device has finished; on CUDA the last one's update still runs when it is committed.
 
         It may be called from any thread; without ``wait``, nothing happens while another one is at it.
         """
-        if not self._telling.acquire(blocking=wait):
+        if not self._flush_lock.acquire(blocking=wait):
             return
         try:
-            while self._late and self._late[0].clock.is_over():
-                task, clock, timing, step_s, peak_bytes = self._late.popleft()
+            while self._pending and self._pending[0].clock.is_over():
+                task, clock, timestamps, step_s, peak_bytes = self._pending.popleft()
                 self._report.step(
                     share_samples=task.share_samples, micro_batch_samples=max(task.micro_batches, default=0),
-                    times=clock.read(timing, step_s=step_s), peak_bytes=peak_bytes,
+                    times=clock.read(timestamps, step_s=step_s), peak_bytes=peak_bytes,
                 )  # fmt: skip
         finally:
-            self._telling.release()
+            self._flush_lock.release()
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _average(self, decision: Verdict) -> None:
+    def _average(self, decision: StepDecision) -> None:
         """Average what arrived of the step before."""
-        for kind, squares in ((Statistics.PLAIN, decision.plain), (Statistics.PRECONDITIONED, decision.steered)):
+        for kind, squares in ((Statistics.PLAIN, decision.plain), (Statistics.PRECONDITIONED, decision.preconditioned)):
             if squares is None:
                 continue
             sample = estimate(
@@ -229,9 +234,9 @@ class Observer:
 
     def _gauges(self) -> dict[str, float]:
         """Return how far the training is; nothing before the first commit of this process."""
-        if self._seen is None:
+        if self._last_commit is None:
             return {}
-        progress, (global_batch_samples, loss) = self._training.progress, self._seen
+        progress, (global_batch_samples, loss) = self._training.progress, self._last_commit
         values = {
             names.EPOCH: float(progress.epoch),
             names.STEP: float(progress.steps),
@@ -256,7 +261,7 @@ class Observer:
         return values | {name: value for name, value in optional.items() if value is not None and math.isfinite(value)}
 
     def _counters(self) -> dict[str, float]:
-        return {names.TELEMETRY_SECONDS: self.duty.spent_s} if self._seen is not None else {}
+        return {names.TELEMETRY_SECONDS: self.budget.spent_s} if self._last_commit is not None else {}
 
 
 @cache

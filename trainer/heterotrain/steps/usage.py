@@ -1,0 +1,68 @@
+"""Checks on how a script uses a step, with the remedy in each message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from heterotrain.errors import UsageError
+
+
+def check_backward(*, step: int, handed_out: int, backwards: int) -> None:
+    """Check that ``step.backward`` is called once for each micro-batch.
+
+    Args:
+        step: number of the step.
+        handed_out: micro-batches that ``step.micro_batches`` has yielded.
+        backwards: earlier calls of ``step.backward``.
+
+    Raises:
+        UsageError: this call is one too many, or a micro-batch was left out.
+    """
+    if backwards + 1 != handed_out:
+        raise UsageError(
+            f"step {step} has yielded {_times(handed_out, 'micro-batch', 'micro-batches')}, and this is call "
+            f"{backwards + 1} of step.backward. Call step.backward exactly once for each micro-batch, inside the loop over "
+            "step.micro_batches()."
+        )
+
+
+def check_apply(
+    *,
+    step: int,
+    optimizers: int,
+    is_committed: bool,
+    backwards: int,
+    expected: int,
+    limits: Mapping[str, float | None],
+) -> None:
+    """Check that ``step.apply`` is called once, after all micro-batches, with sensible arguments.
+
+    Args:
+        step: number of the step.
+        optimizers: how many were passed.
+        is_committed: whether the step was applied before.
+        backwards: calls of ``step.backward``.
+        expected: how many there have to be.
+        limits: clipping limits by argument name; ``None`` for no limit.
+
+    Raises:
+        UsageError: one of these does not hold.
+    """
+    if not optimizers:
+        raise UsageError("step.apply needs at least one optimizer: pass the one that job.optimizer returned")
+    if is_committed:
+        raise UsageError(
+            f"step {step} is already committed: call step.apply once for each step, with all its optimizers"
+        )
+    for name, limit in limits.items():
+        if limit is not None and not limit > 0:
+            raise UsageError(f"{name} must be above 0, not {limit}; leave it out to switch clipping off")
+    if backwards != expected:
+        raise UsageError(
+            f"step.apply was called after {backwards} of {_times(expected, 'micro-batch', 'micro-batches')}. Loop over all of "
+            "step.micro_batches() and call step.backward for each one."
+        )
+
+
+def _times(count: int, one: str, several: str) -> str:
+    return f"{count} {one if count == 1 else several}"
