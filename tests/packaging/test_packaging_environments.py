@@ -1,0 +1,48 @@
+"""The light environments suffice: the tests of `make test-core` and `make test-operator` load none of the heavy packages."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COLLECT = """
+import sys
+for name in {absent!r}:
+    sys.modules[name] = None  # importing it fails as if it was not installed
+import pytest
+sys.exit(pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", "-n", "0", *{folders!r}]))
+"""
+ABSENT = {
+    "test-core": ["torch", "kopf", "kubernetes", "aiohttp", "structlog"],
+    "test-operator": ["torch", "torchvision", "sklearn", "fsspec", "tensorboardX"],
+}
+
+
+def folders(target: str) -> list[str]:
+    """Return the folders whose tests a target of the Makefile runs."""
+    recipe = re.search(rf"^{target}:.*\n(\t.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert recipe is not None, f"the Makefile has no target {target}"
+    return re.findall(r"\btests/\S+", recipe[1])
+
+
+@pytest.mark.parametrize("target", sorted(ABSENT))
+def test_a_tier_is_collected_without_the_packages_of_larger_ones(target: str) -> None:
+    code = COLLECT.format(absent=ABSENT[target], folders=folders(target))
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+
+
+@pytest.mark.parametrize(("smaller", "larger"), [("dev-core", "dev-operator"), ("dev-operator", "dev"), ("operator", "dev"), ("examples", "dev"), ("trainer", "examples")])  # fmt: skip
+def test_a_larger_list_holds_the_smaller_ones_versions(smaller: str, larger: str) -> None:
+    """Otherwise `make setup` after `make setup-core` would exchange packages, and images would run untested versions."""
+
+    def versions(name: str) -> set[str]:
+        return set(re.findall(r"^[a-z0-9.-]+==[^ ;]+", (ROOT / f"requirements/{name}.txt").read_text(), re.MULTILINE))
+
+    assert versions(smaller)
+    assert versions(smaller) <= versions(larger)
