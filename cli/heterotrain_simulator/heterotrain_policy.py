@@ -43,13 +43,13 @@ class Ours:
         if isinstance(decision, Infeasible):
             self.shares = evenly(batch, len(view.seats))
             return Orders(batch_samples=batch, shares=self.shares, reason=decision.reason)
-        self.shares = decision.shares
+        self.shares = decision.division.shares
         return Orders(
             batch_samples=batch,
-            shares=decision.shares,
-            probe=decision.probe,
-            probe_steps=decision.probe_steps,
-            predicted_step_s=decision.prediction.step_s if decision.prediction else None,
+            shares=decision.division.shares,
+            probe=decision.division.probe,
+            probe_steps=decision.division.probe_steps,
+            predicted_step_s=decision.division.prediction.step_s if decision.division.prediction else None,
             reason=decision.reason,
         )
 

@@ -7,7 +7,8 @@ those of the performance model (docs/mathematics.md).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 SCHEMA_VERSION = 2
@@ -116,6 +117,31 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """One global batch divided among the members of a plan, with what the division rests on. Tuples are by rank.
+
+    Attributes:
+        shares: samples; they sum to the global batch.
+        micro_batch_samples: largest micro-batch; 0 means the whole share at once.
+        cap_samples: most samples that a member may be given; ``None`` where no limit is known.
+        compute: learned time models; ``None`` while unknown.
+        probe: share vectors for the first steps of an epoch; empty when nothing has to be learned.
+        probe_steps: steps for each vector.
+        communication: learned exchange model; ``None`` while unknown.
+        prediction: expected step, efficiency and ceiling of ``shares``; ``None`` while a model is missing.
+    """
+
+    shares: tuple[int, ...]
+    micro_batch_samples: tuple[int, ...]
+    cap_samples: tuple[int | None, ...]
+    compute: tuple[ComputeTime | None, ...]
+    probe: tuple[tuple[int, ...], ...] = ()
+    probe_steps: int = 0
+    communication: CommunicationTime | None = None
+    prediction: Prediction | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """One decision for one job.
 
@@ -159,6 +185,28 @@ class Plan:
     def shares(self) -> tuple[int, ...]:
         """Samples per rank."""
         return tuple(member.share_samples for member in self.members)
+
+    def with_division(self, members: Sequence[Member], division: Division) -> Plan:
+        """Return the plan for these members with their shares and everything else that the division determines."""
+        return replace(
+            self,
+            members=tuple(
+                replace(member, share_samples=share, micro_batch_samples=micro, cap_samples=cap, compute=compute)
+                for member, share, micro, cap, compute in zip(
+                    members,
+                    division.shares,
+                    division.micro_batch_samples,
+                    division.cap_samples,
+                    division.compute,
+                    strict=True,
+                )
+            ),
+            global_batch_samples=sum(division.shares),
+            probe=division.probe,
+            probe_steps=division.probe_steps,
+            communication=division.communication,
+            prediction=division.prediction,
+        )
 
 
 def problems(plan: Plan) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Prediction
+from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Division, Prediction
 from heterotrain_core.perf.exchange import fit_exchange
 from heterotrain_core.perf.expected_maximum import efficiency_ceiling, expected_maximum
 from heterotrain_core.perf.model import ExchangeModel, FitQuality, MemberModel
@@ -58,19 +58,13 @@ class SharesRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharesDecision:
-    """The answer, all by rank.
+    """The answer.
 
     Attributes:
-        shares: samples; they sum to the global batch.
-        micro_batch_samples: largest micro-batch, 0 for the whole share at once.
-        compute: time models, ``None`` while unknown.
-        communication: the exchange model, ``None`` while unknown.
-        prediction: expected step, efficiency and ceiling of ``shares``; ``None`` while a model is missing.
-        probe: share vectors for the first steps of an epoch; empty when nothing has to be learned.
-        probe_steps: steps for each vector.
-        gain_ratio: predicted part of a step that ``shares`` save against the current ones, e.g. 0.1; 0 when those stay,
+        division: the shares and what they rest on, as a plan carries them.
+        gain_ratio: predicted part of a step that the shares save against the current ones, e.g. 0.1; 0 when those stay,
             1 when there are none that could.
-        changed: whether ``shares`` differ from the current ones. A probe that appears or goes away is no change of
+        changed: whether the shares differ from the current ones. A probe that appears or goes away is no change of
             shares, but a reason for a new revision, too.
         relearn: members whose speed changed.
         stragglers: members without which the rest would be faster.
@@ -79,13 +73,7 @@ class SharesDecision:
         reason: why, in one or two sentences.
     """
 
-    shares: tuple[int, ...]
-    micro_batch_samples: tuple[int, ...]
-    compute: tuple[ComputeTime | None, ...]
-    communication: CommunicationTime | None
-    prediction: Prediction | None
-    probe: tuple[tuple[int, ...], ...]
-    probe_steps: int
+    division: Division
     gain_ratio: float
     changed: bool
     relearn: tuple[str, ...]
@@ -126,13 +114,16 @@ def decide_shares(request: SharesRequest) -> SharesDecision | Infeasible:
     if stragglers:
         reason += f"; {evidence[stragglers[0].member].member} had better leave: {stragglers[0].reason}"
     return SharesDecision(
-        shares=shares,
-        micro_batch_samples=tuple(m.micro_cap_samples or 0 for m in evidence),
-        compute=tuple(model.compute for model in models),
-        communication=exchange.communication,
-        prediction=_prediction(final, models, exchange) if isinstance(final, Split) else None,
-        probe=probe,
-        probe_steps=PROBE_STEPS if probe else 0,
+        division=Division(
+            shares=shares,
+            micro_batch_samples=tuple(m.micro_cap_samples or 0 for m in evidence),
+            cap_samples=tuple(m.cap_samples for m in evidence),
+            compute=tuple(model.compute for model in models),
+            probe=probe,
+            probe_steps=PROBE_STEPS if probe else 0,
+            communication=exchange.communication,
+            prediction=_prediction(final, models, exchange) if isinstance(final, Split) else None,
+        ),
         gain_ratio=gain if shares != request.current_shares else 0.0,
         changed=shares != request.current_shares,
         relearn=relearn,

@@ -214,9 +214,9 @@ def turning(plan: Plan, vectors: Sequence[tuple[int, ...]]) -> Plan:
 def predict(shares: tuple[int, ...], evidence: Sequence[MemberEvidence]) -> float:
     """Return the seconds of a step with these shares that the operator would write into its plan."""
     decision = _decided(sum(shares), evidence, current=shares)
-    if decision.shares != shares or decision.prediction is None:
+    if decision.division.shares != shares or decision.division.prediction is None:
         raise ClusterError(f"no prediction for shares {shares}: {decision.reason}")
-    return decision.prediction.step_s
+    return decision.division.prediction.step_s
 
 
 def best_shares(batch_samples: int, evidence: Sequence[MemberEvidence]) -> tuple[int, ...]:

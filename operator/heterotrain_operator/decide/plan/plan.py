@@ -83,17 +83,13 @@ def next_plan(
             job_uid=job.uid,
             generation=generation + 1,
             revision=revision + 1,
-            members=shares.members,
-            global_batch_samples=shares.global_batch_samples,
+            members=(),
+            global_batch_samples=0,
             drain=tuple(name for name in membership.drain if name in named),
-            probe=shares.probe,
-            probe_steps=shares.probe_steps,
-            communication=shares.communication,
-            prediction=shares.prediction,
             reason="; ".join(filter(None, (force.problem, membership.reason, shares.reason))),
             boundary=boundary,
             min_replicas=min_replicas,
-        )
+        ).with_division(shares.members, shares.division)
     if current is None:
         # Generation 0 ranks below whatever running members hold, so they go on; newcomers learn that they have to wait.
         first = force.newest == (0, 0) and not force.problem
@@ -110,15 +106,7 @@ def next_plan(
     wanted = replace(current, drain=membership.drain, boundary=boundary, min_replicas=min_replicas)
     reasons = [membership.reason if membership.drain != current.drain else ""]
     if shares is not None and shares.changed:
-        wanted = replace(
-            wanted,
-            members=shares.members,
-            global_batch_samples=shares.global_batch_samples,
-            probe=shares.probe,
-            probe_steps=shares.probe_steps,
-            communication=shares.communication,
-            prediction=shares.prediction,
-        )
+        wanted = wanted.with_division(shares.members, shares.division)
         reasons.append(shares.reason)
     if wanted == current:
         return None

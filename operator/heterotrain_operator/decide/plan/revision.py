@@ -92,16 +92,19 @@ def worth_writing(decision: SharesDecision, plan: Plan, distance: BoundaryDistan
     """
     known = [member.compute is not None for member in plan.members]
     old = [_micro_batches(member.micro_batch_samples, member.share_samples) for member in plan.members]
-    new = [_micro_batches(*will) for will in zip(decision.micro_batch_samples, decision.shares, strict=True)]
+    new = [
+        _micro_batches(*will)
+        for will in zip(decision.division.micro_batch_samples, decision.division.shares, strict=True)
+    ]
     if decision.changed or any(will > was for was, will in zip(old, new, strict=True)):
         return True  # other shares, or one that does not fit into memory in as few pieces
-    if any(known) and not any(decision.compute):
+    if any(known) and not any(decision.division.compute):
         return False  # telemetry that went missing is no reason to forget what the plan rests on
-    if not all(known) and any(decision.compute):
+    if not all(known) and any(decision.division.compute):
         return True  # a first model: without one, survivors could only divide by the old shares
     if distance is BoundaryDistance.FAR:
         return False
-    return new != old or bool(decision.probe) != bool(plan.probe) or _predicts_otherwise(decision, plan)
+    return new != old or bool(decision.division.probe) != bool(plan.probe) or _predicts_otherwise(decision, plan)
 
 
 def _micro_batches(micro_batch_samples: int, share_samples: int) -> int:
@@ -110,7 +113,7 @@ def _micro_batches(micro_batch_samples: int, share_samples: int) -> int:
 
 
 def _predicts_otherwise(decision: SharesDecision, plan: Plan) -> bool:
-    new, old = decision.prediction, plan.prediction
+    new, old = decision.division.prediction, plan.prediction
     if new is None or old is None:
         return new is not None
     return abs(math.log(new.step_s / old.step_s)) > math.log1p(OTHER_PREDICTION_RATIO)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from heterotrain_core.contract.plan import CommunicationTime, Member, Plan, Prediction
+from heterotrain_core.contract.plan import Division, Member, Plan
 from heterotrain_core.perf.memory import MemoryPeak, micro_batch_cap
 from heterotrain_core.planning.batch import BatchRequest, decide_batch
 from heterotrain_core.planning.shares import MemberEvidence, SharesDecision, SharesRequest, decide_shares
@@ -26,23 +26,22 @@ from heterotrain_operator.decide.plan.revision import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """Members with their shares, what they rest on, and whether they are worth a new revision of the plan.
+    """The division of the global batch among members, and whether it is worth a new revision of the plan.
 
     Attributes:
-        global_batch_samples: what the shares sum to.
-        batch_reason: why it is no other one; empty where that was not asked.
-        decision: everything that was found out on the way; ``None`` where the batch can't be shared by the rules.
+        members: by rank; their shares are in ``division``.
+        division: what a plan for these members carries.
+        changed: whether the division is worth a new revision.
+        reason: why these shares, in one or two sentences.
+        batch_reason: why this global batch; empty where it was not decided.
+        decision: the core's decision with all findings; ``None`` where the batch cannot be shared by the rules.
     """
 
     members: tuple[Member, ...]
-    global_batch_samples: int
+    division: Division
     changed: bool
     reason: str
     batch_reason: str = ""
-    probe: tuple[tuple[int, ...], ...] = ()
-    probe_steps: int = 0
-    communication: CommunicationTime | None = None
-    prediction: Prediction | None = None
     decision: SharesDecision | None = None
 
 
@@ -78,30 +77,14 @@ def share_out(
     )
     if isinstance(decision, Infeasible):
         return _even(batch, members, reason=f"even shares, because {decision.reason}")
-    named = tuple(
-        replace(
-            member,
-            share_samples=share,
-            micro_batch_samples=micro,
-            cap_samples=known.cap_samples,
-            compute=compute,
-        )
-        for member, share, micro, compute, known in zip(
-            members, decision.shares, decision.micro_batch_samples, decision.compute, evidence, strict=True
-        )
-    )
     return Shares(
-        members=named,
-        global_batch_samples=batch,
+        members=tuple(members),
+        division=decision.division,
         changed=current is None or worth_writing(decision, current, distance),
         reason="; ".join(
             filter(None, (why if plan is None or batch != plan.global_batch_samples else "", decision.reason))
         ),
         batch_reason=why,
-        probe=decision.probe,
-        probe_steps=decision.probe_steps,
-        communication=decision.communication,
-        prediction=decision.prediction,
         decision=decision,
     )
 
@@ -191,8 +174,13 @@ def _names(members: Sequence[Member]) -> list[MemberId]:
 def _even(batch: int, members: Sequence[Member], *, reason: str) -> Shares:
     shares = evenly(batch, len(members))
     return Shares(
-        members=tuple(replace(m, share_samples=share) for m, share in zip(members, shares, strict=True)),
-        global_batch_samples=batch,
+        members=tuple(members),
+        division=Division(
+            shares=shares,
+            micro_batch_samples=tuple(member.micro_batch_samples for member in members),
+            cap_samples=tuple(member.cap_samples for member in members),
+            compute=tuple(member.compute for member in members),
+        ),
         changed=tuple(m.share_samples for m in members) != shares,
         reason=reason,
     )

@@ -72,7 +72,11 @@ def _learned(context: JobContext) -> ConditionValue:
     models = dict(zip(names, decision.models, strict=True))
     if decision.relearn:
         said = [f"{name} {_slower(models[name])}" for name in decision.relearn]
-        then = "other shares are tried, and the best ones follow" if decision.probe else "it is being learned anew"
+        then = (
+            "other shares are tried, and the best ones follow"
+            if decision.division.probe
+            else "it is being learned anew"
+        )
         return ConditionValue(type=kind, holds=False, reason="SpeedChanged", message=f"{_listed(said)}: {then}")
     unsure = [
         f"{name} ({model.quality.value}: {model.reason})"

@@ -39,13 +39,15 @@ class Job:
 
     def epoch(self, steps: int = 40, *, scrapes: int = 2) -> SharesDecision:
         """Run one epoch of the plan, its probe first, then decide again and take the decision."""
-        probed = [vector for vector in self.decision.probe for _ in range(self.decision.probe_steps)][:steps]
-        sequence = probed + [self.decision.shares] * (steps - len(probed))
+        probed = [vector for vector in self.decision.division.probe for _ in range(self.decision.division.probe_steps)][
+            :steps
+        ]
+        sequence = probed + [self.decision.division.shares] * (steps - len(probed))
         for part in np.array_split(np.arange(steps), scrapes):
             for step in part:
                 self.cluster.run(sequence[step])
             self.learn()
-        self.request = replace(self.request, current_shares=self.decision.shares)
+        self.request = replace(self.request, current_shares=self.decision.division.shares)
         self.decision = self.decide()
         return self.decision
 
@@ -70,12 +72,12 @@ def pace_of(compute: ComputeTime | None) -> tuple[float, float]:
 def test_the_first_plan_is_even_and_probes() -> None:
     """Without evidence: even shares, variations that sum to the batch, no prediction."""
     first = Job(Cluster(truth=three_pools())).decision
-    assert first.shares == (171, 171, 170)
+    assert first.division.shares == (171, 171, 170)
     assert first.changed
-    assert first.prediction is None
-    assert first.compute == (None, None, None)
-    assert all(sum(vector) == BATCH for vector in first.probe)
-    assert first.probe_steps > 0
+    assert first.division.prediction is None
+    assert first.division.compute == (None, None, None)
+    assert all(sum(vector) == BATCH for vector in first.division.probe)
+    assert first.division.probe_steps > 0
     assert "even shares" in first.reason
 
 
@@ -89,7 +91,7 @@ def test_one_epoch_is_enough(variation: float, median: float, worst: float) -> N
         cluster = Cluster(truth=three_pools(), communication=EXCHANGE, variation=variation, seed=seed, warm_up=4.0)
         decision = Job(cluster).epoch()
         assert decision.changed
-        lost.append(cluster.loss_of(decision.shares))
+        lost.append(cluster.loss_of(decision.division.shares))
     assert float(np.median(lost)) <= median
     assert max(lost) <= worst
 
@@ -107,11 +109,11 @@ def test_the_prediction_holds_for_batches_never_seen() -> None:
         for batch in (200, 400, 900, 1600):
             decision = decide_shares(replace(job.request, total_samples=batch, current_shares=None))
             assert isinstance(decision, SharesDecision)
-            assert decision.prediction is not None
+            assert decision.division.prediction is not None
             cluster.step_seconds.clear()
-            cluster.run(decision.shares, 300)
-            errors.append(abs(decision.prediction.step_s / float(np.mean(cluster.step_seconds)) - 1))
-            assert decision.prediction.efficiency <= decision.prediction.efficiency_ceiling
+            cluster.run(decision.division.shares, 300)
+            errors.append(abs(decision.division.prediction.step_s / float(np.mean(cluster.step_seconds)) - 1))
+            assert decision.division.prediction.efficiency <= decision.division.prediction.efficiency_ceiling
     assert float(np.median(errors)) <= 0.03
     assert max(errors) <= 0.08
 
@@ -120,11 +122,11 @@ def test_deciding_again_changes_nothing() -> None:
     """The decision's own shares as current ones: the same answer, and nothing to do, in every phase of a job."""
     job = Job(Cluster(truth=three_pools(), communication=EXCHANGE, variation=0.1, seed=3))
     for _ in range(4):
-        again = decide_shares(replace(job.request, current_shares=job.decision.shares))
+        again = decide_shares(replace(job.request, current_shares=job.decision.division.shares))
         assert isinstance(again, SharesDecision)
         assert not again.changed
-        assert (again.shares, again.probe, again.compute) == (
-            job.decision.shares, job.decision.probe, job.decision.compute
+        assert (again.division.shares, again.division.probe, again.division.compute) == (
+            job.decision.division.shares, job.decision.division.probe, job.decision.division.compute
         )  # fmt: skip
         job.epoch()
 
@@ -136,7 +138,7 @@ def test_noise_does_not_move_the_shares() -> None:
         job = Job(Cluster(truth=three_pools(), communication=EXCHANGE, variation=0.06, seed=seed))
         job.epoch()
         moves.append(sum(job.epoch().changed for _ in range(10)))
-        assert job.decision.probe == ()
+        assert job.decision.division.probe == ()
     assert max(moves) <= 2
     assert sum(moves) <= 6
 
@@ -144,12 +146,12 @@ def test_noise_does_not_move_the_shares() -> None:
 def test_the_baseline_stays_even() -> None:
     """With rebalancing off: even shares for ever, no probe, but a prediction for comparison."""
     job = Job(Cluster(truth=three_pools(), communication=EXCHANGE, variation=0.03), rebalance=False)
-    assert job.decision.probe == ()
+    assert job.decision.division.probe == ()
     decision = job.epoch()
-    assert decision.shares == (171, 171, 170)
+    assert decision.division.shares == (171, 171, 170)
     assert not decision.changed
-    assert decision.prediction is not None
-    assert decision.prediction.efficiency < 0.6
+    assert decision.division.prediction is not None
+    assert decision.division.prediction.efficiency < 0.6
 
 
 def test_a_throttled_member_is_learned_anew() -> None:
@@ -162,7 +164,7 @@ def test_a_throttled_member_is_learned_anew() -> None:
     noticed = job.epoch(scrapes=2)
     assert noticed.relearn == ("w0/0",)
     assert noticed.changed
-    assert noticed.probe
+    assert noticed.division.probe
     job.epoch()
     c = cluster.truth[0]
     slowed = [
@@ -175,7 +177,7 @@ def test_a_throttled_member_is_learned_anew() -> None:
         ),
         *cluster.truth[1:],
     ]
-    assert Cluster(truth=slowed, communication=EXCHANGE).loss_of(job.decision.shares) < 0.04
+    assert Cluster(truth=slowed, communication=EXCHANGE).loss_of(job.decision.division.shares) < 0.04
     assert job.decision.relearn == ()
 
 
@@ -188,12 +190,14 @@ def test_a_joiner_is_taken_to_be_like_its_pool() -> None:
         joined = replace(job.request, members=(*named, MemberEvidence(member="new/0", pool=pool)), current_shares=None)
         decision = decide_shares(joined)
         assert isinstance(decision, SharesDecision)
-        assert pace_of(decision.compute[3]) == pytest.approx(pace_of(decision.compute[like]), rel=1e-3)
-        assert abs(decision.shares[3] - decision.shares[like]) <= 1
+        assert pace_of(decision.division.compute[3]) == pytest.approx(
+            pace_of(decision.division.compute[like]), rel=1e-3
+        )
+        assert abs(decision.division.shares[3] - decision.division.shares[like]) <= 1
         assert decision.models[3].quality is FitQuality.THIN
         assert "assumed to be like" in decision.models[3].reason
-        assert decision.prediction is not None
-        assert len({vector[3] for vector in decision.probe}) == shapes
+        assert decision.division.prediction is not None
+        assert len({vector[3] for vector in decision.division.probe}) == shapes
 
 
 def test_one_share_is_enough_for_a_member_of_a_known_pool() -> None:
@@ -214,7 +218,7 @@ def test_one_share_is_enough_for_a_member_of_a_known_pool() -> None:
     decision = decide_shares(SharesRequest(total_samples=400, members=members))
     assert isinstance(decision, SharesDecision)
     assert decision.models[3].pooled
-    assert decision.probe == ()
+    assert decision.division.probe == ()
     mate, own = decision.models[0].compute, decision.models[3].compute
     assert mate is not None
     assert own is not None
@@ -223,7 +227,7 @@ def test_one_share_is_enough_for_a_member_of_a_known_pool() -> None:
     strange = decide_shares(SharesRequest(total_samples=400, members=(*members[:3], replace(members[3], pool="d"))))
     assert isinstance(strange, SharesDecision)
     assert not strange.models[3].pooled
-    assert strange.probe
+    assert strange.division.probe
 
 
 def test_a_newcomer_is_like_those_of_its_pool_that_left() -> None:
@@ -237,11 +241,13 @@ def test_a_newcomer_is_like_those_of_its_pool_that_left() -> None:
         returned = replace(job.request, members=(*staying, newcomer), former=(known[rank],), current_shares=None)
         decision = decide_shares(returned)
         assert isinstance(decision, SharesDecision)
-        assert pace_of(decision.compute[2]) == pytest.approx(pace_of(job.decision.compute[rank]), rel=1e-3)
-        assert abs(decision.shares[2] - job.decision.shares[rank]) <= 2
+        assert pace_of(decision.division.compute[2]) == pytest.approx(
+            pace_of(job.decision.division.compute[rank]), rel=1e-3
+        )
+        assert abs(decision.division.shares[2] - job.decision.division.shares[rank]) <= 2
         blind = decide_shares(replace(returned, former=()))
         assert isinstance(blind, SharesDecision)
-        assert abs(blind.shares[2] - job.decision.shares[rank]) > 20
+        assert abs(blind.division.shares[2] - job.decision.division.shares[rank]) > 20
 
 
 def test_lost_telemetry_is_no_reason_to_forget() -> None:
@@ -251,10 +257,10 @@ def test_lost_telemetry_is_no_reason_to_forget() -> None:
     )
     kept = decide_shares(blind)
     assert isinstance(kept, SharesDecision)
-    assert (kept.shares, kept.changed) == ((60, 30, 10), False)
+    assert (kept.division.shares, kept.changed) == ((60, 30, 10), False)
     fresh = decide_shares(replace(blind, total_samples=99))
     assert isinstance(fresh, SharesDecision)
-    assert fresh.shares == (33, 33, 33)
+    assert fresh.division.shares == (33, 33, 33)
 
 
 def test_a_thin_model_does_not_run_away() -> None:
@@ -269,8 +275,8 @@ def test_a_thin_model_does_not_run_away() -> None:
     members = (seen("a", 0.01), *(seen(m, 1.0) for m in "bcd"))
     decision = decide_shares(SharesRequest(total_samples=200, members=members))
     assert isinstance(decision, SharesDecision)
-    assert decision.shares[0] == 100
-    assert decision.probe
+    assert decision.division.shares[0] == 100
+    assert decision.division.probe
 
 
 def test_limits_hold_in_every_plan() -> None:
@@ -285,15 +291,15 @@ def test_limits_hold_in_every_plan() -> None:
     job.request = replace(job.request, members=limited)
     job.decision = job.decide()
     for _ in range(3):
-        for vector in (job.decision.shares, *job.decision.probe):
+        for vector in (job.decision.division.shares, *job.decision.division.probe):
             assert sum(vector) == BATCH
             assert vector[0] <= 240
             assert vector[1] >= 200
-        assert job.decision.micro_batch_samples == (64, 0, 0)
+        assert job.decision.division.micro_batch_samples == (64, 0, 0)
         job.epoch()
-    assert job.decision.prediction is not None
-    assert job.decision.shares[0] == 240
-    assert job.decision.prediction.bindings[0] is Binding.MEMORY
+    assert job.decision.division.prediction is not None
+    assert job.decision.division.shares[0] == 240
+    assert job.decision.division.prediction.bindings[0] is Binding.MEMORY
 
 
 def test_a_member_that_only_holds_up_is_proposed_for_leaving() -> None:
@@ -365,16 +371,20 @@ def test_no_telemetry_breaks_it(request_: SharesRequest) -> None:
     decision = decide_shares(request_)
     if isinstance(decision, Infeasible):
         return
-    for vector in (decision.shares, *decision.probe):
+    for vector in (decision.division.shares, *decision.division.probe):
         assert sum(vector) == request_.total_samples
         for share, member in zip(vector, request_.members, strict=True):
             assert share >= member.floor_samples
             assert member.cap_samples is None or share <= member.cap_samples
             assert share % member.granularity_samples == 0
-    if decision.prediction is not None:
-        assert 0 < decision.prediction.step_s < math.inf
-        assert 0 < decision.prediction.efficiency <= 1 + 1e-9
-        assert 0 < decision.prediction.efficiency_ceiling <= 1
-    again = decide_shares(replace(request_, current_shares=decision.shares))
+    if decision.division.prediction is not None:
+        assert 0 < decision.division.prediction.step_s < math.inf
+        assert 0 < decision.division.prediction.efficiency <= 1 + 1e-9
+        assert 0 < decision.division.prediction.efficiency_ceiling <= 1
+    again = decide_shares(replace(request_, current_shares=decision.division.shares))
     assert isinstance(again, SharesDecision)
-    assert (again.shares, again.probe, again.changed) == (decision.shares, decision.probe, False)
+    assert (again.division.shares, again.division.probe, again.changed) == (
+        decision.division.shares,
+        decision.division.probe,
+        False,
+    )

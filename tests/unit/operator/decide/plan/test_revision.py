@@ -6,7 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from heterotrain_core.contract.plan import Binding, Boundary, BoundaryKind, ComputeTime, Member, Plan, Prediction
+from heterotrain_core.contract.plan import (
+    Binding,
+    Boundary,
+    BoundaryKind,
+    ComputeTime,
+    Division,
+    Member,
+    Plan,
+    Prediction,
+)
 from heterotrain_core.perf.model import ExchangeModel
 from heterotrain_core.planning.shares import SharesDecision
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Rates, StepsInForce, Telemetry
@@ -91,14 +100,15 @@ def test_far_from_the_boundary_only_much_counts() -> None:
     assert least_gain(BoundaryDistance.NEAR, chosen=0.01) == 0.01
 
 
-DECISION = SharesDecision(
+DIVISION = Division(
     shares=(60, 40),
     micro_batch_samples=(0, 0),
+    cap_samples=(None, None),
     compute=(COMPUTE, COMPUTE),
-    communication=None,
     prediction=PREDICTION,
-    probe=(),
-    probe_steps=0,
+)
+DECISION = SharesDecision(
+    division=DIVISION,
     gain_ratio=0.0,
     changed=False,
     relearn=(),
@@ -115,10 +125,9 @@ EVERYWHERE, NOT_FAR, NOWHERE = (
 
 
 @pytest.mark.parametrize(
-    ("decision", "plan", "moments"),
+    ("division", "plan", "distances"),
     [
         ({}, {}, NOWHERE),
-        ({"changed": True}, {}, EVERYWHERE),
         ({"prediction": replace(PREDICTION, step_s=1.09)}, {}, NOWHERE),
         ({"prediction": replace(PREDICTION, step_s=1.11)}, {}, NOT_FAR),
         ({"prediction": replace(PREDICTION, step_s=0.9)}, {}, NOT_FAR),
@@ -130,15 +139,17 @@ EVERYWHERE, NOT_FAR, NOWHERE = (
     ],
 )
 def test_what_is_worth_writing_and_where(
-    decision: dict[str, Any], plan: dict[str, Any], moments: frozenset[BoundaryDistance]
+    division: dict[str, Any], plan: dict[str, Any], distances: frozenset[BoundaryDistance]
 ) -> None:
     """Lost telemetry forgets nothing, a smaller piece is told at once, and what only got better waits for the boundary."""
-    found = {
-        distance
-        for distance in BoundaryDistance
-        if worth_writing(replace(DECISION, **decision), a_plan(**plan), distance)
-    }
-    assert found == moments
+    decision = replace(DECISION, division=replace(DIVISION, **division))
+    found = {distance for distance in BoundaryDistance if worth_writing(decision, a_plan(**plan), distance)}
+    assert found == distances
+
+
+def test_changed_shares_are_worth_writing_at_any_distance() -> None:
+    changed = replace(DECISION, changed=True)
+    assert all(worth_writing(changed, a_plan(), distance) for distance in BoundaryDistance)
 
 
 def test_a_first_model_is_told_at_once_and_pieces_that_may_be_larger_again_at_the_boundary() -> None:
