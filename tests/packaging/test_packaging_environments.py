@@ -12,8 +12,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 COLLECT = """
 import sys
-for name in {absent!r}:
-    sys.modules[name] = None  # importing it fails as if it was not installed
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}} in this environment", name=name)
+
+sys.meta_path.insert(0, Absent())
 import pytest
 sys.exit(pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", "-n", "0", *{folders!r}]))
 """
