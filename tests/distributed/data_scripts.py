@@ -14,8 +14,7 @@ import heterotrain
 import torch
 from distributed.fault_injectors import FaultInjector, install_faults
 from distributed.scripts import net, optimizer_of, problem
-from heterotrain.checkpoints import manager as keeper
-from heterotrain.checkpoints import writer
+from heterotrain.checkpoints import manager, writer
 
 SAMPLES = 96
 PROBLEM = problem(SAMPLES)
@@ -68,7 +67,7 @@ def train(
         slow_s: stretches each step.
     """
     if in_parts:
-        keeper.SHARD_FROM_BYTES = 0
+        manager.SHARD_FROM_BYTES = 0
     if unshared:
         os.chdir(Path(os.environ["HETEROTRAIN_TERMINATION_PATH"]).parent)
         writer.PATIENCE_S = 0.0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed.network_cut import cut, refuse
-from heterotrain.checkpoints.manager import CheckpointKeeper
+from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.errors import PeerLost
 from heterotrain.membership.consensus.election import Election
 from heterotrain.network.group import Group
@@ -76,7 +76,7 @@ def _peer_ports() -> list[int]:
 def install_faults(fault: FaultInjector) -> None:
     """Reach the places inside the library; those of ``FORMING_PLACES`` count how often this process was there."""
     launch, wait, enter = Reducer._launch, Reducer.wait, Step.__enter__
-    vote, build, exchange, write_final = Election.vote, Group.build, transfer.exchange, CheckpointKeeper.write_final
+    vote, build, exchange, write_final = Election.vote, Group.build, transfer.exchange, CheckpointManager.write_final
     been = dict.fromkeys((*FORMING_PLACES, LAST_PLACE), 0)
     running = [-1]
 
@@ -112,10 +112,10 @@ def install_faults(fault: FaultInjector) -> None:
             come("receiving" if group.rank in who.receivers else "giving")
         return exchange(group, who, own)
 
-    def written(self: CheckpointKeeper, *arguments: Any) -> None:
+    def written(self: CheckpointManager, *arguments: Any) -> None:
         come(LAST_PLACE)
         write_final(self, *arguments)
 
     Reducer._launch, Reducer.wait, Step.__enter__ = launched, waited, entered  # type: ignore[method-assign]  # put around it on purpose
     Election.vote, Group.build = voted, built  # type: ignore[method-assign]  # put around it on purpose
-    transfer.exchange, CheckpointKeeper.write_final = exchanged, written  # type: ignore[method-assign]  # put around it on purpose
+    transfer.exchange, CheckpointManager.write_final = exchanged, written  # type: ignore[method-assign]  # put around it on purpose

@@ -15,7 +15,7 @@ import torch
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.outcome import Ending
 
-from heterotrain.checkpoints.manager import CheckpointKeeper
+from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.checkpoints.record import RunRecord, fingerprint
 from heterotrain.data import batches
 from heterotrain.data.progress import slice_of
@@ -37,7 +37,7 @@ from heterotrain.steps.step import Step
 from heterotrain.telemetry.logs import Tags, set_up_logs
 from heterotrain.telemetry.report import Report, serve
 from heterotrain.telemetry.tensorboard import TensorBoardWriter
-from heterotrain.termination_message import Farewell
+from heterotrain.termination_message import TerminationMessage
 
 _log = logging.getLogger(__name__)
 _S = TypeVar("_S", bound=Stateful)
@@ -78,8 +78,8 @@ def init(
     if not checkpoint_interval_s >= 0:
         raise UsageError(f"checkpoint_interval_s has to be 0 seconds or more, not {checkpoint_interval_s}")
     config = read_config() or TrainingConfig(
-        epochs=admission.whole("epochs", epochs, least=1), seed=admission.whole("seed", seed, least=0),
-        base_batch_samples=admission.whole("batch_samples", batch_samples, least=1),
+        epochs=admission.whole_number("epochs", epochs, least=1), seed=admission.whole_number("seed", seed, least=0),
+        base_batch_samples=admission.whole_number("batch_samples", batch_samples, least=1),
         checkpoint_uri=None if checkpoint_uri is None else os.fspath(checkpoint_uri),
         checkpoint_interval_s=checkpoint_interval_s, precision=precision, compression=compression,
     )  # fmt: skip
@@ -99,20 +99,22 @@ class Job:
         self._numerics = Numerics(config, self.device, self._training)
         self._hooks: list[EpochHook] = []
         self._report = Report(identity)
-        farewell = Farewell(identity.termination_path, where=self._where, metrics=self._report.reported)
-        farewell.install()
-        self._farewell = farewell
+        termination_message = TerminationMessage(
+            identity.termination_path, where=self._where, metrics=self._report.reported
+        )
+        termination_message.install()
+        self._termination_message = termination_message
         self._server = serve(self._report, identity)
         self._record = self.register("heterotrain-record", RunRecord(identity, config))
-        keeper = CheckpointKeeper(identity, config, report=self._report)
-        self._membership = _membership(identity, config, self.device, self._training, keeper)
+        checkpoints = CheckpointManager(identity, config, report=self._report)
+        self._membership = _membership(identity, config, self.device, self._training, checkpoints)
         self._loop = Loop(
             identity=identity, config=config, device=self.device, training=self._training, membership=self._membership,
-            keeper=keeper, numerics=self._numerics, report=self._report, farewell=farewell,
+            checkpoints=checkpoints, numerics=self._numerics, report=self._report, termination_message=termination_message,
             record=self._record,
             observer=Observer(self._report, self._training, self._numerics),
         )  # fmt: skip
-        keeper.record = lambda: self._record.file(self._training.progress)
+        checkpoints.record = lambda: self._record.file(self._training.progress)
         self._loop.run_hooks = self._run_hooks
         self._loop.tensorboard = (
             TensorBoardWriter(tensorboard_dir, identity, report=self._report) if tensorboard_dir else None
@@ -203,14 +205,14 @@ class Job:
         if self._training.model is None or not self._training.optimizers:
             raise UsageError("call job.wrap(model) and job.optimizer(optimizer) before job.steps")
         check_free()
-        workers = admission.whole("workers", workers, least=0)
+        workers = admission.whole_number("workers", workers, least=0)
         admission.check_belongs(self._training.model, self._training.optimizers)
         source = source_of(dataset, collate=collate, shuffle=shuffle, seed=self.config.seed)
         self._record.data = fingerprint(source)
         try:
             yield from self._loop.steps(source, workers=workers)
         except Excluded as excluded:
-            self._farewell.say(Ending.LEFT, str(excluded))
+            self._termination_message.write(Ending.LEFT, str(excluded))
             self._membership.close()
             raise SystemExit(0) from excluded
 
@@ -223,7 +225,7 @@ class Job:
         self._reported("job.report", values)
 
     def _reported(self, who: str, values: Any) -> None:
-        found = admission.numbers(who, values)
+        found = admission.plain_numbers(who, values)
         self._report.user(found)
         if self.is_leader:
             text = ", ".join(f"{name} {value:.6g}" for name, value in found.items())
@@ -231,10 +233,10 @@ class Job:
 
     def sum(self, **values: float) -> dict[str, float]:
         """Return each value summed over all ranks; to be called by every rank, in ``on_epoch_end``."""
-        formed = self._loop.formed
-        if formed is None or formed.group is None:
+        active_group = self._loop.active_group
+        if active_group is None or active_group.group is None:
             return dict(values)
-        rows = formed.group.gather_now(list(values.values()))
+        rows = active_group.group.gather_now(list(values.values()))
         return {name: math.fsum(column) for name, column in zip(values, zip(*rows, strict=True), strict=True)}
 
     def part(
@@ -250,11 +252,11 @@ class Job:
         Raises:
             UsageError: ``batch_samples`` is below 1.
         """
-        admission.whole("batch_samples", batch_samples, least=1)
-        start, stop, formed = 0, len(dataset), self._loop.formed
-        if formed is not None:
-            first, last = slice_of(formed.roster.shares, formed.rank)
-            whole = sum(formed.roster.shares)
+        admission.whole_number("batch_samples", batch_samples, least=1)
+        start, stop, active_group = 0, len(dataset), self._loop.active_group
+        if active_group is not None:
+            first, last = slice_of(active_group.roster.shares, active_group.rank)
+            whole = sum(active_group.roster.shares)
             start, stop = len(dataset) * first // whole, len(dataset) * last // whole
         for begin in range(start, stop, batch_samples):
             ids = range(begin, min(begin + batch_samples, stop))
@@ -267,7 +269,7 @@ class Job:
     @property
     def is_leader(self) -> bool:
         """Whether this is the lowest rank."""
-        return self._loop.formed is None or self._loop.formed.rank == 0
+        return self._loop.active_group is None or self._loop.active_group.rank == 0
 
     def _run_hooks(self, epoch: int) -> None:
         model = self._training.model
@@ -290,23 +292,28 @@ class Job:
     def _place(self) -> Tags:
         """Return how far this rank is, for its log lines."""
         epoch, step = self._where()
-        formed = self._loop.formed
-        if formed is None:
+        active_group = self._loop.active_group
+        if active_group is None:
             return {"epoch": epoch, "step": step}
-        return {"rank": formed.rank, "formation": str(formed.roster.formation), "epoch": epoch, "step": step}
+        return {
+            "rank": active_group.rank,
+            "formation": str(active_group.roster.formation),
+            "epoch": epoch,
+            "step": step,
+        }
 
     def _on_sigterm(self, _signal: int, _frame: FrameType | None) -> None:
         self._loop.shutdown.request()
 
 
 def _membership(
-    identity: Identity, config: TrainingConfig, device: torch.device, training: Training, keeper: CheckpointKeeper
+    identity: Identity, config: TrainingConfig, device: torch.device, training: Training, checkpoints: CheckpointManager
 ) -> Membership:
     if identity.mode is Mode.OPERATED:
         return Elastic(
-            identity, training, keeper, device=device, timeout_s=config.peer_timeout_s, backend=config.backend
+            identity, training, checkpoints, device=device, timeout_s=config.peer_timeout_s, backend=config.backend
         )
     return Fixed(
-        identity, training, keeper, device=device, batch_samples=config.base_batch_samples, backend=config.backend,
+        identity, training, checkpoints, device=device, batch_samples=config.base_batch_samples, backend=config.backend,
         timeout_s=config.peer_timeout_s,
     )  # fmt: skip

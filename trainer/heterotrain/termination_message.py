@@ -13,7 +13,7 @@ from types import TracebackType
 from heterotrain_core.contract.outcome import Ending, Outcome, encode_outcome
 
 
-class Farewell:
+class TerminationMessage:
     """Writes one outcome; the first one said stands."""
 
     def __init__(
@@ -27,32 +27,32 @@ class Farewell:
         self._where = where
         self._metrics = metrics
         self._lock = threading.Lock()
-        self.said: Outcome | None = None
+        self.outcome: Outcome | None = None
 
     def install(self) -> None:
         """Say ``failed`` when the script ends by an exception, or ends before the training does."""
         previous = sys.excepthook
 
         def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            self.say(Ending.FAILED, f"{kind.__name__}: {error}")
+            self.write(Ending.FAILED, f"{kind.__name__}: {error}")
             previous(kind, error, trace)
 
         sys.excepthook = on_exception
         atexit.register(
-            self.say,
+            self.write,
             Ending.FAILED,
             "the script ended before every epoch was committed; to end early on purpose, call job.finish(reason)",
         )
 
-    def say(self, ending: Ending, reason: str, *, told: bool = False) -> None:
+    def write(self, ending: Ending, reason: str, *, told: bool = False) -> None:
         """Write the outcome unless one was written before; ``told`` when SIGTERM came."""
         with self._lock:
-            if self.said is not None:
+            if self.outcome is not None:
                 return
             epoch, step = self._where()
-            self.said = Outcome(
+            self.outcome = Outcome(
                 ending=ending, reason=reason, epoch=epoch, step=step, metrics=self._metrics(), told=told
             )
             if self._path is not None:
                 with contextlib.suppress(OSError):  # a read-only termination file: the exit code still speaks
-                    self._path.write_text(encode_outcome(self.said), encoding="utf-8")
+                    self._path.write_text(encode_outcome(self.outcome), encoding="utf-8")

@@ -67,18 +67,18 @@ def network(rates: list[str]) -> Iterator[None]:
 def rank_main(rank: int, ranks: int, *, donors: int, size_bytes: int, repeats: int) -> list[float]:
     """Be one rank: the first ``donors`` hold the state, the others join; return seconds until all have it, each time."""
     import torch  # noqa: PLC0415 - not in the driver
-    from heterotrain.network.group import Address, Group  # noqa: PLC0415  # not in the driver
-    from heterotrain.network.rendezvous import c10d  # noqa: PLC0415  # not in the driver
+    from heterotrain.network.connection_setup import c10d  # noqa: PLC0415  # not in the driver
+    from heterotrain.network.group import Group, SocketFilter  # noqa: PLC0415  # not in the driver
     from heterotrain.state.tensors import flatten  # noqa: PLC0415  # not in the driver
     from heterotrain.state.transfer import Roles, exchange  # noqa: PLC0415  # not in the driver
     from trainer_state import a_state  # noqa: PLC0415  # not in the driver
 
     torch.set_num_threads(1)
     store = c10d.TCPStore(address(0), PORT, ranks, rank == 0)
-    group = Group(rank=rank, world_size=ranks, address=Address(members=frozenset(), spare_ports=frozenset()))
+    group = Group(rank=rank, world_size=ranks, address=SocketFilter(members=frozenset(), excluded_ports=frozenset()))
     group.build(connect=lambda: store, backend="gloo", own_address=address(rank))
     state = a_state(size_bytes)
-    who = Roles(leader=0, donors=tuple(range(donors)), receivers=tuple(range(donors, ranks)), fresh=False)
+    who = Roles(leader=0, donors=tuple(range(donors)), receivers=tuple(range(donors, ranks)), cold_start=False)
     found = []
     for _ in range(repeats):
         group.gather_now([0.0])

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 from heterotrain.checkpoints.checkpoint import CheckpointFolder, Label
-from heterotrain.checkpoints.writer import CheckpointWriter, Errand, Written
-from heterotrain.network.group import Address, Group
-from heterotrain.network.rendezvous import c10d
+from heterotrain.checkpoints.writer import CheckpointWriter, WriteRequest, WriteResult
+from heterotrain.network.connection_setup import c10d
+from heterotrain.network.group import Group, SocketFilter
 from heterotrain.state.parts import sizes_bytes
 from heterotrain.state.tensors import flatten
 from heterotrain.state.transfer import Roles, exchange
@@ -39,11 +39,11 @@ def rank_main(rank: int, ranks: int, *, port: int, folder: str, size_bytes: int,
     """Be one rank: the last one is the joiner, the others hold the state."""
     torch.set_num_threads(1)
     store = c10d.TCPStore("127.0.0.1", port, ranks, rank == 0)
-    group = Group(rank=rank, world_size=ranks, address=Address(members=frozenset(), spare_ports=frozenset()))
+    group = Group(rank=rank, world_size=ranks, address=SocketFilter(members=frozenset(), excluded_ports=frozenset()))
     group.build(connect=lambda: store, backend="gloo", own_address=None)
     state = a_state(size_bytes)
     found: dict[str, list[float]] = {}
-    who = Roles(leader=0, donors=tuple(range(ranks - 1)), receivers=(ranks - 1,), fresh=False)
+    who = Roles(leader=0, donors=tuple(range(ranks - 1)), receivers=(ranks - 1,), cold_start=False)
     seconds = found.setdefault(f"to one joiner, {ranks - 1} donor(s)", [])
     for _ in range(repeats):
         group.gather_now([0.0])
@@ -61,7 +61,7 @@ def checkpoints(
     found: dict[str, list[float]],
 ) -> None:  # fmt: skip
     """Write checkpoints by the first ``writers`` ranks together."""
-    done: list[Written] = []
+    done: list[WriteResult] = []
     writer = CheckpointWriter(CheckpointFolder(folder, keep=1), on_done=done.append)
     whole = sum(sizes_bytes(state["x"]))
     if group.rank < writers:
@@ -72,8 +72,8 @@ def checkpoints(
         label = Label(generation=1, step=step, mark=int(group.gather_now([float(1000 * writers + step)])[0][0]))
         began_s = time.perf_counter()
         if group.rank < writers:
-            errand = Errand(label=label, index=group.rank, count=writers, completes=group.rank == 0)
-            pauses.append(writer.start_part(state, errand))
+            request = WriteRequest(label=label, index=group.rank, count=writers, completes=group.rank == 0)
+            pauses.append(writer.start_part(state, request))
             writer.wait()
             totals.append(time.perf_counter() - began_s)
             if done[-1].failure:

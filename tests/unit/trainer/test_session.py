@@ -24,7 +24,7 @@ def _tidy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Keep what ``init`` does to the process from other tests."""
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("heterotrain.termination_message.Farewell.install", lambda _self: None)
+    monkeypatch.setattr("heterotrain.termination_message.TerminationMessage.install", lambda _self: None)
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from heterotrain.checkpoints.storage import Storage, Stored, patiently
+from heterotrain.checkpoints.storage import Storage, StoredFile, with_retries
 from heterotrain.errors import UsageError
 from heterotrain.state.parts import cut, memory_of, pack, sizes_bytes
 from heterotrain.state.tensors import Flat, empty_like_skeleton, unflatten
@@ -59,8 +59,8 @@ class Manifest:
     format: int
     generation: int
     step: int
-    skeleton: Stored
-    parts: tuple[Stored, ...]
+    skeleton: StoredFile
+    parts: tuple[StoredFile, ...]
     written_unix_s: float
 
     @property
@@ -116,7 +116,7 @@ class CheckpointFolder:
             self.discard(label)
             raise
 
-    def write_part(self, label: Label, data: torch.Tensor, *, index: int, count: int) -> Stored:
+    def write_part(self, label: Label, data: torch.Tensor, *, index: int, count: int) -> StoredFile:
         """Write part ``index`` of ``count``, and beside it what the manifest has to say of it.
 
         Raises:
@@ -127,7 +127,7 @@ class CheckpointFolder:
             self.storage.put(f"{label.stem}-p{index}of{count}.json", [json.dumps(asdict(stored)).encode()])
         return stored
 
-    def parts_there(self, label: Label, count: int) -> list[Stored] | None:
+    def parts_there(self, label: Label, count: int) -> list[StoredFile] | None:
         """Return all ``count`` parts of an attempt once every one of them is written, else ``None``.
 
         Raises:
@@ -136,10 +136,10 @@ class CheckpointFolder:
         wanted = [f"{label.stem}-p{index}of{count}.json" for index in range(count)]
         if not set(wanted) <= set(self.storage.names()):
             return None
-        return [Stored(**json.loads(self.storage.get(name))) for name in wanted]
+        return [StoredFile(**json.loads(self.storage.get(name))) for name in wanted]
 
     def complete(
-        self, label: Label, skeleton: bytes, parts: Sequence[Stored], *, now_s: float, record: bytes | None = None
+        self, label: Label, skeleton: bytes, parts: Sequence[StoredFile], *, now_s: float, record: bytes | None = None
     ) -> Manifest:
         """Make a checkpoint of parts that are written; drop what is no longer kept.
 
@@ -190,7 +190,7 @@ class CheckpointFolder:
         Raises:
             OSError: the store cannot be asked. A store's library may raise others.
         """
-        for name in patiently(self._manifest_names):
+        for name in with_retries(self._manifest_names):
             manifest = self._manifest(name)
             if manifest is not None:
                 return manifest.order
@@ -203,13 +203,13 @@ class CheckpointFolder:
             UsageError: there are checkpoints, but none is whole: to begin anew is for a person to decide.
             OSError: the store cannot be asked. A store's library may raise others.
         """
-        names = patiently(self._manifest_names)
+        names = with_retries(self._manifest_names)
         for name in names:
             manifest = self._manifest(name)
             if manifest is None:
                 continue
             try:
-                return manifest, patiently(partial(self.load, manifest))
+                return manifest, with_retries(partial(self.load, manifest))
             except Exception as error:  # noqa: BLE001 - whatever a store's library raises: an older one may be good
                 _log.warning("checkpoint of step %d is passed over: %s", manifest.step, error)
         if names:
@@ -230,10 +230,10 @@ class CheckpointFolder:
         self.storage.get_into(manifest.skeleton, [memoryview(skeleton)])
         flat = empty_like_skeleton(bytes(skeleton))
         views = [memory_of(tensor) for tensor in flat.tensors]
-        stretches_P = cut(sizes_bytes(flat.tensors), len(manifest.parts))  # noqa: N806 - P parts
+        ranges_P = cut(sizes_bytes(flat.tensors), len(manifest.parts))  # noqa: N806 - P parts
 
         def read(part: int) -> None:
-            buffers = [views[stretch.tensor][stretch.start : stretch.stop] for stretch in stretches_P[part]]
+            buffers = [views[byte_range.tensor][byte_range.start : byte_range.stop] for byte_range in ranges_P[part]]
             self.storage.get_into(manifest.parts[part], buffers)
 
         with ThreadPoolExecutor(READERS) as pool:
@@ -248,10 +248,10 @@ class CheckpointFolder:
 
     def _manifest(self, name: str) -> Manifest | None:
         try:
-            raw: dict[str, Any] = json.loads(patiently(partial(self.storage.get, name)))
+            raw: dict[str, Any] = json.loads(with_retries(partial(self.storage.get, name)))
             if raw["format"] != FORMAT:
                 raise ValueError(f"it has format {raw['format']}, this version reads {FORMAT}")  # noqa: TRY301 - said below
-            skeleton, parts = Stored(**raw.pop("skeleton")), tuple(Stored(**part) for part in raw.pop("parts"))
+            skeleton, parts = StoredFile(**raw.pop("skeleton")), tuple(StoredFile(**part) for part in raw.pop("parts"))
             return Manifest(**raw, skeleton=skeleton, parts=parts)
         except Exception as error:  # noqa: BLE001 - whatever a store's library raises, or bytes that are no manifest
             _log.warning("checkpoint manifest %s is passed over: %s", name, error)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 SLACK = 1.5
 """Stores are slower when many pods leave at once."""
-LAST_WORD_S = 1.0
+EXIT_RESERVE_S = 1.0
 """For the outcome and the end of the process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class WriteEstimate:
     """What is to be expected of a write.
 
     Attributes:
@@ -25,29 +25,29 @@ class Outlook:
     reason: str
 
 
-def outlook(*, size_bytes: int, speed_bytes_per_s: float | None, left_s: float) -> Outlook:
+def estimate_write(*, size_bytes: int, speed_bytes_per_s: float | None, left_s: float) -> WriteEstimate:
     """Judge a write of ``size_bytes`` by this rank that has to be complete in ``left_s`` seconds."""
-    left_s = max(0.0, left_s - LAST_WORD_S)
+    left_s = max(0.0, left_s - EXIT_RESERVE_S)
     size = f"{size_bytes / 1e6:.0f} MB"
     if speed_bytes_per_s is None or speed_bytes_per_s <= 0:
-        return Outlook(needed_s=None, fits=True, reason=f"{size} have to be written within {left_s:.0f} s")
+        return WriteEstimate(needed_s=None, fits=True, reason=f"{size} have to be written within {left_s:.0f} s")
     needed_s = SLACK * size_bytes / speed_bytes_per_s
     fits = needed_s <= left_s
     reason = (
         f"{size} need about {needed_s:.1f} s at the {speed_bytes_per_s / 1e6:.0f} MB/s of the last write, and "
         f"{left_s:.0f} s are left"
     )
-    return Outlook(needed_s=needed_s, fits=fits, reason=reason)
+    return WriteEstimate(needed_s=needed_s, fits=fits, reason=reason)
 
 
-def must_start_now(seen: Outlook, *, left_s: float, step_left_s: float) -> bool:
+def must_start_now(estimate: WriteEstimate, *, left_s: float, step_left_s: float) -> bool:
     """Return whether a write would come too late after the running step, but not yet now.
 
     Args:
-        seen: the outlook for ``left_s``.
+        estimate: the estimate for ``left_s``.
         left_s: seconds until the process is killed.
         step_left_s: seconds until the running step is likely to be committed.
     """
-    if seen.needed_s is None:
+    if estimate.needed_s is None:
         return step_left_s > left_s / 2
-    return seen.fits and left_s - LAST_WORD_S - step_left_s < seen.needed_s
+    return estimate.fits and left_s - EXIT_RESERVE_S - step_left_s < estimate.needed_s

@@ -18,12 +18,12 @@ from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.config import TrainingConfig
 
 from heterotrain.checkpoints.checkpoint import CheckpointFolder, Label, new_mark
-from heterotrain.checkpoints.fresh import best_in, load_newest, place_of
-from heterotrain.checkpoints.grace import LAST_WORD_S, Outlook, must_start_now, outlook
+from heterotrain.checkpoints.grace import EXIT_RESERVE_S, WriteEstimate, estimate_write, must_start_now
+from heterotrain.checkpoints.restore import best_checkpoint, job_folder_uri, restore_newest
 from heterotrain.checkpoints.schedule import STUCK_S, Schedule
-from heterotrain.checkpoints.writer import CheckpointWriter, Errand, Missing, Written, writer_among
+from heterotrain.checkpoints.writer import CheckpointWriter, MissingParts, WriteRequest, WriteResult, writer_among
 from heterotrain.identity import Identity
-from heterotrain.membership.interface import Formed
+from heterotrain.membership.interface import ActiveGroup
 from heterotrain.state.training import Training
 from heterotrain.telemetry.report import Report
 
@@ -35,7 +35,7 @@ PREPARE_FROM_BYTES = 64 * 1024 * 1024
 """Below this the first copy takes no longer than a later one."""
 
 
-class CheckpointKeeper:
+class CheckpointManager:
     """This rank's part in keeping checkpoints."""
 
     def __init__(self, identity: Identity, config: TrainingConfig, *, report: Report) -> None:
@@ -49,10 +49,10 @@ class CheckpointKeeper:
         self._prepared = False
         self._speed_bytes_per_s: float | None = None
         self._last_step = -1
-        self._hurried_step = -1
+        self._early_step = -1
         if config.checkpoint_uri is not None:
             self._folder = CheckpointFolder(
-                place_of(config.checkpoint_uri, identity),
+                job_folder_uri(config.checkpoint_uri, identity),
                 keep=config.checkpoint_max_to_keep,
                 keep_s=config.checkpoint_max_age_s,
             )
@@ -66,7 +66,7 @@ class CheckpointKeeper:
         Raises:
             UsageError: the store cannot be asked.
         """
-        return (-1, -1) if self._folder is None else best_in(self._folder)
+        return (-1, -1) if self._folder is None else best_checkpoint(self._folder)
 
     def load_into(self, training: Training) -> bool:
         """Restore the newest good checkpoint; ``False`` when there is none.
@@ -74,7 +74,7 @@ class CheckpointKeeper:
         Raises:
             UsageError: there are checkpoints, but none of them can be used.
         """
-        step = None if self._folder is None else load_newest(self._folder, training)
+        step = None if self._folder is None else restore_newest(self._folder, training)
         if step is None:
             return False
         self._last_step = step
@@ -82,46 +82,46 @@ class CheckpointKeeper:
 
     # -- while training ----------------------------------------------------------------------------------------------
 
-    def want(self) -> None:
+    def request(self) -> None:
         """Ask for a checkpoint at the next step boundary, whoever is the writer then."""
-        self._schedule.want()
+        self._schedule.request()
 
-    def lost_a_member(self) -> None:
+    def on_member_lost(self) -> None:
         """Note that parts of a checkpoint may never come."""
         if self._writer is not None:
-            self._writer.expect_nobody()
+            self._writer.stop_waiting_for_parts()
 
-    def maybe_write(self, formed: Formed, training: Training) -> None:
+    def maybe_write(self, active_group: ActiveGroup, training: Training) -> None:
         """Start a checkpoint when this rank is the one that writes it whole and one is due."""
         if self._writer is None:
             return
         self._watch(self._writer)
-        self._prepare(self._writer, formed, training)
-        if not self._is_writer(formed):
-            self._schedule.forget_wish()
-        elif self._is_due() and not self._in_parts(formed, training):
-            self._start(self._writer, training, generation=formed.roster.formation.generation)
+        self._prepare(self._writer, active_group, training)
+        if not self._is_writer(active_group):
+            self._schedule.cancel_request()
+        elif self._is_due() and not self._in_parts(active_group, training):
+            self._start(self._writer, training, generation=active_group.roster.formation.generation)
 
-    def proposes(self, formed: Formed, training: Training) -> bool:
+    def proposes(self, active_group: ActiveGroup, training: Training) -> bool:
         """Return whether all ranks should write their parts after the running step."""
-        return self._is_writer(formed) and self._is_due() and self._in_parts(formed, training)
+        return self._is_writer(active_group) and self._is_due() and self._in_parts(active_group, training)
 
-    def write_part(self, formed: Formed, training: Training, *, mark: int) -> None:
+    def write_part(self, active_group: ActiveGroup, training: Training, *, mark: int) -> None:
         """Start to write this rank's part of a checkpoint that all ranks write now; ``mark`` is the same on all."""
         if self._writer is None:
             return
-        roster = formed.roster
+        roster = active_group.roster
         label = Label(generation=roster.formation.generation, step=training.progress.steps, mark=mark)
-        completes = self._is_writer(formed)
-        errand = Errand(
-            label=label, index=formed.rank, count=len(roster.plan_ranks), completes=completes,
+        completes = self._is_writer(active_group)
+        request = WriteRequest(
+            label=label, index=active_group.rank, count=len(roster.plan_ranks), completes=completes,
             record=self.record() if completes else None,
         )  # fmt: skip
-        self._began(self._writer.start_part(training.capture(), errand))
+        self._began(self._writer.start_part(training.capture(), request))
 
-    def hurry(
+    def write_early(
         self,
-        formed: Formed,
+        active_group: ActiveGroup,
         training: Training,
         buffers: Mapping[str, torch.Tensor],
         *,
@@ -133,72 +133,76 @@ class CheckpointKeeper:
         A state in parts waits for the step's end: no rank knows yet which of the others go, too.
 
         Args:
-            formed: the formation that the step runs in.
+            active_group: the formation that the step runs in.
             training: nothing of the running step has touched it, except
             buffers: the model's, as they were before the step.
             left_s: seconds until this process is killed.
             step_left_s: seconds until the step is likely to be committed.
         """
         writer = self._writer
-        if writer is None or training.progress.steps in (self._last_step, self._hurried_step) or writer.running_s:
+        if writer is None or training.progress.steps in (self._last_step, self._early_step) or writer.running_s:
             return
-        if not self._is_writer(formed) or self._in_parts(formed, training):
+        if not self._is_writer(active_group) or self._in_parts(active_group, training):
             return
-        seen = self._outlook(training, left_s=left_s, parts=1)
-        if must_start_now(seen, left_s=left_s, step_left_s=step_left_s):
-            self._hurried_step = training.progress.steps
-            _log.warning("the running step would end too late for a checkpoint: writing now; %s", seen.reason)
-            self._start(writer, training, generation=formed.roster.formation.generation, buffers=buffers)
+        estimate = self._estimate(training, left_s=left_s, parts=1)
+        if must_start_now(estimate, left_s=left_s, step_left_s=step_left_s):
+            self._early_step = training.progress.steps
+            _log.warning("the running step would end too late for a checkpoint: writing now; %s", estimate.reason)
+            self._start(writer, training, generation=active_group.roster.formation.generation, buffers=buffers)
 
     # -- at the end --------------------------------------------------------------------------------------------------
 
-    def rescue(self, formed: Formed, training: Training, *, mark: int, left_s: float) -> None:
+    def write_on_shutdown(self, active_group: ActiveGroup, training: Training, *, mark: int, left_s: float) -> None:
         """Write the state when every rank has to go: the job cannot go on without it.
 
         Returns when this rank's part in it is done, or when there is no time left.
 
         Args:
-            formed: the formation whose members all leave.
+            active_group: the formation whose members all leave.
             training: the state.
             mark: tells this checkpoint's files from all others; the same number on every rank.
             left_s: seconds until this process is killed.
         """
         if self._writer is None:
             return
-        in_parts = self._in_parts(formed, training)
-        if not in_parts and not self._is_writer(formed):
+        in_parts = self._in_parts(active_group, training)
+        if not in_parts and not self._is_writer(active_group):
             return
         began_s = time.monotonic()
-        if not self.wait(left_s - LAST_WORD_S):
+        if not self.wait(left_s - EXIT_RESERVE_S):
             return
         left_s -= time.monotonic() - began_s
-        seen = self._outlook(training, left_s=left_s, parts=len(formed.roster.plan_ranks) if in_parts else 1)
-        if not seen.fits and self._hurried_step >= 0:
-            _log.warning("everybody leaves: %s; the checkpoint of step %d stays", seen.reason, self._hurried_step)
+        estimate = self._estimate(training, left_s=left_s, parts=len(active_group.roster.plan_ranks) if in_parts else 1)
+        if not estimate.fits and self._early_step >= 0:
+            _log.warning("everybody leaves: %s; the checkpoint of step %d stays", estimate.reason, self._early_step)
             return
-        _log.log(logging.INFO if seen.fits else logging.WARNING, "everybody leaves: %s%s", seen.reason,
-                 "" if seen.fits else "; it is tried, but the job may go on from an older checkpoint")  # fmt: skip
+        _log.log(logging.INFO if estimate.fits else logging.WARNING, "everybody leaves: %s%s", estimate.reason,
+                 "" if estimate.fits else "; it is tried, but the job may go on from an older checkpoint")  # fmt: skip
         if in_parts:
-            self.write_part(formed, training, mark=mark)
-            self.wait(left_s - LAST_WORD_S)
+            self.write_part(active_group, training, mark=mark)
+            self.wait(left_s - EXIT_RESERVE_S)
         else:
-            self.write_now(training, generation=formed.roster.formation.generation, within_s=left_s - LAST_WORD_S)
+            self.write_now(
+                training, generation=active_group.roster.formation.generation, within_s=left_s - EXIT_RESERVE_S
+            )
 
-    def write_final(self, formed: Formed, training: Training) -> None:
+    def write_final(self, active_group: ActiveGroup, training: Training) -> None:
         """Keep the final state; on the writer this returns when it is complete.
 
         Raises:
             PeerLost: the group broke meanwhile.
         """
-        if self._writer is not None and formed.group is not None and self._in_parts(formed, training):
-            writer = writer_among(formed.roster.plan, formed.roster.plan_ranks)
-            marks = formed.group.gather_now([0.0 if self._last_step == training.progress.steps else float(new_mark())])
-            mark = int(marks[formed.roster.plan_ranks.index(writer)][0]) if writer is not None else 0
+        if self._writer is not None and active_group.group is not None and self._in_parts(active_group, training):
+            writer = writer_among(active_group.roster.plan, active_group.roster.plan_ranks)
+            marks = active_group.group.gather_now(
+                [0.0 if self._last_step == training.progress.steps else float(new_mark())]
+            )
+            mark = int(marks[active_group.roster.plan_ranks.index(writer)][0]) if writer is not None else 0
             if mark:
-                self.write_part(formed, training, mark=mark)
+                self.write_part(active_group, training, mark=mark)
                 self.wait()
-        if self._is_writer(formed):
-            self.write_now(training, generation=formed.roster.formation.generation)
+        if self._is_writer(active_group):
+            self.write_now(training, generation=active_group.roster.formation.generation)
 
     def write_now(self, training: Training, *, generation: int, within_s: float | None = None) -> None:
         """Write a whole checkpoint and return when it is complete, unless there is one of this step already.
@@ -231,33 +235,35 @@ class CheckpointKeeper:
 
     # -- small things ------------------------------------------------------------------------------------------------
 
-    def _prepare(self, writer: CheckpointWriter, formed: Formed, training: Training) -> None:
+    def _prepare(self, writer: CheckpointWriter, active_group: ActiveGroup, training: Training) -> None:
         """Once, after the first step (optimizers have their state then): take memory before the first checkpoint."""
         if self._prepared or training.progress.steps == 0:
             return
         self._prepared = True
         size_bytes = training.size_bytes()
-        parts = len(formed.roster.plan_ranks) if self._in_parts(formed, training) else 1
-        if size_bytes >= PREPARE_FROM_BYTES and (parts > 1 or self._is_writer(formed)):
-            ends = [size_bytes * (formed.rank + more) // parts for more in (0, 1)] if parts > 1 else [0, size_bytes]
+        parts = len(active_group.roster.plan_ranks) if self._in_parts(active_group, training) else 1
+        if size_bytes >= PREPARE_FROM_BYTES and (parts > 1 or self._is_writer(active_group)):
+            ends = (
+                [size_bytes * (active_group.rank + more) // parts for more in (0, 1)] if parts > 1 else [0, size_bytes]
+            )
             writer.prepare(ends[1] - ends[0], pin=torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch's
 
-    def _is_writer(self, formed: Formed) -> bool:
-        roster = formed.roster
-        return writer_among(roster.plan, roster.plan_ranks) == roster.plan_ranks[formed.rank]
+    def _is_writer(self, active_group: ActiveGroup) -> bool:
+        roster = active_group.roster
+        return writer_among(roster.plan, roster.plan_ranks) == roster.plan_ranks[active_group.rank]
 
     def _is_due(self) -> bool:
         if self._writer is None or self._writer.running_s is not None:
             return False
         return self._schedule.is_due(time.monotonic())
 
-    def _in_parts(self, formed: Formed, training: Training) -> bool:
-        several = len(formed.roster.plan_ranks) > 1
+    def _in_parts(self, active_group: ActiveGroup, training: Training) -> bool:
+        several = len(active_group.roster.plan_ranks) > 1
         return several and not self._whole_only and training.size_bytes() >= SHARD_FROM_BYTES
 
-    def _outlook(self, training: Training, *, left_s: float, parts: int) -> Outlook:
+    def _estimate(self, training: Training, *, left_s: float, parts: int) -> WriteEstimate:
         size_bytes = training.size_bytes() // parts
-        return outlook(size_bytes=size_bytes, speed_bytes_per_s=self._speed_bytes_per_s, left_s=left_s)
+        return estimate_write(size_bytes=size_bytes, speed_bytes_per_s=self._speed_bytes_per_s, left_s=left_s)
 
     def _start(
         self,
@@ -277,15 +283,15 @@ class CheckpointKeeper:
     def _watch(self, writer: CheckpointWriter) -> None:
         """Tell of a write that does not end; training goes on all the same."""
         running_s = writer.running_s
-        if running_s is not None and self._schedule.is_news(running_s):
+        if running_s is not None and self._schedule.should_warn(running_s):
             self._report.count(names.CHECKPOINT_FAILURES)
             _log.error("a checkpoint has been on its way for %.0f s: is its store stuck?", running_s)
 
-    def _on_done(self, written: Written) -> None:
+    def _on_done(self, written: WriteResult) -> None:
         if written.failure:
             self._report.count(names.CHECKPOINT_FAILURES)
-            self._schedule.failed(time.monotonic(), at_once=written.missing is not Missing.NOTHING)
-            if written.missing is Missing.UNSEEN:
+            self._schedule.failed(time.monotonic(), at_once=written.missing is not MissingParts.NOTHING)
+            if written.missing is MissingParts.UNSEEN:
                 self._whole_only = True
                 _log.warning("from now on one rank writes everything: parts need a place that all workers share")
             return

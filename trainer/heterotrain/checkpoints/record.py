@@ -68,7 +68,7 @@ class RunRecord:
             "from_step": step, "generation": key[0], "formation": key[1], "revision": key[2],
             "global_batch_samples": plan.global_batch_samples, "shares": list(roster.shares),
             "micro_batches": [member.micro_batch_samples for member in roster.members],
-            "probe": [list(shares) for shares in plan.probe] if roster.whole else [], "probe_steps": plan.probe_steps,
+            "probe": [list(shares) for shares in plan.probe] if roster.is_complete else [], "probe_steps": plan.probe_steps,
             "workers": [f"{member.worker}/{member.local_rank}" for member in roster.members],
             "pools": [member.pool for member in roster.members],
         })  # fmt: skip

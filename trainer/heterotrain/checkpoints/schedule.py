@@ -17,24 +17,24 @@ class Schedule:
         """Be due in ``every_s`` seconds for the first time."""
         self._every_s = every_s
         self._due_s = now_s + every_s
-        self._wanted = threading.Event()
+        self._requested = threading.Event()
         self._stuck_s = STUCK_S
 
-    def want(self) -> None:
+    def request(self) -> None:
         """Be due at once."""
-        self._wanted.set()
+        self._requested.set()
 
-    def forget_wish(self) -> None:
+    def cancel_request(self) -> None:
         """Be due by the interval only: somebody else does what was wanted."""
-        self._wanted.clear()
+        self._requested.clear()
 
     def is_due(self, now_s: float) -> bool:
         """Return whether a checkpoint should be written now."""
-        return self._wanted.is_set() or now_s >= self._due_s
+        return self._requested.is_set() or now_s >= self._due_s
 
     def began(self, now_s: float) -> None:
         """Note that a write has begun."""
-        self._wanted.clear()
+        self._requested.clear()
         self._due_s = now_s + self._every_s
         self._stuck_s = STUCK_S
 
@@ -42,7 +42,7 @@ class Schedule:
         """Note that a write failed: the next one is due soon, or at once where it is known what to do otherwise."""
         self._due_s = now_s if at_once else min(self._due_s, now_s + RETRY_FRACTION * self._every_s)
 
-    def is_news(self, running_s: float) -> bool:
+    def should_warn(self, running_s: float) -> bool:
         """Return whether a write has taken so long that it is to be told."""
         if running_s <= self._stuck_s:
             return False

@@ -31,7 +31,7 @@ CHUNK_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class StoredFile:
     """A file that was put."""
 
     name: str
@@ -39,16 +39,16 @@ class Stored:
     sha256: str
 
 
-class Damaged(ValueError):  # noqa: N818 - says what the file is
+class DamagedFileError(ValueError):
     """A file is not what was put."""
 
 
-def patiently(question: Callable[[], _T]) -> _T:
+def with_retries(question: Callable[[], _T]) -> _T:
     """Ask a store, and again after a pause when it fails for other reasons than what it holds."""
     for pause_s in PAUSES_S:
         try:
             return question()
-        except (Damaged, FileNotFoundError):
+        except (DamagedFileError, FileNotFoundError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever a store's library raises
             _log.warning("asking the store again after %g s: %s", pause_s, error)
@@ -83,7 +83,7 @@ class Storage:
         if self._local and Path(self._root).exists() and not Path(self._root).is_dir():
             raise UsageError(f"checkpoint URI {uri!r} is a file: name a folder, which may not exist yet")
 
-    def put(self, name: str, chunks: Iterable[bytes | memoryview]) -> Stored:
+    def put(self, name: str, chunks: Iterable[bytes | memoryview]) -> StoredFile:
         """Write a file.
 
         Raises:
@@ -112,7 +112,7 @@ class Storage:
         """
         return bytes(self._fs.cat_file(self._path(name)))
 
-    def get_into(self, stored: Stored, buffers: Iterable[memoryview]) -> None:
+    def get_into(self, stored: StoredFile, buffers: Iterable[memoryview]) -> None:
         """Read a file into memory, one buffer after the other.
 
         Raises:
@@ -127,9 +127,9 @@ class Storage:
                     _fill(file, chunk, stored.name)
                     digest.update(chunk)
             if file.read(1):
-                raise Damaged(f"{stored.name} is longer than its manifest says")
+                raise DamagedFileError(f"{stored.name} is longer than its manifest says")
         if digest.hexdigest() != stored.sha256:
-            raise Damaged(f"{stored.name} does not fit its checksum")
+            raise DamagedFileError(f"{stored.name} does not fit its checksum")
 
     def remove(self, names: Iterable[str]) -> None:
         """Delete files, as far as that is possible: one that is gone, or cannot go now, is no reason to stop."""
@@ -137,7 +137,7 @@ class Storage:
             with contextlib.suppress(Exception):  # whatever a store's library raises
                 self._fs.rm_file(self._path(name))
 
-    def _put_local(self, name: str, chunks: Iterable[bytes | memoryview]) -> Stored:
+    def _put_local(self, name: str, chunks: Iterable[bytes | memoryview]) -> StoredFile:
         folder = Path(self._root)
         folder.mkdir(parents=True, exist_ok=True)
         scratch = folder / f".{name}"
@@ -156,7 +156,7 @@ class Storage:
             os.close(descriptor)
         return stored
 
-    def _put_remote(self, name: str, chunks: Iterable[bytes | memoryview]) -> Stored:
+    def _put_remote(self, name: str, chunks: Iterable[bytes | memoryview]) -> StoredFile:
         with contextlib.suppress(Exception):  # where folders mean nothing it may be forbidden to make one
             self._fs.makedirs(self._root, exist_ok=True)
         try:
@@ -187,7 +187,7 @@ class Storage:
         return f"{self._root}/{name}"
 
 
-def _write(file: IO[bytes], name: str, chunks: Iterable[bytes | memoryview]) -> Stored:
+def _write(file: IO[bytes], name: str, chunks: Iterable[bytes | memoryview]) -> StoredFile:
     digest, size_bytes = hashlib.sha256(), 0
     for whole in chunks:
         view = memoryview(whole)
@@ -196,7 +196,7 @@ def _write(file: IO[bytes], name: str, chunks: Iterable[bytes | memoryview]) -> 
             file.write(chunk)
             digest.update(chunk)
             size_bytes += len(chunk)
-    return Stored(name=name, size_bytes=size_bytes, sha256=digest.hexdigest())
+    return StoredFile(name=name, size_bytes=size_bytes, sha256=digest.hexdigest())
 
 
 def _fill(file: Any, buffer: memoryview, name: str) -> None:
@@ -204,5 +204,5 @@ def _fill(file: Any, buffer: memoryview, name: str) -> None:
     while position < len(buffer):
         count = file.readinto(buffer[position:])
         if not count:
-            raise Damaged(f"{name} is shorter than its manifest says")
+            raise DamagedFileError(f"{name} is shorter than its manifest says")
         position += count

@@ -14,7 +14,7 @@ import torch
 from heterotrain_core.contract.plan import Plan
 
 from heterotrain.checkpoints.checkpoint import CheckpointFolder, Label, Manifest, new_mark
-from heterotrain.checkpoints.storage import Stored
+from heterotrain.checkpoints.storage import StoredFile
 from heterotrain.state.parts import cut, host_memory, pack, sizes_bytes
 from heterotrain.state.tensors import flatten
 
@@ -31,7 +31,7 @@ def writer_among(plan: Plan, plan_ranks: tuple[int, ...]) -> int | None:
     return min(plan_ranks, key=lambda rank: (not plan.members[rank].on_demand, rank), default=None)
 
 
-class Missing(Enum):
+class MissingParts(Enum):
     """Why parts of other ranks are not there."""
 
     NOTHING = "are there"
@@ -40,7 +40,7 @@ class Missing(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class WriteResult:
     """How an attempt ended.
 
     Attributes:
@@ -59,11 +59,11 @@ class Written:
     put_s: float
     total_s: float
     failure: str = ""
-    missing: Missing = Missing.NOTHING
+    missing: MissingParts = MissingParts.NOTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Errand:
+class WriteRequest:
     """What to write: part ``index`` of ``count`` of a state, and whether this rank makes the checkpoint complete."""
 
     label: Label
@@ -76,7 +76,7 @@ class Errand:
 class CheckpointWriter:
     """One attempt at a time."""
 
-    def __init__(self, folder: CheckpointFolder, *, on_done: Callable[[Written], None]) -> None:
+    def __init__(self, folder: CheckpointFolder, *, on_done: Callable[[WriteResult], None]) -> None:
         """``on_done`` is called in the writing thread."""
         self._folder = folder
         self._on_done = on_done
@@ -114,20 +114,20 @@ class CheckpointWriter:
             record: a file beside the checkpoint; ``None`` for none.
         """
         label = Label(generation=generation, step=step, mark=new_mark())
-        return self.start_part(state, Errand(label=label, record=record))
+        return self.start_part(state, WriteRequest(label=label, record=record))
 
-    def start_part(self, state: dict[str, Any], errand: Errand) -> float:
+    def start_part(self, state: dict[str, Any], request: WriteRequest) -> float:
         """Copy this rank's part of the state and write it in the background; return the seconds that copying took."""
         self.wait()
         began_s = time.perf_counter()
         live = flatten(state)
-        stretches = cut(sizes_bytes(live.tensors), errand.count)[errand.index]
-        self._buffer = pack(live.tensors, stretches, self._buffer)
+        byte_ranges = cut(sizes_bytes(live.tensors), request.count)[request.index]
+        self._buffer = pack(live.tensors, byte_ranges, self._buffer)
         pause_s = time.perf_counter() - began_s
         self._began_s = time.monotonic()
         self._alone.clear()
         self._thread = threading.Thread(
-            target=self._write, args=(errand, live.skeleton, self._buffer), name="heterotrain-checkpoint", daemon=True
+            target=self._write, args=(request, live.skeleton, self._buffer), name="heterotrain-checkpoint", daemon=True
         )
         self._thread.start()
         return pause_s
@@ -138,43 +138,43 @@ class CheckpointWriter:
             self._thread.join(within_s)
         return self.running_s is None
 
-    def expect_nobody(self) -> None:
+    def stop_waiting_for_parts(self) -> None:
         """Do not wait any longer for parts of other ranks: one of them is lost."""
         self._alone.set()
 
-    def _write(self, errand: Errand, skeleton: bytes, data: torch.Tensor) -> None:
+    def _write(self, request: WriteRequest, skeleton: bytes, data: torch.Tensor) -> None:
         began_s = time.perf_counter()
-        put_s, manifest, failure, missing = 0.0, None, "", Missing.NOTHING
+        put_s, manifest, failure, missing = 0.0, None, "", MissingParts.NOTHING
         try:
-            part = self._folder.write_part(errand.label, data, index=errand.index, count=errand.count)
+            part = self._folder.write_part(request.label, data, index=request.index, count=request.count)
             put_s = time.perf_counter() - began_s
-            if errand.completes:
-                parts = [part] if errand.count == 1 else self._await_parts(errand, patience_s=PATIENCE_S + 10 * put_s)
+            if request.completes:
+                parts = [part] if request.count == 1 else self._await_parts(request, patience_s=PATIENCE_S + 10 * put_s)
                 if parts is None:
-                    missing = Missing.LOST if self._alone.is_set() else Missing.UNSEEN
+                    missing = MissingParts.LOST if self._alone.is_set() else MissingParts.UNSEEN
                     failure = f"the parts of other ranks {missing.value}"
                 else:
                     manifest = self._folder.complete(
-                        errand.label, skeleton, parts, now_s=time.time(), record=errand.record
+                        request.label, skeleton, parts, now_s=time.time(), record=request.record
                     )
         except Exception as error:  # noqa: BLE001 - whatever a store's library raises: training goes on
             failure = str(error) or type(error).__name__
         if failure:
-            _log.error("checkpoint of step %d failed: %s", errand.label.step, failure)
-            self._folder.discard(errand.label)
+            _log.error("checkpoint of step %d failed: %s", request.label.step, failure)
+            self._folder.discard(request.label)
         self._on_done(
-            Written(
-                step=errand.label.step, manifest=manifest, size_bytes=data.numel(), put_s=put_s,
+            WriteResult(
+                step=request.label.step, manifest=manifest, size_bytes=data.numel(), put_s=put_s,
                 total_s=time.perf_counter() - began_s, failure=failure, missing=missing,
             )
         )  # fmt: skip
 
-    def _await_parts(self, errand: Errand, *, patience_s: float) -> list[Stored] | None:
+    def _await_parts(self, request: WriteRequest, *, patience_s: float) -> list[StoredFile] | None:
         deadline_s, pause_s = time.monotonic() + patience_s, POLL_S[0]
         while True:
             last = self._alone.is_set() or time.monotonic() > deadline_s
             try:
-                parts = self._folder.parts_there(errand.label, errand.count)
+                parts = self._folder.parts_there(request.label, request.count)
             except Exception as error:  # noqa: BLE001 - whatever a store's library raises
                 _log.warning("cannot look for the parts of other ranks: %s", error)
                 parts = None

@@ -9,12 +9,12 @@ from heterotrain_core.contract.codec import Refused, decode_plan
 
 from heterotrain.data.progress import Progress
 from heterotrain.errors import UsageError
-from heterotrain.membership.plan_source import Held
+from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.network.control import HEADER, Slot, StepDecision, decide, to_row
 from heterotrain.network.group import Group
 from heterotrain.state import transfer
 from heterotrain.state.training import Training
-from heterotrain.state.transfer import Holding
+from heterotrain.state.transfer import StateSummary
 
 
 class Checkpoints(Protocol):
@@ -27,7 +27,7 @@ class Checkpoints(Protocol):
         """Restore the best good checkpoint; ``False`` when there is none."""
 
 
-def agreed_plan(group: Group, decision: StepDecision, mine: Held, *, job_uid: str) -> Held:
+def share_newest_plan(group: Group, decision: StepDecision, mine: HeldPlan, *, job_uid: str) -> HeldPlan:
     """Return the newest plan that anybody holds; whoever holds it sends its bytes when somebody lacks it.
 
     Raises:
@@ -41,10 +41,10 @@ def agreed_plan(group: Group, decision: StepDecision, mine: Held, *, job_uid: st
     plan = decode_plan(received, job_uid=job_uid)
     if isinstance(plan, Refused):
         raise UsageError(f"a peer sent a plan that this rank refuses: {plan.reason}")
-    return Held(plan=plan, text=received)
+    return HeldPlan(plan=plan, text=received)
 
 
-def plan_slot(held: Held, *, vote: bool, steps: int, leaving: bool, weight: float) -> Slot:
+def plan_slot(held: HeldPlan, *, vote: bool, steps: int, leaving: bool, weight: float) -> Slot:
     """Return a slot that says which plan this rank holds.
 
     Args:
@@ -60,7 +60,7 @@ def plan_slot(held: Held, *, vote: bool, steps: int, leaving: bool, weight: floa
     )  # fmt: skip
 
 
-def agree_on_plan(group: Group, mine: Held, *, job_uid: str) -> Held:
+def agree_on_plan(group: Group, mine: HeldPlan, *, job_uid: str) -> HeldPlan:
     """Return the newest plan that any member of a new formation holds.
 
     Raises:
@@ -68,7 +68,7 @@ def agree_on_plan(group: Group, mine: Held, *, job_uid: str) -> Held:
     """
     row = to_row(plan_slot(mine, vote=True, steps=0, leaving=False, weight=0.0))
     decision = decide(group.gather_now(row[:HEADER]))
-    return agreed_plan(group, decision, mine, job_uid=job_uid)
+    return share_newest_plan(group, decision, mine, job_uid=job_uid)
 
 
 def agree_on_state(group: Group | None, training: Training, checkpoints: Checkpoints) -> None:
@@ -89,8 +89,8 @@ def agree_on_state(group: Group | None, training: Training, checkpoints: Checkpo
     rows = [[float(steps), float(evaluated), float(best[0]), float(best[1]), float(progress.stopped)]]
     if group is not None:
         rows = group.gather_now(rows[0])
-    holdings = [
-        Holding(
+    summaries = [
+        StateSummary(
             steps=int(r[0]),
             evaluated=int(r[1]),
             checkpoint_generation=int(r[2]),
@@ -99,9 +99,9 @@ def agree_on_state(group: Group | None, training: Training, checkpoints: Checkpo
         )
         for r in rows
     ]
-    who = transfer.roles(holdings)
+    who = transfer.roles(summaries)
     rank = group.rank if group is not None else 0
-    if who.fresh and rank == who.leader:
+    if who.cold_start and rank == who.leader:
         if not checkpoints.load_into(training):
             training.progress = Progress()
         training.has_state = True
@@ -109,6 +109,6 @@ def agree_on_state(group: Group | None, training: Training, checkpoints: Checkpo
         received = transfer.exchange(group, who, training.flat)
         if received is not None:
             training.restore_flat(received)
-    if not who.fresh:  # of those who had committed the same steps, some may be a hook or a farewell ahead
-        stopped = any(holdings[donor].stopped for donor in who.donors)
-        training.progress = replace(training.progress, evaluated=holdings[who.leader].evaluated, stopped=stopped)
+    if not who.cold_start:  # of those who had committed the same steps, some may be a hook or a farewell ahead
+        stopped = any(summaries[donor].stopped for donor in who.donors)
+        training.progress = replace(training.progress, evaluated=summaries[who.leader].evaluated, stopped=stopped)

@@ -12,7 +12,7 @@ import torch
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity
 
-Marks = tuple[str, ...]
+DeviceIds = tuple[str, ...]
 """What tells one accelerator of a job from all others; devices with a mark in common are one. None for a plain processor."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -27,7 +27,7 @@ def take_device(identity: Identity) -> torch.device:
     return device
 
 
-def marks_of(device: torch.device) -> Marks:
+def device_ids(device: torch.device) -> DeviceIds:
     """Return the marks of a device: its own number, and its host's with its place on the bus.
 
     Either alone misses something: the parts of a divided card (MIG) have numbers of their own but are one card to NCCL, and
@@ -36,15 +36,15 @@ def marks_of(device: torch.device) -> Marks:
     if device.type != "cuda":
         return ()
     found = torch.cuda.get_device_properties(device)
-    marks = [f"{found.uuid}"]
+    ids = [f"{found.uuid}"]
     with contextlib.suppress(OSError):
         place = (found.pci_domain_id, found.pci_bus_id, found.pci_device_id)  # type: ignore[attr-defined]  # not in torch's stubs
-        marks.append(f"{_BOOT_ID.read_text('ascii').strip()}/{':'.join(f'{number:x}' for number in place)}")
-    return tuple(marks)
+        ids.append(f"{_BOOT_ID.read_text('ascii').strip()}/{':'.join(f'{number:x}' for number in place)}")
+    return tuple(ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class BackendChoice:
     """How gradients travel.
 
     Attributes:
@@ -56,7 +56,7 @@ class Choice:
     reason: str = ""
 
 
-def choose_backend(setting: str, devices_W: Sequence[Marks], names_W: Sequence[str]) -> Choice:  # noqa: N803 - W ranks
+def choose_backend(setting: str, devices_W: Sequence[DeviceIds], names_W: Sequence[str]) -> BackendChoice:  # noqa: N803 - W ranks
     """Return the backend for gradients: as set, or NCCL where every rank has a GPU for itself, else gloo.
 
     Args:
@@ -68,29 +68,29 @@ def choose_backend(setting: str, devices_W: Sequence[Marks], names_W: Sequence[s
         UsageError: NCCL is asked for, and these devices cannot use it.
     """
     if setting == "gloo":
-        return Choice(backend="gloo")
+        return BackendChoice(backend="gloo")
     obstacle = _without_gpu(devices_W, names_W) or _shared(devices_W, names_W)
     if not obstacle:
-        return Choice(backend="nccl")
+        return BackendChoice(backend="nccl")
     if setting == "nccl":
         raise UsageError(
             f"the backend is set to nccl, but {obstacle}: set it to auto or gloo, or give each rank a GPU of its own"
         )
-    return Choice(backend="gloo", reason=obstacle if any(devices_W) else "")
+    return BackendChoice(backend="gloo", reason=obstacle if any(devices_W) else "")
 
 
-def _without_gpu(devices_W: Sequence[Marks], names_W: Sequence[str]) -> str:  # noqa: N803 - W ranks
-    lacking = [rank for rank, marks in enumerate(devices_W) if not marks]
+def _without_gpu(devices_W: Sequence[DeviceIds], names_W: Sequence[str]) -> str:  # noqa: N803 - W ranks
+    lacking = [rank for rank, ids in enumerate(devices_W) if not ids]
     if not lacking:
         return ""
     first = f"rank {lacking[0]} ({names_W[lacking[0]]})"
     return f"{first} and {len(lacking) - 1} more have no GPU" if lacking[1:] else f"{first} has no GPU"
 
 
-def _shared(devices_W: Sequence[Marks], names_W: Sequence[str]) -> str:  # noqa: N803 - W ranks
+def _shared(devices_W: Sequence[DeviceIds], names_W: Sequence[str]) -> str:  # noqa: N803 - W ranks
     owner: dict[str, int] = {}
-    for rank, marks in enumerate(devices_W):
-        for mark in marks:
+    for rank, ids in enumerate(devices_W):
+        for mark in ids:
             first = owner.setdefault(mark, rank)
             if first != rank:
                 return (

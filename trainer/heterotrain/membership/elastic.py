@@ -13,17 +13,17 @@ from heterotrain_core.contract.plan import Member
 from heterotrain.errors import PeerLost, UsageError
 from heterotrain.identity import Identity
 from heterotrain.membership.agreement import Checkpoints, agree_on_plan, agree_on_state
-from heterotrain.membership.consensus.rendezvous import Assembly
-from heterotrain.membership.devices import choose_backend, marks_of
-from heterotrain.membership.interface import Formed
+from heterotrain.membership.consensus.rendezvous import Rendezvous
+from heterotrain.membership.devices import choose_backend, device_ids
+from heterotrain.membership.formation import FormationMembership, RendezvousResult
+from heterotrain.membership.interface import ActiveGroup
 from heterotrain.membership.peer_service import PeerService
-from heterotrain.membership.plan_source import Held, PlanSource
+from heterotrain.membership.plan_source import HeldPlan, PlanSource
 from heterotrain.membership.roster import roster_of
-from heterotrain.membership.standing import Entry, Standing
-from heterotrain.network.group import Address, Group
-from heterotrain.network.hang import LIMIT_FACTOR, Doing, HangWatch, from_reply, to_reply
+from heterotrain.network.connection_setup import connect_store, host_store
+from heterotrain.network.group import Group, SocketFilter
+from heterotrain.network.hang import LIMIT_FACTOR, Activity, HangWatch, from_reply, to_reply
 from heterotrain.network.heartbeat import PeerKey, key_of
-from heterotrain.network.rendezvous import connect_store, host_store
 from heterotrain.state.training import Training
 
 _log = logging.getLogger(__name__)
@@ -68,33 +68,33 @@ class Elastic:
         self._watch: HangWatch | None = None
         self._source = PlanSource(identity.plan_dir, job_uid=identity.job_uid)
         self._peers = PeerService(identity, self._source, timeout_s=timeout_s)
-        self._assembly = Assembly(
-            self._peers, device=marks_of(device), host_store=host_store, on_broken=self._on_broken
+        self._rendezvous = Rendezvous(
+            self._peers, device=device_ids(device), host_store=host_store, on_broken=self._on_broken
         )
-        self._source.on_change = self._peers.nudge
+        self._source.on_change = self._peers.notify
         self._peers.start()
         self._source.start()
 
-    def form(self, previous: Standing | None) -> Formed | None:
+    def form(self, previous: FormationMembership | None) -> ActiveGroup | None:
         """Return the next formation; tries again for as long as members are lost on the way."""
         if self._watch is None:  # here, because this is the thread that trains
             self._watch = HangWatch(
                 limit_s=LIMIT_FACTOR * self._timeout_s, group=lambda: self._group,
                 steps=lambda: self._training.progress.steps, ask=self._ask, name=self._identity.name,
             )  # fmt: skip
-            self._peers.handlers["doing"] = self._on_doing
-        standing = previous
+            self._peers.handlers["doing"] = self._on_activity
+        membership = previous
         while True:
-            entry = self._assembly.next_formation(standing, patience_s=2 * self._timeout_s)
-            if entry is None:
+            result = self._rendezvous.next_formation(membership, patience_s=2 * self._timeout_s)
+            if result is None:
                 return None
-            standing = entry.standing
-            formed = self._connect(entry)
-            if formed is not None:
-                return formed
-            del entry  # and with it the store: whoever still waits for its keys is woken
+            membership = result.membership
+            active_group = self._connect(result)
+            if active_group is not None:
+                return active_group
+            del result  # and with it the store: whoever still waits for its keys is woken
 
-    def newest(self) -> Held | None:
+    def newest(self) -> HeldPlan | None:
         """Return the newest plan that this rank has heard of."""
         return self._source.newest
 
@@ -104,11 +104,11 @@ class Elastic:
 
     def leave_soon(self, within_s: float) -> None:
         """Do not wait longer than this for a formation."""
-        self._assembly.leave_soon(within_s)
+        self._rendezvous.leave_soon(within_s)
 
     def everything_committed(self) -> None:
         """From now on this rank is needed only by those who have not committed everything."""
-        self._assembly.finish()
+        self._rendezvous.finish()
 
     def close(self) -> None:
         """Let go of everything."""
@@ -117,55 +117,57 @@ class Elastic:
         self._source.close()
         self._peers.close()
 
-    def _connect(self, entry: Entry) -> Formed | None:
-        standing = entry.standing
-        members = standing.members
+    def _connect(self, result: RendezvousResult) -> ActiveGroup | None:
+        membership = result.membership
+        members = membership.members
         me = (self._identity.worker_uid, self._identity.local_rank)
         rank = next(i for i, m in enumerate(members) if (m.worker_uid, m.local_rank) == me)
-        address = Address(
+        address = SocketFilter(
             members=frozenset(m.address for m in members),
-            spare_ports=frozenset(m.peer_port for m in members) | {self._identity.metrics_port or 0},
+            excluded_ports=frozenset(m.peer_port for m in members) | {self._identity.metrics_port or 0},
         )
         self._members = members
-        group = self._group = Group(rank=rank, world_size=len(members), address=address, hosted=entry.hosted)
-        if self._assembly.is_broken(standing.formation):
+        group = self._group = Group(rank=rank, world_size=len(members), address=address, hosted=result.hosted)
+        if self._rendezvous.is_broken(membership.formation):
             group.cut("given up before it was built")
         try:
             group.build(
-                connect=lambda: connect_store(entry.store_address, entry.store_port),
-                backend=self._choose(entry), own_address=self._identity.address,
+                connect=lambda: connect_store(result.store_address, result.store_port),
+                backend=self._choose(result), own_address=self._identity.address,
             )  # fmt: skip
             held = self._source.newest
-            mine = held if held and held.plan.generation == standing.plan.generation else standing.held
+            mine = held if held and held.plan.generation == membership.plan.generation else membership.held
             agreed = agree_on_plan(group, mine, job_uid=self._identity.job_uid)
             agree_on_state(group, self._training, self._checkpoints)
         except PeerLost as lost:
-            _log.warning("formation %s failed: %s", standing.formation, lost)
+            _log.warning("formation %s failed: %s", membership.formation, lost)
             group.cut(str(lost))
             group.close()
             return None
         progress = self._training.progress
         roster = roster_of(
-            agreed.plan, plan_ranks=standing.plan_ranks, formation=standing.formation,
+            agreed.plan, plan_ranks=membership.plan_ranks, formation=membership.formation,
             epoch=progress.epoch, epoch_step=progress.epoch_steps,
         )  # fmt: skip
-        _log.info("formation %s: rank %d of %d, shares %s", standing.formation, rank, len(members), list(roster.shares))
-        return Formed(standing=standing, roster=roster, rank=rank, group=group, agreed=agreed)
+        _log.info(
+            "formation %s: rank %d of %d, shares %s", membership.formation, rank, len(members), list(roster.shares)
+        )
+        return ActiveGroup(membership=membership, roster=roster, rank=rank, group=group, agreed=agreed)
 
-    def _choose(self, entry: Entry) -> str:
+    def _choose(self, result: RendezvousResult) -> str:
         """Return the backend for gradients; says once why it is not the one that GPUs like best.
 
         Raises:
             UsageError: NCCL is asked for, and the members' devices cannot use it.
         """
-        names = [f"{member.worker}/{member.local_rank}" for member in entry.standing.members]
-        choice = choose_backend(self._backend, entry.devices, names)
+        names = [f"{member.worker}/{member.local_rank}" for member in result.membership.members]
+        choice = choose_backend(self._backend, result.devices, names)
         if choice.reason and choice.reason != self._why_gloo:
             _log.info("gradients travel by %s: %s", choice.backend, choice.reason)
         self._why_gloo = choice.reason
         return choice.backend
 
-    def _ask(self) -> list[Doing]:
+    def _ask(self) -> list[Activity]:
         """Return what every peer of the formation says it does."""
         me = (self._identity.worker_uid, self._identity.local_rank)
         others = {rank: member for rank, member in enumerate(self._members) if key_of(member) != me}
@@ -177,8 +179,8 @@ class Elastic:
             for rank, member in others.items()
         ]
 
-    async def _on_doing(self, _message: dict[str, Any]) -> dict[str, Any]:
-        return to_reply(self._watch.doing()) if self._watch is not None else {}
+    async def _on_activity(self, _message: dict[str, Any]) -> dict[str, Any]:
+        return to_reply(self._watch.activity()) if self._watch is not None else {}
 
     def _on_broken(self, reason: str) -> None:
         if self._group is not None:

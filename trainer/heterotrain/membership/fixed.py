@@ -15,14 +15,14 @@ from heterotrain_core.split.proportion import evenly
 from heterotrain.errors import PeerLost
 from heterotrain.identity import Identity
 from heterotrain.membership.agreement import Checkpoints, agree_on_state
-from heterotrain.membership.devices import Marks, choose_backend, marks_of
-from heterotrain.membership.interface import Formed
-from heterotrain.membership.plan_source import Held
+from heterotrain.membership.devices import DeviceIds, choose_backend, device_ids
+from heterotrain.membership.formation import FormationMembership
+from heterotrain.membership.interface import ActiveGroup
+from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.membership.roster import FormationId, roster_of
-from heterotrain.membership.standing import Standing
-from heterotrain.network.group import Address, Group
+from heterotrain.network.connection_setup import c10d
+from heterotrain.network.group import Group, SocketFilter
 from heterotrain.network.hang import LIMIT_FACTOR, HangWatch
-from heterotrain.network.rendezvous import c10d
 from heterotrain.state.training import Training
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Fixed:
             job_uid=identity.job_uid, generation=1, revision=0, members=members, global_batch_samples=batch_samples,
             boundary=Boundary(kind=BoundaryKind.NEVER), reason="no operator: even shares",
         )  # fmt: skip
-        self._held = Held(plan=plan, text=encode_plan(plan))
+        self._held = HeldPlan(plan=plan, text=encode_plan(plan))
         self._done = False
         self._identity = identity
         self._training = training
@@ -65,7 +65,7 @@ class Fixed:
         self._group: Group | None = None
         self._watch: HangWatch | None = None
 
-    def form(self, previous: Standing | None) -> Formed | None:
+    def form(self, previous: FormationMembership | None) -> ActiveGroup | None:
         """Return the only formation there is.
 
         Raises:
@@ -81,7 +81,7 @@ class Fixed:
             attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
             group = self._group = Group(
                 rank=self._identity.rank, world_size=self._identity.world_size,
-                address=Address(members=frozenset(), spare_ports=frozenset({self._identity.metrics_port or 0})),
+                address=SocketFilter(members=frozenset(), excluded_ports=frozenset({self._identity.metrics_port or 0})),
             )  # fmt: skip
             prefixed = c10d.PrefixStore(f"heterotrain-{attempt}", store)
             group.build(connect=lambda: prefixed, backend=self._choose(prefixed), own_address=None)
@@ -91,10 +91,12 @@ class Fixed:
             )  # fmt: skip
         agree_on_state(group, self._training, self._checkpoints)
         ranks = tuple(range(len(self._held.plan.members)))
-        standing = Standing(held=self._held, formation=FormationId(generation=1, number=0), plan_ranks=ranks)
-        roster = roster_of(self._held.plan, plan_ranks=ranks, formation=standing.formation)
+        membership = FormationMembership(
+            held=self._held, formation=FormationId(generation=1, number=0), plan_ranks=ranks
+        )
+        roster = roster_of(self._held.plan, plan_ranks=ranks, formation=membership.formation)
         rank = self._identity.rank or 0
-        return Formed(standing=standing, roster=roster, rank=rank, group=group, agreed=self._held)
+        return ActiveGroup(membership=membership, roster=roster, rank=rank, group=group, agreed=self._held)
 
     def _choose(self, store: Any) -> str:
         """Return the backend for gradients, once every rank has told the store on what it computes.
@@ -103,14 +105,14 @@ class Fixed:
             UsageError: NCCL is asked for, and the ranks' devices cannot use it.
         """
         ranks = range(len(self._held.plan.members))
-        store.set(f"device-{self._identity.rank}", json.dumps(marks_of(self._device)))
-        devices: list[Marks] = [tuple(json.loads(store.get(f"device-{rank}"))) for rank in ranks]
+        store.set(f"device-{self._identity.rank}", json.dumps(device_ids(self._device)))
+        devices: list[DeviceIds] = [tuple(json.loads(store.get(f"device-{rank}"))) for rank in ranks]
         choice = choose_backend(self._backend, devices, [member.worker for member in self._held.plan.members])
         if choice.reason and self._identity.rank == 0:
             _log.info("gradients travel by %s: %s", choice.backend, choice.reason)
         return choice.backend
 
-    def newest(self) -> Held | None:
+    def newest(self) -> HeldPlan | None:
         """Return the only plan there is."""
         return self._held
 

@@ -7,29 +7,29 @@ from typing import Protocol
 
 from heterotrain_core.contract.plan import Member
 
-from heterotrain.membership.plan_source import Held
+from heterotrain.membership.formation import FormationMembership
+from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.membership.roster import Roster
-from heterotrain.membership.standing import Standing
 from heterotrain.network.group import Group
 
 
 @dataclass(slots=True)
-class Formed:
+class ActiveGroup:
     """A formation in which this rank can train.
 
     Attributes:
-        standing: who takes part.
+        membership: who takes part.
         roster: their shares.
         rank: this rank in the process group.
         group: the connections; ``None`` for a process that is alone.
         agreed: the newest plan that all ranks hold; its shares may still wait for a boundary.
     """
 
-    standing: Standing
+    membership: FormationMembership
     roster: Roster
     rank: int
     group: Group | None
-    agreed: Held
+    agreed: HeldPlan
 
     @property
     def member(self) -> Member:
@@ -40,10 +40,10 @@ class Formed:
 class Membership(Protocol):
     """Finds formations."""
 
-    def form(self, previous: Standing | None) -> Formed | None:
+    def form(self, previous: FormationMembership | None) -> ActiveGroup | None:
         """Return the next formation, or ``None`` when this rank leaves as announced or nobody needs it any more."""
 
-    def newest(self) -> Held | None:
+    def newest(self) -> HeldPlan | None:
         """Return the newest plan that this rank has heard of."""
 
     def offer(self, text: str) -> None:

@@ -18,7 +18,7 @@ from heterotrain.errors import UsageError
 from heterotrain.identity import Identity
 from heterotrain.membership.plan_source import PlanSource
 from heterotrain.network.frames import read_frame, write_frame
-from heterotrain.network.heartbeat import CONNECT_S, Links, PeerKey, key_of
+from heterotrain.network.heartbeat import CONNECT_S, Heartbeats, PeerKey, key_of
 
 _T = TypeVar("_T")
 
@@ -33,14 +33,14 @@ class PeerService:
         self.source = source
         self.timeout_s = timeout_s
         self.handlers: dict[str, Handler] = {"beat": self._on_beat, "plan": self._on_plan, "offer": self._on_offer}
-        self.tells: Callable[[], Mapping[str, Any]] = dict
+        self.reply_fields: Callable[[], Mapping[str, Any]] = dict
         """What every answer to a peer carries besides the version of the plan, and"""
-        self.hears: Callable[[Mapping[str, Any]], None] = lambda _answer: None
+        self.on_reply: Callable[[Mapping[str, Any]], None] = lambda _answer: None
         """who takes it at the other end."""
         self.loop = asyncio.new_event_loop()
         self._changed = asyncio.Event()
-        self.links = Links(
-            timeout_s=timeout_s, beat=lambda member: self._envelope(member, "beat"), heard=self._gossip, changed=self._changed
+        self.heartbeats = Heartbeats(
+            timeout_s=timeout_s, message=lambda member: self._envelope(member, "beat"), on_reply=self._gossip, changed=self._changed
         )  # fmt: skip
         self._thread = threading.Thread(target=self._run, name="heterotrain-peers", daemon=True)
         self._server: asyncio.Server | None = None
@@ -61,7 +61,7 @@ class PeerService:
         if self.loop.is_closed() or not self._thread.is_alive():
             return
         with contextlib.suppress(Exception):
-            self.call(self._shut()).result(timeout=2.0)
+            self.call(self._close_all()).result(timeout=2.0)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout=2.0)
 
@@ -69,7 +69,7 @@ class PeerService:
         """Run a coroutine in the service's loop."""
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
-    def nudge(self) -> None:
+    def notify(self) -> None:
         """Wake whoever waits for a change; safe from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
             self.loop.call_soon_threadsafe(self._changed.set)
@@ -85,7 +85,7 @@ class PeerService:
     def watch(self, members: Iterable[Member]) -> None:
         """Keep a link to exactly these peers (oneself is left out)."""
         me = (self.identity.worker_uid, self.identity.local_rank)
-        self.links.watch({key_of(member): member for member in members if key_of(member) != me})
+        self.heartbeats.watch({key_of(member): member for member in members if key_of(member) != me})
 
     async def request(
         self, member: Member, op: str, body: Mapping[str, Any], *, timeout_s: float = CONNECT_S
@@ -126,10 +126,10 @@ class PeerService:
         except OSError as error:
             raise UsageError(f"the peer port {port} cannot be used: {error}") from error
 
-    async def _shut(self) -> None:
+    async def _close_all(self) -> None:
         if self._server is not None:
             self._server.close()
-        self.links.watch({})
+        self.heartbeats.watch({})
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
@@ -155,7 +155,7 @@ class PeerService:
         handler = self.handlers.get(str(message.get("op")))
         if handler is None:
             return {"error": f"unknown request {message.get('op')!r}"}
-        return {**await handler(message), **self.tells(), "version": self._version()}
+        return {**await handler(message), **self.reply_fields(), "version": self._version()}
 
     async def _on_beat(self, _message: dict[str, Any]) -> dict[str, Any]:
         return {}
@@ -183,7 +183,7 @@ class PeerService:
         }
 
     async def _gossip(self, member: Member, reply: Mapping[str, Any]) -> None:
-        self.hears(reply)
+        self.on_reply(reply)
         theirs, mine = list(reply.get("version", [-1, -1])), self._version()
         if theirs > mine:
             answer = await self.request(member, "plan", {})

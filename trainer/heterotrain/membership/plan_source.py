@@ -25,7 +25,7 @@ POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class HeldPlan:
     """A plan together with the exact text it came as."""
 
     plan: Plan
@@ -57,7 +57,7 @@ class PlanSource:
         self._job_uid = job_uid
         self.on_change: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
-        self._held: Held | None = None
+        self._held: HeldPlan | None = None
         self._seen: tuple[int, int, int] | None = None
         self._refusal = ""
         self._stop = threading.Event()
@@ -74,7 +74,7 @@ class PlanSource:
         self._stop.set()
 
     @property
-    def newest(self) -> Held | None:
+    def newest(self) -> HeldPlan | None:
         """The newest plan, or ``None`` while none was seen."""
         return self._held
 
@@ -85,7 +85,7 @@ class PlanSource:
             answer = decode_plan(text, job_uid=self._job_uid, newest=held.plan.version if held else (-1, -1))
             if isinstance(answer, Refused) or (held and answer.version == held.plan.version):
                 return answer
-            self._held = Held(plan=answer, text=text)
+            self._held = HeldPlan(plan=answer, text=text)
         _log.info("plan %d.%d: %s", answer.generation, answer.revision, answer.reason or "no reason given")
         self.on_change()
         return answer

@@ -52,7 +52,7 @@ class Roster:
         return tuple(self.plan.members[rank] for rank in self.plan_ranks)
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether everybody whom the plan names takes part."""
         return len(self.plan_ranks) == len(self.plan.members)
 
@@ -69,12 +69,12 @@ def roster_of(
         epoch: the epoch in which it begins, from 0.
         epoch_step: steps of that epoch that are committed.
     """
-    whole = len(plan_ranks) == len(plan.members)
+    is_complete = len(plan_ranks) == len(plan.members)
     return Roster(
         formation=formation,
         plan=plan,
         plan_ranks=plan_ranks,
-        shares=plan.shares if whole else survivors_shares(plan, plan_ranks),
+        shares=plan.shares if is_complete else survivors_shares(plan, plan_ranks),
         since_epoch=epoch,
         since_epoch_step=epoch_step,
     )
@@ -151,7 +151,7 @@ def workers_of(plan: Plan, plan_ranks: tuple[int, ...]) -> frozenset[str]:
 
 def _probe(roster: Roster, *, epoch: int, epoch_step: int) -> tuple[int, ...] | None:
     plan = roster.plan
-    if not plan.probe or not roster.whole:
+    if not plan.probe or not roster.is_complete:
         return None
     since = roster.since_epoch_step if epoch == roster.since_epoch else 0
     index = (epoch_step - since) // plan.probe_steps

@@ -18,28 +18,28 @@ import torch
 import torch.distributed as dist
 
 from heterotrain.errors import PeerLost
+from heterotrain.network.connection_setup import ConnectionAttempt, HostedStore, c10d, short_message
 from heterotrain.network.gloo.abort import OpenSocket, connected, cut, interface_of, open_sockets
-from heterotrain.network.gloo.bounded_wait import Watched
+from heterotrain.network.gloo.bounded_wait import BoundedWait
 from heterotrain.network.gloo.default_group import abort_nccl, publish, withdraw
-from heterotrain.network.mesh.exchange import Cargo, Exchange, Gathering
-from heterotrain.network.mesh.mesh import Mesh, packed, unpacked
-from heterotrain.network.rendezvous import Dial, HostedStore, c10d, sentence
+from heterotrain.network.mesh.exchange import AllGather, Exchange, Payload
+from heterotrain.network.mesh.mesh import Mesh, pack_floats, unpack_floats
 
 _log = logging.getLogger(__name__)
 _Work = TypeVar("_Work")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
+class SocketFilter:
     """What tells a group's sockets from all others.
 
     Attributes:
         members: their IP addresses; empty where they are not known.
-        spare_ports: a connection with one of these ports on either side is none of the group's.
+        excluded_ports: a connection with one of these ports on either side is none of the group's.
     """
 
     members: frozenset[str]
-    spare_ports: frozenset[int]
+    excluded_ports: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +57,7 @@ class Group:
         waiting: what the training thread waits for at the moment, for whoever wants to know.
     """
 
-    def __init__(self, *, rank: int, world_size: int, address: Address, hosted: HostedStore | None = None) -> None:
+    def __init__(self, *, rank: int, world_size: int, address: SocketFilter, hosted: HostedStore | None = None) -> None:
         """Make a group that is not connected yet.
 
         Args:
@@ -101,8 +101,10 @@ class Group:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         store = self._store
         self.check()
-        dial = Dial(lambda: store or connect(), rank=self.rank, world_size=self.world_size, address=own_address)
-        connections = dial.result(self.check)
+        attempt = ConnectionAttempt(
+            lambda: store or connect(), rank=self.rank, world_size=self.world_size, address=own_address
+        )
+        connections = attempt.result(self.check)
         self._store, self._mesh = connections.store, connections.mesh
         publish(connections, backend=backend, rank=self.rank, world_size=self.world_size)
         with self._lock:
@@ -110,7 +112,7 @@ class Group:
         # Not the store's, nor what other threads have open by chance: those end without anything being broken.
         self._peered = connected(
             self._own, addresses=self._addresses if self._address.members else None,
-            spare_ports=self._address.spare_ports | {getattr(self._store, "port", 0)},
+            excluded_ports=self._address.excluded_ports | {getattr(self._store, "port", 0)},
         )  # fmt: skip
         self.check()
 
@@ -121,7 +123,7 @@ class Group:
             candidates = self._own if self._own is not None else open_sockets() - self._before
         if first and self._backend == "nccl":
             abort_nccl()
-        count = cut(candidates, addresses=self._addresses, spare_ports=self._address.spare_ports)
+        count = cut(candidates, addresses=self._addresses, excluded_ports=self._address.excluded_ports)
         if self._mesh is not None:
             self._mesh.cut()
         if first:
@@ -162,7 +164,7 @@ class Group:
         )  # fmt: skip
         return work
 
-    def gather(self, data: bytes) -> Gathering:
+    def gather(self, data: bytes) -> AllGather:
         """Start to collect the bytes of every rank, as many of each; they are in ``rows`` when it has been waited for.
 
         Raises:
@@ -176,9 +178,9 @@ class Group:
         Raises:
             PeerLost: the group is broken.
         """
-        gathering = self.gather(packed(values))
+        gathering = self.gather(pack_floats(values))
         self.wait(gathering, "numbers of every rank")
-        return [unpacked(row) for row in gathering.rows]
+        return [unpack_floats(row) for row in gathering.rows]
 
     def broadcast_bytes(self, data: bytes | None, *, size_bytes: int, source: int) -> bytes:
         """Return the ``size_bytes`` bytes that rank ``source`` holds; ``data`` is read there only.
@@ -190,13 +192,13 @@ class Group:
         if self.rank == source:
             got[:] = data or b""
             others = (rank for rank in range(self.world_size) if rank != source)
-            outgoing = {rank: Cargo(size_bytes, [memoryview(got)]) for rank in others}
+            outgoing = {rank: Payload(size_bytes, [memoryview(got)]) for rank in others}
         else:
-            incoming = {source: Cargo(size_bytes, [memoryview(got)])}
-        self.move(outgoing, incoming, f"what rank {source} sends to all")
+            incoming = {source: Payload(size_bytes, [memoryview(got)])}
+        self.send_receive(outgoing, incoming, f"what rank {source} sends to all")
         return bytes(got)
 
-    def move(self, outgoing: Mapping[int, Cargo], incoming: Mapping[int, Cargo], what: str) -> None:
+    def send_receive(self, outgoing: Mapping[int, Payload], incoming: Mapping[int, Payload], what: str) -> None:
         """Send to some ranks and fill memory from others; every rank calls this at the same point.
 
         Args:
@@ -207,7 +209,7 @@ class Group:
         Raises:
             PeerLost: the group is broken.
         """
-        start = self._must_mesh().move
+        start = self._must_mesh().send_receive
         self.wait(self._guarded(lambda: start(outgoing=outgoing, incoming=incoming), OSError), what)
 
     def wait(self, work: dist.Work | Exchange, what: str = "an exchange between ranks") -> None:
@@ -219,12 +221,12 @@ class Group:
         waited: Any = work
         broken: type[Exception] = RuntimeError if isinstance(work, dist.Work) else OSError
         if isinstance(work, dist.Work) and self._backend != "nccl":  # NCCL's can be aborted, and waits on the device
-            waited = Watched(work, is_over=self._is_over)
+            waited = BoundedWait(work, is_over=self._is_over)
         self.waiting = Waiting(what, time.monotonic())
         try:
             waited.wait()
         except broken as error:
-            raise PeerLost(self._cut or sentence(error)) from error
+            raise PeerLost(self._cut or short_message(error)) from error
         finally:
             self.waiting = None
 
@@ -266,4 +268,4 @@ class Group:
         try:
             return start()
         except broken as error:
-            raise PeerLost(self._cut or sentence(error)) from error
+            raise PeerLost(self._cut or short_message(error)) from error

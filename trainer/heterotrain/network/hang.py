@@ -27,7 +27,7 @@ FRAMES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Doing:
+class Activity:
     """What one rank does at a moment.
 
     Attributes:
@@ -54,7 +54,7 @@ class Doing:
         return f"rank {self.rank} ({self.name})"
 
 
-def explain(own: Doing, peers: Sequence[Doing]) -> str:
+def explain(own: Activity, peers: Sequence[Activity]) -> str:
     """Return who is waited for, what every peer does, and where this rank stands; the first line says it all.
 
     Those are waited for who do not wait themselves, or do not answer; when all wait, those who wait for something else.
@@ -94,7 +94,7 @@ class HangWatch:
         limit_s: float,
         group: Callable[[], Group | None],
         steps: Callable[[], int],
-        ask: Callable[[], Sequence[Doing]],
+        ask: Callable[[], Sequence[Activity]],
         name: str,
     ) -> None:
         """Begin to watch the thread that calls this.
@@ -119,12 +119,12 @@ class HangWatch:
         """Watch no longer."""
         self._stop.set()
 
-    def doing(self) -> Doing:
+    def activity(self) -> Activity:
         """Return what this rank does now; safe from any thread."""
         group = self._group()
         waiting = group.waiting if group is not None else None
         now_s = time.monotonic()
-        return Doing(
+        return Activity(
             rank=group.rank if group is not None else 0,
             name=self._name,
             steps=self._steps(),
@@ -147,29 +147,29 @@ class HangWatch:
             if waited_s < (2 * told_s if told is waiting else self._limit_s):
                 continue
             peers = self._ask()
-            own = self.doing()
+            own = self.activity()
             if own.waits_for and group is not None and group.waiting is waiting:  # it may be over by now
                 _log.warning("%s", explain(own, peers))
                 told, told_s = waiting, waited_s
 
 
-def to_reply(doing: Doing) -> dict[str, object]:
+def to_reply(activity: Activity) -> dict[str, object]:
     """Return what a peer is told of this rank; the stack only where it says what the wait is about."""
     return {
-        "steps": doing.steps, "waits_for": doing.waits_for, "waits_s": doing.waits_s,
-        "stack": [] if doing.waits_for else list(doing.stack),
+        "steps": activity.steps, "waits_for": activity.waits_for, "waits_s": activity.waits_s,
+        "stack": [] if activity.waits_for else list(activity.stack),
     }  # fmt: skip
 
 
-def from_reply(rank: int, name: str, reply: Mapping[str, object] | None) -> Doing:
+def from_reply(rank: int, name: str, reply: Mapping[str, object] | None) -> Activity:
     """Return what a peer said of itself; ``None`` for one that said nothing, or nothing that makes sense."""
     try:
         if reply is None:
-            return Doing(rank=rank, name=name, answers=False)
+            return Activity(rank=rank, name=name, answers=False)
         stack = reply["stack"]
-        return Doing(
+        return Activity(
             rank=rank, name=name, steps=int(str(reply["steps"])), waits_for=str(reply["waits_for"]),
             waits_s=float(str(reply["waits_s"])), stack=tuple(map(str, stack)) if isinstance(stack, list) else (),
         )  # fmt: skip
     except (KeyError, ValueError):
-        return Doing(rank=rank, name=name, answers=False)
+        return Activity(rank=rank, name=name, answers=False)

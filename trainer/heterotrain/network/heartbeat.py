@@ -37,7 +37,7 @@ def key_of(member: Member) -> PeerKey:
 
 
 @dataclass(slots=True)
-class Link:
+class Heartbeat:
     """This rank's view of one peer."""
 
     member: Member
@@ -49,134 +49,134 @@ class Link:
     pong: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Links:
+class Heartbeats:
     """One link to each watched peer; every answer to a beat is handed on."""
 
     def __init__(
         self,
         *,
         timeout_s: float,
-        beat: Callable[[Member], Mapping[str, Any]],
-        heard: Callable[[Member, Mapping[str, Any]], Awaitable[None]],
+        message: Callable[[Member], Mapping[str, Any]],
+        on_reply: Callable[[Member, Mapping[str, Any]], Awaitable[None]],
         changed: asyncio.Event,
     ) -> None:
         """Watch nobody yet.
 
         Args:
             timeout_s: silence of a host after which its ranks count as lost.
-            beat: makes the message for a peer.
-            heard: takes its answer.
+            message: makes the message for a peer.
+            on_reply: takes its answer.
             changed: set whenever a link comes up, goes down or is given up.
         """
         self.on_lost: Callable[[PeerKey, str], None] = lambda _key, _reason: None
         self._timeout_s = timeout_s
-        self._message = beat
-        self._heard = heard
+        self._message = message
+        self._on_reply = on_reply
         self._changed = changed
-        self._links: dict[PeerKey, Link] = {}
+        self._heartbeats: dict[PeerKey, Heartbeat] = {}
 
     def watch(self, members: Mapping[PeerKey, Member]) -> None:
         """Keep a link to exactly these peers."""
-        for key in [key for key in self._links if key not in members]:
-            link = self._links.pop(key)
-            if link.task is not None:
-                link.task.cancel()
+        for key in [key for key in self._heartbeats if key not in members]:
+            heartbeat = self._heartbeats.pop(key)
+            if heartbeat.task is not None:
+                heartbeat.task.cancel()
         for key, member in members.items():
-            if key not in self._links:
-                link = self._links[key] = Link(member=member)
-                link.task = asyncio.get_running_loop().create_task(self._keep(key, link))
+            if key not in self._heartbeats:
+                heartbeat = self._heartbeats[key] = Heartbeat(member=member)
+                heartbeat.task = asyncio.get_running_loop().create_task(self._maintain(key, heartbeat))
 
     def is_up(self, key: PeerKey) -> bool:
         """Return whether the link to this peer works at the moment."""
-        link = self._links.get(key)
-        return link is not None and link.up
+        heartbeat = self._heartbeats.get(key)
+        return heartbeat is not None and heartbeat.up
 
     def is_undetermined(self, key: PeerKey) -> bool:
         """Return whether the link neither works nor has been given up: it soon will be one or the other."""
-        link = self._links.get(key)
-        return link is not None and not link.up and not link.lost
+        heartbeat = self._heartbeats.get(key)
+        return heartbeat is not None and not heartbeat.up and not heartbeat.lost
 
     def is_lost(self, key: PeerKey) -> bool:
         """Return whether the link to this peer has been given up and has not come back since."""
-        link = self._links.get(key)
-        return link is not None and bool(link.lost)
+        heartbeat = self._heartbeats.get(key)
+        return heartbeat is not None and bool(heartbeat.lost)
 
-    def begin_anew(self) -> None:
+    def forget_losses(self) -> None:
         """Forget who was lost: whoever still is, is given up once more, and ``on_lost`` hears of it again."""
-        for link in self._links.values():
-            link.lost = ""
+        for heartbeat in self._heartbeats.values():
+            heartbeat.lost = ""
 
     async def ping_all(self, timeout_s: float) -> None:
         """Exchange a beat with every linked peer now, so that connections that ended are known to have ended."""
         waiting = []
-        for link in self._links.values():
-            if link.up:
-                link.pong.clear()
-                link.ping.set()
-                waiting.append(asyncio.ensure_future(link.pong.wait()))
+        for heartbeat in self._heartbeats.values():
+            if heartbeat.up:
+                heartbeat.pong.clear()
+                heartbeat.ping.set()
+                waiting.append(asyncio.ensure_future(heartbeat.pong.wait()))
         if waiting:
             _, pending = await asyncio.wait(waiting, timeout=timeout_s)
             for task in pending:
                 task.cancel()
 
-    async def _keep(self, key: PeerKey, link: Link) -> None:
+    async def _maintain(self, key: PeerKey, heartbeat: Heartbeat) -> None:
         """Connect, beat, and connect again for as long as the peer is watched."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s
         while True:
-            patience_s = RECONNECT_S if link.ever_up else CONNECT_S
+            patience_s = RECONNECT_S if heartbeat.ever_up else CONNECT_S
             try:
                 async with asyncio.timeout(patience_s):
-                    reader, writer = await asyncio.open_connection(link.member.address, link.member.peer_port)
+                    reader, writer = await asyncio.open_connection(heartbeat.member.address, heartbeat.member.peer_port)
             except OSError as error:
-                if link.ever_up or loop.time() > deadline:
+                if heartbeat.ever_up or loop.time() > deadline:
                     why = str(error) or f"it took no connection within {patience_s:g} s"
-                    self._lose(key, link, f"cannot be reached: {why}")
+                    self._mark_lost(key, heartbeat, f"cannot be reached: {why}")
                 await asyncio.sleep(0.1)
                 continue
             _unacknowledged_limit(writer, self._timeout_s)
             try:
-                await self._beat(link, reader, writer)
+                await self._beat(heartbeat, reader, writer)
             except (asyncio.IncompleteReadError, ConnectionError, ValueError):
                 pass  # it ended, hung up, or is somebody else: whether it is lost shows when it is called again
             except OSError as error:  # frozen, or no acknowledgement: a new connection would wait in vain as well
-                self._lose(key, link, silence(error, timeout_s=self._timeout_s))
+                self._mark_lost(key, heartbeat, loss_reason(error, timeout_s=self._timeout_s))
             finally:
                 writer.close()
-            if link.up:
-                link.up = False
-                link.pong.set()
+            if heartbeat.up:
+                heartbeat.up = False
+                heartbeat.pong.set()
                 self._changed.set()
 
-    async def _beat(self, link: Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _beat(self, heartbeat: Heartbeat, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
-            link.ping.clear()
-            await write_frame(writer, dict(self._message(link.member)))
+            heartbeat.ping.clear()
+            await write_frame(writer, dict(self._message(heartbeat.member)))
             async with asyncio.timeout(FROZEN_FACTOR * self._timeout_s):
                 reply = await read_frame(reader)
             if "error" in reply:
                 raise ValueError(str(reply["error"]))
-            await self._heard(link.member, reply)
-            if not link.up:
-                link.up = link.ever_up = True
-                link.lost = ""
+            await self._on_reply(heartbeat.member, reply)
+            if not heartbeat.up:
+                heartbeat.up = heartbeat.ever_up = True
+                heartbeat.lost = ""
                 self._changed.set()
-            link.pong.set()
+            heartbeat.pong.set()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(link.ping.wait(), self._timeout_s / 4)
+                await asyncio.wait_for(heartbeat.ping.wait(), self._timeout_s / 4)
 
-    def _lose(self, key: PeerKey, link: Link, reason: str) -> None:
-        link.up = False
-        if link.lost:
+    def _mark_lost(self, key: PeerKey, heartbeat: Heartbeat, reason: str) -> None:
+        heartbeat.up = False
+        if heartbeat.lost:
             return
-        link.lost = reason
-        link.pong.set()
-        _log.warning("peer %s/%d %s", link.member.worker, link.member.local_rank, reason)
+        heartbeat.lost = reason
+        heartbeat.pong.set()
+        _log.warning("peer %s/%d %s", heartbeat.member.worker, heartbeat.member.local_rank, reason)
         self.on_lost(key, reason)
         self._changed.set()
 
 
-def silence(error: OSError, *, timeout_s: float) -> str:
+def loss_reason(error: OSError, *, timeout_s: float) -> str:
     """Return what a peer did not do, and for how long, when its link ended by ``error``.
 
     The kernel reports unacknowledged bytes as a ``TimeoutError`` with a number; asyncio's own, for a beat, has none.

@@ -87,7 +87,7 @@ class Reducer:
             UsageError: nothing of the model can be trained.
         """
         self._layers = self._layers or Layers(self.model)
-        signature = self._layers.wants_gradients()
+        signature = self._layers.requires_grad_flags()
         if signature != self._signature:
             self._build()
             self._signature = signature

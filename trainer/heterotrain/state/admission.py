@@ -12,13 +12,13 @@ import torch
 
 from heterotrain.errors import UsageError
 
-SHOWN = 3
+MAX_SHAPES_SHOWN = 3
 """Shapes that a sentence lists."""
-MOST = 2**63
+NUMBER_LIMIT = 2**63
 """Beyond every number: the generators take no greater seed."""
 
 
-def whole(name: str, value: Any, *, least: int) -> int:
+def whole_number(name: str, value: Any, *, least: int) -> int:
     """Return a whole number of a script's as Python's own.
 
     Raises:
@@ -28,7 +28,7 @@ def whole(name: str, value: Any, *, least: int) -> int:
         found = operator.index(value)
     except TypeError:
         found = least - 1
-    if not least <= found < MOST:
+    if not least <= found < NUMBER_LIMIT:
         raise UsageError(f"{name} has to be a whole number from {least} on, not {value!r}")
     return found
 
@@ -125,7 +125,7 @@ def check_belongs(model: torch.nn.Module, optimizers: Iterable[torch.optim.Optim
         if strange:
             raise UsageError(
                 f"{len(strange)} of the {len(given)} parameters of {type(optimizer).__name__} are not in the model that "
-                f"job.wrap got (shapes {', '.join(map(str, strange[:SHOWN]))}{', …' if strange[SHOWN:] else ''}): make the "
+                f"job.wrap got (shapes {', '.join(map(str, strange[:MAX_SHAPES_SHOWN]))}{', …' if strange[MAX_SHAPES_SHOWN:] else ''}): make the "
                 "optimizer from that model's parameters, and put several models into one torch.nn.ModuleDict"
             )
 
@@ -160,7 +160,7 @@ def check_weight(weight: Any) -> None:
         raise UsageError(f"the weight of a micro-batch has to be a number from 0 on, not {_shown(weight)}")
 
 
-def numbers(who: str, values: Any) -> dict[str, float]:
+def plain_numbers(who: str, values: Any) -> dict[str, float]:
     """Return what a script reports as plain numbers, by name.
 
     Args:

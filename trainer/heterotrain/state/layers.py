@@ -27,7 +27,7 @@ class Layers:
                 if buffer is not None:
                     yield prefix + name, buffer
 
-    def wants_gradients(self) -> tuple[bool, ...]:
+    def requires_grad_flags(self) -> tuple[bool, ...]:
         """Return for each parameter whether it requires a gradient: another tuple when layers came or were frozen."""
         self._look()
         return tuple([p.requires_grad for held in self._parameters for p in held.values() if p is not None])

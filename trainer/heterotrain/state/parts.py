@@ -16,7 +16,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class ByteRange:
     """Bytes ``[start, stop)`` of one tensor."""
 
     tensor: int
@@ -29,7 +29,7 @@ def sizes_bytes(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
     return tuple(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def stretches(lengths_bytes: Sequence[int], start: int, stop: int) -> tuple[Stretch, ...]:
+def byte_ranges(lengths_bytes: Sequence[int], start: int, stop: int) -> tuple[ByteRange, ...]:
     """Return bytes ``[start, stop)`` of the string of all tensors, as stretches of tensors.
 
     Args:
@@ -44,7 +44,7 @@ def stretches(lengths_bytes: Sequence[int], start: int, stop: int) -> tuple[Stre
         end = min(stop, ends[tensor])
         if end > start:
             begins = ends[tensor] - lengths_bytes[tensor]
-            found.append(Stretch(tensor, start - begins, end - begins))
+            found.append(ByteRange(tensor, start - begins, end - begins))
         start, tensor = end, tensor + 1
     return tuple(found)
 
@@ -54,14 +54,14 @@ def bounds(total: int, parts: int) -> list[tuple[int, int]]:
     return [(total * part // parts, total * (part + 1) // parts) for part in range(parts)]
 
 
-def cut(lengths_bytes: Sequence[int], parts: int) -> tuple[tuple[Stretch, ...], ...]:
+def cut(lengths_bytes: Sequence[int], parts: int) -> tuple[tuple[ByteRange, ...], ...]:
     """Cut the string of all tensors into ``parts`` whose lengths differ by at most one byte.
 
     Args:
         lengths_bytes: the length of each tensor, in order.
         parts: at least 1.
     """
-    return tuple(stretches(lengths_bytes, start, stop) for start, stop in bounds(sum(lengths_bytes), parts))
+    return tuple(byte_ranges(lengths_bytes, start, stop) for start, stop in bounds(sum(lengths_bytes), parts))
 
 
 def byte_view(tensor: torch.Tensor) -> torch.Tensor:
@@ -83,21 +83,21 @@ def host_memory(length_bytes: int, *, pin: bool) -> torch.Tensor:
     return torch.empty(length_bytes, dtype=torch.uint8, pin_memory=pin).fill_(0)
 
 
-def pack(tensors: Sequence[torch.Tensor], stretches: Sequence[Stretch], into: torch.Tensor | None) -> torch.Tensor:
+def pack(tensors: Sequence[torch.Tensor], byte_ranges: Sequence[ByteRange], into: torch.Tensor | None) -> torch.Tensor:
     """Copy stretches to host memory, one behind the other.
 
     Args:
         tensors: the whole state, on any device.
-        stretches: the part that is wanted.
+        byte_ranges: the part that is wanted.
         into: bytes of an earlier copy to write over, when they are as many: fresh memory costs more than copying.
     """
-    length = sum(stretch.stop - stretch.start for stretch in stretches)
+    length = sum(byte_range.stop - byte_range.start for byte_range in byte_ranges)
     if into is None or into.numel() != length:
         into = host_memory(length, pin=any(tensor.is_cuda for tensor in tensors))
     position = 0
-    for stretch in stretches:
-        count = stretch.stop - stretch.start
-        source = byte_view(tensors[stretch.tensor])[stretch.start : stretch.stop]
+    for byte_range in byte_ranges:
+        count = byte_range.stop - byte_range.start
+        source = byte_view(tensors[byte_range.tensor])[byte_range.start : byte_range.stop]
         into[position : position + count].copy_(source, non_blocking=source.is_cuda)
         position += count
     if any(tensor.is_cuda for tensor in tensors):

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from heterotrain.network.group import Group
-from heterotrain.network.mesh.exchange import Cargo
-from heterotrain.state.parts import byte_view, memory_of, sizes_bytes, stretches
+from heterotrain.network.mesh.exchange import Payload
+from heterotrain.state.parts import byte_ranges, byte_view, memory_of, sizes_bytes
 from heterotrain.state.routes import Route, rounds
 from heterotrain.state.tensors import Flat, empty_like_skeleton
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
+class StateSummary:
     """What one rank holds.
 
     Attributes:
@@ -42,29 +42,29 @@ class Roles:
         leader: decides everything else that has to be the same; it gives, too.
         donors: hold the newest state (only the leader when nobody had any).
         receivers: have to take it.
-        fresh: nobody has state: the leader begins from its checkpoint, or anew.
+        cold_start: nobody has state: the leader begins from its checkpoint, or anew.
     """
 
     leader: int
     donors: tuple[int, ...]
     receivers: tuple[int, ...]
-    fresh: bool
+    cold_start: bool
 
 
-def roles(holdings: Sequence[Holding]) -> Roles:
+def roles(summaries: Sequence[StateSummary]) -> Roles:
     """Decide who gives and who takes: the most committed steps win, then the best checkpoint, then the lowest rank."""
-    newest = max((h.steps, h.evaluated) for h in holdings)
+    newest = max((h.steps, h.evaluated) for h in summaries)
     if newest[0] < 0:
         leader = max(
-            range(len(holdings)),
-            key=lambda rank: (holdings[rank].checkpoint_generation, holdings[rank].checkpoint_step, -rank),
+            range(len(summaries)),
+            key=lambda rank: (summaries[rank].checkpoint_generation, summaries[rank].checkpoint_step, -rank),
         )
-        others = tuple(rank for rank in range(len(holdings)) if rank != leader)
-        return Roles(leader=leader, donors=(leader,), receivers=others, fresh=True)
-    donors = tuple(rank for rank, h in enumerate(holdings) if h.steps == newest[0])
-    leader = next(rank for rank, h in enumerate(holdings) if (h.steps, h.evaluated) == newest)
-    receivers = tuple(rank for rank in range(len(holdings)) if rank not in donors)
-    return Roles(leader=leader, donors=donors, receivers=receivers, fresh=False)
+        others = tuple(rank for rank in range(len(summaries)) if rank != leader)
+        return Roles(leader=leader, donors=(leader,), receivers=others, cold_start=True)
+    donors = tuple(rank for rank, h in enumerate(summaries) if h.steps == newest[0])
+    leader = next(rank for rank, h in enumerate(summaries) if (h.steps, h.evaluated) == newest)
+    receivers = tuple(rank for rank in range(len(summaries)) if rank not in donors)
+    return Roles(leader=leader, donors=donors, receivers=receivers, cold_start=False)
 
 
 def exchange(group: Group, who: Roles, own: Callable[[], Flat]) -> Flat | None:
@@ -87,18 +87,18 @@ def exchange(group: Group, who: Roles, own: Callable[[], Flat]) -> Flat | None:
     flat = mine or empty_like_skeleton(skeleton)
     lengths_bytes = sizes_bytes(flat.tensors)
     for routes in rounds(sum(lengths_bytes), donors=who.donors, receivers=who.receivers):
-        outgoing = {r.to: _cargo(flat, lengths_bytes, r) for r in routes if r.source == group.rank}
-        incoming = {r.source: _cargo(flat, lengths_bytes, r) for r in routes if r.to == group.rank}
-        group.move(outgoing, incoming, "a part of the state")
+        outgoing = {r.to: _payload(flat, lengths_bytes, r) for r in routes if r.source == group.rank}
+        incoming = {r.source: _payload(flat, lengths_bytes, r) for r in routes if r.to == group.rank}
+        group.send_receive(outgoing, incoming, "a part of the state")
     return None if mine is not None else flat
 
 
-def _cargo(flat: Flat, lengths_bytes: Sequence[int], route: Route) -> Cargo:
+def _payload(flat: Flat, lengths_bytes: Sequence[int], route: Route) -> Payload:
     """Return the memory of a route's bytes; what lies on a device is copied when its turn comes (a receiver's never does)."""
-    return Cargo(
+    return Payload(
         route.stop - route.start,
         (
-            memory_of(byte_view(flat.tensors[stretch.tensor])[stretch.start : stretch.stop].cpu())
-            for stretch in stretches(lengths_bytes, route.start, route.stop)
+            memory_of(byte_view(flat.tensors[byte_range.tensor])[byte_range.start : byte_range.stop].cpu())
+            for byte_range in byte_ranges(lengths_bytes, route.start, route.stop)
         ),
     )

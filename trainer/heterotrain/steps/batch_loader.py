@@ -18,9 +18,9 @@ from heterotrain.data.sample_log import SampleLog
 from heterotrain.data.slices import EpochSlice, Source
 from heterotrain.data.streamed import Streamed
 from heterotrain.identity import Identity
-from heterotrain.membership.interface import Formed
+from heterotrain.membership.formation import FormationMembership
+from heterotrain.membership.interface import ActiveGroup
 from heterotrain.membership.roster import micro_batch_samples, step_shares
-from heterotrain.membership.standing import Standing
 from heterotrain.steps.task import Task
 from heterotrain.telemetry.report import Report
 
@@ -60,18 +60,18 @@ class BatchLoader:
         elif workers:
             self._prefetcher = Prefetcher(source, workers=workers, pin=device.type == "cuda")
         self._told_epoch = -1
-        self._foreseen: tuple[Formed, Progress, int | None] | None = None
+        self._foreseen: tuple[ActiveGroup, Progress, int | None] | None = None
         folder = identity.sample_log_dir
         self._log = SampleLog(folder, name=identity.name.replace("/", "-")) if folder else None
 
-    def task(self, formed: Formed, progress: Progress, *, cap_samples: int | None) -> Task:
+    def task(self, active_group: ActiveGroup, progress: Progress, *, cap_samples: int | None) -> Task:
         """Return this rank's part of the next step; ``cap_samples`` is the largest micro-batch that is known to fit.
 
         Raises:
             UsageError: the data are not those that training began with.
         """
-        self._foreseen = (formed, progress, cap_samples)
-        task = self._task(formed, progress, cap_samples)
+        self._foreseen = (active_group, progress, cap_samples)
+        task = self._task(active_group, progress, cap_samples)
         if task.epoch != self._told_epoch or task.ends_epoch:  # a stream's end becomes known when it is reached
             samples = self._source.samples
             if samples is not None:
@@ -98,26 +98,26 @@ class BatchLoader:
         epoch_samples = after if task.ends_epoch else after + 1  # how many more there are, nobody needs to know
         return advance(progress, batch_samples=task.batch_samples, epoch_samples=epoch_samples)
 
-    def log(self, task: Task, standing: Standing) -> None:
+    def log(self, task: Task, membership: FormationMembership) -> None:
         """Write down a committed step, where a log is kept."""
         if self._log is None:
             return
         self._log.write({
-            "at_s": time.time(), "epoch": task.epoch, "step": task.number, "generation": standing.formation.generation,
-            "formation": standing.formation.number, "rank": task.rank, "shares": task.shares, "ids": task.ids,
+            "at_s": time.time(), "epoch": task.epoch, "step": task.number, "generation": membership.formation.generation,
+            "formation": membership.formation.number, "rank": task.rank, "shares": task.shares, "ids": task.ids,
             "batch_ids": self._source.ids(task.epoch, task.cursor, task.cursor + task.batch_samples),
         })  # fmt: skip
 
-    def _task(self, formed: Formed, progress: Progress, cap_samples: int | None) -> Task:
-        roster, epoch, cursor = formed.roster, progress.epoch, progress.cursor
+    def _task(self, active_group: ActiveGroup, progress: Progress, cap_samples: int | None) -> Task:
+        roster, epoch, cursor = active_group.roster, progress.epoch, progress.cursor
         wanted = roster.plan.global_batch_samples
         batch, ends_epoch = self._source.extent(epoch, cursor, wanted)
         shares = step_shares(roster, epoch=epoch, epoch_step=progress.epoch_steps, batch_samples=batch)
-        start, stop = slice_of(shares, formed.rank)
-        size = micro_batch_samples(formed.member, learned_cap_samples=cap_samples)
+        start, stop = slice_of(shares, active_group.rank)
+        size = micro_batch_samples(active_group.member, learned_cap_samples=cap_samples)
         return Task(
             epoch=epoch, number=progress.steps, batch_samples=batch, ends_epoch=ends_epoch, shares=shares,
-            rank=formed.rank, cursor=cursor, position=cursor + start,
+            rank=active_group.rank, cursor=cursor, position=cursor + start,
             share_samples=stop - start, global_batch_samples=wanted, micro_batches=micro_batches(stop - start, size),
             listed=self._source.ids,
         )  # fmt: skip
@@ -126,7 +126,7 @@ class BatchLoader:
         """Yield this part and what this rank takes after it, if neither members nor shares change."""
         if self._foreseen is None:
             return
-        formed, progress, cap_samples = self._foreseen
+        active_group, progress, cap_samples = self._foreseen
         begin, empty = part.start, 0
         while empty < LOOK_STEPS:
             start = task.position
@@ -138,4 +138,4 @@ class BatchLoader:
             progress, begin = self.advanced(progress, task), 0
             if progress.epoch >= self._config.epochs:
                 return
-            task = self._task(formed, progress, cap_samples)
+            task = self._task(active_group, progress, cap_samples)

@@ -14,12 +14,12 @@ from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.config import TrainingConfig
 
 from heterotrain.checkpoints.checkpoint import new_mark
-from heterotrain.checkpoints.manager import CheckpointKeeper
+from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.checkpoints.record import RunRecord
 from heterotrain.data.slices import Source
 from heterotrain.errors import PeerLost, RepeatStep, UsageError
 from heterotrain.identity import Identity
-from heterotrain.membership.interface import Formed, Membership
+from heterotrain.membership.interface import ActiveGroup, Membership
 from heterotrain.network.control import Slot, StepDecision
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.reducer import Reducer
@@ -34,7 +34,7 @@ from heterotrain.steps.task import Task
 from heterotrain.steps.vote import exchange_votes
 from heterotrain.telemetry.report import Report
 from heterotrain.telemetry.tensorboard import TensorBoardWriter
-from heterotrain.termination_message import Farewell
+from heterotrain.termination_message import TerminationMessage
 
 _log = logging.getLogger(__name__)
 
@@ -54,18 +54,22 @@ class Loop:
         device: torch.device,
         training: Training,
         membership: Membership,
-        keeper: CheckpointKeeper,
+        checkpoints: CheckpointManager,
         numerics: Numerics,
         observer: Observer,
         report: Report,
-        farewell: Farewell,
+        termination_message: TerminationMessage,
         record: RunRecord,
     ) -> None:
         self.shutdown = Shutdown(
-            config=config, training=training, membership=membership, keeper=keeper, farewell=farewell
+            config=config,
+            training=training,
+            membership=membership,
+            checkpoints=checkpoints,
+            termination_message=termination_message,
         )
         self._formations = Formations(
-            membership=membership, shutdown=self.shutdown, training=training, keeper=keeper, observer=observer, report=report
+            membership=membership, shutdown=self.shutdown, training=training, checkpoints=checkpoints, observer=observer, report=report
         )  # fmt: skip
         self.reducer: Reducer | None = None
         self.run_hooks: Callable[[int], None] = lambda _epoch: None
@@ -75,7 +79,7 @@ class Loop:
         self._config = config
         self._device = device
         self._training = training
-        self._keeper = keeper
+        self._checkpoints = checkpoints
         self._numerics = numerics
         self._observer = observer
         self._report = report
@@ -87,9 +91,9 @@ class Loop:
         self._record = record
 
     @property
-    def formed(self) -> Formed | None:
+    def active_group(self) -> ActiveGroup | None:
         """The formation that this rank is in, ``None`` between two."""
-        return self._formations.formed
+        return self._formations.active_group
 
     def steps(self, source: Source, *, workers: int) -> Iterator[Step]:
         """Yield steps until everything is committed; ``workers`` processes load samples ahead."""
@@ -100,18 +104,18 @@ class Loop:
         self._report.gauges({names.READY: 1.0})  # from now on others may wait for this rank: its loaders are up
         while True:
             try:
-                formed = self.formed or self._form()
+                active_group = self.active_group or self._form()
                 self._finish_epoch()
                 if self._is_done():
-                    self.shutdown.conclude(formed)
+                    self.shutdown.conclude(active_group)
                     return
-                self._keeper.maybe_write(formed, self._training)
-                step = self._prepare(formed, self._loader)
+                self._checkpoints.maybe_write(active_group, self._training)
+                step = self._prepare(active_group, self._loader)
             except PeerLost as lost:
                 self._formations.leave_broken(lost, self.reducer)
                 continue
             except NotNeeded:
-                self.shutdown.finish_alone(self._formations.standing)
+                self.shutdown.finish_alone(self._formations.last_membership)
                 return
             yield step
             if not step.committed:
@@ -119,16 +123,16 @@ class Loop:
             elif self.shutdown.reason:
                 self._training.progress = replace(self._training.progress, stopped=True)
 
-    def _form(self) -> Formed:
-        formed = self._formations.enter()
-        if formed is None:
+    def _form(self) -> ActiveGroup:
+        active_group = self._formations.enter()
+        if active_group is None:
             if self._is_done():
                 raise NotNeeded
-            self.shutdown.leave(self._formations.standing)
-        self._log_late_commit(formed)
-        self._observer.formed()
-        self._numerics.form(formed.group)
-        return formed
+            self.shutdown.leave(self._formations.last_membership)
+        self._log_late_commit(active_group)
+        self._observer.active_group()
+        self._numerics.form(active_group.group)
+        return active_group
 
     def _is_done(self) -> bool:
         progress = self._training.progress
@@ -136,20 +140,20 @@ class Loop:
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
-    def _prepare(self, formed: Formed, loader: BatchLoader) -> Step:
-        self._formations.adopt(formed)
+    def _prepare(self, active_group: ActiveGroup, loader: BatchLoader) -> Step:
+        self._formations.adopt(active_group)
         self._began_s = time.monotonic()
-        task = loader.task(formed, self._training.progress, cap_samples=self._attempts.cap_samples)
+        task = loader.task(active_group, self._training.progress, cap_samples=self._attempts.cap_samples)
         seed_step(loader.seed_of(task), self._device)
         self._attempts.begin(self._training.model)
         reducer = self._require_reducer()
         reducer.begin(micro_batches=len(task.micro_batches))
-        measurement = self._observer.begin(reducer, task, alone=formed.group is None)
+        measurement = self._observer.begin(reducer, task, alone=active_group.group is None)
         return Step(
             task=task,
             reducer=reducer,
             numerics=self._numerics,
-            group=formed.group,
+            group=active_group.group,
             context=self,
             measurement=measurement,
         )
@@ -183,10 +187,10 @@ class Loop:
     def fetch(self, task: Task, offset: int, size: int) -> Any:
         """Return ``size`` samples of the task from its ``offset``-th on, as a batch on the device."""
         left_s = self.shutdown.left_s
-        if left_s is not None and self.formed is not None:
+        if left_s is not None and self.active_group is not None:
             # Nothing but buffers has changed since the last committed step, and those are kept.
-            self._keeper.hurry(
-                self.formed, self._training, self._attempts.kept, left_s=left_s,
+            self._checkpoints.write_early(
+                self.active_group, self._training, self._attempts.kept, left_s=left_s,
                 step_left_s=max(0.0, self._step_s - (time.monotonic() - self._began_s)),
             )  # fmt: skip
         return self._require_loader().fetch(task, offset, size)
@@ -201,48 +205,48 @@ class Loop:
         Raises:
             PeerLost: the group broke meanwhile.
         """
-        formed, reducer, observer = self._formations.require(), self._require_reducer(), self._observer
-        held = self._formations.newest(formed)
-        drained = self._identity.worker in formed.agreed.plan.drain
+        active_group, reducer, observer = self._formations.require(), self._require_reducer(), self._observer
+        held = self._formations.newest(active_group)
+        drained = self._identity.worker in active_group.agreed.plan.drain
         buckets = len(reducer.buckets)  # of every rank's slot alike, also when layers were frozen since the last step
         slot = Slot(
             vote=ok, steps=step.task.number, generation=held.plan.generation, revision=held.plan.revision,
             plan_bytes=held.size_bytes, plan_checksum=held.checksum, leaving=self.shutdown.leaving or drained,
-            weight=step.weight, loss_sum=float(step.loss_sum), checkpoint=self._keeper.proposes(formed, self._training),
-            mark=new_mark() if formed.rank == 0 else 0,  # nobody reads the others'
+            weight=step.weight, loss_sum=float(step.loss_sum), checkpoint=self._checkpoints.proposes(active_group, self._training),
+            mark=new_mark() if active_group.rank == 0 else 0,  # nobody reads the others'
             plain=observer.plain, preconditioned=observer.preconditioned, measure_every=observer.budget.measure_every,
             buckets_s=observer.buckets_s if len(observer.buckets_s) == buckets else (math.nan,) * buckets,
         )  # fmt: skip
-        decision, held = exchange_votes(formed, reducer, slot, held, job_uid=self._identity.job_uid)
-        self._formations.agreed(formed, held)
+        decision, held = exchange_votes(active_group, reducer, slot, held, job_uid=self._identity.job_uid)
+        self._formations.agreed(active_group, held)
         return decision
 
     def commit(self, step: Step, decision: StepDecision) -> None:
         """Everything that follows a step that all ranks finished."""
         now_s = time.perf_counter()
-        formed = self._formations.require()
+        active_group = self._formations.require()
         loader = self._require_loader()
         self._step_s = time.monotonic() - self._began_s
         self._training.progress = loader.advanced(self._training.progress, step.task)
-        loader.log(step.task, formed.standing)
-        self._record.note(formed.roster, step=step.task.number)
+        loader.log(step.task, active_group.membership)
+        self._record.note(active_group.roster, step=step.task.number)
         for _ in range(self._numerics.committed(finite=not step.skipped)):
             for scheduler in self.schedulers:
                 scheduler.step()
         told_s = time.perf_counter()
-        self._observer.committed(step, decision, formed, now_s=now_s)
+        self._observer.committed(step, decision, active_group, now_s=now_s)
         if self.tensorboard is not None:
-            self.tensorboard.committed(formed, self._training.optimizers, step=self._training.progress.steps)
+            self.tensorboard.committed(active_group, self._training.optimizers, step=self._training.progress.steps)
         self._observer.cost(step, since_s=told_s)
-        self._formations.follow(formed, decision)
+        self._formations.follow(active_group, decision)
 
     # -- small things ------------------------------------------------------------------------------------------------
 
-    def _log_late_commit(self, formed: Formed) -> None:
+    def _log_late_commit(self, active_group: ActiveGroup) -> None:
         """Write the line of a step that others had committed when this rank lost them."""
         step, self._uncommitted = self._uncommitted, None
-        if step is not None and formed.group is not None and self._training.progress.steps > step.task.number:
-            self._require_loader().log(step.task, self._formations.standing or formed.standing)
+        if step is not None and active_group.group is not None and self._training.progress.steps > step.task.number:
+            self._require_loader().log(step.task, self._formations.last_membership or active_group.membership)
 
     def _require_reducer(self) -> Reducer:
         if self.reducer is None:

@@ -19,7 +19,7 @@ from heterotrain_core.contract import metrics as names
 from heterotrain_core.noise_scale import estimate
 from heterotrain_core.scaling_rules import Statistics
 
-from heterotrain.membership.interface import Formed
+from heterotrain.membership.interface import ActiveGroup
 from heterotrain.network.control import Squares, StepDecision
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.noise import Measurement, Preconditioner
@@ -136,7 +136,7 @@ class Observer:
         self._skip = True
         self._pending.clear()
 
-    def formed(self) -> None:
+    def active_group(self) -> None:
         """A formation begins: its members measure often for a while, since they have not agreed on anything else yet."""
         self.forget()
         self._every, self._formed_steps = 1, 0
@@ -145,19 +145,19 @@ class Observer:
         """Note that time was spent on an end-of-epoch hook, which is not part of the next step."""
         self._committed_s = time.perf_counter()
 
-    def committed(self, step: Step, decision: StepDecision, formed: Formed, *, now_s: float) -> None:
+    def committed(self, step: Step, decision: StepDecision, active_group: ActiveGroup, *, now_s: float) -> None:
         """Count a committed step and keep what the next control vector will carry.
 
         Args:
             step: it.
             decision: what its control vectors said.
-            formed: the formation.
+            active_group: the formation.
             now_s: ``time.perf_counter`` at the commit.
         """
         self._formed_steps += 1
         self._every = decision.measure_every
         _device_bytes()  # looked up here: which device is CUDA's current one, each thread has its own word on
-        self._last_commit = (formed.roster.plan.global_batch_samples, decision.loss)
+        self._last_commit = (active_group.roster.plan.global_batch_samples, decision.loss)
         if decision.plain is not None or decision.preconditioned is not None:
             self._average(decision)
         self.plain = self.preconditioned = UNKNOWN

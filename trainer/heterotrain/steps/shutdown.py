@@ -8,11 +8,11 @@ from typing import NoReturn
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.outcome import Ending
 
-from heterotrain.checkpoints.manager import CheckpointKeeper
-from heterotrain.membership.interface import Formed, Membership
-from heterotrain.membership.standing import Standing
+from heterotrain.checkpoints.manager import CheckpointManager
+from heterotrain.membership.formation import FormationMembership
+from heterotrain.membership.interface import ActiveGroup, Membership
 from heterotrain.state.training import Training
-from heterotrain.termination_message import Farewell
+from heterotrain.termination_message import TerminationMessage
 
 
 class Shutdown:
@@ -30,8 +30,8 @@ class Shutdown:
         config: TrainingConfig,
         training: Training,
         membership: Membership,
-        keeper: CheckpointKeeper,
-        farewell: Farewell,
+        checkpoints: CheckpointManager,
+        termination_message: TerminationMessage,
     ) -> None:
         self.leaving = False
         self.announced = False
@@ -40,8 +40,8 @@ class Shutdown:
         self._grace_s = config.grace_s
         self._training = training
         self._membership = membership
-        self._keeper = keeper
-        self._farewell = farewell
+        self._checkpoints = checkpoints
+        self._termination_message = termination_message
 
     def request(self) -> None:
         """Take notice of SIGTERM; safe in a signal's handler."""
@@ -60,43 +60,47 @@ class Shutdown:
             return None
         return max(0.0, self._requested_s + self._grace_s - time.monotonic())
 
-    def rescue(self, formed: Formed, *, mark: int) -> None:
+    def write_on_shutdown(self, active_group: ActiveGroup, *, mark: int) -> None:
         """Everybody leaves at once: the job cannot go on without a checkpoint."""
         left_s = self.left_s
-        self._keeper.rescue(formed, self._training, mark=mark, left_s=self._grace_s if left_s is None else left_s)
+        self._checkpoints.write_on_shutdown(
+            active_group, self._training, mark=mark, left_s=self._grace_s if left_s is None else left_s
+        )
 
-    def leave(self, standing: Standing | None) -> NoReturn:
+    def leave(self, last_membership: FormationMembership | None) -> NoReturn:
         """End this rank as announced."""
-        if standing is not None and not self.announced:
+        if last_membership is not None and not self.announced:
             # It was told too late for the last vote, or while it waited for others: perhaps all others leave as well, and
             # each of them, like this rank, was thought to stay.
-            self._keeper.write_now(self._training, generation=standing.formation.generation, within_s=self.left_s)
-        self._keeper.wait(self.left_s)
-        self._farewell.say(Ending.LEFT, "told to go; the others know", told=self._requested_s is not None)
+            self._checkpoints.write_now(
+                self._training, generation=last_membership.formation.generation, within_s=self.left_s
+            )
+        self._checkpoints.wait(self.left_s)
+        self._termination_message.write(Ending.LEFT, "told to go; the others know", told=self._requested_s is not None)
         self._membership.close()
         raise SystemExit(0)
 
-    def conclude(self, formed: Formed) -> None:
+    def conclude(self, active_group: ActiveGroup) -> None:
         """End the training together: nobody goes before everybody has committed everything and it is kept.
 
         Raises:
             PeerLost: somebody went away meanwhile; whoever is left may still need this rank's state.
         """
         self._membership.everything_committed()
-        self._keeper.write_final(formed, self._training)
-        if formed.group is not None:
-            formed.group.gather_now([0.0])
+        self._checkpoints.write_final(active_group, self._training)
+        if active_group.group is not None:
+            active_group.group.gather_now([0.0])
         self._end()
-        if formed.group is not None:
-            formed.group.close()
+        if active_group.group is not None:
+            active_group.group.close()
 
-    def finish_alone(self, standing: Standing | None) -> None:
+    def finish_alone(self, last_membership: FormationMembership | None) -> None:
         """End a rank that has committed everything and whom nobody needs any more."""
-        if standing is not None:
-            self._keeper.write_now(self._training, generation=standing.formation.generation)
+        if last_membership is not None:
+            self._checkpoints.write_now(self._training, generation=last_membership.formation.generation)
         self._end()
 
     def _end(self) -> None:
-        self._keeper.wait()
-        self._farewell.say(Ending.FINISHED, self.reason or "every epoch is committed")
+        self._checkpoints.wait()
+        self._termination_message.write(Ending.FINISHED, self.reason or "every epoch is committed")
         self._membership.close()

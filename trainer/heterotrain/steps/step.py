@@ -23,7 +23,7 @@ from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.noise import Measurement
 from heterotrain.numerics.reducer import Reducer
 from heterotrain.numerics.timeline import Timestamp
-from heterotrain.state.admission import check_loss, check_weight, numbers
+from heterotrain.state.admission import check_loss, check_weight, plain_numbers
 from heterotrain.steps.clock import Clock, Phase
 from heterotrain.steps.task import Task
 from heterotrain.steps.usage import check_apply, check_backward
@@ -206,7 +206,7 @@ class Step:
         Raises:
             UsageError: a value is no number.
         """
-        self.logged.update(numbers("step.log", values))
+        self.logged.update(plain_numbers("step.log", values))
 
     # -- the transaction ---------------------------------------------------------------------------------------------
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from heterotrain.membership.agreement import agreed_plan
-from heterotrain.membership.interface import Formed
-from heterotrain.membership.plan_source import Held
+from heterotrain.membership.agreement import share_newest_plan
+from heterotrain.membership.interface import ActiveGroup
+from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.network.control import Slot, StepDecision, decide, to_row
-from heterotrain.network.mesh.mesh import packed, unpacked
+from heterotrain.network.mesh.mesh import pack_floats, unpack_floats
 from heterotrain.numerics.reducer import Reducer
 
 
 def exchange_votes(
-    formed: Formed, reducer: Reducer, slot: Slot, held: Held, *, job_uid: str
-) -> tuple[StepDecision, Held]:
+    active_group: ActiveGroup, reducer: Reducer, slot: Slot, held: HeldPlan, *, job_uid: str
+) -> tuple[StepDecision, HeldPlan]:
     """Return what all ranks decided, and the newest plan that any of them holds.
 
     Args:
-        formed: the formation; a process that is alone votes with itself.
+        active_group: the formation; a process that is alone votes with itself.
         reducer: its buckets are on their way; they have arrived when this returns.
         slot: what this rank says.
         held: the plan that the slot speaks of.
@@ -26,11 +26,11 @@ def exchange_votes(
         PeerLost: the group broke meanwhile.
     """
     row = to_row(slot)
-    if formed.group is None:
+    if active_group.group is None:
         return decide([row]), held
-    gathering = formed.group.gather(packed(row))
+    gathering = active_group.group.gather(pack_floats(row))
     reducer.wait()
-    formed.group.wait(gathering, "the vote on the step")
-    formed.group.finish_device()
-    decision = decide([unpacked(other) for other in gathering.rows])
-    return decision, agreed_plan(formed.group, decision, held, job_uid=job_uid)
+    active_group.group.wait(gathering, "the vote on the step")
+    active_group.group.finish_device()
+    decision = decide([unpack_floats(other) for other in gathering.rows])
+    return decision, share_newest_plan(active_group.group, decision, held, job_uid=job_uid)

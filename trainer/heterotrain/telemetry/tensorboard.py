@@ -24,7 +24,7 @@ from heterotrain_core.contract import metrics as names
 
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode
-from heterotrain.membership.interface import Formed
+from heterotrain.membership.interface import ActiveGroup
 from heterotrain.membership.roster import Roster
 from heterotrain.telemetry.report import Report
 
@@ -99,15 +99,15 @@ class TensorBoardWriter:
         self._said_plan = (-1, -1)
         self._last: tuple[float, float] | None = None
 
-    def committed(self, formed: Formed, optimizers: Sequence[torch.optim.Optimizer], *, step: int) -> None:
+    def committed(self, active_group: ActiveGroup, optimizers: Sequence[torch.optim.Optimizer], *, step: int) -> None:
         """Note a committed step, when this is the lowest rank and the last point is long enough ago.
 
         Args:
-            formed: the formation that committed it.
+            active_group: the formation that committed it.
             optimizers: whose learning rates are drawn.
             step: committed steps, this one included.
         """
-        if formed.rank != 0:
+        if active_group.rank != 0:
             self.close()
             return
         if self._file is None:
@@ -115,8 +115,8 @@ class TensorBoardWriter:
             self._file = WriterThread(self._folder, suffix=f".{self._name}.{self._files}", first_step=step)
             self._said_roster, self._said_formation, self._last = None, "", None
             atexit.register(self.close)
-        if formed.roster is not self._said_roster:
-            self._events(self._file, formed, step)
+        if active_group.roster is not self._said_roster:
+            self._events(self._file, active_group, step)
         now_s = time.perf_counter()
         if self._last is not None and now_s - self._last[0] < GAP_S:
             return
@@ -130,7 +130,7 @@ class TensorBoardWriter:
         rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
         for number, rate in enumerate(rates):
             scalars["train/learning_rate" + (f"_{number}" if number else "")] = float(rate) * scale
-        roster = formed.roster
+        roster = active_group.roster
         for member, share in zip(roster.members, roster.shares, strict=True):
             scalars[f"share_samples/{member.worker}/{member.local_rank}"] = share
         self._file.put(Point(step=step, scalars=scalars))
@@ -148,9 +148,9 @@ class TensorBoardWriter:
         curves = {tag: gauges[name] for name, tag in TAGS.items() if name in gauges}
         return curves | {f"script/{name}": value for name, value in self._report.reported().items()}
 
-    def _events(self, file: WriterThread, formed: Formed, step: int) -> None:
+    def _events(self, file: WriterThread, active_group: ActiveGroup, step: int) -> None:
         """Put formations and plans into words, once each."""
-        roster = formed.roster
+        roster = active_group.roster
         formation, version = str(roster.formation), roster.plan.version
         if formation != self._said_formation:
             who = ", ".join(f"{member.worker}/{member.local_rank}" for member in roster.members)

@@ -17,7 +17,7 @@ import torch
 from heterotrain.checkpoints import storage
 from heterotrain.checkpoints.checkpoint import CheckpointFolder, Label, Manifest
 from heterotrain.checkpoints.storage import Storage
-from heterotrain.checkpoints.writer import CheckpointWriter, Errand, Missing, Written
+from heterotrain.checkpoints.writer import CheckpointWriter, MissingParts, WriteRequest, WriteResult
 from heterotrain.errors import UsageError
 from heterotrain.state.parts import cut, pack, sizes_bytes
 from heterotrain.state.tensors import Flat, flatten
@@ -254,9 +254,9 @@ def test_two_writers_of_one_step_do_not_disturb_each_other(place: str) -> None:
 # -- in the background -----------------------------------------------------------------------------------------------
 
 
-def a_writer(folder: CheckpointFolder) -> tuple[CheckpointWriter, list[Written]]:
+def a_writer(folder: CheckpointFolder) -> tuple[CheckpointWriter, list[WriteResult]]:
     """Return a writer and the list of how its attempts ended."""
-    done: list[Written] = []
+    done: list[WriteResult] = []
     return CheckpointWriter(folder, on_done=done.append), done
 
 
@@ -306,7 +306,7 @@ def test_a_store_that_hangs_does_not_stop_training(place: str, monkeypatch: pyte
     release = threading.Event()
     put = Storage.put
 
-    def hangs(self: Storage, name: str, chunks: list[memoryview]) -> storage.Stored:
+    def hangs(self: Storage, name: str, chunks: list[memoryview]) -> storage.StoredFile:
         release.wait()
         return put(self, name, chunks)
 
@@ -330,11 +330,11 @@ def test_parts_that_never_come(place: str, lost: bool, monkeypatch: pytest.Monke
     writer, done = a_writer(folder)
     written(folder, 1)
     before = sorted(folder.storage.names())
-    errand = Errand(label=Label(generation=1, step=2, mark=5), index=1, count=2)
-    writer.start_part({"step": 2, "x": torch.ones(9)}, errand)
+    request = WriteRequest(label=Label(generation=1, step=2, mark=5), index=1, count=2)
+    writer.start_part({"step": 2, "x": torch.ones(9)}, request)
     if lost:
-        writer.expect_nobody()
+        writer.stop_waiting_for_parts()
     assert writer.wait()
-    assert done[0].missing is (Missing.LOST if lost else Missing.UNSEEN)
+    assert done[0].missing is (MissingParts.LOST if lost else MissingParts.UNSEEN)
     assert sorted(folder.storage.names()) == before
     assert loaded_step(folder) == 1

@@ -14,7 +14,7 @@ import heterotrain
 import pytest
 import torch
 from heterotrain.checkpoints.checkpoint import CheckpointFolder
-from heterotrain.checkpoints.grace import must_start_now, outlook
+from heterotrain.checkpoints.grace import estimate_write, must_start_now
 from heterotrain.checkpoints.storage import Storage
 from heterotrain.errors import UsageError
 from heterotrain.session import Job
@@ -59,7 +59,7 @@ def _tidy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Keep what ``init`` does to the process, and what the store holds, from other tests."""
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("heterotrain.termination_message.Farewell.install", lambda _self: None)
+    monkeypatch.setattr("heterotrain.termination_message.TerminationMessage.install", lambda _self: None)
     monkeypatch.setattr("heterotrain.checkpoints.storage.PAUSES_S", (0.0,))
     fsspec.filesystem("memory").store.clear()
     before = signal.getsignal(signal.SIGTERM)
@@ -144,7 +144,7 @@ def test_memory_is_taken_before_the_first_checkpoint(monkeypatch: pytest.MonkeyP
     """After the first step, as much as the state needs by then; the copy goes there."""
     monkeypatch.setattr("heterotrain.checkpoints.manager.PREPARE_FROM_BYTES", 0)
     job, model, _ = run()
-    writer = job._loop._keeper._writer
+    writer = job._loop._checkpoints._writer
     assert writer is not None
     assert writer._buffer is not None
     assert writer._buffer.numel() == job._training.size_bytes()
@@ -220,7 +220,7 @@ def test_a_write_that_will_not_fit_is_told(caplog: pytest.LogCaptureFixture) -> 
     job = heterotrain.init(epochs=1, batch_samples=8, checkpoint_uri=URI)
     loop = job._loop
     loop.shutdown._grace_s = 5.0
-    loop._keeper._speed_bytes_per_s = 1.0
+    loop._checkpoints._speed_bytes_per_s = 1.0
     model = job.wrap(Counting())
     optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
 
@@ -241,13 +241,13 @@ def test_a_write_that_will_not_fit_is_told(caplog: pytest.LogCaptureFixture) -> 
 
 def test_what_fits_a_grace_period() -> None:
     """By hand: 100 MB at 50 MB/s with slack take 3 s, and one second is for the last word."""
-    seen = outlook(size_bytes=100_000_000, speed_bytes_per_s=50e6, left_s=10.0)
+    seen = estimate_write(size_bytes=100_000_000, speed_bytes_per_s=50e6, left_s=10.0)
     assert (seen.needed_s, seen.fits) == (3.0, True)
-    assert not outlook(size_bytes=100_000_000, speed_bytes_per_s=50e6, left_s=3.9).fits
-    assert outlook(size_bytes=1, speed_bytes_per_s=None, left_s=0.0).fits
+    assert not estimate_write(size_bytes=100_000_000, speed_bytes_per_s=50e6, left_s=3.9).fits
+    assert estimate_write(size_bytes=1, speed_bytes_per_s=None, left_s=0.0).fits
     assert not must_start_now(seen, left_s=10.0, step_left_s=5.9)
     assert must_start_now(seen, left_s=10.0, step_left_s=6.1)
-    unknown = outlook(size_bytes=1, speed_bytes_per_s=None, left_s=10.0)
+    unknown = estimate_write(size_bytes=1, speed_bytes_per_s=None, left_s=10.0)
     assert [must_start_now(unknown, left_s=10.0, step_left_s=s) for s in (4.0, 6.0)] == [False, True]
-    hopeless = outlook(size_bytes=100_000_000, speed_bytes_per_s=1e6, left_s=10.0)
+    hopeless = estimate_write(size_bytes=100_000_000, speed_bytes_per_s=1e6, left_s=10.0)
     assert not must_start_now(hopeless, left_s=10.0, step_left_s=100.0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode
-from heterotrain.membership.devices import Choice, Marks, choose_backend, marks_of, take_device
+from heterotrain.membership.devices import BackendChoice, DeviceIds, choose_backend, device_ids, take_device
 
 A, B, CPU = ("GPU-a", "host1/0:1:0"), ("GPU-b", "host1/0:2:0"), ()
 ALSO_A_ON_A_DIVIDED_CARD = ("MIG-2", "host1/0:1:0")
@@ -35,11 +35,11 @@ THE_SAME_PLACE_ELSEWHERE = ("GPU-c", "host2/0:1:0")
     ],
 )  # fmt: skip
 def test_nccl_where_every_rank_has_a_gpu_of_its_own(
-    setting: str, devices: list[Marks], backend: str, reason: str
+    setting: str, devices: list[DeviceIds], backend: str, reason: str
 ) -> None:
     """Else gloo, with a reason where somebody has a GPU and may wonder."""
     names = [f"w{rank}/0" for rank in range(len(devices))]
-    assert choose_backend(setting, devices, names) == Choice(backend=backend, reason=reason)
+    assert choose_backend(setting, devices, names) == BackendChoice(backend=backend, reason=reason)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_nccl_where_every_rank_has_a_gpu_of_its_own(
         ([A, A], r"but ranks 0 \(w0/0\) and 1 \(w1/0\) share one GPU, which NCCL refuses: set it to auto or gloo, or give"),
     ],
 )  # fmt: skip
-def test_who_asks_for_nccl_in_vain_is_told_why(devices: list[Marks], says: str) -> None:
+def test_who_asks_for_nccl_in_vain_is_told_why(devices: list[DeviceIds], says: str) -> None:
     """Instead of NCCL's own words, minutes later."""
     with pytest.raises(UsageError, match=says):
         choose_backend("nccl", devices, ["w0/0", "w1/0"])
@@ -68,7 +68,7 @@ def test_a_rank_takes_its_own_device_and_says_which_it_is(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
     devices = [take_device(Identity(mode=Mode.OPERATED, local_rank=rank)) for rank in range(3)]
     assert devices == current == [torch.device("cuda", index) for index in (0, 1, 0)]
-    marks = [marks_of(device) for device in devices]
-    assert [found[0] for found in marks] == ["u0", "u1", "u0"]
-    assert [found[1].partition("/")[2] for found in marks] == ["0:1a:0", "0:1b:0", "0:1a:0"]
-    assert marks_of(torch.device("cpu")) == ()
+    ids = [device_ids(device) for device in devices]
+    assert [found[0] for found in ids] == ["u0", "u1", "u0"]
+    assert [found[1].partition("/")[2] for found in ids] == ["0:1a:0", "0:1b:0", "0:1a:0"]
+    assert device_ids(torch.device("cpu")) == ()

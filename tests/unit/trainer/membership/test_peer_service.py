@@ -16,7 +16,7 @@ from heterotrain.identity import Identity, Mode
 from heterotrain.membership.peer_service import PeerService
 from heterotrain.membership.plan_source import PlanSource
 from heterotrain.network.gloo.abort import connected, cut, interface_of, open_sockets
-from heterotrain.network.heartbeat import key_of, silence
+from heterotrain.network.heartbeat import key_of, loss_reason
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import Member, Plan
 
@@ -100,32 +100,32 @@ def test_a_peer_that_ends_is_lost_at_once(make: Make) -> None:
     """Its connection ends and cannot be made again."""
     (one, _), (two, other) = make("a"), make("b")
     lost: queue.Queue[tuple[str, int]] = queue.Queue()
-    one.links.on_lost = lambda key, _reason: lost.put(key)
+    one.heartbeats.on_lost = lambda key, _reason: lost.put(key)
     watch(one, other)
-    until(lambda: one.links.is_up(key_of(other)))
+    until(lambda: one.heartbeats.is_up(key_of(other)))
     two.close()
     assert lost.get(timeout=20) == ("b-uid", 0)
-    assert not one.links.is_up(key_of(other))
+    assert not one.heartbeats.is_up(key_of(other))
 
 
 def test_a_peer_that_is_no_longer_watched_is_not_lost(make: Make) -> None:
     """Those who left as announced end without alarm."""
     (one, _), (two, other), (_, third) = make("a"), make("b"), make("c")
     lost: list[tuple[str, int]] = []
-    one.links.on_lost = lambda key, _reason: lost.append(key)
+    one.heartbeats.on_lost = lambda key, _reason: lost.append(key)
     watch(one, other, third)
-    until(lambda: one.links.is_up(key_of(other)) and one.links.is_up(key_of(third)))
+    until(lambda: one.heartbeats.is_up(key_of(other)) and one.heartbeats.is_up(key_of(third)))
     watch(one, third)
     two.close()
-    one.call(one.links.ping_all(5.0)).result()
+    one.call(one.heartbeats.ping_all(5.0)).result()
     assert lost == []
 
 
-def test_silence_is_told_with_the_time_that_really_passed() -> None:
+def test_loss_reason_is_told_with_the_time_that_really_passed() -> None:
     """A host that acknowledges nothing, a frozen process and a broken route are three things."""
-    assert silence(OSError(errno.ETIMEDOUT, "timed out"), timeout_s=3.0) == "acknowledged nothing for 3 s"
-    assert silence(TimeoutError(), timeout_s=3.0) == "answered no beat for 12 s"
-    assert "No route to host" in silence(OSError(errno.EHOSTUNREACH, "No route to host"), timeout_s=3.0)
+    assert loss_reason(OSError(errno.ETIMEDOUT, "timed out"), timeout_s=3.0) == "acknowledged nothing for 3 s"
+    assert loss_reason(TimeoutError(), timeout_s=3.0) == "answered no beat for 12 s"
+    assert "No route to host" in loss_reason(OSError(errno.EHOSTUNREACH, "No route to host"), timeout_s=3.0)
 
 
 def test_a_taken_port_is_said(make: Make) -> None:
@@ -147,15 +147,15 @@ def test_cutting_wakes_whoever_waits_and_spares_others() -> None:
     far, _ = listener.accept()
     candidates = open_sockets() - before
     assert len(candidates) == 3
-    assert len(connected(candidates, addresses={"127.0.0.1"}, spare_ports=())) == 2
-    assert len(connected(candidates, addresses=None, spare_ports=())) == 2
-    assert not connected(candidates, addresses=None, spare_ports={port})
-    assert not connected(candidates, addresses={"10.9.9.9"}, spare_ports=())
-    assert cut(candidates, addresses={"10.9.9.9"}, spare_ports=()) == 0
-    assert cut(candidates, addresses={"127.0.0.1"}, spare_ports={port}) == 0
+    assert len(connected(candidates, addresses={"127.0.0.1"}, excluded_ports=())) == 2
+    assert len(connected(candidates, addresses=None, excluded_ports=())) == 2
+    assert not connected(candidates, addresses=None, excluded_ports={port})
+    assert not connected(candidates, addresses={"10.9.9.9"}, excluded_ports=())
+    assert cut(candidates, addresses={"10.9.9.9"}, excluded_ports=()) == 0
+    assert cut(candidates, addresses={"127.0.0.1"}, excluded_ports={port}) == 0
     near.sendall(b"x")
     assert far.recv(1) == b"x"
-    assert cut(candidates, addresses={"127.0.0.1"}, spare_ports=()) == 2
+    assert cut(candidates, addresses={"127.0.0.1"}, excluded_ports=()) == 2
     assert far.recv(1) == b""
     with socket.create_connection(("127.0.0.1", port)) as again:
         assert again.getpeername()[1] == port

@@ -21,7 +21,7 @@ def a_slot(**fields: Any) -> Slot:
 
 
 def of(*slots: Slot) -> StepDecision:
-    """Return the decide on these slots."""
+    """Return the decision of these slots."""
     return decide([to_row(slot) for slot in slots])
 
 

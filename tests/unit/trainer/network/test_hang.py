@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
-from heterotrain.network.hang import Doing, explain, from_reply, stack_of, to_reply
+from heterotrain.network.hang import Activity, explain, from_reply, stack_of, to_reply
 
-OWN = Doing(rank=0, name="w0/0", steps=7, waits_for="gradient bucket 2 of 3", waits_s=31.4, stack=("  in own",))
+OWN = Activity(rank=0, name="w0/0", steps=7, waits_for="gradient bucket 2 of 3", waits_s=31.4, stack=("  in own",))
 SAME = replace(OWN, rank=1, name="w1/0", stack=())
-STUCK = Doing(rank=2, name="w2/0", steps=7, stack=('  File "train.py", line 3, in load',))
-SILENT = Doing(rank=3, name="w3/0", answers=False)
+STUCK = Activity(rank=2, name="w2/0", steps=7, stack=('  File "train.py", line 3, in load',))
+SILENT = Activity(rank=3, name="w3/0", answers=False)
 
 
-def first_line(*peers: Doing) -> str:
+def first_line(*peers: Activity) -> str:
     """Return the first line of what rank 0 says."""
     return explain(OWN, peers).splitlines()[0].partition("; ")[2]
 

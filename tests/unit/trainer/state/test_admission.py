@@ -94,22 +94,22 @@ def test_losses(said: str) -> None:
 def test_numbers() -> None:
     """Tensors of one element are numbers, too; weights are from 0 on; whole numbers may be numpy's."""
     values = {"a": torch.ones(1, requires_grad=True), "b": np.float32(2), "c": 3}
-    assert admission.numbers("report", values) == {"a": 1.0, "b": 2.0, "c": 3.0}
+    assert admission.plain_numbers("report", values) == {"a": 1.0, "b": 2.0, "c": 3.0}
     for bad, said in (
         (0.7, "takes numbers by name"),
         ({"a": "high"}, "a has to be one number, not 'high'"),
         ({"b": torch.zeros(2)}, r"shape \(2,\)"),
     ):
         with pytest.raises(UsageError, match=said):
-            admission.numbers("report", bad)
+            admission.plain_numbers("report", bad)
     admission.check_weight(torch.tensor(0.0))
     for weight in (-1, float("inf"), torch.ones(2)):
         with pytest.raises(UsageError, match="from 0 on"):
             admission.check_weight(weight)
-    assert admission.whole("seed", np.int64(3), least=0) == 3
+    assert admission.whole_number("seed", np.int64(3), least=0) == 3
     for number in (-1, 1.5, "3", 2**63):
         with pytest.raises(UsageError, match="seed has to be a whole number from 0 on, not"):
-            admission.whole("seed", number, least=0)
+            admission.whole_number("seed", number, least=0)
 
 
 def test_data_that_are_none(tmp_path: Path) -> None:

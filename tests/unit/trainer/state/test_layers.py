@@ -29,6 +29,6 @@ def test_gradients_are_wanted_as_the_parameters_say() -> None:
     """One answer for each parameter; a layer that has none changes nothing."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 2, bias=False))
     layers = Layers(model)
-    assert layers.wants_gradients() == (True, True, True)
+    assert layers.requires_grad_flags() == (True, True, True)
     model[0].bias.requires_grad_(requires_grad=False)
-    assert layers.wants_gradients() == (True, False, True)
+    assert layers.requires_grad_flags() == (True, False, True)

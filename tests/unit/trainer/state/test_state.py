@@ -13,7 +13,7 @@ from heterotrain.state.parts import byte_view, cut, pack, sizes_bytes
 from heterotrain.state.routes import rounds
 from heterotrain.state.tensors import Flat, empty_like_skeleton, flatten, unflatten
 from heterotrain.state.training import Training
-from heterotrain.state.transfer import Holding, roles
+from heterotrain.state.transfer import StateSummary, roles
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,10 +89,10 @@ def test_optimizer_and_order_of_state_survive() -> None:
 def test_parts_are_equal_and_hold_every_byte_once(sizes: list[int], parts: int) -> None:
     """In order, none twice, none left out, and no part longer than another by more than a byte."""
     by_part = cut(sizes, parts)
-    lengths = [sum(s.stop - s.start for s in stretches) for stretches in by_part]
+    lengths = [sum(s.stop - s.start for s in byte_ranges) for byte_ranges in by_part]
     assert len(lengths) == parts
     assert max(lengths) - min(lengths) <= 1
-    found = [(s.tensor, byte) for stretches in by_part for s in stretches for byte in range(s.start, s.stop)]
+    found = [(s.tensor, byte) for byte_ranges in by_part for s in byte_ranges for byte in range(s.start, s.stop)]
     assert found == [(tensor, byte) for tensor, size in enumerate(sizes) for byte in range(size)]
 
 
@@ -104,7 +104,7 @@ def test_packed_parts_are_the_state(parts: int) -> None:
         torch.empty(0), torch.tensor([True, False]), torch.arange(4, dtype=torch.int64),
     ]  # fmt: skip
     flat = flatten({"x": tensors})
-    packed = [pack(flat.tensors, stretches, None) for stretches in cut(sizes_bytes(flat.tensors), parts)]
+    packed = [pack(flat.tensors, byte_ranges, None) for byte_ranges in cut(sizes_bytes(flat.tensors), parts)]
     back = empty_like_skeleton(flat.skeleton)
     whole = torch.cat(packed)
     position = 0
@@ -117,7 +117,7 @@ def test_packed_parts_are_the_state(parts: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("holdings", "leader", "donors", "receivers", "fresh"),
+    ("summaries", "leader", "donors", "receivers", "cold_start"),
     [
         ([(-1, -1, -1, -1)] * 3, 0, (0,), (1, 2), True),
         ([(-1, -1, 1, 5), (-1, -1, 1, 9), (-1, -1, 2, 3)], 2, (2,), (0, 1), True),
@@ -128,15 +128,17 @@ def test_packed_parts_are_the_state(parts: int) -> None:
     ids=["all new", "best checkpoint", "a joiner", "one committed", "one ran its hooks"],
 )
 def test_who_gives_and_who_takes(
-    holdings: list[tuple[int, int, int, int]],
+    summaries: list[tuple[int, int, int, int]],
     leader: int,
     donors: tuple[int, ...],
     receivers: tuple[int, ...],
-    fresh: bool,
+    cold_start: bool,
 ) -> None:
     """The newest state wins, then the best checkpoint, then the lowest rank."""
-    who = roles([Holding(steps=a, evaluated=b, checkpoint_generation=c, checkpoint_step=d) for a, b, c, d in holdings])
-    assert (who.leader, who.donors, who.receivers, who.fresh) == (leader, donors, receivers, fresh)
+    who = roles(
+        [StateSummary(steps=a, evaluated=b, checkpoint_generation=c, checkpoint_step=d) for a, b, c, d in summaries]
+    )
+    assert (who.leader, who.donors, who.receivers, who.cold_start) == (leader, donors, receivers, cold_start)
 
 
 @given(

@@ -61,7 +61,7 @@ def is_majority(votes: int, acceptors: int) -> bool:
     return 2 * votes > acceptors
 
 
-def acquainted(
+def fully_connected(
     ranks: Iterable[int], apart: Collection[tuple[int, int]], *, workers: Mapping[int, str]
 ) -> tuple[int, ...]:
     """Return those of the ranks of whom everybody can call everybody: one of each two workers that are apart stays out.

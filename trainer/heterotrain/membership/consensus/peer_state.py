@@ -11,19 +11,19 @@ from typing import Any
 
 from heterotrain.membership.consensus import paxos
 from heterotrain.membership.consensus.paxos import Acceptor, Ballot
-from heterotrain.membership.devices import Marks
+from heterotrain.membership.devices import DeviceIds
+from heterotrain.membership.formation import FormationMembership, formation_from_json, formation_to_json
 from heterotrain.membership.peer_service import PeerService
 from heterotrain.membership.roster import FormationId
-from heterotrain.membership.standing import Standing, pack, unpack
 from heterotrain.network.heartbeat import PeerKey, key_of
 
 
-class Ledger:
+class PeerState:
     """This rank's memory of formations; old ones are forgotten with their generation.
 
     Attributes:
         me: this rank.
-        standing: the formation that this rank is in or tries to enter; ``None`` before its first.
+        membership: the formation that this rank is in or tries to enter; ``None`` before its first.
         finished: this rank has committed everything.
         leave_at: moment, on the loop's clock, until which a rank that was told to go waits for a formation.
         acceptors: promises and votes.
@@ -31,25 +31,25 @@ class Ledger:
         arrived: on a formation's host: who has come, and on what it computes.
         stores: (port, everybody's devices by rank) of a formation whose host has called.
         broken: formations that have been given up.
-        hopeless: this rank votes, but those whom it reaches cannot decide or are too few: somebody else has to propose.
+        no_quorum: this rank votes, but those whom it reaches cannot decide or are too few: somebody else has to propose.
     """
 
     def __init__(self, peers: PeerService, *, on_broken: Callable[[str], None]) -> None:
         """``on_broken`` hears why the formation that this rank is in has been given up."""
         self.me: PeerKey = (peers.identity.worker_uid, peers.identity.local_rank)
-        self.standing: Standing | None = None
+        self.membership: FormationMembership | None = None
         self.finished = False
         self.leave_at: float | None = None
         self.acceptors: dict[FormationId, Acceptor] = {}
         self.decided: dict[FormationId, tuple[int, ...]] = {}
-        self.arrived: dict[FormationId, dict[PeerKey, Marks]] = {}
-        self.stores: dict[FormationId, tuple[int, tuple[Marks, ...]]] = {}
+        self.arrived: dict[FormationId, dict[PeerKey, DeviceIds]] = {}
+        self.stores: dict[FormationId, tuple[int, tuple[DeviceIds, ...]]] = {}
         self.broken: set[FormationId] = set()
-        self.hopeless = False
+        self.no_quorum = False
         self._peers = peers
         self._on_broken = on_broken
-        peers.links.on_lost = self._on_lost
-        peers.tells, peers.hears = self._tells, self._hears
+        peers.heartbeats.on_lost = self._on_lost
+        peers.reply_fields, peers.on_reply = self._reply_fields, self._on_reply
         peers.handlers |= {
             "prepare": self._on_prepare,
             "accept": self._on_accept,
@@ -66,25 +66,25 @@ class Ledger:
         """Return this rank's memory in one vote."""
         return self.acceptors.get(formation, Acceptor())
 
-    def gives_up(self, standing: Standing | None) -> bool:
+    def has_stopped_waiting(self, membership: FormationMembership | None) -> bool:
         """Return whether this rank was told to go and waits for no formation any longer."""
         if self.leave_at is None:
             return False
-        return standing is None or not standing.takes_part(self.me) or self._peers.loop.time() >= self.leave_at
+        return membership is None or not membership.takes_part(self.me) or self._peers.loop.time() >= self.leave_at
 
-    def is_outranked(self, standing: Standing) -> bool:
+    def is_superseded(self, membership: FormationMembership) -> bool:
         """Return whether the operator has begun a newer generation."""
         held = self._peers.source.newest
-        return held is not None and held.plan.generation > standing.plan.generation
+        return held is not None and held.plan.generation > membership.plan.generation
 
-    def lost(self, standing: Standing) -> list[int]:
+    def lost(self, membership: FormationMembership) -> list[int]:
         """Return the members, as ranks of the plan, that this rank has given up and not heard of since."""
-        return [rank for rank in standing.plan_ranks if self._peers.links.is_lost(standing.key(rank))]
+        return [rank for rank in membership.plan_ranks if self._peers.heartbeats.is_lost(membership.key(rank))]
 
-    async def is_needed(self, standing: Standing) -> bool:
+    async def is_needed(self, membership: FormationMembership) -> bool:
         """Return whether a peer that still answers has not committed everything."""
-        body = {"formation": pack(standing.formation)}
-        replies = await self._peers.ask_all(standing.others(self.me), "status", body)
+        body = {"formation": formation_to_json(membership.formation)}
+        replies = await self._peers.ask_all(membership.others(self.me), "status", body)
         return not all(reply.get("finished") for reply in replies.values())
 
     # -- changes -----------------------------------------------------------------------------------------------------
@@ -99,47 +99,50 @@ class Ledger:
 
     def give_up(self, reason: str) -> None:
         """Give the current formation up and tell the others, so that nobody waits for a time-out."""
-        standing = self.standing
-        if standing is None or standing.formation in self.broken:
+        membership = self.membership
+        if membership is None or membership.formation in self.broken:
             return
         self._mark_broken(reason)
-        others = [member for member in standing.others(self.me) if self._peers.links.is_up(key_of(member))]
-        telling = self._peers.ask_all(others, "broken", {"formation": pack(standing.formation)})
+        others = [member for member in membership.others(self.me) if self._peers.heartbeats.is_up(key_of(member))]
+        telling = self._peers.ask_all(others, "broken", {"formation": formation_to_json(membership.formation)})
         self._telling = self._peers.loop.create_task(telling)  # kept: a task nobody holds may be collected
 
     def _mark_broken(self, reason: str) -> None:
-        if self.standing is not None and self.standing.formation not in self.broken:
-            self.broken.add(self.standing.formation)
+        if self.membership is not None and self.membership.formation not in self.broken:
+            self.broken.add(self.membership.formation)
             self._on_broken(reason)
-            self._peers.nudge()
+            self._peers.notify()
 
     def _broken_before(self, formation: FormationId) -> None:
         """Leave a formation whose successor is being voted on."""
-        if self.standing is not None and self.standing.formation < formation:
+        if self.membership is not None and self.membership.formation < formation:
             self._mark_broken(f"peers vote on formation {formation}")
 
     def _on_lost(self, key: PeerKey, reason: str) -> None:
-        if self.standing is not None and self.standing.takes_part(key):
+        if self.membership is not None and self.membership.takes_part(key):
             self.give_up(f"peer {key[0]}/{key[1]} {reason}")
 
     # -- what every answer carries: whoever gave a formation up may be unable to call some member of it ----------------
 
-    def _tells(self) -> dict[str, Any]:
-        if self.standing is None:
+    def _reply_fields(self) -> dict[str, Any]:
+        if self.membership is None:
             return {}
-        return {"standing": pack(self.standing.formation), "broken": self.standing.formation in self.broken}
+        return {
+            "standing": formation_to_json(self.membership.formation),
+            "broken": self.membership.formation in self.broken,
+        }
 
-    def _hears(self, answer: Mapping[str, Any]) -> None:
-        if self.standing is None or "standing" not in answer:
+    def _on_reply(self, answer: Mapping[str, Any]) -> None:
+        if self.membership is None or "standing" not in answer:
             return
-        theirs, ours = unpack(answer["standing"]), self.standing.formation
+        theirs, ours = formation_from_json(answer["standing"]), self.membership.formation
         if theirs.generation == ours.generation and (theirs > ours or (theirs == ours and answer.get("broken"))):
             self._mark_broken("a peer has given the formation up")
 
     # -- what peers ask ----------------------------------------------------------------------------------------------
 
     async def _on_prepare(self, message: dict[str, Any]) -> dict[str, Any]:
-        formation = unpack(message["formation"])
+        formation = formation_from_json(message["formation"])
         self._broken_before(formation)
         acceptor, promised = paxos.prepare(self.acceptor(formation), _ballot(message))
         self.acceptors[formation] = acceptor
@@ -147,55 +150,55 @@ class Ledger:
         return {
             "promised": promised,
             "leaving": self.leave_at is not None,
-            "lost": self.lost(self.standing) if self.standing is not None else [],
+            "lost": self.lost(self.membership) if self.membership is not None else [],
             "accepted": [[accepted.ballot.number, accepted.ballot.rank], list(accepted.ranks)] if accepted else None,
         }
 
     async def _on_accept(self, message: dict[str, Any]) -> dict[str, Any]:
-        formation = unpack(message["formation"])
+        formation = formation_from_json(message["formation"])
         acceptor, accepted = paxos.accept(self.acceptor(formation), _ballot(message), tuple(message["ranks"]))
         self.acceptors[formation] = acceptor
         return {"accepted": accepted}
 
     async def _on_decided(self, message: dict[str, Any]) -> dict[str, Any]:
-        formation = unpack(message["formation"])
+        formation = formation_from_json(message["formation"])
         self.decided[formation] = tuple(message["ranks"])
         self._broken_before(formation)
-        self._peers.nudge()
+        self._peers.notify()
         return {}
 
     async def _on_arrived(self, message: dict[str, Any]) -> dict[str, Any]:
-        formation = unpack(message["formation"])
+        formation = formation_from_json(message["formation"])
         key = (str(message["from"][0]), int(message["from"][1]))
         self.arrived.setdefault(formation, {})[key] = tuple(map(str, message["device"]))
-        self._peers.nudge()
+        self._peers.notify()
         return {}
 
     async def _on_store(self, message: dict[str, Any]) -> dict[str, Any]:
         """Take the store's place as a summons; to answer yes is to promise to come."""
-        formation = unpack(message["formation"])
-        waiting = self.standing is not None and self.standing.formation == formation
+        formation = formation_from_json(message["formation"])
+        waiting = self.membership is not None and self.membership.formation == formation
         comes = waiting and formation not in self.broken
         if comes:
             port, devices = message["store"]
-            self.stores[formation] = (int(port), tuple(tuple(map(str, marks)) for marks in devices))
-            self._peers.nudge()
+            self.stores[formation] = (int(port), tuple(tuple(map(str, ids)) for ids in devices))
+            self._peers.notify()
         return {"comes": comes}
 
     async def _on_broken_elsewhere(self, message: dict[str, Any]) -> dict[str, Any]:
-        if self.standing is not None and self.standing.formation == unpack(message["formation"]):
+        if self.membership is not None and self.membership.formation == formation_from_json(message["formation"]):
             self._mark_broken("a peer found the formation broken")
         return {}
 
     async def _on_status(self, message: dict[str, Any]) -> dict[str, Any]:
-        formation = unpack(message["formation"])
-        if self.standing is not None and self.standing.formation.generation == formation.generation:
+        formation = formation_from_json(message["formation"])
+        if self.membership is not None and self.membership.formation.generation == formation.generation:
             self._broken_before(formation)  # who asks has left the one before, and could not tell us without a link
         decided = self.decided.get(formation)
         return {
             "decided": list(decided) if decided is not None else None,
             "finished": self.finished,
-            "hopeless": self.hopeless,
+            "hopeless": self.no_quorum,
         }
 
 

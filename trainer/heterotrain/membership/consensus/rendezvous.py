@@ -16,157 +16,161 @@ from heterotrain_core.contract.plan import Member
 
 from heterotrain.errors import Excluded
 from heterotrain.membership.consensus.election import RETRY_S, Election
-from heterotrain.membership.consensus.peer_state import Ledger
-from heterotrain.membership.devices import Marks
+from heterotrain.membership.consensus.peer_state import PeerState
+from heterotrain.membership.devices import DeviceIds
+from heterotrain.membership.formation import FormationMembership, RendezvousResult, first_membership, formation_to_json
 from heterotrain.membership.peer_service import PeerService
 from heterotrain.membership.roster import FormationId
-from heterotrain.membership.standing import Entry, Standing, pack, whole
+from heterotrain.network.connection_setup import HostedStore
 from heterotrain.network.heartbeat import key_of
-from heterotrain.network.rendezvous import HostedStore
 
 
-class Assembly:
+class Rendezvous:
     """Finds the next formation together with the peers."""
 
     def __init__(
         self,
         peers: PeerService,
         *,
-        device: Marks,
+        device: DeviceIds,
         host_store: Callable[[], HostedStore],
         on_broken: Callable[[str], None],
     ) -> None:
         self._peers = peers
         self._device = device
         self._host_store = host_store
-        self._ledger = Ledger(peers, on_broken=on_broken)
-        self._election = Election(peers, self._ledger)
+        self._state = PeerState(peers, on_broken=on_broken)
+        self._election = Election(peers, self._state)
 
     # -- from the training thread ------------------------------------------------------------------------------------
 
-    def next_formation(self, standing: Standing | None, *, patience_s: float) -> Entry | None:
+    def next_formation(self, membership: FormationMembership | None, *, patience_s: float) -> RendezvousResult | None:
         """Return the next formation that this rank takes part in; ``None`` when it left, or nobody needs it any more.
 
         Args:
-            standing: the formation that ended, or ``None`` for a process that was in none yet.
+            membership: the formation that ended, or ``None`` for a process that was in none yet.
             patience_s: how long an excluded rank waits for a plan that names it.
 
         Raises:
             Excluded: the others went on without this rank.
         """
-        return self._peers.call(self._next_formation(standing, patience_s=patience_s)).result()
+        return self._peers.call(self._next_formation(membership, patience_s=patience_s)).result()
 
     def leave_soon(self, within_s: float) -> None:
         """Note that this rank was told to go: it waits no longer than ``within_s`` for a formation. Safe in a signal."""
-        if self._ledger.leave_at is None:
-            self._ledger.leave_at = self._peers.loop.time() + within_s
-            self._peers.nudge()
+        if self._state.leave_at is None:
+            self._state.leave_at = self._peers.loop.time() + within_s
+            self._peers.notify()
 
     def is_broken(self, formation: FormationId) -> bool:
         """Return whether the formation has been given up."""
-        return formation in self._ledger.broken
+        return formation in self._state.broken
 
     def finish(self) -> None:
         """Say from now on that this rank has committed everything."""
-        self._ledger.finished = True
+        self._state.finished = True
 
     # -- the way to a formation --------------------------------------------------------------------------------------
 
-    async def _next_formation(self, standing: Standing | None, *, patience_s: float) -> Entry | None:
-        me = self._ledger.me
+    async def _next_formation(
+        self, membership: FormationMembership | None, *, patience_s: float
+    ) -> RendezvousResult | None:
+        me = self._state.me
         deadline = self._peers.loop.time() + patience_s
-        while not await self._may_go(standing):
-            newer = self._newer_standing(standing)
+        while not await self._is_finished(membership):
+            newer = self._newer_membership(membership)
             if newer is not None:
-                standing = newer
-                entry = await self._enter(standing) if standing.takes_part(me) else None
-                if entry is not None:
-                    return entry
+                membership = newer
+                result = await self._enter(membership) if membership.takes_part(me) else None
+                if result is not None:
+                    return result
                 continue
-            if standing is None or not standing.takes_part(me):
-                if standing is not None and self._peers.loop.time() > deadline:
+            if membership is None or not membership.takes_part(me):
+                if membership is not None and self._peers.loop.time() > deadline:
                     raise Excluded(f"the others went on without {self._peers.identity.name} and no plan names it")
                 await self._peers.wait_change(RETRY_S)
                 continue
-            ranks = await self._election.vote(standing)
+            ranks = await self._election.vote(membership)
             if ranks is None:
                 continue
-            standing = replace(standing, formation=standing.next_formation, plan_ranks=ranks)
-            if standing.takes_part(me) and not standing.leaves(me):
-                entry = await self._enter(replace(standing, leaving=frozenset()))
-                if entry is not None:
-                    return entry
+            membership = replace(membership, formation=membership.next_formation, plan_ranks=ranks)
+            if membership.takes_part(me) and not membership.leaves(me):
+                result = await self._enter(replace(membership, leaving=frozenset()))
+                if result is not None:
+                    return result
             deadline = self._peers.loop.time() + patience_s
         return None
 
-    async def _may_go(self, standing: Standing | None) -> bool:
+    async def _is_finished(self, membership: FormationMembership | None) -> bool:
         """Return whether this rank needs no formation any more: it leaves, or everything is done."""
-        ledger = self._ledger
-        if ledger.gives_up(standing):
+        state = self._state
+        if state.has_stopped_waiting(membership):
             return True
-        if standing is None:
+        if membership is None:
             return False
-        if standing.leaves(ledger.me) and not standing.takes_part(ledger.me):
+        if membership.leaves(state.me) and not membership.takes_part(state.me):
             return True
-        return ledger.finished and not await ledger.is_needed(standing)
+        return state.finished and not await state.is_needed(membership)
 
-    def _newer_standing(self, standing: Standing | None) -> Standing | None:
+    def _newer_membership(self, membership: FormationMembership | None) -> FormationMembership | None:
         """Return where a newer generation puts this rank: into it, or out of its formation; ``None`` for no change."""
         held = self._peers.source.newest
-        if held is None or held.plan.generation <= (standing.plan.generation if standing else 0):
+        if held is None or held.plan.generation <= (membership.plan.generation if membership else 0):
             return None
-        self._ledger.forget_before(held.plan.generation)
-        if any(key_of(m) == self._ledger.me for m in held.plan.members):
-            return whole(held)
-        if standing is not None and standing.takes_part(self._ledger.me):
-            return replace(standing, plan_ranks=())
+        self._state.forget_before(held.plan.generation)
+        if any(key_of(m) == self._state.me for m in held.plan.members):
+            return first_membership(held)
+        if membership is not None and membership.takes_part(self._state.me):
+            return replace(membership, plan_ranks=())
         return None
 
-    async def _enter(self, standing: Standing) -> Entry | None:
+    async def _enter(self, membership: FormationMembership) -> RendezvousResult | None:
         """Return when everybody has arrived; ``None`` when somebody was lost meanwhile or a newer plan came."""
-        ledger, formation, members = self._ledger, standing.formation, standing.members
-        ledger.standing = standing
+        state, formation, members = self._state, membership.formation, membership.members
+        state.membership = membership
         self._peers.watch(members)
         if formation.number == 0:
-            self._peers.links.begin_anew()  # the operator names them, whatever became of them in an earlier generation
+            self._peers.heartbeats.forget_losses()  # the operator names them, whatever became of them in an earlier generation
         host = members[0]
-        if key_of(host) != ledger.me:
-            return await self._arrive(standing, host)
-        arrived = ledger.arrived.setdefault(formation, {})
-        arrived[ledger.me] = self._device
+        if key_of(host) != state.me:
+            return await self._arrive(membership, host)
+        arrived = state.arrived.setdefault(formation, {})
+        arrived[state.me] = self._device
         while not {key_of(m) for m in members} <= arrived.keys():
-            if self._outdated(standing):
+            if self._outdated(membership):
                 return None
             await self._peers.wait_change(RETRY_S)
         hosted = self._host_store()
         devices = tuple(arrived[key_of(m)] for m in members)
-        ledger.stores[formation] = (hosted.port, devices)
-        others = standing.others(ledger.me)
-        body = {"formation": pack(formation), "store": [hosted.port, devices]}
+        state.stores[formation] = (hosted.port, devices)
+        others = membership.others(state.me)
+        body = {"formation": formation_to_json(formation), "store": [hosted.port, devices]}
         replies = await self._peers.ask_all(others, "store", body)
         if not all(reply.get("comes") for reply in replies.values()) or len(replies) < len(others):
-            ledger.give_up("a member thought better of it")  # otherwise those who come would wait for it in vain
+            state.give_up("a member thought better of it")  # otherwise those who come would wait for it in vain
             return None
-        return Entry(
-            standing=standing, store_address=host.address, store_port=hosted.port, devices=devices, hosted=hosted
+        return RendezvousResult(
+            membership=membership, store_address=host.address, store_port=hosted.port, devices=devices, hosted=hosted
         )  # fmt: skip
 
-    async def _arrive(self, standing: Standing, host: Member) -> Entry | None:
-        formation, stores = standing.formation, self._ledger.stores
+    async def _arrive(self, membership: FormationMembership, host: Member) -> RendezvousResult | None:
+        formation, stores = membership.formation, self._state.stores
         while formation not in stores:  # whoever was told where the store is has promised to come
-            if self._outdated(standing):
+            if self._outdated(membership):
                 return None
-            await self._peers.request(host, "arrived", {"formation": pack(formation), "device": self._device})
+            await self._peers.request(
+                host, "arrived", {"formation": formation_to_json(formation), "device": self._device}
+            )
             if formation not in stores:
                 await self._peers.wait_change(RETRY_S)
         port, devices = stores[formation]
-        return Entry(standing=standing, store_address=host.address, store_port=port, devices=devices)
+        return RendezvousResult(membership=membership, store_address=host.address, store_port=port, devices=devices)
 
-    def _outdated(self, standing: Standing) -> bool:
+    def _outdated(self, membership: FormationMembership) -> bool:
         """Return whether it is in vain to wait for the others to arrive; tells them, too."""
-        if self._ledger.is_outranked(standing) or self._ledger.gives_up(standing):
-            self._ledger.give_up("a newer plan came, or a member has to go")
+        if self._state.is_superseded(membership) or self._state.has_stopped_waiting(membership):
+            self._state.give_up("a newer plan came, or a member has to go")
         # Whoever was lost while the others still voted for it is lost for this formation, too, and nobody says so again.
-        elif any(self._peers.links.is_lost(key_of(member)) for member in standing.others(self._ledger.me)):
-            self._ledger.give_up("a member was lost before it had arrived")
-        return standing.formation in self._ledger.broken
+        elif any(self._peers.heartbeats.is_lost(key_of(member)) for member in membership.others(self._state.me)):
+            self._state.give_up("a member was lost before it had arrived")
+        return membership.formation in self._state.broken

@@ -39,13 +39,13 @@ def open_sockets() -> frozenset[OpenSocket]:
     return frozenset(found)
 
 
-def cut(sockets: Collection[OpenSocket], *, addresses: Collection[str], spare_ports: Collection[int]) -> int:
+def cut(sockets: Collection[OpenSocket], *, addresses: Collection[str], excluded_ports: Collection[int]) -> int:
     """Shut down those sockets that are connected to one of ``addresses``; return how many there were.
 
     Args:
         sockets: candidates.
         addresses: IP addresses of the group's members.
-        spare_ports: a socket with one of these ports on either side is left alone (the peers' own links).
+        excluded_ports: a socket with one of these ports on either side is left alone (the peers' own links).
     """
     count = 0
     now = open_sockets()
@@ -53,7 +53,7 @@ def cut(sockets: Collection[OpenSocket], *, addresses: Collection[str], spare_po
         if candidate not in now:
             continue
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(candidate.descriptor)) as duplicate:
-            if _leads_to(duplicate, addresses=addresses, spare_ports=spare_ports):
+            if _leads_to(duplicate, addresses=addresses, excluded_ports=excluded_ports):
                 duplicate.shutdown(socket.SHUT_RDWR)
                 count += 1
     return count
@@ -78,13 +78,13 @@ def address_of(interface: str) -> str:
 
 
 def connected(
-    sockets: Collection[OpenSocket], *, addresses: Collection[str] | None, spare_ports: Collection[int]
+    sockets: Collection[OpenSocket], *, addresses: Collection[str] | None, excluded_ports: Collection[int]
 ) -> frozenset[OpenSocket]:
     """Return those sockets that are connected to one of ``addresses``; see ``cut``. ``None`` stands for all addresses."""
     found = set()
     for candidate in sockets:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(candidate.descriptor)) as duplicate:
-            if _leads_to(duplicate, addresses=addresses, spare_ports=spare_ports):
+            if _leads_to(duplicate, addresses=addresses, excluded_ports=excluded_ports):
                 found.add(candidate)
     return frozenset(found)
 
@@ -114,7 +114,7 @@ def _interface_of_v6(address: str) -> str | None:
     return None
 
 
-def _leads_to(one: socket.socket, *, addresses: Collection[str] | None, spare_ports: Collection[int]) -> bool:
+def _leads_to(one: socket.socket, *, addresses: Collection[str] | None, excluded_ports: Collection[int]) -> bool:
     """Return whether a socket is connected to one of the addresses, with no spare port on either side.
 
     Raises:
@@ -124,7 +124,7 @@ def _leads_to(one: socket.socket, *, addresses: Collection[str] | None, spare_po
         return False
     here, there = one.getsockname(), one.getpeername()
     known = addresses is None or _plain(there[0]) in addresses
-    return known and not {here[1], there[1]} & set(spare_ports)
+    return known and not {here[1], there[1]} & set(excluded_ports)
 
 
 def _plain(address: str) -> str:

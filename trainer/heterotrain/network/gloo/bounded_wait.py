@@ -21,7 +21,7 @@ LOOK_S = 0.25
 """Between two looks at the group; gloo says what it says within milliseconds."""
 
 
-class Watched:
+class BoundedWait:
     """An operation of gloo's, to be waited for as any other of torch's.
 
     Attributes:
@@ -81,4 +81,4 @@ def settle(works: Sequence[dist.Work]) -> None:
     """Wait until operations of a cut group have let go of their buffers; their errors are of no interest."""
     for work in works:
         with contextlib.suppress(RuntimeError):
-            Watched(work, is_over=lambda: True).wait(known_over=True)
+            BoundedWait(work, is_over=lambda: True).wait(known_over=True)

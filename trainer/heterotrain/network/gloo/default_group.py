@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from heterotrain.errors import PeerLost, UsageError
-from heterotrain.network.rendezvous import COLLECTIVE_S, Connections, c10d, sentence
+from heterotrain.network.connection_setup import COLLECTIVE_S, GroupConnections, c10d, short_message
 
 BACKEND = "heterotrain"
 """The name under which torch knows our gloo group for gradients."""
@@ -29,7 +29,7 @@ def check_free() -> None:
         )
 
 
-def publish(connections: Connections, *, backend: str, rank: int, world_size: int) -> None:
+def publish(connections: GroupConnections, *, backend: str, rank: int, world_size: int) -> None:
     """Make the connections torch's default group; nothing is exchanged, since gloo's are there and NCCL's come later.
 
     Args:
@@ -51,7 +51,7 @@ def publish(connections: Connections, *, backend: str, rank: int, world_size: in
             timeout=timedelta(seconds=COLLECTIVE_S),
         )  # fmt: skip
     except (RuntimeError, ValueError) as error:
-        raise PeerLost(f"the group could not be built: {sentence(error)}") from error
+        raise PeerLost(f"the group could not be built: {short_message(error)}") from error
     finally:
         _MADE.clear()
 

@@ -38,16 +38,19 @@ def connect(store: Any, *, rank: int, world_size: int, address: str | None, with
     secret = secrets.token_bytes(16)
     family = socket.AF_INET6 if ":" in own else socket.AF_INET
     peers: dict[int, socket.socket] = {}
-    with contextlib.ExitStack() as unfinished, socket.create_server(("", 0), family=family, backlog=world_size) as door:
-        store.set(f"mesh-{rank}", secret + f"{door.getsockname()[1]} {own}".encode())
+    with (
+        contextlib.ExitStack() as unfinished,
+        socket.create_server(("", 0), family=family, backlog=world_size) as listener,
+    ):
+        store.set(f"mesh-{rank}", secret + f"{listener.getsockname()[1]} {own}".encode())
         for other in range(rank):
             told = bytes(store.get(f"mesh-{other}"))
             port, host = told[16:].decode().split()
             peers[other] = unfinished.enter_context(socket.create_connection((host, int(port)), _left(end_s)))
             peers[other].sendall(_HELLO.pack(told[:16], rank))
         while len(peers) < world_size - 1:
-            door.settimeout(_left(end_s))
-            caller = unfinished.enter_context(door.accept()[0])
+            listener.settimeout(_left(end_s))
+            caller = unfinished.enter_context(listener.accept()[0])
             caller.settimeout(HELLO_S)
             with contextlib.suppress(OSError, struct.error):
                 said, other = _HELLO.unpack(caller.recv(_HELLO.size, socket.MSG_WAITALL))

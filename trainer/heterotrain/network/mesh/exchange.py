@@ -21,7 +21,7 @@ TURNS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Cargo:
+class Payload:
     """What goes one way between two ranks.
 
     Attributes:
@@ -152,7 +152,7 @@ def _rest(view: memoryview | None, then: Iterator[memoryview]) -> memoryview | N
     return view
 
 
-class Gathering(Exchange):
+class AllGather(Exchange):
     """Every rank sends the same few bytes to all others; they are in ``rows`` when it has been waited for."""
 
     def __init__(
@@ -186,12 +186,12 @@ class Gathering(Exchange):
         return [rows[rank] for rank in range(len(rows))]
 
 
-class Moving(Exchange):
+class SendReceive(Exchange):
     """Every rank sends cargo of its own to some of the others; it lies in its place when it has been waited for."""
 
     def __init__(
         self, peers: Mapping[int, socket.socket], *, number: int, limit_s: float,
-        outgoing: Mapping[int, Cargo], incoming: Mapping[int, Cargo],
+        outgoing: Mapping[int, Payload], incoming: Mapping[int, Payload],
     ) -> None:  # fmt: skip
         """Begin to send.
 
@@ -206,7 +206,7 @@ class Moving(Exchange):
             OSError: a connection is broken.
         """
         super().__init__(peers, number=number, limit_s=limit_s)
-        for peer, cargo in incoming.items():
-            self.fill(peer, bytearray(HEAD.size), cargo.views, size_bytes=cargo.size_bytes)
-        for peer, cargo in outgoing.items():
-            self.send(peer, HEAD.pack(number, cargo.size_bytes), cargo.views)
+        for peer, payload in incoming.items():
+            self.fill(peer, bytearray(HEAD.size), payload.views, size_bytes=payload.size_bytes)
+        for peer, payload in outgoing.items():
+            self.send(peer, HEAD.pack(number, payload.size_bytes), payload.views)

@@ -13,7 +13,7 @@ import socket
 from array import array
 from collections.abc import Mapping, Sequence
 
-from heterotrain.network.mesh.exchange import Cargo, Gathering, Moving
+from heterotrain.network.mesh.exchange import AllGather, Payload, SendReceive
 
 
 class Mesh:
@@ -36,15 +36,15 @@ class Mesh:
             if connection.family in (socket.AF_INET, socket.AF_INET6):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def gather(self, data: bytes) -> Gathering:
+    def gather(self, data: bytes) -> AllGather:
         """Send ``data`` to every rank, and begin to collect what they send: as many bytes from each.
 
         Raises:
             OSError: a connection is broken.
         """
-        return Gathering(self._peers, rank=self._rank, number=self._next(), data=data, limit_s=self._limit_s)
+        return AllGather(self._peers, rank=self._rank, number=self._next(), data=data, limit_s=self._limit_s)
 
-    def move(self, *, outgoing: Mapping[int, Cargo], incoming: Mapping[int, Cargo]) -> Moving:
+    def send_receive(self, *, outgoing: Mapping[int, Payload], incoming: Mapping[int, Payload]) -> SendReceive:
         """Begin to send cargo, and to take what others send; every rank calls this, those without cargo as well.
 
         Args:
@@ -54,7 +54,7 @@ class Mesh:
         Raises:
             OSError: a connection is broken.
         """
-        return Moving(
+        return SendReceive(
             self._peers, number=self._next(), limit_s=self._limit_s, outgoing=outgoing, incoming=incoming
         )  # fmt: skip
 
@@ -74,12 +74,12 @@ class Mesh:
         return self._exchanges
 
 
-def packed(values: Sequence[float]) -> bytes:
+def pack_floats(values: Sequence[float]) -> bytes:
     """Return numbers as float64, 8 bytes each, in the byte order that all ranks have."""
     return array("d", values).tobytes()
 
 
-def unpacked(data: bytes) -> list[float]:
+def unpack_floats(data: bytes) -> list[float]:
     """Return the numbers that ``packed`` made this of."""
     values = array("d")
     values.frombytes(data)

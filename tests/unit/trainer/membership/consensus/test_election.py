@@ -9,22 +9,22 @@ from typing import Any
 
 import pytest
 from heterotrain.membership.consensus.election import Election
-from heterotrain.membership.consensus.peer_state import Ledger
-from heterotrain.membership.plan_source import Held
+from heterotrain.membership.consensus.peer_state import PeerState
+from heterotrain.membership.formation import FormationMembership
+from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.membership.roster import FormationId
-from heterotrain.membership.standing import Standing
 from heterotrain.network.heartbeat import PeerKey, key_of
 from heterotrain_core.contract.plan import Member, Plan
 
-Deaf = set[tuple[int, int]]
+CannotCall = set[tuple[int, int]]
 """(a, b): a gets no answer when it calls b."""
 
 
-class Room:
+class VotingGroup:
     """The members of one formation, all of whom vote."""
 
-    def __init__(self, count: int, deaf: Deaf, *, min_replicas: int = 1) -> None:
-        self.deaf = deaf
+    def __init__(self, count: int, cannot_call: CannotCall, *, min_replicas: int = 1) -> None:
+        self.cannot_call = cannot_call
         self.members = tuple(
             Member(
                 rank=rank, worker=f"w{rank}", worker_uid=f"u{rank}", address="127.0.0.1", peer_port=1, pool="p",
@@ -37,32 +37,34 @@ class Room:
             min_replicas=min_replicas,
         )  # fmt: skip
         formation = FormationId(generation=1, number=0)
-        self.standing = Standing(held=Held(plan=plan, text=""), formation=formation, plan_ranks=tuple(range(count)))
+        self.membership = FormationMembership(
+            held=HeldPlan(plan=plan, text=""), formation=formation, plan_ranks=tuple(range(count))
+        )
         self.peers = [self._peers(rank) for rank in range(count)]
-        self.ledgers = [Ledger(peers, on_broken=lambda _why: None) for peers in self.peers]
+        self.states = [PeerState(peers, on_broken=lambda _why: None) for peers in self.peers]
 
     def _peers(self, me: int) -> Any:
         """Return what a member has of the peer service."""
         rank_of: dict[PeerKey, int] = {key_of(member): member.rank for member in self.members}
 
         def lost(key: PeerKey) -> bool:
-            return (me, rank_of[key]) in self.deaf
+            return (me, rank_of[key]) in self.cannot_call
 
         async def ask_all(
             members: list[Member], op: str, body: Mapping[str, Any], **_options: Any
         ) -> dict[PeerKey, Any]:
             await asyncio.sleep(0)
-            reached = [member for member in members if (me, member.rank) not in self.deaf]
+            reached = [member for member in members if (me, member.rank) not in self.cannot_call]
             return {key_of(m): await self.peers[m.rank].handlers[op](dict(body)) for m in reached}
 
         async def pause(_timeout_s: float) -> None:
             await asyncio.sleep(0.001)
 
-        links = SimpleNamespace(
+        heartbeats = SimpleNamespace(
             is_up=lambda key: not lost(key), is_lost=lost, is_undetermined=lambda _key: False, ping_all=pause
         )  # fmt: skip
         return SimpleNamespace(
-            identity=SimpleNamespace(worker_uid=f"u{me}", local_rank=0), links=links, handlers={}, nudge=lambda: None,
+            identity=SimpleNamespace(worker_uid=f"u{me}", local_rank=0), heartbeats=heartbeats, handlers={}, notify=lambda: None,
             source=SimpleNamespace(newest=None), watch=lambda _members: None, ask_all=ask_all, wait_change=pause,
             timeout_s=0.01, loop=asyncio.get_running_loop(),
         )  # fmt: skip
@@ -70,18 +72,18 @@ class Room:
     async def vote(self) -> list[tuple[int, ...] | None]:
         """Let all members vote at the same time; return what each has come to."""
         votes = [
-            Election(peers, ledger).vote(self.standing) for peers, ledger in zip(self.peers, self.ledgers, strict=True)
+            Election(peers, state).vote(self.membership) for peers, state in zip(self.peers, self.states, strict=True)
         ]
         return await asyncio.gather(*votes)
 
 
-def both(*pairs: tuple[int, int]) -> Deaf:
+def both(*pairs: tuple[int, int]) -> CannotCall:
     """Return a table in which neither of two reaches the other."""
     return {pair for one, other in pairs for pair in ((one, other), (other, one))}
 
 
 @pytest.mark.parametrize(
-    ("count", "deaf", "stay"),
+    ("count", "cannot_call", "stay"),
     [
         (3, set(), (0, 1, 2)),
         (3, {(2, 0)}, (0, 1)),
@@ -94,15 +96,15 @@ def both(*pairs: tuple[int, int]) -> Deaf:
         (4, {(0, 1), (0, 2), (0, 3)}, (1, 2, 3)),
         (5, both((0, 3), (3, 4)), (0, 1, 2, 4)),
     ],
-    ids=["all reach all", "one is deaf", "the first is deaf", "of two", "of two, the other way", "two apart", "the first is mute",
-         "mute to three", "deaf to three", "one apart from two"],
+    ids=["all reach all", "one cannot call", "the first cannot call", "of two", "of two, the other way", "two apart", "the first cannot be called",
+         "three cannot call one", "cannot call three", "one apart from two"],
 )  # fmt: skip
-def test_who_goes_on(count: int, deaf: Deaf, stay: tuple[int, ...]) -> None:
+def test_who_goes_on(count: int, cannot_call: CannotCall, stay: tuple[int, ...]) -> None:
     """Everybody comes to the same set, in which each can call each; those who are apart from most stay out."""
 
     async def play() -> list[tuple[int, ...] | None]:
         async with asyncio.timeout(60):
-            return await Room(count, deaf).vote()
+            return await VotingGroup(count, cannot_call).vote()
 
     found = asyncio.run(play())
     assert set(found) == {stay}
@@ -112,17 +114,17 @@ def test_too_few_who_reach_each_other_wait_for_the_operator(caplog: pytest.LogCa
     """They say so, and do as the operator says then."""
 
     async def play() -> list[tuple[int, ...] | None]:
-        room = Room(3, {(1, 2)}, min_replicas=3)
+        group = VotingGroup(3, {(1, 2)}, min_replicas=3)
 
         async def name_others() -> None:
             said = "only ranks [0, 1] of the plan can all call each other: waiting for the operator's plan"
             while said not in caplog.text:  # noqa: ASYNC110 - a log has no event
                 await asyncio.sleep(0.001)
-            for peers in room.peers:
+            for peers in group.peers:
                 peers.source.newest = SimpleNamespace(plan=SimpleNamespace(generation=2))
 
         async with asyncio.timeout(60):
-            found, _ = await asyncio.gather(room.vote(), name_others())
+            found, _ = await asyncio.gather(group.vote(), name_others())
         return found
 
     with caplog.at_level("INFO"):

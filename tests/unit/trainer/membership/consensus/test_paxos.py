@@ -8,7 +8,7 @@ from heterotrain.membership.consensus.paxos import (
     Acceptor,
     Ballot,
     accept,
-    acquainted,
+    fully_connected,
     is_majority,
     prepare,
     value_to_propose,
@@ -119,7 +119,7 @@ def test_those_who_stay_can_call_each_other_and_nobody_stays_out_for_nothing(
 ) -> None:
     """Whole workers go; whoever is apart from nobody stays; taking anybody back in alone would bring strangers together."""
     pod = {rank: f"w{worker}" for rank, worker in enumerate(workers)}
-    left = acquainted(pod, apart, workers=pod)
+    left = fully_connected(pod, apart, workers=pod)
     assert left == tuple(sorted(left))
     assert not [pair for pair in apart if set(pair) <= set(left)]
     assert {pod[rank] for rank in left}.isdisjoint({pod[rank] for rank in pod if rank not in left})
@@ -142,4 +142,4 @@ def test_those_who_stay_can_call_each_other_and_nobody_stays_out_for_nothing(
 )
 def test_who_stays_out(apart: list[tuple[int, int]], left: tuple[int, ...]) -> None:
     """The one who is apart from most, else the highest."""
-    assert acquainted(range(4), apart, workers={rank: f"w{rank}" for rank in range(4)}) == left
+    assert fully_connected(range(4), apart, workers={rank: f"w{rank}" for rank in range(4)}) == left

@@ -7,21 +7,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from heterotrain.membership.consensus.peer_state import Ledger
+from heterotrain.membership.consensus.peer_state import PeerState
+from heterotrain.membership.formation import formation_to_json
 from heterotrain.membership.roster import FormationId
-from heterotrain.membership.standing import pack
 
 
-def alone() -> tuple[Ledger, Any, list[str]]:
+def alone() -> tuple[PeerState, Any, list[str]]:
     """Return the ledger of a rank without a network, its peers, and what it says when its formation is given up."""
     told: list[str] = []
     peers: Any = SimpleNamespace(
         identity=SimpleNamespace(worker_uid="u0", local_rank=0),
-        links=SimpleNamespace(),
+        heartbeats=SimpleNamespace(),
         handlers={},
-        nudge=lambda: None,
+        notify=lambda: None,
     )
-    return Ledger(peers, on_broken=told.append), peers, told
+    return PeerState(peers, on_broken=told.append), peers, told
 
 
 @pytest.mark.parametrize(
@@ -36,13 +36,13 @@ def alone() -> tuple[Ledger, Any, list[str]]:
 )
 def test_who_asks_for_the_result_of_the_next_vote_has_left_this_formation(asked: FormationId, over: bool) -> None:
     """Otherwise one waits for the other's arrival, and that one for the vote, for as long as both live."""
-    ledger, peers, told = alone()
-    standing: Any = SimpleNamespace(formation=FormationId(generation=2, number=0))
-    ledger.standing = standing
-    answer = asyncio.run(peers.handlers["status"]({"formation": pack(asked)}))
+    state, peers, told = alone()
+    membership: Any = SimpleNamespace(formation=FormationId(generation=2, number=0))
+    state.membership = membership
+    answer = asyncio.run(peers.handlers["status"]({"formation": formation_to_json(asked)}))
     assert answer == {"decided": None, "finished": False, "hopeless": False}
     assert bool(told) is over
-    assert (FormationId(generation=2, number=0) in ledger.broken) is over
+    assert (FormationId(generation=2, number=0) in state.broken) is over
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,12 @@ def test_who_asks_for_the_result_of_the_next_vote_has_left_this_formation(asked:
 )
 def test_what_answers_say_of_the_formation(theirs: tuple[int, int], broken: bool, over: bool) -> None:
     """A peer that cannot call this rank tells it so in its answers, or its formation would be waited for without end."""
-    ledger, peers, told = alone()
-    peers.hears({"standing": list(theirs), "broken": broken})  # in no formation yet
+    state, peers, told = alone()
+    peers.on_reply({"standing": list(theirs), "broken": broken})  # in no formation yet
     formation = FormationId(generation=2, number=1)
-    ledger.standing = SimpleNamespace(formation=formation)  # type: ignore[assignment]  # all that is looked at
-    assert peers.tells() == {"standing": [2, 1], "broken": False}
-    peers.hears({"standing": list(theirs), "broken": broken})
-    peers.hears({"error": "another job"})
+    state.membership = SimpleNamespace(formation=formation)  # type: ignore[assignment]  # all that is looked at
+    assert peers.reply_fields() == {"standing": [2, 1], "broken": False}
+    peers.on_reply({"standing": list(theirs), "broken": broken})
+    peers.on_reply({"error": "another job"})
     assert bool(told) is over
-    assert peers.tells() == {"standing": [2, 1], "broken": over}
+    assert peers.reply_fields() == {"standing": [2, 1], "broken": over}

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from heterotrain.membership.consensus.rendezvous import Assembly
-from heterotrain.membership.plan_source import Held
+from heterotrain.membership.consensus.rendezvous import Rendezvous
+from heterotrain.membership.formation import FormationMembership
+from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.membership.roster import FormationId
-from heterotrain.membership.standing import Standing
 from heterotrain.network.heartbeat import PeerKey
 from heterotrain_core.contract.plan import Member, Plan
 
@@ -24,10 +24,10 @@ def peers_of(me: PeerKey, *, lost: set[PeerKey]) -> Any:
 
     return SimpleNamespace(
         identity=SimpleNamespace(worker_uid=me[0], local_rank=me[1], name=me[0]),
-        links=SimpleNamespace(is_lost=lost.__contains__, is_up=lambda _key: False, begin_anew=lost.clear),
+        heartbeats=SimpleNamespace(is_lost=lost.__contains__, is_up=lambda _key: False, forget_losses=lost.clear),
         loop=SimpleNamespace(create_task=lambda work: asyncio.get_running_loop().create_task(work)),
         source=SimpleNamespace(newest=None),
-        handlers={}, nudge=lambda: None, watch=lambda _members: None,
+        handlers={}, notify=lambda: None, watch=lambda _members: None,
         request=nobody, ask_all=nobody, wait_change=nobody,
     )  # fmt: skip
 
@@ -45,16 +45,16 @@ def test_whoever_was_lost_during_the_vote_is_not_waited_for(me: int, number: int
     )  # fmt: skip
     plan = Plan(job_uid="j", generation=4, revision=1, members=members, global_batch_samples=3)
     formation = FormationId(generation=4, number=number)
-    standing = Standing(held=Held(plan=plan, text=""), formation=formation, plan_ranks=(0, 1, 2))
+    membership = FormationMembership(held=HeldPlan(plan=plan, text=""), formation=formation, plan_ranks=(0, 1, 2))
     told: list[str] = []
 
     async def enter() -> Any:
         peers = peers_of((f"u{me}", 0), lost={("u2", 0)})
-        assembly = Assembly(
+        rendezvous = Rendezvous(
             peers, device=(), host_store=lambda: pytest.fail("not everybody is here"), on_broken=told.append
         )
         async with asyncio.timeout(0.5 if not given_up else 60):
-            return await assembly._enter(standing)
+            return await rendezvous._enter(membership)
 
     if given_up:
         assert asyncio.run(enter()) is None

@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 import torch
-from heterotrain.network.gloo.bounded_wait import Watched
-from heterotrain.network.rendezvous import c10d
+from heterotrain.network.connection_setup import c10d
+from heterotrain.network.gloo.bounded_wait import BoundedWait
 
 
 def pair() -> list[c10d.ProcessGroupGloo]:
@@ -31,14 +31,14 @@ def test_an_operation_that_comes_right_needs_no_look() -> None:
     ranks, ones = pair(), [torch.ones(3), torch.ones(3)]
     works = [rank.allreduce([one]) for rank, one in zip(ranks, ones, strict=True)]
     for work, rank in zip(works, ranks, strict=True):
-        Watched(work, is_over=lambda: True, belongs_to=rank).wait()
+        BoundedWait(work, is_over=lambda: True, belongs_to=rank).wait()
     assert [one.tolist() for one in ones] == [[2.0] * 3] * 2
 
 
 def test_an_operation_that_never_ends_is_left_behind_once_the_group_is_over() -> None:
     """As after a connection that broke without gloo's noticing; dropping its group afterwards does not wait, either."""
     ranks, looks = pair(), iter([False, False, True])
-    watched = Watched(ranks[0].allreduce([torch.ones(3)]), is_over=lambda: next(looks), belongs_to=ranks[0])
+    watched = BoundedWait(ranks[0].allreduce([torch.ones(3)]), is_over=lambda: next(looks), belongs_to=ranks[0])
     with pytest.raises(RuntimeError):
         watched.wait()
     assert watched.is_done

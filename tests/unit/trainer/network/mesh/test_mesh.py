@@ -15,8 +15,8 @@ import pytest
 from heterotrain.errors import UsageError
 from heterotrain.network.gloo.abort import address_of, interface_of
 from heterotrain.network.mesh.connect import connect, gloo_address
-from heterotrain.network.mesh.exchange import HEAD, Cargo
-from heterotrain.network.mesh.mesh import Mesh, packed, unpacked
+from heterotrain.network.mesh.exchange import HEAD, Payload
+from heterotrain.network.mesh.mesh import Mesh, pack_floats, unpack_floats
 
 
 class Store:
@@ -118,19 +118,19 @@ def test_silence_beyond_the_limit_ends_the_wait() -> None:
 def test_ranks_that_exchange_different_things_are_told_so() -> None:
     """Two values here, one there: an error that says what to look for, not numbers that are somebody else's."""
     with meshes(2) as (first, second):
-        second.gather(packed([1.0]))
+        second.gather(pack_floats([1.0]))
         with pytest.raises(UsageError, match=r"rank 1 exchanges 8 bytes where this rank exchanges 16: .* same model"):
-            collected(first, packed([1.0, 2.0]))
+            collected(first, pack_floats([1.0, 2.0]))
 
 
 def test_cargo_lies_in_its_place_whoever_sends_to_whom() -> None:
     """Rounds of random loads between four ranks, in views of random lengths, more than any connection's buffer holds."""
     chance, ranks = random.Random(3), 4  # noqa: S311 - seeded
 
-    def cuts(data: bytearray) -> Cargo:
+    def cuts(data: bytearray) -> Payload:
         places = sorted(chance.randrange(len(data) + 1) for _ in range(chance.randrange(20)))
         edges = [0, *places, len(data)]
-        return Cargo(len(data), [memoryview(data)[a:b] for a, b in itertools.pairwise(edges)])  # some of them empty
+        return Payload(len(data), [memoryview(data)[a:b] for a, b in itertools.pairwise(edges)])  # some of them empty
 
     with meshes(ranks) as found:
         for _round in range(5):
@@ -141,9 +141,9 @@ def test_cargo_lies_in_its_place_whoever_sends_to_whom() -> None:
             taken = {pair: cuts(box) for pair, box in boxes.items()}
 
             def one(rank: int) -> None:
-                found[rank].move(
-                    outgoing={b: cargo for (a, b), cargo in sent.items() if a == rank},  # noqa: B023 - used up here
-                    incoming={a: cargo for (a, b), cargo in taken.items() if b == rank},  # noqa: B023 - used up here
+                found[rank].send_receive(
+                    outgoing={b: payload for (a, b), payload in sent.items() if a == rank},  # noqa: B023 - used up here
+                    incoming={a: payload for (a, b), payload in taken.items() if b == rank},  # noqa: B023 - used up here
                 ).wait()
 
             together(ranks, one)
@@ -156,9 +156,9 @@ def test_a_load_that_ends_where_others_get_their_turn_is_over(number: int) -> No
     with meshes(2, limit_s=5) as (first, second):
         views = [memoryview(bytes([i]) * 3) for i in range(number)]
         boxes = [bytearray(3) for _ in range(number)]
-        sending = first.move(outgoing={1: Cargo(3 * number, views)}, incoming={})
+        sending = first.send_receive(outgoing={1: Payload(3 * number, views)}, incoming={})
         sending.wait()
-        second.move(outgoing={}, incoming={0: Cargo(3 * number, map(memoryview, boxes))}).wait()
+        second.send_receive(outgoing={}, incoming={0: Payload(3 * number, map(memoryview, boxes))}).wait()
         assert [bytes(box) for box in boxes] == views
 
 
@@ -173,12 +173,12 @@ def test_memory_is_asked_for_when_its_turn_comes() -> None:
             yield memoryview(bytes(1_000_000))
 
     with meshes(2) as (first, second):
-        sending = first.move(outgoing={1: Cargo(100_000_000, views())}, incoming={})
+        sending = first.send_receive(outgoing={1: Payload(100_000_000, views())}, incoming={})
         assert asked < 50  # what fits into two buffers; the rest waits for a reader
         box = bytearray(100_000_000)
         with ThreadPoolExecutor(1) as pool:
             done = pool.submit(sending.wait)
-            second.move(outgoing={}, incoming={0: Cargo(len(box), [memoryview(box)])}).wait()
+            second.send_receive(outgoing={}, incoming={0: Payload(len(box), [memoryview(box)])}).wait()
             done.result(30)
         assert asked == 100
 
@@ -186,9 +186,9 @@ def test_memory_is_asked_for_when_its_turn_comes() -> None:
 def test_loads_of_different_length_are_told_so() -> None:
     """A receiver whose model is another one says so instead of taking a part, or waiting for more."""
     with meshes(2) as (first, second):
-        first.move(outgoing={1: Cargo(3, [memoryview(b"abc")])}, incoming={})
+        first.send_receive(outgoing={1: Payload(3, [memoryview(b"abc")])}, incoming={})
         with pytest.raises(UsageError, match="rank 0 exchanges 3 bytes where this rank exchanges 4"):
-            second.move(outgoing={}, incoming={0: Cargo(4, [memoryview(bytearray(4))])}).wait()
+            second.send_receive(outgoing={}, incoming={0: Payload(4, [memoryview(bytearray(4))])}).wait()
     assert HEAD.unpack(HEAD.pack(1, 2**40))[1] == 2**40  # a state of more than 4 GB
 
 
@@ -223,8 +223,8 @@ def test_strangers_at_the_door_are_sent_away() -> None:
 def test_numbers_keep_every_bit() -> None:
     """What is packed comes back, NaN and the largest counters included."""
     values = [0.1, -0.0, 2.0**53 - 1, float("inf")]
-    assert unpacked(packed(values)) == values
-    assert unpacked(packed([float("nan")]))[0] != 0.0
+    assert unpack_floats(pack_floats(values)) == values
+    assert unpack_floats(pack_floats([float("nan")]))[0] != 0.0
 
 
 def test_the_address_is_that_of_the_interface_that_gloo_uses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ c10d: Any = dist
 
 CONNECT_S = 2.0
 """For a connection to the store, which is there before anybody is told of it."""
-RENDEZVOUS_S = 10.0
+SETUP_S = 10.0
 """For the store's keys and the ranks' connections. Everybody has promised to come; losses are noticed by the links."""
 COLLECTIVE_S = 1800.0
 """For operations. Long on purpose: lost peers are noticed by their links, and a slow rank is no lost rank."""
@@ -50,7 +50,7 @@ class HostedStore:
 def host_store() -> HostedStore:
     """Start a store on a free port of this host."""
     before = open_sockets()
-    limit = timedelta(seconds=RENDEZVOUS_S)
+    limit = timedelta(seconds=SETUP_S)
     store = c10d.TCPStore("localhost", 0, None, is_master=True, timeout=limit, wait_for_workers=False)
     return HostedStore(store=store, port=int(store.port), before=before)
 
@@ -64,12 +64,12 @@ def connect_store(host: str, port: int) -> Any:
     # torch's own client knocks at a dead host's port until its time-out, and more than once.
     socket.create_connection((host, port), timeout=CONNECT_S).close()
     store = c10d.TCPStore(host, port, None, is_master=False, timeout=timedelta(seconds=CONNECT_S))
-    store.set_timeout(timedelta(seconds=RENDEZVOUS_S))
+    store.set_timeout(timedelta(seconds=SETUP_S))
     return store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connections:
+class GroupConnections:
     """What a group is made of: the store, the mesh for what ranks tell each other, and a gloo group for gradients."""
 
     store: Any
@@ -77,7 +77,7 @@ class Connections:
     gradients: Any
 
 
-class Dial:
+class ConnectionAttempt:
     """The attempt to connect to everybody."""
 
     def __init__(self, store: Callable[[], Any], *, rank: int, world_size: int, address: str | None) -> None:
@@ -94,11 +94,11 @@ class Dial:
         self._world_size = world_size
         self._address = address
         self._done = threading.Event()
-        self._connections: Connections | None = None
+        self._connections: GroupConnections | None = None
         self._error: Exception | None = None
         threading.Thread(target=self._run, name="heterotrain-rendezvous", daemon=True).start()
 
-    def result(self, check: Callable[[], None]) -> Connections:
+    def result(self, check: Callable[[], None]) -> GroupConnections:
         """Return the connections; ``check`` is called meanwhile and may raise to walk away.
 
         Raises:
@@ -107,29 +107,29 @@ class Dial:
         while not self._done.wait(0.01):
             check()
         if self._connections is None:
-            raise PeerLost(f"the group could not be built: {sentence(self._error)}") from self._error
+            raise PeerLost(f"the group could not be built: {short_message(self._error)}") from self._error
         return self._connections
 
     def _run(self) -> None:
         try:
             store = self._store()
             mesh = connect(
-                store, rank=self._rank, world_size=self._world_size, address=self._address, within_s=RENDEZVOUS_S,
+                store, rank=self._rank, world_size=self._world_size, address=self._address, within_s=SETUP_S,
                 limit_s=COLLECTIVE_S,
             )  # fmt: skip
-            self._connections = Connections(store=store, mesh=mesh, gradients=self._gloo(store))
+            self._connections = GroupConnections(store=store, mesh=mesh, gradients=self._gloo(store))
         except Exception as error:  # noqa: BLE001 - whatever it is, the training thread hears of it
             self._error = error
         self._done.set()
 
     def _gloo(self, store: Any) -> Any:
-        limit = timedelta(seconds=RENDEZVOUS_S)
+        limit = timedelta(seconds=SETUP_S)
         group = c10d.ProcessGroupGloo(c10d.PrefixStore("gradients", store), self._rank, self._world_size, limit)
         group._set_default_timeout(timedelta(seconds=COLLECTIVE_S))  # noqa: SLF001 - torch has no public way
         return group
 
 
-def sentence(error: BaseException | None) -> str:
+def short_message(error: BaseException | None) -> str:
     """Return what the library's message says, without where in its source it says so and without its advice."""
     text = str(error).partition("\n")[0]
     place, bracket, rest = text.partition("] ")

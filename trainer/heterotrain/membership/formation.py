@@ -7,15 +7,15 @@ from typing import Any
 
 from heterotrain_core.contract.plan import Member, Plan
 
-from heterotrain.membership.devices import Marks
-from heterotrain.membership.plan_source import Held
+from heterotrain.membership.devices import DeviceIds
+from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.membership.roster import FormationId
+from heterotrain.network.connection_setup import HostedStore
 from heterotrain.network.heartbeat import PeerKey, key_of
-from heterotrain.network.rendezvous import HostedStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class FormationMembership:
     """Where a rank is when it begins to look for its next formation.
 
     Attributes:
@@ -25,7 +25,7 @@ class Standing:
         leaving: those among them who announced that they go.
     """
 
-    held: Held
+    held: HeldPlan
     formation: FormationId
     plan_ranks: tuple[int, ...]
     leaving: frozenset[int] = frozenset()
@@ -63,29 +63,31 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class RendezvousResult:
     """A formation that everybody has arrived at, and where its store is."""
 
-    standing: Standing
+    membership: FormationMembership
     store_address: str
     store_port: int
-    devices: tuple[Marks, ...]
+    devices: tuple[DeviceIds, ...]
     """What every member computes on, by rank in the process group."""
     hosted: HostedStore | None = None
     """The store itself, on the rank that hosts it."""
 
 
-def whole(held: Held) -> Standing:
+def first_membership(held: HeldPlan) -> FormationMembership:
     """Return the first formation of a plan: everybody whom it names."""
     ranks = tuple(member.rank for member in held.plan.members)
-    return Standing(held=held, formation=FormationId(generation=held.plan.generation, number=0), plan_ranks=ranks)
+    return FormationMembership(
+        held=held, formation=FormationId(generation=held.plan.generation, number=0), plan_ranks=ranks
+    )
 
 
-def pack(formation: FormationId) -> list[int]:
+def formation_to_json(formation: FormationId) -> list[int]:
     """Return a formation's name as JSON carries it."""
     return [formation.generation, formation.number]
 
 
-def unpack(raw: Any) -> FormationId:
+def formation_from_json(raw: Any) -> FormationId:
     """Return the formation that ``pack`` made this of."""
     return FormationId(generation=int(raw[0]), number=int(raw[1]))

@@ -12,14 +12,14 @@ from heterotrain.state.training import Training
 _log = logging.getLogger(__name__)
 
 
-def place_of(uri: str, identity: Identity) -> str:
+def job_folder_uri(uri: str, identity: Identity) -> str:
     """Return the job's own folder under the URI: two jobs that share a volume must not read each other's."""
     if identity.mode is not Mode.OPERATED:
         return uri
     return f"{uri.rstrip('/')}/{identity.namespace}-{identity.job_name}-{identity.job_uid}"
 
 
-def best_in(folder: CheckpointFolder) -> tuple[int, int]:
+def best_checkpoint(folder: CheckpointFolder) -> tuple[int, int]:
     """Return (generation, step) of the best checkpoint that can be seen, (-1, -1) for none.
 
     Raises:
@@ -34,7 +34,7 @@ def best_in(folder: CheckpointFolder) -> tuple[int, int]:
         ) from error
 
 
-def load_newest(folder: CheckpointFolder, training: Training) -> int | None:
+def restore_newest(folder: CheckpointFolder, training: Training) -> int | None:
     """Restore the newest good checkpoint and return its step; ``None`` when there never was one.
 
     Raises:
