@@ -143,7 +143,7 @@ cluster-down: setup ## stop the cluster; leaves no process, mount or interface b
 
 # Integration tests start operators of their own; an installed one would work on the same jobs.
 test-cluster: cluster-running ## chart, integration and end-to-end tests; the cluster keeps running
-	@eval "$$($(CLUSTER) env)"; \
+	@environment=$$($(CLUSTER) env); eval "$$environment"; \
 	  helm uninstall heterotrain --namespace heterotrain-system --ignore-not-found --wait; \
 	  $(PYTEST) tests/packaging; \
 	  $(PYTEST) tests/integration --ignore tests/integration/cluster; \
