@@ -1,1 +1,1 @@
-"""The operator: places workers, learns how fast they are, and gives each its share of the batch."""
+"""The operator: places workers, measures their speed, and gives each one its share of the batch."""

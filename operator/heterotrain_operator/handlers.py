@@ -1,7 +1,6 @@
-"""Every kopf handler. They only pass on what they see: deciding and acting happen elsewhere (``engine``).
+"""All kopf handlers. They only pass events on: the ``engine`` decides and acts.
 
-Only ``on.event`` is used: it leaves no annotation and no finalizer on anybody's objects, so nothing hangs when the
-operator is down.
+Only ``on.event`` is used: it puts no annotation or finalizer on any object, so nothing hangs without the operator.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ log = structlog.get_logger()
 
 
 def register(registry: kopf.OperatorRegistry, app: App, *, stop: asyncio.Event) -> list[BaseException]:
-    """Connect an operator to kopf; ``stop`` is set when it ends. Return a list that receives why, if by an error."""
+    """Register an operator with kopf, and set ``stop`` when it ends; return a list for the error that ends it."""
     failures: list[BaseException] = []
     running: list[asyncio.Task[None]] = []
     servers: list[Any] = []
@@ -63,29 +62,29 @@ def register(registry: kopf.OperatorRegistry, app: App, *, stop: asyncio.Event) 
 
     @kopf.on.event(keys.GROUP, keys.VERSION, keys.PLURAL, registry=registry)
     async def on_job(event: kopf.RawEvent, **_: Any) -> None:
-        app.came("jobs", event["type"])
+        app.note_event("jobs", event["type"])
         app.job_event(event["object"], deleted=event["type"] == "DELETED")
 
     @kopf.on.event("v1", "pods", registry=registry)
     async def on_pod(event: kopf.RawEvent, **_: Any) -> None:
-        app.came("pods", event["type"])
+        app.note_event("pods", event["type"])
         app.pod_event(event["object"], deleted=event["type"] == "DELETED")
 
     @kopf.on.event("v1", "configmaps", registry=registry)
     async def on_plan(event: kopf.RawEvent, **_: Any) -> None:
-        app.came("plans", event["type"])
+        app.note_event("plans", event["type"])
         app.plan_event(event["object"], deleted=event["type"] == "DELETED")
 
     @kopf.on.event("v1", "nodes", registry=registry)
     async def on_node(event: kopf.RawEvent, **_: Any) -> None:
-        app.came("nodes", event["type"])
+        app.note_event("nodes", event["type"])
         app.node_event(event["object"], deleted=event["type"] == "DELETED")
 
     return failures
 
 
 class _NoDiffBase(kopf.DiffBaseStorage):
-    """No handler asks what changed: kopf need not copy every object of every event to find out."""
+    """Stores nothing: no handler needs diffs, so kopf need not copy the object of every event."""
 
     def build(self, **_: Any) -> Any:
         return None
@@ -98,7 +97,7 @@ class _NoDiffBase(kopf.DiffBaseStorage):
 
 
 class _NoProgress(kopf.ProgressStorage):
-    """No handler has a progress to keep on anybody's object."""
+    """Stores nothing: event handlers have no progress."""
 
     def fetch(self, **_: Any) -> Any:
         return None
@@ -117,17 +116,17 @@ class _NoProgress(kopf.ProgressStorage):
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
-    """Set kopf up for a cluster of many pods; each value has a measured reason."""
+    """Configure kopf for clusters with many pods."""
     owned = f"{keys.LABEL_MANAGED_BY}={keys.MANAGED_BY}"
     settings.watching.label_selectors["v1", "pods"] = owned
     settings.watching.label_selectors["v1", "configmaps"] = owned
     settings.watching.chunk_size = PAGE_SIZE  # 9,000 objects: 84 MiB instead of 205
-    settings.queueing.idle_timeout = 0.2  # a task per object lives that long after its last event
-    settings.peering.standalone = True  # we use a Lease
-    settings.scanning.disabled = True  # no rights on namespaces and CRDs needed
-    settings.posting.enabled = False  # we publish Events ourselves
+    settings.queueing.idle_timeout = 0.2  # kopf keeps one task per object this long after its last event
+    settings.peering.standalone = True  # a Lease elects the leader
+    settings.scanning.disabled = True  # needs no rights on namespaces and CRDs
+    settings.posting.enabled = False  # the operator publishes its own Events
     settings.networking.request_timeout = 30
-    settings.networking.error_backoffs = (1, 1, 2, 3, 5, 8, *[10] * 10_000)  # no outage of the API server ends us
+    settings.networking.error_backoffs = (1, 1, 2, 3, 5, 8, *[10] * 10_000)  # outlasts any outage of the API server
     settings.persistence.finalizer = f"{keys.GROUP}/never-used"
     settings.persistence.diffbase_storage = _NoDiffBase()
     settings.persistence.progress_storage = _NoProgress()

@@ -1,4 +1,4 @@
-"""Hands kopf the same credentials that our own client uses, so that there is one way to log in."""
+"""Credentials for kopf: the same as those of the operator's own client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from heterotrain_operator.kube.auth import load_configuration
 
 
 async def login(kubeconfig: str | None) -> kopf.ConnectionInfo:
-    """Return how kopf reaches the API server; kopf asks again when it is refused, so a rotated token is read anew.
+    """Return kopf's connection to the API server; kopf calls this again after a denial, so rotated tokens are read.
 
     Raises:
         KubeError: there is neither a service account nor a kubeconfig.

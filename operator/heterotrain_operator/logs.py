@@ -1,4 +1,4 @@
-"""One JSON line per log record, whether it comes from us or from a library."""
+"""Logging: one JSON line for each record, from the operator and from libraries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import structlog
 
 
 def set_up_logs(level: str, *, readable: bool) -> None:
-    """Send everything to stderr; ``readable`` for a person's terminal instead of JSON."""
+    """Log to stderr: as JSON, or ``readable`` for a terminal."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -41,5 +41,5 @@ def set_up_logs(level: str, *, readable: bool) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # kopf tells every event at INFO; what it can't do is told at WARNING.
+    # kopf logs every event at INFO, and problems at WARNING.
     logging.getLogger("kopf").setLevel(max(logging.WARNING, root.level))

@@ -1,4 +1,4 @@
-"""The task that decides between jobs: a new job is held until it is decided about, and a bug leaves everything as it was."""
+"""The task that allocates nodes: a new job waits for the first decision, and a bug leaves all grants unchanged."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from heterotrain_operator.decide.objects.pods import build_pod
 from heterotrain_operator.decide.workers.capacity import Shape
 from heterotrain_operator.engine.allocator import PATIENCE_S, Allocator, shapes_of
 from heterotrain_operator.engine.app import App
+from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.engine.resync import list_foreign
@@ -29,7 +30,7 @@ DECIDE = "heterotrain_operator.engine.allocator.decide_allocation"
 
 
 class Bench:
-    """An allocator with nodes and jobs, and a clock that a test turns."""
+    """An allocator with nodes and jobs, and a clock that tests advance."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -41,8 +42,7 @@ class Bench:
             self.queue,
             self.metrics,
             telemetry_of=lambda _: Telemetry(),
-            clock=lambda: self.now_s,
-            wall_clock_s=lambda: NOW_S,
+            clocks=Clocks(lambda: self.now_s, lambda: NOW_S),
         )
 
     def add_node(self, name: str, cpu: str = "2") -> None:
@@ -68,31 +68,31 @@ class Bench:
     def limits(self, key: JobKey) -> Any:
         job = self.store.jobs.get(key)
         assert job is not None
-        grant = self.allocator.of(job)
-        return "held" if grant.undecided else grant.limits
+        grant = self.allocator.grant_of(job)
+        return "undecided" if grant.undecided else grant.limits
 
 
-def a_rivalry() -> tuple[Bench, JobKey, JobKey]:
-    """Return two jobs that want three workers each of two that fit on node a."""
+def two_competing_jobs() -> tuple[Bench, JobKey, JobKey]:
+    """Return two jobs that want three workers each on a node for two."""
     bench = Bench()
     bench.add_node("a")
     return bench, bench.add_job("one", pool("a", maxReplicas=3)), bench.add_job("two", pool("a", maxReplicas=3))
 
 
-async def test_what_was_decided_reaches_the_jobs_that_it_concerns_and_only_once() -> None:
-    bench, one, two = a_rivalry()
-    assert bench.limits(one) == "held"
+async def test_a_decision_queues_the_jobs_that_it_changes_and_only_once() -> None:
+    bench, one, two = two_competing_jobs()
+    assert bench.limits(one) == "undecided"
     await bench.allocator.run_once()
     assert {await bench.queue.get(), await bench.queue.get()} == {one, two}
     assert (bench.limits(one), bench.limits(two)) == ({"a": 1}, {"a": 1})
     bench.queue.done(one)
     bench.queue.done(two)
     await bench.allocator.run_once()
-    assert len(bench.queue) == 0, "nothing changed, nobody is woken"
+    assert len(bench.queue) == 0, "nothing changed, so no job is queued"
     assert bench.metrics.limited_jobs._value.get() == 2
 
 
-async def test_workers_that_have_to_leave_are_counted_with_the_reason() -> None:
+async def test_workers_that_have_to_leave_are_counted_by_reason() -> None:
     bench = Bench()
     bench.add_node("a", cpu="4")
     one = bench.add_job("one", pool("a", maxReplicas=4))
@@ -109,16 +109,16 @@ async def test_workers_that_have_to_leave_are_counted_with_the_reason() -> None:
     assert counted("heterotrain_operator_moved_workers_total", labels) == 2, "once is enough"
 
 
-async def test_asking_for_a_new_job_brings_the_decision_about_at_once() -> None:
-    bench, one, two = a_rivalry()
+async def test_a_new_job_without_a_grant_makes_the_decision_urgent() -> None:
+    bench, one, two = two_competing_jobs()
     running = asyncio.create_task(bench.allocator.run())
     try:
         async with asyncio.timeout(30):
-            assert bench.limits(one) == "held"
-            woken = {await bench.queue.get(), await bench.queue.get()}
-            assert woken == {one, two}
+            assert bench.limits(one) == "undecided"
+            queued = {await bench.queue.get(), await bench.queue.get()}
+            assert queued == {one, two}
             three = bench.add_job("three", pool("a"))
-            assert bench.limits(three) == "held"
+            assert bench.limits(three) == "undecided"
             while await bench.queue.get() != three:
                 pass
         assert bench.limits(three) == {"a": 0}
@@ -127,10 +127,10 @@ async def test_asking_for_a_new_job_brings_the_decision_about_at_once() -> None:
         running.cancel()
 
 
-async def test_a_bug_with_some_jobs_leaves_them_as_they_were_and_spoils_no_others(
+async def test_a_bug_with_some_jobs_keeps_their_grants_and_does_not_affect_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bench, one, two = a_rivalry()
+    bench, one, two = two_competing_jobs()
     await bench.allocator.run_once()
     bench.add_node("b", cpu="1")
     others = [bench.add_job(name, pool("b", maxReplicas=2)) for name in ("p", "q")]
@@ -148,8 +148,8 @@ async def test_a_bug_with_some_jobs_leaves_them_as_they_were_and_spoils_no_other
     assert bench.metrics.allocations.labels(result="bug")._value.get() == 1
 
 
-async def test_a_job_whose_pods_can_t_be_made_ends_nobody_else_s_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, one, two = a_rivalry()
+async def test_a_job_without_valid_pods_does_not_stop_the_allocation_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, one, two = two_competing_jobs()
     bad = bench.add_job("bad", pool("a"))
 
     def fails(job: JobView) -> dict[str, Shape]:
@@ -162,33 +162,33 @@ async def test_a_job_whose_pods_can_t_be_made_ends_nobody_else_s_allocation(monk
     assert (bench.limits(one), bench.limits(two)) == ({"a": 1}, {"a": 1})
 
 
-async def test_a_new_job_that_nobody_decides_about_takes_what_fits_after_a_while(
+async def test_a_new_job_without_a_decision_takes_all_nodes_that_fit_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bench, one, _ = a_rivalry()
+    bench, one, _ = two_competing_jobs()
     monkeypatch.setattr(DECIDE, None)
-    assert bench.limits(one) == "held"
+    assert bench.limits(one) == "undecided"
     await bench.allocator.run_once()
-    assert bench.limits(one) == "held"
+    assert bench.limits(one) == "undecided"
     bench.now_s += PATIENCE_S
     assert bench.limits(one) is None
 
 
-async def test_another_job_under_an_old_name_inherits_nothing() -> None:
-    bench, one, _ = a_rivalry()
+async def test_a_new_job_under_an_old_name_inherits_nothing() -> None:
+    bench, one, _ = two_competing_jobs()
     await bench.allocator.run_once()
     bench.add_job("one", pool("a", maxReplicas=3), version="2", uid="another")
-    assert bench.limits(one) == "held"
+    assert bench.limits(one) == "undecided"
 
 
-async def test_jobs_that_take_no_part_are_never_held() -> None:
+async def test_jobs_that_take_no_part_need_no_decision() -> None:
     bench = Bench()
     body = job_body(spec={"suspend": True})
-    assert bench.allocator.of(parse_job(body)) is UNLIMITED
+    assert bench.allocator.grant_of(parse_job(body)) is UNLIMITED
 
 
-async def test_jobs_in_the_running_operator_get_no_more_than_their_part() -> None:
-    """Two jobs through the whole shell: events in, pods out, two each on four places."""
+async def test_jobs_in_the_running_operator_get_only_their_grants() -> None:
+    """Two jobs through the whole operator: events in, pods out, two workers each on a node for four."""
     kube = FakeKube()
     app = App(kube, Settings(leader_election=False, relist_s=3600.0))
     kube.objects["nodes", "", "a"] = node_body("a", "a", cpu="4")
@@ -199,13 +199,13 @@ async def test_jobs_in_the_running_operator_get_no_more_than_their_part() -> Non
         keys.append(JobKey("ns", name))
     running = asyncio.create_task(app.run())
 
-    def told() -> list[list[int]]:
+    def granted() -> list[list[int]]:
         jobs = [body for (plural, _, _), body in kube.objects.items() if plural == "heterotrainjobs"]
         return [[pool.get("granted") for pool in job.get("status", {}).get("pools", ())] for job in jobs]
 
     try:
         async with asyncio.timeout(30):
-            while told() != [[2], [2]]:  # noqa: ASYNC110  # the stand-in for the API server tells nobody
+            while granted() != [[2], [2]]:  # noqa: ASYNC110  # the fake API server signals nothing
                 await asyncio.sleep(0.01)
         pods = sorted(name for plural, _, name in kube.objects if plural == "pods")
         assert pods == ["one-w0", "one-w1", "two-w0", "two-w1"]
@@ -214,7 +214,7 @@ async def test_jobs_in_the_running_operator_get_no_more_than_their_part() -> Non
         await asyncio.gather(running, return_exceptions=True)
 
 
-def test_numbers_in_a_status_bring_no_decision_about_and_a_changed_spec_does() -> None:
+def test_numbers_in_a_status_need_no_decision_and_a_changed_spec_does() -> None:
     app = App(FakeKube(), Settings(leader_election=False))
     app.job_event(job_body(resourceVersion="1"), deleted=False)
     assert app.allocator._changed.is_set(), "a new job"
@@ -226,9 +226,7 @@ def test_numbers_in_a_status_bring_no_decision_about_and_a_changed_spec_does() -
 
 
 @pytest.mark.parametrize(("watched", "foreign"), [(None, {}), ("ns", {"a": 2.0}), ("elsewhere", {"a": 1.0})])
-async def test_workers_that_another_operator_looks_after_take_room(
-    watched: str | None, foreign: dict[str, float]
-) -> None:
+async def test_workers_of_another_operator_use_capacity(watched: str | None, foreign: dict[str, float]) -> None:
     kube, store = FakeKube(), Store()
     for number, namespace in enumerate(("ns", "elsewhere", "elsewhere")):
         job = parse_job(job_body(pool("a"), namespace=namespace))

@@ -1,4 +1,4 @@
-"""The operator's series about jobs: there while a job trains, gone with it, and no value where none is known."""
+"""The operator's gauges of jobs: exported while a job trains, removed with it, and absent while unknown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PREDICTED, MEASURED, RATIO = (
 
 
 def an_operator(cluster: FakeCluster) -> App:
-    """Return an operator that has just started and seen this cluster."""
+    """Return an operator that has just started and listed this cluster."""
     kube = FakeKube()
     app = App(kube, Settings(leader_election=False, status_interval_s=0.0))
     for body in cluster.nodes.values():
@@ -39,12 +39,12 @@ def an_operator(cluster: FakeCluster) -> App:
     return app
 
 
-def told(app: App, name: str) -> float | None:
+def value(app: App, name: str) -> float | None:
     found: float | None = app.metrics.registry.get_sample_value(name, LABELS)
     return found
 
 
-async def test_a_job_that_trains_is_told_of_also_by_an_operator_that_just_started() -> None:
+async def test_a_training_job_has_series_right_after_a_restart_of_the_operator() -> None:
     cluster = FakeCluster(spec={"training": {"globalBatchSize": 512, "epochs": 9}}).with_nodes("a", "b", "c").start()
     training = Training(
         cluster,
@@ -57,23 +57,23 @@ async def test_a_job_that_trains_is_told_of_also_by_an_operator_that_just_starte
     for _ in range(3):
         training.epoch()
     app = an_operator(cluster)
-    assert told(app, RATIO) is None
+    assert value(app, RATIO) is None
     await app.reconciler.run_once(KEY)
     status = cluster.status["prediction"]
-    assert told(app, PREDICTED) == status["predictedStepSeconds"]
-    assert told(app, MEASURED) == status["measuredStepSeconds"]
-    assert told(app, RATIO) == status["measuredOverPredicted"]
+    assert value(app, PREDICTED) == status["predictedStepSeconds"]
+    assert value(app, MEASURED) == status["measuredStepSeconds"]
+    assert value(app, RATIO) == status["measuredOverPredicted"]
     app.job_event(cluster.job, deleted=True)
     await app.reconciler.run_once(KEY)
-    assert told(app, PREDICTED) is None
+    assert value(app, PREDICTED) is None
 
 
-async def test_what_is_not_known_and_what_does_not_train_has_no_series() -> None:
+async def test_unknown_values_and_jobs_that_do_not_train_have_no_series() -> None:
     cluster = FakeCluster().with_nodes("a", "b", "c").start()
     app = an_operator(cluster)
     await app.reconciler.run_once(KEY)
-    assert told(app, PREDICTED) is None
-    assert told(app, MEASURED) is None
+    assert value(app, PREDICTED) is None
+    assert value(app, MEASURED) is None
     cluster.edit(lambda spec: spec.update(suspend=True))
     cluster.job["metadata"]["resourceVersion"] = "1000"
     app.job_event(cluster.job, deleted=False)
@@ -81,7 +81,7 @@ async def test_what_is_not_known_and_what_does_not_train_has_no_series() -> None
     assert {sample.name for family in app.metrics.of_jobs.collect() for sample in family.samples} == set()
 
 
-def test_what_a_job_wants_and_may_have_is_told_while_it_waits_and_gone_with_it() -> None:
+def test_wanted_and_granted_workers_are_exported_while_a_job_waits_and_removed_with_it() -> None:
     cluster = FakeCluster(
         pool("a", maxReplicas=4, pricePerHour="2.0"), spec={"elasticPolicy": {"minReplicas": 2}}
     ).with_nodes("a", cpu="4")

@@ -1,4 +1,4 @@
-"""The elector in fake time: who leads when, and that a leader stops before anybody else may start."""
+"""The elector in fake time: a leader stops before another operator may start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def an_elector(kube: FakeKube, identity: str) -> Elector:
     return Elector(kube, settings, wall_clock=lambda: "2027-01-01T00:00:00.000000Z", clock=loop.time)
 
 
-async def test_the_first_leads_and_the_second_waits() -> None:
+async def test_one_candidate_leads_and_the_other_waits() -> None:
     kube = FakeKube()
     first, second = an_elector(kube, "first"), an_elector(kube, "second")
     await first.acquire()
@@ -47,7 +47,7 @@ async def test_a_released_lease_is_taken_within_a_second() -> None:
 
 @pytest.mark.parametrize("hanging", [False, True])
 async def test_a_leader_that_can_t_renew_stops_before_another_may_start(hanging: bool) -> None:
-    """Once with errors, once with calls that never come back."""
+    """With errors, and with calls that never return."""
     kube = FakeKube()
     first, second = an_elector(kube, "first"), an_elector(kube, "second")
     await first.acquire()
@@ -58,12 +58,12 @@ async def test_a_leader_that_can_t_renew_stops_before_another_may_start(hanging:
         return {}
 
     def fail(verb: str, _plural: str, _name: str) -> KubeError | None:
-        return Unavailable("cable pulled") if down and verb == "replace" and not hanging else None
+        return Unavailable("network down") if down and verb == "replace" and not hanging else None
 
     kube.fail = fail
     original = kube.replace
     if hanging:
-        kube.replace = hang  # type: ignore[method-assign]  # on purpose
+        kube.replace = hang  # type: ignore[method-assign]  # a double
     loop = asyncio.get_running_loop()
     started_s = loop.time()
     with pytest.raises(LeadershipLost):
@@ -72,21 +72,21 @@ async def test_a_leader_that_can_t_renew_stops_before_another_may_start(hanging:
     assert not first.leads
     assert stopped_s < LeaseSettings(namespace="", name="", identity="").duration_s
     down = False
-    kube.replace = original  # type: ignore[method-assign]  # back again
+    kube.replace = original  # type: ignore[method-assign]  # restored
     await second.acquire()
     assert loop.time() - started_s > stopped_s
 
 
-async def test_somebody_else_in_the_lease_ends_leadership_at_the_next_renewal() -> None:
+async def test_another_holder_of_the_lease_ends_leadership_at_the_next_renewal() -> None:
     kube = FakeKube()
     first = an_elector(kube, "first")
     await first.acquire()
     kube.objects["leases", "ns", "leader"]["metadata"]["resourceVersion"] = "9999"
-    with pytest.raises(LeadershipLost, match="somebody else"):
+    with pytest.raises(LeadershipLost, match="another operator"):
         await first.keep()
 
 
-async def test_an_api_server_that_starts_later_is_waited_for() -> None:
+async def test_a_candidate_waits_for_the_api_server() -> None:
     kube = FakeKube()
     kube.fail = lambda *_: Unavailable("not yet")
     first = an_elector(kube, "first")

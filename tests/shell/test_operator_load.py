@@ -52,10 +52,10 @@ async def a_crowd(jobs: int) -> LoadTest:
 async def lines_of_passes(load: LoadTest) -> float:
     """Return how many lines of Python it takes, for each job, to look at every job once more."""
     load.kube.calls.clear()
-    load.app.queue.add_behind(load.app.store.jobs.all())
+    load.app.queue.add_low_priority(load.app.store.jobs.all())
     with counted() as lines:
         while len(load.app.queue):
-            await load.app.reconciler._handle(await load.app.queue.get())
+            await load.app.reconciler.handle(await load.app.queue.get())
     return lines[0] / len(load.app.store.jobs.all())
 
 
@@ -131,12 +131,12 @@ async def test_a_new_operator_changes_nothing_before_it_has_decided_between_the_
     load.app = App(load.kube, load.app.settings)
     feed(load.app, bodies_of(load))
     while len(load.app.queue):
-        await load.app.reconciler._handle(await load.app.queue.get())
+        await load.app.reconciler.handle(await load.app.queue.get())
     repaired = {("apply", "services"), ("apply", "poddisruptionbudgets")}
     assert {(verb, plural) for verb, plural, _ in load.kube.calls} == repaired
     await load.app.allocator.run_once()
     load.kube.calls.clear()
     while len(load.app.queue):
-        await load.app.reconciler._handle(await load.app.queue.get())
+        await load.app.reconciler.handle(await load.app.queue.get())
     said_anew = {("apply status", "heterotrainjobs")}
     assert {(verb, plural) for verb, plural, _ in load.kube.calls} <= said_anew, "it decides the same"

@@ -1,4 +1,4 @@
-"""Reading telemetry in fake time: new data wakes the job, an outage is told once, and training never waits."""
+"""Reading telemetry in fake time: new data queues the job, an outage is reported once, and training never waits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from heterotrain_operator.cluster_state.parse import parse_job
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import MemberId
 from heterotrain_operator.cluster_state.views import JobKey
+from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.poller import Poller
 from heterotrain_operator.engine.queue import Queue
@@ -55,8 +56,7 @@ class Bench:
             self.queue,
             OperatorMetrics(),
             PrometheusSettings(url="http://prometheus", poll_s=1.0, stale_s=30.0),
-            clock=loop.time,
-            wall_clock_s=lambda: self.cluster.now_s + loop.time() - self.started_s,
+            clocks=Clocks(loop.time, lambda: self.cluster.now_s + loop.time() - self.started_s),
         )
 
     def answer(self, step: int, at_s: float, labels: dict[str, str] = LABELS) -> None:
@@ -70,29 +70,29 @@ class Bench:
         assert self.prom is not None
         self.prom.answers = answers
 
-    async def woken(self) -> bool:
-        """Tell whether the job was woken since the last time, and hand it back."""
+    async def queued(self) -> bool:
+        """Return whether the job was queued since the last call, and give it back."""
         if not len(self.queue):
             return False
         self.queue.done(await self.queue.get())
         return True
 
 
-async def test_new_data_wakes_the_job_and_old_data_does_not() -> None:
+async def test_new_data_queues_the_job_and_old_data_does_not() -> None:
     bench = Bench(FakeProm())
     bench.answer(step=1, at_s=0)
     task = asyncio.create_task(bench.poller.run())
     await asyncio.sleep(0.1)
-    assert await bench.woken()
+    assert await bench.queued()
     await asyncio.sleep(5)
-    assert not await bench.woken()
+    assert not await bench.queued()
     bench.answer(step=2, at_s=5)
     await asyncio.sleep(1)
-    assert await bench.woken()
+    assert await bench.queued()
     task.cancel()
 
 
-async def test_whose_pool_a_member_is_of_is_remembered_when_its_pod_is_gone() -> None:
+async def test_a_member_s_pool_stays_known_without_its_pod() -> None:
     bench = Bench(FakeProm())
     pods = bench.poller._store.pods
     (first, *_) = bench.cluster.pod_views
@@ -104,63 +104,63 @@ async def test_whose_pool_a_member_is_of_is_remembered_when_its_pod_is_gone() ->
     pods.discard((first.key.namespace, first.name))
     bench.answer(step=2, at_s=1)
     await asyncio.sleep(1)
-    telemetry = bench.poller.of(bench.job)
+    telemetry = bench.poller.telemetry_of(bench.job)
     assert telemetry.pools == {MemberId(first.uid, 0): first.pool}
     assert set(telemetry.gauges) == {MemberId("uid-a", 0)}
     task.cancel()
 
 
-async def test_an_outage_is_told_after_a_moment_once_and_so_is_its_end() -> None:
+async def test_an_outage_is_reported_once_after_a_moment_and_so_is_its_end() -> None:
     prom = FakeProm()
     bench = Bench(prom)
     bench.answer(step=1, at_s=0)
     task = asyncio.create_task(bench.poller.run())
     await asyncio.sleep(0.5)
-    await bench.woken()
+    await bench.queued()
     prom.error = PromUnavailable("Prometheus can't be reached: refused")
     await asyncio.sleep(3)
-    assert not await bench.woken(), "one late answer is no outage"
+    assert not await bench.queued(), "one late answer is not an outage"
     await asyncio.sleep(5)
-    assert await bench.woken()
-    assert bench.poller.of(bench.job).problem == "Prometheus can't be reached: refused"
+    assert await bench.queued()
+    assert bench.poller.telemetry_of(bench.job).problem == "Prometheus can't be reached: refused"
     await asyncio.sleep(20)
-    assert not await bench.woken()
+    assert not await bench.queued()
     prom.error = None
     bench.answer(step=3, at_s=28)
     await asyncio.sleep(1.5)
-    assert await bench.woken()
-    assert bench.poller.of(bench.job).problem == ""
+    assert await bench.queued()
+    assert bench.poller.telemetry_of(bench.job).problem == ""
     task.cancel()
 
 
-async def test_a_prometheus_that_does_not_scrape_the_pods_is_told_with_what_to_do() -> None:
+async def test_missing_scrapes_are_reported_with_what_to_do() -> None:
     bench = Bench(FakeProm())
     task = asyncio.create_task(bench.poller.run())
     await asyncio.sleep(20)
-    assert bench.poller.of(bench.job).problem == ""
+    assert bench.poller.telemetry_of(bench.job).problem == ""
     await asyncio.sleep(20)
-    telemetry = bench.poller.of(bench.job)
+    telemetry = bench.poller.telemetry_of(bench.job)
     assert telemetry.reason == "NoSeries"
     assert "ht-metrics-0" in telemetry.problem
     task.cancel()
 
 
-async def test_samples_that_grow_old_are_told() -> None:
+async def test_old_samples_are_reported() -> None:
     bench = Bench(FakeProm())
     bench.answer(step=1, at_s=0)
     task = asyncio.create_task(bench.poller.run())
     await asyncio.sleep(40)
-    assert bench.poller.of(bench.job).reason == "Stale"
+    assert bench.poller.telemetry_of(bench.job).reason == "Stale"
     task.cancel()
 
 
-async def test_without_a_prometheus_the_condition_says_what_to_set() -> None:
+async def test_without_a_prometheus_the_problem_names_the_value_to_set() -> None:
     bench = Bench(None)
-    assert bench.poller.of(bench.job).reason == "NotConfigured"
-    assert "prometheus.url" in bench.poller.of(bench.job).problem
+    assert bench.poller.telemetry_of(bench.job).reason == "NotConfigured"
+    assert "prometheus.url" in bench.poller.telemetry_of(bench.job).problem
 
 
-async def test_jobs_that_do_not_train_are_not_asked_for() -> None:
+async def test_jobs_that_do_not_train_are_not_read() -> None:
     prom = FakeProm()
     bench = Bench(prom)
     bench.cluster.job["status"]["completionTime"] = "2027-01-01T00:00:00Z"
@@ -172,7 +172,7 @@ async def test_jobs_that_do_not_train_are_not_asked_for() -> None:
     task.cancel()
 
 
-async def test_everything_is_asked_for_once_for_each_scrape() -> None:
+async def test_all_series_are_read_once_for_each_scrape() -> None:
     prom = FakeProm()
     bench = Bench(prom)
     bench.answer(step=1, at_s=0)
@@ -187,7 +187,7 @@ async def test_everything_is_asked_for_once_for_each_scrape() -> None:
     task.cancel()
 
 
-async def test_reading_that_takes_long_rests_as_long() -> None:
+async def test_after_slow_reads_the_poller_rests_as_long() -> None:
     bench = Bench(SlowProm(answers_after_s=3.0))
     bench.answer(step=1, at_s=0)
     task = asyncio.create_task(bench.poller.run())

@@ -1,11 +1,11 @@
-"""The work queue in fake time: dirty once, never twice at a time, and a failing key delays only itself."""
+"""The work queue in fake time: dirty once, processed once at a time, and a failing key delays only itself."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from heterotrain_operator.engine.queue import BEHIND_EVERY, FIRST_BACKOFF_S, LONGEST_BACKOFF_S, Queue
+from heterotrain_operator.engine.queue import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, LOW_PRIORITY_EVERY, Queue
 
 pytestmark = pytest.mark.looptime
 
@@ -15,7 +15,7 @@ def now() -> float:
 
 
 async def ready(queue: Queue[str]) -> list[str]:
-    """Return the keys that can be had at once."""
+    """Return the keys that are available at once."""
     found = []
     while len(queue):
         found.append(await queue.get())
@@ -29,7 +29,7 @@ async def test_a_key_is_dirty_at_most_once() -> None:
     assert await ready(queue) == ["a", "b"]
 
 
-async def test_a_key_that_changes_while_it_is_handled_is_handled_once_more_afterwards() -> None:
+async def test_a_key_that_changes_during_its_processing_is_processed_once_more() -> None:
     queue: Queue[str] = Queue()
     queue.add("a")
     assert await queue.get() == "a"
@@ -39,7 +39,7 @@ async def test_a_key_that_changes_while_it_is_handled_is_handled_once_more_after
     assert await ready(queue) == ["a"]
 
 
-async def test_waiting_for_a_key_ends_when_one_comes() -> None:
+async def test_get_waits_for_the_next_key() -> None:
     queue: Queue[str] = Queue()
     queue.add_after("a", 7.0)
     started_s = now()
@@ -47,7 +47,7 @@ async def test_waiting_for_a_key_ends_when_one_comes() -> None:
     assert now() - started_s == pytest.approx(7.0)
 
 
-async def test_the_sooner_of_two_wishes_counts_and_a_change_counts_at_once() -> None:
+async def test_the_earlier_of_two_delays_counts_and_a_change_counts_at_once() -> None:
     queue: Queue[str] = Queue()
     queue.add_after("a", 10.0)
     queue.add_after("a", 3.0)
@@ -62,7 +62,7 @@ async def test_the_sooner_of_two_wishes_counts_and_a_change_counts_at_once() -> 
     assert now() - started_s == pytest.approx(3.0)
 
 
-async def test_failures_wait_longer_and_longer_and_success_forgets_them() -> None:
+async def test_each_failure_doubles_the_wait_and_success_resets_it() -> None:
     queue: Queue[str] = Queue()
     queue.add("a")
     waits = []
@@ -80,7 +80,7 @@ async def test_failures_wait_longer_and_longer_and_success_forgets_them() -> Non
     assert queue.failed("a") == pytest.approx(FIRST_BACKOFF_S)
 
 
-async def test_a_failing_key_delays_nobody() -> None:
+async def test_a_failing_key_delays_no_other() -> None:
     queue: Queue[str] = Queue()
     queue.add("bad")
     queue.add("good")
@@ -91,14 +91,14 @@ async def test_a_failing_key_delays_nobody() -> None:
     assert now() == started_s
 
 
-async def test_a_server_that_asks_us_to_wait_is_given_that_time() -> None:
+async def test_a_pause_that_the_server_requests_is_respected() -> None:
     queue: Queue[str] = Queue()
     queue.add("a")
     await queue.get()
     assert queue.failed("a", at_least_s=30.0) == pytest.approx(30.0)
 
 
-async def test_a_forgotten_key_does_not_come_back() -> None:
+async def test_a_forgotten_key_does_not_return() -> None:
     queue: Queue[str] = Queue()
     queue.add_after("a", 1.0)
     queue.forget("a")
@@ -106,27 +106,27 @@ async def test_a_forgotten_key_does_not_come_back() -> None:
     assert await ready(queue) == []
 
 
-async def test_what_changed_comes_before_what_is_only_looked_at_again_and_moves_up_when_it_changes() -> None:
+async def test_changed_keys_come_before_low_priority_ones_and_a_change_raises_a_key() -> None:
     queue: Queue[str] = Queue()
-    queue.add_behind(["a", "b", "c"])
+    queue.add_low_priority(["a", "b", "c"])
     queue.add("x")
     queue.add("b")
     assert await ready(queue) == ["x", "b", "a", "c"]
 
 
-async def test_however_much_changes_those_behind_have_their_turn() -> None:
+async def test_low_priority_keys_are_not_starved() -> None:
     queue: Queue[str] = Queue()
-    queue.add_behind(["patient"])
+    queue.add_low_priority(["low"])
     for number in range(100):
         queue.add(f"busy-{number}")
-    served = [await queue.get() for _ in range(BEHIND_EVERY)]
-    assert "patient" in served
+    served = [await queue.get() for _ in range(LOW_PRIORITY_EVERY)]
+    assert "low" in served
 
 
-async def test_a_key_that_waits_or_is_handled_is_not_put_behind() -> None:
+async def test_a_queued_or_processed_key_keeps_its_priority() -> None:
     queue: Queue[str] = Queue()
-    queue.add("handled")
-    assert await queue.get() == "handled"
-    queue.add("waits")
-    queue.add_behind(["waits", "handled"])
-    assert await ready(queue) == ["waits"]
+    queue.add("processed")
+    assert await queue.get() == "processed"
+    queue.add("queued")
+    queue.add_low_priority(["queued", "processed"])
+    assert await ready(queue) == ["queued"]

@@ -1,10 +1,11 @@
-"""Passes over jobs with a fake API server: the order of writes, what a crash in between leaves, and what errors do."""
+"""Passes over jobs with a fake API server: the order of writes, recovery after a crash, and errors."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.decide.grants.grant import UNLIMITED
 from heterotrain_operator.decide.job import Decision, JobInputs
 from heterotrain_operator.engine.app import App
+from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.reconcile import PLANNING_PART
 from heterotrain_operator.engine.resync import relist
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Refused, Unavailable
@@ -26,9 +28,9 @@ from support.fakes import FakeKube
 KEY = JobKey("ns", "job")
 
 
-def an_app(kube: FakeKube, cluster: FakeCluster | None = None) -> App:
-    """Return an operator that has seen a cluster."""
-    app = without_rivals(kube, status_interval_s=0.0)
+def an_app(kube: FakeKube, cluster: FakeCluster | None = None, clocks: Clocks | None = None) -> App:
+    """Return an operator that has listed a cluster."""
+    app = without_competition(kube, status_interval_s=0.0, clocks=clocks)
     cluster = cluster or FakeCluster().with_nodes("a", "b", "c")
     for body in cluster.nodes.values():
         app.store.nodes.put(parse_node(body))
@@ -37,10 +39,10 @@ def an_app(kube: FakeKube, cluster: FakeCluster | None = None) -> App:
     return app
 
 
-def without_rivals(kube: FakeKube, *, status_interval_s: float) -> App:
-    """Return an operator whose jobs need not wait to hear that nobody else wants their nodes."""
-    app = App(kube, Settings(leader_election=False, status_interval_s=status_interval_s))
-    app.reconciler._grant_of = lambda _: UNLIMITED
+def without_competition(kube: FakeKube, *, status_interval_s: float, clocks: Clocks | None = None) -> App:
+    """Return an operator whose jobs need not wait for an allocation."""
+    app = App(kube, Settings(leader_election=False, status_interval_s=status_interval_s), clocks=clocks)
+    app.reconciler._sources = replace(app.reconciler._sources, grant_of=lambda _: UNLIMITED)
     return app
 
 
@@ -48,7 +50,7 @@ def failing(verb: str, plural: str, error: KubeError) -> Callable[[str, str, str
     return lambda v, p, _: error if (v, p) == (verb, plural) else None
 
 
-async def test_what_pods_need_is_written_before_them_and_the_status_after() -> None:
+async def test_objects_that_pods_need_are_written_before_them_and_the_status_after_them() -> None:
     kube = FakeKube()
     await an_app(kube).reconciler.run_once(KEY)
     assert [(verb, plural) for verb, plural, _ in kube.writes] == [
@@ -62,8 +64,8 @@ async def test_what_pods_need_is_written_before_them_and_the_status_after() -> N
     ]
 
 
-async def test_our_own_writes_are_seen_although_no_watch_event_came() -> None:
-    """The API's answers go into the store: the second pass only counts the new pods, the third has nothing to do."""
+async def test_the_operator_s_own_writes_count_before_their_watch_events() -> None:
+    """The API's answers are stored: the second pass only counts the new pods, and the third one does nothing."""
     kube = FakeKube()
     app = an_app(kube)
     await app.reconciler.run_once(KEY)
@@ -75,7 +77,7 @@ async def test_our_own_writes_are_seen_although_no_watch_event_came() -> None:
 
 
 @pytest.mark.parametrize("crash_after", range(8))
-async def test_a_crash_after_any_write_is_made_good_by_the_next_operator(crash_after: int) -> None:
+async def test_the_next_operator_recovers_from_a_crash_after_any_write(crash_after: int) -> None:
     kube = FakeKube()
 
     class Crash(BaseException):
@@ -86,10 +88,10 @@ async def test_a_crash_after_any_write_is_made_good_by_the_next_operator(crash_a
             raise Crash
 
     kube.fail = fail
-    with pytest.raises(Crash) if crash_after < 7 else _nothing():
+    with pytest.raises(Crash) if crash_after < 7 else nullcontext():
         await an_app(kube).reconciler.run_once(KEY)
     kube.fail = lambda *_: None
-    successor = without_rivals(kube, status_interval_s=0.0)
+    successor = without_competition(kube, status_interval_s=0.0)
     for name in ("a", "b", "c"):
         kube.objects["nodes", "", name] = node_body(name, name)
     for _ in range(3):
@@ -99,12 +101,7 @@ async def test_a_crash_after_any_write_is_made_good_by_the_next_operator(crash_a
     assert ("configmaps", "ns", "job-plan") in kube.objects
 
 
-class _nothing:  # noqa: N801  # stands for a context manager that does nothing
-    def __enter__(self) -> None: ...
-    def __exit__(self, *_: object) -> None: ...
-
-
-async def test_a_failed_worker_is_in_the_status_before_its_pod_may_go() -> None:
+async def test_the_status_counts_a_failed_worker_before_its_pod_is_removed() -> None:
     cluster = FakeCluster(spec={"cleanPodPolicy": "All", "backoffLimit": 0}).with_nodes("a", "b", "c").start()
     cluster.end("job-w0", Ending.FAILED, exit_code=1, reason="boom")
     kube = FakeKube()
@@ -120,7 +117,7 @@ async def test_a_failed_worker_is_in_the_status_before_its_pod_may_go() -> None:
     assert kube.objects["heterotrainjobs", "ns", "job"]["status"]["restarts"] == 1
 
 
-async def test_a_pod_that_the_server_refuses_is_told_in_the_status_and_tried_again() -> None:
+async def test_a_refused_pod_is_reported_in_the_status_and_tried_again() -> None:
     kube = FakeKube()
     app = an_app(kube)
     kube.fail = failing("create", "pods", Refused("exceeded quota: team", status_code=403))
@@ -134,8 +131,8 @@ async def test_a_pod_that_the_server_refuses_is_told_in_the_status_and_tried_aga
     assert again_s <= 20.0
 
 
-def told(kube: FakeKube, kind: str) -> tuple[str, str]:
-    """Return reason and message of a condition as they were written."""
+def condition(kube: FakeKube, kind: str) -> tuple[str, str]:
+    """Return reason and message of a condition in the written status."""
     conditions = kube.objects["heterotrainjobs", "ns", "job"]["status"]["conditions"]
     return next((c["reason"], c["message"]) for c in conditions if c["type"] == kind)
 
@@ -143,16 +140,15 @@ def told(kube: FakeKube, kind: str) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("verb", "plural"), [("apply", "services"), ("apply", "poddisruptionbudgets"), ("create", "configmaps")]
 )
-async def test_a_right_that_is_missing_is_told_in_the_status_and_tried_again(verb: str, plural: str) -> None:
+async def test_a_missing_right_is_reported_in_the_status_and_tried_again(verb: str, plural: str) -> None:
     kube = FakeKube()
-    app = an_app(kube)
     now_s = 0.0
-    app.reconciler._clock = app.actor._clock = lambda: now_s
+    app = an_app(kube, clocks=Clocks(monotonic=lambda: now_s))
     kube.fail = failing(verb, plural, Refused(f"{plural} is forbidden", status_code=403))
     first_s = await app.reconciler.run_once(KEY)
     await app.reconciler.run_once(KEY)
-    assert told(kube, "Scheduled")[0] == "PodsRefused"
-    assert f"{plural} is forbidden" in told(kube, "Scheduled")[1]
+    assert condition(kube, "Scheduled")[0] == "PodsRefused"
+    assert f"{plural} is forbidden" in condition(kube, "Scheduled")[1]
     assert first_s is not None
     assert first_s <= 20.0
     assert bool([call for call in kube.writes if call[:2] == ("create", "pods")]) is (plural != "configmaps")
@@ -164,13 +160,12 @@ async def test_a_right_that_is_missing_is_told_in_the_status_and_tried_again(ver
     assert len([key for key in kube.objects if key[0] == "pods"]) == 3
 
 
-async def test_a_plan_that_is_refused_is_not_counted_as_written_and_not_tried_all_the_time() -> None:
-    """Its number in the status would rise with every pass, and each write of the status is followed by another pass."""
+async def test_a_refused_plan_does_not_count_as_written_and_is_tried_again_later() -> None:
+    """Otherwise its version in the status would grow with every pass, and each status update causes another pass."""
     cluster = a_running_job()
     kube = FakeKube()
-    app = an_app(kube, cluster)
     now_s = 0.0
-    app.reconciler._clock = app.actor._clock = lambda: now_s
+    app = an_app(kube, cluster, Clocks(monotonic=lambda: now_s))
     assert cluster.plan is not None
     for body in cluster.pods.values():
         kube.objects["pods", "ns", body["metadata"]["name"]] = body
@@ -184,7 +179,7 @@ async def test_a_plan_that_is_refused_is_not_counted_as_written_and_not_tried_al
     desired = cluster.status["plan"]["desired"]
     for _ in range(4):
         await app.reconciler.run_once(KEY)
-    assert told(kube, "Ready") == ("WriteRefused", "field is immutable")
+    assert condition(kube, "Ready") == ("WriteRefused", "field is immutable")
     assert kube.objects["heterotrainjobs", "ns", "job"]["status"]["plan"]["desired"] == desired
     assert len([call for call in kube.writes if call[0] == "replace"]) == 1
     before = len(kube.writes)
@@ -194,40 +189,40 @@ async def test_a_plan_that_is_refused_is_not_counted_as_written_and_not_tried_al
     kube.fail = lambda *_: None
     for _ in range(2):
         await app.reconciler.run_once(KEY)
-    assert told(kube, "Ready")[0] == "Training"
+    assert condition(kube, "Ready")[0] == "Training"
 
 
 @pytest.mark.parametrize(
     ("plural", "kind", "name"),
     [("services", "Service", "job-workers"), ("configmaps", "ConfigMap", "job-plan"), ("pods", "Pod", "job-w0")],
 )
-async def test_what_bears_our_name_but_is_another_one_s_stays_as_it_is_and_is_told(
+async def test_a_foreign_object_with_the_job_s_name_stays_as_it_is_and_is_reported(
     plural: str, kind: str, name: str
 ) -> None:
     kube = FakeKube()
     app = an_app(kube)
-    theirs = {"kind": kind, "metadata": {"name": name, "namespace": "ns", "uid": "theirs"}, "spec": {"a": "b"}}
-    kube.objects[plural, "ns", name] = theirs
-    before = copy.deepcopy(theirs)
+    foreign = {"kind": kind, "metadata": {"name": name, "namespace": "ns", "uid": "foreign"}, "spec": {"a": "b"}}
+    kube.objects[plural, "ns", name] = foreign
+    before = copy.deepcopy(foreign)
     await app.reconciler.run_once(KEY)
     await app.reconciler.run_once(KEY)
     assert kube.objects[plural, "ns", name] == before
-    assert f"a {kind} named {name} is there already and does not belong to this job" in told(kube, "Scheduled")[1]
+    assert f"a {kind} named {name} exists and does not belong to this job" in condition(kube, "Scheduled")[1]
 
 
-async def test_what_is_ours_is_taken_back_from_whoever_edited_it() -> None:
+async def test_edits_of_the_operator_s_objects_are_reverted() -> None:
     kube = FakeKube()
     app = an_app(kube)
     await app.reconciler.run_once(KEY)
-    ours = kube.objects["services", "ns", "job-workers"]
-    ours["spec"] = {"clusterIP": "edited"}
+    service = kube.objects["services", "ns", "job-workers"]
+    service["spec"] = {"clusterIP": "edited"}
     app.reconciler.reapply()
     kube.conflicts.add(("services", "job-workers"))
     await app.reconciler.run_once(KEY)
     assert kube.objects["services", "ns", "job-workers"]["spec"]["clusterIP"] == "None"
 
 
-async def test_a_plan_that_lost_its_labels_gets_them_back_and_is_not_overwritten_unseen() -> None:
+async def test_a_plan_without_labels_gets_them_back_and_is_read_before_it_is_overwritten() -> None:
     kube = FakeKube()
     app = an_app(kube)
     await app.reconciler.run_once(KEY)
@@ -241,34 +236,34 @@ async def test_a_plan_that_lost_its_labels_gets_them_back_and_is_not_overwritten
     await app.reconciler.run_once(KEY)
 
 
-async def test_a_webhook_that_does_not_answer_is_told() -> None:
+async def test_a_webhook_without_an_answer_is_reported() -> None:
     kube = FakeKube()
     app = an_app(kube)
     kube.fail = failing("dry-run", "pods", Unavailable("failed calling webhook policy.example.com"))
     again_s = await app.reconciler.run_once(KEY)
-    assert told(kube, "Accepted")[0] == "NoAnswer"
-    assert "failed calling webhook" in told(kube, "Accepted")[1]
+    assert condition(kube, "Accepted")[0] == "NoAnswer"
+    assert "failed calling webhook" in condition(kube, "Accepted")[1]
     assert again_s == pytest.approx(20.0, abs=1.0)
 
 
-async def test_an_object_that_can_t_be_read_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unreadable_object_does_not_hide_others(monkeypatch: pytest.MonkeyPatch) -> None:
     kube = FakeKube()
-    app = without_rivals(kube, status_interval_s=0.0)
-    for name in ("good", "spoiled"):
+    app = without_competition(kube, status_interval_s=0.0)
+    for name in ("good", "unreadable"):
         body = job_body(name=name, uid=name)
         kube.objects["heterotrainjobs", "ns", name] = body
-    del kube.objects["heterotrainjobs", "ns", "spoiled"]["metadata"]["uid"]
+    del kube.objects["heterotrainjobs", "ns", "unreadable"]["metadata"]["uid"]
     assert await relist(kube, app.store, None) == {JobKey("ns", "good")}
 
 
-def test_an_annotation_that_somebody_spoiled_is_no_number_of_ranks() -> None:
+def test_an_invalid_annotation_counts_as_one_rank() -> None:
     cluster = FakeCluster().with_nodes("a", "b", "c").start()
     for text in ("many", "-1", "0", "1" * 5000, ""):
         cluster.pods["job-w0"]["metadata"]["annotations"][RANKS_ANNOTATION] = text
         assert [pod.ranks for pod in cluster.pod_views] == [1, 1, 1]
 
 
-async def test_a_template_is_tried_out_once_for_each_generation_of_the_spec() -> None:
+async def test_a_template_is_checked_once_for_each_generation_of_the_spec() -> None:
     kube = FakeKube()
     app = an_app(kube)
     for _ in range(3):
@@ -276,7 +271,7 @@ async def test_a_template_is_tried_out_once_for_each_generation_of_the_spec() ->
     assert [name for verb, _, name in kube.calls if verb == "dry-run"] == ["job-try-a", "job-try-b", "job-try-c"]
 
 
-async def test_a_refused_template_is_asked_again_later_because_a_policy_may_change() -> None:
+async def test_a_refused_template_is_checked_again_later_because_a_policy_may_change() -> None:
     kube = FakeKube()
     app = an_app(kube)
     kube.fail = failing("dry-run", "pods", Refused("violates PodSecurity", status_code=403))
@@ -287,11 +282,10 @@ async def test_a_refused_template_is_asked_again_later_because_a_policy_may_chan
     assert again_s == pytest.approx(20.0, abs=1.0)
 
 
-async def test_a_template_that_stays_wrong_is_asked_for_ever_more_rarely() -> None:
+async def test_an_invalid_template_is_checked_less_and_less_often() -> None:
     kube = FakeKube()
-    app = an_app(kube)
     now_s = 0.0
-    app.reconciler._clock = lambda: now_s
+    app = an_app(kube, clocks=Clocks(monotonic=lambda: now_s))
     kube.fail = failing("dry-run", "pods", Refused("unknown field", status_code=400))
     waits_s = []
     for _ in range(7):
@@ -302,7 +296,7 @@ async def test_a_template_that_stays_wrong_is_asked_for_ever_more_rarely() -> No
     assert waits_s == [20.0, 40.0, 80.0, 160.0, 320.0, 320.0, 320.0]
 
 
-async def test_a_job_that_went_away_while_we_acted_is_no_error() -> None:
+async def test_a_job_deleted_during_its_pass_is_not_an_error() -> None:
     kube = FakeKube()
     app = an_app(kube)
 
@@ -318,7 +312,7 @@ async def test_a_job_that_went_away_while_we_acted_is_no_error() -> None:
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("error", [Unavailable("down"), Conflict("changed"), NotFound("gone"), RuntimeError("a bug")])
-async def test_whatever_goes_wrong_with_one_job_another_is_served_at_once(error: Exception) -> None:
+async def test_an_error_with_one_job_does_not_delay_another(error: Exception) -> None:
     kube = FakeKube()
     app = an_app(kube)
     other = job_body()
@@ -341,15 +335,15 @@ async def test_whatever_goes_wrong_with_one_job_another_is_served_at_once(error:
     before = len([call for call in kube.writes if call[2] == "job-workers"])
     await asyncio.sleep(30)
     tries = len([call for call in kube.writes if call[2] == "job-workers"])
-    assert before < tries < 12, "it is tried again, ever more rarely"
+    assert before < tries < 12, "it is tried again, less and less often"
     worker.cancel()
 
 
 @pytest.mark.looptime
-async def test_numbers_are_written_now_and_then_and_news_at_once() -> None:
+async def test_numbers_are_written_at_intervals_and_changes_at_once() -> None:
     kube = FakeKube()
-    app = without_rivals(kube, status_interval_s=5.0)
-    app.actor._clock = asyncio.get_running_loop().time
+    clocks = Clocks(monotonic=asyncio.get_running_loop().time)
+    app = without_competition(kube, status_interval_s=5.0, clocks=clocks)
     cluster = FakeCluster().with_nodes("a", "b", "c")
     kube.objects["heterotrainjobs", "ns", "job"] = cluster.job
     app.store.jobs.put(parse_job(cluster.job))
@@ -372,12 +366,12 @@ async def test_numbers_are_written_now_and_then_and_news_at_once() -> None:
     )
     assert await app.actor._write_status(job, reworded, memory) == pytest.approx(4.0)
     assert writes() == first
-    news = replace_status(job, step=5, restarts=1)
-    assert await app.actor._write_status(job, news, memory) is None
+    change = replace_status(job, step=5, restarts=1)
+    assert await app.actor._write_status(job, change, memory) is None
     assert writes() == first + 1
     await asyncio.sleep(6)
     assert await app.actor._write_status(job, reworded, memory) is None
-    assert writes() == first + 2, "late, but told"
+    assert writes() == first + 2, "late, but written"
 
 
 def replace_status(job: object, **fields: object) -> object:
@@ -386,7 +380,7 @@ def replace_status(job: object, **fields: object) -> object:
     return type(status).model_validate({**as_body(status), **fields})
 
 
-async def test_nothing_is_done_for_a_job_that_is_not_there() -> None:
+async def test_nothing_is_done_for_a_missing_job() -> None:
     kube = FakeKube()
     app = an_app(kube)
     app.store.jobs.discard(KEY)
@@ -394,7 +388,7 @@ async def test_nothing_is_done_for_a_job_that_is_not_there() -> None:
     assert kube.calls == []
 
 
-async def test_heartbeats_of_nodes_wake_nobody_and_taints_wake_all() -> None:
+async def test_heartbeats_of_nodes_queue_no_job_and_taints_queue_all() -> None:
     app = an_app(FakeKube())
     body = node_body("a", "a")
     body["metadata"]["resourceVersion"] = "7"
@@ -409,42 +403,41 @@ async def test_heartbeats_of_nodes_wake_nobody_and_taints_wake_all() -> None:
 def test_views_are_frozen() -> None:
     job = parse_job(job_body())
     with pytest.raises(AttributeError):
-        job.uid = "other"  # type: ignore[misc]  # that is the point
+        job.uid = "other"  # type: ignore[misc]  # frozen on purpose
     assert replace(job, uid="other").uid == "other"
 
 
-async def test_shares_are_decided_anew_on_news_only_and_not_all_the_time() -> None:
-    """Fitting models costs time in proportion to the job's size: it may take a small part of the processor only."""
+async def test_shares_are_decided_again_only_on_new_telemetry_and_not_all_the_time() -> None:
+    """The time for fitting models grows with the job's size; it may only use a small part of the processor."""
     kube = FakeKube()
-    app = an_app(kube)
-    seen: list[bool] = []
+    replanned: list[bool] = []
     clock_s = 0.0
     telemetry = Telemetry()
+    app = an_app(kube, clocks=Clocks(monotonic=lambda: clock_s))
 
-    def watch(observation: JobInputs) -> Decision:
+    def slow_decision(inputs: JobInputs) -> Decision:
         nonlocal clock_s
-        seen.append(observation.replan)
+        replanned.append(inputs.replan)
         clock_s += 0.5
         return Decision()
 
-    app.reconciler._clock = lambda: clock_s
-    app.reconciler._telemetry_of = lambda _: telemetry
+    app.reconciler._sources = replace(app.reconciler._sources, telemetry_of=lambda _: telemetry)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("heterotrain_operator.engine.reconcile.decide", watch)
+        patch.setattr("heterotrain_operator.engine.reconcile.decide", slow_decision)
         telemetry = Telemetry(sequence=1)
         await app.reconciler.run_once(KEY)
         await app.reconciler.run_once(KEY)
-        assert seen == [True, False], "the same telemetry is no news"
+        assert replanned == [True, False], "the same telemetry again is not a reason"
         telemetry = Telemetry(sequence=2)
         again_s = await app.reconciler.run_once(KEY)
-        assert seen[-1] is False, "half a second of fitting buys ten seconds of rest"
+        assert replanned[-1] is False, "half a second of fitting is followed by ten seconds of rest"
         assert again_s == pytest.approx(0.5 * PLANNING_PART - 1.0)
         clock_s += 10.0
         await app.reconciler.run_once(KEY)
-        assert seen[-1] is True
+        assert replanned[-1] is True
 
 
-async def test_what_was_deleted_in_a_gap_of_the_watch_is_noticed_when_the_watch_lists_again() -> None:
+async def test_a_deletion_during_a_gap_of_the_watch_is_noticed_when_the_watch_lists_again() -> None:
     kube = FakeKube()
     app = App(kube, Settings(leader_election=False, relist_s=3600.0))
     for name in ("a", "b"):
@@ -454,12 +447,12 @@ async def test_what_was_deleted_in_a_gap_of_the_watch_is_noticed_when_the_watch_
         async with asyncio.timeout(30):
             await app._synced.wait()
             for event_type in (None, "MODIFIED"):
-                app.came("nodes", event_type)
+                app.note_event("nodes", event_type)
             del kube.objects["nodes", "", "a"]
             await asyncio.sleep(0)
-            assert set(app.store.nodes.all()) == {"a", "b"}, "nobody has told"
-            app.came("nodes", None)
-            while set(app.store.nodes.all()) != {"b"}:  # noqa: ASYNC110  # the store tells nobody
+            assert set(app.store.nodes.all()) == {"a", "b"}, "no event reports the deletion"
+            app.note_event("nodes", None)
+            while set(app.store.nodes.all()) != {"b"}:  # noqa: ASYNC110  # the store signals nothing
                 await asyncio.sleep(0)
     finally:
         running.cancel()

@@ -72,7 +72,7 @@ class LoadTest:
             self._watch()
             await self.app.allocator.run_once()
             while len(self.app.queue):
-                await self.app.reconciler._handle(await self.app.queue.get())
+                await self.app.reconciler.handle(await self.app.queue.get())
                 self.passes += 1
                 self._watch()
             if not self._play():

@@ -1,1 +1,1 @@
-"""What is known of the cluster: small frozen views of jobs, pods and nodes, and the store that holds them."""
+"""The observed state of the cluster: small frozen views of jobs, pods and nodes, and the store that holds them."""

@@ -1,4 +1,4 @@
-"""From API objects (plain JSON) to views."""
+"""Parse API objects (plain JSON) into views."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ from heterotrain_operator.cluster_state.views import (
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 RANKS_ANNOTATION = f"{keys.GROUP}/ranks"
 
-# The kubelet and the garbage collector give these reasons in a pod's status when a pod goes with its node.
-_TAKEN_DOWN = frozenset({"Terminated", "NodeShutdown", "NodeAffinity", "NodeLost", "Preempting", "Evicted", "Shutdown"})
+# Reasons in a pod's status, by the kubelet or the garbage collector, for a pod that is lost with its node.
+_LOST_WITH_NODE = frozenset(
+    {"Terminated", "NodeShutdown", "NodeAffinity", "NodeLost", "Preempting", "Evicted", "Shutdown"}
+)
 
 
 def seconds(text: str | None) -> float:
@@ -45,19 +47,19 @@ def rfc3339_micro(time_s: float) -> str:
 
 
 def key_of(body: Mapping[str, Any]) -> JobKey:
-    """Return namespace and name of a job's own body."""
+    """Return the key of a job's own object."""
     return JobKey(body["metadata"]["namespace"], body["metadata"]["name"])
 
 
 def owner_key(body: Mapping[str, Any]) -> JobKey | None:
-    """Return the job that an object of ours belongs to, by its label."""
+    """Return the job that an object belongs to by its label; ``None`` without the label."""
     metadata = body["metadata"]
     job = (metadata.get("labels") or {}).get(keys.LABEL_JOB)
     return JobKey(metadata["namespace"], job) if job else None
 
 
 def parse_job(body: Mapping[str, Any]) -> JobView:
-    """Return the view of a job; a spec that can't be understood becomes its ``problem``."""
+    """Return the view of a job; an invalid spec becomes its ``problem``."""
     metadata = body["metadata"]
     spec, problem = None, ""
     try:
@@ -81,7 +83,7 @@ def parse_job(body: Mapping[str, Any]) -> JobView:
 
 
 def parse_pod(body: Mapping[str, Any]) -> PodView | None:
-    """Return the view of a worker's pod, or ``None`` when the pod is not a worker of any job."""
+    """Return the view of a worker's pod; ``None`` for any other pod."""
     metadata, spec, status = body["metadata"], body["spec"], body.get("status") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     key = owner_key(body)
@@ -123,7 +125,7 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
 
 
 def _ranks(text: str) -> int:
-    """Return how many ranks an annotation names; 1 for one that somebody has spoiled."""
+    """Return the number of ranks in an annotation; 1 for an invalid one."""
     return int(text) if len(text) <= len(str(MAX_NUM_PROC_PER_WORKER)) and text.isdecimal() and int(text) else 1
 
 
@@ -159,7 +161,7 @@ def parse_node(body: Mapping[str, Any]) -> NodeView:
 
 
 def parse_plan_object(body: Mapping[str, Any]) -> PlanObject | None:
-    """Return the view of a plan's ConfigMap, or ``None`` for any other ConfigMap."""
+    """Return the view of a plan's ConfigMap; ``None`` for any other ConfigMap."""
     key = owner_key(body)
     if key is None or body["metadata"]["name"] != keys.plan_name(key.name):
         return None
@@ -190,7 +192,7 @@ def _ended(spec: Mapping[str, Any], status: Mapping[str, Any], annotations: Mapp
     main = _main_status(spec, status, annotations) or {}
     state = (main.get("state") or {}).get("terminated")
     if state is None:
-        # An init container that failed for good ends the pod, too; it says more than the pod's phase.
+        # A final failure of an init container ends the pod, too, and has more details than the pod's phase.
         failed = (
             (each.get("state") or {}).get("terminated") or {} for each in status.get("initContainerStatuses") or ()
         )
@@ -210,4 +212,4 @@ def _disruption(conditions: Mapping[str, Mapping[str, Any]], status: Mapping[str
     if target.get("status") == "True":
         return str(target.get("reason") or "DisruptionTarget")
     reason = str(status.get("reason") or "")
-    return reason if reason in _TAKEN_DOWN else ""
+    return reason if reason in _LOST_WITH_NODE else ""

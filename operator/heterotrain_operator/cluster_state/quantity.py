@@ -1,4 +1,8 @@
-"""Kubernetes quantities as numbers: cores, bytes, pieces; and sums of what pods request."""
+"""Kubernetes quantities as numbers (cores, bytes, items), and sums of pod requests.
+
+``kubernetes.utils.quantity`` is not used. It accepts ``Infinity``, ``1_000`` and ``1K``, which are not quantities; it
+returns decimals of any size, which need the same bound as here; and it would tie pure decisions to the API client.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +11,26 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_SUFFIX = {
-    "": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
-    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60,
-}  # fmt: skip
+_DECIMAL = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_BINARY = {f"{prefix}i": 2.0 ** (10 * power) for power, prefix in enumerate("KMGTPE", start=1)}
+_SUFFIX = _DECIMAL | _BINARY
 _FORM = re.compile(r"^([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)([a-zA-Z]{0,2})$")
 
 MOST = 2.0**63
-"""What is more is no amount of anything, and infinity could not be counted with."""
+"""The bound of all quantities: a larger number is not a real amount, and infinity would spoil sums."""
 PODS = "pods"
-"""A node's allocatable names how many pods it may hold: every pod requests one."""
+"""The resource that bounds the number of pods on a node; every pod requests one."""
 
 
 def parse_quantity(text: str | float) -> float:
-    """Return a quantity such as ``500m``, ``1536Mi`` or ``4`` as a number of cores, bytes or pieces, ``MOST`` at most either way.
+    """Return a quantity such as ``500m``, ``1536Mi`` or ``4`` as a number between ``-MOST`` and ``MOST``.
 
     Raises:
-        ValueError: the text is no quantity.
+        ValueError: the text is not a quantity.
     """
     found = _FORM.match(str(text).strip())
     if found is None or found[2] not in _SUFFIX:
-        raise ValueError(f"{text!r} is no quantity: write a number with an optional suffix such as m, Mi or Gi")
+        raise ValueError(f"{text!r} is not a quantity: write a number with an optional suffix such as m, Mi or Gi")
     return max(-MOST, min(float(found[1]) * _SUFFIX[found[2]], MOST))
 
 
@@ -37,16 +40,16 @@ def quantities(raw: Mapping[str, Any] | None) -> dict[str, float]:
 
 
 def container_requests(container: Mapping[str, Any]) -> dict[str, float]:
-    """Return what one container requests; a resource with only a limit requests its limit, as the API server defaults it."""
+    """Return a container's requests; as in the API server, a limit is the default for a missing request."""
     resources = container.get("resources") or {}
     return {**quantities(resources.get("limits")), **quantities(resources.get("requests"))}
 
 
 def pod_requests(spec: Mapping[str, Any]) -> dict[str, float]:
-    """Return what the scheduler sets aside for a pod.
+    """Return the resources that the scheduler reserves for a pod.
 
-    The sum over containers and native sidecars, or what the hungriest init container needs beside the sidecars started
-    before it, whichever is larger; plus the runtime class's overhead, plus one pod.
+    For each resource, this is the larger of two sums: all containers and native sidecars, or the largest init
+    container plus the sidecars started before it. The runtime class's overhead and one pod are added.
     """
     sidecars: Counter[str] = Counter()
     peak: dict[str, float] = {}

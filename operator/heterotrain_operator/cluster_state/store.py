@@ -1,8 +1,9 @@
-"""What the operator knows of the cluster, fed by watch events, by full lists and by the answers to its own writes.
+"""The operator's cache of the cluster, fed by watch events, full lists and the answers to its own writes.
 
-Three sources race, so two rules keep the picture true. An object never goes back to an older ``resourceVersion`` (our own
-write may be in the store before the watch brings the state before it). A full list touches only what has not changed
-since the list began: every change is stamped with a local sequence number, removals too.
+These three sources race, so two rules keep the cache correct. An object never goes back to an older
+``resourceVersion``: the operator's own write may be stored before the watch delivers an earlier state. A full list
+replaces only objects that have not changed since the list began: every change and removal is stamped with a local
+sequence number.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ _Key = TypeVar("_Key")
 
 
 class Sequence:
-    """Counts changes of whatever shares it."""
+    """Counts the changes of all kinds that share it."""
 
     def __init__(self) -> None:
         self.last = 0
 
 
 class Kind(Generic[_Key, _View]):
-    """All objects of one kind; kinds that share a sequence know which of their objects changed last."""
+    """All objects of one kind; the shared sequence orders changes across kinds."""
 
     def __init__(self, key: Callable[[_View], _Key], sequence: Sequence) -> None:
         self._key = key
@@ -41,42 +42,42 @@ class Kind(Generic[_Key, _View]):
         self._sequence = sequence
 
     def get(self, key: _Key) -> _View | None:
-        """Return the object, if there is one."""
+        """Return the object; ``None`` if it is not stored."""
         return self._views.get(key)
 
     def all(self) -> Mapping[_Key, _View]:
         """Return all objects; the mapping is live, so don't keep it over an ``await``."""
         return self._views
 
-    def knows(self, key: _Key, resource_version: str) -> bool:
-        """Tell whether this state of an object, or a newer one, is here already: often the echo of our own write."""
+    def is_stored(self, key: _Key, resource_version: str) -> bool:
+        """Return whether this state of an object or a newer one is stored: often the echo of the operator's write."""
         known = self._views.get(key)
         return known is not None and not _newer(resource_version, known.resource_version)
 
     def put(self, view: _View) -> bool:
-        """Take a newer state of an object; tell whether it was newer."""
+        """Store a state of an object unless it is outdated; return whether it was stored."""
         key = self._key(view)
-        if self.knows(key, view.resource_version):
+        if self.is_stored(key, view.resource_version):
             return False
         self._views[key] = view
         self._stamp(key)
         return True
 
     def discard(self, key: _Key) -> None:
-        """Forget an object that is gone."""
+        """Remove a deleted object."""
         self._views.pop(key, None)
         self._stamp(key)
 
     def begin_list(self) -> int:
-        """Return a mark to hand to ``replace`` when the list that starts now has arrived."""
+        """Return the ``since`` for ``replace``; call this before the list is requested."""
         return self._sequence.last
 
     def changed(self, key: _Key) -> int:
-        """Return a number that is larger the later an object changed; 0 for one that is as the first list brought it."""
+        """Return a number that orders objects by their last change; 0 for no change since the first list."""
         return self._stamps.get(key, 0)
 
     def replace(self, views: Iterable[_View], *, since: int) -> set[_Key]:
-        """Make the list the truth for everything that has not changed since it began; return what differed."""
+        """Replace all objects that have not changed since the list began; return the keys that differed."""
         changed = set()
         listed = set()
         for view in views:
@@ -106,11 +107,11 @@ class PodKind(Kind[tuple[str, str], PodView]):
         self._of_job: dict[JobKey, dict[str, PodView]] = {}
         self._used: dict[str, Counter[str]] = {}
         self.changes = 0
-        """How often what runs on nodes has changed."""
+        """Number of changes to the pods on nodes."""
 
     @property
     def used(self) -> Mapping[str, Mapping[str, float]]:
-        """By node, the sum of what our running pods request."""
+        """By node, the sum of the requests of running worker pods."""
         return self._used
 
     def of_job(self, key: JobKey) -> tuple[PodView, ...]:
@@ -118,7 +119,7 @@ class PodKind(Kind[tuple[str, str], PodView]):
         return tuple(sorted(self._of_job.get(key, {}).values(), key=lambda pod: pod.index))
 
     def put(self, view: PodView) -> bool:
-        """Take a newer state of a pod."""
+        """Store a state of a pod; see ``Kind.put``."""
         known = self.get((view.key.namespace, view.name))
         taken = super().put(view)
         if taken:
@@ -128,13 +129,13 @@ class PodKind(Kind[tuple[str, str], PodView]):
         return taken
 
     def discard(self, key: tuple[str, str]) -> None:
-        """Forget a pod that is gone."""
+        """Remove a deleted pod."""
         if known := self.get(key):
             self._unlink(known)
         super().discard(key)
 
     def replace(self, views: Iterable[PodView], *, since: int) -> set[tuple[str, str]]:
-        """Make the list the truth; see ``Kind.replace``."""
+        """Replace pods by a list; see ``Kind.replace``."""
         changed = super().replace(views, since=since)
         self._of_job, self._used = {}, {}
         for pod in self.all().values():
@@ -158,7 +159,7 @@ class PodKind(Kind[tuple[str, str], PodView]):
 
 
 class Store:
-    """Jobs, their pods and plans, the nodes, and what foreign pods take on each node."""
+    """Jobs, their pods and plans, the nodes, and the requests of foreign pods on each node."""
 
     def __init__(self) -> None:
         sequence = Sequence()
@@ -167,12 +168,12 @@ class Store:
         self.nodes: Kind[str, NodeView] = Kind(lambda node: node.name, sequence)
         self.plans: Kind[JobKey, PlanObject] = Kind(lambda plan: plan.key, sequence)
         self.foreign_requests: Mapping[str, Mapping[str, float]] = {}
-        """By node: what pods of others request; from a slow list, because the watch sees only our own."""
+        """By node, the requests of foreign pods; from a slow list, because the watch delivers workers only."""
         self._used: Mapping[str, Mapping[str, float]] = {}
-        self._used_at: tuple[int, Mapping[str, Mapping[str, float]]] = (-1, {})
+        self._used_for: tuple[int, Mapping[str, Mapping[str, float]]] = (-1, {})
 
     def newest_first(self) -> list[JobKey]:
-        """Return all jobs, those first of which (or of whose pods and plans) something changed last."""
+        """Return all jobs, ordered by the last change of the job, its pods or its plan, newest first."""
         last = {key: max(self.jobs.changed(key), self.plans.changed(key)) for key in self.jobs.all()}
         for name, pod in self.pods.all().items():
             if pod.key in last:
@@ -180,12 +181,12 @@ class Store:
         return sorted(last, key=lambda key: -last[key])
 
     def used(self) -> Mapping[str, Mapping[str, float]]:
-        """Return by node the sum of what running pods request, those of others included; never changed afterwards."""
-        changes, foreign = self._used_at
+        """Return by node the sum of the requests of all running pods; the result is never mutated."""
+        changes, foreign = self._used_for
         if changes != self.pods.changes or foreign is not self.foreign_requests:
             own, others = self.pods.used, self.foreign_requests
             self._used = {node: added([own.get(node, {}), others.get(node, {})]) for node in {*own, *others}}
-            self._used_at = (self.pods.changes, others)
+            self._used_for = (self.pods.changes, others)
         return self._used
 
 

@@ -1,4 +1,4 @@
-"""What Prometheus told about one job, as values; missing data is absent, never zero."""
+"""Telemetry of one job, as values; missing data is absent, never zero."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from heterotrain_core.perf.counters import Observation
 
 
 class MemberId(NamedTuple):
-    """Names a rank: a pod's uid, so that a pod that came back under an old name is another one, and its local rank."""
+    """Identifies a rank by its pod's uid, because a new pod may take an old name, and by its local rank."""
 
     worker_uid: str
     local_rank: int
@@ -20,7 +20,9 @@ class MemberId(NamedTuple):
 class MemberGauges:
     """The newest gauges of one rank; ``None`` or absent where it has exported nothing yet.
 
-    ``pause_s`` are the seconds that changes of membership have cost it so far, ``pauses`` how many there were.
+    Attributes:
+        pause_s: seconds that membership changes have cost the rank so far.
+        pauses: number of those changes.
     """
 
     worker: str
@@ -49,7 +51,7 @@ class MemberGauges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepsInForce:
-    """What one rank did since the plan that it has in force took effect, from the first scrape that showed it.
+    """Steps of one rank under its plan in force, counted from the first scrape with that plan.
 
     Attributes:
         version: generation and revision of that plan.
@@ -71,7 +73,7 @@ class StepsInForce:
 
 
 class Sustained(NamedTuple):
-    """What a job reached since a generation's members train together, evaluation, checkpoints and pauses included."""
+    """A generation's rate since its members train together, including evaluation, checkpoints and pauses."""
 
     generation: int
     samples_per_s: float
@@ -79,7 +81,7 @@ class Sustained(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What the job and its members reached over the last half minute or so.
+    """Measured rates of the job and its members over the last half minute.
 
     Attributes:
         samples_per_s: committed samples per second, pauses included.
@@ -96,19 +98,19 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Telemetry:
-    """Everything known about one job from its workers' own words.
+    """Everything that the workers of one job have reported.
 
     Attributes:
-        problem: why the newest read brought nothing, in one sentence; empty when it did.
+        problem: why the newest read failed, in one sentence; empty after a success.
         reason: the same as one CamelCase word.
-        newest_sample_s: time of the newest scrape of any member; 0 when there is none.
-        scrape_interval_s: seconds between the two newest scrapes; ``None`` before there are two.
+        newest_sample_s: time of the newest scrape of any member; 0 without one.
+        scrape_interval_s: seconds between the two newest scrapes; ``None`` before the second one.
         gauges: by member.
         rates: measured rates.
-        observations: by member, what it did between scrapes, oldest first; members that have left included.
-        pools: by member, its pool, as far as it was ever known.
-        in_force: by member, what it did under the plan that it has in force.
-        sequence: grows when new data came.
+        observations: by member, its steps between scrapes, oldest first; includes members that have left.
+        pools: by member, its pool, where known.
+        in_force: by member, its steps under its plan in force.
+        sequence: grows with each read of new data.
     """
 
     problem: str = ""
@@ -124,11 +126,11 @@ class Telemetry:
 
     @property
     def newest(self) -> MemberGauges | None:
-        """The gauges of the member that is furthest, ``None`` before any was scraped."""
+        """The gauges of the member with the most steps; ``None`` before the first scrape."""
         return max(self.gauges.values(), key=lambda gauges: gauges.step or -1, default=None)
 
     @property
     def pause_s(self) -> float | None:
-        """Mean seconds that a change of membership has cost, over all that were seen; ``None`` before one was."""
+        """Mean seconds of a pause for a membership change; ``None`` before the first change."""
         paused = [gauges for gauges in self.gauges.values() if gauges.pauses and gauges.pause_s > 0]
         return sum(g.pause_s for g in paused) / sum(g.pauses for g in paused) if paused else None

@@ -1,4 +1,4 @@
-"""What decisions see of the cluster: a few fields of each object, as frozen values. Times are seconds since the epoch."""
+"""The inputs of decisions: a few fields of each object, as frozen values. Times are seconds since the epoch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 
 
 class JobKey(NamedTuple):
-    """Names a job."""
+    """Identifies a job."""
 
     namespace: str
     name: str
 
 
 class NodeReadiness(StrEnum):
-    """The node's condition ``Ready``: False is the kubelet's word, Unknown the control plane's after it fell silent."""
+    """The node's condition ``Ready``: the kubelet sets False; the control plane sets Unknown for a silent kubelet."""
 
     TRUE = "True"
     FALSE = "False"
@@ -28,7 +28,7 @@ class NodeReadiness(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """A job. ``spec`` is ``None`` when it can't be understood; ``problem`` then says why, in one sentence."""
+    """A job. An invalid spec is ``None``; ``problem`` then names the reason in one sentence."""
 
     key: JobKey
     uid: str
@@ -59,14 +59,14 @@ class PodView:
     """A worker's pod.
 
     Attributes:
-        owner_uid: uid of the job that controls it; empty for a pod that only bears our labels, or was orphaned.
-        disruption: reason of the condition ``DisruptionTarget``, or the kubelet's reason for a pod that it took down
-            (``Terminated``, ``NodeShutdown``, …); empty when nothing took it.
-        unschedulable: the scheduler's message when it found no node; empty otherwise.
-        waiting_reason: why the training (or an init) container does not run yet, e.g. ``ImagePullBackOff``.
-        plan_version: version of the plan that the pod's annotation names.
-        requests: what the scheduler sets aside for it.
-        fatal_probes: probes of the training container by which the kubelet may end it.
+        owner_uid: uid of the job that controls the pod; empty for an orphan, or a pod that merely has the labels.
+        disruption: reason of the condition ``DisruptionTarget``, or the kubelet's reason for ending the pod
+            (``Terminated``, ``NodeShutdown``, …); empty without a disruption.
+        unschedulable: the scheduler's message if it found no node; empty otherwise.
+        waiting_reason: reason why the training (or an init) container does not run yet, e.g. ``ImagePullBackOff``.
+        plan_version: version of the plan in the pod's annotation.
+        requests: resources that the scheduler reserves for the pod.
+        fatal_probes: probes whose failure makes the kubelet end the training container.
     """
 
     key: JobKey
@@ -97,7 +97,7 @@ class PodView:
 
     @property
     def terminal(self) -> bool:
-        """Whether nothing of the training runs any more; a sidecar may."""
+        """Whether training has ended in this pod; a sidecar may still run."""
         return self.ended is not None or self.phase_ended
 
     @property
@@ -130,7 +130,7 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanObject:
-    """The plan's ConfigMap as it stands in the cluster."""
+    """The plan's ConfigMap in the cluster."""
 
     key: JobKey
     resource_version: str

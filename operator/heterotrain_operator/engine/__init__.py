@@ -1,1 +1,1 @@
-"""The moving parts: queue, reconcile, acting, polling, supervision."""
+"""The running operator: work queue, reconciling, acting, polling, supervision."""

@@ -1,8 +1,10 @@
-"""Carries a decision out, in an order in which every prefix is harmless: a crash in between loses nothing.
+"""Carry out a decision in an order that makes a crash harmless at every point.
 
-A refusal of the API server (no right, quota, a name that is taken) stops nothing that can be done without: it is
-remembered, because the status has to tell it. What the pods need comes first, then the plan and its delivery, new pods, the status, and only then removals: a failed
-worker's end is counted in the status, so its pod has to stay until that is written.
+Objects that pods need come first, then the plan and its delivery, new pods, the status, and last the removals. The
+status counts the end of a failed worker, so its pod has to stay until the status is written.
+
+A refusal by the API server (missing right, quota, a name in use) does not stop independent steps. The job's memory
+keeps it, because the status has to report it.
 """
 
 from __future__ import annotations
@@ -10,8 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 import structlog
@@ -22,76 +23,35 @@ from heterotrain_operator.cluster_state.parse import parse_job, parse_plan_objec
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.views import JobView, PodView
 from heterotrain_operator.decide.job import Decision
-from heterotrain_operator.decide.lifecycle import Acceptance
 from heterotrain_operator.decide.status.events import JobEvent
+from heterotrain_operator.engine.clocks import Clocks
+from heterotrain_operator.engine.memory import JobMemory
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Refused
 from heterotrain_operator.kube.events import publish
 from heterotrain_operator.kube.resources import BY_KIND, CONFIG_MAPS, JOBS, PODS
 from heterotrain_operator.kube.verbs import Kube
 
-# Fields of the status that change with every step; they are written at most every ``status_interval_s``.
+# These fields of the status change with every step: they alone are written at most every ``status_interval_s``.
 _FAST = frozenset(
     {
-        "reason", "step", "samples", "loss", "accuracy", "metrics", "samplesPerSecond", "stepSeconds", "efficiency", "prediction", "batchReason", "noiseScaleSamples", "progress",
-        "progressPercentage", "estimatedRemainingSeconds", "workers",
+        *("reason", "step", "samples", "loss", "accuracy", "metrics", "samplesPerSecond", "stepSeconds", "efficiency"),
+        *("prediction", "batchReason", "noiseScaleSamples", "progress", "progressPercentage"),
+        *("estimatedRemainingSeconds", "workers"),
     }
-)  # fmt: skip
+)
 
 RETRY_REFUSED_S = 20.0
-"""A refusal by policy or quota may be lifted without any change of the job: it is asked again after this long."""
+"""Seconds until a refused write is tried again: policies and quotas may change while the job stays the same."""
 
 log = structlog.get_logger()
 
 
-@dataclass(slots=True)
-class JobMemory:
-    """What is remembered of a job between passes; all of it may be lost without harm.
-
-    Attributes:
-        uid: the job's, because another one may come under its name.
-        acceptance: what the API server says to the job's pods, asked for generation ``accepted_generation`` of the spec
-            (0 for never); a refusal is asked again at ``ask_again_s`` on the actor's clock, ``retry_s`` after the last.
-        applied: by kind, a hash of what was applied last, so that nothing is applied twice in a row.
-        refusals: by step, the API server's answer when it refused something in the last attempt.
-        plan_again_s: when a plan that was refused may be written again, on the actor's clock.
-        status_s: when the status was written last, on the actor's clock.
-        reason: the decision's reason that was logged last.
-        planned: generation of the spec and sequence of the telemetry that shares were decided on last.
-        replan_s: when they may be decided anew because of telemetry, on the actor's clock.
-    """
-
-    uid: str
-    acceptance: Acceptance = field(default_factory=lambda: Acceptance(known=False))
-    accepted_generation: int = 0
-    ask_again_s: float = 0.0
-    retry_s: float = 0.0
-    applied: dict[str, str] = field(default_factory=dict)
-    refusals: dict[str, str] = field(default_factory=dict)
-    plan_again_s: float = float("-inf")
-    status_s: float = float("-inf")
-    reason: str = ""
-    planned: tuple[int, int] = (0, 0)
-    replan_s: float = float("-inf")
-
-    @property
-    def refusal(self) -> str:
-        """The answer when a pod was refused; empty when the last creation went well."""
-        return self.refusals.get("pods", "")
-
-    @property
-    def blocked(self) -> str:
-        """The answer when anything else was refused; empty when all went well."""
-        return next((said for step, said in self.refusals.items() if step != "pods"), "")
-
-
 class Actor:
-    """Carries decisions out.
+    """Carries out decisions.
 
     Args:
-        clock: monotonic seconds.
-        wall_clock_s: seconds since the epoch.
-        status_interval_s: least seconds between two status writes that only bring new numbers.
+        status_interval_s: least seconds between two status updates that only bring new numbers.
     """
 
     def __init__(
@@ -100,52 +60,58 @@ class Actor:
         store: Store,
         metrics: OperatorMetrics,
         *,
-        clock: Callable[[], float],
-        wall_clock_s: Callable[[], float],
+        clocks: Clocks,
         status_interval_s: float,
     ) -> None:
         self._kube = kube
         self._store = store
         self._metrics = metrics
-        self._clock = clock
-        self._wall_clock_s = wall_clock_s
+        self._clocks = clocks
         self._status_interval_s = status_interval_s
 
     async def act(self, job: JobView, decision: Decision, memory: JobMemory) -> float | None:
-        """Carry a decision out; return seconds after which to look again, ``None`` for only when something changes.
+        """Carry out a decision.
+
+        Returns:
+            Seconds until the job needs another pass; ``None`` to wait for a change.
 
         Raises:
-            KubeError: a call failed; what was done before stands, and the next pass goes on from there.
+            KubeError: a call failed; earlier writes stand, and the next pass continues from there.
         """
-        started_s, before = self._clock(), dict(memory.refusals)
+        started_s, before = self._clocks.monotonic(), dict(memory.refusals)
+        # 1. Write what the pods need.
         await self._try("objects", memory, *(self._apply(job, body, memory) for body in decision.apply))
+        # 2. Write the plan and tell the pods.
         if decision.plan is not None:
             if not await self._try("plan", memory, self._write_plan(job, decision.plan)):
-                # All else rests on it, its number in the status above all: the next pass decides without a new plan.
-                memory.plan_again_s = self._clock() + RETRY_REFUSED_S
+                # The rest of the decision assumes this plan (the status names its version): decide again without it.
+                memory.plan_due_s = self._clocks.monotonic() + RETRY_REFUSED_S
                 return 0.0
-        elif self._clock() >= memory.plan_again_s:
+        elif self._clocks.monotonic() >= memory.plan_due_s:
             memory.refusals.pop("plan", None)
         touched = await self._try("touch", memory, *(self._touch(pod, decision.plan_version) for pod in decision.touch))
         if touched and decision.plan is not None:
-            self._metrics.plan_delivery_seconds.observe(self._clock() - started_s)
-        if decision.create:  # a refusal stands until another creation is tried
+            self._metrics.plan_delivery_seconds.observe(self._clocks.monotonic() - started_s)
+        # 3. Create pods; a refusal stands until the next attempt.
+        if decision.create:
             await self._try("pods", memory, *(self._create(job, pod) for pod in decision.create))
-        elif not decision.apply:  # a job at rest wants none
+        elif not decision.apply:  # the job wants no pods
             memory.refusals.pop("pods", None)
+        # 4. Update the status, then remove pods.
         wait_s = await self._write_status(job, decision.status, memory)
         await self._try("removals", memory, *(self._remove(pod) for pod in decision.remove))
-        await self._publish(job, decision.events)
+        # 5. Publish Events, and delete an expired job.
+        await asyncio.gather(*(self._publish(job, event) for event in decision.events))
         if decision.delete_job:
             await self._kube.delete(JOBS, job.key.namespace, job.key.name, uid=job.uid)
-        told_s = self._status_interval_s if memory.refusals != before else None
-        return min((each for each in (wait_s, told_s, decision.again_s) if each is not None), default=None)
+        report_s = self._status_interval_s if memory.refusals != before else None
+        return min((each for each in (wait_s, report_s, decision.again_s) if each is not None), default=None)
 
     async def _try(self, step: str, memory: JobMemory, *calls: Awaitable[None]) -> bool:
-        """Make the calls of a step; tell whether none was refused.
+        """Make all calls of a step; return whether none was refused.
 
         Raises:
-            KubeError: one failed otherwise; all were made.
+            KubeError: a call failed for another reason.
         """
         answers = await asyncio.gather(*calls, return_exceptions=True)
         memory.refusals.pop(step, None)
@@ -169,8 +135,8 @@ class Actor:
         except Conflict:
             found = await self._kube.get(resource, metadata["namespace"], metadata["name"])
             if not _controls(job, found):
-                raise _taken(body) from None
-            await self._kube.apply(resource, body)  # somebody has edited what is ours
+                raise _name_in_use(body) from None
+            await self._kube.apply(resource, body)  # overwrite edits of the operator's fields
         memory.applied[body["kind"]] = digest
 
     async def _write_plan(self, job: JobView, body: dict[str, Any]) -> None:
@@ -180,23 +146,23 @@ class Actor:
             try:
                 answer = await self._kube.create(CONFIG_MAPS, body)
             except Conflict:
-                await self._look_at_plan(job, body)
+                await self._adopt_plan(job, body)
                 raise
         if (plan := parse_plan_object(answer)) is not None:
             self._store.plans.put(plan)
         self._metrics.plans.inc()
 
-    async def _look_at_plan(self, job: JobView, body: dict[str, Any]) -> None:
-        """Take a plan that the watch has not brought into the store, so that the next pass begins with it.
+    async def _adopt_plan(self, job: JobView, body: dict[str, Any]) -> None:
+        """Put an existing plan that the watch has not delivered into the store, so that the next pass starts from it.
 
         Raises:
-            Refused: the ConfigMap is another one's.
+            Refused: the ConfigMap does not belong to the job.
         """
         namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
         found = await self._kube.get(CONFIG_MAPS, namespace, name)
         if not _controls(job, found):
-            raise _taken(body)
-        if parse_plan_object(found) is None:  # without its labels no watch ever brings it
+            raise _name_in_use(body)
+        if parse_plan_object(found) is None:  # without its labels, no watch delivers it
             found = await self._kube.merge(
                 CONFIG_MAPS, namespace, name, {"metadata": {"labels": body["metadata"]["labels"]}}
             )
@@ -208,7 +174,7 @@ class Actor:
         try:
             answer = await self._kube.merge(PODS, pod.key.namespace, pod.name, patch)
         except (NotFound, Conflict):
-            return  # it is gone, or another pod took its name; the watch will tell
+            return  # it is gone, or another pod has its name; the watch will deliver that
         if (view := parse_pod(answer)) is not None and self._store.pods.get((pod.key.namespace, pod.name)) is not None:
             self._store.pods.put(view)
 
@@ -219,40 +185,40 @@ class Actor:
         except Conflict:
             found = await self._kube.get(PODS, metadata["namespace"], metadata["name"])
             if not _controls(job, found) and "deletionTimestamp" not in found["metadata"]:
-                raise _taken(pod) from None
+                raise _name_in_use(pod) from None
             raise
         if (view := parse_pod(answer)) is not None:
             self._store.pods.put(view)
             self._metrics.pods_created.inc()
 
     async def _write_status(self, job: JobView, status: HeteroTrainJobStatus | None, memory: JobMemory) -> float | None:
-        """Write the status if it differs; return seconds after which to write numbers that had to wait."""
+        """Write the status if it differs; return the seconds until delayed numbers may be written."""
         if status is None:
             return None
-        wanted = as_body(status)
-        changed = {name for name in {*wanted, *job.status_body} if wanted.get(name) != job.status_body.get(name)}
+        desired = as_body(status)
+        changed = {name for name in {*desired, *job.status_body} if desired.get(name) != job.status_body.get(name)}
         if not changed:
             return None
-        if _without_messages(wanted) == _without_messages(job.status_body):
-            changed.discard("conditions")  # the same is said with newer numbers
-        left_s = memory.status_s + self._status_interval_s - self._clock()
+        if _without_messages(desired) == _without_messages(job.status_body):
+            changed.discard("conditions")  # only numbers in messages differ
+        left_s = memory.status_written_s + self._status_interval_s - self._clocks.monotonic()
         if changed <= _FAST and left_s > 0:
             return left_s
         body = {
             "apiVersion": JOBS.api_version,
             "kind": keys.KIND,
-            # Only over what was read: a job that was deleted and made again must not inherit the old one's end. (The API
-            # server does not compare the uid when a status is applied.)
+            # The resourceVersion protects a recreated job from the status of its deleted predecessor: the API server
+            # does not compare the uid when a status is applied.
             "metadata": {
                 "name": job.key.name,
                 "namespace": job.key.namespace,
                 "uid": job.uid,
                 "resourceVersion": job.resource_version,
             },
-            "status": wanted,
+            "status": desired,
         }
         answer = await self._kube.apply(JOBS, body, subresource="status")
-        memory.status_s = self._clock()
+        memory.status_written_s = self._clocks.monotonic()
         self._metrics.failures.inc(max(0, status.restarts - job.status.restarts))
         self._metrics.disruptions.inc(max(0, status.disruptions - job.status.disruptions))
         if self._store.jobs.get(job.key) is not None:
@@ -263,13 +229,10 @@ class Actor:
         try:
             await self._kube.delete(PODS, pod.key.namespace, pod.name, uid=pod.uid)
         except (NotFound, Conflict):
-            return  # it is gone already
+            return  # it is already gone
 
-    async def _publish(self, job: JobView, events: tuple[JobEvent, ...]) -> None:
-        await asyncio.gather(*(self._tell(job, event) for event in events))
-
-    async def _tell(self, job: JobView, event: JobEvent) -> None:
-        """Publish an Event; one that does not get through is only logged, because nothing depends on it."""
+    async def _publish(self, job: JobView, event: JobEvent) -> None:
+        """Publish an Event; a failure is only logged, because nothing depends on Events."""
         try:
             await publish(
                 self._kube,
@@ -279,27 +242,26 @@ class Actor:
                 warning=event.warning,
                 reason=event.reason,
                 message=event.message,
-                now=rfc3339(self._wall_clock_s()),
+                now=rfc3339(self._clocks.wall()),
             )
         except KubeError as error:
-            log.warning("event not published", job=job.key.name, namespace=job.key.namespace, error=str(error))
+            log.warning("Event not published", job=job.key.name, namespace=job.key.namespace, error=str(error))
 
 
 def _controls(job: JobView, body: Mapping[str, Any]) -> bool:
-    """Tell whether an object is the job's."""
+    """Return whether the job controls an object."""
     owners = body["metadata"].get("ownerReferences") or ()
     return any(each["uid"] == job.uid and each.get("controller") for each in owners)
 
 
-def _taken(body: Mapping[str, Any]) -> Refused:
+def _name_in_use(body: Mapping[str, Any]) -> Refused:
     kind, name = body["kind"], body["metadata"]["name"]
     return Refused(
-        f"a {kind} named {name} is there already and does not belong to this job: delete or rename it, or give the job "
-        "another name",
+        f"a {kind} named {name} exists and does not belong to this job: delete or rename it, or rename the job",
         status_code=409,
     )
 
 
 def _without_messages(status: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the conditions without what they say to people."""
+    """Return the conditions without their messages."""
     return [{key: value for key, value in each.items() if key != "message"} for each in status.get("conditions", ())]

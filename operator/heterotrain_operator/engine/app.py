@@ -1,14 +1,13 @@
-"""The running operator: what belongs together, started in order, watched, and stopped as one.
+"""The operator's parts: connected, started in order, supervised, and stopped together.
 
-kopf does not watch over tasks that are started beside it, so this does: when any of them ends, everything ends, the
-process exits with an error and Kubernetes starts it anew. A dead loop in a living process would be worse than a restart.
+kopf does not supervise tasks next to its own, so a task group does: when any task ends, all of them end, the process
+exits with an error and Kubernetes restarts it. A dead loop in a live process would be worse than a restart.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -27,11 +26,12 @@ from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.views import JobKey, JobView, NodeView
 from heterotrain_operator.decide.allocation.competition import takes_part
 from heterotrain_operator.engine.act import Actor
-from heterotrain_operator.engine.allocator import Allocator, set_within
+from heterotrain_operator.engine.allocator import Allocator, wait_at_most
+from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.poller import Poller, Prom
 from heterotrain_operator.engine.queue import Queue
-from heterotrain_operator.engine.reconcile import Reconciler
+from heterotrain_operator.engine.reconcile import JobInputSources, Reconciler
 from heterotrain_operator.engine.resync import list_foreign, relist
 from heterotrain_operator.kube.errors import KubeError, NotFound
 from heterotrain_operator.kube.lease import Elector, LeaseSettings
@@ -40,15 +40,18 @@ from heterotrain_operator.settings import Settings
 
 LIST_RETRY_S = 2.0
 STALE_LISTS = 3
-"""After this many full lists have been missed, the operator calls itself unhealthy."""
+"""The operator reports itself unhealthy after this many missed full lists."""
 
 log = structlog.get_logger()
 
 
 class App:
-    """The operator without kopf: fed by events, it can be run and tested without any framework."""
+    """The operator without kopf: events come in by method calls, so that tests need no framework."""
 
-    def __init__(self, kube: Kube, settings: Settings, prom: Prom | None = None) -> None:
+    def __init__(
+        self, kube: Kube, settings: Settings, prom: Prom | None = None, *, clocks: Clocks | None = None
+    ) -> None:
+        clocks = clocks or Clocks()
         self.kube = kube
         self.settings = settings
         self.metrics = OperatorMetrics()
@@ -58,8 +61,7 @@ class App:
             kube,
             self.store,
             self.metrics,
-            clock=time.monotonic,
-            wall_clock_s=time.time,
+            clocks=clocks,
             status_interval_s=settings.status_interval_s,
         )
         self.poller = Poller(
@@ -68,16 +70,14 @@ class App:
             self.queue,
             self.metrics,
             settings.prometheus,
-            clock=time.monotonic,
-            wall_clock_s=time.time,
+            clocks=clocks,
         )
         self.allocator = Allocator(
             self.store,
             self.queue,
             self.metrics,
-            telemetry_of=self.poller.of,
-            clock=time.monotonic,
-            wall_clock_s=time.time,
+            telemetry_of=self.poller.telemetry_of,
+            clocks=clocks,
         )
         self.reconciler = Reconciler(
             kube,
@@ -85,11 +85,10 @@ class App:
             self.queue,
             self.actor,
             self.metrics,
-            telemetry_of=self.poller.of,
-            grant_of=self.allocator.of,
-            gather_s=settings.gather_s,
-            clock=time.monotonic,
-            wall_clock_s=time.time,
+            sources=JobInputSources(
+                telemetry_of=self.poller.telemetry_of, grant_of=self.allocator.grant_of, gather_s=settings.gather_s
+            ),
+            clocks=clocks,
         )
         self.elector: Elector | None = None
         if settings.leader_election:
@@ -101,41 +100,45 @@ class App:
                 renew_s=settings.lease_duration_s / 5,
                 deadline_s=settings.lease_duration_s * 0.7,
             )
-            self.elector = Elector(kube, lease, wall_clock=lambda: rfc3339_micro(time.time()))
-        self.listed_s = float("-inf")
+            self.elector = Elector(kube, lease, wall_clock=lambda: rfc3339_micro(clocks.wall()))
+        self._clocks = clocks
+        self._listed_s = float("-inf")
         """When the last full list was complete, on the monotonic clock."""
-        self.metrics.listed_age.set_function(lambda: time.monotonic() - self.listed_s)
+        self.metrics.listed_age.set_function(lambda: clocks.monotonic() - self._listed_s)
         self._synced = asyncio.Event()
         self._streaming: set[str] = set()
-        self._gap = asyncio.Event()
+        self._watch_gap = asyncio.Event()
 
-    # --- what the watch brings -------------------------------------------------------------------------------------
+    # --- watch events ------------------------------------------------------------------------------------------------
 
     def _wake(self, key: JobKey) -> None:
-        """Have a job looked at; a stand-by only keeps what it sees, and looks at all jobs when it leads."""
+        """Queue a job; a stand-by only fills its store, and queues all jobs when it starts to lead."""
         if self.elector is None or self.elector.leads:
             self.queue.add(key)
 
-    def _wake_behind(self, keys: Iterable[JobKey]) -> None:
-        """Have jobs looked at when there is time for it."""
+    def _wake_later(self, keys: Iterable[JobKey]) -> None:
+        """Queue jobs with low priority."""
         if self.elector is None or self.elector.leads:
-            self.queue.add_behind(keys)
+            self.queue.add_low_priority(keys)
 
-    def came(self, kind: str, event_type: str | None) -> None:
-        """Note how an object came: ``None`` says by a list of the watch, which it makes at its start and after a gap.
+    def note_event(self, kind: str, event_type: str | None) -> None:
+        """Note an event of a kind; type ``None`` comes from the list with which a watch starts.
 
-        What was deleted in a gap is told by nobody, so everything is listed anew.
+        A second such list means that the watch was interrupted. No event reports deletions during the gap, so
+        everything is listed again.
         """
         if event_type is not None:
             self._streaming.add(kind)
         elif kind in self._streaming:
             self._streaming.discard(kind)
-            self._gap.set()
+            self._watch_gap.set()
 
     def job_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
-        """Take the newest state of a job."""
-        if not deleted and self.store.jobs.knows(key_of(body), body["metadata"]["resourceVersion"]):
-            self._wake(key_of(body))  # our own status: what it says may be what the next step waited for
+        """Store the newest state of a job."""
+        if not deleted and self.store.jobs.is_stored(key_of(body), body["metadata"]["resourceVersion"]):
+            self._wake(
+                key_of(body)
+            )  # an echo of the status that was just written: the next step may have waited for it
             return
         view, before = parse_job(body), self.store.jobs.get(key_of(body))
         if deleted:
@@ -143,13 +146,13 @@ class App:
         else:
             self.store.jobs.put(view)
         self._wake(view.key)
-        if deleted or before is None or _wishes(before) != _wishes(view):
+        if deleted or before is None or _demand(before) != _demand(view):
             self.allocator.changed()
 
     def pod_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
-        """Take the newest state of a worker's pod."""
+        """Store the newest state of a worker's pod."""
         metadata = body["metadata"]
-        if not deleted and self.store.pods.knows(
+        if not deleted and self.store.pods.is_stored(
             (metadata["namespace"], metadata["name"]), metadata["resourceVersion"]
         ):
             return
@@ -164,9 +167,9 @@ class App:
         self.allocator.changed()
 
     def plan_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
-        """Take the newest state of a plan's ConfigMap."""
+        """Store the newest state of a plan's ConfigMap."""
         view = parse_plan_object(body)
-        if view is None or (not deleted and self.store.plans.knows(view.key, view.resource_version)):
+        if view is None or (not deleted and self.store.plans.is_stored(view.key, view.resource_version)):
             return
         if deleted:
             self.store.plans.discard(view.key)
@@ -176,31 +179,31 @@ class App:
         self.allocator.changed()
 
     def node_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
-        """Take the newest state of a node; heartbeats, which change nothing that we look at, wake nobody."""
+        """Store the newest state of a node; heartbeats change no relevant field and queue no job."""
         view = parse_node(body)
         before = self.store.nodes.get(view.name)
         if deleted:
             self.store.nodes.discard(view.name)
         else:
             self.store.nodes.put(view)
-        if deleted or before is None or _matters(before) != _matters(view):
+        if deleted or before is None or _relevant(before) != _relevant(view):
             for key in {pod.key for pod in self.store.pods.all().values() if pod.node == view.name}:
                 self._wake(key)
-            self._wake_behind(self.store.jobs.all())
+            self._wake_later(self.store.jobs.all())
             self.allocator.changed()
 
-    # --- what runs -------------------------------------------------------------------------------------------------
+    # --- tasks -------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Observe, wait for leadership, act; until cancelled.
+        """Fill the store, wait for leadership, reconcile; until cancelled.
 
         Raises:
-            ExceptionGroup: a part of the operator ended, which none of them should.
+            ExceptionGroup: a task ended, although all should run until cancelled.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._observe(), name="observe")
-                tasks.create_task(self._foreign(), name="foreign")
+                tasks.create_task(self._list_foreign_pods(), name="foreign-pods")
                 await self._synced.wait()
                 if self.elector is not None:
                     await self.elector.acquire()
@@ -208,8 +211,8 @@ class App:
                 self.metrics.leader.set(1)
                 log.info("leading", identity=self.settings.identity)
                 tasks.create_task(self.allocator.run(), name="allocation")
-                # What changed last is what the leader before may not have come to.
-                self.queue.add_behind(self.store.newest_first())
+                # The previous leader may not have handled the latest changes.
+                self.queue.add_low_priority(self.store.newest_first())
                 if self.settings.prometheus.url is not None:
                     tasks.create_task(self.poller.run(), name="telemetry")
                 for number in range(self.settings.workers):
@@ -222,7 +225,7 @@ class App:
 
     async def _observe(self) -> None:
         while True:
-            self._gap.clear()
+            self._watch_gap.clear()
             try:
                 known = await relist(self.kube, self.store, self.settings.watch_namespace)
                 if not self._synced.is_set():
@@ -232,28 +235,28 @@ class App:
                 log.warning("list failed", error=str(error), hint=hint)
                 await asyncio.sleep(LIST_RETRY_S)
                 continue
-            self.listed_s = time.monotonic()
+            self._listed_s = self._clocks.monotonic()
             self.metrics.jobs.set(len(self.store.jobs.all()))
             self.metrics.pods.set(len(self.store.pods.all()))
             self._synced.set()
             self.reconciler.reapply()
-            self._wake_behind(known)
-            await set_within(self._gap, self.settings.relist_s)
+            self._wake_later(known)
+            await wait_at_most(self._watch_gap, self.settings.relist_s)
 
-    async def _foreign(self) -> None:
+    async def _list_foreign_pods(self) -> None:
         await self._synced.wait()
         namespace = self.settings.watch_namespace
         await _every(self.settings.foreign_pods_s, lambda: list_foreign(self.kube, self.store, namespace))
 
     @property
     def synced(self) -> bool:
-        """Whether the store has once been equal to the cluster; nothing is decided before."""
+        """Whether the store has been filled; nothing is decided before."""
         return self._synced.is_set()
 
     @property
     def healthy(self) -> bool:
-        """Whether full lists still come through."""
-        return not self.synced or time.monotonic() - self.listed_s < STALE_LISTS * self.settings.relist_s
+        """Whether full lists still succeed."""
+        return not self.synced or self._clocks.monotonic() - self._listed_s < STALE_LISTS * self.settings.relist_s
 
 
 async def _every(pause_s: float, call: Callable[[], Awaitable[None]]) -> None:
@@ -262,13 +265,14 @@ async def _every(pause_s: float, call: Callable[[], Awaitable[None]]) -> None:
         try:
             await call()
         except KubeError as error:
-            log.warning("list of foreign pods failed", error=str(error))
+            log.warning("listing other pods failed", error=str(error))
 
 
-def _wishes(job: JobView) -> tuple[object, ...]:
-    """Return what the allocation between jobs looks at; the numbers in a status are not among it."""
+def _demand(job: JobView) -> tuple[object, ...]:
+    """Return what the allocation between jobs depends on; numbers in a status are not part of it."""
     return (job.uid, job.generation, takes_part(job))
 
 
-def _matters(node: NodeView) -> tuple[object, ...]:
+def _relevant(node: NodeView) -> tuple[object, ...]:
+    """Return what decisions depend on; a heartbeat changes none of it."""
     return (node.taints, node.readiness, node.cordoned, node.allocatable, node.labels)

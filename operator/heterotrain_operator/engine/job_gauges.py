@@ -1,8 +1,8 @@
-"""What the operator exports about each job: its workers and what they bring, what its plan predicts, and what came of it.
+"""Gauges of each job: its workers, and its plan's predictions next to measured values.
 
-A job's series go when it stops training (of workers: when it wants none any more) or is deleted, and a value that is not
-known is not exported. Job and namespace
-have labels of their own, because Prometheus gives ``job`` and ``namespace`` to whom it scrapes: the operator.
+A job's series disappear when it stops training (those of its workers: when it wants no more workers) or is deleted.
+Unknown values are not exported. The labels are ``job_name`` and ``job_namespace``, because Prometheus uses ``job`` and
+``namespace`` for the scrape target, which is the operator.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ class _Series(NamedTuple):
 _SERIES = (
     _Series(
         "heterotrain_operator_predicted_step_seconds",
-        "Mean seconds of a step that the plan in force predicts.",
+        "Predicted mean seconds of a step, by the plan in force.",
         lambda status: status.prediction.predicted_step_seconds if status.prediction else None,
     ),
     _Series(
         "heterotrain_operator_measured_step_seconds",
-        "Mean seconds of a step at the shares of the plan in force, since it took effect.",
+        "Measured mean seconds of a step since the plan in force took effect.",
         lambda status: status.prediction.measured_step_seconds if status.prediction else None,
     ),
     _Series(
         "heterotrain_operator_measured_over_predicted_ratio",
-        "Measured over predicted step time of the plan in force.",
+        "Measured step time divided by the predicted one, for the plan in force.",
         lambda status: status.prediction.measured_over_predicted if status.prediction else None,
     ),
     _Series(
         "heterotrain_operator_efficiency_ratio",
-        "Throughput over the sum of what each worker reaches alone.",
+        "Throughput divided by the sum of the workers' solo rates.",
         lambda status: status.efficiency,
     ),
     _Series(
         "heterotrain_operator_predicted_efficiency_ratio",
-        "Efficiency that the newest plan predicts.",
+        "Predicted efficiency, by the newest plan.",
         lambda status: status.plan.predicted_efficiency,
     ),
     _Series(
         "heterotrain_operator_efficiency_ceiling_ratio",
-        "Best efficiency that the measured variances allow.",
+        "Highest efficiency that the measured variances allow.",
         lambda status: status.plan.efficiency_ceiling,
     ),
 )
@@ -71,32 +71,32 @@ class _Demand(NamedTuple):
 _DEMAND = (
     _Demand(
         "heterotrain_operator_wanted_workers",
-        "Workers that the job would take if nobody else wanted nodes: its maximum.",
+        "Workers that the job would use without competing jobs: its maximum.",
         lambda _, spec: most_workers(spec),
     ),
     _Demand(
         "heterotrain_operator_least_workers",
-        "Workers below which the job does not train.",
+        "Least number of workers with which the job trains.",
         lambda _, spec: spec.elastic_policy.min_replicas,
     ),
     _Demand(
         "heterotrain_operator_granted_workers",
-        "Workers that the allocation gives the job; absent while nobody else wants its nodes.",
+        "Workers that the allocation grants the job; absent without competing jobs.",
         lambda status, _: _granted(status),
     ),
     _Demand(
         "heterotrain_operator_placed_workers",
-        "Workers of the job that have a node.",
+        "Workers of the job on a node.",
         lambda status, _: sum(pool.placed for pool in status.pools),
     ),
     _Demand(
         "heterotrain_operator_samples_per_price",
-        "Samples for one unit of price, by measured throughput and the price of the workers that have a node.",
+        "Samples for one unit of price, by measured throughput and the price of the workers on nodes.",
         lambda status, _: _per_price(status),
     ),
     _Demand(
         "heterotrain_operator_deadline_at_risk",
-        "With objective: deadline, 1 while the job is expected to end too late, 0 while it is in time.",
+        "With objective: deadline, 1 while the job is expected to end too late, else 0.",
         lambda status, _: _at_risk(status),
     ),
 )
@@ -113,8 +113,8 @@ def _per_price(status: HeteroTrainJobStatus) -> float | None:
 
 
 def _at_risk(status: HeteroTrainJobStatus) -> float | None:
-    told = {c.status for c in status.conditions if c.type == ConditionType.DEADLINE_AT_RISK.value}
-    return None if not told & {"True", "False"} else float("True" in told)
+    stated = {c.status for c in status.conditions if c.type == ConditionType.DEADLINE_AT_RISK.value}
+    return None if not stated & {"True", "False"} else float("True" in stated)
 
 
 class _Job(NamedTuple):
@@ -125,7 +125,7 @@ class _Job(NamedTuple):
 
 
 class JobGauges(Collector):
-    """Gauges of every job that wants workers, from its newest status."""
+    """Gauges of all jobs that want workers, from their newest status."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, _Job] = {}
@@ -133,19 +133,20 @@ class JobGauges(Collector):
     def show(
         self, key: JobKey, uid: str, status: HeteroTrainJobStatus | None, spec: HeteroTrainJobSpec | None = None
     ) -> None:
-        """Take a job's newest status; what wants no workers has no series."""
-        holds = {c.type: c.status for c in status.conditions} if status is not None else {}
-        over = {ConditionType.SUSPENDED, ConditionType.SUCCEEDED, ConditionType.FAILED}
+        """Show a job's newest status; ``None``, or a job that wants no workers, removes its series."""
+        conditions = {c.type: c.status for c in status.conditions} if status is not None else {}
+        at_rest = {ConditionType.SUSPENDED, ConditionType.SUCCEEDED, ConditionType.FAILED}
         rests = (
-            any(holds.get(kind.value) == "True" for kind in over) or holds.get(ConditionType.ACCEPTED.value) == "False"
+            any(conditions.get(kind.value) == "True" for kind in at_rest)
+            or conditions.get(ConditionType.ACCEPTED.value) == "False"
         )
         if status is None or spec is None or rests:
             self._jobs.pop(uid, None)
         else:
-            self._jobs[uid] = _Job(key, status, spec, trains=holds.get(ConditionType.RUNNING.value) == "True")
+            self._jobs[uid] = _Job(key, status, spec, trains=conditions.get(ConditionType.RUNNING.value) == "True")
 
     def collect(self) -> Iterator[Metric]:
-        """Yield one family for each quantity."""
+        """Yield one family for each gauge."""
         for series in _SERIES:
             family = GaugeMetricFamily(series.name, series.help, labels=LABELS)
             for uid, job in self._jobs.items():

@@ -1,4 +1,4 @@
-"""What the operator says about itself."""
+"""All metrics that the operator exports: its own, and those of its jobs by ``JobGauges``."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 
 
 class OperatorMetrics:
-    """The operator's own series, in a registry of their own."""
+    """The operator's metrics, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)  # memory and processor time
+        ProcessCollector(registry=self.registry)  # memory and CPU time
         self.of_jobs = JobGauges()
         self.registry.register(self.of_jobs)
         self.leader = Gauge("heterotrain_operator_leader", "1 while this replica leads.", registry=self.registry)
-        self.jobs = Gauge("heterotrain_operator_jobs", "Jobs that are known.", registry=self.registry)
-        self.pods = Gauge("heterotrain_operator_pods", "Worker pods that are known.", registry=self.registry)
-        self.queue = Gauge("heterotrain_operator_queue_length", "Jobs that wait for a pass.", registry=self.registry)
+        self.jobs = Gauge("heterotrain_operator_jobs", "Known jobs.", registry=self.registry)
+        self.pods = Gauge("heterotrain_operator_pods", "Known worker pods.", registry=self.registry)
+        self.queue = Gauge("heterotrain_operator_queue_length", "Jobs waiting for a pass.", registry=self.registry)
         self.passes = Counter(
-            "heterotrain_operator_passes", "Passes over a job, by result.", ["result"], registry=self.registry
+            "heterotrain_operator_passes", "Passes over jobs, by result.", ["result"], registry=self.registry
         )
         self.pass_seconds = Histogram(
             "heterotrain_operator_pass_seconds",
@@ -32,53 +32,53 @@ class OperatorMetrics:
         )
         self.decide_seconds = Histogram(
             "heterotrain_operator_decide_seconds",
-            "Seconds of deciding alone.",
+            "Seconds of the decision in a pass.",
             buckets=_SECONDS,
             registry=self.registry,
         )
         self.allocations = Counter(
             "heterotrain_operator_allocations",
-            "Allocations of nodes to the jobs that compete for them, by result.",
+            "Allocations of nodes to competing jobs, by result.",
             ["result"],
             registry=self.registry,
         )
         self.allocation_seconds = Histogram(
             "heterotrain_operator_allocation_seconds",
-            "Seconds of allocating over all jobs.",
+            "Seconds of one allocation for all jobs.",
             buckets=_SECONDS,
             registry=self.registry,
         )
         self.limited_jobs = Gauge(
             "heterotrain_operator_limited_jobs",
-            "Jobs whose workers are limited, because others want their nodes, too, or because fewer are cheaper.",
+            "Jobs with limited workers: other jobs compete for their nodes, or fewer workers are cheaper.",
             registry=self.registry,
         )
         self.moved_workers = Counter(
             "heterotrain_operator_moved_workers",
-            "Workers that the allocation gave to a job that competes for nodes or took from it, and why it has what it has then.",
+            "Workers that the allocation gave to or took from competing jobs, with the reason of the new grant.",
             ["change", "reason"],
             registry=self.registry,
         )
-        self.plans = Counter("heterotrain_operator_plans_written", "Plans that were written.", registry=self.registry)
+        self.plans = Counter("heterotrain_operator_plans_written", "Written plans.", registry=self.registry)
         self.plan_delivery_seconds = Histogram(
             "heterotrain_operator_plan_touch_seconds",
-            "Seconds from a plan's decision until every pod's annotation was touched.",
+            "Seconds from a plan's decision until every pod's annotation was patched.",
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self.pods_created = Counter("heterotrain_operator_pods_created", "Worker pods created.", registry=self.registry)
+        self.pods_created = Counter("heterotrain_operator_pods_created", "Created worker pods.", registry=self.registry)
         self.failures = Counter(
-            "heterotrain_operator_worker_failures", "Workers failed by own fault.", registry=self.registry
+            "heterotrain_operator_worker_failures", "Workers that failed by their own fault.", registry=self.registry
         )
         self.disruptions = Counter(
-            "heterotrain_operator_worker_disruptions", "Workers disrupted.", registry=self.registry
+            "heterotrain_operator_worker_disruptions", "Disrupted workers.", registry=self.registry
         )
         self.telemetry_reads = Counter(
             "heterotrain_operator_telemetry_reads",
-            "Reads from Prometheus, by result.",
+            "Reads of telemetry from Prometheus, by result.",
             ["result"],
             registry=self.registry,
         )
         self.listed_age = Gauge(
-            "heterotrain_operator_list_age_seconds", "Seconds since the last complete list.", registry=self.registry
+            "heterotrain_operator_list_age_seconds", "Seconds since the last full list.", registry=self.registry
         )

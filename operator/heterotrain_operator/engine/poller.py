@@ -1,12 +1,11 @@
-"""Reads every training job's telemetry again and again, and wakes a job when something new came.
+"""Poll Prometheus for the telemetry of every training job, and queue a job when its telemetry is new.
 
-Training never waits for any of this: while Prometheus is away, the last good plan stays.
+Training never waits for this: while Prometheus is unavailable, the last good plan stays.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Protocol
 
 import structlog
@@ -16,6 +15,7 @@ from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobKey, JobView
 from heterotrain_operator.decide.grants.persisted import compute_time
+from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.prom.errors import PromError
@@ -31,15 +31,15 @@ from heterotrain_operator.settings import PrometheusSettings
 
 PARALLEL_READS = 8
 REST_FACTOR = 1.0
-"""Reading rests at least this many times as long as it took: with very many jobs it is late rather than in the way."""
+"""After each round of reads, the poller rests at least this many times as long as the round took."""
 FAILING_S = 5.0
-"""One late answer is no outage: a problem is told after this long without a good one."""
+"""Seconds without a good answer after which a problem is reported: one late answer is not an outage."""
 
 log = structlog.get_logger()
 
 
 class Prom(Protocol):
-    """What is needed of Prometheus."""
+    """What the poller needs of Prometheus."""
 
     async def query(self, promql: str) -> tuple[Series, ...]:
         """Return the answer to an instant query."""
@@ -51,8 +51,6 @@ class Poller:
 
     Args:
         prom: ``None`` when telemetry is switched off.
-        clock: monotonic seconds.
-        wall_clock_s: seconds since the epoch.
     """
 
     def __init__(
@@ -63,85 +61,89 @@ class Poller:
         metrics: OperatorMetrics,
         settings: PrometheusSettings,
         *,
-        clock: Callable[[], float],
-        wall_clock_s: Callable[[], float],
+        clocks: Clocks,
     ) -> None:
         self._prom = prom
         self._store = store
         self._queue = queue
         self._metrics = metrics
         self._settings = settings
-        self._clock = clock
-        self._wall_clock_s = wall_clock_s
-        self._jobs: dict[str, TelemetryHistory] = {}
+        self._clocks = clocks
+        self._histories: dict[str, TelemetryHistory] = {}
         self._good_s: dict[str, float] = {}
 
-    def of(self, job: JobView) -> Telemetry:
-        """Return what is known of a job."""
+    def telemetry_of(self, job: JobView) -> Telemetry:
+        """Return a job's telemetry as of the newest read."""
         if self._prom is None:
             return Telemetry(problem="telemetry is switched off: set prometheus.url", reason="NotConfigured")
-        known = self._jobs.get(job.uid)
-        return known.telemetry if known else Telemetry()
+        history = self._histories.get(job.uid)
+        return history.telemetry if history else Telemetry()
 
     async def run(self) -> None:
-        """Read for ever."""
-        assert self._prom is not None  # noqa: S101  # it is not started without
+        """Poll until cancelled."""
+        assert self._prom is not None  # noqa: S101  # not started without Prometheus
         while True:
-            started_s = self._clock()
+            started_s = self._clocks.monotonic()
             jobs = [job for job in self._store.jobs.all().values() if _trains(job)]
             gate = asyncio.Semaphore(PARALLEL_READS)
             await asyncio.gather(*(self._read(job, self._prom, gate) for job in jobs))
-            living = {job.uid for job in self._store.jobs.all().values()}
-            self._jobs = {uid: known for uid, known in self._jobs.items() if uid in living}
-            self._good_s = {uid: good_s for uid, good_s in self._good_s.items() if uid in living}
-            took_s = self._clock() - started_s
+            existing = {job.uid for job in self._store.jobs.all().values()}
+            self._histories = {uid: history for uid, history in self._histories.items() if uid in existing}
+            self._good_s = {uid: good_s for uid, good_s in self._good_s.items() if uid in existing}
+            took_s = self._clocks.monotonic() - started_s
             await asyncio.sleep(max(self._settings.poll_s - took_s, took_s * REST_FACTOR))
 
     async def _read(self, job: JobView, prom: Prom, gate: asyncio.Semaphore) -> None:
-        known = self._jobs.get(job.uid)
-        if known is None:
-            speeds = {pool.name: pool.speed for pool in job.status.pools if pool.speed is not None}
-            known = self._jobs[job.uid] = TelemetryHistory(
-                {name: Speed(s.samples, compute_time(s)) for name, s in speeds.items()}
-            )
+        history = self._history_of(job)
         async with gate:
             try:
                 times = parse_scrape_times(await prom.query(scrape_times_of(job.uid)))
-                # Nothing can be new before the next scrape, and most reads find none.
-                news = not known.knows(times)
-                snapshot = parse_everything(await prom.query(everything_of(job.uid))) if news else None
+                # Only a scrape brings new data, and most reads find no new scrape.
+                scraped = not history.has_taken(times)
+                snapshot = parse_everything(await prom.query(everything_of(job.uid))) if scraped else None
             except PromError as error:
                 self._metrics.telemetry_reads.labels(result=error.reason).inc()
-                if self._clock() - self._good_s.setdefault(job.uid, self._clock()) >= FAILING_S:
-                    self._judge(job, known, reason=error.reason, problem=str(error))
+                now_s = self._clocks.monotonic()
+                if now_s - self._good_s.setdefault(job.uid, now_s) >= FAILING_S:
+                    self._set_problem(job, history, reason=error.reason, problem=str(error))
                 return
-        self._good_s[job.uid] = self._clock()
+        self._good_s[job.uid] = self._clocks.monotonic()
         self._metrics.telemetry_reads.labels(result="ok").inc()
         pools = {pod.uid: pod.pool for pod in self._store.pods.of_job(job.key)}
-        if snapshot is not None and known.take(snapshot, times, pools=pools):
+        if snapshot is not None and history.take(snapshot, times, pools=pools):
             self._queue.add(job.key)
-        self._judge(job, known, *self._verdict(job, known.telemetry))
+        self._set_problem(job, history, *self._freshness(job, history.telemetry))
 
-    def _verdict(self, job: JobView, telemetry: Telemetry) -> tuple[str, str]:
-        now_s = self._wall_clock_s()
-        waited_s = now_s - max(telemetry.newest_sample_s, seconds(job.status.training_since))
+    def _history_of(self, job: JobView) -> TelemetryHistory:
+        """Return the job's history; a new one starts from the speeds in the job's status."""
+        history = self._histories.get(job.uid)
+        if history is None:
+            speeds = {pool.name: pool.speed for pool in job.status.pools if pool.speed is not None}
+            history = self._histories[job.uid] = TelemetryHistory(
+                {name: Speed(s.samples, compute_time(s)) for name, s in speeds.items()}
+            )
+        return history
+
+    def _freshness(self, job: JobView, telemetry: Telemetry) -> tuple[str, str]:
+        """Return reason and problem by the age of the newest sample."""
+        waited_s = self._clocks.wall() - max(telemetry.newest_sample_s, seconds(job.status.training_since))
         if waited_s <= self._settings.stale_s:
             return "Fresh", ""
         if not telemetry.gauges:
             return (
                 "NoSeries",
-                "Prometheus has no series of this job: let it scrape the pods' ports named ht-metrics-0, ht-metrics-1, …",
+                "Prometheus has no series of this job: make it scrape the pods' ports ht-metrics-0, ht-metrics-1, …",
             )
-        return "Stale", f"the newest sample is {waited_s:.0f} s old: Prometheus does not reach the workers"
+        return "Stale", f"the newest sample is {waited_s:.0f} s old: check that Prometheus reaches the workers"
 
-    def _judge(self, job: JobView, known: TelemetryHistory, reason: str, problem: str) -> None:
-        if known.judge(reason=reason, problem=problem):
+    def _set_problem(self, job: JobView, history: TelemetryHistory, reason: str, problem: str) -> None:
+        if history.set_problem(reason=reason, problem=problem):
             log.info("telemetry", job=job.key.name, namespace=job.key.namespace, state=reason, problem=problem)
             self._queue.add(job.key)
 
 
 def _trains(job: JobView) -> bool:
-    """Tell whether the job has been started and has not ended: there is something to read."""
+    """Return whether the job has started and not ended, so that there is telemetry to read."""
     return (
         not job.deleting
         and job.status.start_time is not None

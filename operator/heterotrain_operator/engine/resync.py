@@ -1,4 +1,4 @@
-"""Fills the store from full lists: once before anything is decided, then again and again, in case an event was missed."""
+"""Fill the store from full lists: before the first decision, and regularly after it in case an event was missed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from heterotrain_operator.kube.resources import CONFIG_MAPS, JOBS, NODES, PODS, 
 from heterotrain_operator.kube.verbs import Body, Kube
 
 OWNED = f"{keys.LABEL_MANAGED_BY}={keys.MANAGED_BY}"
-"""Selects what the operator owns."""
-_OTHERS = f"{keys.LABEL_MANAGED_BY}!={keys.MANAGED_BY}"
+"""Selects the operator's objects."""
+_NOT_OWNED = f"{keys.LABEL_MANAGED_BY}!={keys.MANAGED_BY}"
 
 _View = TypeVar("_View")
 log = structlog.get_logger()
@@ -25,10 +25,13 @@ _RUNNING = "status.phase!=Succeeded,status.phase!=Failed"
 
 
 async def relist(kube: Kube, store: Store, namespace: str | None) -> set[JobKey]:
-    """Make the store equal to the cluster and return every job that there is.
+    """Replace the store's contents by full lists.
+
+    Returns:
+        The jobs from before and after, so that deleted ones are noticed, too.
 
     Raises:
-        KubeError: a list failed; kinds listed before it stand.
+        KubeError: a list failed; kinds that were listed before it are replaced.
     """
 
     async def refill(
@@ -49,16 +52,16 @@ async def relist(kube: Kube, store: Store, namespace: str | None) -> set[JobKey]
 
 
 async def list_foreign(kube: Kube, store: Store, namespace: str | None) -> None:
-    """Sum up what pods of others request on each node: they take room, and the watch sees only our own.
+    """Sum the requests of foreign pods on each node: they use capacity, but the watch delivers only workers.
 
-    Workers in a namespace that is not watched are another operator's, so they are foreign, too.
+    Workers in namespaces that are not watched belong to another operator and count as foreign, too.
 
     Raises:
-        KubeError: the list failed; the sums before it stand.
+        KubeError: the list failed; the previous sums stay.
     """
     sums: dict[str, dict[str, float]] = {}
-    # Where every worker is ours, the API server leaves them out: they are most of a large cluster's pods.
-    async for body in kube.list(PODS, labels="" if namespace else _OTHERS, fields=_RUNNING):
+    # An operator for all namespaces owns every worker, so the API server can leave out these many pods.
+    async for body in kube.list(PODS, labels="" if namespace else _NOT_OWNED, fields=_RUNNING):
         node, metadata = body["spec"].get("nodeName"), body["metadata"]
         owned = (metadata.get("labels") or {}).get(keys.LABEL_MANAGED_BY) == keys.MANAGED_BY and owner_key(body)
         if node and not (owned and namespace in (None, metadata["namespace"])):
@@ -67,10 +70,10 @@ async def list_foreign(kube: Kube, store: Store, namespace: str | None) -> None:
 
 
 def _parsed(parse: Callable[[Body], _View | None], body: Body) -> _View | None:
-    """Return an object's view; one that can't be read is left out, because one bad object may not stop all others."""
+    """Return an object's view; ``None`` for an unreadable object, which must not stop all others."""
     try:
         return parse(body)
     except Exception:
         metadata = body["metadata"]
-        log.exception("an object can't be read", name=metadata["name"], namespace=metadata.get("namespace", ""))
+        log.exception("object can't be read", name=metadata["name"], namespace=metadata.get("namespace", ""))
         return None

@@ -1,14 +1,14 @@
-"""Probes and the operator's own metrics over HTTP."""
+"""HTTP servers for the health probes and the operator's own metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
 
-def _answer(holds: Callable[[], bool], name: str) -> Callable[[web.Request], object]:
+def _answer(holds: Callable[[], bool], name: str) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(_: web.Request) -> web.Response:
         ok = holds()
         return web.Response(status=200 if ok else 503, text=f"{name}: {'yes' if ok else 'no'}\n")
@@ -25,7 +25,7 @@ async def serve(
     ready: Callable[[], bool],
     registry: CollectorRegistry,
 ) -> list[web.AppRunner]:
-    """Start both servers and return what has to be cleaned up."""
+    """Start both servers and return their runners, which the caller cleans up."""
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(
@@ -33,8 +33,8 @@ async def serve(
         )
 
     health = web.Application()
-    health.router.add_get("/healthz", _answer(healthy, "healthy"))  # type: ignore[arg-type]  # aiohttp's handler type is wider
-    health.router.add_get("/readyz", _answer(ready, "ready"))  # type: ignore[arg-type]  # likewise
+    health.router.add_get("/healthz", _answer(healthy, "healthy"))
+    health.router.add_get("/readyz", _answer(ready, "ready"))
     exporter = web.Application()
     exporter.router.add_get("/metrics", metrics)
     runners = []

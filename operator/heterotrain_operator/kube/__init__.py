@@ -1,1 +1,1 @@
-"""The only way to the API server: a few verbs on the official asyncio client, the Lease, the events."""
+"""The only access to the API server: a few verbs on the official asyncio client, the Lease, Events."""

@@ -1,4 +1,4 @@
-"""Who we are to the API server: the pod's service account inside a cluster, else a kubeconfig."""
+"""Credentials for the API server: the pod's service account inside a cluster, otherwise a kubeconfig."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ DEFAULT_KUBECONFIG = str(Path("~/.kube/config").expanduser())
 
 
 async def load_configuration(kubeconfig: str | None = None) -> Configuration:
-    """Return how to reach the API server.
+    """Return address and credentials of the API server.
 
     Raises:
-        KubeError: there is neither a service account nor a kubeconfig that can be read.
+        KubeError: there is neither a service account nor a readable kubeconfig.
     """
     configuration = Configuration()
     chosen = kubeconfig or os.environ.get("KUBECONFIG")
@@ -28,5 +28,5 @@ async def load_configuration(kubeconfig: str | None = None) -> Configuration:
             file = chosen or DEFAULT_KUBECONFIG
             await load_kube_config(config_file=file, client_configuration=configuration, persist_config=False)
     except (ConfigException, OSError) as error:
-        raise KubeError(f"no way to reach a cluster: {error}; set KUBECONFIG or run inside a pod") from error
+        raise KubeError(f"no credentials for a cluster: {error}; set KUBECONFIG, or run inside a pod") from error
     return configuration

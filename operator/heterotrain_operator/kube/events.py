@@ -1,4 +1,4 @@
-"""Publishing Events: the same words about the same job are one Event with a count, however often they are said."""
+"""Publish Events: repeated messages about a job become one Event with a count."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def publish(
     """Publish one Event about a job.
 
     Raises:
-        KubeError: the API server did not take it.
+        KubeError: the API server did not accept it.
     """
     digest = hashlib.sha256(f"{uid}\0{reason}\0{message}".encode()).hexdigest()[:16]
     event = f"{name}.{digest}"
@@ -26,7 +26,7 @@ async def publish(
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {"name": event, "namespace": namespace},
-        "involvedObject": _about(namespace, name, uid),
+        "involvedObject": _job_reference(namespace, name, uid),
         "type": "Warning" if warning else "Normal",
         "reason": reason,
         "message": message,
@@ -40,12 +40,12 @@ async def publish(
     try:
         await kube.create(EVENTS, body)
     except Conflict:
-        known = await kube.get(EVENTS, namespace, event)
-        patch = {"count": int(known.get("count") or 1) + 1, "lastTimestamp": now}
+        existing = await kube.get(EVENTS, namespace, event)
+        patch = {"count": int(existing.get("count") or 1) + 1, "lastTimestamp": now}
         await kube.merge(EVENTS, namespace, event, patch)
 
 
-def _about(namespace: str, name: str, uid: str) -> dict[str, Any]:
+def _job_reference(namespace: str, name: str, uid: str) -> dict[str, Any]:
     return {
         "apiVersion": f"{keys.GROUP}/{keys.VERSION}",
         "kind": keys.KIND,

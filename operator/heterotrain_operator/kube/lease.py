@@ -1,8 +1,8 @@
-"""Leadership by a Lease: at most one operator acts, and one that has lost the Lease stops at once.
+"""Leader election by a Lease: at most one operator acts, and an operator that has lost the Lease stops at once.
 
-Time is judged by our own monotonic clock only: a Lease counts as expired when *we* have seen it unchanged for its whole
-duration, so clocks of different machines need not agree. Every renewal has a deadline of its own, so that a hanging
-request can't let us act beyond our time.
+As in client-go, a candidate uses only its own monotonic clock: a Lease is expired when the candidate has observed it
+unchanged for its whole duration, so the clocks of different machines need not agree. Every renewal has a deadline, so
+that a hanging request cannot extend leadership.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from heterotrain_operator.kube.verbs import Body, Kube
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseSettings:
-    """Where the Lease is and how long it lasts.
+    """Name and timing of the Lease.
 
     Attributes:
-        duration_s: others wait this long after the last renewal before they take over.
+        duration_s: other candidates wait this long after the last renewal before they take over.
         renew_s: seconds between renewals.
-        deadline_s: without a successful renewal for this long, the leader gives up; well below ``duration_s``.
+        deadline_s: the leader gives up after this long without a renewal; well below ``duration_s``.
     """
 
     namespace: str
@@ -36,12 +36,12 @@ class LeaseSettings:
     deadline_s: float = 7.0
 
 
-class LeadershipLost(Exception):  # noqa: N818  # reads like what it says
-    """Another operator may be acting by now: stop at once."""
+class LeadershipLost(Exception):  # noqa: N818  # named for the event
+    """Another operator may already be acting: stop at once."""
 
 
 class Elector:
-    """Waits for the Lease, keeps it, and gives it back at a planned end."""
+    """Acquires, renews and releases the Lease."""
 
     def __init__(
         self,
@@ -57,30 +57,30 @@ class Elector:
         self._wall_clock = wall_clock
         self._clock = clock
         self._sleep = sleep
-        self._seen: tuple[str, str] = ("", "")
-        self._seen_s = clock()
-        self._held: Body | None = None
+        self._observed: tuple[str, str] = ("", "")
+        self._observed_s = clock()
+        self._lease: Body | None = None
 
     @property
     def leads(self) -> bool:
-        """Whether we hold the Lease."""
-        return self._held is not None
+        """Whether this operator holds the Lease."""
+        return self._lease is not None
 
     async def acquire(self) -> None:
-        """Return as soon as the Lease is ours."""
+        """Wait until this operator holds the Lease."""
         while True:
             try:
-                if await self._try():
+                if await self._try_acquire():
                     return
             except KubeError:
-                pass  # the API server may be starting, too: the next try tells
+                pass  # the API server may be starting, too
             await self._sleep(self._settings.renew_s / 2)
 
     async def keep(self) -> None:
-        """Renew for ever.
+        """Renew the Lease until cancelled.
 
         Raises:
-            LeadershipLost: somebody else holds the Lease, or it could not be renewed in time.
+            LeadershipLost: another operator holds the Lease, or it could not be renewed in time.
         """
         renewed_s = self._clock()
         while True:
@@ -91,24 +91,24 @@ class Elector:
                 renewed_s = self._clock()
             except (KubeError, TimeoutError) as error:
                 if isinstance(error, Conflict | NotFound):
-                    self._held = None
-                    raise LeadershipLost(f"somebody else took the Lease: {error}") from error
+                    self._lease = None
+                    raise LeadershipLost(f"another operator took the Lease: {error}") from error
                 if self._clock() - renewed_s >= self._settings.deadline_s:
-                    self._held = None
+                    self._lease = None
                     raise LeadershipLost(
                         f"the Lease could not be renewed for {self._settings.deadline_s:.0f} s"
                     ) from error
 
     async def release(self) -> None:
-        """Give the Lease back, so that a successor need not wait for it to expire; harmless when it is not ours."""
-        if self._held is None:
+        """Release the Lease, so that a successor need not wait for its expiry; does nothing without the Lease."""
+        if self._lease is None:
             return
-        held, self._held = self._held, None
-        held["spec"].update({"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": self._wall_clock()})
+        lease, self._lease = self._lease, None
+        lease["spec"].update({"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": self._wall_clock()})
         async with asyncio.timeout(self._settings.renew_s):
-            await self._kube.replace(LEASES, held)
+            await self._kube.replace(LEASES, lease)
 
-    async def _try(self) -> bool:
+    async def _try_acquire(self) -> bool:
         settings = self._settings
         try:
             lease = await self._kube.get(LEASES, settings.namespace, settings.name)
@@ -119,28 +119,28 @@ class Elector:
                 "metadata": {"name": settings.name, "namespace": settings.namespace},
                 "spec": self._spec(transitions=0),
             }
-            return await self._hold(self._kube.create(LEASES, body))
+            return await self._write(self._kube.create(LEASES, body))
         spec = lease.get("spec") or {}
         holder, version = spec.get("holderIdentity") or "", lease["metadata"]["resourceVersion"]
-        if (holder, version) != self._seen:
-            self._seen, self._seen_s = (holder, version), self._clock()
-        expired = self._clock() - self._seen_s > float(spec.get("leaseDurationSeconds") or 0)
+        if (holder, version) != self._observed:
+            self._observed, self._observed_s = (holder, version), self._clock()
+        expired = self._clock() - self._observed_s > float(spec.get("leaseDurationSeconds") or 0)
         if holder and holder != settings.identity and not expired:
             return False
         lease["spec"] = self._spec(transitions=int(spec.get("leaseTransitions") or 0) + 1)
-        return await self._hold(self._kube.replace(LEASES, lease))
+        return await self._write(self._kube.replace(LEASES, lease))
 
-    async def _hold(self, write: Awaitable[Body]) -> bool:
+    async def _write(self, call: Awaitable[Body]) -> bool:
         try:
-            self._held = await write
+            self._lease = await call
         except Conflict:
-            return False  # somebody was faster
+            return False  # another candidate was faster
         return True
 
     async def _renew(self) -> None:
-        assert self._held is not None  # noqa: S101  # keep() follows acquire()
-        self._held["spec"]["renewTime"] = self._wall_clock()
-        self._held = await self._kube.replace(LEASES, self._held)
+        assert self._lease is not None  # noqa: S101  # keep() follows acquire()
+        self._lease["spec"]["renewTime"] = self._wall_clock()
+        self._lease = await self._kube.replace(LEASES, self._lease)
 
     def _spec(self, *, transitions: int) -> dict[str, Any]:
         now = self._wall_clock()

@@ -1,4 +1,4 @@
-"""The kinds of objects that the operator reads and writes, and where the API server keeps them."""
+"""Resources that the operator reads and writes, and their URL paths."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from heterotrain_core.contract import keys
 
 
 class Resource(NamedTuple):
-    """A kind: API group and version as in ``apiVersion``, and its plural."""
+    """A resource: API group and version as in ``apiVersion``, and the plural name."""
 
     api_version: str
     plural: str
 
     def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
-        """Return the URL path; without a namespace, of the kind in the whole cluster."""
+        """Return the URL path; without a namespace, the path for the whole cluster."""
         root = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
         parts = [root, *(["namespaces", namespace] if namespace else []), self.plural, name, subresource]
         return "/".join(part for part in parts if part)

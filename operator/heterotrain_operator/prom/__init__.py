@@ -1,1 +1,1 @@
-"""Reading telemetry from Prometheus: queries, answers parsed into counters, HTTP."""
+"""Telemetry from Prometheus: queries, parsed answers, HTTP."""

@@ -12,12 +12,12 @@ from heterotrain_operator.prom.queries import Series, parse_vector
 
 
 class PromClient:
-    """A Prometheus, or anything that speaks its query API.
+    """A client of Prometheus, or of any server with its query API.
 
     Args:
         url: base URL.
-        timeout_s: longest wait for an answer.
-        auth_dir: folder with the file ``token``, or the files ``username`` and ``password``; read anew for each query,
+        timeout_s: longest wait for an answer, in seconds.
+        auth_dir: folder with the file ``token``, or the files ``username`` and ``password``; read again for each query,
             because mounted secrets rotate.
         ca_file: certificate authority of a private server.
     """
@@ -41,7 +41,7 @@ class PromClient:
 
         Raises:
             PromUnavailable: there is no answer.
-            PromBadAnswer: there is one that can't be understood.
+            PromBadAnswer: the answer is invalid.
         """
         if self._session is None:
             connector = aiohttp.TCPConnector(ssl=self._ssl) if self._ssl else aiohttp.TCPConnector()
@@ -52,7 +52,7 @@ class PromClient:
             url = f"{self._url}/api/v1/query"
             async with self._session.post(url, data={"query": promql}, headers=headers) as response:
                 if response.status in (401, 403):
-                    raise PromUnavailable(f"Prometheus refuses us (HTTP {response.status}): check prometheus.auth")
+                    raise PromUnavailable(f"Prometheus denies access (HTTP {response.status}): check prometheus.auth")
                 try:
                     answer = await response.json(content_type=None)
                 except ValueError as error:

@@ -1,24 +1,24 @@
-"""What can go wrong between us and Prometheus.
+"""Errors of reading from Prometheus.
 
 PromError
-├── PromUnavailable   it can't be reached, refuses us, or does not answer in time
-└── PromBadAnswer     it answers with something that is no answer
+├── PromUnavailable   it can't be reached, denies access, or does not answer in time
+└── PromBadAnswer     its answer is not a valid answer to the query
 """
 
 from __future__ import annotations
 
 
 class PromError(Exception):
-    """Telemetry could not be read; the text is one sentence for people."""
+    """Telemetry could not be read; the text is one sentence for users."""
 
     reason = "Unavailable"
 
 
-class PromUnavailable(PromError):  # noqa: N818  # reads like what it says
-    """Prometheus can't be reached, refuses us, or does not answer in time."""
+class PromUnavailable(PromError):  # noqa: N818  # named for the cause
+    """Prometheus can't be reached, denies access, or does not answer in time."""
 
 
-class PromBadAnswer(PromError):  # noqa: N818  # reads like what it says
-    """Prometheus answers with something that is no answer."""
+class PromBadAnswer(PromError):  # noqa: N818  # named for the cause
+    """The answer of Prometheus is not a valid answer to the query."""
 
     reason = "BadAnswer"

@@ -1,8 +1,8 @@
-"""What is remembered of one job's telemetry from scrape to scrape. Pure: it is told the time.
+"""One job's telemetry from scrape to scrape. Pure: the caller passes the time.
 
-Losing it costs nothing but detail: counters are sums since each process began, so the first read after a restart of the
-operator brings one observation for each shape that is still exported. What is known of members that have left is kept
-for those that follow them in their pool.
+Losing it loses only detail: counters are sums since each process began, so the first read after a restart of the
+operator yields one observation for each shape that is still exported. Observations of members that have left are kept
+for their successors in the same pool.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from heterotrain_operator.prom.queries import Snapshot, counter_name
 
 RATE_WINDOW_S = 30.0
 FORGET_S = 600.0
-"""A member that was not scraped for so long has left; before, it may just be that Prometheus was restarted."""
-REMEMBERED_STEPS = 20
-"""What a former operator knew weighs as much as so many steps at each of two shares."""
+"""Seconds without a scrape after which a member has left; a shorter gap may be a restart of Prometheus."""
+PERSISTED_STEPS = 20
+"""A speed from the job's status counts as much as this many steps at each of two shares."""
 KEPT_FORMER = 4
-"""Members of each pool that are remembered after they left, the newest of them: a few tell what the pool is like."""
+"""Members of each pool that are kept after they left, the newest ones: a few are enough to describe the pool."""
 
 
 class Speed(NamedTuple):
-    """The time model of a rank, and the share that it was learned near."""
+    """The time model of a rank, and the share near which it was measured."""
 
     samples: int
     compute: ComputeTime
 
 
 def _as_observed(pool: str, speed: Speed) -> tuple[Observation, ...]:
-    """Return what a rank of this speed would have shown at two shares: a fit of it finds the same model again."""
+    """Return observations of a rank of this speed at two shares: a fit to them yields the same model again."""
     c, found = speed.compute, []
     for samples in (max(1, speed.samples // 2), max(2, speed.samples)):
         before_s = c.per_sample_s * samples + c.fixed_s
@@ -45,7 +45,7 @@ def _as_observed(pool: str, speed: Speed) -> tuple[Observation, ...]:
             Observation(
                 member=pool,
                 share_samples=samples,
-                steps=REMEMBERED_STEPS,
+                steps=PERSISTED_STEPS,
                 ended_s=0.0,
                 load=MeanVariance(mean=0.0),
                 forward=MeanVariance(mean=before_s),
@@ -58,15 +58,15 @@ def _as_observed(pool: str, speed: Speed) -> tuple[Observation, ...]:
 
 
 class TelemetryHistory:
-    """One job's telemetry.
+    """One job's telemetry and what it is computed from.
 
     Args:
-        speeds: by pool, what a former operator knew; it counts until a member of the pool was seen.
+        speeds: by pool, a speed from the job's status; used until a member of the pool is observed.
     """
 
     def __init__(self, speeds: Mapping[str, Speed] | None = None) -> None:
-        self._remembered = {
-            pool: (MemberId(f"remembered-of-{pool}", 0), _as_observed(pool, speed))
+        self._persisted = {
+            pool: (MemberId(f"persisted-of-{pool}", 0), _as_observed(pool, speed))
             for pool, speed in (speeds or {}).items()
         }
         self._counters: dict[CounterKey, Counters] = {}
@@ -79,18 +79,18 @@ class TelemetryHistory:
         self._in_force: dict[MemberId, StepsInForce] = {}
         self.telemetry = Telemetry()
 
-    def knows(self, times: Mapping[MemberId, float]) -> bool:
-        """Tell whether everything that was scraped until then has been taken already."""
+    def has_taken(self, times: Mapping[MemberId, float]) -> bool:
+        """Return whether the scrapes of these times have been taken already."""
         return bool(times) and times == self._times
 
     def take(self, snapshot: Snapshot, times: Mapping[MemberId, float], *, pools: Mapping[str, str]) -> bool:
-        """Take what a read brought; tell whether there was anything new in it.
+        """Take the result of a read; return whether it contained anything new.
 
-        An empty read (Prometheus was restarted, or does not reach the pods) takes nothing of what is known away.
+        An empty read (Prometheus was restarted, or does not reach the pods) removes nothing.
 
         Args:
-            snapshot: what Prometheus holds now.
-            times: when each member was scraped last.
+            snapshot: the current values in Prometheus.
+            times: when each member was last scraped.
             pools: by uid, the pool of each worker that has a pod now.
         """
         if times == self._times and snapshot.gauges == self.telemetry.gauges:
@@ -100,47 +100,46 @@ class TelemetryHistory:
         newest_s = max([before_s, *times.values()])
         interval_s = newest_s - before_s if before_s and newest_s > before_s else self.telemetry.scrape_interval_s
         names = {counter_name(member): member for member in snapshot.gauges}
-        known = {member: pools[member.worker_uid] for member in snapshot.gauges if member.worker_uid in pools}
-        self._pools.update(known)
-        counted = self._counted(snapshot)
+        self._pools |= {member: pools[member.worker_uid] for member in snapshot.gauges if member.worker_uid in pools}
+        counting = self._counting_members(snapshot)
         for found in observe(self._counters, snapshot.counters, ended_s=newest_s):
             member = names[found.member]
             self._observations[member] = merge_old([*self._observations.get(member, ()), found])
-            if member in counted and found.step is not None and not found.warm_up:
+            if member in counting and found.step is not None and not found.warm_up:
                 self._in_force[member] = self._in_force[member].after(found.share_samples, found.steps, found.step.mean)
         self._counters.update(snapshot.counters)
         self._scraped_s.update(times)
         self._forget(newest_s)
-        seen = {pool for member, pool in self._pools.items() if member in self._observations}
-        told = {pool: known for pool, known in self._remembered.items() if pool not in seen}
+        observed = {pool for member, pool in self._pools.items() if member in self._observations}
+        persisted = [(pool, *entry) for pool, entry in self._persisted.items() if pool not in observed]
         self.telemetry = replace(
             self.telemetry,
             newest_sample_s=newest_s,
             scrape_interval_s=interval_s,
             gauges=snapshot.gauges,
             rates=self._rates(snapshot, newest_s),
-            observations=self._observations | dict(told.values()),
-            pools=self._pools | {member: pool for pool, (member, _) in told.items()},
+            observations=self._observations | {member: found for _, member, found in persisted},
+            pools=self._pools | {member: pool for pool, member, _ in persisted},
             in_force=dict(self._in_force),
             sequence=self.telemetry.sequence + 1,
         )
         return True
 
-    def _counted(self, snapshot: Snapshot) -> set[MemberId]:
-        """Return the members all of whose newest steps were made under the plan that they have in force.
+    def _counting_members(self, snapshot: Snapshot) -> set[MemberId]:
+        """Return the members whose newest steps all belong to their plan in force.
 
-        The scrape that first shows a version brings steps of the one before as well, so it only begins the count.
+        The first scrape with a new version also contains steps of the version before, so it only starts the count.
         """
-        same = set()
+        counting = set()
         for member, gauges in snapshot.gauges.items():
             if gauges.generation is None or gauges.revision is None:
                 continue
             version = (gauges.generation, gauges.revision)
             if member in self._in_force and self._in_force[member].version == version:
-                same.add(member)
+                counting.add(member)
             else:
                 self._in_force[member] = StepsInForce(version=version)
-        return same
+        return counting
 
     def _forget(self, newest_s: float) -> None:
         """Drop the counters of members that have left, and all but the newest members of each pool."""
@@ -158,14 +157,14 @@ class TelemetryHistory:
                 self._observations.pop(member, None)
                 self._pools.pop(member, None)
 
-    def judge(self, *, reason: str, problem: str) -> bool:
-        """Set what is wrong with telemetry (an empty ``problem`` for nothing); tell whether that changed."""
+    def set_problem(self, *, reason: str, problem: str) -> bool:
+        """Set what is wrong with telemetry, an empty ``problem`` for nothing; return whether that changed."""
         changed = (self.telemetry.reason, bool(self.telemetry.problem)) != (reason, bool(problem))
         self.telemetry = replace(self.telemetry, reason=reason, problem=problem)
         return changed
 
     def _sustained(self, snapshot: Snapshot, now_s: float) -> Sustained | None:
-        """Return what the newest generation reached since the first scrape that showed it."""
+        """Return the newest generation's rate since the first scrape that showed it."""
         newest = max(snapshot.gauges.values(), key=lambda gauges: gauges.step or -1, default=None)
         if newest is None or newest.generation is None or newest.samples_committed is None:
             return None
@@ -184,7 +183,7 @@ class TelemetryHistory:
         history = self._committed
         if samples is not None and (not history or samples != history[-1][1]):
             if history and samples < history[-1][1]:
-                history.clear()  # resumed from a checkpoint: what was lost is no negative progress
+                history.clear()  # resumed from a checkpoint: lost samples are not negative progress
             history.append((now_s, samples))
         while len(history) > 1 and now_s - history[0][0] > RATE_WINDOW_S:
             history.popleft()

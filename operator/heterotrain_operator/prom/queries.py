@@ -1,7 +1,7 @@
-"""PromQL that asks for one job, and answers turned into counters and gauges. Pure.
+"""PromQL queries for one job, and their answers parsed into counters and gauges. Pure.
 
-Raw sums are asked for, not rates: ``rate()`` needs two samples of a series, and a share that was in use for a few steps
-may have only one. What can't be read (a foreign label, a value that is no number) is left out, never guessed.
+The queries read raw sums instead of rates: ``rate()`` needs two samples of a series, and a share in use for a few
+steps may have only one. Unreadable rows (a foreign label, a value that is not a number) are left out, never guessed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,35 @@ from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
 from heterotrain_operator.prom.errors import PromBadAnswer
 
 _READ = (
-    metrics.STEPS, metrics.PHASE_SECONDS, metrics.PHASE_SECONDS_SQUARED, metrics.FIRST_BUCKET_FRACTION,
-    metrics.FIRST_BUCKET_FRACTION_SQUARED, metrics.BUCKET_STEPS, metrics.OVERLAPPED_SECONDS, metrics.LAST_BUCKET_SECONDS,
-    metrics.PLAN_GENERATION, metrics.PLAN_REVISION, metrics.EPOCH, metrics.STEP, metrics.SAMPLES_COMMITTED,
-    metrics.EPOCH_SAMPLES, metrics.CURSOR, metrics.EPOCH_STEP, metrics.GLOBAL_BATCH, metrics.NOISE_SCALE, metrics.LOSS, metrics.CHECKPOINT_STEP, metrics.CHECKPOINT_TIME, metrics.CHECKPOINT_FAILURES,
-    metrics.MICRO_BATCH_CAP, metrics.DEVICE_MEMORY, metrics.PEAK_MEMORY, metrics.PAUSE_SECONDS, metrics.MEMBERSHIP_CHANGES, metrics.USER_METRIC,
-)  # fmt: skip
+    metrics.STEPS,
+    metrics.PHASE_SECONDS,
+    metrics.PHASE_SECONDS_SQUARED,
+    metrics.FIRST_BUCKET_FRACTION,
+    metrics.FIRST_BUCKET_FRACTION_SQUARED,
+    metrics.BUCKET_STEPS,
+    metrics.OVERLAPPED_SECONDS,
+    metrics.LAST_BUCKET_SECONDS,
+    metrics.PLAN_GENERATION,
+    metrics.PLAN_REVISION,
+    metrics.EPOCH,
+    metrics.STEP,
+    metrics.SAMPLES_COMMITTED,
+    metrics.EPOCH_SAMPLES,
+    metrics.CURSOR,
+    metrics.EPOCH_STEP,
+    metrics.GLOBAL_BATCH,
+    metrics.NOISE_SCALE,
+    metrics.LOSS,
+    metrics.CHECKPOINT_STEP,
+    metrics.CHECKPOINT_TIME,
+    metrics.CHECKPOINT_FAILURES,
+    metrics.MICRO_BATCH_CAP,
+    metrics.DEVICE_MEMORY,
+    metrics.PEAK_MEMORY,
+    metrics.PAUSE_SECONDS,
+    metrics.MEMBERSHIP_CHANGES,
+    metrics.USER_METRIC,
+)
 
 
 class Series(NamedTuple):
@@ -35,14 +58,14 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Everything that Prometheus holds of one job right now."""
+    """All current series of one job in Prometheus."""
 
     counters: Mapping[CounterKey, Counters]
     gauges: Mapping[MemberId, MemberGauges]
 
 
 def everything_of(job_uid: str) -> str:
-    """Return the query for all series of a job that we read."""
+    """Return the query for all series of a job that the operator reads."""
     return f'{{__name__=~"{"|".join(_READ)}",{metrics.LABEL_JOB_UID}="{job_uid}"}}'
 
 
@@ -52,34 +75,34 @@ def scrape_times_of(job_uid: str) -> str:
 
 
 def parse_vector(answer: Any) -> tuple[Series, ...]:
-    """Return the rows of an instant vector; rows whose value is no finite number are left out.
+    """Return the rows of an instant vector; rows without a finite value are left out.
 
     Raises:
-        PromBadAnswer: this is no answer to an instant query.
+        PromBadAnswer: this is not an answer to an instant query.
     """
     if not isinstance(answer, Mapping) or answer.get("status") != "success":
-        said = answer.get("error") if isinstance(answer, Mapping) else None
-        raise PromBadAnswer(f"Prometheus says: {said or 'something that is no answer to a query'}")
+        error = answer.get("error") if isinstance(answer, Mapping) else None
+        raise PromBadAnswer(f"Prometheus reports an error: {error or 'its answer is not an answer to a query'}")
     try:
         if answer["data"]["resultType"] != "vector":
-            raise PromBadAnswer(f"Prometheus answers with a {answer['data']['resultType']}, not with a vector")
+            raise PromBadAnswer(f"Prometheus answers with a {answer['data']['resultType']} instead of a vector")
         rows = [
             Series({str(k): str(v) for k, v in r["metric"].items()}, float(r["value"][1]))
             for r in answer["data"]["result"]
         ]
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise PromBadAnswer(f"Prometheus answers with something that can't be read: {error!r}") from error
+        raise PromBadAnswer(f"the answer of Prometheus can't be read: {error!r}") from error
     return tuple(row for row in rows if math.isfinite(row.value))
 
 
 def member_of(labels: Mapping[str, str]) -> MemberId | None:
-    """Return whose series this is, ``None`` when the labels do not say."""
+    """Return the member of a series; ``None`` without valid labels."""
     uid, rank = labels.get(metrics.LABEL_WORKER_UID), labels.get(metrics.LABEL_LOCAL_RANK, "")
     return MemberId(uid, int(rank)) if uid and rank.isdecimal() else None
 
 
 def parse_scrape_times(rows: Iterable[Series]) -> dict[MemberId, float]:
-    """Return each member's newest scrape, in seconds since the epoch."""
+    """Return the time of each member's newest scrape, in seconds since the epoch."""
     found = ((member_of(row.labels), row.value) for row in rows)
     return {member: value for member, value in found if member is not None}
 
@@ -126,7 +149,7 @@ def parse_everything(rows: Iterable[Series]) -> Snapshot:
 
 
 def counter_name(member: MemberId) -> str:
-    """Return the member's name in counters and observations."""
+    """Return a member's name in counters and observations."""
     return f"{member.worker_uid}/{member.local_rank}"
 
 

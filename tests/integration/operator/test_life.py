@@ -295,8 +295,8 @@ async def test_names_that_are_taken_are_told_and_what_bears_them_is_left_alone(
     async def told(kind: str, words: str) -> bool:
         return words in (await cluster.condition(kind))[2]
 
-    await until(lambda: told("Scheduled", "a Pod named job-w1 is there already"), "the pod's name is taken")
-    await until(lambda: told("Ready", "a Service named job-workers is there already"), "the Service's name is taken")
+    await until(lambda: told("Scheduled", "a Pod named job-w1 exists"), "the pod's name is taken")
+    await until(lambda: told("Ready", "a Service named job-workers exists"), "the Service's name is taken")
     for resource, name in ((SERVICES, "job-workers"), (PODS, "job-w0"), (PODS, "job-w1")):
         found = await cluster.kube.get(resource, cluster.namespace, name)
         assert not {"ownerReferences", "deletionTimestamp"} & set(found["metadata"])

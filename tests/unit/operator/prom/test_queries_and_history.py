@@ -272,7 +272,7 @@ def test_going_back_to_a_checkpoint_is_no_negative_rate() -> None:
 
 def test_a_problem_is_told_when_it_comes_and_goes_not_each_time() -> None:
     job = TelemetryHistory()
-    assert job.judge(reason="Unavailable", problem="no answer")
-    assert not job.judge(reason="Unavailable", problem="still no answer")
-    assert job.judge(reason="Fresh", problem="")
+    assert job.set_problem(reason="Unavailable", problem="no answer")
+    assert not job.set_problem(reason="Unavailable", problem="still no answer")
+    assert job.set_problem(reason="Fresh", problem="")
     assert job.telemetry.problem == ""
