@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from heterotrain_core.allocate.problem import JobDemand, Objective, Offer, Pool
+from heterotrain_core.allocate.problem import JobDemand, JobPool, Objective, Pool
 from heterotrain_core.contract.plan import CommunicationTime
 
 from heterotrain_simulator.buckets import Network, two_terms
@@ -212,8 +212,8 @@ class _FleetRun:
         world = self._world(job)
         return JobDemand(
             key=job.key,
-            offers=tuple(
-                Offer(
+            pools=tuple(
+                JobPool(
                     pool=group.pool,
                     max_workers=job.max_workers,
                     price_per_hour=group.price_per_hour,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from heterotrain_core.allocate.capacity import PoolCapacity
 from heterotrain_core.allocate.problem import JobDemand, Pool
 from heterotrain_core.allocate.propose import propose
 
@@ -15,22 +16,22 @@ Allocator = Callable[[Sequence[Pool], Sequence[JobDemand]], Grants]
 
 def ours(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> Grants:
     """Return what the operator's allocation grants: any mix of pools for any job."""
-    return {grant.key: grant.workers for grant in propose(pools, jobs).grants}
+    return {grant.key: grant.workers for grant in propose(PoolCapacity(pools), jobs).grants}
 
 
 def one_pool_each(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> Grants:
     """Return grants where each job uses one pool at a time, as schedulers do that do not mix GPU types (Sia's setting).
 
-    The same allocation, asked with one offer for each job; a running job keeps its pool, a waiting one takes the pool
+    The same allocation, asked with one pool for each job; a running job keeps its pool, a waiting one takes the pool
     that would serve it best beside those that are placed.
     """
     placed: list[JobDemand] = []
     for job in sorted(jobs, key=lambda job: (not job.current, job.arrived_s, job.key)):
-        holding = [offer for offer in job.offers if job.current.get(offer.pool)]
-        trials = [replace(job, offers=(offer,)) for offer in (holding[:1] or job.offers)]
+        holding = [job_pool for job_pool in job.pools if job.current.get(job_pool.pool)]
+        trials = [replace(job, pools=(job_pool,)) for job_pool in (holding[:1] or job.pools)]
         rates = [(_granted_rate(pools, [*placed, trial]), -i, trial) for i, trial in enumerate(trials)]
         placed.append(max(rates, key=lambda item: item[:2])[2])
-    return {grant.key: grant.workers for grant in propose(pools, placed).grants}
+    return {grant.key: grant.workers for grant in propose(PoolCapacity(pools), placed).grants}
 
 
 def first_come(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> Grants:
@@ -46,8 +47,10 @@ def first_come(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> Grants:
         if job.key in grants:
             continue
         taken: dict[str, int] = {}
-        for offer in job.offers:
-            taken[offer.pool] = min(free.get(offer.pool, 0), offer.max_workers, job.max_workers - sum(taken.values()))
+        for job_pool in job.pools:
+            taken[job_pool.pool] = min(
+                free.get(job_pool.pool, 0), job_pool.max_workers, job.max_workers - sum(taken.values())
+            )
         if sum(taken.values()) < max(1, job.min_workers):
             break  # nobody overtakes
         grants[job.key] = {pool: count for pool, count in taken.items() if count}
@@ -57,4 +60,4 @@ def first_come(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> Grants:
 
 
 def _granted_rate(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> float:
-    return propose(pools, jobs).grants[-1].rate_per_s
+    return propose(PoolCapacity(pools), jobs).grants[-1].rate_per_s

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from heterotrain_core.allocate.propose import KnownRates
+from heterotrain_core.allocate.rate_cache import RateCache
 from heterotrain_operator.cluster_state.parse import parse_job, parse_node, parse_pod, rfc3339
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import Telemetry
@@ -135,10 +135,10 @@ async def test_a_bug_with_some_jobs_keeps_their_grants_and_does_not_affect_other
     bench.add_node("b", cpu="1")
     others = [bench.add_job(name, pool("b", maxReplicas=2)) for name in ("p", "q")]
 
-    def decide(competition: Competition, *, now_s: float, known: KnownRates | None = None) -> Any:
+    def decide(competition: Competition, *, now_s: float, rate_cache: RateCache | None = None) -> Any:
         if any(competitor.job.key == one for competitor in competition.competitors):
             raise ZeroDivisionError
-        return decide_allocation(competition, now_s=now_s, known=known)
+        return decide_allocation(competition, now_s=now_s, rate_cache=rate_cache)
 
     monkeypatch.setattr(DECIDE, decide)
     bench.add_job("one", pool("a", maxReplicas=1), version="2")

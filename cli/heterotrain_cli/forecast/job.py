@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import yaml
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.plan import CommunicationTime
+from heterotrain_core.perf.exchange import ring_scale
 from heterotrain_core.split.member import SplitMember
 from heterotrain_operator.api.reading import SpecError, most_workers, read_spec
 from heterotrain_operator.api.training import RebalanceBoundary
@@ -210,9 +212,7 @@ class Exchange:
         """Return the exchange among another number of ranks: a ring moves (n - 1) / n of the data twice, one rank none."""
         if ranks < 2:  # noqa: PLR2004  # alone there is nothing to exchange
             return CommunicationTime()
-        if self.ranks < 2:  # noqa: PLR2004  # measured alone, it says nothing of a ring
-            return self.communication
-        factor = (ranks - 1) / ranks / ((self.ranks - 1) / self.ranks)
+        factor = float(ring_scale(np.array([ranks]), self.ranks)[0])
         return replace(
             self.communication,
             overlapped_s=self.communication.overlapped_s * factor,

@@ -1,4 +1,4 @@
-"""Who runs at all: jobs are admitted in order, each with the first of its options that fits, smaller ones first."""
+"""Which jobs run: in order of admission, each job takes the first of its options that fits, smaller ones first."""
 
 from __future__ import annotations
 
@@ -7,98 +7,113 @@ from itertools import islice
 from operator import le
 
 from heterotrain_core.allocate.candidate import Candidate
-from heterotrain_core.allocate.capacity import Room
-from heterotrain_core.allocate.problem import Pool
+from heterotrain_core.allocate.capacity import Occupancy, PoolCapacity
 from heterotrain_core.allocate.value import Option
 
-_OTHER_WAYS = 16
-"""Other ways of another job that are tried to seat one that finds no room."""
+_ALTERNATIVES = 16
+"""Options of another job that are tried to make space for a job that does not fit."""
 _MOST_MOVES = 1000
-"""The same over all jobs."""
-_MOST_LOOKS = 20_000
-"""Jobs that are looked at for it."""
+"""Such trials over all jobs: bounds the time where many jobs do not fit."""
+_MOST_VISITS = 20_000
+"""Jobs that are visited for such trials, over all jobs."""
 
 
-Seats = Callable[[Candidate], Iterable[Option]]
-"""The options of a job in the order in which they are tried."""
+TrialOrder = Callable[[Candidate], Iterable[Option]]
+"""Returns a job's options in the order in which they are tried."""
 
 
-def smallest(candidate: Candidate) -> Iterable[Option]:
+def smallest_first(candidate: Candidate) -> Iterable[Option]:
     """Return the job's options with the fewest workers first."""
-    return candidate.smallest
+    return candidate.smallest_first
 
 
-def admitted(
-    candidates: Sequence[Candidate], pools: Sequence[Pool], *, keep: bool, seats: Seats = smallest
+def admit(
+    candidates: Sequence[Candidate],
+    capacity: PoolCapacity,
+    *,
+    keep_running: bool,
+    trial_order: TrialOrder = smallest_first,
 ) -> list[Option | None]:
-    """Return everybody's first option that fits, in order of admission.
+    """Return each job's first option that fits, in order of admission; ``None`` for a job that has to wait.
 
     Args:
         candidates: the jobs.
-        pools: each name once.
-        keep: whether running jobs hold what they have before anybody is seated.
-        seats: the options of a job in the order in which they are tried.
+        capacity: of the pools.
+        keep_running: whether running jobs keep their workers before any job is placed.
+        trial_order: the order in which a job's options are tried.
     """
-    room = Room(pools)
+    occupancy = Occupancy(capacity)
     chosen: list[Option | None] = [None] * len(candidates)
-    if keep:
+    if keep_running:
         for i, candidate in enumerate(candidates):
-            held = tuple(candidate.job.current.get(offer.key, 0) for offer in candidate.job.offers)
-            option = candidate.by_counts.get(held)
-            if option is not None and room.fits(candidate.need(option)):
+            current = tuple(candidate.job.current.get(job_pool.key, 0) for job_pool in candidate.job.pools)
+            option = candidate.by_counts.get(current)
+            if option is not None and occupancy.fits(candidate.need(option)):
                 chosen[i] = option
-                room.hold(candidate.need(option))
-    moves, looks = _MOST_MOVES, _MOST_LOOKS
+                occupancy.add(candidate.need(option))
+    moves, visits = _MOST_MOVES, _MOST_VISITS
     for i in range(len(candidates)):
-        if chosen[i] is None and not _seated(candidates, room, chosen, i, seats) and looks > 0:
-            moves -= _seated_by_moving_one(candidates, room, chosen, i, seats=seats, most_moves=moves)
-            looks -= len(candidates)
+        if chosen[i] is None and not _place(candidates, occupancy, chosen, i, trial_order) and visits > 0:
+            moves -= _place_by_moving_one(candidates, occupancy, chosen, i, trial_order=trial_order, most_moves=moves)
+            visits -= len(candidates)
     return chosen
 
 
-def _seated(candidates: Sequence[Candidate], room: Room, chosen: list[Option | None], i: int, seats: Seats) -> bool:
+def _place(
+    candidates: Sequence[Candidate],
+    occupancy: Occupancy,
+    chosen: list[Option | None],
+    i: int,
+    trial_order: TrialOrder,
+) -> bool:
     """Give the job its first option that fits; return whether there is one."""
     candidate = candidates[i]
-    most = [room.more(offer.pool, offer.size, offer.max_workers) for offer in candidate.job.offers]
-    for option in seats(candidate) if any(most) else ():
+    most = [occupancy.free_slots(each.pool, each.size, each.max_workers) for each in candidate.job.pools]
+    for option in trial_order(candidate) if any(most) else ():
         if not all(map(le, option.counts, most)):
             continue
         need = candidate.need(option)
-        if room.fits(need):
-            room.hold(need)
+        if occupancy.fits(need):
+            occupancy.add(need)
             chosen[i] = option
             return True
     return False
 
 
-def _seated_by_moving_one(
-    candidates: Sequence[Candidate], room: Room, chosen: list[Option | None], i: int, *, seats: Seats, most_moves: int
+def _place_by_moving_one(
+    candidates: Sequence[Candidate],
+    occupancy: Occupancy,
+    chosen: list[Option | None],
+    i: int,
+    *,
+    trial_order: TrialOrder,
+    most_moves: int,
 ) -> int:
-    """Give the job its first option after some other job took another way to run, the latest first.
+    """Give the job its first option that fits once one other job takes another option; the latest job moves first.
 
-    Return how many ways were tried.
+    Return the number of options tried for other jobs.
     """
     moves = 0
     if not candidates[i].options:
         return moves
-    pools = {offer.pool for offer in candidates[i].job.offers}
+    pools = {job_pool.pool for job_pool in candidates[i].job.pools}
     for j in range(len(candidates) - 1, -1, -1):
         now = chosen[j]
         if now is None or j == i or pools.isdisjoint(pool for pool, _ in candidates[j].need(now)):
             continue
-        room.hold(candidates[j].freed(now))
-        for other in islice(seats(candidates[j]), _OTHER_WAYS):
+        occupancy.add(candidates[j].freed(now))
+        for other in islice(trial_order(candidates[j]), _ALTERNATIVES):
             need = candidates[j].need(other)
-            if moves >= most_moves or not room.fits(need):
+            if moves >= most_moves or not occupancy.fits(need):
                 continue
             moves += 1
-            room.hold(need)
+            occupancy.add(need)
             chosen[j] = other
-            if _seated(candidates, room, chosen, i, seats):
+            if _place(candidates, occupancy, chosen, i, trial_order):
                 return moves
-            room.hold(candidates[j].freed(other))
+            occupancy.add(candidates[j].freed(other))
         chosen[j] = now
-        room.hold(candidates[j].need(now))
+        occupancy.add(candidates[j].need(now))
         if moves >= most_moves:
             break
     return moves

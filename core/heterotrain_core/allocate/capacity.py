@@ -1,4 +1,7 @@
-"""Whether workers fit on nodes: everything that one worker needs has to be on one node."""
+"""Whether workers fit on nodes: one node has to hold everything that one worker needs.
+
+``PoolCapacity`` is what the pools hold when they are empty; ``Occupancy`` is what a trial allocation places in them.
+"""
 
 from __future__ import annotations
 
@@ -10,83 +13,92 @@ from heterotrain_core.allocate.problem import Pool, Size
 _Amounts = tuple[int, ...]
 
 
-class Room:
-    """What each pool holds, and whether more would fit.
+class PoolCapacity:
+    """What each pool holds when it is empty. Made once per allocation, and shared by all its steps.
 
     Larger workers are placed first, each on the fullest nodes that take it. That is exact for one resource where larger
-    sizes are multiples of smaller ones (1, 2, 4, 8 …): wherever a large worker goes, it takes the places of as many
+    sizes are multiples of smaller ones (1, 2, 4, 8 …): wherever a large worker goes, it takes the slots of as many
     small ones. With other sizes or several resources it may miss a packing, but never claims one that does not exist.
     """
 
     def __init__(self, pools: Iterable[Pool]) -> None:
-        """Start empty."""
-        self._nodes = {pool.name: Counter(map(_amounts, pool.usable)) for pool in pools}
-        self._held: dict[str, dict[Size, int]] = {name: {} for name in self._nodes}
-        self._places: dict[tuple[str, Size], int] = {}
-        self._known: dict[tuple[str, frozenset[tuple[Size, int]]], bool] = {}
+        """Take the pools, each name once."""
+        self.pools: Mapping[str, Pool] = {pool.name: pool for pool in pools}
+        self._nodes = {pool.name: Counter(map(_amounts, pool.usable)) for pool in self.pools.values()}
+        self._slots: dict[tuple[str, Size], int] = {}
+        self._packable: dict[tuple[str, frozenset[tuple[Size, int]]], bool] = {}
 
-    def places(self, pool: str, size: Size) -> int:
-        """Return how many workers of this size the pool holds when it is empty; 0 for an unknown pool."""
+    def slots(self, pool: str, size: Size) -> int:
+        """Return how many workers of this size the empty pool holds; 0 for an unknown pool."""
         key = (pool, size)
-        if key not in self._places:
+        if key not in self._slots:
             nodes = self._nodes.get(pool, Counter[_Amounts]())
-            self._places[key] = sum(_times(node, _amounts(size)) * count for node, count in nodes.items())
-        return self._places[key]
+            self._slots[key] = sum(_times(node, _amounts(size)) * count for node, count in nodes.items())
+        return self._slots[key]
 
-    def per_node(self, pool: str, size: Size) -> float:
+    def slots_per_node(self, pool: str, size: Size) -> float:
         """Return how many workers of this size an average node of the pool holds; 0 for an unknown pool."""
-        return self.places(pool, size) / max(1, sum(self._nodes.get(pool, Counter[_Amounts]()).values()))
+        return self.slots(pool, size) / max(1, sum(self._nodes.get(pool, Counter[_Amounts]()).values()))
+
+    def holds(self, pool: str, workers: Mapping[Size, int]) -> bool:
+        """Return whether the empty pool holds these workers; keys are sizes. ``False`` for an unknown pool."""
+        if pool not in self._nodes:
+            return not any(count > 0 for count in workers.values())
+        wanted = frozenset((size, count) for size, count in workers.items() if count > 0)
+        key = (pool, wanted)
+        if key not in self._packable:
+            # Fewest slots first: a larger worker has fewer, whichever resource limits it.
+            ordered = sorted(wanted, key=lambda item: (self.slots(pool, item[0]), _amounts(item[0])))
+            self._packable[key] = all(count <= self.slots(pool, size) for size, count in wanted) and (
+                len(wanted) <= 1 or _packed(self._nodes[pool], ordered)
+            )
+        return self._packable[key]
+
+
+class Occupancy:
+    """The workers that a trial allocation places in the pools; none at first."""
+
+    def __init__(self, capacity: PoolCapacity) -> None:
+        """Start without workers."""
+        self.capacity = capacity
+        self._placed: dict[str, dict[Size, int]] = {name: {} for name in capacity.pools}
 
     def fits(self, more: Mapping[tuple[str, Size], int]) -> bool:
-        """Return whether these workers fit beside what is held; keys are (pool, size), counts may be negative."""
+        """Return whether these workers fit next to the placed ones; keys are (pool, size), counts may be negative."""
         if len(more) == 1:
             ((pool, size), count), *_ = more.items()
-            held = self._held.get(pool)
-            if held is not None and (not held or held.keys() == {size}):
-                return held.get(size, 0) + count <= max(0, self.places(pool, size))
+            placed = self._placed.get(pool)
+            if placed is not None and (not placed or placed.keys() == {size}):
+                return placed.get(size, 0) + count <= max(0, self.capacity.slots(pool, size))
         for pool in {pool for pool, _ in more}:
-            if pool not in self._nodes:
-                if any(count > 0 for (name, _), count in more.items() if name == pool):
-                    return False
-                continue
-            holds = dict(self._held[pool])
+            workers = dict(self._placed[pool]) if pool in self.capacity.pools else {}
             for (name, size), count in more.items():
                 if name == pool:
-                    holds[size] = holds.get(size, 0) + count
-            if not self._holds(pool, frozenset((size, count) for size, count in holds.items() if count > 0)):
+                    workers[size] = workers.get(size, 0) + count
+            if not self.capacity.holds(pool, workers):
                 return False
         return True
 
-    def more(self, pool: str, size: Size, limit: int) -> int:
-        """Return how many workers of one size fit beside what is held, at most ``limit``."""
-        held = self._held.get(pool)
-        if held is not None and (not held or held.keys() == {size}):
-            return max(0, min(limit, self.places(pool, size) - held.get(size, 0)))
+    def free_slots(self, pool: str, size: Size, limit: int) -> int:
+        """Return how many workers of one size fit next to the placed ones, at most ``limit``."""
+        placed = self._placed.get(pool)
+        if placed is not None and (not placed or placed.keys() == {size}):
+            return max(0, min(limit, self.capacity.slots(pool, size) - placed.get(size, 0)))
         low, high = 0, limit
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.fits({(pool, size): middle}) else (low, middle - 1)
         return low
 
-    def hold(self, more: Mapping[tuple[str, Size], int]) -> None:
-        """Take these workers in (negative counts: let them go), whether they fit or not."""
+    def add(self, more: Mapping[tuple[str, Size], int]) -> None:
+        """Place these workers (negative counts remove workers), whether they fit or not."""
         for (pool, size), count in more.items():
-            held = self._held.setdefault(pool, {})
-            held[size] = held.get(size, 0) + count
-
-    def _holds(self, pool: str, held: frozenset[tuple[Size, int]]) -> bool:
-        key = (pool, held)
-        if key not in self._known:
-            # Fewest places first: a larger worker has fewer, whatever the resource that limits it.
-            ordered = sorted(held, key=lambda item: (self.places(pool, item[0]), _amounts(item[0])))
-            self._known[key] = all(count <= self.places(pool, size) for size, count in held) and (
-                len(held) <= 1 or _packed(self._nodes[pool], ordered)
-            )
-        return self._known[key]
+            placed = self._placed.setdefault(pool, {})
+            placed[size] = placed.get(size, 0) + count
 
 
 def _packed(nodes: Mapping[_Amounts, int], workers: Iterable[tuple[Size, int]]) -> bool:
-    """Return whether the workers find nodes, in the order given. Nodes are counted by what is free on them."""
+    """Return whether the workers find nodes, in the order given. Nodes are counted by their free amounts."""
     free = Counter(nodes)
     for size, count in workers:
         need, left = _amounts(size), count

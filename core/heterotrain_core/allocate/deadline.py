@@ -1,9 +1,9 @@
-"""Whether sets of workers are done by a deadline, with what losses may still cost on the way.
+"""Whether sets of workers meet a deadline, including the time that losses may still cost.
 
 Legend: ``O`` options. The time to the end is ``r / v + k a / n``: the remaining samples ``r`` at ``v`` samples per second,
 and for each of ``k`` losses the absence ``a`` of one of ``n`` workers until its successor trains. Losses are independent
-by assumption, so their number is a Poisson variable; ``k`` is its mean and two standard deviations. Where a whole pool
-goes at once that is too little: then the job is late in the model as well, and gets other workers.
+by assumption, so their number is a Poisson variable; ``k`` is its mean plus two standard deviations. Where a whole pool
+fails at once, that is too little: the model then shows the job late as well, and the job gets other workers.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from heterotrain_core.allocate.problem import JobDemand
 
 ABSENCE_S = 600.0
-"""A lost worker's successor trains after this long: a node has to start and an image to arrive."""
+"""Seconds until a lost worker's successor trains: a node has to start, and an image has to arrive."""
 DEVIATIONS = 2.0
-"""Standard deviations of the number of losses that are reckoned with beyond the mean."""
+"""Standard deviations of the number of losses that are planned for beyond the mean."""
 MARGIN = 0.10
-"""Part of the time that a change has to leave over: predictions are a few per cent wrong, and slower is not noticed at once."""
+"""Part of the time that a change has to leave spare: predictions are a few per cent off, and slowness shows late."""
 START_S = 60.0
-"""Seconds that it has to leave over as well: new workers start, and a change is no longer worth its risk near the end."""
+"""Seconds that it has to leave spare as well: new workers start, and near the end a change is not worth its risk."""
 MARGIN_OF_STAYING = 0.02
-"""The same for what the job has. The gap between the two is what keeps it from growing and shrinking in turn."""
+"""The same for the current workers. The gap between both margins keeps a job from growing and shrinking in turn."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -36,9 +36,9 @@ def needed_s(job: JobDemand, *, rate_O: Floats, loss_O: Floats, workers_O: NDArr
         rate_O: predicted samples per second.
         loss_O: expected losses per second over all workers.
         workers_O: workers.
-        kept_O: whether the option is what the job has; any other one costs a pause first.
+        kept_O: whether the option is the current set of workers; any other one costs a pause first.
     """
-    assert job.remaining_samples is not None  # noqa: S101  # asked only about work that is known
+    assert job.remaining_samples is not None  # noqa: S101  # called only for known work
     with np.errstate(divide="ignore"):
         bare_O = job.remaining_samples / (rate_O * job.pace)
     losses_O = loss_O * np.where(np.isfinite(bare_O), bare_O, 0.0)
@@ -49,8 +49,8 @@ def needed_s(job: JobDemand, *, rate_O: Floats, loss_O: Floats, workers_O: NDArr
 
 
 def in_time(job: JobDemand, needed_O: Floats, kept_O: Bools) -> Bools:
-    """Return which options are done by the deadline and leave their margin over."""
-    assert job.deadline_s is not None  # noqa: S101  # asked only about jobs with a deadline
+    """Return which options meet the deadline with their margin to spare."""
+    assert job.deadline_s is not None  # noqa: S101  # called only for jobs with a deadline
     until_O = np.where(kept_O, job.deadline_s * (1.0 - MARGIN_OF_STAYING), job.deadline_s * (1.0 - MARGIN) - START_S)
     found_O: Bools = needed_O <= until_O
     return found_O

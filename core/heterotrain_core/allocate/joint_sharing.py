@@ -1,14 +1,15 @@
-"""Two or three jobs at once: what they hold, and what is free beside it, is shared anew in the best way of all.
+"""Joint improvement of two or three jobs: their workers, and the free capacity, are shared in the best way of all.
 
-It finds what no change of one job does, and no single worker that changes hands: a job that gives all but its minimum
-because every change costs it one pause, two that change pools, one that makes room only for several workers together.
+It finds improvements that no change of one job brings, and no single worker that changes hands: a job gives up all but
+its minimum because every change costs it one pause; two jobs swap pools; one job makes space for several workers at once.
+docs/adr/0017 has what this gains.
 
 Legend: ``O`` a job's options.
 
-Prices say where to look. With ``slack`` what an option is worth less than the job's best at the prices, and ``free``
-the price of the room that nobody uses, new options instead of old ones gain at most ``Σ slack(old) - Σ slack(new) +
-free``: nothing where the jobs are content, and nothing by an option that has more slack than that. (Exact where a
-pool's workers have one size; where sizes mix, the parts of a pool are approximate, and so is what is left out.)
+Prices show where to look. ``slack`` is an option's net score at the prices below the job's best one, and ``free`` the
+price of unused capacity. New options in place of old ones gain at most ``Σ slack(old) - Σ slack(new) + free``: nothing
+for jobs with their best options, and nothing by an option with more slack than that. (Exact where a pool's workers have
+one size. Where sizes mix, the parts of a pool are approximate, and so is the bound.)
 """
 
 from __future__ import annotations
@@ -18,89 +19,92 @@ from itertools import combinations, islice
 
 import numpy as np
 
-from heterotrain_core.allocate.candidate import NOTHING, Candidate
-from heterotrain_core.allocate.capacity import Room
+from heterotrain_core.allocate.candidate import EPSILON, Candidate
+from heterotrain_core.allocate.capacity import Occupancy
 from heterotrain_core.allocate.prices import Prices
 from heterotrain_core.allocate.value import Floats, Option
 
 _PARTNERS = 32
-"""Other jobs that a job is looked at with."""
+"""Other jobs that one job is paired with, those with the most slack first."""
 _MOST_PAIRS = 600
-_THREES_OF = 8
-"""Jobs of which every three are looked at once no pair finds anything: the least content."""
-_MOST_EACH = 3000
+"""Pairs over all jobs."""
+_JOBS_IN_TRIPLES = 8
+"""Jobs with the most slack, of which all triples are tried once no pair improves: 56 triples."""
+_MOST_TRIALS_PER_GROUP = 3000
 """Options that are tried for one group."""
 _MOST_TRIALS = 20_000
-"""The same over all pairs, and over all threes: some tens of milliseconds."""
+"""The same over all pairs, and over all triples: some tens of milliseconds."""
 
 
-def share_anew(candidates: Sequence[Candidate], room: Room, chosen: list[Option | None], prices: Prices) -> None:
-    """Let small groups of jobs have the best of their options that fit together beside the other jobs.
+def share_jointly(
+    candidates: Sequence[Candidate], occupancy: Occupancy, chosen: list[Option | None], prices: Prices
+) -> None:
+    """Give small groups of jobs their best options that fit together next to the other jobs.
 
     Args:
         candidates: the jobs.
-        room: holds what is chosen.
-        chosen: their options; changed in place where that is better, never to less. A job without one stays without.
-        prices: of the pools; jobs that are furthest from what they would choose at these come first.
+        occupancy: holds the chosen options.
+        chosen: their options; changed in place where that is better, never to less. A job that waits stays waiting.
+        prices: of the pools; jobs furthest from their choice at these prices come first.
     """
-    groups = _Groups(candidates, room, chosen, prices)
+    groups = _Groups(candidates, occupancy, chosen, prices)
     before = tuple(chosen)
-    groups.look_at(islice(groups.pairs(), _MOST_PAIRS))
+    groups.improve(islice(groups.pairs(), _MOST_PAIRS))
     if tuple(chosen) == before:
-        groups.look_at(combinations(groups.least_content[:_THREES_OF], 3))
+        groups.improve(combinations(groups.most_slack[:_JOBS_IN_TRIPLES], 3))
 
 
 class _Groups:
-    """Jobs that run, with what each option is worth less than the job's best at the prices."""
+    """Running jobs with the slack of each of their options."""
 
     def __init__(
-        self, candidates: Sequence[Candidate], room: Room, chosen: list[Option | None], prices: Prices
+        self, candidates: Sequence[Candidate], occupancy: Occupancy, chosen: list[Option | None], prices: Prices
     ) -> None:
-        self._candidates, self._room, self._chosen, self._prices = candidates, room, chosen, prices
+        self._candidates, self._occupancy, self._chosen, self._prices = candidates, occupancy, chosen, prices
         self._slack_O: dict[int, Floats] = {}
         for i, candidate in enumerate(candidates):
             if chosen[i] is not None:
-                net_O = prices.net_of(candidate)
+                net_O = prices.net_scores(candidate)
                 self._slack_O[i] = net_O.max() - net_O
-        self._pools = {i: frozenset({offer.pool for offer in candidates[i].job.offers}) for i in self._slack_O}
+        self._pools = {i: frozenset({job_pool.pool for job_pool in candidates[i].job.pools}) for i in self._slack_O}
         self._slack: dict[int, float] = {}
         self._unused: dict[str, float] = {}
-        self._reckon(self._slack_O)
-        self.least_content = sorted(self._slack, key=lambda i: (-self._slack[i], i))
+        self._update(self._slack_O)
+        self.most_slack = sorted(self._slack, key=lambda i: (-self._slack[i], i))
 
-    def _reckon(self, changed: Iterable[int]) -> None:
-        """Note how content these jobs are with what they have, and the price of what nobody has."""
+    def _update(self, changed: Iterable[int]) -> None:
+        """Note the slack of these jobs' chosen options, and the price of unused capacity."""
         for i in changed:
             if (option := self._chosen[i]) is not None:
-                self._slack[i] = float(self._slack_O[i][self._candidates[i].place_of(option)])
+                self._slack[i] = float(self._slack_O[i][self._candidates[i].index_of(option)])
         self._unused = self._prices.of_unused(self._candidates, self._chosen)
 
     def pairs(self) -> Iterator[tuple[int, int]]:
-        """Yield pairs with a pool in common, those of the least content job first."""
-        for place, i in enumerate(self.least_content):
-            partners = (j for j in self.least_content[place + 1 :] if not self._pools[i].isdisjoint(self._pools[j]))
+        """Yield pairs with a pool in common, those of the job with the most slack first."""
+        for position, i in enumerate(self.most_slack):
+            partners = (j for j in self.most_slack[position + 1 :] if not self._pools[i].isdisjoint(self._pools[j]))
             for j in islice(partners, _PARTNERS):
                 yield i, j
 
-    def look_at(self, groups: Iterable[tuple[int, ...]]) -> None:
-        """Share anew in one group after another, until all were looked at or enough was tried."""
+    def improve(self, groups: Iterable[tuple[int, ...]]) -> None:
+        """Share jointly in one group after another, until all are done or the trials are used up."""
         trials = _MOST_TRIALS
         for group in groups:
             if trials <= 0:
                 break
             pools = sorted({pool for i in group for pool in self._pools[i]})
             gain = sum(self._slack[i] for i in group) + sum(self._unused.get(pool, 0.0) for pool in pools)
-            if gain > NOTHING:
+            if gain > EPSILON:
                 before = [self._chosen[i] for i in group]
-                trials -= self._share(group, gain, min(trials, _MOST_EACH))
+                trials -= self._share(group, gain, min(trials, _MOST_TRIALS_PER_GROUP))
                 if any(self._chosen[i] is not had for i, had in zip(group, before, strict=True)):
-                    self._reckon(group)
+                    self._update(group)
 
     def _share(self, group: Sequence[int], gain: float, most_trials: int) -> int:
-        """Give the jobs the best options that fit together, by branch and bound; return how many were tried."""
-        chosen, room = self._chosen, self._room
+        """Give the jobs the best options that fit together, by branch and bound; return the number of trials."""
+        chosen, occupancy = self._chosen, self._occupancy
         for i in group:
-            room.hold(self._candidates[i].freed(chosen[i]))
+            occupancy.add(self._candidates[i].freed(chosen[i]))
         best = sum(option.score for i in group if (option := chosen[i]) is not None)
         possible = [self._possible(i, gain) for i in group]
         best_after = [0.0] * (len(group) + 1)
@@ -117,23 +121,23 @@ class _Groups:
                 return
             candidate = self._candidates[group[k]]
             for option in possible[k]:
-                if score + option.score + best_after[k + 1] <= best + NOTHING or trials >= most_trials:
+                if score + option.score + best_after[k + 1] <= best + EPSILON or trials >= most_trials:
                     return
                 trials += 1
                 need = candidate.need(option)
-                if room.fits(need):
-                    room.hold(need)
+                if occupancy.fits(need):
+                    occupancy.add(need)
                     visit(k + 1, score + option.score, (*picked, option))
-                    room.hold(candidate.freed(option))
+                    occupancy.add(candidate.freed(option))
 
         visit(0, 0.0, ())
         for i in group:
-            room.hold(self._candidates[i].need(chosen[i]))
+            occupancy.add(self._candidates[i].need(chosen[i]))
         return trials
 
     def _possible(self, i: int, gain: float) -> list[Option]:
-        """Return the job's options that may be part of a gain, of which each offer's workers alone would fit, best first."""
+        """Return the job's options that can be part of a gain and would fit in each pool alone, best first."""
         candidate = self._candidates[i]
-        most = [self._room.more(offer.pool, offer.size, offer.max_workers) for offer in candidate.job.offers]
+        most = [self._occupancy.free_slots(each.pool, each.size, each.max_workers) for each in candidate.job.pools]
         within_O = (self._slack_O[i] < gain) & (candidate.arrays[0] <= np.array(most)).all(axis=1)
         return [candidate.options[k] for k in np.flatnonzero(within_O).tolist()]

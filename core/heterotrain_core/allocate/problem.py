@@ -1,4 +1,4 @@
-"""What an allocation is decided on: pools, jobs, and what a change costs; and what comes out."""
+"""Inputs and results of an allocation: pools and jobs in, one grant for each job out."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from heterotrain_core.contract.plan import CommunicationTime
 from heterotrain_core.split.member import SplitMember
 
 Size = int | tuple[int, ...]
-"""What a node has or a worker takes: accelerators, or amounts of several resources in one order for the whole pool."""
+"""Capacity of a node, or need of a worker: accelerators, or amounts of several resources in one order for the whole pool."""
 
 
 class Objective(StrEnum):
-    """What a job wants most."""
+    """The quantity that a job maximises."""
 
     THROUGHPUT = "throughput"
     """Samples per second."""
     GOODPUT = "goodput"
-    """Samples per second, counted at what they are worth at the best batch."""
+    """Samples per second at the best batch, weighted by how much each sample contributes there."""
     COST = "cost"
-    """Goodput per price: as cheap a sample as possible."""
+    """Goodput per price: the cheapest samples."""
     DEADLINE = "deadline"
-    """Done in time at the least price (where nobody has one, with the least workers); where that is out of reach, or the work is not known yet, samples per second."""
+    """Done in time at the lowest price (without prices: with the fewest workers).
+
+    Samples per second where the deadline is out of reach, or while the remaining work is not known.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +34,14 @@ class Pool:
     """A set of nodes with one kind of accelerator.
 
     Attributes:
-        name: as in jobs' offers.
-        nodes: accelerators (or amounts of several resources) on each node that jobs of this allocation may use, whoever
-            of them holds these now.
+        name: as in ``JobPool.pool``.
+        nodes: accelerators (or amounts of several resources) on each node that jobs of this allocation may use,
+            including those that jobs of this allocation use now.
         spot: whether its workers may be taken away at any time.
         growth: accelerators on each further node that the provider would start on demand.
-        out_of_stock: the provider has refused lately: no further nodes for now.
-        losses: workers that were lost here, as far as anybody remembers; a part where they may have been elsewhere.
-        watched_s: worker-seconds over which they were lost.
+        out_of_stock: the provider has refused a node lately, so no further nodes can be had for now.
+        losses: known losses of workers; a fraction where a loss may belong to another pool.
+        watched_s: worker-seconds over which they occurred.
     """
 
     name: str
@@ -51,28 +54,28 @@ class Pool:
 
     @property
     def usable(self) -> tuple[Size, ...]:
-        """What each node has that can be had now."""
+        """The capacity of each node that can be used now."""
         return self.nodes if self.out_of_stock else self.nodes + self.growth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """A pool as one job may use it.
+class JobPool:
+    """One job's terms for one pool: limits, size and price of its workers, and their speed.
 
-    A job may know several pools under one name of its own, because only part of their nodes is open to others. Offers
-    of one name follow each other, share their limits (the numbers of each have to be the same) and differ in ``pool``.
+    A job may use several pools under one name of its own, because only some of their nodes are open to other jobs. Such
+    entries follow each other, share their limits (with equal numbers) and differ in ``pool``.
 
     Attributes:
         pool: the pool's name.
         name: the job's own name for it; empty for ``pool``.
-        min_workers: workers that the job always has there when it runs; waived while the pool cannot give them, unless
+        min_workers: workers that the job always has there when it runs; waived while the pool lacks them, unless
             ``required``.
         required: whether the job does not run without its minimum there.
         max_workers: most workers.
-        accelerators: that one worker takes, all on one node, in the terms of ``Pool.nodes``; 0 is counted as 1.
+        accelerators: need of one worker, all on one node, in the terms of ``Pool.nodes``; 0 counts as 1.
         ranks: members that one worker runs.
         price_per_hour: of one worker.
-        member: one rank's time curve and limits; ``None`` while unknown, then all such members count alike.
+        member: one rank's time curve and limits; ``None`` while unknown, when all such members count as equal.
     """
 
     pool: str
@@ -87,28 +90,28 @@ class Offer:
 
     @property
     def size(self) -> Size:
-        """What one worker takes, at least 1."""
+        """The need of one worker, at least 1."""
         return self.accelerators or 1
 
     @property
     def key(self) -> str:
-        """Names the offer within its job."""
+        """A name that is unique within the job."""
         return f"{self.name} on {self.pool}" if self.name else self.pool
 
     @property
     def label(self) -> str:
-        """The job's name for the pool."""
+        """The job's own name for the pool."""
         return self.name or self.pool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDemand:
-    """One job's wish and state.
+    """One job's limits, speed, objective and current workers.
 
     Attributes:
-        key: names it; also the last tie-breaker.
-        offers: pools that it may use.
-        min_workers: gang: with fewer workers it does not run at all.
+        key: unique name; also the last tie-breaker.
+        pools: pools that it may use.
+        min_workers: gang size: with fewer workers it does not run at all.
         max_workers: most workers over all pools.
         batch_samples: the global batch, or the base batch of an adaptive job.
         largest_batch_samples: upper limit of an adaptive batch; ``None`` for a fixed one.
@@ -116,18 +119,18 @@ class JobDemand:
         communication: the exchange as measured with ``communication_members`` members.
         communication_members: ranks; 0 when it was never measured.
         variation: relative standard deviation of a member's step.
-        objective: what it wants most.
+        objective: the quantity that it maximises.
         remaining_samples: until it is done; ``None`` when unknown.
-        deadline_s: with ``Objective.DEADLINE``, seconds from now by which it shall be done; negative when that is over.
-        pace: measured samples per second over predicted ones: what checkpoints, evaluation and a wrong model cost.
+        deadline_s: with ``Objective.DEADLINE``, seconds from now until the deadline; negative once that has passed.
+        pace: measured samples per second over predicted ones; below 1 because of checkpoints, evaluation or a wrong model.
         pause_s: seconds without progress that one change of membership costs it, measured or assumed.
-        weight: its claim relative to others; larger first.
-        arrived_s: when it came; earlier first. Only differences matter.
-        current: workers that it has now, by the offer's key; empty when it does not run.
+        weight: its priority; jobs with a larger weight are admitted first, and their scores count more.
+        arrived_s: arrival time; earlier first. Only differences matter.
+        current: current workers by ``JobPool.key``; empty when it does not run.
     """
 
     key: str
-    offers: tuple[Offer, ...]
+    pools: tuple[JobPool, ...]
     min_workers: int = 1
     max_workers: int
     batch_samples: int
@@ -148,18 +151,18 @@ class JobDemand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What one job gets.
+    """The workers of one job.
 
     Attributes:
         key: the job.
-        workers: by the offer's key (the pool, unless the job has a name of its own for it), only where there are any;
-            empty when it has to wait.
-        rate_per_s: expected samples per second (worth as much as the objective says).
+        workers: by ``JobPool.key`` (the pool, unless the job has a name of its own for it), without zeros; empty when
+            the job has to wait.
+        rate_per_s: expected samples per second, weighted as the objective asks.
         price_per_hour: of all its workers.
         spare_s: seconds between the expected end and the job's deadline, negative when it is late; ``None`` without a
             deadline, without workers, or while the work is not known.
-        in_time: whether it was given as a way to meet the deadline: enough, and no more is wanted.
-        changed: whether it differs from what the job has.
+        in_time: whether it meets the deadline, so that the job needs no more workers.
+        changed: whether it differs from the current workers.
         reason: why, in one sentence.
     """
 
@@ -179,7 +182,7 @@ class Proposal:
 
     Attributes:
         grants: one for each job.
-        exact: whether no better allocation exists by the stated score; otherwise it was searched for.
+        exact: whether it is proved that no allocation has a better score; otherwise it is the result of a search.
         reason: how it was found, in one sentence.
     """
 

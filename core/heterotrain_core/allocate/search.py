@@ -1,9 +1,9 @@
-"""A good joint choice of options where there are too many for branch and bound: by prices, and shared anew in small groups.
+"""A good joint choice of options where there are too many for branch and bound.
 
-Jobs are admitted in order: a job that comes first is never left waiting for one that comes later, and no job is stopped
-for a later one, but a running job may shrink to its minimum to let another run. Among equal admissions the sum of
-scores counts; scores are logarithms of rates, so the sum is the proportionally fair one (Nash). Everything is
-deterministic: the same input gives the same output.
+Jobs are admitted in order: a job never waits for one that comes later, and no job is stopped for a later one, but a
+running job may shrink to its minimum to let another one run. Among equal admissions the sum of scores counts. Scores are
+logarithms of rates, so the sum is the proportionally fair one (Nash). Everything is deterministic: the same input gives
+the same output.
 """
 
 from __future__ import annotations
@@ -13,119 +13,122 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from heterotrain_core.allocate.admission import admitted
-from heterotrain_core.allocate.candidate import NOTHING, Candidate, Choice, difference
-from heterotrain_core.allocate.capacity import Room
-from heterotrain_core.allocate.joint_sharing import share_anew
-from heterotrain_core.allocate.prices import Prices, prices
-from heterotrain_core.allocate.problem import Pool
+from heterotrain_core.allocate.admission import admit
+from heterotrain_core.allocate.candidate import EPSILON, Candidate, Choice, difference
+from heterotrain_core.allocate.capacity import Occupancy, PoolCapacity
+from heterotrain_core.allocate.joint_sharing import share_jointly
+from heterotrain_core.allocate.prices import Prices, find_prices
 from heterotrain_core.allocate.value import Option
 
 _ROUNDS = 4
+"""Most rounds of improvement; a choice that no longer changes ends them earlier."""
 
 
-def searched(candidates: Sequence[Candidate], pools: Sequence[Pool]) -> Choice:
-    """Return a good choice: the better of one built on what jobs have and one built by prices, improved in small groups."""
-    kept = _improved(candidates, pools, admitted(candidates, pools, keep=True))
-    found = prices(candidates, kept, pools)
-    bought = admitted(candidates, pools, keep=False, seats=found.seats)
-    best = max(kept, _improved(candidates, pools, bought), key=rank)
-    return _improved(candidates, pools, best, found)
+def search(candidates: Sequence[Candidate], capacity: PoolCapacity) -> Choice:
+    """Return a good choice: the better one of two starts, then improved jointly in small groups of jobs.
+
+    One start keeps what running jobs have, the other one places all jobs by the prices of the pools.
+    """
+    kept = _improve(candidates, capacity, admit(candidates, capacity, keep_running=True))
+    prices = find_prices(candidates, kept, capacity)
+    by_price = admit(candidates, capacity, keep_running=False, trial_order=prices.smallest_first)
+    best = max(kept, _improve(candidates, capacity, by_price), key=rank)
+    return _improve(candidates, capacity, best, prices)
 
 
 def rank(choice: Choice) -> tuple[tuple[bool, ...], float]:
-    """Return what choices are compared by: who is admitted, in order, then the sum of scores."""
+    """Return the sort key of choices: which jobs are admitted, in order, then the sum of scores."""
     return tuple(option is not None for option in choice), sum(option.score for option in choice if option is not None)
 
 
-def _improved(
+def _improve(
     candidates: Sequence[Candidate],
-    pools: Sequence[Pool],
+    capacity: PoolCapacity,
     start: Sequence[Option | None],
-    groups: Prices | None = None,
+    prices: Prices | None = None,
 ) -> Choice:
-    """Return what a start becomes when workers are given, jobs answer, and groups share anew, until nobody moves.
+    """Return the start after workers were added, single jobs changed options and groups shared, until nothing changes.
 
     Args:
         candidates: the jobs.
-        pools: each name once.
+        capacity: of the pools.
         start: their options, which together fit.
-        groups: prices that tell which groups of jobs to look at; ``None`` for none.
+        prices: show which groups of jobs are worth a look; ``None`` skips groups.
     """
     chosen = list(start)
-    room = Room(pools)
+    occupancy = Occupancy(capacity)
     for candidate, option in zip(candidates, chosen, strict=True):
-        room.hold(candidate.need(option))
+        occupancy.add(candidate.need(option))
     tables = [candidate.by_counts for candidate in candidates]
     for _ in range(_ROUNDS):
         before = tuple(chosen)
-        if groups is not None:
-            share_anew(candidates, room, chosen, groups)
+        if prices is not None:
+            share_jointly(candidates, occupancy, chosen, prices)
             if tuple(chosen) == before:
                 break
-        _grow(candidates, tables, room, chosen)
-        _answer(candidates, room, chosen)
+        _add_workers(candidates, tables, occupancy, chosen)
+        _take_best_options(candidates, occupancy, chosen)
         if tuple(chosen) == before:
             break
     return tuple(chosen)
 
 
-def _grow(
+def _add_workers(
     candidates: Sequence[Candidate],
     tables: Sequence[Mapping[tuple[int, ...], Option]],
-    room: Room,
+    occupancy: Occupancy,
     chosen: list[Option | None],
 ) -> None:
-    """Give one worker at a time to the job that gains most by it, per part of a node."""
+    """Give one worker at a time to the job with the greatest gain, per part of a node."""
     gains: list[tuple[float, int, Option]] = []
 
-    def look_at(i: int) -> None:
-        best = _best_step(candidates[i], tables[i], room, chosen[i])
+    def push_best(i: int) -> None:
+        best = _best_step(candidates[i], tables[i], occupancy, chosen[i])
         if best is not None:
             heappush(gains, (-best[0], i, best[1]))
 
     for i in range(len(candidates)):
-        look_at(i)
+        push_best(i)
     while gains:
         _, i, option = heappop(gains)
         step = difference(candidates[i], chosen[i], option)
-        if room.fits(step):
-            room.hold(step)
+        if occupancy.fits(step):
+            occupancy.add(step)
             chosen[i] = option
-        look_at(i)  # what others took meanwhile may have left no room for what was best
+        push_best(i)  # meanwhile other jobs may have taken the capacity for the best step
 
 
 def _best_step(
-    candidate: Candidate, table: Mapping[tuple[int, ...], Option], room: Room, now: Option | None
+    candidate: Candidate, table: Mapping[tuple[int, ...], Option], occupancy: Occupancy, now: Option | None
 ) -> tuple[float, Option] | None:
-    """Return the best single worker more that fits, as (gain of each per part of a node, option)."""
+    """Return the best addition of one worker that fits, as (gain per part of a node, option)."""
     if now is None:
         return None
     best: tuple[float, Option] | None = None
-    for place, offer in enumerate(candidate.job.offers):
-        counts = (*now.counts[:place], now.counts[place] + 1, *now.counts[place + 1 :])
+    for index, job_pool in enumerate(candidate.job.pools):
+        counts = (*now.counts[:index], now.counts[index] + 1, *now.counts[index + 1 :])
         option = table.get(counts)
-        if option is None or option.score <= now.score + NOTHING:
+        if option is None or option.score <= now.score + EPSILON:
             continue
-        gain = (option.score - now.score) * room.per_node(offer.pool, offer.size)
-        if (best is None or gain > best[0] + NOTHING) and room.fits(difference(candidate, now, option)):
+        gain = (option.score - now.score) * occupancy.capacity.slots_per_node(job_pool.pool, job_pool.size)
+        if (best is None or gain > best[0] + EPSILON) and occupancy.fits(difference(candidate, now, option)):
             best = (gain, option)
     return best
 
 
-def _answer(candidates: Sequence[Candidate], room: Room, chosen: list[Option | None]) -> None:
-    """Let each job in order take the best of its options that fits beside what the others hold."""
+def _take_best_options(candidates: Sequence[Candidate], occupancy: Occupancy, chosen: list[Option | None]) -> None:
+    """Let each job in order take its best option that fits next to the other jobs' workers."""
     for i, candidate in enumerate(candidates):
         now = chosen[i]
-        room.hold(candidate.freed(now))
-        most = [room.more(offer.pool, offer.size, offer.max_workers) for offer in candidate.job.offers]
+        occupancy.add(candidate.freed(now))
+        most = [occupancy.free_slots(each.pool, each.size, each.max_workers) for each in candidate.job.pools]
         if candidate.options and any(most):
             counts_OP, score_O = candidate.arrays
-            least = -np.inf if now is None else now.score + NOTHING
+            least = -np.inf if now is None else now.score + EPSILON
             better = np.flatnonzero((score_O > least) & (counts_OP <= np.array(most)).all(axis=1))
             for k in better.tolist():  # options come best first
                 option = candidate.options[k]
-                if room.fits(candidate.need(option)):
+                if occupancy.fits(candidate.need(option)):
                     chosen[i] = option
                     break
-        room.hold(candidate.need(chosen[i]))
+        occupancy.add(candidate.need(chosen[i]))

@@ -1,6 +1,7 @@
-"""What sets of workers are worth to a job: expected rates of many of them at once, with what a change costs.
+"""The value of sets of workers to a job: their expected rates, less the cost of a change, for many sets at once.
 
-Legend: ``O`` options (how many workers from each offer), ``P`` offers, ``C`` = options times candidate batches.
+Legend: ``O`` options (numbers of workers from each of the job's pools), ``P`` the job's pools, ``B`` candidate batches,
+``C`` options times candidate batches.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from heterotrain_core.allocate.problem import JobDemand, Objective, Pool
 from heterotrain_core.allocate.risk import losses_per_s
 from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_core.goodput import statistical_efficiency
+from heterotrain_core.perf.exchange import ring_scale
 from heterotrain_core.perf.expected_maximum import efficiency_ceiling
 from heterotrain_core.split.level import real_levels
 from heterotrain_core.split.member import SplitMember, member_problem
@@ -27,29 +29,30 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 LEAST_GAIN = 0.03
-"""A change has to promise this much beyond its pause: models are not known better, and every change is a risk."""
+"""Gain that a change has to promise beyond its pause: models are no more exact than this, and every change is a risk."""
 LONGEST_DWELL_S = 7 * 24 * 3600.0
+"""Seconds that a set of workers is expected to last at most, however rare losses are: one week."""
 BATCHES = 9
-"""Candidate batches of an adaptive job here; the plan itself looks at more."""
+"""Candidate batches of an adaptive job in an allocation; the plan itself compares more."""
 MOST_OPTIONS = 2048
-"""Options that are looked at for one job; beyond it the numbers of workers are thinned out evenly."""
+"""Options of one job; where there are more, the numbers of workers are thinned out evenly."""
 _IN_TIME = 20.0
-"""Score of meeting the deadline: more than any rate or price makes up for."""
+"""Score of meeting the deadline: more than any difference in rate or price."""
 _UNKNOWN = SplitMember(
     compute=ComputeTime(per_sample_s=1.0, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
 )
 
 
 class Option(NamedTuple):
-    """One way to serve a job; there may be millions of them.
+    """One set of workers for a job; there may be millions of options.
 
     Attributes:
-        counts: workers from each offer, in the order of the offers.
-        rate_per_s: expected samples per second (of worth), losses included, before the cost of getting there.
+        counts: workers from each of the job's pools, in their order.
+        rate_per_s: expected samples per second, weighted as the objective asks, losses included, before the cost of change.
         price_per_hour: of all workers.
-        score: what the search adds up: the logarithm of what the objective counts, after the cost of getting there.
+        score: summand of the search: the logarithm of the objective's quantity, after the cost of change.
         in_time: whether it meets the deadline.
-        needed_s: seconds until the work is done; ``None`` without a deadline, or while the work is not known.
+        needed_s: seconds until the work is done; ``None`` without a deadline, or while the remaining work is not known.
     """
 
     counts: tuple[int, ...]
@@ -61,12 +64,12 @@ class Option(NamedTuple):
 
     @property
     def workers(self) -> int:
-        """Workers over all offers."""
+        """Workers over all pools."""
         return sum(self.counts)
 
 
-def options(job: JobDemand, pools: Mapping[str, Pool], *, counts_OP: Ints, rate_O: Floats) -> tuple[Option, ...]:
-    """Return the ways to serve the job that make progress, with their scores, best first.
+def scored_options(job: JobDemand, pools: Mapping[str, Pool], *, counts_OP: Ints, rate_O: Floats) -> tuple[Option, ...]:
+    """Return the options with which the job makes progress, with their scores, best first.
 
     Args:
         job: the demand.
@@ -76,11 +79,11 @@ def options(job: JobDemand, pools: Mapping[str, Pool], *, counts_OP: Ints, rate_
     """
     if not len(counts_OP):
         return ()
-    loss_P = np.array([losses_per_s(pools[o.pool]) if o.pool in pools else 0.0 for o in job.offers])
-    price_P = np.array([offer.price_per_hour for offer in job.offers])
+    loss_P = np.array([losses_per_s(pools[o.pool]) if o.pool in pools else 0.0 for o in job.pools])
+    price_P = np.array([job_pool.price_per_hour for job_pool in job.pools])
     loss_O = counts_OP @ loss_P
     price_O = counts_OP @ price_P
-    # Each loss stops the job for one pause.
+    # Each loss costs the job one pause.
     rate_O = rate_O * np.maximum(0.0, 1.0 - loss_O * job.pause_s)
     effective_O = _after_pauses(job, counts_OP, rate_O, loss_O)
     in_time_O = np.zeros(len(rate_O), dtype=bool)
@@ -94,7 +97,7 @@ def options(job: JobDemand, pools: Mapping[str, Pool], *, counts_OP: Ints, rate_
         kept_O = (counts_OP == _current(job)).all(axis=1)
         needed_O = needed_s(job, rate_O=rate_O, loss_O=loss_O, workers_O=counts_OP.sum(axis=1), kept_O=kept_O)
         in_time_O = in_time(job, needed_O, kept_O)
-        # In time is enough: then the price of the whole counts. Too late, only speed does.
+        # In time, the price of all workers counts. Too late, only speed counts.
         score_O = score_O + np.where(in_time_O, _IN_TIME - dearness_O, 0.0)
     score_O = job.weight * score_O
     order = np.lexsort((*counts_OP.T[::-1], counts_OP.sum(axis=1), -score_O))
@@ -106,21 +109,21 @@ def options(job: JobDemand, pools: Mapping[str, Pool], *, counts_OP: Ints, rate_
 
 
 def timed(job: JobDemand) -> bool:
-    """Tell whether the job has a deadline to meet, and it is known how much is left to do."""
+    """Return whether the job has a deadline and its remaining work is known."""
     return job.objective is Objective.DEADLINE and job.deadline_s is not None and job.remaining_samples is not None
 
 
 def _current(job: JobDemand) -> Ints:
-    """Return the workers that the job has by offer."""
-    return np.array([job.current.get(offer.key, 0) for offer in job.offers], dtype=np.int64)
+    """Return the job's current workers in each of its pools, ``_P``."""
+    return np.array([job.current.get(job_pool.key, 0) for job_pool in job.pools], dtype=np.int64)
 
 
 def _after_pauses(job: JobDemand, counts_OP: Ints, rate_O: Floats, loss_O: Floats) -> Floats:
-    """Return what the rates are worth after the cost of getting there, and a margin; what the job has costs nothing."""
+    """Return the rates less the cost of a change and a margin; the current workers cost nothing."""
     current = _current(job)
     if not current.any():
         return rate_O
-    # The pause is paid out of the time that the new workers are expected to last, or that the job still needs.
+    # The pause is spread over the time that the new workers are expected to last, or that the job still needs.
     lasting_O = np.minimum(1.0 / np.maximum(loss_O, 1.0 / LONGEST_DWELL_S), LONGEST_DWELL_S)
     if job.remaining_samples is not None:
         lasting_O = np.minimum(lasting_O, job.remaining_samples / np.maximum(rate_O, 1e-300) + job.pause_s)
@@ -130,12 +133,12 @@ def _after_pauses(job: JobDemand, counts_OP: Ints, rate_O: Floats, loss_O: Float
 
 
 def rates(job: JobDemand, counts_OP: Ints) -> Floats:
-    """Return samples per second (worth as much as the objective says) for each option; 0 where the batch cannot be shared.
+    """Return weighted samples per second for each option; 0 where the batch cannot be shared.
 
-    Real-valued shares: whole samples matter little here, and the plan rounds exactly later.
+    Weights are those of the objective. Shares are real-valued: whole samples matter little here, and the plan rounds.
     """
     members = _members(job)
-    ranks_P = np.array([offer.ranks for offer in job.offers])
+    ranks_P = np.array([job_pool.ranks for job_pool in job.pools])
     members_OP = counts_OP * ranks_P
     total_O = members_OP.sum(axis=1)
     batches = _batches(job)
@@ -143,20 +146,23 @@ def rates(job: JobDemand, counts_OP: Ints) -> Floats:
     counts_CP: Floats = np.repeat(members_OP, len(batches), axis=0).astype(float)
     batch_C = np.tile(np.array(batches, dtype=float), len(counts_OP))
     timing = Timing(
-        members, job.communication, max(batches), exchange_L1=np.repeat(_exchange(job, total_O), len(batches))[:, None]
+        members,
+        job.communication,
+        max(batches),
+        exchange_L1=np.repeat(ring_scale(total_O, job.communication_members), len(batches))[:, None],
     )
     floor_C, cap_C = counts_CP @ timing.lo_W, counts_CP @ timing.hi_W
     possible_C = (floor_C <= batch_C) & (batch_C <= cap_C)
-    # Where it cannot be shared, any feasible batch keeps the arithmetic going; the answer is thrown away.
+    # Where the batch cannot be shared, a feasible one stands in; its result is discarded below.
     level_C = real_levels(timing, np.clip(batch_C, floor_C, cap_C), counts_CW=counts_CP)
     at_floor_CP = timing.step_s(np.broadcast_to(timing.lo_W, counts_CP.shape))
     step_C = np.maximum(level_C, np.where(counts_CP > 0, at_floor_CP, 0.0).max(axis=1))
-    # Noise makes the slowest of many slower.
+    # With noise, the slowest of many members is slower than each of them on average.
     noise_C = np.repeat(_ceilings(job.variation, total_O), len(batches))
     rate_C = np.where(possible_C & (step_C > 0), batch_C * noise_C / np.maximum(step_C, 1e-300), 0.0)
     rate_OB = rate_C.reshape(len(counts_OP), len(batches))
     if job.objective is Objective.DEADLINE:
-        # What is left to do is counted in samples, and the batch is chosen by what they are worth.
+        # The remaining work is counted in plain samples, but the batch is chosen by their weighted value.
         chosen_O = (rate_OB * worth).argmax(axis=1)
         at_batch_O: Floats = rate_OB[np.arange(len(counts_OP)), chosen_O]
         return at_batch_O
@@ -164,24 +170,24 @@ def rates(job: JobDemand, counts_OP: Ints) -> Floats:
     return rate_O
 
 
-def possible_counts(job: JobDemand, places: Sequence[int]) -> Ints:
-    """Return the numbers of workers from each offer that limits and places allow, one row each.
+def possible_counts(job: JobDemand, slots: Sequence[int]) -> Ints:
+    """Return the numbers of workers from each of the job's pools that limits and slots allow, one row each.
 
     Args:
         job: the demand.
-        places: workers of the job's size that each offer's pool could hold if it were empty.
+        slots: workers of the job's size that each of its pools holds when it is empty.
     """
-    highest = _highest(job, places)
-    labels = [offer.label for offer in job.offers]
+    highest = _highest(job, slots)
+    labels = [job_pool.label for job_pool in job.pools]
     parts = {label: [i for i, each in enumerate(labels) if each == label] for label in labels}
     limits = {}
     for label, own in parts.items():
-        first = job.offers[own[0]]
+        first = job.pools[own[0]]
         reachable = sum(highest[i] for i in own)
         limits[label] = (first.min_workers if first.required else min(first.min_workers, reachable), first.max_workers)
     lowest = [limits[label][0] if len(parts[label]) == 1 else 0 for label in labels]
     axes = [list(range(low, high + 1)) for low, high in zip(lowest, highest, strict=True)]
-    current = [job.current.get(offer.key, 0) for offer in job.offers]
+    current = [job.current.get(job_pool.key, 0) for job_pool in job.pools]
     while math.prod(len(axis) for axis in axes) > MOST_OPTIONS:
         widest = max(range(len(axes)), key=lambda i: (len(axes[i]), -i))
         axis = axes[widest]
@@ -195,23 +201,23 @@ def possible_counts(job: JobDemand, places: Sequence[int]) -> Ints:
         if max(1, job.min_workers) <= sum(row) <= job.max_workers
         and all(least <= sum(row[i] for i in own) <= most for own, least, most in split)
     ]
-    return np.array(rows, dtype=np.int64).reshape(len(rows), len(job.offers))
+    return np.array(rows, dtype=np.int64).reshape(len(rows), len(job.pools))
 
 
-def _highest(job: JobDemand, places: Sequence[int]) -> list[int]:
-    return [max(0, min(o.max_workers, place, job.max_workers)) for o, place in zip(job.offers, places, strict=True)]
+def _highest(job: JobDemand, slots: Sequence[int]) -> list[int]:
+    return [max(0, min(each.max_workers, count, job.max_workers)) for each, count in zip(job.pools, slots, strict=True)]
 
 
-def thinned_out(job: JobDemand, places: Sequence[int]) -> bool:
-    """Tell whether there may be too many numbers of workers to look at all of them: then what the job has counts, too."""
-    return math.prod(most + 1 for most in _highest(job, places)) > MOST_OPTIONS
+def thinned_out(job: JobDemand, slots: Sequence[int]) -> bool:
+    """Return whether there may be too many options to list all; the job's current workers then decide which are listed."""
+    return math.prod(most + 1 for most in _highest(job, slots)) > MOST_OPTIONS
 
 
 def _members(job: JobDemand) -> list[SplitMember]:
-    """Return one member for each offer; where its speed is unknown, one like the job's known offer of middle speed."""
-    known = [offer.member for offer in job.offers if offer.member is not None and member_problem(offer.member) is None]
+    """Return one member for each of the job's pools; an unknown speed is taken from the known pool of middle speed."""
+    known = [each.member for each in job.pools if each.member is not None and member_problem(each.member) is None]
     like = sorted(known, key=_seconds)[len(known) // 2] if known else _UNKNOWN
-    return [offer.member if offer.member in known and offer.member is not None else like for offer in job.offers]
+    return [each.member if each.member in known and each.member is not None else like for each in job.pools]
 
 
 def _seconds(member: SplitMember) -> float:
@@ -224,7 +230,7 @@ def _seconds(member: SplitMember) -> float:
 
 
 def _batches(job: JobDemand) -> tuple[int, ...]:
-    """Return candidate batches; one for a fixed batch or while the noise scale is unknown."""
+    """Return the candidate batches: only one for a fixed batch, or while the noise scale is unknown."""
     if job.largest_batch_samples is None or job.noise_samples is None:
         return (job.batch_samples,)
     ratio = max(1.0, job.largest_batch_samples / job.batch_samples)
@@ -232,21 +238,15 @@ def _batches(job: JobDemand) -> tuple[int, ...]:
 
 
 def _worth(job: JobDemand, batches: Sequence[int]) -> Floats:
+    """Return the weight of a sample in each batch, ``_B``."""
     if job.noise_samples is None or job.objective is Objective.THROUGHPUT:
         return np.ones(len(batches))
     phi = max(0.0, job.noise_samples)
     return np.array([statistical_efficiency(b, base_samples=job.batch_samples, noise_samples=phi) for b in batches])
 
 
-def _exchange(job: JobDemand, total_O: Ints) -> Floats:
-    """Return the factor on the measured exchange for other numbers of members: a ring moves (n-1)/n of the data twice."""
-    if job.communication_members < 2:  # noqa: PLR2004  # alone there is no exchange
-        return np.where(total_O > 1, 1.0, 0.0)
-    measured = (job.communication_members - 1) / job.communication_members
-    return (total_O - 1) / np.maximum(total_O, 1) / measured
-
-
 def _ceilings(variation: float, total_O: Ints) -> Floats:
+    """Return the best expected efficiency of so many equal members with this noise."""
     if variation <= 0:
         return np.ones(len(total_O))
     known = {n: efficiency_ceiling([variation] * n) for n in set(total_O.tolist())}

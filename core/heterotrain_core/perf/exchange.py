@@ -10,9 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from heterotrain_core.contract.plan import CommunicationTime
 from heterotrain_core.perf.counters import Observation, usable
 from heterotrain_core.perf.model import ExchangeModel
+
+Floats = NDArray[np.float64]
 
 _HALF_LIFE_STEPS = 600
 _GAMMA_ERROR = 0.01
@@ -41,6 +46,23 @@ def fit_exchange(observations: Sequence[Observation]) -> ExchangeModel:
         reason=f"{sum(o.bucket_steps for o in timed)} timed exchanges: {overlapped_s:.3g} s can hide behind backward, "
         f"{last_bucket_s:.3g} s cannot, first bucket at {gamma:.0%} of backward",
     )
+
+
+def ring_scale(members_O: NDArray[np.int64], measured_members: int) -> Floats:
+    """Return the factor on a measured exchange for other numbers of members; 0 for a single member.
+
+    A ring all-reduce moves ``(n - 1) / n`` of the data twice, so exchange times grow with that factor. Where the exchange
+    was measured with fewer than two members, nothing follows from it, and the factor is 1.
+
+    Args:
+        members_O: numbers of members.
+        measured_members: members among which the exchange was measured.
+    """
+    if measured_members < 2:  # noqa: PLR2004  # a single member exchanges nothing
+        return np.where(members_O > 1, 1.0, 0.0)
+    measured = (measured_members - 1) / measured_members
+    scale_O: Floats = (members_O - 1) / np.maximum(members_O, 1) / measured
+    return scale_O
 
 
 def _gamma(seen: Sequence[Observation]) -> tuple[float, float]:

@@ -17,8 +17,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from heterotrain_core.allocate.problem import JobDemand, Offer, Pool
-from heterotrain_core.allocate.propose import KnownRates, propose
+from heterotrain_core.allocate.capacity import PoolCapacity
+from heterotrain_core.allocate.problem import JobDemand, JobPool, Pool
+from heterotrain_core.allocate.propose import propose
+from heterotrain_core.allocate.rate_cache import RateCache
 from heterotrain_core.contract import metrics
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.goodput import candidate_batches
@@ -152,11 +154,11 @@ def allocation() -> None:
     for jobs, kinds, nodes in ((200, 8, 500), (200, 200, 500), (1000, 8, 2000), (1000, 1000, 2000), (1000, 8, 500)):
         pools, demands = contenders(jobs, kinds=kinds, nodes=nodes)
         repeats = 3 if jobs < 1000 else 1  # noqa: PLR2004  # it takes long
-        first = cost(lambda p=pools, d=demands: propose(p, d), repeats=repeats)  # type: ignore[misc]  # bound now
-        known = KnownRates()
-        grants = propose(pools, demands, known=known).grants
+        first = cost(lambda p=pools, d=demands: propose(PoolCapacity(p), d), repeats=repeats)  # type: ignore[misc]  # bound now
+        cache = RateCache()
+        grants = propose(PoolCapacity(pools), demands, rate_cache=cache).grants
         running = [replace(job, current=grant.workers) for job, grant in zip(demands, grants, strict=True)]
-        again = cost(lambda p=pools, d=running, k=known: propose(p, d, known=k), repeats=3)  # type: ignore[misc]  # bound now
+        again = cost(lambda p=pools, d=running, c=cache: propose(PoolCapacity(p), d, rate_cache=c), repeats=3)  # type: ignore[misc]  # bound now
         for which, took in (("first", first), ("again, nothing has changed", again)):
             print(
                 f"| allocation, {jobs:,} jobs of {kinds:,} kinds on {nodes:,} nodes of 10 pools, {which} "
@@ -174,7 +176,7 @@ def contenders(jobs: int, *, kinds: int, nodes: int) -> tuple[list[Pool], list[J
     return pools, [
         JobDemand(
             key=f"job-{number}",
-            offers=tuple(Offer(pool=pool, max_workers=8, member=one) for pool, one in zip(*of_kind, strict=True)),
+            pools=tuple(JobPool(pool=pool, max_workers=8, member=one) for pool, one in zip(*of_kind, strict=True)),
             max_workers=8,
             batch_samples=512,
             communication=EXCHANGE,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
-from heterotrain_core.allocate.propose import KnownRates
+from heterotrain_core.allocate.rate_cache import RateCache
 
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.quantity import pod_requests
@@ -84,7 +84,7 @@ class Allocator:
         self._telemetry_of = telemetry_of
         self._clocks = clocks
         self._entries: dict[JobKey, _Entry] = {}
-        self._rates = KnownRates()
+        self._rates = RateCache()
         self._first_s = float("inf")
         """When the first decision was made. Before it, no job takes nodes that may have been granted to another one."""
         self._being_decided: frozenset[JobKey] = frozenset()
@@ -155,7 +155,7 @@ class Allocator:
         specs = {competitor.job.key: competitor.spec for competitor in competition.competitors}
         try:
             grants = await asyncio.to_thread(
-                decide_allocation, competition, now_s=self._clocks.wall(), known=self._rates
+                decide_allocation, competition, now_s=self._clocks.wall(), rate_cache=self._rates
             )
         except Exception:
             log.exception("allocation failed by a bug: these jobs keep their grants", jobs=["/".join(k) for k in keys])

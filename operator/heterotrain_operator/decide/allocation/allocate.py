@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from heterotrain_core.allocate.capacity import Room
+from heterotrain_core.allocate.capacity import Occupancy, PoolCapacity
 from heterotrain_core.allocate.problem import JobDemand, Objective, Pool, Size
-from heterotrain_core.allocate.propose import KnownRates, propose
+from heterotrain_core.allocate.propose import propose
+from heterotrain_core.allocate.rate_cache import RateCache
 from heterotrain_core.allocate.value import timed
 
 from heterotrain_operator.api.pools import CapacityType
@@ -33,9 +34,9 @@ MOST_DOUBLINGS = 6
 
 
 def decide_allocation(
-    competition: Competition, *, now_s: float, known: KnownRates | None = None
+    competition: Competition, *, now_s: float, rate_cache: RateCache | None = None
 ) -> dict[JobKey, JobGrant]:
-    """Return what each job of a competition may have; ``known`` are rates of former decisions.
+    """Return what each job of a competition may have; ``rate_cache`` keeps rates of former decisions.
 
     Deciding again after everybody has what he was given changes nothing. What a worker waits for in vain (``EXHAUSTED_AFTER_S``) is
     taken as out of stock until it, or another one, finds a node there.
@@ -56,8 +57,8 @@ def decide_allocation(
             b.job.key: JobGrant(exhausted=b.before.exhausted, tries=b.before.tries, throughput=throughput[b.job.key])
             for b in competition.competitors
         }
-    proposals = propose(problem.pools, problem.demands, known=known).grants
-    placement = Placement(competition.competitors, problem.on, Room(problem.pools), proposals)
+    proposals = propose(problem.capacity, problem.demands, rate_cache=rate_cache).grants
+    placement = Placement(competition.competitors, problem.on, problem.capacity, proposals)
     return {
         competitor.job.key: replace(
             placement.grant(competitor, proposed),
@@ -73,7 +74,7 @@ def decide_allocation(
 class AllocationProblem:
     """A competition in the core's words; ``on`` are, by job and pool, the node groups that it stands on."""
 
-    pools: tuple[Pool, ...]
+    capacity: PoolCapacity
     demands: tuple[JobDemand, ...]
     on: Mapping[JobKey, Mapping[str, Sequence[NodeGroup]]]
 
@@ -90,7 +91,7 @@ def problem_of(
         for competitor in competition.competitors
     }
     return AllocationProblem(
-        pools=tuple(_pool(group, competition.competitors, on) for group in competition.node_groups),
+        capacity=PoolCapacity(_pool(group, competition.competitors, on) for group in competition.node_groups),
         demands=tuple(
             demand_of(competitor, on[competitor.job.key], throughput[competitor.job.key], now_s=now_s)
             for competitor in competition.competitors
@@ -127,7 +128,7 @@ def _all_fit(competition: Competition, problem: AllocationProblem) -> bool:
 
     Workers stay on the node groups where they are. May say no where a cleverer packing exists; never yes where there is none.
     """
-    room, on = Room(problem.pools), problem.on
+    occupancy, on = Occupancy(problem.capacity), problem.on
     pool_keys = [(competitor, pool) for competitor in competition.competitors for pool in competitor.spec.worker_pools]
     missing: list[tuple[dict[str, Size], int]] = []
     for competitor, pool in pool_keys:
@@ -135,14 +136,14 @@ def _all_fit(competition: Competition, problem: AllocationProblem) -> bool:
         sizes: dict[str, Size] = {group.name: group.sizes[competitor.pool_key(pool)] for group in groups}
         placed = {group.name: len(competitor.placed_on(pool, group)) for group in groups}
         for name, count in placed.items():
-            room.hold({(name, sizes[name]): count})
-        most = min(competitor.most(pool), sum(room.places(name, size) for name, size in sizes.items()))
+            occupancy.add({(name, sizes[name]): count})
+        most = min(competitor.most(pool), sum(problem.capacity.slots(name, size) for name, size in sizes.items()))
         missing.append((sizes, most - sum(placed.values())))
     for sizes, count_missing in sorted(missing, key=lambda each: len(each[0])):
         left = count_missing
         for name, size in sizes.items():
-            count = room.more(name, size, max(0, left))
-            room.hold({(name, size): count})
+            count = occupancy.free_slots(name, size, max(0, left))
+            occupancy.add({(name, size): count})
             left -= count
         if left > 0:
             return False

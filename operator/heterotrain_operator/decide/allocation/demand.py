@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from heterotrain_core.allocate.problem import JobDemand, Objective, Offer
+from heterotrain_core.allocate.problem import JobDemand, JobPool, Objective
 from heterotrain_core.contract.plan import Member, Plan
 from heterotrain_core.perf.expected_maximum import expected_maximum
 from heterotrain_core.split.member import SplitMember
@@ -74,7 +74,7 @@ class Competitor:
 
 def option_key(pool: WorkerPool, group: str) -> str:
     """Return what the core calls a pool of a job on a node group."""
-    return Offer(pool=group, name=pool.name, max_workers=0).key
+    return JobPool(pool=group, name=pool.name, max_workers=0).key
 
 
 def demand_of(
@@ -89,7 +89,7 @@ def demand_of(
         now_s: now, in seconds since the epoch.
     """
     job, spec, training = competitor.job, competitor.spec, competitor.spec.training
-    offers: list[Offer] = []
+    job_pools: list[JobPool] = []
     current: dict[str, int] = {}
     fixed = 0
     starting = competitor.plan is None or not competitor.plan.members
@@ -97,7 +97,7 @@ def demand_of(
         groups = on[pool.name]
         there = competitor.placed_outside(pool, groups)
         fixed += there
-        template = Offer(
+        template = JobPool(
             pool="",
             name=pool.name,
             min_workers=max(0, pool.min_replicas - there),
@@ -108,17 +108,17 @@ def demand_of(
             member=throughput.members.get(pool.name),
         )
         if not groups:
-            offers.append(replace(template, pool=f"nodes of {pool.name}"))
+            job_pools.append(replace(template, pool=f"nodes of {pool.name}"))
         promised = _promised(competitor, pool)
         for group in groups:
             size = group.sizes[competitor.pool_key(pool)]
-            offers.append(replace(template, pool=group.name, accelerators=size))
-            current[offers[-1].key] = len(competitor.placed_on(pool, group)) + promised
+            job_pools.append(replace(template, pool=group.name, accelerators=size))
+            current[job_pools[-1].key] = len(competitor.placed_on(pool, group)) + promised
             promised = 0
     adaptive, newest = training.adaptive_batch, competitor.telemetry.newest
     return JobDemand(
         key="/".join(job.key),
-        offers=tuple(offers),
+        pools=tuple(job_pools),
         min_workers=max(0, spec.elastic_policy.min_replicas - fixed),
         max_workers=max(0, most_workers(spec) - fixed),
         batch_samples=training.base_batch_samples,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from heterotrain_core.allocate.capacity import Room
+from heterotrain_core.allocate.capacity import Occupancy, PoolCapacity
 from heterotrain_core.allocate.problem import Grant, Objective, Size
 
 from heterotrain_operator.api.pools import WorkerPool
@@ -27,7 +27,7 @@ class Placement:
     Args:
         competitors: the jobs.
         on: by job and pool, the node groups that it stands on.
-        room: the node groups, empty.
+        capacity: of the node groups.
         proposals: one for each competitor.
     """
 
@@ -35,12 +35,12 @@ class Placement:
         self,
         competitors: Sequence[Competitor],
         on: Mapping[JobKey, Mapping[str, Sequence[NodeGroup]]],
-        room: Room,
+        capacity: PoolCapacity,
         proposals: Sequence[Grant],
     ) -> None:
         self._bidders = competitors
         self._on = on
-        self._room = room
+        self._occupancy = occupancy = Occupancy(capacity)
         self._granted: dict[PoolKey, dict[str, int]] = {}
         """By pool, workers on each node group."""
         pools = [
@@ -55,7 +55,7 @@ class Placement:
             }
             self._granted[competitor.pool_key(pool)] = own
             for group in self._groups_of(competitor, pool):
-                room.hold({(group.name, group.sizes[competitor.pool_key(pool)]): own[group.name]})
+                occupancy.add({(group.name, group.sizes[competitor.pool_key(pool)]): own[group.name]})
         for competitor, proposed, pool in pools:
             if proposed.workers:
                 self._stay(competitor, pool)
@@ -96,9 +96,9 @@ class Placement:
             for there in granted:
                 while placed[here] > granted[here] and placed[there] < granted[there]:
                     swap: dict[tuple[str, Size], int] = {(there, sizes[there]): -1, (here, sizes[here]): 1}
-                    if not self._room.fits(swap):
+                    if not self._occupancy.fits(swap):
                         break
-                    self._room.hold(swap)
+                    self._occupancy.add(swap)
                     granted[here] += 1
                     granted[there] -= 1
 
@@ -107,8 +107,8 @@ class Placement:
         for group in self._groups_of(competitor, pool):
             one: dict[tuple[str, Size], int] = {(group.name, group.sizes[competitor.pool_key(pool)]): 1}
             for _ in competitor.placed_on(pool, group):
-                if self._room.fits(one):
-                    self._room.hold(one)
+                if self._occupancy.fits(one):
+                    self._occupancy.add(one)
                     self._granted[competitor.pool_key(pool)][group.name] += 1
 
     def _surplus(self, competitor: Competitor, pool: WorkerPool) -> list[Worker]:
@@ -185,7 +185,8 @@ class Placement:
             return False
         pool_key = competitor.pool_key(pool)
         return not granted or not any(
-            self._room.fits({(group.name, group.sizes[pool_key]): 1}) for group in self._groups_of(competitor, pool)
+            self._occupancy.fits({(group.name, group.sizes[pool_key]): 1})
+            for group in self._groups_of(competitor, pool)
         )
 
 

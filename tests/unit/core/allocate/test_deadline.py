@@ -8,7 +8,8 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from heterotrain_core.allocate.problem import JobDemand, Objective, Offer, Pool
+from heterotrain_core.allocate.capacity import PoolCapacity
+from heterotrain_core.allocate.problem import JobDemand, JobPool, Objective, Pool
 from heterotrain_core.allocate.propose import propose
 from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_core.split.member import SplitMember
@@ -26,10 +27,10 @@ def member(samples_per_s: float) -> SplitMember:
     )
 
 
-def offers(rng: random.Random, *, off: float = 0.0) -> tuple[Offer, ...]:
-    """Return the kinds as offers, with speeds that are wrong by up to ``off``."""
+def job_pools(rng: random.Random, *, off: float = 0.0) -> tuple[JobPool, ...]:
+    """Return the kinds as job_pools, with speeds that are wrong by up to ``off``."""
     return tuple(
-        Offer(pool=name, max_workers=4, price_per_hour=price, member=member(rate * (1 + rng.uniform(-off, off))))
+        JobPool(pool=name, max_workers=4, price_per_hour=price, member=member(rate * (1 + rng.uniform(-off, off))))
         for name, (rate, price) in KINDS.items()
     )
 
@@ -51,7 +52,7 @@ def pools(*, spot_nodes: int = 4, losses: float = 0.0) -> tuple[Pool, ...]:
 def a_job(rng: random.Random, **more: object) -> JobDemand:
     """Return a job that may use all kinds."""
     values: dict[str, object] = {
-        "key": "job", "offers": offers(rng), "max_workers": 12, "batch_samples": 4096, "objective": Objective.DEADLINE,
+        "key": "job", "pools": job_pools(rng), "max_workers": 12, "batch_samples": 4096, "objective": Objective.DEADLINE,
     }  # fmt: skip
     return JobDemand(**{**values, **more})  # type: ignore[arg-type]  # tests pass what they mean
 
@@ -92,7 +93,7 @@ def test_the_cheapest_set_that_is_in_time_or_else_the_fastest(seed: int) -> None
     }
     assert job.deadline_s is not None
     enough = [c for c in counts if needs[c] <= 0.9 * job.deadline_s - 60]
-    (grant,) = propose(places, [job]).grants
+    (grant,) = propose(PoolCapacity(places), [job]).grants
     found = tuple(grant.workers.get(kind, 0) for kind in KINDS)
     assert grant.spare_s == pytest.approx(job.deadline_s - needs[found], abs=0.1)
     assert grant.in_time == bool(enough)
@@ -108,7 +109,7 @@ def test_what_is_in_time_comes_before_another_job_s_speed_but_not_before_its_min
     rng = random.Random(1)
     hurry = a_job(rng, key="hurry", remaining_samples=6 * 800 * HOUR_S, deadline_s=2 * HOUR_S)
     other = a_job(rng, key="other", objective=Objective.THROUGHPUT, min_workers=4, current={"fast": 4})
-    grants = {grant.key: grant for grant in propose(pools(), [hurry, other]).grants}
+    grants = {grant.key: grant for grant in propose(PoolCapacity(pools()), [hurry, other]).grants}
     assert grants["hurry"].in_time
     assert sum(grants["other"].workers.values()) >= 4
 
@@ -134,13 +135,13 @@ def test_until_its_end_a_job_is_in_time_and_seldom_changes(seed: int) -> None:
             spot = has["spot"]
         job = a_job(
             rng,
-            offers=offers(rng, off=0.03),
+            pools=job_pools(rng, off=0.03),
             remaining_samples=left,
             deadline_s=deadline_s - now_s,
             pace=pace * (1 + rng.uniform(-0.03, 0.03)) if now_s > 60 else 1.0,
             current={kind: count for kind, count in has.items() if count},
         )
-        (grant,) = propose(pools(spot_nodes=spot, losses=len(lost) + 1), [job]).grants
+        (grant,) = propose(PoolCapacity(pools(spot_nodes=spot, losses=len(lost) + 1)), [job]).grants
         if dict(grant.workers) != dict(job.current):
             changes.append(now_s)
             starting = {kind: now_s + STARTS_IN_S for kind in grant.workers if grant.workers[kind] > has.get(kind, 0)}
@@ -157,10 +158,10 @@ def test_the_reason_and_the_spare_time_say_what_is_meant() -> None:
     """A quarter of an hour too late is told as such; without work that is known there is nothing to tell."""
     rng = random.Random(2)
     job = a_job(rng, remaining_samples=5600.0 * HOUR_S, deadline_s=0.75 * HOUR_S)
-    (late,) = propose(pools(), [job]).grants
+    (late,) = propose(PoolCapacity(pools()), [job]).grants
     assert late.spare_s is not None
     assert -0.35 * HOUR_S < late.spare_s < -0.25 * HOUR_S
-    (unknown,) = propose(pools(), [replace(job, remaining_samples=None)]).grants
+    (unknown,) = propose(PoolCapacity(pools()), [replace(job, remaining_samples=None)]).grants
     assert (unknown.spare_s, unknown.in_time) == (None, False)
-    (over,) = propose(pools(), [replace(job, deadline_s=-60.0)]).grants
+    (over,) = propose(PoolCapacity(pools()), [replace(job, deadline_s=-60.0)]).grants
     assert over.workers == late.workers, "after the deadline: as soon as can be"

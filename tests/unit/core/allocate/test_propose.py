@@ -9,12 +9,13 @@ from itertools import product
 
 import numpy as np
 import pytest
-from heterotrain_core.allocate.capacity import Room
-from heterotrain_core.allocate.exact import exact
-from heterotrain_core.allocate.problem import JobDemand, Objective, Offer, Pool, Proposal
-from heterotrain_core.allocate.propose import KnownRates, propose, tables
+from heterotrain_core.allocate.branch_and_bound import best_choice
+from heterotrain_core.allocate.capacity import Occupancy, PoolCapacity
+from heterotrain_core.allocate.problem import JobDemand, JobPool, Objective, Pool, Proposal
+from heterotrain_core.allocate.propose import build_candidates, propose
+from heterotrain_core.allocate.rate_cache import RateCache
 from heterotrain_core.allocate.risk import losses_per_s
-from heterotrain_core.allocate.search import rank, searched
+from heterotrain_core.allocate.search import rank, search
 from heterotrain_core.allocate.value import rates
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.split.balance import Split, balance
@@ -58,8 +59,8 @@ def an_instance(seed: int) -> tuple[list[Pool], list[JobDemand]]:
         jobs.append(
             JobDemand(
                 key=f"j{j}",
-                offers=tuple(
-                    Offer(
+                pools=tuple(
+                    JobPool(
                         pool=name,
                         min_workers=rng.choice([0, 0, 1]),
                         max_workers=rng.randint(1, 4),
@@ -106,7 +107,7 @@ def fits_by_trying(nodes: tuple[int, ...], sizes: list[int]) -> bool:
 def test_grants_keep_every_limit(seed: int) -> None:
     """Nodes hold what is granted; gangs, minimums and maximums are kept; every grant has a reason."""
     pools, jobs = an_instance(seed)
-    proposal = propose(pools, jobs)
+    proposal = propose(PoolCapacity(pools), jobs)
     held: dict[str, list[int]] = {}
     for job, grant in zip(jobs, proposal.grants, strict=True):
         assert grant.key == job.key
@@ -114,12 +115,12 @@ def test_grants_keep_every_limit(seed: int) -> None:
         workers = sum(grant.workers.values())
         assert workers == 0 or job.min_workers <= workers <= job.max_workers
         assert grant.changed == (dict(grant.workers) != dict(job.current))
-        for offer in job.offers:
-            count = grant.workers.get(offer.pool, 0)
-            assert count <= offer.max_workers
-            held.setdefault(offer.pool, []).extend([offer.accelerators] * count)
-            room = Room(pools).places(offer.pool, offer.accelerators)
-            assert not workers or count >= min(offer.min_workers, room)
+        for job_pool in job.pools:
+            count = grant.workers.get(job_pool.pool, 0)
+            assert count <= job_pool.max_workers
+            held.setdefault(job_pool.pool, []).extend([job_pool.accelerators] * count)
+            room = PoolCapacity(pools).slots(job_pool.pool, job_pool.accelerators)
+            assert not workers or count >= min(job_pool.min_workers, room)
     for pool in pools:
         assert fits_by_trying(pool.nodes, sorted(held.get(pool.name, []), reverse=True))
 
@@ -128,36 +129,36 @@ def test_grants_keep_every_limit(seed: int) -> None:
 def test_carrying_a_proposal_out_settles_it(seed: int) -> None:
     """The order of the jobs in the question does not matter, and asking again afterwards changes nothing."""
     pools, jobs = an_instance(seed)
-    proposal = propose(pools, jobs)
-    backwards = propose(pools, jobs[::-1])
+    proposal = propose(PoolCapacity(pools), jobs)
+    backwards = propose(PoolCapacity(pools), jobs[::-1])
     assert {g.key: dict(g.workers) for g in backwards.grants} == {g.key: dict(g.workers) for g in proposal.grants}
-    again = propose(pools, carried_out(jobs, proposal))
+    again = propose(PoolCapacity(pools), carried_out(jobs, proposal))
     assert [dict(g.workers) for g in again.grants] == [dict(g.workers) for g in proposal.grants]
     assert not any(grant.changed for grant in again.grants)
 
 
 def test_known_rates_change_nothing_and_are_forgotten_with_their_jobs() -> None:
     """Kept from one proposal to the next they save time only, whatever the jobs have and still have to do by then."""
-    known = KnownRates()
+    cache = RateCache()
     for seed in range(20):
         pools, jobs = an_instance(seed)
         for _ in range(2):
-            proposal = propose(pools, jobs, known=known)
-            assert proposal == propose(pools, jobs)
+            proposal = propose(PoolCapacity(pools), jobs, rate_cache=cache)
+            assert proposal == propose(PoolCapacity(pools), jobs)
             jobs = [replace(job, remaining_samples=5e5) for job in carried_out(jobs, proposal)]
-        known.forget_unused()
-        kept = len(known)
+        cache.forget_unused()
+        kept = len(cache)
         assert 0 < kept <= 2 * len(jobs), "of this instance only"
 
 
 def jittered(jobs: list[JobDemand], rng: random.Random) -> list[JobDemand]:
     """Return the jobs with every known speed measured a little differently, by up to 0.4 % either way."""
 
-    def other(offer: Offer) -> Offer:
-        if offer.member is None or not isinstance(offer.member.compute, ComputeTime):
-            return offer
+    def other(job_pool: JobPool) -> JobPool:
+        if job_pool.member is None or not isinstance(job_pool.member.compute, ComputeTime):
+            return job_pool
         factor = 1 + 0.004 * (2 * rng.random() - 1)
-        c = offer.member.compute
+        c = job_pool.member.compute
         compute = replace(
             c,
             per_sample_s=c.per_sample_s * factor,
@@ -165,9 +166,9 @@ def jittered(jobs: list[JobDemand], rng: random.Random) -> list[JobDemand]:
             backward_per_sample_s=c.backward_per_sample_s * factor,
             backward_fixed_s=c.backward_fixed_s * factor,
         )
-        return replace(offer, member=replace(offer.member, compute=compute))
+        return replace(job_pool, member=replace(job_pool.member, compute=compute))
 
-    return [replace(job, offers=tuple(other(offer) for offer in job.offers)) for job in jobs]
+    return [replace(job, pools=tuple(other(job_pool) for job_pool in job.pools)) for job in jobs]
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -175,9 +176,9 @@ def test_no_flip_flop(seed: int) -> None:
     """Speeds that are measured a little differently may move workers once, but moving back never pays again."""
     rng = random.Random(seed)
     pools, jobs = an_instance(seed)
-    first = carried_out(jobs, propose(pools, jobs))
-    second = carried_out(first, propose(pools, jittered(first, rng)))
-    third = propose(pools, second)
+    first = carried_out(jobs, propose(PoolCapacity(pools), jobs))
+    second = carried_out(first, propose(PoolCapacity(pools), jittered(first, rng)))
+    third = propose(PoolCapacity(pools), second)
     assert not any(grant.changed for grant in third.grants)
 
 
@@ -185,16 +186,16 @@ def test_no_flip_flop(seed: int) -> None:
 def test_few_jobs_are_allocated_exactly(seed: int) -> None:
     """Branch and bound against all combinations."""
     pools, jobs = an_instance(seed)
-    candidates = tables(pools, jobs[:3])
-    found = exact(candidates, pools)
+    candidates = build_candidates(PoolCapacity(pools), jobs[:3])
+    found = best_choice(candidates, PoolCapacity(pools))
     assert found is not None
     best = ((False,) * len(candidates), 0.0)
     for choice in product(*[(None, *candidate.options) for candidate in candidates]):
-        room = Room(pools)
+        occupancy = Occupancy(PoolCapacity(pools))
         need = Counter[tuple[str, int]]()
         for candidate, option in zip(candidates, choice, strict=True):
             need.update(candidate.need(option))
-        if rank(choice) > best and room.fits(need):
+        if rank(choice) > best and occupancy.fits(need):
             best = rank(choice)
     assert rank(found)[0] == best[0]
     assert rank(found)[1] == pytest.approx(best[1], abs=1e-6)
@@ -205,8 +206,8 @@ def test_the_search_comes_close_to_the_best() -> None:
     gaps = []
     for seed in range(150):
         pools, jobs = an_instance(1000 + seed)
-        candidates = tables(pools, jobs)
-        best, near = exact(candidates, pools), searched(candidates, pools)
+        candidates = build_candidates(PoolCapacity(pools), jobs)
+        best, near = best_choice(candidates, PoolCapacity(pools)), search(candidates, PoolCapacity(pools))
         assert best is not None
         assert rank(near)[0] == rank(best)[0]
         assert rank(near)[1] <= rank(best)[1] + 1e-6
@@ -221,7 +222,7 @@ def a_runner(key: str, **more: object) -> JobDemand:
         compute=ComputeTime(per_sample_s=1 / 1200, fixed_s=0.02, backward_per_sample_s=1 / 600, backward_fixed_s=0.02)
     )
     values: dict[str, object] = {
-        "offers": (Offer(pool="p", max_workers=16, member=member),),
+        "pools": (JobPool(pool="p", max_workers=16, member=member),),
         "max_workers": 16,
         "batch_samples": 2048,
     }
@@ -233,8 +234,8 @@ def a_holder(key: str, count: int) -> JobDemand:
     member = SplitMember(
         compute=ComputeTime(per_sample_s=1e-5, fixed_s=0.05, backward_per_sample_s=2e-5, backward_fixed_s=0.05)
     )
-    offer = Offer(pool="p", max_workers=16, member=member)
-    return a_runner(key, offers=(offer,), batch_samples=256, current={"p": count}, pause_s=1.0)
+    job_pool = JobPool(pool="p", max_workers=16, member=member)
+    return a_runner(key, pools=(job_pool,), batch_samples=256, current={"p": count}, pause_s=1.0)
 
 
 @pytest.mark.parametrize("givers", [(), (8,), (4, 4), (6, 6)])
@@ -243,10 +244,10 @@ def test_what_only_several_workers_together_bring_is_found(givers: tuple[int, ..
     pools = [Pool(name="p", nodes=(1,) * (4 + sum(givers or (8,))))]
     slow = a_runner("a", current={"p": 4}, remaining_samples=2.4e6, pause_s=500.0)
     jobs = [slow, *(a_holder(f"g{i}", n) for i, n in enumerate(givers))]
-    candidates = tables(pools, jobs)
+    candidates = build_candidates(PoolCapacity(pools), jobs)
     now = candidates[0].by_counts[(4,)]
     assert candidates[0].by_counts[(5,)].score < now.score < candidates[0].by_counts[(8,)].score
-    best, near = exact(candidates, pools), searched(candidates, pools)
+    best, near = best_choice(candidates, PoolCapacity(pools)), search(candidates, PoolCapacity(pools))
     assert best is not None
     assert best[0] is not None
     assert near[0] is not None
@@ -254,12 +255,12 @@ def test_what_only_several_workers_together_bring_is_found(givers: tuple[int, ..
     assert rank(near)[1] > rank(best)[1] - 0.05
 
     # Beside jobs of another pool that are too many for branch and bound, it is found as well, and kept.
-    others = [a_runner(f"o{i}", offers=(Offer(pool="q", max_workers=1),)) for i in range(12)]
+    others = [a_runner(f"o{i}", pools=(JobPool(pool="q", max_workers=1),)) for i in range(12)]
     many, both = [*jobs, *others], [*pools, Pool(name="q", nodes=(1,) * 12)]
-    proposal = propose(both, many)
+    proposal = propose(PoolCapacity(both), many)
     assert not proposal.exact
     assert proposal.grants[0].workers["p"] >= 8
-    assert not any(grant.changed for grant in propose(both, carried_out(many, proposal)).grants)
+    assert not any(grant.changed for grant in propose(PoolCapacity(both), carried_out(many, proposal)).grants)
 
 
 def test_the_search_comes_close_where_pauses_are_long() -> None:
@@ -276,17 +277,17 @@ def test_the_search_comes_close_where_pauses_are_long() -> None:
         for j in range(rng.randint(2, 4)):
             current = {name: rng.randint(0, min(4, left)) for name, left in free.items()}
             free = {name: left - current[name] for name, left in free.items()}
-            one = a_runner("any").offers[0]
+            one = a_runner("any").pools[0]
             jobs.append(
                 a_runner(
-                    f"j{j}", offers=tuple(replace(one, pool=pool.name, max_workers=8) for pool in pools),
+                    f"j{j}", pools=tuple(replace(one, pool=pool.name, max_workers=8) for pool in pools),
                     batch_samples=rng.choice([64, 1024]), current=current, arrived_s=float(j),
                     communication=CommunicationTime(last_bucket_s=rng.choice([0.0, 0.3])), communication_members=4,
                     pause_s=rng.choice([2.0, 300.0]), remaining_samples=rng.choice([1e5, 1e6]),
                 )
             )  # fmt: skip
-        candidates = tables(pools, jobs)
-        best, near = exact(candidates, pools), searched(candidates, pools)
+        candidates = build_candidates(PoolCapacity(pools), jobs)
+        best, near = best_choice(candidates, PoolCapacity(pools)), search(candidates, PoolCapacity(pools))
         if best is None:
             continue
         assert rank(near)[0] == rank(best)[0]
@@ -301,11 +302,12 @@ def test_another_node_never_hurts(seed: int) -> None:
     """With one node more, as many jobs run in order, and what they score together is no less (nothing runs yet)."""
     pools, jobs = an_instance(seed)
     jobs = [
-        replace(job, current={}, offers=tuple(replace(offer, min_workers=0) for offer in job.offers)) for job in jobs
+        replace(job, current={}, pools=tuple(replace(job_pool, min_workers=0) for job_pool in job.pools))
+        for job in jobs
     ]
     more = [replace(pools[0], nodes=(*pools[0].nodes, 4)), *pools[1:]]
-    before = exact(tables(pools, jobs), pools)
-    after = exact(tables(more, jobs), more)
+    before = best_choice(build_candidates(PoolCapacity(pools), jobs), PoolCapacity(pools))
+    after = best_choice(build_candidates(PoolCapacity(more), jobs), PoolCapacity(more))
     assert before is not None
     assert after is not None
     assert rank(after)[0] >= rank(before)[0]
@@ -324,37 +326,37 @@ def test_many_jobs_are_served_and_settled() -> None:
             key=f"j{j:02d}",
             arrived_s=float(j),
             current={},
-            offers=tuple(replace(o, pool=f"p{rng.randrange(4)}") for o in shape.offers[:1]),
+            pools=tuple(replace(o, pool=f"p{rng.randrange(4)}") for o in shape.pools[:1]),
         )
         for j, shape in ((j, shapes[j % 10]) for j in range(60))
     ]
-    proposal = propose(pools, jobs)
+    proposal = propose(PoolCapacity(pools), jobs)
     assert not proposal.exact
-    assert propose(pools, jobs) == proposal
+    assert propose(PoolCapacity(pools), jobs) == proposal
     assert sum(bool(grant.workers) for grant in proposal.grants) >= 40
     assert all(grant.workers or "jobs before it" not in grant.reason for grant in proposal.grants)
-    assert not any(grant.changed for grant in propose(pools, carried_out(jobs, proposal)).grants)
+    assert not any(grant.changed for grant in propose(PoolCapacity(pools), carried_out(jobs, proposal)).grants)
 
 
 def test_rates_agree_with_the_split() -> None:
     """The real-valued rate of many options at once is the exact split's, to what whole samples cost."""
     rng = random.Random(3)
-    offers = tuple(
-        Offer(pool=f"p{i}", max_workers=4, ranks=ranks, member=a_member(rng)) for i, ranks in enumerate((1, 2, 4))
+    job_pools = tuple(
+        JobPool(pool=f"p{i}", max_workers=4, ranks=ranks, member=a_member(rng)) for i, ranks in enumerate((1, 2, 4))
     )
     exchange = CommunicationTime(overlapped_s=0.2, last_bucket_s=0.05, gamma=0.2)
     job = JobDemand(
-        key="j", offers=offers, max_workers=12, batch_samples=3000, communication=exchange, communication_members=2
+        key="j", pools=job_pools, max_workers=12, batch_samples=3000, communication=exchange, communication_members=2
     )
     counts = np.array(list(product(range(3), repeat=3))[1:])
     found = rates(job, counts)
     compared = 0
     for row, rate in zip(counts.tolist(), found.tolist(), strict=True):
         members = [
-            offer.member
-            for offer, count in zip(offers, row, strict=True)
-            for _ in range(count * offer.ranks)
-            if offer.member is not None
+            job_pool.member
+            for job_pool, count in zip(job_pools, row, strict=True)
+            for _ in range(count * job_pool.ranks)
+            if job_pool.member is not None
         ]
         ring = (len(members) - 1) / len(members) / 0.5
         split = balance(
@@ -377,12 +379,12 @@ def test_room_is_exact_for_nested_sizes() -> None:
     for _ in range(400):
         nodes = tuple(rng.choice([1, 2, 3, 4, 6, 8]) for _ in range(rng.randint(1, 4)))
         sizes = sorted((rng.choice([1, 2, 4]) for _ in range(rng.randint(1, 7))), reverse=True)
-        room = Room([Pool(name="p", nodes=nodes)])
-        fits = room.fits({("p", size): count for size, count in Counter(sizes).items()})
+        occupancy = Occupancy(PoolCapacity([Pool(name="p", nodes=nodes)]))
+        fits = occupancy.fits({("p", size): count for size, count in Counter(sizes).items()})
         assert fits == fits_by_trying(nodes, sizes)
         full += not fits
     assert 50 < full < 350
-    mixed = Room([Pool(name="p", nodes=(3, 2))])
+    mixed = Occupancy(PoolCapacity([Pool(name="p", nodes=(3, 2))]))
     assert mixed.fits({("p", 3): 1, ("p", 2): 1})
     assert not mixed.fits({("p", 3): 1, ("p", 2): 2})
     assert not mixed.fits({("nowhere", 1): 1})
@@ -407,25 +409,27 @@ def test_room_with_several_resources_never_claims_a_packing_that_does_not_exist(
     for _ in range(400):
         nodes = tuple((rng.choice([0, 2, 4]), rng.choice([4, 6, 9])) for _ in range(rng.randint(1, 3)))
         workers = [rng.choice(shapes) for _ in range(rng.randint(1, 6))]
-        found = Room([Pool(name="p", nodes=nodes)]).fits({("p", need): n for need, n in Counter(workers).items()})
+        found = Occupancy(PoolCapacity([Pool(name="p", nodes=nodes)])).fits(
+            {("p", need): n for need, n in Counter(workers).items()}
+        )
         truth = fits_in_vectors(nodes, workers)
         assert truth or not found
         missed += truth and not found
         held += found
     assert held > 50
     assert missed < 0.1 * held
-    beside = Room([Pool(name="p", nodes=((4, 64),))])
+    beside = Occupancy(PoolCapacity([Pool(name="p", nodes=((4, 64),))]))
     assert beside.fits({("p", (4, 4)): 1, ("p", (0, 60)): 1}), "a job of processors stands beside one of accelerators"
 
 
 def test_one_pool_of_a_job_on_two_sets_of_nodes_keeps_its_limits_together() -> None:
     """Three workers at most and one at least over both, wherever they are; the reason uses the job's own name."""
-    offers = tuple(Offer(pool=name, name="any", min_workers=1, max_workers=3) for name in ("left", "right"))
+    job_pools = tuple(JobPool(pool=name, name="any", min_workers=1, max_workers=3) for name in ("left", "right"))
     pools = [Pool(name="left", nodes=(2,)), Pool(name="right", nodes=(4,))]
-    job = JobDemand(key="j", offers=offers, max_workers=9, batch_samples=64)
-    rows = [option.counts for option in tables(pools, [job])[0].options]
+    job = JobDemand(key="j", pools=job_pools, max_workers=9, batch_samples=64)
+    rows = [option.counts for option in build_candidates(PoolCapacity(pools), [job])[0].options]
     assert sorted(rows) == sorted(row for row in product(range(3), range(4)) if 1 <= sum(row) <= 3)
-    grant = propose(pools, [job]).grants[0]
+    grant = propose(PoolCapacity(pools), [job]).grants[0]
     assert sum(grant.workers.values()) == 3
     assert grant.reason == "starts with 3 any: speeds are not known yet"
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 from heterotrain_core.allocate.candidate import Candidate
-from heterotrain_core.allocate.capacity import Room
-from heterotrain_core.allocate.problem import JobDemand, Objective, Offer, Pool
-from heterotrain_core.allocate.propose import propose, tables
-from heterotrain_core.allocate.search import rank, searched
+from heterotrain_core.allocate.capacity import Occupancy, PoolCapacity
+from heterotrain_core.allocate.problem import JobDemand, JobPool, Objective, Pool
+from heterotrain_core.allocate.propose import build_candidates, propose
+from heterotrain_core.allocate.search import rank, search
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.split.member import SplitMember
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -23,11 +23,11 @@ def a_crowd(seed: int, *, jobs: int, pools: int, nodes: int) -> tuple[list[Pool]
     rng = random.Random(seed)
     names = [f"p{i}" for i in range(pools)]
     found = [Pool(name=name, nodes=(1,) * rng.randint(nodes // 2, nodes), spot=rng.random() < 0.4) for name in names]
-    room = Room(found)
+    occupancy = Occupancy(PoolCapacity(found))
     demands = []
     for j in range(jobs):
-        offers = tuple(
-            Offer(
+        job_pools = tuple(
+            JobPool(
                 pool=name,
                 max_workers=rng.randint(2, 6),
                 price_per_hour=rng.choice([0.3, 1.0, 3.0]),
@@ -36,14 +36,16 @@ def a_crowd(seed: int, *, jobs: int, pools: int, nodes: int) -> tuple[list[Pool]
             for name in rng.sample(names, rng.randint(1, 3))
         )
         current = {}
-        for offer in offers if rng.random() < 0.7 else ():
-            current[offer.pool] = rng.randint(0, min(4, room.more(offer.pool, 1, offer.max_workers)))
-            room.hold({(offer.pool, 1): current[offer.pool]})
+        for job_pool in job_pools if rng.random() < 0.7 else ():
+            current[job_pool.pool] = rng.randint(
+                0, min(4, occupancy.free_slots(job_pool.pool, 1, job_pool.max_workers))
+            )
+            occupancy.add({(job_pool.pool, 1): current[job_pool.pool]})
         least = rng.choice([1, 1, 2, 3])
         demands.append(
             JobDemand(
                 key=f"j{j:02d}",
-                offers=offers,
+                pools=job_pools,
                 min_workers=least,
                 max_workers=rng.randint(least + 1, 8),
                 batch_samples=rng.choice([64, 256, 1024]),
@@ -76,11 +78,11 @@ def tight(seed: int) -> tuple[list[Pool], list[JobDemand]]:
     pools = [Pool(name=name, nodes=(1,) * rng.randint(10, 14)) for name in names]
     demands = []
     for kind in range(10):
-        offers = tuple(
-            Offer(pool=name, max_workers=8, member=a_speed(rng.uniform(100, 1000))) for name in rng.sample(names, 3)
+        job_pools = tuple(
+            JobPool(pool=name, max_workers=8, member=a_speed(rng.uniform(100, 1000))) for name in rng.sample(names, 3)
         )
         demands += [
-            JobDemand(key=f"{kind}-{j}", offers=offers, max_workers=8, batch_samples=512, arrived_s=float(j))
+            JobDemand(key=f"{kind}-{j}", pools=job_pools, max_workers=8, batch_samples=512, arrived_s=float(j))
             for j in range(10)
         ]
     return pools, demands
@@ -115,8 +117,8 @@ def the_best(candidates: Sequence[Candidate], pools: Sequence[Pool], running: Se
 
 def gap(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> float:
     """Return how much lower than best the rate of one of the jobs that run is (its logarithm, on average)."""
-    candidates = tables(pools, jobs)
-    runs, score = rank(searched(candidates, pools))
+    candidates = build_candidates(PoolCapacity(pools), jobs)
+    runs, score = rank(search(candidates, PoolCapacity(pools)))
     best = the_best(candidates, pools, runs)
     assert score <= best + 1e-4 * max(1.0, abs(best))
     return (best - score) / max(1, sum(runs))
@@ -147,8 +149,8 @@ def test_what_was_searched_for_settles() -> None:
     """More jobs than branch and bound takes on: asking again after a proposal was carried out changes nothing."""
     crowds = [a_crowd(seed, jobs=13 + seed % 5, pools=3, nodes=16) for seed in range(30, 60)]
     for pools, jobs in (*crowds, tight(0), tight(1)):
-        proposal = propose(pools, jobs)
+        proposal = propose(PoolCapacity(pools), jobs)
         assert not proposal.exact
         assert any(grant.changed for grant in proposal.grants)
         then = [replace(job, current=grant.workers) for job, grant in zip(jobs, proposal.grants, strict=True)]
-        assert not any(grant.changed for grant in propose(pools, then).grants)
+        assert not any(grant.changed for grant in propose(PoolCapacity(pools), then).grants)

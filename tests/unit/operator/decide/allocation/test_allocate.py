@@ -69,7 +69,7 @@ def test_a_gang_that_does_not_fit_beside_running_minimums_waits_and_holds_nothin
     multi.settle()
     assert multi.placed() == {"old": {"a": 3}, "new": {}}
     assert new.condition("Limited") == ("True", "WaitsForNodes")
-    assert "jobs before it leave less than its 2 workers" in new.message("Scheduled")
+    assert "jobs before it leave fewer than its 2 workers" in new.message("Scheduled")
     assert multi.waiting("new") == 2, "it asks for its minimum, so that an autoscaler adds nodes"
     multi.with_nodes("a9", cpu="2").settle()
     assert multi.placed()["new"] == {"a": 2}
@@ -261,9 +261,9 @@ def test_losses_of_a_pool_are_counted_and_make_it_worth_less() -> None:
     problem = problem_of(
         competition, {competitor.job.key: ThroughputModel() for competitor in competition.competitors}, now_s=NOW_S
     )
-    losses = {each.name: each.losses for each in problem.pools}
+    losses = {each.name: each.losses for each in problem.capacity.pools.values()}
     assert losses == {"a": float(mine == "a"), "b": float(mine == "b")}
-    assert {each.name: each.spot for each in problem.pools} == {"a": True, "b": False}
+    assert {each.name: each.spot for each in problem.capacity.pools.values()} == {"a": True, "b": False}
 
 
 def test_jobs_that_are_suspended_refused_or_over_take_no_part() -> None:

@@ -1,6 +1,6 @@
 """The operator's way to the core loses nothing: what it asks for has an answer as good as the best of all combinations.
 
-The oracle knows nothing of node groups, offers or options: it tries every number of workers for every pool of every job,
+The oracle knows nothing of node groups or options: it tries every number of workers for every pool of every job,
 places them on the real nodes by trying every placement, and adds up speeds that are exactly additive by construction.
 """
 
@@ -107,12 +107,12 @@ def test_no_combination_is_better_than_what_the_operator_asks_for(seed: int) -> 
         problem = problem_of(
             competition, {b.job.key: b.before.throughput for b in competition.competitors}, now_s=NOW_S
         )
-        answer = propose(problem.pools, problem.demands)
+        answer = propose(problem.capacity, problem.demands)
         assert answer.exact
         for demand, grant in zip(problem.demands, answer.grants, strict=True):
             own = given[demand.key.partition("/")[2]]
-            for offer in demand.offers:
-                own[offer.label] = own.get(offer.label, 0) + grant.workers.get(offer.key, 0)
+            for job_pool in demand.pools:
+                own[job_pool.label] = own.get(job_pool.label, 0) + grant.workers.get(job_pool.key, 0)
     rates = [sum(given[name][row[0]] * row[4] for row in rows) for name, rows in jobs.items()]
     found = (tuple(rate > 0 for rate in rates), sum(math.log(rate) for rate in rates if rate > 0))
     best = best_of_all(nodes, jobs, least)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heterotrain_core.allocate.capacity import Room
+from heterotrain_core.allocate.capacity import Occupancy, PoolCapacity
 from heterotrain_core.allocate.problem import Pool
 from heterotrain_operator.cluster_state.parse import parse_node
 from heterotrain_operator.cluster_state.views import JobKey, NodeView
@@ -77,14 +77,14 @@ def test_different_needs_stay_apart_so_that_they_can_stand_side_by_side() -> Non
         pool_key("two"): shape({}, cpu=3.5, memory=2.0**20),
     }
     (found,) = node_groups(pool_keys, some_nodes("a1"), {})
-    room = Room([Pool(name="g", nodes=tuple(found.nodes.values()))])
+    occupancy = Occupancy(PoolCapacity([Pool(name="g", nodes=tuple(found.nodes.values()))]))
     one, two = (found.sizes[pool_key(name)] for name in ("one", "two"))
-    assert room.fits({("g", one): 1, ("g", two): 1})
-    assert not room.fits({("g", one): 2})
-    assert not room.fits({("g", two): 2})
+    assert occupancy.fits({("g", one): 1, ("g", two): 1})
+    assert not occupancy.fits({("g", one): 2})
+    assert not occupancy.fits({("g", two): 2})
 
 
 def test_a_resource_that_a_node_does_not_have_leaves_no_room() -> None:
     (found,) = node_groups({pool_key("one"): shape({}, **{"nvidia.com/gpu": 1.0})}, some_nodes("a1"), {})
-    room = Room([Pool(name="g", nodes=tuple(found.nodes.values()))])
-    assert room.places("g", found.sizes[pool_key("one")]) == 0
+    capacity = PoolCapacity([Pool(name="g", nodes=tuple(found.nodes.values()))])
+    assert capacity.slots("g", found.sizes[pool_key("one")]) == 0

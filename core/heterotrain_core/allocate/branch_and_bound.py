@@ -1,21 +1,20 @@
-"""The best choice of all for few jobs, by branch and bound."""
+"""The best choice of all, by branch and bound; affordable for a few jobs only."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from heterotrain_core.allocate.candidate import NOTHING, Candidate, Choice
-from heterotrain_core.allocate.capacity import Room
-from heterotrain_core.allocate.problem import Pool
+from heterotrain_core.allocate.candidate import EPSILON, Candidate, Choice
+from heterotrain_core.allocate.capacity import Occupancy, PoolCapacity
 from heterotrain_core.allocate.value import Option
 
 MOST_TRIALS = 20_000
-"""Options that branch and bound may try before the heuristic takes over: about a fifth of a second."""
+"""Options that are tried before the search takes over: about a fifth of a second."""
 
 
-def exact(candidates: Sequence[Candidate], pools: Sequence[Pool]) -> Choice | None:
-    """Return the best choice of all, ``None`` when there are too many to be sure."""
-    room = Room(pools)
+def best_choice(candidates: Sequence[Candidate], capacity: PoolCapacity) -> Choice | None:
+    """Return the best choice of all, ``None`` when ``MOST_TRIALS`` did not suffice to prove it."""
+    occupancy = Occupancy(capacity)
     size = len(candidates)
     best_after = [0.0] * (size + 1)
     for i in range(size - 1, -1, -1):
@@ -27,11 +26,11 @@ def exact(candidates: Sequence[Candidate], pools: Sequence[Pool]) -> Choice | No
     def visit(i: int, admitted: int, score: float, chosen: list[Option | None]) -> bool:
         nonlocal best, trials
         if i == size:
-            if (admitted, score) > (best[0], best[1] + NOTHING):
+            if (admitted, score) > (best[0], best[1] + EPSILON):
                 best = (admitted, score, tuple(chosen))
             return True
         rest = (1 << (size - i)) - 1
-        if (admitted << (size - i) | rest, score + best_after[i]) <= (best[0], best[1] + NOTHING):
+        if (admitted << (size - i) | rest, score + best_after[i]) <= (best[0], best[1] + EPSILON):
             return True
         candidate = candidates[i]
         for option in candidate.options:
@@ -39,10 +38,10 @@ def exact(candidates: Sequence[Candidate], pools: Sequence[Pool]) -> Choice | No
             if trials > MOST_TRIALS:
                 return False
             need = candidate.need(option)
-            if room.fits(need):
-                room.hold(need)
+            if occupancy.fits(need):
+                occupancy.add(need)
                 finished = visit(i + 1, admitted << 1 | 1, score + option.score, [*chosen, option])
-                room.hold(candidate.freed(option))
+                occupancy.add(candidate.freed(option))
                 if not finished:
                     return False
         return visit(i + 1, admitted << 1, score, [*chosen, None])
