@@ -165,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help"):
-        print("usage: heterotrain-run SCRIPT [ARGUMENT …]\n\nStarts the script once for each rank of this worker.")  # noqa: T201 - a command's own words
+        print("usage: heterotrain-run SCRIPT [ARGUMENT …]\n\nStarts the script once for each rank of this worker.")  # noqa: T201  # a command's own words
         raise SystemExit(0 if given else 2)
     raise SystemExit(Launcher([sys.executable, *given], os.environ).run())
 

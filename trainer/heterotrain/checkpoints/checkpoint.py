@@ -163,7 +163,7 @@ class CheckpointFolder:
         self.storage.put(f"{label.stem}.json", [json.dumps(asdict(manifest)).encode()])
         try:
             self._prune(now_s)
-        except Exception as error:  # noqa: BLE001 - whatever a store's library raises: the checkpoint itself is complete
+        except Exception as error:  # noqa: BLE001  # whatever a store's library raises: the checkpoint itself is complete
             _log.warning("old checkpoints could not be removed: %s", error)
         return manifest
 
@@ -171,7 +171,7 @@ class CheckpointFolder:
         """Remove what an attempt has written, as far as the store lets us."""
         try:
             self.storage.remove(name for name in self.storage.names() if name.lstrip(".").startswith(label.stem))
-        except Exception as error:  # noqa: BLE001 - whatever a store's library raises: what is left goes with its age
+        except Exception as error:  # noqa: BLE001  # whatever a store's library raises: what is left goes with its age
             _log.info("could not clean up: %s", error)
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ class CheckpointFolder:
                 continue
             try:
                 return manifest, with_retries(partial(self.load, manifest))
-            except Exception as error:  # noqa: BLE001 - whatever a store's library raises: an older one may be good
+            except Exception as error:  # noqa: BLE001  # whatever a store's library raises: an older one may be good
                 _log.warning("checkpoint of step %d is passed over: %s", manifest.step, error)
         if names:
             raise UsageError(
@@ -230,7 +230,7 @@ class CheckpointFolder:
         self.storage.get_into(manifest.skeleton, [memoryview(skeleton)])
         flat = empty_like_skeleton(bytes(skeleton))
         views = [memory_of(tensor) for tensor in flat.tensors]
-        ranges_P = cut(sizes_bytes(flat.tensors), len(manifest.parts))  # noqa: N806 - P parts
+        ranges_P = cut(sizes_bytes(flat.tensors), len(manifest.parts))  # noqa: N806  # P parts
 
         def read(part: int) -> None:
             buffers = [views[byte_range.tensor][byte_range.start : byte_range.stop] for byte_range in ranges_P[part]]
@@ -250,10 +250,10 @@ class CheckpointFolder:
         try:
             raw: dict[str, Any] = json.loads(with_retries(partial(self.storage.get, name)))
             if raw["format"] != FORMAT:
-                raise ValueError(f"it has format {raw['format']}, this version reads {FORMAT}")  # noqa: TRY301 - said below
+                raise ValueError(f"it has format {raw['format']}, this version reads {FORMAT}")  # noqa: TRY301  # said below
             skeleton, parts = StoredFile(**raw.pop("skeleton")), tuple(StoredFile(**part) for part in raw.pop("parts"))
             return Manifest(**raw, skeleton=skeleton, parts=parts)
-        except Exception as error:  # noqa: BLE001 - whatever a store's library raises, or bytes that are no manifest
+        except Exception as error:  # noqa: BLE001  # whatever a store's library raises, or bytes that are no manifest
             _log.warning("checkpoint manifest %s is passed over: %s", name, error)
             return None
 

@@ -50,7 +50,7 @@ def with_retries(question: Callable[[], _T]) -> _T:
             return question()
         except (DamagedFileError, FileNotFoundError):
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a store's library raises
+        except Exception as error:  # noqa: BLE001  # whatever a store's library raises
             _log.warning("asking the store again after %g s: %s", pause_s, error)
             time.sleep(pause_s)
     return question()

@@ -157,7 +157,7 @@ class CheckpointWriter:
                     manifest = self._folder.complete(
                         request.label, skeleton, parts, now_s=time.time(), record=request.record
                     )
-        except Exception as error:  # noqa: BLE001 - whatever a store's library raises: training goes on
+        except Exception as error:  # noqa: BLE001  # whatever a store's library raises: training goes on
             failure = str(error) or type(error).__name__
         if failure:
             _log.error("checkpoint of step %d failed: %s", request.label.step, failure)
@@ -175,7 +175,7 @@ class CheckpointWriter:
             last = self._alone.is_set() or time.monotonic() > deadline_s
             try:
                 parts = self._folder.parts_there(request.label, request.count)
-            except Exception as error:  # noqa: BLE001 - whatever a store's library raises
+            except Exception as error:  # noqa: BLE001  # whatever a store's library raises
                 _log.warning("cannot look for the parts of other ranks: %s", error)
                 parts = None
             if parts is not None or last:

@@ -1,1 +1,1 @@
-"""Who trains: plans from the operator, formations that survivors make by themselves, what a formation agrees on."""
+"""Membership: plans of the operator, formations that survivors make by themselves, and what a formation agrees on."""

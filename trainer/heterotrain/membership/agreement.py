@@ -1,4 +1,4 @@
-"""What the members of a formation agree on before they train: the newest plan, and the newest state, that any of them holds."""
+"""What the members of a formation agree on before they train: the newest plan and the newest state among them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from heterotrain.state.transfer import StateSummary
 
 
 class Checkpoints(Protocol):
-    """What a fresh start needs of the checkpoints."""
+    """The part of the checkpoint manager that a cold start needs."""
 
     def best(self) -> tuple[int, int]:
         """Return (generation, step) of the best checkpoint that this rank can see, (-1, -1) for none."""
@@ -28,11 +28,11 @@ class Checkpoints(Protocol):
 
 
 def share_newest_plan(group: Group, decision: StepDecision, mine: HeldPlan, *, job_uid: str) -> HeldPlan:
-    """Return the newest plan that anybody holds; whoever holds it sends its bytes when somebody lacks it.
+    """Return the newest plan that any rank holds; its holder sends the bytes when a rank lacks it.
 
     Raises:
         PeerLost: the group broke meanwhile.
-        UsageError: a peer sent something that is no plan of this job.
+        UsageError: a peer sent something that is not a plan of this job.
     """
     if decision.all_hold:
         return mine
@@ -45,13 +45,13 @@ def share_newest_plan(group: Group, decision: StepDecision, mine: HeldPlan, *, j
 
 
 def plan_slot(held: HeldPlan, *, vote: bool, steps: int, leaving: bool, weight: float) -> Slot:
-    """Return a slot that says which plan this rank holds.
+    """Return a slot with the version and checksum of the plan that this rank holds.
 
     Args:
         held: the plan.
         vote: whether this rank finished its part of the step.
         steps: committed steps before this one.
-        leaving: whether this rank's pod was told to go.
+        leaving: whether this rank's pod has to leave.
         weight: samples or tokens behind this rank's gradient.
     """
     return Slot(
@@ -72,12 +72,12 @@ def agree_on_plan(group: Group, mine: HeldPlan, *, job_uid: str) -> HeldPlan:
 
 
 def agree_on_state(group: Group | None, training: Training, checkpoints: Checkpoints) -> None:
-    """Give everybody the newest state that anybody holds: a survivor's, else a checkpoint's, else a fresh one.
+    """Give every rank the newest state that any rank holds: a survivor's, else a checkpoint's, else a new one.
 
     Args:
         group: the new formation's connections; ``None`` for a process that is alone.
         training: the state; it is restored in place on ranks that lack the newest.
-        checkpoints: where a fresh start begins.
+        checkpoints: where a cold start begins.
 
     Raises:
         PeerLost: the group broke meanwhile.
@@ -109,6 +109,6 @@ def agree_on_state(group: Group | None, training: Training, checkpoints: Checkpo
         received = transfer.exchange(group, who, training.flat)
         if received is not None:
             training.restore_flat(received)
-    if not who.cold_start:  # of those who had committed the same steps, some may be a hook or a farewell ahead
+    if not who.cold_start:  # of ranks with the same committed steps, some may have run more hooks or ended training
         stopped = any(summaries[donor].stopped for donor in who.donors)
         training.progress = replace(training.progress, evaluated=summaries[who.leader].evaluated, stopped=stopped)

@@ -1,4 +1,4 @@
-"""On which device a rank computes, and what the devices of all ranks mean for the way of the gradients."""
+"""The device of a rank, and which backend carries the gradients given the devices of all ranks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,13 +14,13 @@ from heterotrain.errors import UsageError
 from heterotrain.identity import Identity
 
 DeviceIds = tuple[str, ...]
-"""What tells one accelerator of a job from all others; devices with a mark in common are one. None for a plain processor."""
+"""Identifiers of one accelerator; devices that share an identifier are the same one. Empty for a CPU."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def take_device(identity: Identity) -> torch.device:
-    """Return the accelerator of this local rank, which is CUDA's current one from now on, or the CPU."""
+    """Return the accelerator of this local rank, made CUDA's current device, or the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", identity.local_rank % torch.cuda.device_count())
@@ -28,35 +29,40 @@ def take_device(identity: Identity) -> torch.device:
 
 
 def device_ids(device: torch.device) -> DeviceIds:
-    """Return the marks of a device: its own number, and its host's with its place on the bus.
+    """Return the identifiers of a device: its UUID, and its host's boot ID with its bus address.
 
-    Either alone misses something: the parts of a divided card (MIG) have numbers of their own but are one card to NCCL, and
-    a sandbox may give each pod a host's number of its own.
+    Neither is sufficient alone: the parts of a divided card (MIG) have UUIDs of their own but are one card to NCCL, and
+    a sandbox may give each pod a boot ID of its own.
     """
     if device.type != "cuda":
         return ()
     found = torch.cuda.get_device_properties(device)
     ids = [f"{found.uuid}"]
+    bus: Any = found  # torch's stubs lack the bus address
     with contextlib.suppress(OSError):
-        place = (found.pci_domain_id, found.pci_bus_id, found.pci_device_id)  # type: ignore[attr-defined]  # not in torch's stubs
+        place = (bus.pci_domain_id, bus.pci_bus_id, bus.pci_device_id)
         ids.append(f"{_BOOT_ID.read_text('ascii').strip()}/{':'.join(f'{number:x}' for number in place)}")
     return tuple(ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendChoice:
-    """How gradients travel.
+    """The backend that carries gradients.
 
     Attributes:
         backend: ``nccl`` or ``gloo``.
-        reason: why GPUs that are there do not use NCCL; empty where there is nothing to explain.
+        reason: why existing GPUs do not use NCCL; empty where there is nothing to explain.
     """
 
     backend: str
     reason: str = ""
 
 
-def choose_backend(setting: str, devices_W: Sequence[DeviceIds], names_W: Sequence[str]) -> BackendChoice:  # noqa: N803 - W ranks
+def choose_backend(
+    setting: str,
+    devices_W: Sequence[DeviceIds],  # noqa: N803  # W ranks
+    names_W: Sequence[str],  # noqa: N803  # W ranks
+) -> BackendChoice:
     """Return the backend for gradients: as set, or NCCL where every rank has a GPU for itself, else gloo.
 
     Args:
@@ -79,7 +85,7 @@ def choose_backend(setting: str, devices_W: Sequence[DeviceIds], names_W: Sequen
     return BackendChoice(backend="gloo", reason=obstacle if any(devices_W) else "")
 
 
-def _without_gpu(devices_W: Sequence[DeviceIds], names_W: Sequence[str]) -> str:  # noqa: N803 - W ranks
+def _without_gpu(devices_W: Sequence[DeviceIds], names_W: Sequence[str]) -> str:  # noqa: N803  # W ranks
     lacking = [rank for rank, ids in enumerate(devices_W) if not ids]
     if not lacking:
         return ""
@@ -87,7 +93,7 @@ def _without_gpu(devices_W: Sequence[DeviceIds], names_W: Sequence[str]) -> str:
     return f"{first} and {len(lacking) - 1} more have no GPU" if lacking[1:] else f"{first} has no GPU"
 
 
-def _shared(devices_W: Sequence[DeviceIds], names_W: Sequence[str]) -> str:  # noqa: N803 - W ranks
+def _shared(devices_W: Sequence[DeviceIds], names_W: Sequence[str]) -> str:  # noqa: N803  # W ranks
     owner: dict[str, int] = {}
     for rank, ids in enumerate(devices_W):
         for mark in ids:

@@ -1,4 +1,4 @@
-"""Membership under the operator: it names generations, and survivors make formations by themselves."""
+"""Membership under the operator: the operator names generations, and survivors make formations by themselves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class Elastic:
-    """The operator names generations; survivors make formations."""
+    """Membership in an operated job."""
 
     def __init__(
         self,
@@ -47,16 +47,16 @@ class Elastic:
         Args:
             identity: this rank.
             training: the replicated state.
-            checkpoints: where a fresh start begins.
-            device: on which this rank computes.
+            checkpoints: where a cold start begins.
+            device: the device of this rank.
             timeout_s: silence of a host after which its ranks count as lost.
             backend: ``auto``, ``nccl`` or ``gloo`` for gradients.
 
         Raises:
-            UsageError: there is no peer port, or it is taken.
+            UsageError: the peer port is missing or in use.
         """
         if identity.peer_port is None:
-            raise UsageError("an operated job needs a peer port")
+            raise UsageError("an operated job needs a peer port: start the script in a worker pod of the operator")
         self._identity = identity
         self._training = training
         self._checkpoints = checkpoints
@@ -76,7 +76,7 @@ class Elastic:
         self._source.start()
 
     def form(self, previous: FormationMembership | None) -> ActiveGroup | None:
-        """Return the next formation; tries again for as long as members are lost on the way."""
+        """Return the next active group; tries again while members are lost during the setup."""
         if self._watch is None:  # here, because this is the thread that trains
             self._watch = HangWatch(
                 limit_s=LIMIT_FACTOR * self._timeout_s, group=lambda: self._group,
@@ -92,10 +92,10 @@ class Elastic:
             active_group = self._connect(result)
             if active_group is not None:
                 return active_group
-            del result  # and with it the store: whoever still waits for its keys is woken
+            del result  # and with it the store, which wakes members that still wait for its keys
 
     def newest(self) -> HeldPlan | None:
-        """Return the newest plan that this rank has heard of."""
+        """Return the newest plan that this rank has received."""
         return self._source.newest
 
     def offer(self, text: str) -> None:
@@ -103,15 +103,15 @@ class Elastic:
         self._source.offer(text)
 
     def leave_soon(self, within_s: float) -> None:
-        """Do not wait longer than this for a formation."""
+        """Wait no longer than ``within_s`` seconds for a formation."""
         self._rendezvous.leave_soon(within_s)
 
     def everything_committed(self) -> None:
-        """From now on this rank is needed only by those who have not committed everything."""
+        """Note that only ranks that have not committed everything still need this rank."""
         self._rendezvous.finish()
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Stop all threads and close all connections."""
         if self._watch is not None:
             self._watch.close()
         self._source.close()
@@ -155,10 +155,10 @@ class Elastic:
         return ActiveGroup(membership=membership, roster=roster, rank=rank, group=group, agreed=agreed)
 
     def _choose(self, result: RendezvousResult) -> str:
-        """Return the backend for gradients; says once why it is not the one that GPUs like best.
+        """Return the backend for gradients; logs once why GPUs do not use NCCL.
 
         Raises:
-            UsageError: NCCL is asked for, and the members' devices cannot use it.
+            UsageError: NCCL is required, but the members' devices cannot use it.
         """
         names = [f"{member.worker}/{member.local_rank}" for member in result.membership.members]
         choice = choose_backend(self._backend, result.devices, names)
@@ -168,7 +168,7 @@ class Elastic:
         return choice.backend
 
     def _ask(self) -> list[Activity]:
-        """Return what every peer of the formation says it does."""
+        """Return the reported activity of every peer of the formation."""
         me = (self._identity.worker_uid, self._identity.local_rank)
         others = {rank: member for rank, member in enumerate(self._members) if key_of(member) != me}
         replies: dict[PeerKey, dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""Membership without an operator: one process, or what torchrun started."""
+"""Membership without an operator: a single process, or the processes started by torchrun."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class Fixed:
-    """No operator: one process, or what torchrun started; even shares for ever, and no survivors."""
+    """Membership without an operator: even shares throughout, and no recovery from a lost rank."""
 
     def __init__(
         self,
@@ -66,15 +66,15 @@ class Fixed:
         self._watch: HangWatch | None = None
 
     def form(self, previous: FormationMembership | None) -> ActiveGroup | None:
-        """Return the only formation there is.
+        """Return the only formation.
 
         Raises:
-            PeerLost: it is over: whoever started the processes has to start them again.
+            PeerLost: it has ended, and the processes have to be started again from outside.
         """
         if previous is not None:
             if previous.leaving or self._done:
                 return None
-            raise PeerLost("a rank was lost, and without an operator nobody replaces it: start the job again")
+            raise PeerLost("a rank was lost and is not replaced without an operator: start the job again")
         group = None
         if self._identity.rank is not None and self._identity.world_size is not None:
             store, _, _ = next(iter(c10d.rendezvous("env://")))
@@ -86,8 +86,8 @@ class Fixed:
             prefixed = c10d.PrefixStore(f"heterotrain-{attempt}", store)
             group.build(connect=lambda: prefixed, backend=self._choose(prefixed), own_address=None)
             self._watch = HangWatch(
-                limit_s=LIMIT_FACTOR * self._timeout_s, group=lambda: self._group, steps=lambda: self._training.progress.steps, ask=list,
-                name=self._identity.name,
+                limit_s=LIMIT_FACTOR * self._timeout_s, group=lambda: self._group,
+                steps=lambda: self._training.progress.steps, ask=list, name=self._identity.name,
             )  # fmt: skip
         agree_on_state(group, self._training, self._checkpoints)
         ranks = tuple(range(len(self._held.plan.members)))
@@ -99,10 +99,10 @@ class Fixed:
         return ActiveGroup(membership=membership, roster=roster, rank=rank, group=group, agreed=self._held)
 
     def _choose(self, store: Any) -> str:
-        """Return the backend for gradients, once every rank has told the store on what it computes.
+        """Return the backend for gradients, after every rank has put its devices into the store.
 
         Raises:
-            UsageError: NCCL is asked for, and the ranks' devices cannot use it.
+            UsageError: NCCL is required, but the ranks' devices cannot use it.
         """
         ranks = range(len(self._held.plan.members))
         store.set(f"device-{self._identity.rank}", json.dumps(device_ids(self._device)))
@@ -113,20 +113,20 @@ class Fixed:
         return choice.backend
 
     def newest(self) -> HeldPlan | None:
-        """Return the only plan there is."""
+        """Return the only plan."""
         return self._held
 
     def offer(self, text: str) -> None:
-        """Nobody offers plans here."""
+        """Do nothing: there are no other plans."""
 
     def leave_soon(self, within_s: float) -> None:
-        """Nobody waits here."""
+        """Do nothing: there is no wait for a formation."""
 
     def everything_committed(self) -> None:
-        """A rank that is lost from now on is no loss."""
+        """Note that a rank lost from now on is not missed."""
         self._done = True
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Stop the hang watch."""
         if self._watch is not None:
             self._watch.close()

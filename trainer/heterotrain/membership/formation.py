@@ -1,4 +1,4 @@
-"""Where a rank stands between formations, and the way into the next one. Values only."""
+"""The members of one formation, and the result of a rendezvous. Values only."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from heterotrain.network.heartbeat import PeerKey, key_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormationMembership:
-    """Where a rank is when it begins to look for its next formation.
+    """The members of a formation that a rank was in or tried to enter: where its search for the next one starts.
 
     Attributes:
-        held: a plan of the generation it was in.
-        formation: the formation it was in or tried to enter.
-        plan_ranks: the members of that formation.
-        leaving: those among them who announced that they go.
+        held: a plan of the formation's generation.
+        formation: its name.
+        plan_ranks: its members.
+        leaving: those of its members that announced their leave.
     """
 
     held: HeldPlan
@@ -42,7 +42,7 @@ class FormationMembership:
 
     @property
     def next_formation(self) -> FormationId:
-        """What the survivors of this formation vote on."""
+        """The formation on which the survivors of this one vote."""
         return FormationId(generation=self.formation.generation, number=self.formation.number + 1)
 
     def key(self, rank: int) -> PeerKey:
@@ -50,7 +50,7 @@ class FormationMembership:
         return key_of(self.plan.members[rank])
 
     def others(self, me: PeerKey) -> list[Member]:
-        """Return all members but oneself."""
+        """Return all members except ``me``."""
         return [member for member in self.members if key_of(member) != me]
 
     def takes_part(self, key: PeerKey) -> bool:
@@ -58,25 +58,25 @@ class FormationMembership:
         return any(key_of(member) == key for member in self.members)
 
     def leaves(self, key: PeerKey) -> bool:
-        """Return whether this rank announced that it goes."""
+        """Return whether this rank announced its leave."""
         return any(self.key(rank) == key for rank in self.leaving)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendezvousResult:
-    """A formation that everybody has arrived at, and where its store is."""
+    """A formation whose members have all arrived, and the address of its store."""
 
     membership: FormationMembership
     store_address: str
     store_port: int
     devices: tuple[DeviceIds, ...]
-    """What every member computes on, by rank in the process group."""
+    """The devices of every member, by rank in the process group."""
     hosted: HostedStore | None = None
     """The store itself, on the rank that hosts it."""
 
 
 def first_membership(held: HeldPlan) -> FormationMembership:
-    """Return the first formation of a plan: everybody whom it names."""
+    """Return the first formation of a plan: all members that it names."""
     ranks = tuple(member.rank for member in held.plan.members)
     return FormationMembership(
         held=held, formation=FormationId(generation=held.plan.generation, number=0), plan_ranks=ranks
@@ -84,10 +84,10 @@ def first_membership(held: HeldPlan) -> FormationMembership:
 
 
 def formation_to_json(formation: FormationId) -> list[int]:
-    """Return a formation's name as JSON carries it."""
+    """Return the name of a formation in its JSON form."""
     return [formation.generation, formation.number]
 
 
 def formation_from_json(raw: Any) -> FormationId:
-    """Return the formation that ``pack`` made this of."""
+    """Return the formation named by the result of ``formation_to_json``."""
     return FormationId(generation=int(raw[0]), number=int(raw[1]))

@@ -1,4 +1,4 @@
-"""What the loop knows of membership: a formation in which it can train, and where it gets the next one from."""
+"""The training loop's view of membership: an active group to train in, and the source of the next one."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class ActiveGroup:
     """A formation in which this rank can train.
 
     Attributes:
-        membership: who takes part.
+        membership: the members of the formation.
         roster: their shares.
         rank: this rank in the process group.
         group: the connections; ``None`` for a process that is alone.
-        agreed: the newest plan that all ranks hold; its shares may still wait for a boundary.
+        agreed: the newest plan that all ranks hold; its shares may not take effect until a boundary.
     """
 
     membership: FormationMembership
@@ -41,19 +41,19 @@ class Membership(Protocol):
     """Finds formations."""
 
     def form(self, previous: FormationMembership | None) -> ActiveGroup | None:
-        """Return the next formation, or ``None`` when this rank leaves as announced or nobody needs it any more."""
+        """Return the next group, or ``None`` when this rank leaves as announced or no peer needs it any more."""
 
     def newest(self) -> HeldPlan | None:
-        """Return the newest plan that this rank has heard of."""
+        """Return the newest plan that this rank has received."""
 
     def offer(self, text: str) -> None:
         """Take a plan from a peer."""
 
     def leave_soon(self, within_s: float) -> None:
-        """Do not wait longer than this for a formation."""
+        """Wait no longer than ``within_s`` seconds for a formation."""
 
     def everything_committed(self) -> None:
-        """From now on this rank is needed only by those who have not committed everything."""
+        """Note that only ranks that have not committed everything still need this rank."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release threads and connections."""

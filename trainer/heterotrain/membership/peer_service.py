@@ -1,4 +1,4 @@
-"""The peer service of a rank: a listener for the whole life of the process, requests to peers, and links to them.
+"""The peer service of a rank: a listener for the whole life of the process, requests to peers, and heartbeats.
 
 It runs an asyncio loop in a thread of its own, so that a rank answers its peers while it computes.
 """
@@ -26,7 +26,7 @@ Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class PeerService:
-    """Listener, links and requests. Methods that are ``async`` run in its loop; ``call`` bridges from other threads."""
+    """Listener, heartbeats and requests. ``async`` methods run in its loop; ``call`` bridges from other threads."""
 
     def __init__(self, identity: Identity, source: PlanSource, *, timeout_s: float) -> None:
         self.identity = identity
@@ -34,13 +34,14 @@ class PeerService:
         self.timeout_s = timeout_s
         self.handlers: dict[str, Handler] = {"beat": self._on_beat, "plan": self._on_plan, "offer": self._on_offer}
         self.reply_fields: Callable[[], Mapping[str, Any]] = dict
-        """What every answer to a peer carries besides the version of the plan, and"""
+        """Returns fields that every reply to a peer carries in addition to the plan's version."""
         self.on_reply: Callable[[Mapping[str, Any]], None] = lambda _answer: None
-        """who takes it at the other end."""
+        """Receives every reply of a peer."""
         self.loop = asyncio.new_event_loop()
         self._changed = asyncio.Event()
         self.heartbeats = Heartbeats(
-            timeout_s=timeout_s, message=lambda member: self._envelope(member, "beat"), on_reply=self._gossip, changed=self._changed
+            timeout_s=timeout_s, message=lambda member: self._envelope(member, "beat"), on_reply=self._gossip,
+            changed=self._changed,
         )  # fmt: skip
         self._thread = threading.Thread(target=self._run, name="heterotrain-peers", daemon=True)
         self._server: asyncio.Server | None = None
@@ -51,13 +52,13 @@ class PeerService:
         """Listen on the peer port.
 
         Raises:
-            UsageError: the port is taken.
+            UsageError: the port cannot be used.
         """
         self._thread.start()
         self.call(self._listen()).result()
 
     def close(self) -> None:
-        """Stop listening and drop every link."""
+        """Stop listening and close every heartbeat connection."""
         if self.loop.is_closed() or not self._thread.is_alive():
             return
         with contextlib.suppress(Exception):
@@ -70,27 +71,27 @@ class PeerService:
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def notify(self) -> None:
-        """Wake whoever waits for a change; safe from any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        """Wake all waits for a change; safe from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits
             self.loop.call_soon_threadsafe(self._changed.set)
 
     # -- in the loop -------------------------------------------------------------------------------------------------
 
     async def wait_change(self, timeout_s: float) -> None:
-        """Return when something changed, or after ``timeout_s``."""
+        """Return when something has changed, or after ``timeout_s``."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), timeout_s)
         self._changed.clear()
 
     def watch(self, members: Iterable[Member]) -> None:
-        """Keep a link to exactly these peers (oneself is left out)."""
+        """Exchange heartbeats with exactly these peers; this rank itself is left out."""
         me = (self.identity.worker_uid, self.identity.local_rank)
         self.heartbeats.watch({key_of(member): member for member in members if key_of(member) != me})
 
     async def request(
         self, member: Member, op: str, body: Mapping[str, Any], *, timeout_s: float = CONNECT_S
     ) -> dict[str, Any] | None:
-        """Ask a peer once; ``None`` when it did not answer, refused, or is somebody else by now."""
+        """Send one request; ``None`` when the peer did not answer, refused, or is another pod by now."""
         try:
             async with asyncio.timeout(timeout_s):
                 reader, writer = await asyncio.open_connection(member.address, member.peer_port)
@@ -108,7 +109,7 @@ class PeerService:
     async def ask_all(
         self, members: list[Member], op: str, body: Mapping[str, Any], *, timeout_s: float = CONNECT_S
     ) -> dict[PeerKey, dict[str, Any]]:
-        """Ask several peers at once; those that did not answer are left out."""
+        """Send a request to several peers at once; peers that did not answer are left out."""
         replies = await asyncio.gather(*(self.request(m, op, body, timeout_s=timeout_s) for m in members))
         return {key_of(m): reply for m, reply in zip(members, replies, strict=True) if reply is not None}
 
@@ -141,7 +142,7 @@ class PeerService:
                 message = await read_frame(reader)
                 await write_frame(writer, await self._answer(message))
         except (OSError, ValueError, KeyError, TypeError, IndexError, asyncio.IncompleteReadError):
-            pass  # the peer is gone, or is no peer
+            pass  # the peer is gone, or the caller is not a peer
         except asyncio.CancelledError:
             pass  # closing
         finally:
@@ -151,7 +152,8 @@ class PeerService:
         if message.get("job") != self.identity.job_uid:
             return {"error": "another job"}
         if message.get("to") != [self.identity.worker_uid, self.identity.local_rank]:
-            return {"error": f"this is {self.identity.worker_uid}"}  # an address that was given to another pod since
+            # The address has been given to another pod since.
+            return {"error": f"this is {self.identity.worker_uid}"}
         handler = self.handlers.get(str(message.get("op")))
         if handler is None:
             return {"error": f"unknown request {message.get('op')!r}"}
@@ -168,7 +170,7 @@ class PeerService:
         self.source.offer(str(message["text"]))
         return {}
 
-    # -- plans travel with every answer ------------------------------------------------------------------------------
+    # -- plans spread with every reply -------------------------------------------------------------------------------
 
     def _version(self) -> list[int]:
         held = self.source.newest

@@ -1,7 +1,7 @@
-"""Reads the mounted plan and keeps the newest one as text, so that it can be handed to peers byte for byte.
+"""Reads the mounted plan and keeps the newest one as text, so that it can be sent to peers byte for byte.
 
-A mounted ConfigMap is a folder whose ``..data`` link is swapped; the file's identity changes with it, so one ``stat``
-tells whether there is anything to read.
+A mounted ConfigMap is a folder whose ``..data`` link is swapped. The identity of the file changes with it, so one
+``stat`` shows whether there is anything new to read.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldPlan:
-    """A plan together with the exact text it came as."""
+    """A plan that this rank holds, with the exact text from which it was decoded."""
 
     plan: Plan
     text: str
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the text."""
+        """Length of the text in bytes."""
         return _size_and_checksum(self.text)[0]
 
     @property
@@ -44,13 +44,16 @@ class HeldPlan:
 
 @lru_cache(maxsize=4)
 def _size_and_checksum(text: str) -> tuple[int, int]:
-    """Return both of a text's bytes; kept, because every step tells them and a plan may hold a thousand members."""
+    """Return length in bytes and CRC-32 of a text.
+
+    The result is cached: every step sends both, and a plan may name a thousand members.
+    """
     data = text.encode()
     return len(data), zlib.crc32(data)
 
 
 class PlanSource:
-    """The newest plan that this process has seen, from its mount or from a peer. Safe to use from any thread."""
+    """The newest plan that this process has received, from its mount or from a peer. Safe to use from any thread."""
 
     def __init__(self, directory: str | None, *, job_uid: str) -> None:
         self._path = Path(directory) / keys.PLAN_KEY if directory else None
@@ -64,7 +67,7 @@ class PlanSource:
         self._thread = threading.Thread(target=self._watch, name="heterotrain-plan", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch the mount."""
+        """Start watching the mount."""
         self.poll()
         if self._path is not None:
             self._thread.start()
@@ -75,11 +78,11 @@ class PlanSource:
 
     @property
     def newest(self) -> HeldPlan | None:
-        """The newest plan, or ``None`` while none was seen."""
+        """The newest plan, or ``None`` before the first one."""
         return self._held
 
     def offer(self, text: str) -> Plan | Refused:
-        """Take a plan from wherever it came; keep it when it is newer than the one held."""
+        """Decode a plan from any source and keep it when it is newer than the current one."""
         with self._lock:
             held = self._held
             answer = decode_plan(text, job_uid=self._job_uid, newest=held.plan.version if held else (-1, -1))
@@ -91,17 +94,17 @@ class PlanSource:
         return answer
 
     def poll(self) -> None:
-        """Read the mounted file when it is another one than last time."""
+        """Read the mounted file when it has changed since the last time."""
         if self._path is None:
             return
         try:
-            found = os.stat(self._path)  # noqa: PTH116 - twenty times a second: the plain call
+            found = os.stat(self._path)  # noqa: PTH116  # called twenty times a second: the cheapest call
             seen = (found.st_ino, found.st_mtime_ns, found.st_size)
             if seen == self._seen:
                 return
             text = self._path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
-            return  # being swapped, or not there yet: the next poll sees it
+            return  # the mount is being swapped or does not exist yet: the next poll reads it
         self._seen = seen
         answer = self.offer(text)
         if isinstance(answer, Refused) and answer.reason != self._refusal:

@@ -1,8 +1,8 @@
-"""Who takes part, and how a step's samples are divided among them. Pure: the same on every rank.
+"""The members of a formation and how they divide the samples of a step. Pure: the same on every rank.
 
-A *formation* ``g.k`` is the process group of generation ``g`` after ``k`` losses or leaves; ``g.0`` is what the operator
-named. Its members keep the ranks that the plan gave them (``plan_ranks``); their rank in the process group is the
-position in that tuple.
+A *formation* ``g.k`` is the process group of generation ``g`` after ``k`` losses or leaves; ``g.0`` has the members
+named by the operator. Members keep the ranks that the plan gave them (``plan_ranks``); the rank in the process group
+is the position in that tuple.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Roster:
     Attributes:
         formation: ``g.k``.
         plan: the plan in force: generation ``g``, the revision whose shares are used.
-        plan_ranks: ranks in the plan of those who take part, ascending.
+        plan_ranks: the members' ranks in the plan, ascending.
         shares: samples of a full step, by rank in the process group.
-        since_epoch: epoch of the plan's adoption, and
-        since_epoch_step: committed steps of that epoch at its adoption: probes count from there.
+        since_epoch: epoch in which the plan was adopted.
+        since_epoch_step: committed steps of that epoch at the adoption. Probes count from there.
     """
 
     formation: FormationId
@@ -48,26 +48,26 @@ class Roster:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Those who take part, by rank in the process group."""
+        """The members, by rank in the process group."""
         return tuple(self.plan.members[rank] for rank in self.plan_ranks)
 
     @property
     def is_complete(self) -> bool:
-        """Whether everybody whom the plan names takes part."""
+        """Whether every member that the plan names takes part."""
         return len(self.plan_ranks) == len(self.plan.members)
 
 
 def roster_of(
     plan: Plan, *, plan_ranks: tuple[int, ...], formation: FormationId, epoch: int = 0, epoch_step: int = 0
 ) -> Roster:
-    """Return the roster of a formation: the plan's shares when nobody is missing, else shares for those who are left.
+    """Return the roster of a formation: the plan's shares when it is complete, else shares for the remaining members.
 
     Args:
         plan: names all members and the global batch.
-        plan_ranks: those of its members who take part.
-        formation: its name.
-        epoch: the epoch in which it begins, from 0.
-        epoch_step: steps of that epoch that are committed.
+        plan_ranks: the members that take part.
+        formation: the name of the formation.
+        epoch: the epoch in which it starts, from 0.
+        epoch_step: committed steps of that epoch.
     """
     is_complete = len(plan_ranks) == len(plan.members)
     return Roster(
@@ -81,9 +81,10 @@ def roster_of(
 
 
 def survivors_shares(plan: Plan, plan_ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """Divide the global batch, in samples, among survivors: by the plan's models and caps, else in proportion to old shares.
+    """Divide the global batch, in samples, among the survivors.
 
-    Every survivor computes this for itself from the same plan, so all agree without a message.
+    The plan's throughput models and caps decide; without them, the old shares in proportion. Every survivor computes
+    this from the same plan, so all agree without a message.
     """
     members = [plan.members[rank] for rank in plan_ranks]
     total = plan.global_batch_samples
@@ -112,7 +113,7 @@ def step_shares(roster: Roster, *, epoch: int, epoch_step: int, batch_samples: i
     """Return the shares of one step: a probe's, the shares in force, or a smaller last step's in proportion to them.
 
     Args:
-        roster: who takes part, and the shares in force.
+        roster: the members and the shares in force.
         epoch: from 0.
         epoch_step: committed steps of the epoch.
         batch_samples: of the step over all ranks; the shares' sum.
@@ -145,7 +146,7 @@ def may_adopt(roster: Roster, newer: Plan, *, epoch_step: int) -> bool:
 
 
 def workers_of(plan: Plan, plan_ranks: tuple[int, ...]) -> frozenset[str]:
-    """Return the pods that these ranks live in."""
+    """Return the pods of these ranks."""
     return frozenset(plan.members[rank].worker for rank in plan_ranks)
 
 

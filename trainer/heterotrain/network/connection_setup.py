@@ -118,14 +118,14 @@ class ConnectionAttempt:
                 limit_s=COLLECTIVE_S,
             )  # fmt: skip
             self._connections = GroupConnections(store=store, mesh=mesh, gradients=self._gloo(store))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the training thread hears of it
+        except Exception as error:  # noqa: BLE001  # whatever it is, the training thread hears of it
             self._error = error
         self._done.set()
 
     def _gloo(self, store: Any) -> Any:
         limit = timedelta(seconds=SETUP_S)
         group = c10d.ProcessGroupGloo(c10d.PrefixStore("gradients", store), self._rank, self._world_size, limit)
-        group._set_default_timeout(timedelta(seconds=COLLECTIVE_S))  # noqa: SLF001 - torch has no public way
+        group._set_default_timeout(timedelta(seconds=COLLECTIVE_S))  # noqa: SLF001  # torch has no public way
         return group
 
 

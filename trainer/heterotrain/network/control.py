@@ -124,7 +124,7 @@ def to_row(slot: Slot) -> list[float]:
     ]  # fmt: skip
 
 
-def decide(slots_WF: Sequence[Sequence[float]]) -> StepDecision:  # noqa: N803 - shape in the name
+def decide(slots_WF: Sequence[Sequence[float]]) -> StepDecision:  # noqa: N803  # shape in the name
     """Reduce the slots, the same way on every rank."""
     columns = list(zip(*slots_WF, strict=True))
     (

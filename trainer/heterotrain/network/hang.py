@@ -79,7 +79,7 @@ def explain(own: Activity, peers: Sequence[Activity]) -> str:
 
 def stack_of(thread_id: int | None) -> tuple[str, ...]:
     """Return the innermost frames of a thread of this process, outermost first; empty when it has ended."""
-    frame = sys._current_frames().get(thread_id) if thread_id is not None else None  # noqa: SLF001 - its only name
+    frame = sys._current_frames().get(thread_id) if thread_id is not None else None  # noqa: SLF001  # its only name
     if frame is None:
         return ()
     return tuple(entry.rstrip() for entry in traceback.format_stack(frame)[-FRAMES:])

@@ -39,11 +39,11 @@ class Layers:
         named = [(name and f"{name}.", layer) for name, layer in self._model.named_modules()]
         layers = [layer for _, layer in named]
         # The public ways walk the model each time.
-        self._parameters = [layer._parameters for layer in layers if layer._parameters]  # noqa: SLF001 - see above
-        self._buffers = [(prefix, layer._buffers) for prefix, layer in named if layer._buffers]  # noqa: SLF001 - see above
+        self._parameters = [layer._parameters for layer in layers if layer._parameters]  # noqa: SLF001  # see above
+        self._buffers = [(prefix, layer._buffers) for prefix, layer in named if layer._buffers]  # noqa: SLF001  # see above
         self._held = [
             held
             for layer in layers
-            for held in (layer._modules, layer._parameters, layer._buffers)  # noqa: SLF001 - see above
+            for held in (layer._modules, layer._parameters, layer._buffers)  # noqa: SLF001  # see above
         ]
         self._size = sum(map(len, self._held))

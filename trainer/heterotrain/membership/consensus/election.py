@@ -1,11 +1,12 @@
-"""The survivors' vote on their next formation: ``ballot``'s Paxos, carried by the peer service.
+"""The survivors' vote on their next formation: the Paxos of ``paxos``, carried by the peer service.
 
-The lowest rank that stays proposes, unless it says that those whom it reaches cannot decide; the others ask whether something has
-been decided. Who is up changes meanwhile, so both are tried again until there is a result, the operator names a newer generation,
-or this rank has no more need of one.
+The lowest rank that stays proposes, unless it reports that the members it can reach cannot decide. The other ranks ask
+whether something has been decided. Ranks come and go meanwhile, so both are repeated until there is a result, the
+operator names a newer generation, or this rank no longer needs a result.
 
-Everybody says whom it cannot call. Where a connection works one way only, or two members cannot call each other though others reach
-both, one of the two stays out, or the next formation would break as the last one did.
+Every member reports which others it cannot call. Where a connection works in one direction only, or two members cannot
+call each other although others reach both, one of the two stays out. Otherwise the next formation would break as the
+last one did.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ RETRY_S = 0.25
 
 
 class Election:
-    """Finds out who takes part in the formation after this one."""
+    """Determines the members of the formation after this one."""
 
     def __init__(self, peers: PeerService, state: PeerState) -> None:
         self._peers = peers
@@ -38,7 +39,7 @@ class Election:
         self._apart_since: dict[tuple[int, int], float] = {}
 
     async def vote(self, membership: FormationMembership) -> tuple[int, ...] | None:
-        """Return the decided members of the next formation, or ``None`` when this rank stops to vote."""
+        """Return the decided members of the next formation, or ``None`` when this rank stops voting."""
         state, formation = self._state, membership.next_formation
         state.membership = membership
         self._peers.watch(membership.members)
@@ -54,14 +55,15 @@ class Election:
                 return None
             up = [rank for rank in membership.plan_ranks if self._is_up(membership, rank)]
             staying = tuple(rank for rank in up if rank not in membership.leaving)
-            # Everybody goes: a vote about nobody tells the leavers that they are agreed.
+            # All members leave: a vote on the empty set confirms to the leaving ranks that all agree.
             leader = min([r for r in staying or up if membership.key(r) not in self._no_quorum] or staying or up)
             enough = len(workers_of(membership.plan, staying)) >= membership.plan.min_replicas or not staying
             settled = not any(self._peers.heartbeats.is_undetermined(membership.key(r)) for r in membership.plan_ranks)
             possible = enough and paxos.is_majority(len(up), len(membership.plan_ranks))
             state.no_quorum = settled and not possible
             if settled and not possible and state.leave_at is not None:
-                state.leave_at = self._peers.loop.time()  # those who stay wait for the operator: our vote is no use
+                # The staying ranks wait for the operator: the vote of this rank would not help them.
+                state.leave_at = self._peers.loop.time()
                 continue
             if settled and not possible:
                 self._log_once(
@@ -102,7 +104,8 @@ class Election:
         workers = {member: membership.plan.members[member].worker for member in membership.plan_ranks}
         known = paxos.fully_connected(wanted, self._apart_too_long(apart), workers=workers)
         if any({*pair} <= {*known} for pair in apart):
-            return  # perhaps a mishap: whoever was frozen or cut off is back for us, and not yet for all others
+            # Perhaps temporary: a rank that was frozen or cut off may be reachable from here before it is from others.
+            return
         if wanted and len(workers_of(membership.plan, known)) < membership.plan.min_replicas:
             self._log_once(
                 f"only ranks {list(known)} of the plan can all call each other: waiting for the operator's plan"
@@ -137,7 +140,10 @@ class Election:
         self._no_quorum = {key for key, reply in replies.items() if reply.get("hopeless")}
 
     def _apart_too_long(self, apart: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
-        """Return the pairs that have been apart for longer than a host may be silent, ever since this rank reaches both."""
+        """Return the pairs that have been apart for longer than a host may be silent.
+
+        Time counts from when this rank first reached both and one of them could not call the other.
+        """
         now = self._peers.loop.time()
         self._apart_since = {pair: self._apart_since.get(pair, now) for pair in apart}
         return {pair for pair, since in self._apart_since.items() if now - since >= self._peers.timeout_s}
@@ -147,7 +153,7 @@ class Election:
         return key == self._state.me or self._peers.heartbeats.is_up(key)
 
     def _log_once(self, text: str) -> None:
-        """Log a state of waiting, once until it changes."""
+        """Log why the vote waits; an unchanged reason is not logged again."""
         if text != self._last_logged:
             self._last_logged = text
             _log.info("%s", text)

@@ -1,8 +1,8 @@
-"""How survivors agree on who takes part in the next formation: single-decree Paxos, one instance a formation.
+"""How survivors agree on the members of the next formation: single-decree Paxos, one instance per formation.
 
-The acceptors of formation ``g.(k+1)`` are the members of ``g.k`` (those who announced their leave included: they vote,
-then go), so two disjoint sets can never both be decided: each needs a strict majority of the same acceptors. A value is
-a set of plan ranks. See L. Lamport, "Paxos Made Simple", 2001.
+The acceptors of formation ``g.(k+1)`` are the members of ``g.k``, including those that announced their leave: they vote
+and then go. Two disjoint sets can therefore never both be decided, since each needs a strict majority of the same
+acceptors. A value is a set of plan ranks. See L. Lamport, "Paxos Made Simple", 2001.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Ballot:
-    """A proposal's number; ``rank`` makes it unique."""
+    """The number of a proposal; ``rank`` makes it unique."""
 
     number: int
     rank: int
@@ -22,7 +22,7 @@ class Ballot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """A value that an acceptor voted for, and in which ballot."""
+    """A value that an acceptor voted for, and the ballot of that vote."""
 
     ballot: Ballot
     ranks: tuple[int, ...]
@@ -30,14 +30,14 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptor:
-    """One member's memory in one instance."""
+    """The state of one member in one instance."""
 
     promised: Ballot | None = None
     accepted: Accepted | None = None
 
 
 def prepare(acceptor: Acceptor, ballot: Ballot) -> tuple[Acceptor, bool]:
-    """Promise to ignore lower ballots; ``False`` when a higher one has that promise already."""
+    """Promise to ignore lower ballots; ``False`` when a higher ballot already has that promise."""
     if acceptor.promised is not None and ballot < acceptor.promised:
         return acceptor, False
     return replace(acceptor, promised=ballot), True
@@ -51,7 +51,7 @@ def accept(acceptor: Acceptor, ballot: Ballot, ranks: tuple[int, ...]) -> tuple[
 
 
 def value_to_propose(wish: tuple[int, ...], promises: Iterable[Accepted | None]) -> tuple[int, ...]:
-    """Return what must be proposed: the value of the highest ballot that somebody voted for, else the own wish."""
+    """Return the value to propose: that of the highest ballot any acceptor voted for, else the own ``wish``."""
     voted = [accepted for accepted in promises if accepted is not None]
     return max(voted, key=lambda accepted: accepted.ballot).ranks if voted else wish
 
@@ -64,14 +64,15 @@ def is_majority(votes: int, acceptors: int) -> bool:
 def fully_connected(
     ranks: Iterable[int], apart: Collection[tuple[int, int]], *, workers: Mapping[int, str]
 ) -> tuple[int, ...]:
-    """Return those of the ranks of whom everybody can call everybody: one of each two workers that are apart stays out.
+    """Return a subset of the ranks in which every rank can call every other.
 
-    Out goes who is apart from most others, of equals the worker with the highest rank, until nobody is apart from anybody.
+    Of two workers that are apart, one stays out. The worker that is apart from the most others is removed first (on a
+    tie, the one with the highest rank), until no two workers are apart.
 
     Args:
-        ranks: who would take part, as ranks of the plan.
+        ranks: the candidates, as ranks of the plan.
         apart: pairs of ranks of which one cannot call the other.
-        workers: the pod of each rank; its ranks share its network and its fate.
+        workers: the pod of each rank. The ranks of a pod share its network, so they stay or go together.
     """
     left = set(ranks)
     while True:

@@ -1,7 +1,7 @@
-"""What a rank knows of formations, and what it answers when peers ask.
+"""What one rank has promised, accepted and learned about formations, and its answers to peers.
 
-A formation's votes, arrivals and end are noted here by whoever hears of them first: the rank's own search for its next
-formation (``assembly``, ``election``) or a peer's request. Everything runs in the peer service's loop.
+Votes, arrivals and the end of a formation are recorded here from two sources: this rank's own search for its next
+formation (``rendezvous``, ``election``) and requests of peers. Everything runs in the peer service's loop.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from heterotrain.network.heartbeat import PeerKey, key_of
 
 
 class PeerState:
-    """This rank's memory of formations; old ones are forgotten with their generation.
+    """This rank's record of formations; those of older generations are dropped.
 
     Attributes:
         me: this rank.
         membership: the formation that this rank is in or tries to enter; ``None`` before its first.
         finished: this rank has committed everything.
-        leave_at: moment, on the loop's clock, until which a rank that was told to go waits for a formation.
+        leave_at: deadline, on the loop's clock, until which a rank that has to leave still waits for a formation.
         acceptors: promises and votes.
         decided: results of votes, as ranks of the plan.
-        arrived: on a formation's host: who has come, and on what it computes.
-        stores: (port, everybody's devices by rank) of a formation whose host has called.
+        arrived: on the host of a formation: the members that have arrived, with their devices.
+        stores: (port, devices of all members by rank) of each formation whose host has announced its store.
         broken: formations that have been given up.
-        no_quorum: this rank votes, but those whom it reaches cannot decide or are too few: somebody else has to propose.
+        no_quorum: this rank votes, but the members it can reach cannot decide or are too few: another rank has to
+            propose.
     """
 
     def __init__(self, peers: PeerService, *, on_broken: Callable[[str], None]) -> None:
-        """``on_broken`` hears why the formation that this rank is in has been given up."""
+        """``on_broken`` is called with the reason when this rank's formation has been given up."""
         self.me: PeerKey = (peers.identity.worker_uid, peers.identity.local_rank)
         self.membership: FormationMembership | None = None
         self.finished = False
@@ -63,22 +64,22 @@ class PeerState:
     # -- questions ---------------------------------------------------------------------------------------------------
 
     def acceptor(self, formation: FormationId) -> Acceptor:
-        """Return this rank's memory in one vote."""
+        """Return this rank's Paxos state in one vote."""
         return self.acceptors.get(formation, Acceptor())
 
     def has_stopped_waiting(self, membership: FormationMembership | None) -> bool:
-        """Return whether this rank was told to go and waits for no formation any longer."""
+        """Return whether this rank has to leave and no longer waits for a formation."""
         if self.leave_at is None:
             return False
         return membership is None or not membership.takes_part(self.me) or self._peers.loop.time() >= self.leave_at
 
     def is_superseded(self, membership: FormationMembership) -> bool:
-        """Return whether the operator has begun a newer generation."""
+        """Return whether the operator has started a newer generation."""
         held = self._peers.source.newest
         return held is not None and held.plan.generation > membership.plan.generation
 
     def lost(self, membership: FormationMembership) -> list[int]:
-        """Return the members, as ranks of the plan, that this rank has given up and not heard of since."""
+        """Return the members, as ranks of the plan, that this rank has given up and has not reached since."""
         return [rank for rank in membership.plan_ranks if self._peers.heartbeats.is_lost(membership.key(rank))]
 
     async def is_needed(self, membership: FormationMembership) -> bool:
@@ -98,14 +99,14 @@ class PeerState:
         self.broken = {formation for formation in self.broken if formation.generation >= generation}
 
     def give_up(self, reason: str) -> None:
-        """Give the current formation up and tell the others, so that nobody waits for a time-out."""
+        """Give up the current formation and notify the other members, so that none of them waits for a time-out."""
         membership = self.membership
         if membership is None or membership.formation in self.broken:
             return
         self._mark_broken(reason)
         others = [member for member in membership.others(self.me) if self._peers.heartbeats.is_up(key_of(member))]
-        telling = self._peers.ask_all(others, "broken", {"formation": formation_to_json(membership.formation)})
-        self._telling = self._peers.loop.create_task(telling)  # kept: a task nobody holds may be collected
+        notice = self._peers.ask_all(others, "broken", {"formation": formation_to_json(membership.formation)})
+        self._notice = self._peers.loop.create_task(notice)  # a task without a reference may be garbage-collected
 
     def _mark_broken(self, reason: str) -> None:
         if self.membership is not None and self.membership.formation not in self.broken:
@@ -122,7 +123,7 @@ class PeerState:
         if self.membership is not None and self.membership.takes_part(key):
             self.give_up(f"peer {key[0]}/{key[1]} {reason}")
 
-    # -- what every answer carries: whoever gave a formation up may be unable to call some member of it ----------------
+    # -- fields of every reply: a rank that gave up a formation may be unable to call some of its members --------------
 
     def _reply_fields(self) -> dict[str, Any]:
         if self.membership is None:
@@ -135,11 +136,11 @@ class PeerState:
     def _on_reply(self, answer: Mapping[str, Any]) -> None:
         if self.membership is None or "standing" not in answer:
             return
-        theirs, ours = formation_from_json(answer["standing"]), self.membership.formation
-        if theirs.generation == ours.generation and (theirs > ours or (theirs == ours and answer.get("broken"))):
+        theirs, own = formation_from_json(answer["standing"]), self.membership.formation
+        if theirs.generation == own.generation and (theirs > own or (theirs == own and answer.get("broken"))):
             self._mark_broken("a peer has given the formation up")
 
-    # -- what peers ask ----------------------------------------------------------------------------------------------
+    # -- requests of peers -------------------------------------------------------------------------------------------
 
     async def _on_prepare(self, message: dict[str, Any]) -> dict[str, Any]:
         formation = formation_from_json(message["formation"])
@@ -175,7 +176,7 @@ class PeerState:
         return {}
 
     async def _on_store(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Take the store's place as a summons; to answer yes is to promise to come."""
+        """Take the store's address as the signal to connect; a positive answer is a promise to come."""
         formation = formation_from_json(message["formation"])
         waiting = self.membership is not None and self.membership.formation == formation
         comes = waiting and formation not in self.broken
@@ -193,7 +194,8 @@ class PeerState:
     async def _on_status(self, message: dict[str, Any]) -> dict[str, Any]:
         formation = formation_from_json(message["formation"])
         if self.membership is not None and self.membership.formation.generation == formation.generation:
-            self._broken_before(formation)  # who asks has left the one before, and could not tell us without a link
+            # The caller has already left the previous formation but had no connection to say so.
+            self._broken_before(formation)
         decided = self.decided.get(formation)
         return {
             "decided": list(decided) if decided is not None else None,

@@ -1,8 +1,9 @@
-"""How a formation comes about: who takes part (the plan, or a vote of the survivors), and then everybody's arrival.
+"""How a formation comes about: its members are determined (by the plan or a vote), then all of them arrive.
 
-A new generation needs no vote: the plan names its members. When members of ``g.k`` are lost or leave, those who are left
-vote on ``g.(k+1)`` (``election``). Either way the lowest rank that takes part waits until all others have arrived, starts
-a fresh store and tells them where it is: a store that outlives its formation hands stale addresses to the next one.
+A new generation needs no vote: the plan names its members. When members of ``g.k`` are lost or leave, the remaining
+ones vote on ``g.(k+1)`` (``election``). In both cases the lowest member rank waits until all others have arrived.
+It then starts a new store and announces its address: a store that outlives its formation would hand stale addresses
+to the next one.
 
 Everything here runs in the peer service's loop; the training thread waits for the result.
 """
@@ -45,19 +46,19 @@ class Rendezvous:
     # -- from the training thread ------------------------------------------------------------------------------------
 
     def next_formation(self, membership: FormationMembership | None, *, patience_s: float) -> RendezvousResult | None:
-        """Return the next formation that this rank takes part in; ``None`` when it left, or nobody needs it any more.
+        """Return the next formation that this rank takes part in; ``None`` when it left or no peer needs it any more.
 
         Args:
-            membership: the formation that ended, or ``None`` for a process that was in none yet.
+            membership: the formation that ended, or ``None`` for a process that has not been in one yet.
             patience_s: how long an excluded rank waits for a plan that names it.
 
         Raises:
-            Excluded: the others went on without this rank.
+            Excluded: the other members continued without this rank.
         """
         return self._peers.call(self._next_formation(membership, patience_s=patience_s)).result()
 
     def leave_soon(self, within_s: float) -> None:
-        """Note that this rank was told to go: it waits no longer than ``within_s`` for a formation. Safe in a signal."""
+        """Wait no longer than ``within_s`` for a formation, since this rank has to leave. Safe in a signal handler."""
         if self._state.leave_at is None:
             self._state.leave_at = self._peers.loop.time() + within_s
             self._peers.notify()
@@ -67,7 +68,7 @@ class Rendezvous:
         return formation in self._state.broken
 
     def finish(self) -> None:
-        """Say from now on that this rank has committed everything."""
+        """Report to peers from now on that this rank has committed everything."""
         self._state.finished = True
 
     # -- the way to a formation --------------------------------------------------------------------------------------
@@ -102,7 +103,7 @@ class Rendezvous:
         return None
 
     async def _is_finished(self, membership: FormationMembership | None) -> bool:
-        """Return whether this rank needs no formation any more: it leaves, or everything is done."""
+        """Return whether this rank no longer needs a formation: it leaves, or everything is done."""
         state = self._state
         if state.has_stopped_waiting(membership):
             return True
@@ -113,7 +114,10 @@ class Rendezvous:
         return state.finished and not await state.is_needed(membership)
 
     def _newer_membership(self, membership: FormationMembership | None) -> FormationMembership | None:
-        """Return where a newer generation puts this rank: into it, or out of its formation; ``None`` for no change."""
+        """Return the membership that a newer generation gives this rank; ``None`` for no change.
+
+        The rank is either a member of the new generation or no longer a member of its formation.
+        """
         held = self._peers.source.newest
         if held is None or held.plan.generation <= (membership.plan.generation if membership else 0):
             return None
@@ -125,12 +129,13 @@ class Rendezvous:
         return None
 
     async def _enter(self, membership: FormationMembership) -> RendezvousResult | None:
-        """Return when everybody has arrived; ``None`` when somebody was lost meanwhile or a newer plan came."""
+        """Return the result when all members have arrived; ``None`` when a member was lost or a newer plan came."""
         state, formation, members = self._state, membership.formation, membership.members
         state.membership = membership
         self._peers.watch(members)
         if formation.number == 0:
-            self._peers.heartbeats.forget_losses()  # the operator names them, whatever became of them in an earlier generation
+            # The operator names these members, regardless of losses in an earlier generation.
+            self._peers.heartbeats.forget_losses()
         host = members[0]
         if key_of(host) != state.me:
             return await self._arrive(membership, host)
@@ -147,7 +152,7 @@ class Rendezvous:
         body = {"formation": formation_to_json(formation), "store": [hosted.port, devices]}
         replies = await self._peers.ask_all(others, "store", body)
         if not all(reply.get("comes") for reply in replies.values()) or len(replies) < len(others):
-            state.give_up("a member thought better of it")  # otherwise those who come would wait for it in vain
+            state.give_up("a member no longer joins it")  # otherwise the members that come would wait for it
             return None
         return RendezvousResult(
             membership=membership, store_address=host.address, store_port=hosted.port, devices=devices, hosted=hosted
@@ -155,7 +160,7 @@ class Rendezvous:
 
     async def _arrive(self, membership: FormationMembership, host: Member) -> RendezvousResult | None:
         formation, stores = membership.formation, self._state.stores
-        while formation not in stores:  # whoever was told where the store is has promised to come
+        while formation not in stores:  # a member that has the store's address has promised to come
             if self._outdated(membership):
                 return None
             await self._peers.request(
@@ -167,10 +172,10 @@ class Rendezvous:
         return RendezvousResult(membership=membership, store_address=host.address, store_port=port, devices=devices)
 
     def _outdated(self, membership: FormationMembership) -> bool:
-        """Return whether it is in vain to wait for the others to arrive; tells them, too."""
+        """Return whether waiting for the others has become pointless; notifies them in that case."""
         if self._state.is_superseded(membership) or self._state.has_stopped_waiting(membership):
             self._state.give_up("a newer plan came, or a member has to go")
-        # Whoever was lost while the others still voted for it is lost for this formation, too, and nobody says so again.
+        # A member lost while the others still voted for it is lost for this formation too, and is not reported again.
         elif any(self._peers.heartbeats.is_lost(key_of(member)) for member in membership.others(self._state.me)):
             self._state.give_up("a member was lost before it had arrived")
         return membership.formation in self._state.broken

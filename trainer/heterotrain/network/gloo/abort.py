@@ -31,9 +31,9 @@ def open_sockets() -> frozenset[OpenSocket]:
     """Return the sockets that this process has open (nothing on systems without ``/proc``)."""
     found = set()
     with contextlib.suppress(FileNotFoundError):
-        for name in os.listdir(_FOLDER):  # noqa: PTH208 - called while survivors wait: the plain call
+        for name in os.listdir(_FOLDER):  # noqa: PTH208  # called while survivors wait: the plain call
             with contextlib.suppress(OSError, ValueError):
-                target = os.readlink(f"{_FOLDER}/{name}")  # noqa: PTH115 - as above
+                target = os.readlink(f"{_FOLDER}/{name}")  # noqa: PTH115  # as above
                 if target.startswith("socket:["):
                     found.add(OpenSocket(int(name), int(target[8:-1])))
     return frozenset(found)
@@ -65,7 +65,7 @@ def address_of(interface: str) -> str:
     Raises:
         OSError: it has none that others could reach.
     """
-    import fcntl  # noqa: PLC0415 - not on every system
+    import fcntl  # noqa: PLC0415  # not on every system
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
         request = struct.pack("256s", interface[:15].encode())
@@ -91,7 +91,7 @@ def connected(
 
 def interface_of(address: str) -> str | None:
     """Return the network interface that holds this address, or ``None`` when none does."""
-    import fcntl  # noqa: PLC0415 - not on every system
+    import fcntl  # noqa: PLC0415  # not on every system
 
     for _, name in socket.if_nameindex():
         if ":" in address:

@@ -70,4 +70,4 @@ def withdraw() -> None:
 def abort_nccl() -> None:
     """Abort the gradients' communicator: unlike gloo, NCCL can be, from any thread."""
     with contextlib.suppress(Exception):  # whatever it says, the group is over
-        c10d.group.WORLD._get_backend(torch.device("cuda")).abort()  # noqa: SLF001 - torch has no public way
+        c10d.group.WORLD._get_backend(torch.device("cuda")).abort()  # noqa: SLF001  # torch has no public way

@@ -118,7 +118,7 @@ def test_too_few_who_reach_each_other_wait_for_the_operator(caplog: pytest.LogCa
 
         async def name_others() -> None:
             said = "only ranks [0, 1] of the plan can all call each other: waiting for the operator's plan"
-            while said not in caplog.text:  # noqa: ASYNC110 - a log has no event
+            while said not in caplog.text:  # noqa: ASYNC110  # a log has no event
                 await asyncio.sleep(0.001)
             for peers in group.peers:
                 peers.source.newest = SimpleNamespace(plan=SimpleNamespace(generation=2))

@@ -74,7 +74,7 @@ def test_every_rank_gets_what_every_rank_sent(ranks: int, size_bytes: int) -> No
     with meshes(ranks) as found:
         for turn in range(3):
             sent = [bytes([17 * rank + turn]) * size_bytes for rank in range(ranks)]
-            assert together(ranks, lambda rank: collected(found[rank], sent[rank])) == [sent] * ranks  # noqa: B023 - used up here
+            assert together(ranks, lambda rank: collected(found[rank], sent[rank])) == [sent] * ranks  # noqa: B023  # used up here
 
 
 def test_a_rank_may_be_an_exchange_ahead_and_gone() -> None:
@@ -125,7 +125,7 @@ def test_ranks_that_exchange_different_things_are_told_so() -> None:
 
 def test_cargo_lies_in_its_place_whoever_sends_to_whom() -> None:
     """Rounds of random loads between four ranks, in views of random lengths, more than any connection's buffer holds."""
-    chance, ranks = random.Random(3), 4  # noqa: S311 - seeded
+    chance, ranks = random.Random(3), 4  # noqa: S311  # seeded
 
     def cuts(data: bytearray) -> Payload:
         places = sorted(chance.randrange(len(data) + 1) for _ in range(chance.randrange(20)))
@@ -142,8 +142,8 @@ def test_cargo_lies_in_its_place_whoever_sends_to_whom() -> None:
 
             def one(rank: int) -> None:
                 found[rank].send_receive(
-                    outgoing={b: payload for (a, b), payload in sent.items() if a == rank},  # noqa: B023 - used up here
-                    incoming={a: payload for (a, b), payload in taken.items() if b == rank},  # noqa: B023 - used up here
+                    outgoing={b: payload for (a, b), payload in sent.items() if a == rank},  # noqa: B023  # used up here
+                    incoming={a: payload for (a, b), payload in taken.items() if b == rank},  # noqa: B023  # used up here
                 ).wait()
 
             together(ranks, one)
