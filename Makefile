@@ -4,17 +4,19 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 VENV := .venv
-# Wheels come without bytecode, and compiling PyTorch at every start takes seconds. Keep the bytecode in the environment.
+# Wheels come without bytecode, and compiling PyTorch at every start takes seconds: keep bytecode in the environment.
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/bytecode
 PY := $(VENV)/bin/python
 UV := $(VENV)/bin/uv
 UV_VERSION := 0.13.8
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
-COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url
+COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 \
+  --generate-hashes --no-header --no-annotate --no-emit-index-url
 INSTALL := $(UV) pip install --quiet --python $(PY)
 PYTEST := $(VENV)/bin/pytest -q
 PARALLEL := -n auto --maxprocesses 4
+WITHOUT_PYTORCH := heterotrain_core heterotrain_operator heterotrain_cli heterotrain_simulator local_cluster lab prose_lint
 CLUSTER := PYTHONPATH=deploy/dev/cluster $(PY) -m local_cluster
 LAB := PYTHONPATH=deploy/dev/lab:deploy/dev/cluster $(PY)
 
@@ -71,12 +73,15 @@ setup: $(VENV)/.installed ## all packages; TORCH_INDEX=address takes PyTorch fro
 
 # The constraint gives images and smaller environments the versions that all tests run with.
 lock: $(UV) ## resolve pyproject.toml into requirements/*.txt
-	@$(COMPILE) --extra operator --extra trainer --extra tensorboard --extra cli --group examples --group dev pyproject.toml -o requirements/dev.txt
+	@$(COMPILE) --extra operator --extra trainer --extra tensorboard --extra cli --group examples --group dev \
+	  pyproject.toml -o requirements/dev.txt
 	@$(COMPILE) -c requirements/dev.txt --extra cli --group dev-core pyproject.toml -o requirements/dev-core.txt
-	@$(COMPILE) -c requirements/dev.txt --extra operator --extra cli --group dev-operator pyproject.toml -o requirements/dev-operator.txt
+	@$(COMPILE) -c requirements/dev.txt --extra operator --extra cli --group dev-operator \
+	  pyproject.toml -o requirements/dev-operator.txt
 	@$(COMPILE) -c requirements/dev.txt --extra operator pyproject.toml -o requirements/operator.txt
 	@$(COMPILE) -c requirements/dev.txt --extra trainer pyproject.toml -o requirements/trainer.txt
-	@$(COMPILE) -c requirements/dev.txt --extra trainer --extra tensorboard --group examples pyproject.toml -o requirements/examples.txt
+	@$(COMPILE) -c requirements/dev.txt --extra trainer --extra tensorboard --group examples \
+	  pyproject.toml -o requirements/examples.txt
 	@$(COMPILE) --group build -o requirements/build.txt
 
 ##@ Style and generated files
@@ -90,7 +95,7 @@ lint: setup ## ruff, mypy and import-linter
 lint-operator: setup-operator ## the same without mypy on the trainer, so without PyTorch
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
-	@$(VENV)/bin/mypy $(addprefix -p ,heterotrain_core heterotrain_operator heterotrain_cli heterotrain_simulator local_cluster lab prose_lint)
+	@$(VENV)/bin/mypy $(addprefix -p ,$(WITHOUT_PYTORCH))
 	@$(VENV)/bin/lint-imports --no-cache
 
 lint-prose: setup-core ## texts of README, docs and CRD: length of lines and sentences, glossary, English habits
@@ -122,7 +127,8 @@ test-distributed: setup ## real training processes with injected faults
 	@$(VENV)/bin/pytest tests/distributed -q
 
 test-cuda: setup ## tests on a GPU; not part of `make test`
-	@$(PY) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("test-cuda needs a GPU that PyTorch can use, but torch.cuda.is_available() is false: run it on a machine with an NVIDIA GPU and its driver")'
+	@$(PY) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("test-cuda needs a GPU that PyTorch can use, but \
+	torch.cuda.is_available() is false: run it on a machine with an NVIDIA GPU and its driver")'
 	@$(VENV)/bin/pytest tests/cuda -q
 
 ##@ Emulated cluster (kind where a Docker engine runs, otherwise real components as root)
