@@ -30,7 +30,7 @@ def test_the_stuck_rank_and_its_stack_are_named(operate: Callable[..., Operator]
     said = workers[0].log()
     assert "for gradient bucket 1 of" in said
     assert "waited for: rank 1 (w1/0)\n" in said
-    stack = said.partition("rank 1 (w1/0) is in code of its own, at step 3:")[2].partition("rank ")[0]
+    stack = said.partition("rank 1 (w1/0) runs code of its own, at step 3:")[2].partition("rank ")[0]
     assert "in train\n" in stack
     assert "in at\n" in stack
     assert "waited for" not in workers[1].log()

@@ -75,7 +75,7 @@ def rank_main(rank: int, ranks: int, *, donors: int, size_bytes: int, repeats: i
 
     torch.set_num_threads(1)
     store = c10d.TCPStore(address(0), PORT, ranks, rank == 0)
-    group = Group(rank=rank, world_size=ranks, address=SocketFilter(members=frozenset(), excluded_ports=frozenset()))
+    group = Group(rank=rank, world_size=ranks, sockets=SocketFilter(members=frozenset(), excluded_ports=frozenset()))
     group.build(connect=lambda: store, backend="gloo", own_address=address(rank))
     state = a_state(size_bytes)
     who = Roles(leader=0, donors=tuple(range(donors)), receivers=tuple(range(donors, ranks)), cold_start=False)

@@ -39,7 +39,7 @@ def rank_main(rank: int, ranks: int, *, port: int, folder: str, size_bytes: int,
     """Be one rank: the last one is the joiner, the others hold the state."""
     torch.set_num_threads(1)
     store = c10d.TCPStore("127.0.0.1", port, ranks, rank == 0)
-    group = Group(rank=rank, world_size=ranks, address=SocketFilter(members=frozenset(), excluded_ports=frozenset()))
+    group = Group(rank=rank, world_size=ranks, sockets=SocketFilter(members=frozenset(), excluded_ports=frozenset()))
     group.build(connect=lambda: store, backend="gloo", own_address=None)
     state = a_state(size_bytes)
     found: dict[str, list[float]] = {}

@@ -122,12 +122,12 @@ class Elastic:
         members = membership.members
         me = (self._identity.worker_uid, self._identity.local_rank)
         rank = next(i for i, m in enumerate(members) if (m.worker_uid, m.local_rank) == me)
-        address = SocketFilter(
+        sockets = SocketFilter(
             members=frozenset(m.address for m in members),
             excluded_ports=frozenset(m.peer_port for m in members) | {self._identity.metrics_port or 0},
         )
         self._members = members
-        group = self._group = Group(rank=rank, world_size=len(members), address=address, hosted=result.hosted)
+        group = self._group = Group(rank=rank, world_size=len(members), sockets=sockets, hosted=result.hosted)
         if self._rendezvous.is_broken(membership.formation):
             group.cut("given up before it was built")
         try:

@@ -81,7 +81,7 @@ class Fixed:
             attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
             group = self._group = Group(
                 rank=self._identity.rank, world_size=self._identity.world_size,
-                address=SocketFilter(members=frozenset(), excluded_ports=frozenset({self._identity.metrics_port or 0})),
+                sockets=SocketFilter(members=frozenset(), excluded_ports=frozenset({self._identity.metrics_port or 0})),
             )  # fmt: skip
             prefixed = c10d.PrefixStore(f"heterotrain-{attempt}", store)
             group.build(connect=lambda: prefixed, backend=self._choose(prefixed), own_address=None)

@@ -1,1 +1,1 @@
-"""Connections between ranks: links that notice a lost peer, one formation's process groups, the step's small all-gather."""
+"""Connections between ranks: heartbeats that detect a lost peer, a formation's process groups, a step's all-gather."""

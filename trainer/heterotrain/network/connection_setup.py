@@ -1,8 +1,8 @@
-"""How a formation's ranks find and connect to each other, in a thread that can be left behind.
+"""How a formation's ranks find each other and connect, in a thread that can be abandoned.
 
-Gloo's constructor waits for its peers' connections with nothing that could be cut, and tries several times over. So it
-runs in a thread of its own: when a member is lost meanwhile, the training thread walks away at once, and what the thread
-still brings about is dropped when its time-outs have passed.
+Gloo's constructor waits for connections from its peers, cannot be interrupted, and retries several times. So it runs in
+a thread of its own: when a member is lost meanwhile, the training thread continues at once, and the result of the
+abandoned thread is dropped once its time-outs have passed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ c10d: Any = dist
 """torch.distributed, whose type information lacks half of what it exports."""
 
 CONNECT_S = 2.0
-"""For a connection to the store, which is there before anybody is told of it."""
+"""Limit for a connection to the store, which exists before its address is announced."""
 SETUP_S = 10.0
-"""For the store's keys and the ranks' connections. Everybody has promised to come; losses are noticed by the links."""
+"""Limit for the store's keys and the ranks' connections. All have promised to come; heartbeats detect losses."""
 COLLECTIVE_S = 1800.0
-"""For operations. Long on purpose: lost peers are noticed by their links, and a slow rank is no lost rank."""
+"""Limit for operations. Long on purpose: heartbeats detect lost peers, and a slow rank is not lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,8 @@ class HostedStore:
 
     Attributes:
         store: the store.
-        port: where the others find it.
-        before: sockets that were open before it: all later ones may belong to the group.
+        port: its port on this host.
+        before: sockets that were open before it was started; all later ones may belong to the group.
     """
 
     store: Any
@@ -61,7 +61,7 @@ def connect_store(host: str, port: int) -> Any:
     Raises:
         OSError, RuntimeError: it cannot be reached.
     """
-    # torch's own client knocks at a dead host's port until its time-out, and more than once.
+    # torch's own client would retry a dead host until its time-out, more than once.
     socket.create_connection((host, port), timeout=CONNECT_S).close()
     store = c10d.TCPStore(host, port, None, is_master=False, timeout=timedelta(seconds=CONNECT_S))
     store.set_timeout(timedelta(seconds=SETUP_S))
@@ -70,7 +70,7 @@ def connect_store(host: str, port: int) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupConnections:
-    """What a group is made of: the store, the mesh for what ranks tell each other, and a gloo group for gradients."""
+    """The parts of a group: the store, the mesh for the ranks' own messages, and a gloo group for gradients."""
 
     store: Any
     mesh: Mesh
@@ -78,16 +78,16 @@ class GroupConnections:
 
 
 class ConnectionAttempt:
-    """The attempt to connect to everybody."""
+    """One attempt to connect to all other ranks."""
 
     def __init__(self, store: Callable[[], Any], *, rank: int, world_size: int, address: str | None) -> None:
-        """Begin.
+        """Start the attempt in a thread of its own.
 
         Args:
             store: returns the store, connecting to it where another rank hosts it.
             rank: this rank.
-            world_size: ranks in all.
-            address: where the others reach this rank; ``None`` leaves that to the interface that gloo uses.
+            world_size: number of ranks.
+            address: address at which the others reach this rank; ``None`` for that of gloo's interface.
         """
         self._store = store
         self._rank = rank
@@ -96,13 +96,13 @@ class ConnectionAttempt:
         self._done = threading.Event()
         self._connections: GroupConnections | None = None
         self._error: Exception | None = None
-        threading.Thread(target=self._run, name="heterotrain-rendezvous", daemon=True).start()
+        threading.Thread(target=self._run, name="heterotrain-connect", daemon=True).start()
 
     def result(self, check: Callable[[], None]) -> GroupConnections:
-        """Return the connections; ``check`` is called meanwhile and may raise to walk away.
+        """Return the connections; ``check`` is called while waiting and may raise to abandon the attempt.
 
         Raises:
-            PeerLost: somebody did not come.
+            PeerLost: a rank did not connect.
         """
         while not self._done.wait(0.01):
             check()
@@ -118,7 +118,7 @@ class ConnectionAttempt:
                 limit_s=COLLECTIVE_S,
             )  # fmt: skip
             self._connections = GroupConnections(store=store, mesh=mesh, gradients=self._gloo(store))
-        except Exception as error:  # noqa: BLE001  # whatever it is, the training thread hears of it
+        except Exception as error:  # noqa: BLE001  # whatever it is, the training thread gets it
             self._error = error
         self._done.set()
 
@@ -130,7 +130,7 @@ class ConnectionAttempt:
 
 
 def short_message(error: BaseException | None) -> str:
-    """Return what the library's message says, without where in its source it says so and without its advice."""
+    """Return the first sentence of a library's error message, without source position and advice."""
     text = str(error).partition("\n")[0]
     place, bracket, rest = text.partition("] ")
     if bracket and place.startswith("[") and ".cc:" in place:

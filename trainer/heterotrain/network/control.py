@@ -1,7 +1,7 @@
-"""The one small all-gather of a step: every rank puts a slot in, every rank draws the same conclusions.
+"""The one small all-gather of a step: every rank contributes a slot and derives the same decision from all slots.
 
-It is issued after the rank's own backward pass and waited for together with the last bucket, so it also is the vote:
-a step is committed by all or by none. Values that are known only after the reduction travel one step late.
+It is started after the rank's own backward pass and waited for together with the last bucket. So it is also the vote:
+a step is committed by all ranks or by none. Values that are known only after the reduction are sent one step late.
 
 Legend: ``slots_WF`` has a row for each of W ranks and a column for each of F fields.
 """
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 FIELDS = (
     "vote", "steps", "generation", "revision", "plan_bytes", "plan_checksum", "leaving", "weight", "loss_sum",
     "checkpoint", "mark",
-    "plain_weighted", "plain_groups", "plain_total", "preconditioned_weighted", "preconditioned_groups", "preconditioned_total",
+    "plain_weighted", "plain_groups", "plain_total",
+    "preconditioned_weighted", "preconditioned_groups", "preconditioned_total",
     "measure_every",
 )  # fmt: skip
 HEADER = len(FIELDS)
@@ -27,7 +28,7 @@ class Squares:
 
     Attributes:
         weighted: ``sum_j b_j |g_j|^2`` over groups, b_j in samples; NaN when unknown.
-        groups: how many groups those are.
+        groups: number of groups.
         total: ``|g|^2`` of the whole batch; NaN when unknown.
     """
 
@@ -38,24 +39,24 @@ class Squares:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """What one rank says about one step.
+    """The contribution of one rank to the all-gather of one step.
 
     Attributes:
         vote: whether this rank finished its part of the step.
         steps: committed steps before this one: ranks that differ here must not add their gradients.
-        generation: of the newest plan held, with
-        revision: its revision,
-        plan_bytes: its length and
-        plan_checksum: its CRC-32.
-        leaving: whether this rank's pod was told to go.
+        generation: generation of the newest plan that this rank holds.
+        revision: revision of that plan.
+        plan_bytes: length of that plan.
+        plan_checksum: CRC-32 of that plan.
+        leaving: whether this rank's pod has to leave.
         weight: samples or tokens behind this rank's gradient.
-        loss_sum: sum of the loss over them; NaN when the script told none.
+        loss_sum: sum of the loss over them; NaN when the script reported none.
         checkpoint: whether this rank proposes that all write their parts of a checkpoint after this step.
-        mark: a fresh random number below 2^53; the lowest rank's would tell that checkpoint's files from all others.
-        plain: one step late: of this rank's gradients.
-        preconditioned: one step late: of the same, as an adaptive optimizer divides them.
-        measure_every: in every how many steps this rank would measure gradients and buckets, at least 1.
-        buckets_s: one step late: seconds of each bucket's transfer; NaN when unknown.
+        mark: a new random number below 2^53. The lowest rank's mark names the files of that checkpoint.
+        plain: squared norms of this rank's gradients, one step late.
+        preconditioned: the same norms as scaled by an adaptive optimizer, one step late.
+        measure_every: this rank would measure gradients and buckets every this many steps, at least 1.
+        buckets_s: seconds of each bucket's transfer, one step late; NaN when unknown.
     """
 
     vote: bool
@@ -77,24 +78,24 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDecision:
-    """What all slots together say.
+    """The decision that follows from all slots of a step.
 
     Attributes:
         committed: every rank finished its part.
-        newest: (generation, revision) of the newest plan that anybody holds.
-        holder: lowest rank in the group that holds it.
-        plan_bytes: its length.
-        all_hold: nobody needs it sent.
-        leaving: ranks in the group whose pod was told to go.
+        newest: (generation, revision) of the newest plan that any rank holds.
+        holder: lowest rank in the group that holds that plan.
+        plan_bytes: length of that plan.
+        all_hold: every rank holds that plan, so it need not be sent.
+        leaving: ranks in the group whose pods have to leave.
         weight: total samples or tokens of the step.
-        loss: weighted mean loss; ``None`` when no rank told one.
+        loss: weighted mean loss; ``None`` when a rank with samples reported none.
         checkpoint: whether all ranks write their parts of a checkpoint after this step.
-        mark: what tells that checkpoint's files from all others.
-        plain: one step late: over all ranks; ``None`` when some rank does not know. The total is the lowest rank's word,
-            because devices of different kinds may differ in its last digit.
-        preconditioned: the same, as an adaptive optimizer divides gradients.
-        measure_every: in every how many steps all ranks measure: as seldom as the one that wants it least.
-        buckets_s: minimum over ranks per bucket, one step late; a rank that arrives early sees mostly waiting.
+        mark: random number that names the files of that checkpoint.
+        plain: squared norms over all ranks, one step late; ``None`` when a rank does not know its own. The total is
+            that of the lowest rank, because devices of different kinds may differ in its last digit.
+        preconditioned: the same norms as scaled by an adaptive optimizer.
+        measure_every: all ranks measure every this many steps: the largest number among the slots.
+        buckets_s: minimum over ranks per bucket, one step late; a rank that arrives early measures mostly its wait.
     """
 
     committed: bool
@@ -120,16 +121,18 @@ def to_row(slot: Slot) -> list[float]:
         float(slot.plan_checksum), float(slot.leaving), slot.weight, slot.loss_sum,
         float(slot.checkpoint), float(slot.mark),
         slot.plain.weighted, float(slot.plain.groups), slot.plain.total,
-        slot.preconditioned.weighted, float(slot.preconditioned.groups), slot.preconditioned.total, float(slot.measure_every), *slot.buckets_s,
+        slot.preconditioned.weighted, float(slot.preconditioned.groups), slot.preconditioned.total,
+        float(slot.measure_every), *slot.buckets_s,
     ]  # fmt: skip
 
 
 def decide(slots_WF: Sequence[Sequence[float]]) -> StepDecision:  # noqa: N803  # shape in the name
-    """Reduce the slots, the same way on every rank."""
+    """Reduce the slots to one decision, which is the same on every rank."""
     columns = list(zip(*slots_WF, strict=True))
     (
         votes, steps, generations, revisions, sizes_bytes, checksums, leaving, weights, loss_sums, checkpoints, marks,
-        plain_weighted, plain_groups, plain_total, preconditioned_weighted, preconditioned_groups, preconditioned_total, measure_every,
+        plain_weighted, plain_groups, plain_total,
+        preconditioned_weighted, preconditioned_groups, preconditioned_total, measure_every,
     ) = columns[:HEADER]  # fmt: skip
     versions = list(zip(generations, revisions, strict=True))
     newest = max(versions)

@@ -1,4 +1,4 @@
-"""Frames between peers: four bytes of length, then JSON. No pickles: a listener must not run what it is sent."""
+"""Frames between peers: four bytes of length, then JSON. No pickle: a listener must not execute received data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
 
     Raises:
         asyncio.IncompleteReadError: the connection ended.
-        ValueError: what came is no message of ours.
+        ValueError: the received bytes are not a valid message.
     """
     (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     if length > MAX_FRAME_BYTES:

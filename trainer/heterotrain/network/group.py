@@ -1,6 +1,6 @@
-"""The connections of one formation: a group for gradients, and a mesh for all that ranks tell each other themselves.
+"""The connections of one formation: a group for gradients, and a mesh for the ranks' own messages.
 
-A formation gets fresh groups on a fresh store. ``cut`` may be called from any thread at any time and makes every waiting
+A formation gets new groups on a new store. ``cut`` may be called from any thread at any time and makes every waiting
 operation fail; ``close`` belongs to the training thread.
 """
 
@@ -31,11 +31,11 @@ _Work = TypeVar("_Work")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SocketFilter:
-    """What tells a group's sockets from all others.
+    """Distinguishes a group's sockets from all others of the process.
 
     Attributes:
-        members: their IP addresses; empty where they are not known.
-        excluded_ports: a connection with one of these ports on either side is none of the group's.
+        members: the members' IP addresses; empty where they are not known.
+        excluded_ports: a connection with one of these ports on either side does not belong to the group.
     """
 
     members: frozenset[str]
@@ -44,7 +44,7 @@ class SocketFilter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waiting:
-    """What the training thread waits for, and since when on the monotonic clock."""
+    """The operation that the training thread waits for, and the start of the wait on the monotonic clock."""
 
     what: str
     since_s: float
@@ -54,22 +54,22 @@ class Group:
     """The connections of one formation, from this rank's side.
 
     Attributes:
-        waiting: what the training thread waits for at the moment, for whoever wants to know.
+        waiting: the current wait of the training thread, for the hang watch; ``None`` when it does not wait.
     """
 
-    def __init__(self, *, rank: int, world_size: int, address: SocketFilter, hosted: HostedStore | None = None) -> None:
+    def __init__(self, *, rank: int, world_size: int, sockets: SocketFilter, hosted: HostedStore | None = None) -> None:
         """Make a group that is not connected yet.
 
         Args:
             rank: this rank in the formation.
-            world_size: ranks in all.
-            address: what tells its sockets from others.
+            world_size: number of ranks.
+            sockets: distinguishes the group's sockets from others.
             hosted: the store, on the rank that hosts it.
         """
         self.rank = rank
         self.world_size = world_size
         self.waiting: Waiting | None = None
-        self._address = address
+        self._sockets = sockets
         self._before = hosted.before if hosted else open_sockets()
         self._store: Any = hosted.store if hosted else None
         self._own: frozenset[OpenSocket] | None = None
@@ -82,19 +82,19 @@ class Group:
     # -- life --------------------------------------------------------------------------------------------------------
 
     def build(self, *, connect: Callable[[], Any], backend: str, own_address: str | None) -> None:
-        """Connect to everybody.
+        """Connect to all other ranks.
 
         Args:
             connect: connects to the store, where this rank does not host it.
             backend: ``gloo`` or ``nccl`` for the gradients.
-            own_address: address of this rank, which names the interface for gloo; ``None`` leaves that to gloo.
+            own_address: address of this rank, which determines the interface for gloo; ``None`` leaves it to gloo.
 
         Raises:
-            PeerLost: a member went away meanwhile.
+            PeerLost: a member was lost meanwhile.
         """
         self._backend = backend
         if backend == "nccl":
-            # Its own watchdog would end the process when a peer is lost; here the links notice, and ``cut`` aborts.
+            # NCCL's watchdog would end the process when a peer is lost; here heartbeats detect it and ``cut`` aborts.
             os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         name = interface_of(own_address) if own_address else None
         if name is not None:
@@ -109,10 +109,10 @@ class Group:
         publish(connections, backend=backend, rank=self.rank, world_size=self.world_size)
         with self._lock:
             self._own = open_sockets() - self._before
-        # Not the store's, nor what other threads have open by chance: those end without anything being broken.
+        # Without the store's sockets and those of other threads, which may close while the group is intact.
         self._peered = connected(
-            self._own, addresses=self._addresses if self._address.members else None,
-            excluded_ports=self._address.excluded_ports | {getattr(self._store, "port", 0)},
+            self._own, addresses=self._addresses if self._sockets.members else None,
+            excluded_ports=self._sockets.excluded_ports | {getattr(self._store, "port", 0)},
         )  # fmt: skip
         self.check()
 
@@ -123,7 +123,7 @@ class Group:
             candidates = self._own if self._own is not None else open_sockets() - self._before
         if first and self._backend == "nccl":
             abort_nccl()
-        count = cut(candidates, addresses=self._addresses, excluded_ports=self._address.excluded_ports)
+        count = cut(candidates, addresses=self._addresses, excluded_ports=self._sockets.excluded_ports)
         if self._mesh is not None:
             self._mesh.cut()
         if first:
@@ -138,13 +138,13 @@ class Group:
         """Fail early when the group has been cut.
 
         Raises:
-            PeerLost: it has.
+            PeerLost: the group has been cut.
         """
         if self._cut:
             raise PeerLost(self._cut)
 
     def close(self) -> None:
-        """Drop the groups; waits for their threads, so it comes after ``cut`` or after the last operation."""
+        """Drop the groups. Waits for their threads, so call it after ``cut`` or after the last operation."""
         if self._mesh is not None:
             self._mesh.close()
         withdraw()
@@ -158,14 +158,14 @@ class Group:
         Raises:
             PeerLost: the group is broken.
         """
-        # The same as dist.all_reduce, without its looking for what is never there.
+        # The same as dist.all_reduce, without its checks for cases that cannot occur here.
         work: dist.Work = self._guarded(
             lambda: c10d.group.WORLD.allreduce([flat], c10d.AllreduceOptions()), RuntimeError
         )  # fmt: skip
         return work
 
     def gather(self, data: bytes) -> AllGather:
-        """Start to collect the bytes of every rank, as many of each; they are in ``rows`` when it has been waited for.
+        """Start to collect the same number of bytes from every rank; ``rows`` holds them after ``wait``.
 
         Raises:
             PeerLost: the group is broken.
@@ -179,11 +179,11 @@ class Group:
             PeerLost: the group is broken.
         """
         gathering = self.gather(pack_floats(values))
-        self.wait(gathering, "numbers of every rank")
+        self.wait(gathering, "an all-gather of numbers")
         return [unpack_floats(row) for row in gathering.rows]
 
     def broadcast_bytes(self, data: bytes | None, *, size_bytes: int, source: int) -> bytes:
-        """Return the ``size_bytes`` bytes that rank ``source`` holds; ``data`` is read there only.
+        """Return the ``size_bytes`` bytes of rank ``source``; ``data`` is read on that rank only.
 
         Raises:
             PeerLost: the group is broken.
@@ -195,16 +195,16 @@ class Group:
             outgoing = {rank: Payload(size_bytes, [memoryview(got)]) for rank in others}
         else:
             incoming = {source: Payload(size_bytes, [memoryview(got)])}
-        self.send_receive(outgoing, incoming, f"what rank {source} sends to all")
+        self.send_receive(outgoing, incoming, f"a broadcast of rank {source}")
         return bytes(got)
 
     def send_receive(self, outgoing: Mapping[int, Payload], incoming: Mapping[int, Payload], what: str) -> None:
         """Send to some ranks and fill memory from others; every rank calls this at the same point.
 
         Args:
-            outgoing: what goes to which rank.
-            incoming: what comes from which rank: as many bytes as that one sends.
-            what: names it, for those who ask where a job hangs.
+            outgoing: payload by receiving rank.
+            incoming: payload by sending rank, of the size that the sender sends.
+            what: name of the operation, for the hang watch.
 
         Raises:
             PeerLost: the group is broken.
@@ -213,14 +213,15 @@ class Group:
         self.wait(self._guarded(lambda: start(outgoing=outgoing, incoming=incoming), OSError), what)
 
     def wait(self, work: dist.Work | Exchange, what: str = "an exchange between ranks") -> None:
-        """Wait for an operation; ``what`` names it, for those who ask where a job hangs.
+        """Wait for an operation; ``what`` names it for the hang watch.
 
         Raises:
             PeerLost: the group is broken.
         """
         waited: Any = work
         broken: type[Exception] = RuntimeError if isinstance(work, dist.Work) else OSError
-        if isinstance(work, dist.Work) and self._backend != "nccl":  # NCCL's can be aborted, and waits on the device
+        # NCCL needs no bounded wait: its operations can be aborted and wait on the device.
+        if isinstance(work, dist.Work) and self._backend != "nccl":
             waited = BoundedWait(work, is_over=self._is_over)
         self.waiting = Waiting(what, time.monotonic())
         try:
@@ -231,9 +232,9 @@ class Group:
             self.waiting = None
 
     def finish_device(self) -> None:
-        """Wait until the accelerator has done everything that was queued, then look whether the group still stands.
+        """Wait until the accelerator has finished all queued work, then check that the group is intact.
 
-        On CUDA a reduction that was aborted looks done; the optimizer must not run on what it left behind.
+        On CUDA an aborted reduction looks finished; the optimizer must not run on its incomplete result.
 
         Raises:
             PeerLost: the group is broken.
@@ -248,11 +249,14 @@ class Group:
 
     @property
     def _addresses(self) -> frozenset[str]:
-        """Where the group's connections lead; the store on this rank's own host is reached through the loopback interface."""
-        return self._address.members | {"127.0.0.1", "::1"}
+        """Remote addresses of the group's connections; a store on this rank's own host is reached over loopback."""
+        return self._sockets.members | {"127.0.0.1", "::1"}
 
     def _is_over(self) -> bool:
-        """Return whether the group has been cut; gloo closes a connection of ours when it broke, so it is cut then."""
+        """Return whether the group has been cut.
+
+        Gloo closes a connection of this process when it broke; the group is then cut here.
+        """
         if not self._cut and self._peered - open_sockets():
             self.cut("a connection broke")
         return self.is_cut
@@ -263,7 +267,7 @@ class Group:
         return self._mesh
 
     def _guarded(self, start: Callable[[], _Work], broken: type[Exception]) -> _Work:
-        """Start an operation that raises ``broken`` when a connection is; any other error is the caller's own."""
+        """Start an operation that raises ``broken`` when a connection is broken; any other error is the caller's."""
         self.check()
         try:
             return start()

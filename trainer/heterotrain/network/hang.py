@@ -1,9 +1,9 @@
-"""Says where a job hangs: when this rank has waited long for others, one log entry names whom it waits for, and why.
+"""Logs where a job hangs: after a long wait for other ranks, one log entry names them and their activity.
 
-A lost peer is noticed by its link and a slow rank is no error, so nothing is ended here. But a rank whose own code is stuck
-(a deadlock in a data loader, a debugger, a branch that only one rank takes) stops everybody for as long as nobody looks, and
-the rank that looks stuck is never the one that is. So the waiting rank asks its peers what they do; a peer answers from
-another thread than the one that trains, with that thread's stack.
+Heartbeats detect a lost peer and a slow rank is not an error, so nothing is aborted here. But a rank whose own code is
+stuck (a deadlock in a data loader, a debugger, a branch that only one rank takes) stops all others indefinitely, and
+the rank that looks stuck is never the one that is. So the waiting rank asks its peers for their activity. A peer
+answers from another thread than the training thread, with the stack of the training thread.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from heterotrain.network.group import Group
 _log = logging.getLogger(__name__)
 
 LIMIT_FACTOR = 10.0
-"""A wait is told about after this many times the peers' time-out: 30 s by default, far beyond any wait for a loss."""
+"""A wait is logged after this many times the peers' time-out: 30 s by default, far longer than any wait for a loss."""
 FRAMES = 16
-"""Innermost frames of a stack that are told."""
+"""Number of innermost stack frames that are reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
-    """What one rank does at a moment.
+    """The activity of one rank at one moment.
 
     Attributes:
-        rank: in the process group.
-        name: worker and local rank, for people.
-        answers: whether it could be asked.
+        rank: rank in the process group.
+        name: worker and local rank, for log messages.
+        answers: whether the rank answered.
         steps: committed steps.
-        waits_for: the collective that it waits in; empty when it is in code of its own.
-        waits_s: seconds since it waits.
-        stack: of its training thread, outermost first; empty when it waits.
+        waits_for: the collective in which it waits; empty when it runs code of its own.
+        waits_s: seconds of that wait so far.
+        stack: stack of its training thread, outermost frame first; empty when it waits.
     """
 
     rank: int
@@ -50,19 +50,20 @@ class Activity:
 
     @property
     def label(self) -> str:
-        """Return how the rank is spoken of."""
+        """Return the rank's name in log messages."""
         return f"rank {self.rank} ({self.name})"
 
 
 def explain(own: Activity, peers: Sequence[Activity]) -> str:
-    """Return who is waited for, what every peer does, and where this rank stands; the first line says it all.
+    """Return the ranks waited for, the activity of every peer and this rank's stack; the first line is a summary.
 
-    Those are waited for who do not wait themselves, or do not answer; when all wait, those who wait for something else.
+    The ranks waited for are those that do not wait themselves or do not answer. When all wait, they are those that wait
+    for something else.
     """
     elsewhere = [p for p in peers if not p.answers or not p.waits_for]
     others = elsewhere or [p for p in peers if (p.steps, p.waits_for) != (own.steps, own.waits_for)]
     whom = ", ".join(peer.label for peer in others) or (
-        "nobody in particular, because all ranks wait for the same"
+        "no rank in particular, because all ranks wait for the same"
         if peers
         else "unknown, because ranks without an operator cannot ask each other"
     )
@@ -71,14 +72,14 @@ def explain(own: Activity, peers: Sequence[Activity]) -> str:
         if not peer.answers:
             lines.append(f"{peer.label} does not answer")
         elif peer.waits_for:
-            lines.append(f"{peer.label} waits for {peer.waits_for} of step {peer.steps}, since {peer.waits_s:.0f} s")
+            lines.append(f"{peer.label} has waited {peer.waits_s:.0f} s for {peer.waits_for} of step {peer.steps}")
         else:
-            lines += [f"{peer.label} is in code of its own, at step {peer.steps}:", *peer.stack]
+            lines += [f"{peer.label} runs code of its own, at step {peer.steps}:", *peer.stack]
     return "\n".join([*lines, f"{own.label} waits here:", *own.stack])
 
 
 def stack_of(thread_id: int | None) -> tuple[str, ...]:
-    """Return the innermost frames of a thread of this process, outermost first; empty when it has ended."""
+    """Return the innermost frames of a thread of this process, outermost first; empty when the thread has ended."""
     frame = sys._current_frames().get(thread_id) if thread_id is not None else None  # noqa: SLF001  # its only name
     if frame is None:
         return ()
@@ -86,7 +87,7 @@ def stack_of(thread_id: int | None) -> tuple[str, ...]:
 
 
 class HangWatch:
-    """Watches whether the training thread waits too long in a collective; tells it again after twice the time."""
+    """Logs when the training thread waits too long in a collective, and again each time the wait has doubled."""
 
     def __init__(
         self,
@@ -97,14 +98,14 @@ class HangWatch:
         ask: Callable[[], Sequence[Activity]],
         name: str,
     ) -> None:
-        """Begin to watch the thread that calls this.
+        """Start watching the calling thread.
 
         Args:
-            limit_s: seconds of waiting after which it is told.
-            group: the group that the training thread may wait in at the moment.
-            steps: committed steps.
-            ask: asks all peers what they do; nobody, where there is no way to ask.
-            name: this rank, for people.
+            limit_s: seconds of waiting before the first log entry.
+            group: returns the group in which the training thread may currently wait.
+            steps: returns the committed steps.
+            ask: returns the activity of all peers; an empty list where peers cannot be asked.
+            name: this rank, for log messages.
         """
         self._limit_s = limit_s
         self._group = group
@@ -116,11 +117,11 @@ class HangWatch:
         threading.Thread(target=self._watch, name="heterotrain-hangs", daemon=True).start()
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._stop.set()
 
     def activity(self) -> Activity:
-        """Return what this rank does now; safe from any thread."""
+        """Return the current activity of this rank; safe from any thread."""
         group = self._group()
         waiting = group.waiting if group is not None else None
         now_s = time.monotonic()
@@ -154,7 +155,7 @@ class HangWatch:
 
 
 def to_reply(activity: Activity) -> dict[str, object]:
-    """Return what a peer is told of this rank; the stack only where it says what the wait is about."""
+    """Return this rank's activity as a reply to a peer; the stack is included only when this rank does not wait."""
     return {
         "steps": activity.steps, "waits_for": activity.waits_for, "waits_s": activity.waits_s,
         "stack": [] if activity.waits_for else list(activity.stack),
@@ -162,7 +163,7 @@ def to_reply(activity: Activity) -> dict[str, object]:
 
 
 def from_reply(rank: int, name: str, reply: Mapping[str, object] | None) -> Activity:
-    """Return what a peer said of itself; ``None`` for one that said nothing, or nothing that makes sense."""
+    """Return the activity in a peer's reply; a missing (``None``) or malformed reply counts as no answer."""
     try:
         if reply is None:
             return Activity(rank=rank, name=name, answers=False)

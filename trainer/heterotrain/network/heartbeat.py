@@ -1,7 +1,8 @@
-"""Links to peers that notice a lost one.
+"""Heartbeat connections that detect a lost peer.
 
-Three ways to notice a loss, from fast to slow: the connection ends (the process died), the kernel's ``TCP_USER_TIMEOUT``
-passes without an acknowledgement (node or network gone), or the process answers no beat although its host does (frozen).
+There are three ways to detect a loss, from fast to slow: the connection ends (the process died); the kernel's
+``TCP_USER_TIMEOUT`` passes without an acknowledgement (node or network gone); or the process does not answer a
+heartbeat although its host acknowledges (frozen).
 
 Everything here runs in the peer service's loop.
 """
@@ -26,19 +27,19 @@ PeerKey = tuple[str, int]
 """A rank for its whole life: (worker uid, local rank)."""
 
 FROZEN_FACTOR = 4.0
-"""A process may hold the interpreter for seconds (a large load, a driver's start); its host still acknowledges."""
+"""A frozen process gets this many times the time-out: a large load or a driver's start may block Python for seconds."""
 CONNECT_S = 1.0
 RECONNECT_S = 0.3
 
 
 def key_of(member: Member) -> PeerKey:
-    """Return the key of a plan's member."""
+    """Return the key of a member of the plan."""
     return (member.worker_uid, member.local_rank)
 
 
 @dataclass(slots=True)
 class Heartbeat:
-    """This rank's view of one peer."""
+    """The heartbeat connection to one peer."""
 
     member: Member
     task: asyncio.Task[None] | None = None
@@ -50,7 +51,7 @@ class Heartbeat:
 
 
 class Heartbeats:
-    """One link to each watched peer; every answer to a beat is handed on."""
+    """One heartbeat connection to each watched peer; every reply is passed on."""
 
     def __init__(
         self,
@@ -60,13 +61,13 @@ class Heartbeats:
         on_reply: Callable[[Member, Mapping[str, Any]], Awaitable[None]],
         changed: asyncio.Event,
     ) -> None:
-        """Watch nobody yet.
+        """Start without any peers.
 
         Args:
             timeout_s: silence of a host after which its ranks count as lost.
-            message: makes the message for a peer.
-            on_reply: takes its answer.
-            changed: set whenever a link comes up, goes down or is given up.
+            message: returns the heartbeat message for a peer.
+            on_reply: receives the reply.
+            changed: set whenever a connection comes up, goes down or is given up.
         """
         self.on_lost: Callable[[PeerKey, str], None] = lambda _key, _reason: None
         self._timeout_s = timeout_s
@@ -76,7 +77,7 @@ class Heartbeats:
         self._heartbeats: dict[PeerKey, Heartbeat] = {}
 
     def watch(self, members: Mapping[PeerKey, Member]) -> None:
-        """Keep a link to exactly these peers."""
+        """Exchange heartbeats with exactly these peers."""
         for key in [key for key in self._heartbeats if key not in members]:
             heartbeat = self._heartbeats.pop(key)
             if heartbeat.task is not None:
@@ -87,27 +88,27 @@ class Heartbeats:
                 heartbeat.task = asyncio.get_running_loop().create_task(self._maintain(key, heartbeat))
 
     def is_up(self, key: PeerKey) -> bool:
-        """Return whether the link to this peer works at the moment."""
+        """Return whether the connection to this peer currently works."""
         heartbeat = self._heartbeats.get(key)
         return heartbeat is not None and heartbeat.up
 
     def is_undetermined(self, key: PeerKey) -> bool:
-        """Return whether the link neither works nor has been given up: it soon will be one or the other."""
+        """Return whether the connection neither works nor has been given up; soon it will be one or the other."""
         heartbeat = self._heartbeats.get(key)
         return heartbeat is not None and not heartbeat.up and not heartbeat.lost
 
     def is_lost(self, key: PeerKey) -> bool:
-        """Return whether the link to this peer has been given up and has not come back since."""
+        """Return whether this peer has been given up and has not been reached since."""
         heartbeat = self._heartbeats.get(key)
         return heartbeat is not None and bool(heartbeat.lost)
 
     def forget_losses(self) -> None:
-        """Forget who was lost: whoever still is, is given up once more, and ``on_lost`` hears of it again."""
+        """Clear all losses: a peer that is still lost is given up again, with another call of ``on_lost``."""
         for heartbeat in self._heartbeats.values():
             heartbeat.lost = ""
 
     async def ping_all(self, timeout_s: float) -> None:
-        """Exchange a beat with every linked peer now, so that connections that ended are known to have ended."""
+        """Exchange a heartbeat with every connected peer now, so that ended connections are detected."""
         waiting = []
         for heartbeat in self._heartbeats.values():
             if heartbeat.up:
@@ -120,7 +121,7 @@ class Heartbeats:
                 task.cancel()
 
     async def _maintain(self, key: PeerKey, heartbeat: Heartbeat) -> None:
-        """Connect, beat, and connect again for as long as the peer is watched."""
+        """Connect, exchange heartbeats and reconnect for as long as the peer is watched."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s
         while True:
@@ -138,8 +139,8 @@ class Heartbeats:
             try:
                 await self._beat(heartbeat, reader, writer)
             except (asyncio.IncompleteReadError, ConnectionError, ValueError):
-                pass  # it ended, hung up, or is somebody else: whether it is lost shows when it is called again
-            except OSError as error:  # frozen, or no acknowledgement: a new connection would wait in vain as well
+                pass  # the connection ended or reached another process: the next attempt shows whether the peer is lost
+            except OSError as error:  # frozen, or no acknowledgement: a new connection would get no answer either
                 self._mark_lost(key, heartbeat, loss_reason(error, timeout_s=self._timeout_s))
             finally:
                 writer.close()
@@ -177,15 +178,16 @@ class Heartbeats:
 
 
 def loss_reason(error: OSError, *, timeout_s: float) -> str:
-    """Return what a peer did not do, and for how long, when its link ended by ``error``.
+    """Return why a peer counts as lost, for a log message, when its connection ended with ``error``.
 
-    The kernel reports unacknowledged bytes as a ``TimeoutError`` with a number; asyncio's own, for a beat, has none.
+    The kernel reports unacknowledged bytes as a ``TimeoutError`` with an error number; asyncio's ``TimeoutError`` for a
+    missing reply has none.
     """
     if not isinstance(error, TimeoutError):
         return f"broke its connection: {error}"
     if error.errno is not None:
         return f"acknowledged nothing for {timeout_s:g} s"
-    return f"answered no beat for {FROZEN_FACTOR * timeout_s:g} s"
+    return f"answered no heartbeat for {FROZEN_FACTOR * timeout_s:g} s"
 
 
 def _unacknowledged_limit(writer: asyncio.StreamWriter, seconds: float) -> None:

@@ -124,7 +124,7 @@ def test_a_peer_that_is_no_longer_watched_is_not_lost(make: Make) -> None:
 def test_loss_reason_is_told_with_the_time_that_really_passed() -> None:
     """A host that acknowledges nothing, a frozen process and a broken route are three things."""
     assert loss_reason(OSError(errno.ETIMEDOUT, "timed out"), timeout_s=3.0) == "acknowledged nothing for 3 s"
-    assert loss_reason(TimeoutError(), timeout_s=3.0) == "answered no beat for 12 s"
+    assert loss_reason(TimeoutError(), timeout_s=3.0) == "answered no heartbeat for 12 s"
     assert "No route to host" in loss_reason(OSError(errno.EHOSTUNREACH, "No route to host"), timeout_s=3.0)
 
 

@@ -23,8 +23,8 @@ def test_those_who_do_not_wait_are_waited_for() -> None:
     text = explain(OWN, [SAME, STUCK, SILENT])
     assert text.splitlines() == [
         "step 7 has waited 31 s for gradient bucket 2 of 3; waited for: rank 2 (w2/0), rank 3 (w3/0)",
-        "rank 1 (w1/0) waits for gradient bucket 2 of 3 of step 7, since 31 s",
-        "rank 2 (w2/0) is in code of its own, at step 7:",
+        "rank 1 (w1/0) has waited 31 s for gradient bucket 2 of 3 of step 7",
+        "rank 2 (w2/0) runs code of its own, at step 7:",
         '  File "train.py", line 3, in load',
         "rank 3 (w3/0) does not answer",
         "rank 0 (w0/0) waits here:",
@@ -34,10 +34,10 @@ def test_those_who_do_not_wait_are_waited_for() -> None:
 
 def test_ranks_that_wait_for_different_things() -> None:
     """A branch that only some take: the others are named; when all wait for the same, nobody is."""
-    assert first_line(SAME, replace(SAME, rank=2, name="w2/0", waits_for="numbers of every rank")) == (
+    assert first_line(SAME, replace(SAME, rank=2, name="w2/0", waits_for="an all-gather of numbers")) == (
         "waited for: rank 2 (w2/0)"
     )
-    assert first_line(SAME) == "waited for: nobody in particular, because all ranks wait for the same"
+    assert first_line(SAME) == "waited for: no rank in particular, because all ranks wait for the same"
     assert first_line() == "waited for: unknown, because ranks without an operator cannot ask each other"
 
 

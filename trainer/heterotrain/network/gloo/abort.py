@@ -1,8 +1,8 @@
 """Cut a process group's connections from outside.
 
-Gloo cannot be aborted: neither ``abort`` nor ``destroy_process_group`` wakes a thread that waits for a peer. Shutting the
-group's sockets down does, within milliseconds, and also wakes every peer that waits for this rank. Closing is left to
-their owner; a file descriptor is never closed here, so a number that was given to somebody else is never touched.
+Gloo cannot be aborted: neither ``abort`` nor ``destroy_process_group`` wakes a thread that waits for a peer. Shutting
+down the group's sockets does, within milliseconds, and also wakes every peer that waits for this rank. Closing is left
+to their owner. A file descriptor is never closed here, so a number that has been reused is never affected.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class OpenSocket:
 
 
 def open_sockets() -> frozenset[OpenSocket]:
-    """Return the sockets that this process has open (nothing on systems without ``/proc``)."""
+    """Return the open sockets of this process; an empty set on systems without ``/proc``."""
     found = set()
     with contextlib.suppress(FileNotFoundError):
-        for name in os.listdir(_FOLDER):  # noqa: PTH208  # called while survivors wait: the plain call
+        for name in os.listdir(_FOLDER):  # noqa: PTH208  # called while survivors wait: the cheapest call
             with contextlib.suppress(OSError, ValueError):
                 target = os.readlink(f"{_FOLDER}/{name}")  # noqa: PTH115  # as above
                 if target.startswith("socket:["):
@@ -40,12 +40,12 @@ def open_sockets() -> frozenset[OpenSocket]:
 
 
 def cut(sockets: Collection[OpenSocket], *, addresses: Collection[str], excluded_ports: Collection[int]) -> int:
-    """Shut down those sockets that are connected to one of ``addresses``; return how many there were.
+    """Shut down the sockets that are connected to one of ``addresses``; return their number.
 
     Args:
         sockets: candidates.
         addresses: IP addresses of the group's members.
-        excluded_ports: a socket with one of these ports on either side is left alone (the peers' own links).
+        excluded_ports: a socket with one of these ports on either side is left alone (heartbeat connections).
     """
     count = 0
     now = open_sockets()
@@ -63,7 +63,7 @@ def address_of(interface: str) -> str:
     """Return the address of a network interface, IPv4 where it has one.
 
     Raises:
-        OSError: it has none that others could reach.
+        OSError: it has no address that others could reach.
     """
     import fcntl  # noqa: PLC0415  # not on every system
 
@@ -72,7 +72,7 @@ def address_of(interface: str) -> str:
         return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), 0x8915, request)[20:24])  # SIOCGIFADDR
     for line in _V6_TABLE.read_text(encoding="ascii").splitlines():
         fields = line.split()
-        if fields[-1] == interface and fields[3] != "20":  # a link-local one needs a scope that differs by host
+        if fields[-1] == interface and fields[3] != "20":  # a link-local address needs a scope that differs by host
             return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(fields[0]))
     raise OSError(f"the network interface {interface} has no address")
 
@@ -80,7 +80,7 @@ def address_of(interface: str) -> str:
 def connected(
     sockets: Collection[OpenSocket], *, addresses: Collection[str] | None, excluded_ports: Collection[int]
 ) -> frozenset[OpenSocket]:
-    """Return those sockets that are connected to one of ``addresses``; see ``cut``. ``None`` stands for all addresses."""
+    """Return the sockets that are connected to one of ``addresses``, or to any for ``None``; see ``cut``."""
     found = set()
     for candidate in sockets:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(candidate.descriptor)) as duplicate:
@@ -90,7 +90,7 @@ def connected(
 
 
 def interface_of(address: str) -> str | None:
-    """Return the network interface that holds this address, or ``None`` when none does."""
+    """Return the network interface that has this address, or ``None``."""
     import fcntl  # noqa: PLC0415  # not on every system
 
     for _, name in socket.if_nameindex():
@@ -115,10 +115,10 @@ def _interface_of_v6(address: str) -> str | None:
 
 
 def _leads_to(one: socket.socket, *, addresses: Collection[str] | None, excluded_ports: Collection[int]) -> bool:
-    """Return whether a socket is connected to one of the addresses, with no spare port on either side.
+    """Return whether a socket is connected to one of the addresses, with no excluded port on either side.
 
     Raises:
-        OSError: it has no peer, as a listener.
+        OSError: the socket has no peer, like a listener.
     """
     if one.family not in (socket.AF_INET, socket.AF_INET6):
         return False

@@ -13,33 +13,35 @@ from heterotrain.errors import PeerLost, UsageError
 from heterotrain.network.connection_setup import COLLECTIVE_S, GroupConnections, c10d, short_message
 
 BACKEND = "heterotrain"
-"""The name under which torch knows our gloo group for gradients."""
+"""The name under which torch knows the trainer's gloo group for gradients."""
 
 
 def check_free() -> None:
-    """Refuse to begin where a script has made torch's default group itself.
+    """Refuse to start when the script has already made torch's default group.
 
     Raises:
-        UsageError: it has.
+        UsageError: there is a default group.
     """
     if dist.is_initialized():
         raise UsageError(
-            "torch.distributed has a default group already, and job.steps makes its own: leave out init_process_group; inside "
-            "job.steps torch.distributed works as usual"
+            "torch.distributed already has a default group, and job.steps makes its own: leave out init_process_group; "
+            "inside job.steps torch.distributed works as usual"
         )
 
 
 def publish(connections: GroupConnections, *, backend: str, rank: int, world_size: int) -> None:
-    """Make the connections torch's default group; nothing is exchanged, since gloo's are there and NCCL's come later.
+    """Make the connections torch's default group.
+
+    Nothing is exchanged: gloo's connections exist already, and NCCL's are made later.
 
     Args:
-        connections: of the new formation; there must be no default group.
+        connections: those of the new formation; there must be no default group.
         backend: ``gloo`` or ``nccl`` for the gradients on a device.
         rank: this rank in the formation.
-        world_size: ranks in all.
+        world_size: number of ranks.
 
     Raises:
-        PeerLost: torch refused them.
+        PeerLost: torch rejected the connections.
     """
     _MADE.append(connections.gradients)
     try:
@@ -57,17 +59,17 @@ def publish(connections: GroupConnections, *, backend: str, rank: int, world_siz
 
 
 _MADE: list[Any] = []
-"""The group that torch is about to take over."""
+"""The group that torch is about to take over, if any."""
 
 
 def withdraw() -> None:
-    """Drop torch's default group; waits for its threads."""
+    """Drop torch's default group. Waits for its threads."""
     if dist.is_initialized():
         with contextlib.suppress(RuntimeError, ValueError):
             dist.destroy_process_group()
 
 
 def abort_nccl() -> None:
-    """Abort the gradients' communicator: unlike gloo, NCCL can be, from any thread."""
-    with contextlib.suppress(Exception):  # whatever it says, the group is over
+    """Abort the gradients' communicator: unlike gloo, NCCL can be aborted, from any thread."""
+    with contextlib.suppress(Exception):  # the group is over in any case
         c10d.group.WORLD._get_backend(torch.device("cuda")).abort()  # noqa: SLF001  # torch has no public way

@@ -1,4 +1,4 @@
-"""How the connections of a mesh come about: each rank opens a door, tells where it is, and calls at those below it."""
+"""Makes the connections of a mesh: each rank listens, publishes its port and connects to the ranks below it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from heterotrain.network.gloo.abort import address_of
 from heterotrain.network.mesh.mesh import Mesh
 
 _HELLO = struct.Struct("<16sI")
-"""What only those know who read the store, and the rank that calls."""
+"""A secret known only to readers of the store, and the rank that connects."""
 HELLO_S = 2.0
-"""For a caller to say who it is: its greeting is on the way when the connection stands."""
+"""Limit for the greeting of a connecting rank, which is sent as soon as the connection is established."""
 
 
 def connect(store: Any, *, rank: int, world_size: int, address: str | None, within_s: float, limit_s: float) -> Mesh:
-    """Connect to every other rank: a rank calls those below it and is called by those above.
+    """Connect to every other rank: a rank connects to those below it and accepts connections from those above.
 
     Args:
-        store: of this formation alone; where ranks tell their ports.
+        store: the store of this formation, in which ranks publish their ports.
         rank: this rank.
-        world_size: ranks in all.
-        address: where the others reach this rank; ``None`` for that of the interface that gloo uses.
-        within_s: seconds for everybody to be connected.
+        world_size: number of ranks.
+        address: address at which the others reach this rank; ``None`` for that of gloo's interface.
+        within_s: seconds within which all ranks have to be connected.
         limit_s: seconds after which a later wait is given up.
 
     Raises:
-        OSError, RuntimeError: somebody did not come.
+        OSError, RuntimeError: a rank did not connect.
     """
     end_s = time.monotonic() + within_s
     own = address or gloo_address()
@@ -44,25 +44,25 @@ def connect(store: Any, *, rank: int, world_size: int, address: str | None, with
     ):
         store.set(f"mesh-{rank}", secret + f"{listener.getsockname()[1]} {own}".encode())
         for other in range(rank):
-            told = bytes(store.get(f"mesh-{other}"))
-            port, host = told[16:].decode().split()
+            published = bytes(store.get(f"mesh-{other}"))
+            port, host = published[16:].decode().split()
             peers[other] = unfinished.enter_context(socket.create_connection((host, int(port)), _left(end_s)))
-            peers[other].sendall(_HELLO.pack(told[:16], rank))
+            peers[other].sendall(_HELLO.pack(published[:16], rank))
         while len(peers) < world_size - 1:
             listener.settimeout(_left(end_s))
-            caller = unfinished.enter_context(listener.accept()[0])
-            caller.settimeout(HELLO_S)
+            accepted = unfinished.enter_context(listener.accept()[0])
+            accepted.settimeout(HELLO_S)
             with contextlib.suppress(OSError, struct.error):
-                said, other = _HELLO.unpack(caller.recv(_HELLO.size, socket.MSG_WAITALL))
-                if secrets.compare_digest(said, secret):
-                    peers[other] = caller
+                received, other = _HELLO.unpack(accepted.recv(_HELLO.size, socket.MSG_WAITALL))
+                if secrets.compare_digest(received, secret):
+                    peers[other] = accepted
         mesh = Mesh(peers, rank=rank, limit_s=limit_s)
         unfinished.pop_all()
     return mesh
 
 
 def gloo_address() -> str:
-    """Return the address that torch's gloo chooses: of the interface that is named to it, else the host name's, else local."""
+    """Return the address that torch's gloo chooses: its configured interface's, else the host name's, else loopback."""
     names = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")
     if names[0]:
         return address_of(names[0])

@@ -1,7 +1,8 @@
-"""Bytes that ranks send each other at the same time, each pair over its own connection, pumped by the thread that waits.
+"""Simultaneous transfers between ranks, each pair over its own connection, driven by the waiting thread.
 
-Every exchange of a formation has a number, and every rank begins them in the same order, so what is read from a connection
-always belongs to the exchange at hand; a frame says which one it is and how long, in case the ranks' scripts differ.
+Every exchange of a formation has a number, and every rank starts them in the same order. So data read from a connection
+always belong to the current exchange. Each frame still carries that number and its length, in case the ranks' scripts
+differ.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from dataclasses import dataclass
 from heterotrain.errors import UsageError
 
 HEAD = struct.Struct("<IQ")
-"""What every frame begins with: which exchange of the formation this is, and how many bytes follow."""
+"""Header of every frame: the number of the exchange in its formation, and the number of bytes that follow."""
 TURNS = 16
-"""Reads or writes on one connection before the others are looked at: a fast peer must not hold up the rest."""
+"""Reads or writes on one connection before the others get a turn, so that a fast peer does not delay the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What goes one way between two ranks.
+    """The data sent in one direction between two ranks.
 
     Attributes:
-        size_bytes: of all views together.
-        views: the memory that is sent or filled, in order; each is asked for when it is needed and no sooner.
+        size_bytes: total size of all views.
+        views: the memory to send or fill, in order; each view is requested only when it is needed.
     """
 
     size_bytes: int
@@ -34,14 +35,14 @@ class Payload:
 
 
 class Exchange:
-    """Sends and receives until everything has gone and come; ``wait`` belongs to the training thread."""
+    """Sends and receives until all data have been transferred; ``wait`` belongs to the training thread."""
 
     def __init__(self, peers: Mapping[int, socket.socket], *, number: int, limit_s: float) -> None:
-        """Take part in an exchange.
+        """Prepare an exchange.
 
         Args:
             peers: connected, non-blocking sockets, by rank.
-            number: of this exchange in its formation.
+            number: number of this exchange in its formation.
             limit_s: seconds without any progress after which ``wait`` gives up.
         """
         self._peers = peers
@@ -54,7 +55,7 @@ class Exchange:
         self._heads: dict[int, tuple[memoryview, bytes]] = {}
 
     def send(self, peer: int, first: bytes, then: Iterable[memoryview] = ()) -> None:
-        """Begin to send to a peer; ``first`` starts with the frame's head.
+        """Start sending to a peer; ``first`` starts with the frame's header.
 
         Raises:
             OSError: the connection is broken.
@@ -64,17 +65,17 @@ class Exchange:
         self._push(peer)
 
     def fill(self, peer: int, first: bytearray, then: Iterable[memoryview] = (), *, size_bytes: int) -> None:
-        """Expect a frame of ``size_bytes`` beyond its head from a peer; ``first`` takes the head and perhaps more."""
+        """Expect a frame with ``size_bytes`` after its header; ``first`` takes the header and perhaps more."""
         whole = self._missing[peer] = memoryview(first)
         self._to_fill[peer] = iter(then)
         self._heads[peer] = (whole, HEAD.pack(self._number, size_bytes))
 
     def wait(self) -> None:
-        """Return when everything has arrived, and what this rank sends has left it.
+        """Return when all data have arrived and all outgoing data have been sent.
 
         Raises:
-            OSError: a connection is broken, or (``TimeoutError``) nothing moved for the time limit.
-            UsageError: a peer takes part in another exchange.
+            OSError: a connection is broken, or (``TimeoutError``) no data moved within the time limit.
+            UsageError: a peer takes part in a different exchange.
         """
         for peer in tuple(self._missing):
             self._pull(peer)
@@ -87,7 +88,7 @@ class Exchange:
         while self._missing or self._unsent:
             ready = poll.poll(self._limit_s * 1000)
             if not ready:
-                raise TimeoutError(f"nothing came from ranks {sorted(self._missing)} for {self._limit_s:g} s")
+                raise TimeoutError(f"no data came from ranks {sorted(self._missing)} for {self._limit_s:g} s")
             for descriptor, _event in ready:
                 peer = number_of[descriptor]
                 self._push(peer)
@@ -132,7 +133,7 @@ class Exchange:
             self._missing[peer] = missing
 
     def _check(self, peer: int, missing: memoryview) -> None:
-        """Look at a frame's head as soon as it is there: a frame of another length might never be complete."""
+        """Check the frame's header as soon as it is complete: a frame of another length might never be."""
         whole, head = self._heads[peer]
         if len(whole) - len(missing) < HEAD.size:
             return
@@ -146,25 +147,25 @@ class Exchange:
 
 
 def _rest(view: memoryview | None, then: Iterator[memoryview]) -> memoryview | None:
-    """Return what is left to move: of this view, else of the next one that is not empty; ``None`` for nothing."""
+    """Return the rest to transfer: this view, or the next one that is not empty; ``None`` when nothing is left."""
     while view is not None and not view:
         view = next(then, None)
     return view
 
 
 class AllGather(Exchange):
-    """Every rank sends the same few bytes to all others; they are in ``rows`` when it has been waited for."""
+    """Every rank sends the same number of bytes to all others; ``rows`` holds them after ``wait``."""
 
     def __init__(
         self, peers: Mapping[int, socket.socket], *, rank: int, number: int, data: bytes, limit_s: float
     ) -> None:
-        """Begin to send ``data``; as many bytes are expected from everybody.
+        """Start sending ``data``; the same number of bytes is expected from every rank.
 
         Args:
             peers: see ``Exchange``.
             rank: this rank.
             number: see ``Exchange``.
-            data: what this rank says.
+            data: the bytes of this rank.
             limit_s: see ``Exchange``.
 
         Raises:
@@ -180,27 +181,27 @@ class AllGather(Exchange):
 
     @property
     def rows(self) -> list[bytes]:
-        """What every rank sent, by rank."""
+        """The bytes of every rank, by rank."""
         rows = {peer: bytes(memoryview(got)[HEAD.size :]) for peer, got in self._got.items()}
         rows[self._rank] = self._frame[HEAD.size :]
         return [rows[rank] for rank in range(len(rows))]
 
 
 class SendReceive(Exchange):
-    """Every rank sends cargo of its own to some of the others; it lies in its place when it has been waited for."""
+    """Every rank sends payloads of its own to some of the others; they are in place after ``wait``."""
 
     def __init__(
         self, peers: Mapping[int, socket.socket], *, number: int, limit_s: float,
         outgoing: Mapping[int, Payload], incoming: Mapping[int, Payload],
     ) -> None:  # fmt: skip
-        """Begin to send.
+        """Start sending.
 
         Args:
             peers: see ``Exchange``.
             number: see ``Exchange``.
             limit_s: see ``Exchange``.
-            outgoing: what goes to whom.
-            incoming: what is expected from whom, with memory of that length to be filled; the peer says the same.
+            outgoing: payload by receiving rank.
+            incoming: payload by sending rank, with memory to fill; the sender's payload has the same size.
 
         Raises:
             OSError: a connection is broken.

@@ -1,9 +1,9 @@
-"""One connection between every two ranks, for all that ranks tell each other themselves: votes, statistics, plans, states.
+"""One connection between every two ranks, for the ranks' own messages: votes, statistics, plans, states.
 
-Gloo hands each operation to a thread of its own, whose answer comes by way of a second one that watches the sockets: for a
-hundred bytes that costs more than the bytes' way, and its all-gather goes round all ranks one after the other. Here the
-training thread itself writes to every peer and reads from every peer; what peers have sent meanwhile lies ready in
-the kernel. Nothing waits for the slowest but the one who reads.
+Gloo hands each operation to a thread, and a second thread that watches the sockets delivers the result. For a hundred
+bytes this costs more than the transfer, and gloo's all-gather passes through all ranks in turn. Here the training
+thread itself writes to every peer and reads from every peer; data that peers have sent meanwhile wait in the kernel.
+Sends never block; only a rank that reads from a slow peer waits for it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from heterotrain.network.mesh.exchange import AllGather, Payload, SendReceive
 
 
 class Mesh:
-    """The connections of one rank. ``cut`` may be called from any thread; everything else belongs to the training thread."""
+    """The connections of one rank. ``cut`` may be called from any thread, all else only from the training thread."""
 
     def __init__(self, peers: Mapping[int, socket.socket], *, rank: int, limit_s: float) -> None:
-        """Take connections over.
+        """Take over connections.
 
         Args:
             peers: a connected stream socket to every other rank.
@@ -37,7 +37,7 @@ class Mesh:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def gather(self, data: bytes) -> AllGather:
-        """Send ``data`` to every rank, and begin to collect what they send: as many bytes from each.
+        """Start sending ``data`` to every rank and collecting the same number of bytes from each.
 
         Raises:
             OSError: a connection is broken.
@@ -45,11 +45,11 @@ class Mesh:
         return AllGather(self._peers, rank=self._rank, number=self._next(), data=data, limit_s=self._limit_s)
 
     def send_receive(self, *, outgoing: Mapping[int, Payload], incoming: Mapping[int, Payload]) -> SendReceive:
-        """Begin to send cargo, and to take what others send; every rank calls this, those without cargo as well.
+        """Start sending and receiving payloads; every rank calls this, also one without payloads.
 
         Args:
-            outgoing: what goes to which rank.
-            incoming: what is expected from which rank: as many bytes as that one sends.
+            outgoing: payload by receiving rank.
+            incoming: payload by sending rank, of the size that the sender sends.
 
         Raises:
             OSError: a connection is broken.
@@ -59,13 +59,13 @@ class Mesh:
         )  # fmt: skip
 
     def cut(self) -> None:
-        """Make every exchange fail, now and later, here and at the peers."""
+        """Make every exchange fail, now and later, on this rank and on its peers."""
         for connection in self._peers.values():
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Let go of the connections; what was sent still arrives."""
+        """Close the connections; data already sent still arrive."""
         for connection in self._peers.values():
             connection.close()
 
@@ -75,12 +75,12 @@ class Mesh:
 
 
 def pack_floats(values: Sequence[float]) -> bytes:
-    """Return numbers as float64, 8 bytes each, in the byte order that all ranks have."""
+    """Return numbers as float64, 8 bytes each, in native byte order, which all ranks share."""
     return array("d", values).tobytes()
 
 
 def unpack_floats(data: bytes) -> list[float]:
-    """Return the numbers that ``packed`` made this of."""
+    """Return the numbers in the result of ``pack_floats``."""
     values = array("d")
     values.frombytes(data)
     return values.tolist()

@@ -110,7 +110,7 @@ def test_silence_beyond_the_limit_ends_the_wait() -> None:
     """The limit names who was silent."""
     with (
         meshes(2, limit_s=0.01) as (first, _silent),
-        pytest.raises(TimeoutError, match=r"nothing came from ranks \[1\] for 0.01 s"),
+        pytest.raises(TimeoutError, match=r"no data came from ranks \[1\] for 0.01 s"),
     ):
         collected(first, b"x")
 
