@@ -15,7 +15,8 @@ from heterotrain_operator.cluster_state.parse import RANKS_ANNOTATION, parse_job
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.decide.grants.grant import UNLIMITED
-from heterotrain_operator.decide.job import Decision, JobInputs
+from heterotrain_operator.decide.inputs import JobInputs
+from heterotrain_operator.decide.job import Decision
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.reconcile import PLANNING_PART

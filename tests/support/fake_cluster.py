@@ -16,7 +16,8 @@ from heterotrain_operator.cluster_state.quantity import added
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobView, NodeView, PlanObject, PodView
 from heterotrain_operator.decide.grants.grant import UNLIMITED
-from heterotrain_operator.decide.job import Decision, JobInputs, decide
+from heterotrain_operator.decide.inputs import JobInputs
+from heterotrain_operator.decide.job import Decision, decide
 from heterotrain_operator.decide.lifecycle import Acceptance
 
 NOW_S = 1_800_000_000.0

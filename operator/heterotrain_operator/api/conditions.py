@@ -75,3 +75,14 @@ def set_conditions(
             )
         )
     return tuple(result)
+
+
+def find_condition(conditions: Iterable[Condition], kind: ConditionType) -> Condition | None:
+    """Return the condition of this type, ``None`` where it was never set."""
+    return next((condition for condition in conditions if condition.type == kind.value), None)
+
+
+def condition_holds(conditions: Iterable[Condition], kind: ConditionType) -> bool:
+    """Return whether the condition of this type is ``True``."""
+    found = find_condition(conditions, kind)
+    return found is not None and found.status == "True"

@@ -20,6 +20,7 @@ from heterotrain_operator.cluster_state.views import (
     PlanObject,
     PodView,
     Taint,
+    ValidJob,
 )
 
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
@@ -66,7 +67,8 @@ def parse_job(body: Mapping[str, Any]) -> JobView:
         spec = read_spec(body)
     except SpecError as error:
         problem = str(error)
-    return JobView(
+    kind: type[JobView] = JobView if spec is None else ValidJob
+    return kind(
         key=key_of(body),
         uid=metadata["uid"],
         generation=metadata.get("generation", 0),

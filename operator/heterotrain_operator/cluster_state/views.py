@@ -45,6 +45,13 @@ class JobView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ValidJob(JobView):
+    """A job whose spec is valid: only such a job has pods, a plan and a part in the allocation."""
+
+    spec: HeteroTrainJobSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """How the training container ended; ``message`` is its termination message."""
 

@@ -1,8 +1,8 @@
-"""One pass over one job: from everything that is known to everything that has to be done, with the reason."""
+"""One pass over one job: from everything that is known about it to everything that has to be done, with the reason."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,13 +11,12 @@ from heterotrain_core.contract.plan import Plan
 from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.reading import managed_by_us
 from heterotrain_operator.api.status import HeteroTrainJobStatus
-from heterotrain_operator.api.v1alpha1 import CleanPodPolicy, HeteroTrainJobSpec
+from heterotrain_operator.api.v1alpha1 import CleanPodPolicy
 from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.cluster_state.quantity import pod_requests
-from heterotrain_operator.cluster_state.telemetry import Telemetry
-from heterotrain_operator.cluster_state.views import JobView, NodeView, PlanObject, PodView
-from heterotrain_operator.decide.grants.grant import UNLIMITED, JobGrant
-from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Acceptance, Life, Stage, decide_life
+from heterotrain_operator.cluster_state.views import JobView, PodView, ValidJob
+from heterotrain_operator.decide.inputs import DerivedState, JobInputs, derive
+from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Life, Stage
 from heterotrain_operator.decide.objects.objects import (
     build_disruption_budget,
     build_plan_object,
@@ -26,55 +25,27 @@ from heterotrain_operator.decide.objects.objects import (
 )
 from heterotrain_operator.decide.objects.pods import build_pod
 from heterotrain_operator.decide.plan.membership import MembershipDecision, decide_membership
-from heterotrain_operator.decide.plan.plan import PlanInForce, next_plan, ranks_of, read_plan
+from heterotrain_operator.decide.plan.plan import next_plan, ranks_of
 from heterotrain_operator.decide.plan.shares import Shares, share_out
 from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.status.events import JobEvent, events_of
 from heterotrain_operator.decide.status.status import status_of
 from heterotrain_operator.decide.workers.capacity import FreeSlots, free_slots, shape_of
-from heterotrain_operator.decide.workers.failures import Accounts, account, restart_delay_s
-from heterotrain_operator.decide.workers.replicas import ReplicaDecision, decide_replicas, next_indices
-from heterotrain_operator.decide.workers.state import Worker, WorkerState, worker_states
+from heterotrain_operator.decide.workers.failures import restart_delay_s
+from heterotrain_operator.decide.workers.replicas import (
+    NO_REPLICAS,
+    ReplicaDecision,
+    decide_replicas,
+    next_indices,
+)
+from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 KEPT_FAILED_PODS = 5
-"""Failed pods that are kept for their logs until the job ends; a failed pod takes no room."""
+"""So many failed pods are kept for their logs until the job ends; they use no resources."""
 COOLING_S = 10.0
-"""A worker that died at once from outside is not replaced before this long: whatever killed it may go on killing."""
+"""A worker that was killed from outside right after its start is replaced only after this time: the cause may persist."""
 _QUICK_DEATH_S = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobInputs:
-    """Everything that a pass over one job looks at.
-
-    Attributes:
-        pods: all that bear the job's labels.
-        nodes: by name, all nodes of the cluster.
-        used: by node, the sum of what running pods request, those of others included.
-        acceptance: what the API server says to the job's pods in a dry run.
-        refusal: the API server's answer when it refused to create a pod in the pass before; empty when it did not.
-        blocked: its answer when it refused anything else; empty when it did not.
-        keep_plan: whether no plan is to be written, because one was just refused.
-        replan: whether telemetry holds anything that the plan in force does not rest on yet; what is asked for anew
-            (another member) is shared out in any case.
-        gather_s: longest time that a ready worker waits for others that start.
-        grant: what the job may have of nodes that others want, too.
-    """
-
-    job: JobView
-    pods: Sequence[PodView]
-    nodes: Mapping[str, NodeView]
-    used: Callable[[], Mapping[str, Mapping[str, float]]]
-    plan: PlanObject | None
-    telemetry: Telemetry
-    acceptance: Acceptance
-    refusal: str
-    blocked: str
-    replan: bool
-    gather_s: float
-    now_s: float
-    grant: JobGrant = UNLIMITED
-    keep_plan: bool = False
+"""A worker that ends within this time of its creation counts as killed right after its start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,15 +53,17 @@ class Decision:
     """What to do, in the order of the fields.
 
     Attributes:
-        apply: objects to apply (Service, budget).
-        plan: ConfigMap to write, by its ``resourceVersion`` or, without one, only if there is none.
-        touch: pods whose annotation has to name ``plan_version``, so that the kubelet refreshes their plan at once.
+        apply: objects to apply (Service, disruption budget).
+        plan: ConfigMap to write: a replacement for its ``resourceVersion`` or, without one, only if there is none yet.
+        plan_version: version that the pods in ``touch`` have to name.
+        touch: pods whose annotation gets ``plan_version``, so that the kubelet refreshes their mounted plan at once.
         create: pods to create.
-        status: status to write; ``None`` leaves it alone.
-        remove: pods to delete; only after the status is written, because their end is counted there.
+        status: status to write; ``None`` leaves it as it is.
+        remove: pods to delete, only after the status is written, because their ends are counted there.
         delete_job: whether the job's time to live is over.
-        events: Events to publish.
+        events: Kubernetes events to publish.
         again_s: seconds after which to decide again although nothing changes; ``None`` for never.
+        reason: why, in one sentence; empty when there is nothing to explain.
     """
 
     apply: tuple[dict[str, Any], ...] = ()
@@ -106,122 +79,159 @@ class Decision:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Derived:
-    """What a pass has found out, before it decides what to do about it."""
-
-    inputs: JobInputs
-    workers: tuple[Worker, ...]
-    force: PlanInForce
-    accounts: Accounts
-    life: Life
-
-
 def decide(inputs: JobInputs) -> Decision:
-    """Return what to do about a job now. Acting on it and deciding again gives nothing more to do."""
-    job, now_s = inputs.job, inputs.now_s
-    if job.deleting or (job.spec is not None and not managed_by_us(job.spec)):
-        return Decision(reason="the job is being deleted" if job.deleting else "another controller manages the job")
-    # Pods that only bear our labels (copied, or orphaned by a job of the same name) are nobody that we decide about.
-    workers = worker_states([pod for pod in inputs.pods if pod.owner_uid == job.uid], inputs.nodes)
-    force = read_plan(job, inputs.plan)
-    accounts = account(job.status, workers, force.plan, counting=_counting(job, workers), now_s=now_s)
-    life = decide_life(job, workers, accounts, inputs.acceptance, now_s=now_s)
-    derived = _Derived(inputs=inputs, workers=workers, force=force, accounts=accounts, life=life)
-    if job.spec is None or life.stage is not Stage.ACTIVE:
-        return _decide_inactive(derived)
-    return _decide_active(derived, job.spec)
+    """Return what to do about a job now. Once that is done, deciding again returns nothing more to do."""
+    job = inputs.job
+    # 1. Leave alone what is not this operator's to decide.
+    if job.deleting:
+        return Decision(reason="the job is being deleted")
+    if job.spec is not None and not managed_by_us(job.spec):
+        return Decision(reason="another controller manages the job")
+    # 2. Derive the workers' states, the plan in force, the failures and the stage of the job's life.
+    derived = derive(inputs)
+    # 3. Only an active job gets workers and plans.
+    if isinstance(job, ValidJob) and derived.life.stage is Stage.ACTIVE:
+        return _decide_active(inputs, derived, job)
+    return _decide_inactive(inputs, derived)
 
 
-def _counting(job: JobView, workers: Sequence[Worker]) -> bool:
-    """Tell whether workers that end now say something about the job, rather than being told to go by it."""
-    ended = any(
-        c.type in (Stage.SUCCEEDED.value, Stage.FAILED.value) and c.status == "True" for c in job.status.conditions
-    )
-    suspended = job.spec is None or job.spec.suspend
-    return not (ended or suspended or any(worker.state is WorkerState.FINISHED for worker in workers))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ActivePass:
+    """What a pass over an active job has decided.
+
+    Attributes:
+        membership: members of the plan.
+        shares: their shares, ``None`` when they were not decided on.
+        new_plan: the plan to write, ``None`` when the plan in force stays.
+        replicas: workers that should exist.
+        create: manifests of the pods to create now.
+        delay_s: seconds for which no pod may be created because workers failed or were killed.
+    """
+
+    membership: MembershipDecision
+    shares: Shares | None
+    new_plan: Plan | None
+    replicas: ReplicaDecision
+    create: tuple[dict[str, Any], ...]
+    delay_s: float
 
 
-def _decide_active(derived: _Derived, spec: HeteroTrainJobSpec) -> Decision:
-    inputs, workers, force, accounts, life = (
-        derived.inputs,
-        derived.workers,
-        derived.force,
-        derived.accounts,
-        derived.life,
-    )
-    job, now_s = inputs.job, inputs.now_s
-    membership = decide_membership(spec, workers, force.plan, gather_s=inputs.gather_s, now_s=now_s)
-    shares = _shares(spec, membership, workers, force.plan, inputs)
-    written = None if inputs.keep_plan else next_plan(job, spec, force, membership, shares)
-    plan = written or force.plan
-    newest = (max(force.newest[0], plan.generation), max(force.newest[1], plan.revision)) if plan else force.newest
+def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob) -> Decision:
+    """Return what to do about a job that trains or may begin to."""
+    spec, workers, in_force, now_s = job.spec, derived.workers, derived.in_force, inputs.now_s
 
+    # 1. Members: who takes part in training.
+    membership = decide_membership(spec, workers, in_force.plan, gather_s=inputs.gather_s, now_s=now_s)
+
+    # 2. Shares: how the global batch is divided among them.
+    shares = _decide_shares(inputs, derived, job, membership)
+
+    # 3. Plan: a new generation or revision, if either differs from the plan in force.
+    new_plan = None if inputs.keep_plan else next_plan(job, spec, in_force, membership, shares)
+    plan = new_plan or in_force.plan
+
+    # 4. Replicas: how many workers each pool should have.
     def free_slots_of(pool: WorkerPool) -> FreeSlots:
         manifest = build_pod(job, pool, 0, plan_version="")
         return free_slots(shape_of(manifest, pod_requests(manifest["spec"])), inputs.nodes.values(), inputs.used())
 
     replicas = decide_replicas(spec, workers, grant=inputs.grant, free_slots_of=free_slots_of, now_s=now_s)
-    delay_s = max(restart_delay_s(accounts, now_s=now_s), _cooling_s(workers, now_s=now_s))
-    may_create = inputs.acceptance.known and inputs.acceptance.ok and not delay_s and plan is not None  # pods mount it
+
+    # 5. Pods: create what is missing, once the template is accepted, no delay is due and there is a plan to mount.
+    delay_s = max(restart_delay_s(derived.accounts, now_s=now_s), _cooling_s(workers, now_s=now_s))
+    may_create = inputs.acceptance.known and inputs.acceptance.ok and not delay_s and plan is not None
     creating = replicas.create if may_create else ()
-    version = version_text(plan) if plan else ""
     indices = next_indices(inputs.pods, len(creating))
+    version = version_text(plan) if plan else ""
     create = tuple(build_pod(job, pool, i, plan_version=version) for pool, i in zip(creating, indices, strict=True))
-    # Workers that this pass removes are no disruption: their uids count as accounted from now on.
-    uids = accounts.accounted | {worker.pod.uid for worker, _ in replicas.remove}
-    accounts = replace(accounts, accounted=uids)
-    context = _context_of(derived, accounts, plan, replicas, shares)
+
+    # 6. Status, events and everything to write.
+    return _build_active(
+        inputs,
+        derived,
+        job,
+        _ActivePass(
+            membership=membership,
+            shares=shares,
+            new_plan=new_plan,
+            replicas=replicas,
+            create=create,
+            delay_s=delay_s,
+        ),
+    )
+
+
+def _build_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, decided: _ActivePass) -> Decision:
+    """Return the decision as objects, status and events."""
+    workers, now_s, replicas = derived.workers, inputs.now_s, decided.replicas
+    plan, newest = decided.new_plan or derived.in_force.plan, derived.in_force.newest
+    if plan is not None:
+        newest = (max(newest[0], plan.generation), max(newest[1], plan.revision))
+    # Workers that this pass removes are not disruptions: from now on their uids count as accounted.
+    uids = derived.accounts.accounted | {worker.pod.uid for worker, _ in replicas.remove}
+    accounts = replace(derived.accounts, accounted=uids)
+    context = JobContext(
+        inputs=inputs,
+        workers=workers,
+        life=derived.life,
+        accounts=accounts,
+        plan=plan,
+        shares=decided.shares,
+        replicas=replicas,
+    )
     status = status_of(context, newest=newest)
     budget = build_disruption_budget(job, workers)
-    remove = (*(worker.pod for worker, _ in replicas.remove), *_unneeded_ended_pods(workers, accounts, now_s=now_s))
+    version = version_text(plan) if plan else ""
+    remove = (*(worker.pod for worker, _ in replicas.remove), *_unneeded_ended_pods(context))
+    deadline = job.spec.deadline
     return Decision(
         apply=(build_service(job), *([budget] if budget else [])),
-        plan=_plan_object(inputs, written),
+        plan=_plan_object(inputs, decided.new_plan),
         plan_version=version,
         touch=_pods_to_touch(workers, version),
-        create=create,
+        create=decided.create,
         status=status,
         remove=tuple(pod for pod in remove if not pod.deleting),
         events=events_of(
             context,
             status,
-            created=[pod["metadata"]["name"] for pod in create],
+            created=[pod["metadata"]["name"] for pod in decided.create],
             removed=[f"{worker.pod.name} ({why})" for worker, why in replicas.remove if not worker.pod.deleting],
-            new_plan=written,
+            new_plan=decided.new_plan,
         ),
         again_s=_soonest(
-            membership.again_s,
+            decided.membership.again_s,
             replicas.again_s,
-            life.again_s,
-            delay_s if replicas.create else None,
-            max(0.0, spec.deadline.timestamp() - now_s) if spec.deadline is not None else None,
+            derived.life.again_s,
+            decided.delay_s if replicas.create else None,
+            max(0.0, deadline.timestamp() - now_s) if deadline is not None else None,
         ),
-        reason=written.reason if written else "",
+        reason=decided.new_plan.reason if decided.new_plan else "",
     )
 
 
-def _decide_inactive(derived: _Derived) -> Decision:
-    """Return what to do about a job that no worker should be created for."""
-    inputs, workers, force, accounts, life = (
-        derived.inputs,
-        derived.workers,
-        derived.force,
-        derived.accounts,
-        derived.life,
+def _decide_inactive(inputs: JobInputs, derived: DerivedState) -> Decision:
+    """Return what to do about a job that gets no workers: refused, suspended, finishing or ended."""
+    job, life = inputs.job, derived.life
+    policy = job.spec.clean_pod_policy if job.spec is not None else CleanPodPolicy.RUNNING
+    context = JobContext(
+        inputs=inputs,
+        workers=derived.workers,
+        life=life,
+        accounts=derived.accounts,
+        plan=derived.in_force.plan,
+        shares=None,
+        replicas=NO_REPLICAS,
     )
-    job, spec = inputs.job, inputs.job.spec
-    policy = spec.clean_pod_policy if spec is not None else CleanPodPolicy.RUNNING
-    none = ReplicaDecision(create=(), remove=(), desired={}, reason="", again_s=None)
-    context = _context_of(derived, accounts, force.plan, none, None)
-    status = status_of(context, newest=force.newest)
-    going = tuple(
-        worker.pod for worker in workers if _is_deleted(worker, life.stage, policy) and not worker.pod.deleting
-    )
+    status = status_of(context, newest=derived.in_force.newest)
     expires_s, expired = _time_to_live(job, life, now_s=inputs.now_s)
     return Decision(
         status=status,
-        remove=going,
+        remove=tuple(
+            worker.pod
+            for worker in derived.workers
+            if _is_deleted(worker, life.stage, policy) and not worker.pod.deleting
+        ),
         delete_job=expired,
         events=events_of(context, status, created=(), removed=(), new_plan=None),
         again_s=_soonest(life.again_s, expires_s),
@@ -229,101 +239,79 @@ def _decide_inactive(derived: _Derived) -> Decision:
     )
 
 
+def _decide_shares(
+    inputs: JobInputs, derived: DerivedState, job: ValidJob, membership: MembershipDecision
+) -> Shares | None:
+    """Return the shares of new members, or new shares of the same ones; ``None`` when there is nothing to decide on."""
+    plan = derived.in_force.plan
+    if membership.workers is not None:
+        return share_out(job.spec, ranks_of(membership.workers), inputs.telemetry, plan=plan)
+    if plan is None or not plan.members or not inputs.replan:
+        return None
+    leaving = {worker.pod.uid for worker in derived.workers if worker.ended or worker.state is WorkerState.LEAVING}
+    if any(member.worker_uid in leaving for member in plan.members):
+        return None  # the job is finishing, or its members change next: these members need no other shares
+    return share_out(job.spec, plan.members, inputs.telemetry, plan=plan)
+
+
 def _is_deleted(worker: Worker, stage: Stage, policy: CleanPodPolicy) -> bool:
-    """Tell whether a pod is deleted in this stage."""
+    """Return whether a worker's pod is deleted in this stage."""
     if stage is Stage.SUSPENDED:
         return True
     if stage is Stage.FINISHING:
         return worker.state is WorkerState.WAITING  # it would start a training that is over
     if stage in ENDED_STAGES:
         return policy is CleanPodPolicy.ALL or (policy is CleanPodPolicy.RUNNING and not worker.pod.phase_ended)
-    return False  # refused: what runs already is left alone
+    return False  # refused: running workers stay
 
 
 def _time_to_live(job: JobView, life: Life, *, now_s: float) -> tuple[float | None, bool]:
+    """Return the seconds until an ended job is deleted (``None`` for never), and whether they are over."""
     ttl_s = job.spec.ttl_seconds_after_finished if job.spec is not None else None
     if ttl_s is None or life.stage not in ENDED_STAGES:
         return None, False
     left_s = (seconds(job.status.completion_time) or now_s) + ttl_s - now_s
-    # The end has to be in the status first: what deletes the job must not race with what reports it.
+    # The status has to report the end first, so that the deletion cannot overtake the report.
     return max(left_s, 0.0), left_s <= 0 and job.status.completion_time is not None
 
 
-def _context_of(
-    derived: _Derived, accounts: Accounts, plan: Plan | None, replicas: ReplicaDecision, shares: Shares | None
-) -> JobContext:
-    inputs = derived.inputs
-    return JobContext(
-        job=inputs.job,
-        spec=inputs.job.spec,
-        workers=derived.workers,
-        accounts=accounts,
-        acceptance=inputs.acceptance,
-        life=derived.life,
-        plan=plan,
-        shares=shares,
-        desired=replicas.desired,
-        shortage=replicas.reason,
-        refusal=inputs.refusal or ("" if inputs.acceptance.ok else inputs.acceptance.message),
-        blocked=inputs.blocked,
-        grant=inputs.grant,
-        telemetry=inputs.telemetry,
-        now_s=inputs.now_s,
-    )
-
-
-def _shares(
-    spec: HeteroTrainJobSpec,
-    membership: MembershipDecision,
-    workers: Sequence[Worker],
-    plan: Plan | None,
-    inputs: JobInputs,
-) -> Shares | None:
-    if membership.workers is not None:
-        return share_out(spec, ranks_of(membership.workers), inputs.telemetry, plan=plan)
-    if plan is None or not plan.members or not inputs.replan:
-        return None
-    going = {worker.pod.uid for worker in workers if worker.ended or worker.state is WorkerState.LEAVING}
-    if any(member.worker_uid in going for member in plan.members):
-        return None  # the job is finishing, or its membership changes next: shares among these members are moot
-    return share_out(spec, plan.members, inputs.telemetry, plan=plan)
-
-
-def _plan_object(inputs: JobInputs, written: Plan | None) -> dict[str, Any] | None:
-    if written is None:
+def _plan_object(inputs: JobInputs, new_plan: Plan | None) -> dict[str, Any] | None:
+    if new_plan is None:
         return None
     return build_plan_object(
-        inputs.job, written, resource_version=inputs.plan.resource_version if inputs.plan else None
+        inputs.job, new_plan, resource_version=inputs.plan.resource_version if inputs.plan else None
     )
 
 
 def _pods_to_touch(workers: Sequence[Worker], version: str) -> tuple[PodView, ...]:
-    """Return pods that may still hold an older plan."""
+    """Return running pods that may still hold an older plan."""
     return tuple(
         w.pod for w in workers if (w.placed or w.state is WorkerState.LEAVING) and w.pod.plan_version != version
     )
 
 
-def _unneeded_ended_pods(workers: Sequence[Worker], accounts: Accounts, *, now_s: float) -> tuple[PodView, ...]:
-    """Return ended pods that nobody needs any more: all that were disrupted, and all but the newest that failed."""
-    counted = [worker for worker in workers if worker.ended and worker.pod.uid in accounts.accounted]
+def _unneeded_ended_pods(context: JobContext) -> tuple[PodView, ...]:
+    """Return ended pods that are not needed any more: all disrupted ones, and all failed ones but the newest."""
+    counted = [w for w in context.workers if w.ended and w.pod.uid in context.accounts.accounted]
     failed = sorted((w for w in counted if w.state is WorkerState.FAILED), key=lambda worker: worker.pod.created_s)
     old = failed[: max(0, len(failed) - KEPT_FAILED_PODS)]
     gone = [
-        w for w in counted if w.state in (WorkerState.LEFT, WorkerState.DISRUPTED) and not _cooling_s([w], now_s=now_s)
+        w
+        for w in counted
+        if w.state in (WorkerState.LEFT, WorkerState.DISRUPTED) and not _cooling_s([w], now_s=context.now_s)
     ]
     return tuple(worker.pod for worker in (*gone, *old))
 
 
 def _cooling_s(workers: Sequence[Worker], *, now_s: float) -> float:
-    """Return for how many more seconds no worker is created because one died at once."""
-    may_wait = [0.0]
+    """Return for how many more seconds no worker is created because one was killed right after its start."""
+    waits = [0.0]
     for worker in workers:
         if worker.state is WorkerState.DISRUPTED and not worker.pod.disruption and not worker.pod.deleting:
             end_s = worker.pod.ended.finished_s if worker.pod.ended else worker.pod.created_s
             if end_s - worker.pod.created_s < _QUICK_DEATH_S:
-                may_wait.append(end_s + COOLING_S - now_s)
-    return max(may_wait)
+                waits.append(end_s + COOLING_S - now_s)
+    return max(waits)
 
 
 def _soonest(*waits_s: float | None) -> float | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from heterotrain_operator.api.conditions import ConditionType, find_condition
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.cluster_state.views import JobView
@@ -54,9 +55,9 @@ def decide_life(
     job: JobView, workers: Sequence[Worker], accounts: Accounts, acceptance: Acceptance, *, now_s: float
 ) -> Life:
     """Return the stage of a job. The end is final: a job that has succeeded or failed stays so."""
-    for ended in (Stage.SUCCEEDED, Stage.FAILED):
-        known = next((c for c in job.status.conditions if c.type == ended.value and c.status == "True"), None)
-        if known is not None:
+    for ended, kind in ((Stage.SUCCEEDED, ConditionType.SUCCEEDED), (Stage.FAILED, ConditionType.FAILED)):
+        known = find_condition(job.status.conditions, kind)
+        if known is not None and known.status == "True":
             return Life(stage=ended, reason=known.reason, message=known.message)
     spec = job.spec
     if spec is None:

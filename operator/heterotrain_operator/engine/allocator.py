@@ -18,7 +18,7 @@ from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.quantity import pod_requests
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import Telemetry
-from heterotrain_operator.cluster_state.views import JobKey, JobView
+from heterotrain_operator.cluster_state.views import JobKey, JobView, ValidJob
 from heterotrain_operator.decide.allocation.allocate import decide_allocation
 from heterotrain_operator.decide.allocation.competition import AllocationInput, Competition, competitions, takes_part
 from heterotrain_operator.decide.grants.grant import UNLIMITED, JobGrant, why_limited
@@ -197,7 +197,7 @@ class Allocator:
             for key, entry in self._entries.items()
         ]
 
-    def _current_entry(self, job: JobView) -> _Entry | None:
+    def _current_entry(self, job: ValidJob) -> _Entry | None:
         """Return the entry for a job's current spec; ``None`` without valid pods, which the job's own pass reports."""
         entry = self._entries.get(job.key)
         try:
@@ -210,7 +210,7 @@ class Allocator:
             return None
         return entry
 
-    def _new_entry(self, job: JobView) -> _Entry:
+    def _new_entry(self, job: ValidJob) -> _Entry:
         return _Entry(
             uid=job.uid,
             generation=job.generation,
@@ -220,9 +220,8 @@ class Allocator:
         )
 
 
-def shapes_of(job: JobView) -> dict[str, Shape]:
+def shapes_of(job: ValidJob) -> dict[str, Shape]:
     """Return by pool the size of one of the job's workers."""
-    assert job.spec is not None  # noqa: S101  # jobs without a spec do not take part
     pods = {pool.name: build_pod(job, pool, 0, plan_version="") for pool in job.spec.worker_pools}
     return {name: shape_of(pod, pod_requests(pod["spec"])) for name, pod in pods.items()}
 

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 import structlog
 
-from heterotrain_operator.api.conditions import ConditionType
+from heterotrain_operator.api.conditions import ConditionType, find_condition
 from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import Telemetry
-from heterotrain_operator.cluster_state.views import JobKey, JobView
+from heterotrain_operator.cluster_state.views import JobKey, JobView, ValidJob
 from heterotrain_operator.decide.grants.grant import JobGrant
-from heterotrain_operator.decide.job import Decision, JobInputs, decide
+from heterotrain_operator.decide.inputs import JobInputs
+from heterotrain_operator.decide.job import Decision, decide
 from heterotrain_operator.decide.lifecycle import Acceptance
 from heterotrain_operator.decide.objects.pods import build_pod, template_problem
 from heterotrain_operator.engine.act import RETRY_REFUSED_S, Actor
@@ -196,7 +197,7 @@ class Reconciler:
 
     async def _acceptance(self, job: JobView, memory: JobMemory) -> tuple[Acceptance, float | None]:
         """Return the API server's answer to dry runs of the job's pods, and the seconds until the next dry run."""
-        if job.spec is None or job.deleting:
+        if not isinstance(job, ValidJob) or job.deleting:
             return Acceptance(known=False), None
         now_s = self._clocks.monotonic()
         if memory.accepted_generation == job.generation and (memory.acceptance.ok or now_s < memory.dry_run_due_s):
@@ -209,14 +210,13 @@ class Reconciler:
         memory.dry_run_pause_s, memory.dry_run_due_s = pause_s, now_s + pause_s
         return memory.acceptance, None if memory.acceptance.ok else pause_s
 
-    async def _dry_run(self, job: JobView) -> Acceptance:
-        assert job.spec is not None  # noqa: S101  # _acceptance has checked it
+    async def _dry_run(self, job: ValidJob) -> Acceptance:
         if problem := template_problem(job.template, job.spec.worker_pools):
             return Acceptance(known=True, ok=False, reason="InvalidTemplate", message=problem)
         refusals = await asyncio.gather(*(self._dry_run_of_pool(job, pool) for pool in job.spec.worker_pools))
         return next((refusal for refusal in refusals if refusal is not None), Acceptance(known=True))
 
-    async def _dry_run_of_pool(self, job: JobView, pool: WorkerPool) -> Acceptance | None:
+    async def _dry_run_of_pool(self, job: ValidJob, pool: WorkerPool) -> Acceptance | None:
         """Return the API server's refusal of a worker of this pool, ``None`` without one."""
         pod = build_pod(job, pool, 0, plan_version="")
         pod["metadata"]["name"] = f"{job.key.name}-try-{pool.name}"[:63].rstrip("-")
@@ -237,7 +237,5 @@ class Reconciler:
 
 def _accepted_before(job: JobView) -> bool:
     """Return whether the status already records that this generation of the spec was accepted."""
-    return any(
-        c.type == ConditionType.ACCEPTED.value and c.status == "True" and c.observed_generation == job.generation
-        for c in job.status.conditions
-    )
+    found = find_condition(job.status.conditions, ConditionType.ACCEPTED)
+    return found is not None and found.status == "True" and found.observed_generation == job.generation

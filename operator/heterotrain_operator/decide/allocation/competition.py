@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
+from heterotrain_operator.api.conditions import ConditionType, condition_holds, find_condition
 from heterotrain_operator.api.reading import managed_by_us
 from heterotrain_operator.cluster_state.quantity import added
 from heterotrain_operator.cluster_state.telemetry import Telemetry
-from heterotrain_operator.cluster_state.views import JobKey, JobView, NodeView, PlanObject, PodView
+from heterotrain_operator.cluster_state.views import JobKey, JobView, NodeView, PlanObject, PodView, ValidJob
 from heterotrain_operator.decide.allocation.demand import Competitor
 from heterotrain_operator.decide.allocation.node_group import NodeGroup, PoolKey, node_groups
 from heterotrain_operator.decide.grants.grant import JobGrant
@@ -25,7 +27,7 @@ from heterotrain_operator.decide.workers.state import WorkerState, worker_states
 class AllocationInput:
     """One job as the allocation sees it: its pods, plan and telemetry, and by pool what a worker of it needs."""
 
-    job: JobView
+    job: ValidJob
     pods: Sequence[PodView]
     plan: PlanObject | None
     telemetry: Telemetry
@@ -40,12 +42,14 @@ class Competition:
     node_groups: tuple[NodeGroup, ...]
 
 
-def takes_part(job: JobView) -> bool:
-    """Tell whether a job may want workers: it is ours, understood, accepted, neither suspended nor ended."""
-    ended = {c.type for c in job.status.conditions if c.status == "True"} & {"Succeeded", "Failed"}
-    refused = any(c.type == "Accepted" and c.status == "False" for c in job.status.conditions)
-    spec = job.spec
-    return spec is not None and managed_by_us(spec) and not (spec.suspend or job.deleting or ended or refused)
+def takes_part(job: JobView) -> TypeGuard[ValidJob]:
+    """Return whether a job may want workers: managed by this operator, valid, accepted, not suspended and not ended."""
+    if not isinstance(job, ValidJob) or not managed_by_us(job.spec) or job.spec.suspend or job.deleting:
+        return False
+    conditions = job.status.conditions
+    ended = any(condition_holds(conditions, kind) for kind in (ConditionType.SUCCEEDED, ConditionType.FAILED))
+    accepted = find_condition(conditions, ConditionType.ACCEPTED)
+    return not ended and (accepted is None or accepted.status != "False")
 
 
 def competitions(
@@ -66,7 +70,7 @@ def competitions(
     shapes: dict[PoolKey, Shape] = {}
     for each in seen:
         workers = worker_states(each.pods, nodes)
-        if each.job.spec is None or any(worker.state is WorkerState.FINISHED for worker in workers):
+        if any(worker.state is WorkerState.FINISHED for worker in workers):
             continue
         competitors.append(
             Competitor(

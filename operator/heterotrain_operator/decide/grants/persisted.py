@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from heterotrain_core.contract.plan import ComputeTime, Member, Plan
 from heterotrain_core.split.member import SplitMember
 
-from heterotrain_operator.api.conditions import ConditionType
+from heterotrain_operator.api.conditions import ConditionType, find_condition
 from heterotrain_operator.api.status import HeteroTrainJobStatus, PoolSpeed, PoolStatus
+from heterotrain_operator.api.text import rounded
 from heterotrain_operator.cluster_state.parse import rfc3339, seconds
 from heterotrain_operator.decide.grants.grant import UNDECIDED, Exhausted, JobGrant, ThroughputModel
 
@@ -31,11 +32,11 @@ def speed_of(pool: PoolStatus | None, plan: Plan | None, name: str) -> PoolSpeed
     compute = member.compute
     return PoolSpeed(
         samples=member.share_samples,
-        per_sample_seconds=_rounded(compute.per_sample_s),
-        fixed_seconds=_rounded(compute.fixed_s),
-        backward_per_sample_seconds=_rounded(compute.backward_per_sample_s),
-        backward_fixed_seconds=_rounded(compute.backward_fixed_s),
-        update_seconds=_rounded(compute.update_s),
+        per_sample_seconds=rounded(compute.per_sample_s),
+        fixed_seconds=rounded(compute.fixed_s),
+        backward_per_sample_seconds=rounded(compute.backward_per_sample_s),
+        backward_fixed_seconds=rounded(compute.backward_fixed_s),
+        update_seconds=rounded(compute.update_s),
     )
 
 
@@ -47,7 +48,7 @@ def stock_of(grant: JobGrant, name: str) -> tuple[str | None, int]:
 
 def persisted_grant(status: HeteroTrainJobStatus) -> JobGrant:
     """Return what the status says of the job's pools, as an grant that is still to be decided."""
-    limited = next((each for each in status.conditions if each.type == ConditionType.LIMITED.value), None)
+    limited = find_condition(status.conditions, ConditionType.LIMITED)
     return JobGrant(
         undecided=UNDECIDED.undecided,
         reason=limited.message if limited is not None else "",
@@ -82,7 +83,3 @@ def middle(members: Sequence[Member]) -> Member | None:
     """Return the member of middle speed among those whose speed is known (the slower of two); ``None`` without one."""
     known = [(m.compute.per_sample_s + m.compute.backward_per_sample_s, m) for m in members if m.compute is not None]
     return sorted(known, key=lambda each: each[0])[len(known) // 2][1] if known else None
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")

@@ -1,4 +1,4 @@
-"""The objects beside the pods: headless Service, PodDisruptionBudget, and the plan's ConfigMap."""
+"""The job's objects other than pods: headless Service, PodDisruptionBudget and the plan's ConfigMap."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import Plan
 
 from heterotrain_operator.api.pools import CapacityType
-from heterotrain_operator.cluster_state.views import JobView
+from heterotrain_operator.cluster_state.views import JobView, ValidJob
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 
 def labels_of(job: JobView) -> dict[str, str]:
-    """Return the labels of everything that belongs to a job."""
+    """Return the labels of all objects of a job."""
     return {
         "app.kubernetes.io/name": "heterotrain",
         "app.kubernetes.io/instance": job.key.name,
@@ -26,7 +26,7 @@ def labels_of(job: JobView) -> dict[str, str]:
 
 
 def owner_reference(job: JobView) -> dict[str, Any]:
-    """Return the reference by which the garbage collector removes an object together with its job."""
+    """Return the owner reference: the garbage collector deletes an object together with its job."""
     return {
         "apiVersion": f"{keys.GROUP}/{keys.VERSION}",
         "kind": keys.KIND,
@@ -47,7 +47,7 @@ def _metadata(job: JobView, name: str) -> dict[str, Any]:
 
 
 def build_service(job: JobView) -> dict[str, Any]:
-    """Return the headless Service that gives every worker a DNS name from its first second on."""
+    """Return the headless Service, which gives every worker a DNS name even before it is ready."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -61,13 +61,12 @@ def build_service(job: JobView) -> dict[str, Any]:
     }
 
 
-def build_disruption_budget(job: JobView, workers: Iterable[Worker]) -> dict[str, Any] | None:
+def build_disruption_budget(job: ValidJob, workers: Iterable[Worker]) -> dict[str, Any] | None:
     """Return the budget that lets voluntary evictions take one on-demand worker at a time; ``None`` without such pools.
 
-    The number is lowered as soon as the job goes on without the evicted worker, so a drain is paced, never blocked.
+    The minimum falls as soon as the job continues without the evicted worker, so a drain is slowed down, never blocked.
     Spot workers are left out: refusing their eviction would turn an announced loss into a sudden one.
     """
-    assert job.spec is not None  # noqa: S101  # decisions about a job without a spec end before this
     if all(pool.capacity_type is CapacityType.SPOT for pool in job.spec.worker_pools):
         return None
     ready = sum(worker.state is WorkerState.READY and worker.pod.on_demand for worker in workers)
@@ -90,7 +89,7 @@ def build_disruption_budget(job: JobView, workers: Iterable[Worker]) -> dict[str
 
 
 def build_plan_object(job: JobView, plan: Plan, *, resource_version: str | None) -> dict[str, Any]:
-    """Return the plan's ConfigMap; with the ``resource_version`` that it replaces, ``None`` when there is none yet."""
+    """Return the plan's ConfigMap, to replace the one with ``resource_version``; ``None`` when there is none yet."""
     metadata = _metadata(job, keys.plan_name(job.key.name))
     if resource_version is not None:
         metadata["resourceVersion"] = resource_version

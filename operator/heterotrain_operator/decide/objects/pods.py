@@ -1,4 +1,4 @@
-"""The pod of one worker: the user's template, kept whole, with what the pool and the contract add."""
+"""The pod of one worker: the user's complete template, with additions from the pool and the plan contract."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.parse import DEFAULT_CONTAINER, RANKS_ANNOTATION, main_container
 from heterotrain_operator.cluster_state.quantity import parse_quantity
-from heterotrain_operator.cluster_state.views import JobView
+from heterotrain_operator.cluster_state.views import ValidJob
 from heterotrain_operator.decide.objects.objects import labels_of, owner_reference
 
 DEFAULT_GRACE_S = 30
 LOST_NODE_TOLERATION_S = 10
-"""Seconds that a pod stays bound to a node that fell silent; the cluster's default is 300."""
+"""Seconds that a pod stays bound to an unreachable node; the cluster's default is 300."""
 _GPU = re.compile(r"/(gpu|gpu\.shared|mig-[^/]+)$")
 _SHM_PATH = "/dev/shm"  # noqa: S108  # a mount point in the pod
 
 
 def template_problem(template: Mapping[str, Any], pools: Sequence[WorkerPool] = ()) -> str:
-    """Return what the operator itself can't work with in a template, in one sentence; empty when there is nothing.
+    """Return what makes a template unusable for the operator, in one sentence; empty when it is usable.
 
-    What Kubernetes refuses is found by a dry run of the real pod.
+    A dry run of the real pod finds what the API server itself refuses.
 
     Args:
-        template: the job's.
-        pools: the job's.
+        template: the job's pod template.
+        pools: the job's worker pools.
     """
     spec = template.get("spec") or {}
     annotations = (template.get("metadata") or {}).get("annotations") or {}
@@ -52,9 +52,7 @@ def template_problem(template: Mapping[str, Any], pools: Sequence[WorkerPool] = 
         return LIMITED_BY_JOB
     main = _container(spec, main_container(spec, annotations))
     if "readinessProbe" in main:
-        return (
-            f"container {main['name']} has a readinessProbe: leave it out, readiness tells the operator who can train"
-        )
+        return f"container {main['name']} has a readinessProbe: remove it, because the operator adds its own"
     for port in main.get("ports") or ():
         if str(port.get("name", "")).startswith(keys.METRICS_PORT_NAME_PREFIX):
             return f"the port name {port['name']} belongs to the operator: give the port another name"
@@ -62,7 +60,7 @@ def template_problem(template: Mapping[str, Any], pools: Sequence[WorkerPool] = 
         if (count := _accelerators(pool, template)) > MAX_NUM_PROC_PER_WORKER and pool.num_proc_per_worker is None:
             return (
                 f"a worker of pool {pool.name} requests {count} accelerators, but runs at most {MAX_NUM_PROC_PER_WORKER} ranks: "
-                "lower resources.limits, or set numProcPerWorker if they are no accelerators"
+                "lower resources.limits, or set numProcPerWorker if they are not accelerators"
             )
     return ""
 
@@ -77,8 +75,9 @@ def num_proc_per_worker(pool: WorkerPool, template: Mapping[str, Any]) -> int:
 def _accelerators(pool: WorkerPool, template: Mapping[str, Any]) -> int:
     """Return how many accelerators a worker requests.
 
-    One is an extended resource with a domain of its own, such as ``nvidia.com/gpu``. Beside GPUs that are named so,
-    others (network cards such as ``vpc.amazonaws.com/efa``, parts of a GPU's memory) only belong to them.
+    An accelerator is an extended resource with a domain of its own, such as ``nvidia.com/gpu``. If resources named as
+    GPUs exist, other extended resources (network cards such as ``vpc.amazonaws.com/efa``, shares of a GPU's memory) do
+    not count.
     """
     annotations = (template.get("metadata") or {}).get("annotations") or {}
     spec = template.get("spec") or {}
@@ -93,7 +92,7 @@ def _accelerators(pool: WorkerPool, template: Mapping[str, Any]) -> int:
 
 
 def training_config(spec: HeteroTrainJobSpec, *, grace_s: float) -> TrainingConfig:
-    """Return what is fixed for a pod's whole life."""
+    """Return the settings that stay the same for a pod's whole life."""
     training, checkpoint = spec.training, spec.checkpoint
     fixed = TrainingConfig(
         epochs=training.epochs,
@@ -119,9 +118,8 @@ def training_config(spec: HeteroTrainJobSpec, *, grace_s: float) -> TrainingConf
     )
 
 
-def build_pod(job: JobView, pool: WorkerPool, index: int, *, plan_version: str) -> dict[str, Any]:
+def build_pod(job: ValidJob, pool: WorkerPool, index: int, *, plan_version: str) -> dict[str, Any]:
     """Return the manifest of a worker's pod."""
-    assert job.spec is not None  # noqa: S101  # decisions about a job without a spec end before this
     template = copy.deepcopy(dict(job.template))
     metadata, spec = template.get("metadata") or {}, template["spec"]
     annotations = metadata.get("annotations") or {}
@@ -153,7 +151,7 @@ def build_pod(job: JobView, pool: WorkerPool, index: int, *, plan_version: str) 
     main["readinessProbe"] = {
         "httpGet": {"path": keys.READY_PATH, "port": keys.METRICS_PORT},
         "periodSeconds": 1,
-        # Readiness only lets a worker in; a slow device must not lose it by a late answer.
+        # Readiness only admits a worker; a busy device that answers late must not lose it.
         "timeoutSeconds": 5,
         "failureThreshold": 3,
     }
@@ -215,8 +213,7 @@ def _resources(main: Mapping[str, Any], pool: WorkerPool) -> dict[str, Any]:
     return {name: value for name, value in merged.items() if value}
 
 
-def _environment(job: JobView, *, ranks: int, grace_s: float, main: Mapping[str, Any]) -> list[dict[str, Any]]:
-    assert job.spec is not None  # noqa: S101  # see build_pod
+def _environment(job: ValidJob, *, ranks: int, grace_s: float, main: Mapping[str, Any]) -> list[dict[str, Any]]:
     fixed = {
         env.JOB_NAME: job.key.name,
         env.JOB_NAMESPACE: job.key.namespace,

@@ -1,4 +1,4 @@
-"""Everything that one pass has found out about a job, before it is put into words."""
+"""Everything that one pass has found out and decided about a job: the source of its status and events."""
 
 from __future__ import annotations
 
@@ -11,98 +11,135 @@ from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.telemetry import MemberId, Telemetry
 from heterotrain_operator.cluster_state.views import JobView
 from heterotrain_operator.decide.grants.grant import JobGrant
-from heterotrain_operator.decide.lifecycle import Acceptance, Life, Stage
+from heterotrain_operator.decide.inputs import JobInputs
+from heterotrain_operator.decide.lifecycle import Life, Stage
 from heterotrain_operator.decide.plan.shares import Shares
 from heterotrain_operator.decide.workers.failures import Accounts
+from heterotrain_operator.decide.workers.replicas import ReplicaDecision
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
-# The kubelet's reasons for a container that will not start however long one waits.
+# The kubelet's reasons for a container that will not start, however long one waits.
 HOPELESS = frozenset(
     {
-        "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError",
-        "CreateContainerError", "RunContainerError", "CrashLoopBackOff", "Init:CrashLoopBackOff",
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "RunContainerError",
+        "CrashLoopBackOff",
+        "Init:CrashLoopBackOff",
     }
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobContext:
-    """What is, and what this pass does about it.
+    """The inputs of a pass, and what it decided.
 
     Attributes:
-        desired: by pool, workers that should exist now.
-        shortage: why not more workers fit; empty when every pool is full.
+        inputs: what the pass looked at.
+        workers: the job's workers with their states.
+        life: the stage of the job's life.
+        accounts: counted failures and disruptions; workers that this pass removes count as accounted.
         plan: the plan after this pass, ``None`` when there is none.
-        shares: what this pass found out about shares; ``None`` when nothing new was there to decide on.
-        refusal: the API server's answer when it refused to create a pod, in earnest or on trial; empty when it did not.
-        blocked: its answer when it refused anything else; empty when it did not.
-        grant: what the job may have of nodes that others want, too.
+        shares: this pass's decision about shares, ``None`` when there was nothing new to decide on.
+        replicas: workers that should exist.
     """
 
-    job: JobView
-    spec: HeteroTrainJobSpec | None
+    inputs: JobInputs
     workers: Sequence[Worker]
-    accounts: Accounts
-    acceptance: Acceptance
     life: Life
+    accounts: Accounts
     plan: Plan | None
     shares: Shares | None
-    desired: dict[str, int]
-    shortage: str
-    refusal: str
-    blocked: str
-    grant: JobGrant
-    telemetry: Telemetry
-    now_s: float
+    replicas: ReplicaDecision
+
+    @property
+    def job(self) -> JobView:
+        """The job; its status is the one before this pass."""
+        return self.inputs.job
+
+    @property
+    def spec(self) -> HeteroTrainJobSpec | None:
+        """The job's spec, ``None`` when it is not valid."""
+        return self.inputs.job.spec
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """What Prometheus reported about the job."""
+        return self.inputs.telemetry
+
+    @property
+    def grant(self) -> JobGrant:
+        """What the job may use of nodes that other jobs want, too."""
+        return self.inputs.grant
+
+    @property
+    def now_s(self) -> float:
+        """Time of the pass, in seconds since the epoch."""
+        return self.inputs.now_s
+
+    @property
+    def refusal(self) -> str:
+        """The API server's answer when it refused a pod, in earnest or in a dry run; otherwise empty."""
+        acceptance = self.inputs.acceptance
+        return self.inputs.refusal or ("" if acceptance.ok else acceptance.message)
+
+    @property
+    def desired(self) -> int:
+        """Workers that should exist now, over all pools."""
+        return sum(self.replicas.desired.values())
 
     @property
     def alive(self) -> list[Worker]:
-        """Workers that can be counted on."""
+        """Workers that wait for a node, start or are ready."""
         return [worker for worker in self.workers if worker.alive]
 
     @property
     def placed(self) -> list[Worker]:
-        """Workers that can be counted on and have a node."""
+        """Workers that start or are ready on a node."""
         return [worker for worker in self.workers if worker.placed]
 
     @property
     def ready(self) -> int:
-        """Workers that are ready to train."""
+        """Number of workers that are ready to train."""
         return sum(worker.state is WorkerState.READY for worker in self.workers)
 
     @property
     def training(self) -> list[Worker]:
-        """Workers that the plan names and that still run."""
+        """Workers that are members of the plan and still run."""
         named = {member.worker_uid for member in self.plan.members} if self.plan else set()
         return [w for w in self.workers if w.pod.uid in named and (w.placed or w.state is WorkerState.LEAVING)]
 
     @property
     def runs(self) -> bool:
-        """Whether training goes on: enough members of the plan are there."""
+        """Whether training goes on: enough members of the plan are running."""
         if self.spec is None or self.life.stage not in (Stage.ACTIVE, Stage.FINISHING):
             return False
         return self.life.stage is Stage.FINISHING or len(self.training) >= self.spec.elastic_policy.min_replicas
 
     @property
     def began(self) -> bool:
-        """Whether training had begun since the job was started or resumed."""
+        """Whether training has begun since the job was started or resumed."""
         return self.job.status.training_since is not None
 
     @property
     def draining(self) -> list[Worker]:
-        """Members that are about to go."""
+        """Members that are about to leave."""
         return [worker for worker in self.training if worker.state is WorkerState.LEAVING]
 
     @property
     def blocked_worker(self) -> Worker | None:
-        """A worker that has a node but can't start, whatever one waits for."""
+        """The first worker that has a node but cannot start until someone corrects the cause."""
         return next(
             (w for w in self.workers if w.state is WorkerState.STARTING and w.pod.waiting_reason in HOPELESS), None
         )
 
     @property
     def applied(self) -> tuple[int, int] | None:
-        """The version that every member of the plan has in force by its own word; ``None`` while that is not known."""
+        """The version that every member of the plan reports to be in force; ``None`` while one has not reported."""
         if self.plan is None or not self.plan.members:
             return None
         versions = []

@@ -1,4 +1,4 @@
-"""What a person would want to be told: made from the difference between the status before and after, so said once."""
+"""Kubernetes events of a job: derived from the difference between old and new status, so each is published once."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from heterotrain_core.contract.plan import Plan
 
 from heterotrain_operator.api.conditions import ConditionType
 from heterotrain_operator.api.status import Condition, HeteroTrainJobStatus
+from heterotrain_operator.api.text import listed
 from heterotrain_operator.decide.lifecycle import Stage
 from heterotrain_operator.decide.status.context import HOPELESS, JobContext
 
 _LONGEST_MESSAGE = 1000
-_LISTED = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEvent:
-    """An Event to publish."""
+    """A Kubernetes event to publish."""
 
     warning: bool
     reason: str
@@ -27,17 +27,18 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rule:
-    """How a condition that came to have a status is told."""
+    """Which changes of a condition to a status become an event."""
 
     reason: str
     warning: bool = False
     each_reason: bool = False
-    """Told again when the condition's reason changes while its status stays."""
+    """Published again when the condition's reason changes while its status stays."""
     only: frozenset[str] = frozenset()
-    """Reasons of the condition that are told; empty means all."""
+    """Reasons of the condition that are published; empty means all."""
     never: frozenset[str] = frozenset()
+    """Reasons of the condition that are not published."""
     after: frozenset[str] = frozenset({"", "True", "False", "Unknown"})
-    """Told only when the condition had one of these statuses before; empty stands for the job's first pass."""
+    """Statuses of the condition before this pass for which the event is published; empty stands for the first pass."""
 
 
 _RULES = {
@@ -82,21 +83,21 @@ def events_of(
     removed: Sequence[str],
     new_plan: Plan | None,
 ) -> tuple[JobEvent, ...]:
-    """Return what to tell.
+    """Return the events of this pass.
 
     Args:
-        context: what is, and what this pass does.
-        after: the status after this pass; the one before is the job's.
+        context: inputs and decisions of this pass.
+        after: the status after this pass; the status before it is the job's.
         created: names of workers that this pass creates.
-        removed: names of workers that this pass removes because they are too many, each with the reason.
+        removed: names of surplus workers that this pass removes, each with the reason.
         new_plan: the plan that this pass writes.
     """
     before = context.job.status
     found = []
     if created:
-        found.append(_event("WorkersCreated", f"created {_listed(created)}"))
+        found.append(_event("WorkersCreated", f"created {listed(created)}"))
     if removed:
-        found.append(_event("WorkersRemoved", f"removed {_listed(removed)}"))
+        found.append(_event("WorkersRemoved", f"removed {listed(removed)}"))
     found += [_event("WorkerFailed", f"{w.pod.name}: {w.reason}", warning=True) for w in context.accounts.failed]
     for name, why in context.accounts.disrupted.items():
         found.append(_event("WorkerDisrupted", f"{name}: {why}" if why else name, warning=True))
@@ -119,7 +120,9 @@ def _allocation_events(
     if had == has or context.grant.undecided or context.life.stage is not Stage.ACTIVE:
         return []
     return [
-        _event("WorkersAllocated", context.grant.reason or "nobody else wants its nodes any more: it takes what fits")
+        _event(
+            "WorkersAllocated", context.grant.reason or "no other job wants its nodes any more: it uses all that fit"
+        )
     ]
 
 
@@ -133,17 +136,15 @@ def _condition_events(before: Sequence[Condition], after: Sequence[Condition]) -
             continue
         flipped = old is None or old.status != condition.status
         changed = old is not None and old.reason != condition.reason
-        told = not rule.only or condition.reason in rule.only
-        if (flipped or (changed and rule.each_reason)) and told and condition.reason not in rule.never:
+        named = not rule.only or condition.reason in rule.only
+        if (flipped or (changed and rule.each_reason)) and named and condition.reason not in rule.never:
             found.append(_event(rule.reason, condition.message or condition.reason, warning=rule.warning))
     return found
 
 
 def _plan_events(context: JobContext, plan: Plan) -> list[JobEvent]:
     version, before = f"{plan.generation}.{plan.revision}", context.job.status.plan
-    shares = _listed(
-        [f"{m.worker}{f'/{m.local_rank}' if m.local_rank else ''} {m.share_samples}" for m in plan.members]
-    )
+    shares = listed([f"{m.worker}{f'/{m.local_rank}' if m.local_rank else ''} {m.share_samples}" for m in plan.members])
     if plan.generation > before.desired_generation:
         return [_event("MembershipPlanned", f"plan {version}: {plan.reason} ({shares})")]
     if plan.drain:
@@ -152,14 +153,9 @@ def _plan_events(context: JobContext, plan: Plan) -> list[JobEvent]:
         change = f"{before.global_batch_size} -> {plan.global_batch_samples} samples a step"
         return [_event("BatchPlanned", f"plan {version}: {change}: {plan.reason} ({shares})")]
     if before.applied is not None and before.applied != before.desired:
-        return []  # the one before still waits for its boundary, and may be replaced with every scrape
+        return []  # the previous plan still waits for its boundary, and each scrape may replace it
     return [_event("SharesPlanned", f"plan {version}: {plan.reason} ({shares})")]
 
 
 def _event(reason: str, message: str, *, warning: bool = False) -> JobEvent:
     return JobEvent(warning=warning, reason=reason, message=message[:_LONGEST_MESSAGE])
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_LISTED])
-    return f"{shown} and {len(names) - _LISTED} more" if len(names) > _LISTED else shown

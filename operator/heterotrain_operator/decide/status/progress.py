@@ -1,4 +1,4 @@
-"""How training goes, from telemetry; what was known once stays until something newer is known."""
+"""Training progress in the status, from telemetry. Values stay until newer ones are known."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from typing import Any
 from heterotrain_core.contract.outcome import decode_outcome
 
 from heterotrain_operator.api.status import CheckpointStatus
+from heterotrain_operator.api.text import rounded
 from heterotrain_operator.cluster_state.parse import rfc3339, seconds
 from heterotrain_operator.decide.lifecycle import Stage
 from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.workers.state import WorkerState
 
 _HUNDRED = 100
+_MOST_METRICS = 16
 
 
 def progress_fields(context: JobContext) -> dict[str, Any]:
     """Return the fields of the status that come from telemetry.
 
-    Counts (epoch, step, samples) never fall, rates are dropped as soon as nothing trains.
+    Counts (epoch, step, samples) never fall. Rates are dropped as soon as training stops.
     """
     old, gauges = context.job.status, list(context.telemetry.gauges.values())
     newest = context.telemetry.newest
@@ -37,20 +39,20 @@ def progress_fields(context: JobContext) -> dict[str, Any]:
     }
     if newest is not None and (newest.step or 0) >= (old.step or 0):
         user = {name: value for g in gauges for name, value in g.user_metrics.items()}
+        named = {k: rounded(v) for k, v in sorted(user.items())[:_MOST_METRICS] if k != "accuracy"}
+        noise = newest.noise_scale_samples
         fields |= {
             "epoch": newest.epoch if newest.epoch is not None else old.epoch,
             "step": newest.step if newest.step is not None else old.step,
             "samples": newest.samples_committed if newest.samples_committed is not None else old.samples,
-            "loss": _rounded(newest.loss) if newest.loss is not None else old.loss,
-            "accuracy": _rounded(user["accuracy"]) if "accuracy" in user else old.accuracy,
+            "loss": rounded(newest.loss) if newest.loss is not None else old.loss,
+            "accuracy": rounded(user["accuracy"]) if "accuracy" in user else old.accuracy,
             "global_batch_size": newest.global_batch_samples or old.global_batch_size,
-            "noise_scale_samples": (
-                old.noise_scale_samples if newest.noise_scale_samples is None else _rounded(newest.noise_scale_samples)
-            ),
-            "metrics": {**old.metrics, **{k: _rounded(v) for k, v in sorted(user.items())[:16] if k != "accuracy"}},
+            "noise_scale_samples": old.noise_scale_samples if noise is None else rounded(noise),
+            "metrics": {**old.metrics, **named},
         }
-        fields |= _progress(context, newest.samples_committed, newest.epoch_samples)
-    fields |= _last_words(context, fields["metrics"])
+        fields |= _completion(context, newest.samples_committed, newest.epoch_samples)
+    fields |= _final_values(context, fields["metrics"])
     if context.life.stage is Stage.SUCCEEDED:
         fields |= {"progress": "100%", "progress_percentage": _HUNDRED}
     saved = [
@@ -67,26 +69,25 @@ def progress_fields(context: JobContext) -> dict[str, Any]:
     return fields
 
 
-def _last_words(context: JobContext, metrics: dict[str, float]) -> dict[str, Any]:
-    """Return what the workers that finished left in their outcome: nobody scrapes a process that has ended."""
-    said = [
-        decode_outcome(w.pod.ended.message) for w in context.workers if w.state is WorkerState.FINISHED and w.pod.ended
-    ]
-    outcomes = [outcome for outcome in said if outcome is not None]
+def _final_values(context: JobContext, metrics: dict[str, float]) -> dict[str, Any]:
+    """Return the values in the outcomes of finished workers: Prometheus cannot scrape an ended process."""
+    finished = [worker for worker in context.workers if worker.state is WorkerState.FINISHED]
+    decoded = [decode_outcome(worker.pod.ended.message) for worker in finished if worker.pod.ended]
+    outcomes = [outcome for outcome in decoded if outcome is not None]
     if not outcomes:
         return {}
     newest = max(outcomes, key=lambda outcome: outcome.step)
-    last = {name: _rounded(value) for outcome in outcomes for name, value in sorted(outcome.metrics.items())}
+    last = {name: rounded(value) for outcome in outcomes for name, value in sorted(outcome.metrics.items())}
     accuracy = {"accuracy": last.pop("accuracy")} if "accuracy" in last else {}
     return {
         "epoch": newest.epoch,
         "step": newest.step,
-        "metrics": dict([*{**metrics, **last}.items()][:16]),
+        "metrics": dict([*{**metrics, **last}.items()][:_MOST_METRICS]),
         **accuracy,
     }
 
 
-def _progress(context: JobContext, samples: int | None, epoch_samples: int | None) -> dict[str, Any]:
+def _completion(context: JobContext, samples: int | None, epoch_samples: int | None) -> dict[str, Any]:
     if not samples or not epoch_samples or context.spec is None:
         return {}
     total = context.spec.training.epochs * epoch_samples
@@ -99,18 +100,14 @@ def _progress(context: JobContext, samples: int | None, epoch_samples: int | Non
 
 
 def _rates(context: JobContext) -> dict[str, Any]:
-    rates = context.telemetry.rates
+    rates, plan = context.telemetry.rates, context.plan
     solo = sum(rates.solo_samples_per_s.values())
-    complete = context.plan is not None and len(rates.solo_samples_per_s) >= len(context.plan.members) > 0
+    complete = plan is not None and len(rates.solo_samples_per_s) >= len(plan.members) > 0
     found: dict[str, Any] = {}
     if rates.samples_per_s is not None:
-        found["samples_per_second"] = _rounded(rates.samples_per_s)
+        found["samples_per_second"] = rounded(rates.samples_per_s)
         if complete and solo > 0:
-            found["efficiency"] = _rounded(rates.samples_per_s / solo)
+            found["efficiency"] = rounded(rates.samples_per_s / solo)
     if rates.step_s is not None:
-        found["step_seconds"] = _rounded(rates.step_s)
+        found["step_seconds"] = rounded(rates.step_s)
     return found
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")

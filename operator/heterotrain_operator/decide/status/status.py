@@ -1,4 +1,4 @@
-"""The status of a job: counts, progress, rows of workers, conditions, and one word with one sentence for people."""
+"""The status of a job: counts, progress, worker rows, conditions, and its state as one word with one sentence."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from heterotrain_operator.api.status import (
     PoolStatus,
     WorkerStatus,
 )
+from heterotrain_operator.api.text import rounded
 from heterotrain_operator.cluster_state.parse import rfc3339
 from heterotrain_operator.cluster_state.telemetry import MemberId
 from heterotrain_operator.decide.grants.persisted import speed_of, stock_of
@@ -29,8 +30,8 @@ def status_of(context: JobContext, *, newest: tuple[int, int]) -> HeteroTrainJob
     """Return the status after this pass.
 
     Args:
-        context: what is, and what this pass does.
-        newest: highest version of the plan that workers may have seen.
+        context: inputs and decisions of this pass.
+        newest: highest plan version that workers may have seen.
     """
     old, now = context.job.status, rfc3339(context.now_s)
     conditions = set_conditions(old.conditions, condition_values(context), generation=context.job.generation, now=now)
@@ -46,8 +47,8 @@ def status_of(context: JobContext, *, newest: tuple[int, int]) -> HeteroTrainJob
         reason=reason[:MAX_MESSAGE_LENGTH],
         replicas=len(context.alive),
         ready_replicas=context.ready,
-        desired_replicas=sum(context.desired.values()),
-        ready=f"{context.ready}/{sum(context.desired.values())}",
+        desired_replicas=context.desired,
+        ready=f"{context.ready}/{context.desired}",
         pools=_pools(context),
         price_per_hour=_price(context),
         restarts=context.accounts.restarts,
@@ -68,18 +69,18 @@ def status_of(context: JobContext, *, newest: tuple[int, int]) -> HeteroTrainJob
 
 
 def _state(context: JobContext, conditions: tuple[Condition, ...]) -> tuple[str, str]:
-    """Return the one word and the one sentence."""
+    """Return the state as one word, and the reason in one sentence."""
     holds = {condition.type: condition.status == "True" for condition in conditions}
-    said = {condition.type: condition.message for condition in conditions}
+    messages = {condition.type: condition.message for condition in conditions}
     stage = context.life.stage
     if stage in (Stage.REFUSED, Stage.SUSPENDED, Stage.SUCCEEDED, Stage.FAILED):
         return stage.value, context.life.message
     for word in (ConditionType.RESTARTING, ConditionType.RESIZING, ConditionType.DEGRADED, ConditionType.RUNNING):
         if holds[word]:
-            return word.value, said[word]
+            return word.value, messages[word]
     if not holds[ConditionType.SCHEDULED]:
-        return "Pending", said[ConditionType.SCHEDULED]
-    return "Starting", said[ConditionType.RUNNING]
+        return "Pending", messages[ConditionType.SCHEDULED]
+    return "Starting", messages[ConditionType.RUNNING]
 
 
 def _plan(context: JobContext, newest: tuple[int, int]) -> PlanStatus:
@@ -94,9 +95,9 @@ def _plan(context: JobContext, newest: tuple[int, int]) -> PlanStatus:
         applied_revision=applied[1] if applied else None,
         members=len(plan.members) if plan else 0,
         global_batch_size=plan.global_batch_samples if plan else None,
-        predicted_step_seconds=_rounded(prediction.step_s) if prediction else None,
-        predicted_efficiency=_rounded(prediction.efficiency) if prediction else None,
-        efficiency_ceiling=_rounded(prediction.efficiency_ceiling) if prediction else None,
+        predicted_step_seconds=rounded(prediction.step_s) if prediction else None,
+        predicted_efficiency=rounded(prediction.efficiency) if prediction else None,
+        efficiency_ceiling=rounded(prediction.efficiency_ceiling) if prediction else None,
         reason=plan.reason[:MAX_MESSAGE_LENGTH] if plan else "",
     )
 
@@ -109,18 +110,18 @@ def _pools(context: JobContext) -> tuple[PoolStatus, ...]:
     for pool in context.spec.worker_pools:
         own = [worker for worker in context.alive if worker.pod.pool == pool.name]
         known = before.get(pool.name)
-        dry_since, tries = stock_of(context.grant, pool.name)
+        exhausted_since, tries = stock_of(context.grant, pool.name)
         rows.append(
             PoolStatus(
                 name=pool.name,
-                desired=context.desired.get(pool.name, 0),
+                desired=context.replicas.desired.get(pool.name, 0),
                 replicas=len(own),
                 placed=sum(worker.placed for worker in own),
                 ready=sum(worker.state is WorkerState.READY for worker in own),
                 granted=_granted(context, known, pool.name),
                 disruptions=(known.disruptions if known else 0) + context.accounts.lost.get(pool.name, 0),
                 speed=speed_of(known, context.plan, pool.name),
-                out_of_stock_since=dry_since,
+                out_of_stock_since=exhausted_since,
                 out_of_stock_tries=tries,
             )
         )
@@ -128,7 +129,7 @@ def _pools(context: JobContext) -> tuple[PoolStatus, ...]:
 
 
 def _granted(context: JobContext, known: PoolStatus | None, name: str) -> int | None:
-    """Return what the allocation grants in a pool; until a new operator has decided, what the one before did."""
+    """Return the workers that the allocation grants in a pool; the previous grant until a new operator has decided."""
     if context.grant.undecided:
         return known.granted if known is not None else None
     return None if context.grant.limits is None else context.grant.limits.get(name, 0)
@@ -153,7 +154,7 @@ def _occupies(worker: Worker) -> bool:
 
 
 def _rows(context: JobContext) -> tuple[WorkerStatus, ...]:
-    """Return a row for each worker, the ones that need attention first when there are too many."""
+    """Return a row for each worker; if there are too many, workers that are not ready take precedence."""
     training = {worker.pod.uid for worker in context.training}
     shares: dict[str, int] = {}
     solo: dict[str, float] = {}
@@ -169,6 +170,7 @@ def _rows(context: JobContext) -> tuple[WorkerStatus, ...]:
     chosen = sorted(context.workers, key=lambda worker: (worker.state is WorkerState.READY, worker.pod.index))[
         :MAX_WORKER_ROWS
     ]
+    solo = {uid: rounded(rate) for uid, rate in solo.items()}
     return tuple(
         WorkerStatus(
             name=worker.pod.name,
@@ -177,12 +179,8 @@ def _rows(context: JobContext) -> tuple[WorkerStatus, ...]:
             node=worker.pod.node or None,
             share_samples=shares.get(worker.pod.uid) if worker.pod.uid in training else None,
             binding=bindings.get(worker.pod.uid) if worker.pod.uid in training else None,
-            samples_per_second=_rounded(solo.get(worker.pod.uid)) if worker.pod.uid in training else None,
+            samples_per_second=solo.get(worker.pod.uid) if worker.pod.uid in training else None,
             message=worker.reason[:MAX_MESSAGE_LENGTH] or None,
         )
         for worker in sorted(chosen, key=lambda worker: worker.pod.index)
     )
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.4g}")

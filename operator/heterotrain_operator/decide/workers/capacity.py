@@ -1,7 +1,7 @@
-"""How many more workers of a pool fit: the nodes' allocatable less what running pods request, foreign ones included.
+"""How many more workers of a pool fit: the nodes' allocatable resources less the requests of all running pods.
 
-An estimate, like every view from outside the scheduler (affinity, volumes and quotas are not seen). It is only used to
-decide how many pods are worth creating: a pod that the scheduler then can't place delays nothing.
+This is an estimate: affinity, volumes and quotas are visible to the scheduler only. It decides no more than how many
+pods are worth creating, and a pod that the scheduler cannot place delays nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What the scheduler needs to know about a worker of one pool."""
+    """The properties of a pool's workers that decide where they can be scheduled."""
 
     requests: Mapping[str, float]
     node_selector: Mapping[str, str]
@@ -29,12 +29,17 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreeSlots:
-    """How many workers fit now, on how many nodes that match, and how many of one worker an empty one would hold."""
+    """How many more workers fit now.
+
+    Attributes:
+        slots: workers that fit now.
+        matching_nodes: nodes that take such workers.
+        possible: whether at least one matching node is large enough when it is empty.
+    """
 
     slots: int
     matching_nodes: int
     possible: bool
-    """Whether at least one matching node is large enough when empty."""
 
 
 def shape_of(pod: Mapping[str, Any], requests: Mapping[str, float]) -> Shape:
@@ -51,9 +56,9 @@ def free_slots(shape: Shape, nodes: Iterable[NodeView], used: Mapping[str, Mappi
     """Return how many more workers of this shape fit on the nodes.
 
     Args:
-        shape: what one worker needs.
+        shape: shape of one worker.
         nodes: all nodes of the cluster.
-        used: by node, the sum of what running pods request.
+        used: by node, the sum of the requests of running pods.
     """
     slots, matching, possible = 0, 0, False
     for node in nodes:
@@ -72,7 +77,7 @@ def _matches(shape: Shape, node: NodeView) -> bool:
 
 
 def admits(shape: Shape, node: NodeView) -> bool:
-    """Tell whether a node takes new workers of this shape, as far as labels, taints and cordons say."""
+    """Return whether a node takes new workers of this shape, judging by its labels, taints and cordon."""
     return (
         not node.cordoned
         and all(node.labels.get(key) == value for key, value in shape.node_selector.items())
@@ -84,7 +89,7 @@ def admits(shape: Shape, node: NodeView) -> bool:
 
 
 def tolerates(toleration: Mapping[str, Any], taint: Taint) -> bool:
-    """Tell whether a toleration covers a taint, by Kubernetes' rules."""
+    """Return whether a toleration covers a taint, by Kubernetes' rules."""
     if toleration.get("effect") not in (None, "", taint.effect):
         return False
     if toleration.get("key") not in (None, "", taint.key):

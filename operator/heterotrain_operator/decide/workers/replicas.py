@@ -1,10 +1,10 @@
-"""How many workers each pool should have now: what fits, never less than the minimum, and no worker that waits in vain.
+"""How many workers each pool should have: as many as fit, at least the minimum, and at most one that waits for a node.
 
-A worker that has no node delays nothing, so it is harmless to keep one per pool waiting: the scheduler places it the
-moment room appears, and a cluster autoscaler sees that a node would be welcome. More than that would only be noise.
+A worker without a node delays nothing. One per pool may therefore wait: the scheduler places it as soon as there is
+room, and a cluster autoscaler sees the demand for a node. More waiting workers would add nothing.
 
-Where other jobs want the same nodes, what fits is not ours to take: then the job has what the allocation allots to it,
-and whoever waits for more waits only where he takes nothing that is being made free for another job.
+When jobs compete for the same nodes, this job gets only its allocated workers. It may keep a waiting worker beyond that
+only where the worker cannot take capacity that is being freed for another job.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from heterotrain_operator.decide.workers.capacity import FreeSlots
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 WAITING_PER_POOL = 1
-"""Workers without a node that are kept in each pool beyond what fits."""
+"""Workers without a node that are kept in each pool beyond those that fit."""
 UNSCHEDULABLE_S = 10.0
-"""A waiting worker too many is removed only after this long: the scheduler may just be about to place it."""
+"""A surplus waiting worker is removed only after this long: the scheduler may be about to place it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaDecision:
-    """What to do about the number of workers.
+    """How the number of workers should change.
 
     Attributes:
-        create: for each worker to create, its pool; in order of preference.
-        remove: workers that are too many, with the reason.
+        create: the pool of each worker to create, in order of preference.
+        remove: surplus workers, each with the reason.
         desired: by pool, workers that should exist now.
         reason: what limits the number, in one sentence; empty when every pool is full.
         again_s: seconds after which to decide again although nothing changes; ``None`` for never.
@@ -40,9 +40,13 @@ class ReplicaDecision:
 
     create: tuple[WorkerPool, ...]
     remove: tuple[tuple[Worker, str], ...]
-    desired: dict[str, int]
+    desired: Mapping[str, int]
     reason: str
     again_s: float | None
+
+
+NO_REPLICAS = ReplicaDecision(create=(), remove=(), desired={}, reason="", again_s=None)
+"""For a job that gets no workers now."""
 
 
 def decide_replicas(
@@ -53,15 +57,16 @@ def decide_replicas(
     free_slots_of: Callable[[WorkerPool], FreeSlots],
     now_s: float,
 ) -> ReplicaDecision:
-    """Return how many workers each pool should have, and the way there.
+    """Return how many workers each pool should have, and the changes that lead there.
 
     Args:
-        spec: what the user wants; pools in order of preference.
+        spec: the job's spec; its pools are in order of preference.
         workers: all workers of the job.
-        grant: what the job may have of nodes that others want, too.
-        free_slots_of: how many more workers of a pool fit on the nodes; asked only for pools that may grow.
+        grant: what the job may use of nodes that other jobs want, too.
+        free_slots_of: how many more workers of a pool fit on the nodes; called only for pools that may grow.
         now_s: now.
     """
+    # 1. Split the living workers by pool, and remove those of unknown pools and those above their pool's maximum.
     alive = [worker for worker in workers if worker.alive]
     names = {pool.name for pool in spec.worker_pools}
     remove = [(worker, "its pool is not in the spec any more") for worker in alive if worker.pod.pool not in names]
@@ -72,6 +77,7 @@ def decide_replicas(
         keep[pool.name] = own[: pool.max_replicas]
         remove += [(worker, f"pool {pool.name} may have {pool.max_replicas}") for worker in own[pool.max_replicas :]]
 
+    # 2. Remove workers above the job's maximum, starting with the least preferred pool.
     most = most_workers(spec)
     schedulable = {name: [w for w in own if not _is_unschedulable(w)] for name, own in keep.items()}
     unschedulable = {name: [w for w in own if _is_unschedulable(w)] for name, own in keep.items()}
@@ -79,107 +85,54 @@ def decide_replicas(
         while sum(map(len, schedulable.values())) > most and len(schedulable[pool.name]) > pool.min_replicas:
             remove.append((schedulable[pool.name].pop(), f"the job may have {most} workers"))
 
-    short = _Shortage()
+    # 3. Count the workers that each pool should have: by the grant or, without limits, as many as fit.
+    shortage = _Shortage()
     if grant.undecided:
         count = {pool.name: len(keep[pool.name]) for pool in spec.worker_pools}
     elif grant.limits is None:
-        count = _what_fits(spec, schedulable, unschedulable, free_slots_of=free_slots_of, short=short)
+        count = _what_fits(spec, schedulable, unschedulable, free_slots_of=free_slots_of, shortage=shortage)
     else:
         placed = {name: sum(worker.placed for worker in own) for name, own in keep.items()}
         count = {name: max(grant.limits.get(name, 0), placed[name]) for name in keep}
-    asking = [pool for pool in spec.worker_pools if grant.limits is None or pool.name in grant.may_wait]
-    if not grant.undecided:
-        _ask_for_more(spec, asking, count, schedulable)
 
+    # 4. Add the minimums and one waiting worker per pool, where the job may wait for nodes.
+    may_wait = [pool for pool in spec.worker_pools if grant.limits is None or pool.name in grant.may_wait]
+    if not grant.undecided:
+        _add_waiting(spec, may_wait, count, schedulable)
+
+    # 5. Create what is missing in each pool, and remove surplus workers that have no node.
     create: list[WorkerPool] = []
     again_s: float | None = None
     for pool in spec.worker_pools:
         while grant.limits is not None and len(schedulable[pool.name]) > count[pool.name]:
-            remove.append((schedulable[pool.name].pop(), grant.reason))  # it has no node: the placed ones come first
+            remove.append((schedulable[pool.name].pop(), grant.reason))  # it has no node: placed workers sort first
         gap = count[pool.name] - len(schedulable[pool.name])
         create += [pool] * max(0, gap - len(unschedulable[pool.name]))
         for worker in unschedulable[pool.name][max(0, gap) :]:
             left_s = worker.pod.unschedulable_since_s + UNSCHEDULABLE_S - now_s
             if grant.limits is not None and pool.name not in grant.may_wait:
-                remove.append((worker, grant.reason))  # it might take what is being made free for another job
+                remove.append((worker, grant.reason))  # it could take capacity that is being freed for another job
             elif left_s <= 0:
-                remove.append((worker, f"it waits in vain for a node: {worker.reason}"))
+                remove.append((worker, f"no node has room for it: {worker.reason}"))
             else:
                 again_s = left_s if again_s is None else min(again_s, left_s)
         if unschedulable[pool.name]:
-            short.unschedulable(pool, free_slots_of(pool), unschedulable[pool.name][0])
+            shortage.unschedulable(pool, free_slots_of(pool), unschedulable[pool.name][0])
+
+    # 6. Let workers go that the allocation takes away, unless the job would stop just before their replacements start.
     if leaving and not _replaced_soon(spec, [w for w in alive if w.pod.uid not in leaving], create):
         remove += [(worker, grant.reason) for worker in leaving.values()]
     return ReplicaDecision(
         create=tuple(create),
         remove=tuple(remove),
         desired=count,
-        reason="; ".join(filter(None, (grant.reason, short.sentence()))),
+        reason="; ".join(filter(None, (grant.reason, shortage.sentence()))),
         again_s=again_s,
     )
 
 
-def _replaced_soon(spec: HeteroTrainJobSpec, staying: Sequence[Worker], create: Sequence[WorkerPool]) -> bool:
-    """Tell whether those who stay are too few to train, but others are about to be ready: then nobody leaves yet."""
-    if sum(worker.state is WorkerState.READY for worker in staying) >= spec.elastic_policy.min_replicas:
-        return False
-    return bool(create) or any(
-        (worker.state is WorkerState.WAITING and not _is_unschedulable(worker))
-        or (worker.state is WorkerState.STARTING and not worker.pod.waiting_reason)
-        for worker in staying
-    )
-
-
-def _what_fits(
-    spec: HeteroTrainJobSpec,
-    schedulable: Mapping[str, Sequence[Worker]],
-    unschedulable: Mapping[str, Sequence[Worker]],
-    *,
-    free_slots_of: Callable[[WorkerPool], FreeSlots],
-    short: _Shortage,
-) -> dict[str, int]:
-    """Return by pool the workers that there are and those that fit beside them, up to the job's limits."""
-    most = most_workers(spec)
-    count = {name: len(own) for name, own in schedulable.items()}
-    for pool in spec.worker_pools:
-        spare = min(pool.max_replicas, most) - count[pool.name]
-        wish = min(spare, most - sum(count.values()))
-        if wish <= 0 or unschedulable[pool.name]:
-            continue
-        free_slots = free_slots_of(pool)
-        waiting = sum(
-            w.state is WorkerState.WAITING for w in schedulable[pool.name]
-        )  # they will take room that still looks free
-        count[pool.name] += min(wish, max(0, free_slots.slots - waiting))
-        short.note(pool, free_slots, wanted=pool.max_replicas - count[pool.name])
-    return count
-
-
-def _ask_for_more(
-    spec: HeteroTrainJobSpec,
-    pools: Sequence[WorkerPool],
-    count: dict[str, int],
-    schedulable: Mapping[str, Sequence[Worker]],
-) -> None:
-    """Raise the counts of these pools to the minimums, whether they fit or not (an autoscaler may help), and by one that waits."""
-    for pool in pools:
-        count[pool.name] = max(count[pool.name], pool.min_replicas)
-    for pool in pools:
-        missing = spec.elastic_policy.min_replicas - sum(count.values())
-        count[pool.name] += max(0, min(missing, pool.max_replicas - count[pool.name]))
-    for pool in pools:
-        waiting = (
-            count[pool.name]
-            - len(schedulable[pool.name])
-            + sum(w.state is WorkerState.WAITING for w in schedulable[pool.name])
-        )
-        room_left = count[pool.name] < pool.max_replicas and sum(count.values()) < most_workers(spec)
-        if waiting < WAITING_PER_POOL and room_left:
-            count[pool.name] += 1
-
-
 def next_indices(pods: Iterable[PodView], count: int) -> tuple[int, ...]:
-    """Return the lowest worker indices that no pod has; ended, terminating and foreign ones have theirs, too."""
+    """Return the lowest worker indices that no pod has; ended, terminating and foreign pods count as well."""
     taken = {pod.index for pod in pods}
     free: list[int] = []
     index = 0
@@ -190,37 +143,95 @@ def next_indices(pods: Iterable[PodView], count: int) -> tuple[int, ...]:
     return tuple(free)
 
 
+def _what_fits(
+    spec: HeteroTrainJobSpec,
+    schedulable: Mapping[str, Sequence[Worker]],
+    unschedulable: Mapping[str, Sequence[Worker]],
+    *,
+    free_slots_of: Callable[[WorkerPool], FreeSlots],
+    shortage: _Shortage,
+) -> dict[str, int]:
+    """Return by pool the existing workers plus those that fit in addition, up to the job's limits."""
+    most = most_workers(spec)
+    count = {name: len(own) for name, own in schedulable.items()}
+    for pool in spec.worker_pools:
+        spare = min(pool.max_replicas, most) - count[pool.name]
+        wish = min(spare, most - sum(count.values()))
+        if wish <= 0 or unschedulable[pool.name]:
+            continue
+        free = free_slots_of(pool)
+        # Workers that wait for the scheduler will take slots that still look free.
+        waiting = sum(w.state is WorkerState.WAITING for w in schedulable[pool.name])
+        count[pool.name] += min(wish, max(0, free.slots - waiting))
+        shortage.note(pool, free, missing=pool.max_replicas - count[pool.name])
+    return count
+
+
+def _add_waiting(
+    spec: HeteroTrainJobSpec,
+    pools: Sequence[WorkerPool],
+    count: dict[str, int],
+    schedulable: Mapping[str, Sequence[Worker]],
+) -> None:
+    """Raise the counts of these pools to the minimums, even where no node fits, and by one waiting worker each.
+
+    An autoscaler may add nodes for waiting workers.
+    """
+    for pool in pools:
+        count[pool.name] = max(count[pool.name], pool.min_replicas)
+    for pool in pools:
+        missing = spec.elastic_policy.min_replicas - sum(count.values())
+        count[pool.name] += max(0, min(missing, pool.max_replicas - count[pool.name]))
+    for pool in pools:
+        own = schedulable[pool.name]
+        waiting = count[pool.name] - len(own) + sum(w.state is WorkerState.WAITING for w in own)
+        may_grow = count[pool.name] < pool.max_replicas and sum(count.values()) < most_workers(spec)
+        if waiting < WAITING_PER_POOL and may_grow:
+            count[pool.name] += 1
+
+
+def _replaced_soon(spec: HeteroTrainJobSpec, staying: Sequence[Worker], create: Sequence[WorkerPool]) -> bool:
+    """Return whether the staying workers are too few to train, but more are about to be ready: then none leaves yet."""
+    if sum(worker.state is WorkerState.READY for worker in staying) >= spec.elastic_policy.min_replicas:
+        return False
+    return bool(create) or any(
+        (worker.state is WorkerState.WAITING and not _is_unschedulable(worker))
+        or (worker.state is WorkerState.STARTING and not worker.pod.waiting_reason)
+        for worker in staying
+    )
+
+
 def _is_unschedulable(worker: Worker) -> bool:
     return worker.state is WorkerState.WAITING and bool(worker.pod.unschedulable)
 
 
 def _keep_order(worker: Worker) -> tuple[int, int]:
-    """Order workers by how far they are, then by age: the last ones are the first to go."""
+    """Order workers by progress towards training, then by index: the last ones are removed first."""
     order = {WorkerState.READY: 0, WorkerState.STARTING: 1, WorkerState.WAITING: 2}
     return (order[worker.state], worker.pod.index)
 
 
 class _Shortage:
-    """Collects, by pool, why no more workers fit."""
+    """Collects by pool why no more workers fit."""
 
     def __init__(self) -> None:
-        self._said: dict[str, str] = {}
+        self._reasons: dict[str, str] = {}
 
-    def note(self, pool: WorkerPool, free_slots: FreeSlots, *, wanted: int) -> None:
-        if wanted > 0:
-            self._said[pool.name] = _impossible(pool, free_slots) or f"pool {pool.name} has no more room"
+    def note(self, pool: WorkerPool, free: FreeSlots, *, missing: int) -> None:
+        if missing > 0:
+            self._reasons[pool.name] = _impossible(pool, free) or f"pool {pool.name} has no room for more workers"
 
-    def unschedulable(self, pool: WorkerPool, free_slots: FreeSlots, worker: Worker) -> None:
-        self._said[pool.name] = _impossible(pool, free_slots) or f"pool {pool.name}: {worker.pod.unschedulable}"
+    def unschedulable(self, pool: WorkerPool, free: FreeSlots, worker: Worker) -> None:
+        self._reasons[pool.name] = _impossible(pool, free) or f"pool {pool.name}: {worker.pod.unschedulable}"
 
     def sentence(self) -> str:
-        return "; ".join(self._said.values())
+        return "; ".join(self._reasons.values())
 
 
-def _impossible(pool: WorkerPool, free_slots: FreeSlots) -> str:
+def _impossible(pool: WorkerPool, free: FreeSlots) -> str:
     """Return why waiting alone will not help; empty when it may."""
-    if free_slots.matching_nodes == 0:
-        return f"pool {pool.name} has no node that matches and is ready"
-    if not free_slots.possible:
+    if free.matching_nodes == 0:
+        return f"pool {pool.name} has no matching node that is ready: check its nodeSelector, or add a node"
+    if not free.possible:
         return f"no node of pool {pool.name} is large enough for a worker: lower resources.requests"
     return ""

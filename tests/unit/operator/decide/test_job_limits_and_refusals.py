@@ -129,12 +129,12 @@ def test_a_worker_of_which_nobody_says_why_it_does_not_start_is_named() -> None:
     cluster = FakeCluster(pool("a")).with_nodes("a")
     cluster.settle()
     assert cluster.message("Scheduled").endswith(
-        "; job-w0 is waiting: kubectl describe pod job-w0 says what it needs"
+        "; job-w0 is waiting: see `kubectl describe pod job-w0` for the cause"
     ), "the scheduler that it names may not exist"
     cluster.schedule()
     cluster.settle()
     assert cluster.message("Running") == (
-        "0 workers are ready; job-w0 is starting: kubectl describe pod job-w0 says what it needs"
+        "0 workers are ready; job-w0 is starting: see `kubectl describe pod job-w0` for the cause"
     ), "a volume that is missing is told by Events only"
 
 

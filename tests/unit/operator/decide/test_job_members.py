@@ -115,7 +115,7 @@ def test_an_announced_loss_is_drained_then_left_out() -> None:
     assert cluster.version() == (generation, revision + 1)
     assert cluster.plan_json["drain"] == ["job-w2"]
     assert cluster.status["state"] == "Resizing"
-    assert cluster.message("Degraded").startswith("2 of 3 workers train on")
+    assert cluster.message("Degraded").startswith("2 of 3 workers continue training")
     cluster.end("job-w2", Ending.LEFT, reason="told to go")
     cluster.settle()
     assert cluster.version()[0] == generation + 1

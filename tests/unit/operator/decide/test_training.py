@@ -72,7 +72,7 @@ def test_a_settled_job_is_left_alone() -> None:
         training.epoch()
     assert len(training.revisions) - settled <= 2
     assert training.cluster.condition("SpeedsLearned") == ("True", "Learned")
-    assert training.cluster.condition("HeldUp") == ("False", "NobodyTooSlow")
+    assert training.cluster.condition("HeldUp") == ("False", "NoStraggler")
 
 
 def test_what_is_predicted_is_held_against_what_is_measured() -> None:
@@ -127,7 +127,7 @@ def test_who_only_holds_the_others_up_is_told_with_the_gain_where_the_job_can_do
         training.epoch()
     cluster = training.cluster
     if least_workers == 3:
-        assert cluster.condition("HeldUp") == ("False", "NobodyTooSlow")
+        assert cluster.condition("HeldUp") == ("False", "NoStraggler")
         return
     assert cluster.condition("HeldUp") == ("True", "WorkerTooSlow")
     assert "job-w2 (pool c): it cannot go below its floor of 1 samples" in cluster.message("HeldUp")

@@ -1,0 +1,85 @@
+"""What one pass over a job looks at, and what follows from it before anything is decided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from heterotrain_operator.api.conditions import ConditionType, condition_holds
+from heterotrain_operator.cluster_state.telemetry import Telemetry
+from heterotrain_operator.cluster_state.views import JobView, NodeView, PlanObject, PodView
+from heterotrain_operator.decide.grants.grant import UNLIMITED, JobGrant
+from heterotrain_operator.decide.lifecycle import Acceptance, Life, decide_life
+from heterotrain_operator.decide.plan.plan import PlanInForce, read_plan
+from heterotrain_operator.decide.workers.failures import Accounts, account
+from heterotrain_operator.decide.workers.state import Worker, WorkerState, worker_states
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobInputs:
+    """Everything that a pass over one job looks at.
+
+    Attributes:
+        pods: all pods with the job's labels.
+        nodes: by name, all nodes of the cluster.
+        used: by node, the sum of the requests of running pods, other users' pods included.
+        acceptance: the API server's answer to a dry run of the job's pods.
+        refusal: the API server's answer when it refused to create a pod in the previous pass; otherwise empty.
+        blocked: its answer when it refused any other write; otherwise empty.
+        replan: whether telemetry holds data that the plan in force does not use yet. Shares for changed members are
+            decided in any case.
+        gather_s: longest time for which a ready worker waits for starting ones.
+        grant: what the job may use of nodes that other jobs want, too.
+        keep_plan: whether no plan is to be written, because the previous one was just refused.
+    """
+
+    job: JobView
+    pods: Sequence[PodView]
+    nodes: Mapping[str, NodeView]
+    used: Callable[[], Mapping[str, Mapping[str, float]]]
+    plan: PlanObject | None
+    telemetry: Telemetry
+    acceptance: Acceptance
+    refusal: str
+    blocked: str
+    replan: bool
+    gather_s: float
+    now_s: float
+    grant: JobGrant = UNLIMITED
+    keep_plan: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DerivedState:
+    """What follows from the inputs.
+
+    Attributes:
+        workers: the job's own workers with their states.
+        in_force: the plan that the cluster holds.
+        accounts: counted failures and disruptions.
+        life: the stage of the job's life.
+    """
+
+    workers: tuple[Worker, ...]
+    in_force: PlanInForce
+    accounts: Accounts
+    life: Life
+
+
+def derive(inputs: JobInputs) -> DerivedState:
+    """Return what follows from the inputs."""
+    job, now_s = inputs.job, inputs.now_s
+    # Pods that only carry the labels (copied, or orphaned by a job of the same name) are not the job's workers.
+    workers = worker_states([pod for pod in inputs.pods if pod.owner_uid == job.uid], inputs.nodes)
+    in_force = read_plan(job, inputs.plan)
+    accounts = account(job.status, workers, in_force.plan, counting=_counts_ends(job, workers), now_s=now_s)
+    life = decide_life(job, workers, accounts, inputs.acceptance, now_s=now_s)
+    return DerivedState(workers=workers, in_force=in_force, accounts=accounts, life=life)
+
+
+def _counts_ends(job: JobView, workers: Sequence[Worker]) -> bool:
+    """Return whether the end of a worker counts as failure or disruption, because the job itself does not end it."""
+    conditions = job.status.conditions
+    ended = any(condition_holds(conditions, kind) for kind in (ConditionType.SUCCEEDED, ConditionType.FAILED))
+    suspended = job.spec is None or job.spec.suspend
+    return not (ended or suspended or any(worker.state is WorkerState.FINISHED for worker in workers))
