@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from enum import StrEnum
 
+from heterotrain_core.contract.choices import Choice
 
-class Scaling(StrEnum):
+
+class Scaling(Choice):
     """The rule that the user chose (``learningRateScaling``)."""
 
-    NONE = "none"
-    LINEAR = "linear"
-    SQRT = "sqrt"
-    ADASCALE = "adascale"
+    NONE = "None"
+    LINEAR = "Linear"
+    SQRT = "Sqrt"
+    ADASCALE = "AdaScale"
 
 
 class Family(StrEnum):

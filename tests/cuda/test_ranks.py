@@ -26,7 +26,7 @@ def assert_finished(operator: Operator, workers: list[Worker], *, epochs: int) -
     assert lineage(operator.folder / "samples") == ids
 
 
-@pytest.mark.parametrize("backend", ["nccl", "auto"])
+@pytest.mark.parametrize("backend", ["NCCL", "Auto"])
 def test_one_rank_by_nccl(operate: Operate, backend: str) -> None:
     """Alone on its GPU: asked for or not, its buckets go through NCCL."""
     operator = operate(backend=backend)
@@ -53,7 +53,7 @@ def test_two_ranks_on_one_gpu_by_gloo_and_a_third_joins(operate: Operate) -> Non
 
 def test_nccl_for_two_ranks_on_one_gpu_is_refused_with_a_sentence(operate: Operate) -> None:
     """Both ranks say what is wrong and what to do, before NCCL says anything."""
-    operator = operate(backend="nccl")
+    operator = operate(backend="NCCL")
     workers = [operator.start(f"w{i}") for i in range(2)]
     operator.until_ready(*workers)
     operator.plan(workers)

@@ -82,7 +82,7 @@ def test_batch_norm_is_not_cut_into_micro_batches(operate: Operate) -> None:
 # -- precision -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["BF16", "FP16"])
 def test_half_precision_is_the_same_on_all_ranks(operate: Operate, tmp_path: Path, precision: str) -> None:
     """Forward pass and wire are in the format; skipped steps, loss scale and weights agree, on a rank that joins later, too."""
     setup = TrainingSetup(dtype="float32", samples=96)
@@ -98,7 +98,7 @@ def test_half_precision_is_the_same_on_all_ranks(operate: Operate, tmp_path: Pat
     (tmp_path / "release").touch()
     operator.finish(workers)
     first, second, late = (told(operator, worker) for worker in workers)
-    assert first["formats"] == late["formats"] == [{"bf16": "torch.bfloat16", "fp16": "torch.float16"}[precision]]
+    assert first["formats"] == late["formats"] == [{"BF16": "torch.bfloat16", "FP16": "torch.float16"}[precision]]
     assert first["steps"] == second["steps"]
     assert first["steps"][-len(late["steps"]) :] == late["steps"]
     assert 0 < len(late["steps"]) < 10
@@ -106,7 +106,7 @@ def test_half_precision_is_the_same_on_all_ranks(operate: Operate, tmp_path: Pat
     assert each_once(operator, setup, 4)
     exact = twin(setup, epochs=4)
     skipped = [s["step"] for s in first["steps"] if s["skipped"]]
-    if precision == "bf16":
+    if precision == "BF16":
         assert distance(operator.weights(workers[0]), exact.weights) < 0.03
         assert not skipped
     else:  # gradients times 65536 overflow at first, so the scale comes down step by step
@@ -121,7 +121,7 @@ def test_half_precision_is_the_same_on_all_ranks(operate: Operate, tmp_path: Pat
 # -- the wire ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+@pytest.mark.parametrize("compression", ["FP16", "BF16"])
 def test_compressed_gradients_are_within_the_bound(operate: Operate, compression: str) -> None:
     """Each element of each bucket in each step; a spike travels in full; all ranks hold the same sum."""
     setup = TrainingSetup(dtype="float32", samples=96, spike=(5, 1e6), clip_norm=1.0)
@@ -140,14 +140,14 @@ def test_compressed_gradients_are_within_the_bound(operate: Operate, compression
             assert torch.equal(sums[0], sums[2])
             error = (sums[0].double() - own.sum(0)).abs()
             packed = bool(attempts[0]["packed"][index])
-            assert packed == (compression == "bf16" or number > 0)
+            assert packed == (compression == "BF16" or number > 0)
             # In fp16, the last sum's largest element was put between 2^7 and 2^8, so 1/s is at most its 2^-7.
             tiny = 3 * 2.0**-32 * float(ranks[0][number - 1]["sum"][index].abs().max()) if number else 0.0
-            allowed = 3 * ROUNDOFF[compression] * own.abs().sum(0) * 1.01 + (tiny if compression == "fp16" else 0.0)
-            if compression == "fp16" and number in (0, 5):  # nothing known yet; did not fit
+            allowed = 3 * ROUNDOFF[compression] * own.abs().sum(0) * 1.01 + (tiny if compression == "FP16" else 0.0)
+            if compression == "FP16" and number in (0, 5):  # nothing known yet; did not fit
                 allowed = 3 * 2.0**-24 * own.abs().sum(0)
             assert bool((error <= allowed).all()), (number, index)
-            if compression == "bf16" or number not in (0, 5):
+            if compression == "BF16" or number not in (0, 5):
                 assert float(error.sum()) > 0
     assert same_bits(operator, workers)
 
@@ -158,7 +158,7 @@ def test_compressed_gradients_are_within_the_bound(operate: Operate, compression
 def test_a_larger_batch_warms_up_to_its_rate(operate: Operate, tmp_path: Path) -> None:
     """Linear rule: twice the batch, four steps to twice the rate, schedules twice as fast, also on a rank that joins."""
     setup = TrainingSetup(samples=96, decay=0.95)
-    operator = operate(epochs=4, learning_rate_scaling="linear", learning_rate_warmup_samples=128)
+    operator = operate(epochs=4, learning_rate_scaling="Linear", learning_rate_warmup_samples=128)
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
@@ -242,7 +242,7 @@ class AdaScale:
 def test_adascale_follows_preconditioned_noise(operate: Operate, tmp_path: Path) -> None:
     """AdamW at four times the base batch: factor and weights are those of the rule computed from the definition."""
     setup = TrainingSetup(samples=128, adam=True)
-    operator = operate(epochs=4, batch_samples=8, learning_rate_scaling="adascale", learning_rate_warmup_samples=0)
+    operator = operate(epochs=4, batch_samples=8, learning_rate_scaling="AdaScale", learning_rate_warmup_samples=0)
     workers = [start(operator, f"w{i}", setup) for i in range(2)]
     operator.until_ready(*workers)
     operator.plan(workers, batch_samples=32, shares=(21, 11), micro=(8, 0))

@@ -19,17 +19,17 @@ STOP = 4
 """The step in which all are told to go: in the middle of an epoch and of the rate's warm-up."""
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("precision", ["FP32", "FP16"])
 def test_another_number_of_ranks_goes_on_with_all_state(
     operate: Callable[..., Operator], tmp_path: Path, precision: str
 ) -> None:
     """Three ranks leave a checkpoint, two go on: loss scale, rate, schedule, noise, BatchNorm's buffers, a stream's cursor."""
-    exact = precision == "fp32"
+    exact = precision == "FP32"
     setup = TrainingSetup(
         batch_norm=True, decay=0.98, stream=True, **({} if exact else {"dtype": "float32", "spike": (1, 1e4)})
     )
     operator = operate(
-        epochs=EPOCHS, precision=precision, learning_rate_scaling="linear", learning_rate_warmup_samples=WARM_UP,
+        epochs=EPOCHS, precision=precision, learning_rate_scaling="Linear", learning_rate_warmup_samples=WARM_UP,
         checkpoint_uri=f"file://{tmp_path}/checkpoints",
     )  # fmt: skip
     gates = [Gate(tmp_path, STOP, name=f"w{i}-") for i in range(3)]

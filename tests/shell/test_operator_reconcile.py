@@ -173,7 +173,7 @@ async def test_a_refused_plan_does_not_count_as_written_and_is_tried_again_later
         app.pod_event(body, deleted=False)
     kube.objects["configmaps", "ns", "job-plan"] = cluster.plan
     app.plan_event(cluster.plan, deleted=False)
-    cluster.edit(lambda spec: spec["training"].update(rebalance={"boundary": "never"}))
+    cluster.edit(lambda spec: spec["training"].update(rebalance={"boundary": "Never"}))
     cluster.job["metadata"]["resourceVersion"] = "50"
     app.store.jobs.put(parse_job(cluster.job))
     kube.fail = failing("replace", "configmaps", Refused("field is immutable", status_code=422))

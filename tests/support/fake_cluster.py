@@ -49,7 +49,7 @@ def job_body(*pools: Body, spec: Body | None = None, template: Body | None = Non
         },
         "spec": {
             "training": {**batch, **given.get("training", {})},
-            "workerPools": list(pools) or [pool("a"), pool("b"), pool("c", capacityType="spot")],
+            "workerPools": list(pools) or [pool("a"), pool("b"), pool("c", capacityType="Spot")],
             "template": template
             or {"spec": {"containers": [{"name": "main", "image": "image", "command": ["train"]}]}},
             **{name: value for name, value in given.items() if name != "training"},

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import torch
+from heterotrain_core.contract.choices import Backend
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.outcome import Ending
 
@@ -68,8 +69,9 @@ def init(
         checkpoint_uri: folder for checkpoints (``file:///…`` or a path); ``None`` keeps none.
         checkpoint_interval_s: seconds between checkpoints.
         tensorboard_dir: folder for TensorBoard files; the environment's ``HETEROTRAIN_TENSORBOARD_DIR`` goes before it.
-        precision: of the forward pass: ``fp32``, ``bf16``, ``fp16``, or ``auto`` (bf16 where all ranks' devices have it).
-        compression: of gradients on the wire: ``none``, ``fp16`` or ``bf16``.
+        precision: of the forward pass: ``fp32``, ``bf16``, ``fp16``, or ``auto`` (bf16 where all ranks' devices have it); case does not
+            matter.
+        compression: of gradients on the wire: ``none``, ``fp16`` or ``bf16``; case does not matter.
 
     Raises:
         UsageError: the environment contradicts itself, or a value is none of those that there are.
@@ -309,11 +311,10 @@ class Job:
 def _membership(
     identity: Identity, config: TrainingConfig, device: torch.device, training: Training, checkpoints: CheckpointManager
 ) -> Membership:
+    backend = admission.choice("backend", config.backend, Backend)
     if identity.mode is Mode.OPERATED:
-        return Elastic(
-            identity, training, checkpoints, device=device, timeout_s=config.peer_timeout_s, backend=config.backend
-        )
+        return Elastic(identity, training, checkpoints, device=device, timeout_s=config.peer_timeout_s, backend=backend)
     return Fixed(
-        identity, training, checkpoints, device=device, batch_samples=config.base_batch_samples, backend=config.backend,
+        identity, training, checkpoints, device=device, batch_samples=config.base_batch_samples, backend=backend,
         timeout_s=config.peer_timeout_s,
     )  # fmt: skip

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import yaml
 from heterotrain_core.contract import keys
-from heterotrain_core.contract.plan import CommunicationTime
+from heterotrain_core.contract.plan import BoundaryKind, CommunicationTime
 from heterotrain_core.perf.exchange import ring_scale
 from heterotrain_core.split.member import SplitMember
+from heterotrain_operator.api.pools import CapacityType
 from heterotrain_operator.api.reading import SpecError, most_workers, read_spec
-from heterotrain_operator.api.training import RebalanceBoundary
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.decide.objects.pods import num_proc_per_worker
 
@@ -56,7 +56,7 @@ class Job:
         adaptive: whether the operator chooses the batch.
         pools: in the job's order, the preferred ones first.
         least_workers, most_workers: over all pools.
-        even: whether shares stay even for ever (``rebalance.boundary: never``).
+        even: whether shares stay even for ever (``rebalance.boundary: Never``).
         epochs: passes over the data.
     """
 
@@ -104,7 +104,7 @@ def read_job(path: str) -> Job:
         pools=_pools(spec, body["spec"]["template"]),
         least_workers=spec.elastic_policy.min_replicas,
         most_workers=most_workers(spec),
-        even=spec.training.rebalance.boundary is RebalanceBoundary.NEVER,
+        even=spec.training.rebalance.boundary is BoundaryKind.NEVER,
         epochs=spec.training.epochs,
         adaptive=spec.training.adaptive_batch is not None,
     )
@@ -117,7 +117,7 @@ def _pools(spec: HeteroTrainJobSpec, template: Mapping[str, Any]) -> tuple[Pool,
             ranks=num_proc_per_worker(pool, template),
             least_workers=pool.min_replicas,
             most_workers=pool.max_replicas,
-            spot=pool.capacity_type.value == keys.CAPACITY_SPOT,
+            spot=pool.capacity_type is CapacityType.SPOT,
             price_per_hour=None if pool.price_per_hour is None else float(pool.price_per_hour),
         )
         for pool in spec.worker_pools

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
+from heterotrain_core.contract.choices import Choice
 from heterotrain_core.contract.plan import CommunicationTime
 from heterotrain_core.split.member import SplitMember
 
@@ -13,16 +13,16 @@ Size = int | tuple[int, ...]
 """Capacity of a node, or need of a worker: accelerators, or amounts of several resources in one order for the whole pool."""
 
 
-class Objective(StrEnum):
+class Objective(Choice):
     """The quantity that a job maximises."""
 
-    THROUGHPUT = "throughput"
+    THROUGHPUT = "Throughput"
     """Samples per second."""
-    GOODPUT = "goodput"
+    GOODPUT = "Goodput"
     """Samples per second at the best batch, weighted by how much each sample contributes there."""
-    COST = "cost"
+    COST = "Cost"
     """Goodput per price: the cheapest samples."""
-    DEADLINE = "deadline"
+    DEADLINE = "Deadline"
     """Done in time at the lowest price (without prices: with the fewest workers).
 
     Samples per second where the deadline is out of reach, or while the remaining work is not known.

@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from heterotrain_core.contract.choices import Backend, Compression, Precision
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
@@ -15,12 +17,12 @@ class TrainingConfig:
         epochs: passes over the data set, at least 1.
         base_batch_samples: the global batch that the user's learning rate was chosen for.
         seed: seeds the sample permutation and every rank's generators.
-        precision: ``fp32``, ``bf16``, ``fp16`` or ``auto`` (bf16 where the accelerator has it, else fp32).
-        learning_rate_scaling: ``none``, ``linear``, ``sqrt`` or ``adascale``.
+        precision: a value of ``Precision``, in any case.
+        learning_rate_scaling: a value of ``scaling_rules.Scaling``, in any case.
         learning_rate_warmup_samples: samples over which a changed factor on the learning rate comes into force; ``None``
             leaves it to the trainer.
-        backend: ``gloo``, ``nccl`` or ``auto`` (nccl where every rank has a GPU of its own, else gloo).
-        compression: ``none``, ``fp16`` or ``bf16`` on the wire.
+        backend: a value of ``Backend``, in any case.
+        compression: of gradients on the wire: a value of ``Compression``, in any case.
         bucket_mib: DDP's bucket size in MiB.
         checkpoint_uri: where checkpoints go (``file:///…`` or any fsspec URI); ``None`` keeps none.
         checkpoint_interval_s: seconds between durable checkpoints.
@@ -33,11 +35,11 @@ class TrainingConfig:
     epochs: int = 1
     base_batch_samples: int = 64
     seed: int = 0
-    precision: str = "auto"
-    learning_rate_scaling: str = "none"
+    precision: str = Precision.AUTO
+    learning_rate_scaling: str = "None"
     learning_rate_warmup_samples: int | None = None
-    backend: str = "auto"
-    compression: str = "none"
+    backend: str = Backend.AUTO
+    compression: str = Compression.NONE
     bucket_mib: float = 25.0
     checkpoint_uri: str | None = None
     checkpoint_interval_s: float = 600.0

@@ -19,8 +19,8 @@ LABEL_POOL: Final = f"{GROUP}/pool"
 LABEL_CAPACITY_TYPE: Final = f"{GROUP}/capacity-type"
 LABEL_WORKER_INDEX: Final = f"{GROUP}/worker-index"
 
-CAPACITY_ON_DEMAND: Final = "on-demand"
-CAPACITY_SPOT: Final = "spot"
+CAPACITY_ON_DEMAND: Final = "OnDemand"
+CAPACITY_SPOT: Final = "Spot"
 
 # Touching this annotation makes the kubelet refresh the pod's ConfigMap volume at once (0.1-0.25 s instead of 0-80 s).
 ANNOTATION_PLAN: Final = f"{GROUP}/plan"

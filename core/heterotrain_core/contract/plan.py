@@ -9,32 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
+
+from heterotrain_core.contract.choices import Choice
 
 SCHEMA_VERSION = 2
 
 
-class BoundaryKind(StrEnum):
+class BoundaryKind(Choice):
     """When a new revision's shares may take effect."""
 
-    EPOCH = "epoch"
-    STEPS = "steps"
-    NEVER = "never"
+    EPOCH = "Epoch"
+    STEPS = "Steps"
+    NEVER = "Never"
     """Even shares for ever: the baseline."""
 
 
-class Binding(StrEnum):
+class Binding(Choice):
     """What keeps a member from a smaller step time."""
 
-    COMPUTE = "compute"
-    COMMUNICATION = "communication"
-    MEMORY = "memory"
-    FLOOR = "floor"
+    COMPUTE = "Compute"
+    COMMUNICATION = "Communication"
+    MEMORY = "Memory"
+    FLOOR = "Floor"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boundary:
-    """The boundary kind, and for ``steps`` the number of committed steps between boundaries (at least 1)."""
+    """The boundary kind, and for ``STEPS`` the number of committed steps between boundaries (at least 1)."""
 
     kind: BoundaryKind = BoundaryKind.EPOCH
     every_steps: int = 0

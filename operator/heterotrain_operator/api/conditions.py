@@ -31,7 +31,7 @@ class ConditionType(StrEnum):
     LIMITED = "Limited"
     """The job has fewer workers than it could, because others need its nodes more or because fewer are cheaper."""
     DEADLINE_AT_RISK = "DeadlineAtRisk"
-    """With objective: deadline, the job is expected to end too late, or has."""
+    """With objective: Deadline, the job is expected to end too late, or has."""
     SPEEDS_LEARNED = "SpeedsLearned"
     """Every member's speed is known well enough to predict other shares."""
     HELD_UP = "HeldUp"

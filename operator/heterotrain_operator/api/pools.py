@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 from heterotrain_core.contract import keys
+from heterotrain_core.contract.choices import Choice
 from pydantic import Field
 
 from heterotrain_operator.api.schema import CEL, Model
 from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER, MAX_WORKERS, LabelValue, Quantity
 
 
-class CapacityType(StrEnum):
+class CapacityType(Choice):
     """How long a pool's nodes may be expected to stay."""
 
     ON_DEMAND = keys.CAPACITY_ON_DEMAND
@@ -95,7 +95,7 @@ class WorkerPool(
     max_replicas: int = Field(default=1, ge=1, le=MAX_WORKERS, description="Most workers in this pool.")
     capacity_type: CapacityType = Field(
         default=CapacityType.ON_DEMAND,
-        description="on-demand, or spot for nodes that the cloud may take away at any time.",
+        description="OnDemand, or Spot for nodes that the cloud may take away at any time.",
     )
     price_per_hour: str | None = Field(
         default=None,

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from datetime import MAXYEAR, datetime
 from typing import Any
 
+from heterotrain_core.allocate.problem import Objective
+from heterotrain_core.contract.plan import BoundaryKind
 from pydantic import ValidationError
 
 from heterotrain_operator.api.status import HeteroTrainJobStatus
-from heterotrain_operator.api.training import RebalanceBoundary
-from heterotrain_operator.api.v1alpha1 import MANAGED_BY_US, HeteroTrainJobSpec, Objective
+from heterotrain_operator.api.v1alpha1 import MANAGED_BY_US, HeteroTrainJobSpec
 
 
 class SpecError(ValueError):
@@ -87,8 +88,8 @@ def _contradiction(spec: HeteroTrainJobSpec) -> str:
     if problem := _contradicting_objective(spec):
         return problem
     rebalance = spec.training.rebalance
-    if (rebalance.boundary is RebalanceBoundary.STEPS) != (rebalance.every_steps > 0):
-        return "spec.training.rebalance.everySteps belongs to boundary: steps and has to be at least 1 there"
+    if (rebalance.boundary is BoundaryKind.STEPS) != (rebalance.every_steps > 0):
+        return "spec.training.rebalance.everySteps belongs to boundary: Steps and has to be at least 1 there"
     return ""
 
 
@@ -97,11 +98,11 @@ def _contradicting_objective(spec: HeteroTrainJobSpec) -> str:
     if spec.deadline is not None and spec.deadline.year >= MAXYEAR:
         return f"spec.deadline {spec.deadline.isoformat()} is no time that can be counted with: give one before the year {MAXYEAR}"
     if spec.objective is Objective.COST and (unpriced := [p.name for p in pools if p.price_per_hour is None]):
-        return f"spec.objective cost compares prices, but pool {unpriced[0]} has no pricePerHour: give every pool its price"
+        return f"spec.objective Cost compares prices, but pool {unpriced[0]} has no pricePerHour: give every pool its price"
     if (spec.objective is Objective.DEADLINE) != (spec.deadline is not None):
-        return "spec.deadline belongs to objective: deadline and is required there: give both or neither"
+        return "spec.deadline belongs to objective: Deadline and is required there: give both or neither"
     if spec.objective is Objective.DEADLINE and len({pool.price_per_hour is None for pool in pools}) > 1:
-        return "spec.objective deadline compares prices: give every pool its pricePerHour, or none of them"
+        return "spec.objective Deadline compares prices: give every pool its pricePerHour, or none of them"
     return ""
 
 

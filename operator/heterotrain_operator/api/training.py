@@ -2,73 +2,32 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
+from heterotrain_core.contract.choices import Backend, Compression, Precision
+from heterotrain_core.contract.plan import BoundaryKind
+from heterotrain_core.scaling_rules import Scaling
 from pydantic import Field
 
 from heterotrain_operator.api.schema import CEL, Model
 from heterotrain_operator.api.types import MAX_BATCH
 
 
-class RebalanceBoundary(StrEnum):
-    """When new shares take effect."""
-
-    EPOCH = "epoch"
-    STEPS = "steps"
-    NEVER = "never"
-
-
-class Precision(StrEnum):
-    """Number format of forward and backward."""
-
-    AUTO = "auto"
-    FP32 = "fp32"
-    BF16 = "bf16"
-    FP16 = "fp16"
-
-
-class LearningRateScaling(StrEnum):
-    """How the learning rate follows a changed global batch."""
-
-    NONE = "none"
-    LINEAR = "linear"
-    SQRT = "sqrt"
-    ADASCALE = "adascale"
-
-
-class Backend(StrEnum):
-    """What carries the gradients."""
-
-    AUTO = "auto"
-    GLOO = "gloo"
-    NCCL = "nccl"
-
-
-class Compression(StrEnum):
-    """Number format of gradients on the wire."""
-
-    NONE = "none"
-    FP16 = "fp16"
-    BF16 = "bf16"
-
-
 class Rebalance(
     Model,
     rules=(
         CEL(
-            rule="self.boundary == 'steps' ? self.everySteps > 0 : self.everySteps == 0",
-            message="everySteps belongs to boundary: steps and has to be at least 1 there; leave it out for other boundaries",
+            rule="self.boundary == 'Steps' ? self.everySteps > 0 : self.everySteps == 0",
+            message="everySteps belongs to boundary: Steps and has to be at least 1 there; leave it out for other boundaries",
         ),
     ),
 ):
     """When and how readily shares are changed."""
 
-    boundary: RebalanceBoundary = Field(
-        default=RebalanceBoundary.EPOCH,
-        description="Where new shares take effect: at an epoch's end, every everySteps steps, or never (even shares, the baseline).",
+    boundary: BoundaryKind = Field(
+        default=BoundaryKind.EPOCH,
+        description="Where new shares take effect: at an epoch's end, every everySteps steps, or Never (even shares, the baseline).",
     )
     every_steps: int = Field(
-        default=0, ge=0, le=1_000_000, description="Steps between boundaries; only with boundary: steps."
+        default=0, ge=0, le=1_000_000, description="Steps between boundaries; only with boundary: Steps."
     )
     min_gain_percent: int = Field(
         default=1,
@@ -83,11 +42,11 @@ class Communication(Model):
     """How gradients travel."""
 
     backend: Backend = Field(
-        default=Backend.AUTO, description="auto takes NCCL where every rank has a GPU of its own, else gloo."
+        default=Backend.AUTO, description="Auto takes NCCL where every rank has a GPU of its own, else Gloo."
     )
     compression: Compression = Field(
         default=Compression.NONE,
-        description="Number format of gradients on the wire; anything but none loses accuracy.",
+        description="Number format of gradients on the wire; anything but None loses accuracy.",
     )
     bucket_mib: int = Field(
         default=25,
@@ -140,7 +99,7 @@ class Training(
     adaptive_batch: AdaptiveBatch | None = Field(
         default=None,
         description="Instead of globalBatchSize: the operator measures the gradient noise scale and chooses the batch by "
-        "throughput times what a sample is worth in it. It changes where shares change, with rebalance.boundary never at "
+        "throughput times what a sample is worth in it. It changes where shares change, with rebalance.boundary Never at "
         "an epoch's end, and only for a gain of 5 % or more.",
     )
     epochs: int = Field(default=1, ge=1, le=1_000_000, description="Passes over the data set.")
@@ -150,10 +109,10 @@ class Training(
     rebalance: Rebalance = Field(default_factory=Rebalance, description="When and how readily shares are changed.")
     precision: Precision = Field(
         default=Precision.AUTO,
-        description="Number format of the forward pass; auto takes bf16 where every worker's accelerator has it, else fp32.",
+        description="Number format of the forward pass; Auto takes BF16 where every worker's accelerator has it, else FP32.",
     )
-    learning_rate_scaling: LearningRateScaling = Field(
-        default=LearningRateScaling.NONE,
+    learning_rate_scaling: Scaling = Field(
+        default=Scaling.NONE,
         description="How the learning rate follows a global batch that differs from the one it was chosen for; schedules "
         "advance by what a step is worth.",
     )

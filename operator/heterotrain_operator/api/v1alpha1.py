@@ -6,10 +6,11 @@ prints, and the limits are what the API server enforces. A field that nothing im
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
+from heterotrain_core.allocate.problem import Objective
 from heterotrain_core.contract import keys
+from heterotrain_core.contract.choices import Choice
 from pydantic import Field, WithJsonSchema
 
 from heterotrain_operator.api.pools import ElasticPolicy, WorkerPool
@@ -28,16 +29,7 @@ MANAGED_BY_US = f"{keys.GROUP}/operator"
 MANAGED_BY_MULTIKUEUE = "kueue.x-k8s.io/multikueue"
 
 
-class Objective(StrEnum):
-    """What a job wants most where jobs compete for nodes."""
-
-    THROUGHPUT = "throughput"
-    GOODPUT = "goodput"
-    COST = "cost"
-    DEADLINE = "deadline"
-
-
-class CleanPodPolicy(StrEnum):
+class CleanPodPolicy(Choice):
     """What happens to pods when the job ends."""
 
     NONE = "None"
@@ -109,17 +101,17 @@ class HeteroTrainJobSpec(
             "number of ranks, or lower maxReplicas",
         ),
         CEL(
-            rule="self.objective != 'cost' || self.workerPools.all(p, has(p.pricePerHour))",
-            message="objective: cost compares prices: give every pool its pricePerHour, or choose another objective",
+            rule="self.objective != 'Cost' || self.workerPools.all(p, has(p.pricePerHour))",
+            message="objective: Cost compares prices: give every pool its pricePerHour, or choose another objective",
         ),
         CEL(
-            rule="(self.objective == 'deadline') == has(self.deadline)",
-            message="deadline belongs to objective: deadline and is required there: give both or neither",
+            rule="(self.objective == 'Deadline') == has(self.deadline)",
+            message="deadline belongs to objective: Deadline and is required there: give both or neither",
         ),
         CEL(
-            rule="self.objective != 'deadline' || self.workerPools.all(p, has(p.pricePerHour)) || "
+            rule="self.objective != 'Deadline' || self.workerPools.all(p, has(p.pricePerHour)) || "
             "!self.workerPools.exists(p, has(p.pricePerHour))",
-            message="objective: deadline compares prices: give every pool its pricePerHour, or none of them",
+            message="objective: Deadline compares prices: give every pool its pricePerHour, or none of them",
         ),
         CEL(
             rule="oldSelf.suspend || ("
@@ -162,7 +154,7 @@ class HeteroTrainJobSpec(
     )
     deadline: Moment | None = Field(
         default=None,
-        description="With objective: deadline, the time by which training shall be done, such as 2027-01-31T18:00:00Z; it may "
+        description="With objective: Deadline, the time by which training shall be done, such as 2027-01-31T18:00:00Z; it may "
         "be moved while the job runs. The condition DeadlineAtRisk says whether it is in reach and by how much it is not.",
     )
     checkpoint: Checkpoint | None = Field(

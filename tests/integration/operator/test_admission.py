@@ -57,19 +57,19 @@ REFUSED: dict[str, tuple[Change, str]] = {
         "training.globalBatchSize (or adaptiveBatch.min) gives some workers no sample",
     ),
     "cost without prices": (
-        spec(lambda s: s.update(objective="cost")),
-        "objective: cost compares prices: give every pool its pricePerHour",
+        spec(lambda s: s.update(objective="Cost")),
+        "objective: Cost compares prices: give every pool its pricePerHour",
     ),
     "deadline without its time": (
-        spec(lambda s: s.update(objective="deadline")),
-        "deadline belongs to objective: deadline and is required there",
+        spec(lambda s: s.update(objective="Deadline")),
+        "deadline belongs to objective: Deadline and is required there",
     ),
     "time without deadline": (
         spec(lambda s: s.update(deadline="2099-01-01T00:00:00Z")),
-        "deadline belongs to objective: deadline and is required there",
+        "deadline belongs to objective: Deadline and is required there",
     ),
     "deadline that is no time": (
-        spec(lambda s: s.update(objective="deadline", deadline="tomorrow")),
+        spec(lambda s: s.update(objective="Deadline", deadline="tomorrow")),
         "spec.deadline: Invalid value",
     ),
     "deadline with a price for some": (
@@ -77,10 +77,10 @@ REFUSED: dict[str, tuple[Change, str]] = {
             lambda s: (
                 s["workerPools"][0].update(pricePerHour="1.0"),
                 s["workerPools"].append({**s["workerPools"][0], "name": "unpriced", "pricePerHour": None}),
-                s.update(objective="deadline", deadline="2099-01-01T00:00:00Z"),
+                s.update(objective="Deadline", deadline="2099-01-01T00:00:00Z"),
             )
         ),
-        "objective: deadline compares prices: give every pool its pricePerHour, or none of them",
+        "objective: Deadline compares prices: give every pool its pricePerHour, or none of them",
     ),
     "unknown objective": (spec(lambda s: s.update(objective="speed")), "Unsupported value"),
     "no pool": (spec(lambda s: s.update(workerPools=[])), "should have at least 1 items"),
@@ -118,13 +118,13 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "every steps without steps": (
         spec(lambda s: s["training"].update(rebalance={"everySteps": 5})),
-        "everySteps belongs to boundary: steps",
+        "everySteps belongs to boundary: Steps",
     ),
     "steps without every steps": (
-        spec(lambda s: s["training"].update(rebalance={"boundary": "steps"})),
-        "everySteps belongs to boundary: steps",
+        spec(lambda s: s["training"].update(rebalance={"boundary": "Steps"})),
+        "everySteps belongs to boundary: Steps",
     ),
-    "boundary": (spec(lambda s: s["training"].update(rebalance={"boundary": "day"})), 'supported values: "epoch"'),
+    "boundary": (spec(lambda s: s["training"].update(rebalance={"boundary": "day"})), 'supported values: "Epoch"'),
     "gain above one": (
         spec(lambda s: s["training"].update(rebalance={"minGainPercent": 101})),
         "less than or equal to 100",
@@ -200,7 +200,7 @@ ACCEPTED: dict[str, Change] = {
             resources={"limits": {"nvidia.com/gpu": 4, "cpu": "500m", "memory": "1.5Gi"}}
         )
     ),
-    "every steps": spec(lambda s: s["training"].update(rebalance={"boundary": "steps", "everySteps": 200})),
+    "every steps": spec(lambda s: s["training"].update(rebalance={"boundary": "Steps", "everySteps": 200})),
     "what templating tools leave behind": lambda job: job["spec"]["template"]["spec"].update(
         nodeSelector=None, tolerations=None, volumes=None
     ),
@@ -220,7 +220,7 @@ async def test_the_example_is_accepted_and_defaults_are_filled_in(cluster: Clust
     job = yaml.safe_load((ROOT / "deploy/examples/digits/job.yaml").read_text())
     job["metadata"]["namespace"] = cluster.namespace
     answer = await cluster.kube.create(JOBS, job, dry_run=True)
-    assert answer["spec"]["training"]["communication"] == {"backend": "auto", "compression": "none", "bucketMiB": 25}
+    assert answer["spec"]["training"]["communication"] == {"backend": "Auto", "compression": "None", "bucketMiB": 25}
     assert answer["spec"]["backoffLimit"] == 6
     assert answer["spec"]["managedBy"] == "heterotrain.dev/operator"
 
@@ -232,7 +232,7 @@ CHANGES: dict[str, tuple[Body, str]] = {
         "training can't change while the job runs",
     ),
     "epochs": ({"training": {"epochs": 9}}, "training can't change while the job runs"),
-    "backend": ({"training": {"communication": {"backend": "gloo"}}}, "training can't change while the job runs"),
+    "backend": ({"training": {"communication": {"backend": "Gloo"}}}, "training can't change while the job runs"),
     "managedBy": ({"managedBy": "kueue.x-k8s.io/multikueue"}, "managedBy can't change after creation"),
 }
 
@@ -248,7 +248,7 @@ async def test_what_can_t_change_while_the_job_runs(cluster: Cluster, case: str)
 
 async def test_training_can_change_while_the_job_is_suspended_and_rebalancing_always(cluster: Cluster) -> None:
     await cluster.create(cluster.job())
-    await cluster.edit({"training": {"rebalance": {"boundary": "never"}}})
+    await cluster.edit({"training": {"rebalance": {"boundary": "Never"}}})
     await cluster.edit({"suspend": True})
     changed = await cluster.edit({"training": {"globalBatchSize": 200}})
     assert changed["spec"]["training"]["globalBatchSize"] == 200

@@ -91,7 +91,7 @@ async def test_too_few_nodes_are_told_with_the_scheduler_s_words(cluster: Cluste
 async def test_an_announced_node_is_drained_and_its_worker_comes_back(cluster: Cluster, operator: Operator) -> None:
     await cluster.add_node("a")
     node = await cluster.add_node("b")
-    await cluster.create(cluster.job(cluster.pool("a"), cluster.pool("b", capacityType="spot")))
+    await cluster.create(cluster.job(cluster.pool("a"), cluster.pool("b", capacityType="Spot")))
     names = await cluster.started(2)
     pods = await cluster.pods()
     (leaver,) = [name for name in names if pods[name]["spec"]["nodeName"] == node]

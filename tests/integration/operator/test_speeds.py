@@ -64,7 +64,7 @@ async def test_a_new_operator_gives_a_worker_that_returns_its_pool_s_share_at_on
     node = await cluster.add_node("b")
     operator = an_operator(namespace, tmp_path / "operator.log", prometheus)
     await operator.start()
-    training = {"globalBatchSize": BATCH, "rebalance": {"boundary": "steps", "everySteps": 5}}
+    training = {"globalBatchSize": BATCH, "rebalance": {"boundary": "Steps", "everySteps": 5}}
     await cluster.create(cluster.job(training=training))
 
     async def learned() -> bool:
@@ -128,8 +128,8 @@ async def test_a_deadline_takes_what_is_enough_and_is_told_when_it_is_out_of_rea
 
     try:
         pools = (cluster.pool("a", pricePerHour="5.0"), cluster.pool("b", pricePerHour="1.0"))
-        training = {"globalBatchSize": BATCH, "rebalance": {"boundary": "steps", "everySteps": 5}}
-        await cluster.create(cluster.job(*pools, training=training, objective="deadline", **within(120)))
+        training = {"globalBatchSize": BATCH, "rebalance": {"boundary": "Steps", "everySteps": 5}}
+        await cluster.create(cluster.job(*pools, training=training, objective="Deadline", **within(120)))
         await are({"b"}, "False", "InTime")
         assert (await cluster.condition("Limited"))[:2] == ("True", "EnoughForDeadline")
         status = await cluster.status()

@@ -137,7 +137,7 @@ def test_the_table_for_people() -> None:
     assert "10 samples a step: 0.4 s, 25 samples/s, efficiency 1.000 of the sum of solo rates" in text
     assert "4.00 an hour, 44.44 for a million samples" in text
     row = next(line for line in text.splitlines() if "x" in line.split())
-    assert row.split() == ["x", "2", "4", "1", "compute"]
+    assert row.split() == ["x", "2", "4", "1", "Compute"]
 
 
 def test_the_schema_is_valid_and_printed() -> None:

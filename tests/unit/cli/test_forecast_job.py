@@ -27,7 +27,7 @@ JOB: dict[str, Any] = {
         "workerPools": [
             {"name": "a100", "maxReplicas": 2, "pricePerHour": "4.00", "resources": {"limits": {"nvidia.com/gpu": 2}}},
             {"name": "v100", "maxReplicas": 2, "pricePerHour": "3.00"},
-            {"name": "t4", "maxReplicas": 3, "capacityType": "spot", "pricePerHour": "0.30"},
+            {"name": "t4", "maxReplicas": 3, "capacityType": "Spot", "pricePerHour": "0.30"},
         ],
         "template": {"spec": {"containers": [{"name": "trainer", "image": "x"}]}},
     },
@@ -138,7 +138,7 @@ def test_even_shares_stand_beside_and_replace(folder: Path) -> None:
     """The time with even shares is reported; boundary never makes it the forecast."""
     found = answer(folder)
     job = copy.deepcopy(JOB)
-    job["spec"]["training"]["rebalance"] = {"boundary": "never"}
+    job["spec"]["training"]["rebalance"] = {"boundary": "Never"}
     write(folder, job, PROFILE)
     even = answer(folder)
     assert found["evenStepSeconds"] == pytest.approx(even["stepSeconds"])
@@ -191,7 +191,7 @@ def test_the_table_names_what_a_person_asks_for(folder: Path) -> None:
 def test_even_shares_for_ever_keep_limits_as_the_operator_does(folder: Path) -> None:
     """A rank whose table or cap ends before its even part takes what it can, the others the rest; nothing says that it is impossible."""
     changed = copy.deepcopy(JOB)
-    changed["spec"]["training"]["rebalance"] = {"boundary": "never"}
+    changed["spec"]["training"]["rebalance"] = {"boundary": "Never"}
     small = {
         "members": [
             {"name": "a100", "measured": [[1, 0.1], [4, 0.2]]},

@@ -96,7 +96,7 @@ def check(document: dict[str, Any], batch: int) -> dict[str, Any]:
     for member, row in zip(members, answer["members"], strict=True):
         assert row["samples"] in oracle.allowed(member, batch)
         assert row["microBatches"] == len(oracle.micro_batches(member, row["samples"]))
-        assert row["binding"] in {"compute", "communication", "memory", "floor"}
+        assert row["binding"] in {"Compute", "Communication", "Memory", "Floor"}
         if row["samples"]:
             solo += row["samples"] / oracle.own_s(member, row["samples"])
     reached_s = max(oracle.step_s(document, m, n) for m, n in zip(members, shares, strict=True))
@@ -128,11 +128,11 @@ def test_compute_and_communication_say_which_term_is_larger(document: dict[str, 
         return
     for member, row in zip(oracle.singles(document), answer["members"], strict=True):
         compute_s, communication_s = oracle.terms(document, member, row["samples"])
-        if abs(compute_s - communication_s) < 1e-12 and row["binding"] == "communication":
+        if abs(compute_s - communication_s) < 1e-12 and row["binding"] == "Communication":
             continue  # equal up to rounding
-        if row["binding"] == "compute":
+        if row["binding"] == "Compute":
             assert compute_s >= communication_s - 1e-12
-        elif row["binding"] == "communication":
+        elif row["binding"] == "Communication":
             assert communication_s > compute_s
 
 
@@ -230,8 +230,8 @@ def test_bindings_of_a_plain_case() -> None:
     }
     found = {row["name"]: row["binding"] for row in check(document, 30)["members"]}
     assert found == {
-        "small memory": "memory",
-        "slow": "floor",
-        "long backward": "compute",
-        "short backward": "communication",
+        "small memory": "Memory",
+        "slow": "Floor",
+        "long backward": "Compute",
+        "short backward": "Communication",
     }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from heterotrain_core.contract.choices import Backend
 
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity
@@ -50,7 +51,7 @@ class BackendChoice:
     """The backend that carries gradients.
 
     Attributes:
-        backend: ``nccl`` or ``gloo``.
+        backend: torch's name for it, ``nccl`` or ``gloo``.
         reason: why existing GPUs do not use NCCL; empty where there is nothing to explain.
     """
 
@@ -59,28 +60,28 @@ class BackendChoice:
 
 
 def choose_backend(
-    setting: str,
+    setting: Backend,
     devices_W: Sequence[DeviceIds],  # noqa: N803  # W ranks
     names_W: Sequence[str],  # noqa: N803  # W ranks
 ) -> BackendChoice:
     """Return the backend for gradients: as set, or NCCL where every rank has a GPU for itself, else gloo.
 
     Args:
-        setting: ``auto``, ``nccl`` or ``gloo``.
+        setting: the configured backend.
         devices_W: by rank.
         names_W: by rank, for people.
 
     Raises:
         UsageError: NCCL is asked for, and these devices cannot use it.
     """
-    if setting == "gloo":
+    if setting is Backend.GLOO:
         return BackendChoice(backend="gloo")
     obstacle = _without_gpu(devices_W, names_W) or _shared(devices_W, names_W)
     if not obstacle:
         return BackendChoice(backend="nccl")
-    if setting == "nccl":
+    if setting is Backend.NCCL:
         raise UsageError(
-            f"the backend is set to nccl, but {obstacle}: set it to auto or gloo, or give each rank a GPU of its own"
+            f"the backend is set to NCCL, but {obstacle}: set it to Auto or Gloo, or give each rank a GPU of its own"
         )
     return BackendChoice(backend="gloo", reason=obstacle if any(devices_W) else "")
 

@@ -8,6 +8,7 @@ from concurrent.futures import CancelledError
 from typing import Any
 
 import torch
+from heterotrain_core.contract.choices import Backend
 from heterotrain_core.contract.plan import Member
 
 from heterotrain.errors import PeerLost, UsageError
@@ -40,7 +41,7 @@ class Elastic:
         *,
         device: torch.device,
         timeout_s: float,
-        backend: str,
+        backend: Backend,
     ) -> None:
         """Listen for peers and plans from now on.
 
@@ -50,7 +51,7 @@ class Elastic:
             checkpoints: where a cold start begins.
             device: the device of this rank.
             timeout_s: silence of a host after which its ranks count as lost.
-            backend: ``auto``, ``nccl`` or ``gloo`` for gradients.
+            backend: of the gradient exchange.
 
         Raises:
             UsageError: the peer port is missing or in use.

@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 import torch
+from heterotrain_core.contract.choices import Backend
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import Boundary, BoundaryKind, Member, Plan
 from heterotrain_core.split.proportion import evenly
@@ -39,7 +40,7 @@ class Fixed:
         *,
         device: torch.device,
         batch_samples: int,
-        backend: str,
+        backend: Backend,
         timeout_s: float,
     ) -> None:
         world_size = identity.world_size or 1

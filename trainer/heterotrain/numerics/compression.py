@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 
 import torch
+from heterotrain_core.contract.choices import Compression
 
 LARGEST_AT = 8
 """Exponent of two at which the largest element of a bucket's last sum is put; fp16 ends below 16."""
@@ -22,16 +23,15 @@ MOST_EXPONENT = 100
 CHUNK_ELEMENTS = 131072
 """Elements: half a MiB in fp32."""
 
-UNCOMPRESSED = "none"
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-ROUNDOFF = {"fp16": 2.0**-11, "bf16": 2.0**-8}
+DTYPES = {Compression.FP16: torch.float16, Compression.BF16: torch.bfloat16}
+ROUNDOFF = {Compression.FP16: 2.0**-11, Compression.BF16: 2.0**-8}
 
 
 class Compressor:
     """One bucket's way to the other ranks and back; every rank makes the same choices."""
 
-    def __init__(self, compression: str) -> None:
-        """``compression`` is ``fp16`` or ``bf16``."""
+    def __init__(self, compression: Compression) -> None:
+        """``compression`` is any value but ``NONE``."""
         self._dtype = DTYPES[compression]
         self._scale: float | None = None if self._dtype is torch.float16 else 1.0
         self._packed: torch.Tensor | None = None

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from heterotrain_core.contract.choices import Compression, Precision
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.noise_scale import NoiseAverage
 from heterotrain_core.scaling_rules import Family, Scaling, Statistics, needed_statistics
@@ -17,10 +18,11 @@ from heterotrain.errors import UsageError
 from heterotrain.network.group import Group
 from heterotrain.numerics import batch_norm, learning_rate
 from heterotrain.numerics.buckets import MIB
-from heterotrain.numerics.compression import DTYPES, UNCOMPRESSED, Compressor
+from heterotrain.numerics.compression import Compressor
 from heterotrain.numerics.learning_rate import Rate, RatePolicy
-from heterotrain.numerics.precision import AUTO, LossScale, NumberFormat, Precision
+from heterotrain.numerics.precision import LossScale, MixedPrecision
 from heterotrain.numerics.reducer import Reducer
+from heterotrain.state.admission import choice
 from heterotrain.state.training import Training
 
 _log = logging.getLogger(__name__)
@@ -45,14 +47,8 @@ class Numerics:
         Raises:
             UsageError: this device cannot compute in the configured format, or a setting is none of those that there are.
         """
-        for name, value, known in (
-            ("precision", config.precision, (AUTO, *NumberFormat)),
-            ("compression", config.compression, (UNCOMPRESSED, *DTYPES)),
-            ("learningRateScaling", config.learning_rate_scaling, tuple(Scaling)),
-        ):
-            if value not in known:
-                raise UsageError(f"{name} {value!r} is unknown: choose one of {', '.join(known)}")
-        self.precision = Precision(config.precision, device)
+        self.precision = MixedPrecision(choice("precision", config.precision, Precision), device)
+        self._compression = choice("compression", config.compression, Compression)
         self.batch_norm_context = batch_norm.BatchNormContext()
         self.noise = dict.fromkeys(Statistics, NoiseAverage())
         self.base_samples = base = config.base_batch_samples
@@ -60,7 +56,7 @@ class Numerics:
         self._training = training
         warm_up = config.learning_rate_warmup_samples
         self._policy = RatePolicy(
-            scaling=Scaling(config.learning_rate_scaling), base_samples=base,
+            scaling=choice("learningRateScaling", config.learning_rate_scaling, Scaling), base_samples=base,
             warm_up_samples=WARM_UP_BATCHES * base if warm_up is None else warm_up,
         )  # fmt: skip
         self._rate = self._next = Rate()
@@ -92,8 +88,8 @@ class Numerics:
         """
         self._mixing = batch_norm.synchronise(model, self.batch_norm_context)
         make_compressor: Callable[[], Compressor] | None = None
-        if self._config.compression != UNCOMPRESSED:
-            make_compressor = partial(Compressor, self._config.compression)
+        if self._compression is not Compression.NONE:
+            make_compressor = partial(Compressor, self._compression)
         return Reducer(model, bucket_bytes=int(self._config.bucket_mib * MIB), make_compressor=make_compressor)
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:

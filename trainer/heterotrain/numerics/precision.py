@@ -9,32 +9,20 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from enum import StrEnum
 
 import torch
+from heterotrain_core.contract.choices import Precision
 
 from heterotrain.errors import UsageError
 from heterotrain.network.group import Group
 
-AUTO = "auto"
-"""bf16 where every rank of the formation computes faster in it, else fp32."""
 FIRST_SCALE = 2.0**16
 GROW_AFTER = 2000
 """Clean steps after which the loss scale is doubled. The rule is that of Micikevicius et al., "Mixed precision training" (2018);
 this and ``FIRST_SCALE`` are what ``torch.amp.GradScaler`` takes unless told otherwise."""
 MOST_SCALE = 2.0**24
 """Where doubling ends: far above what a gradient needs, far below where the scaled loss leaves fp32."""
-
-
-class NumberFormat(StrEnum):
-    """Of the forward pass."""
-
-    FP32 = "fp32"
-    BF16 = "bf16"
-    FP16 = "fp16"
-
-
-DTYPES = {NumberFormat.BF16: torch.bfloat16, NumberFormat.FP16: torch.float16}
+DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,26 +46,26 @@ class LossScale:
         return LossScale(factor=min(MOST_SCALE, self.factor * 2))
 
 
-class Precision:
+class MixedPrecision:
     """The format in force in the running formation."""
 
-    def __init__(self, setting: str, device: torch.device) -> None:
-        """Until ranks have agreed, ``auto`` is fp32.
+    def __init__(self, setting: Precision, device: torch.device) -> None:
+        """Until ranks have agreed, ``AUTO`` is FP32.
 
         Args:
-            setting: the configuration's: a format, or ``auto``.
+            setting: the configuration's.
             device: where this rank computes.
 
         Raises:
             UsageError: this device cannot compute in the format that was asked for.
         """
         self._device = device
-        self._is_auto = setting == AUTO
-        self.format = NumberFormat.FP32 if self._is_auto else NumberFormat(setting)
-        if self.format is NumberFormat.BF16 and device.type != "cpu" and not has_bf16(device):
+        self._is_auto = setting is Precision.AUTO
+        self.format = Precision.FP32 if self._is_auto else setting
+        if self.format is Precision.BF16 and device.type != "cpu" and not has_bf16(device):
             raise UsageError(
-                f"precision bf16 is asked for, but {torch.cuda.get_device_name(device)} cannot compute in it: "
-                "use precision auto, fp16 or fp32, or leave this pool out"
+                f"precision BF16 is requested, but {torch.cuda.get_device_name(device)} cannot compute in it: "
+                "use precision Auto, FP16 or FP32, or leave this pool out"
             )
 
     def agree(self, group: Group | None) -> None:
@@ -93,16 +81,16 @@ class Precision:
             return
         own = has_bf16(self._device)
         everybody = own if group is None else all(row[0] == 1.0 for row in group.gather_now([float(own)]))
-        self.format = NumberFormat.BF16 if everybody else NumberFormat.FP32
+        self.format = Precision.BF16 if everybody else Precision.FP32
 
     @property
     def scales_loss(self) -> bool:
         """Whether gradients need a loss scale."""
-        return self.format is NumberFormat.FP16
+        return self.format is Precision.FP16
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return what one forward pass runs in; backward takes the formats from there and belongs outside."""
-        if self.format is NumberFormat.FP32:
+        if self.format is Precision.FP32:
             return nullcontext()
         return torch.autocast(self._device.type, dtype=DTYPES[self.format])
 

@@ -6,11 +6,14 @@ import inspect
 import math
 import operator
 from collections.abc import Iterable, Mapping
-from typing import Any
+from enum import StrEnum
+from typing import Any, TypeVar
 
 import torch
 
 from heterotrain.errors import UsageError
+
+_C = TypeVar("_C", bound=StrEnum)
 
 MAX_SHAPES_SHOWN = 3
 """Shapes that a sentence lists."""
@@ -158,6 +161,18 @@ def check_weight(weight: Any) -> None:
     several = isinstance(weight, torch.Tensor) and weight.numel() != 1
     if several or not 0 <= weight < math.inf:
         raise UsageError(f"the weight of a micro-batch has to be a number from 0 on, not {_shown(weight)}")
+
+
+def choice(name: str, value: Any, kind: type[_C]) -> _C:
+    """Return the setting as a member of ``kind``; its case does not matter.
+
+    Raises:
+        UsageError: it is not one of the choices.
+    """
+    try:
+        return kind(value)
+    except ValueError:
+        raise UsageError(f"{name} {value!r} is unknown: choose one of {', '.join(kind)}") from None
 
 
 def plain_numbers(who: str, values: Any) -> dict[str, float]:

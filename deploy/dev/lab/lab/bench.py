@@ -78,7 +78,7 @@ def efficiency(cluster: Cluster) -> list[Figure]:
     prometheus = Prometheus(cluster)
     arguments = ["--samples-per-epoch", str(EPOCH_SAMPLES)]
     even = _train(
-        cluster, "even", {"epochs": 1, "globalBatchSize": BATCH, "rebalance": {"boundary": "never"}}, arguments
+        cluster, "even", {"epochs": 1, "globalBatchSize": BATCH, "rebalance": {"boundary": "Never"}}, arguments
     )
     learned = _train(cluster, "learned", {"epochs": 4, "globalBatchSize": BATCH}, arguments)
     ours, theirs = best(prometheus, learned), best(prometheus, even)

@@ -1,7 +1,7 @@
 """`make bench-convergence`: seconds until a stated test accuracy on the real cluster, three ways, several seeds, one run.
 
 Even data parallel training with a fixed batch; an adaptive batch in even shares, which is AdaptDL's policy (here both
-are the operator's own, with `rebalance.boundary: never`); and an adaptive batch in learned shares. All three begin with
+are the operator's own, with `rebalance.boundary: Never`); and an adaptive batch in learned shares. All three begin with
 the same batch and learning rate, and the clock starts with the first step. Nothing is asserted: this prints a table and
 draws the curves.
 """
@@ -40,11 +40,11 @@ LEARNING_RATE = 0.001
 WRONG = 0.5
 SCRIPTS = (EXAMPLE / "train.py", REPOSITORY / "deploy/dev/lab/training/noisy_digits.py")
 CONFIG_MAP = "convergence-scripts"
-ADAPTIVE = {"adaptiveBatch": {"min": BATCH, "max": MOST_BATCH}, "learningRateScaling": "sqrt"}
+ADAPTIVE = {"adaptiveBatch": {"min": BATCH, "max": MOST_BATCH}, "learningRateScaling": "Sqrt"}
 POLICIES: Mapping[str, Mapping[str, Any]] = {
-    "even shares": {"globalBatchSize": BATCH, "rebalance": {"boundary": "never"}},
-    "adaptive batch, even shares": {**ADAPTIVE, "rebalance": {"boundary": "never"}},
-    "adaptive batch, learned shares": {**ADAPTIVE, "rebalance": {"boundary": "epoch"}},
+    "even shares": {"globalBatchSize": BATCH, "rebalance": {"boundary": "Never"}},
+    "adaptive batch, even shares": {**ADAPTIVE, "rebalance": {"boundary": "Never"}},
+    "adaptive batch, learned shares": {**ADAPTIVE, "rebalance": {"boundary": "Epoch"}},
 }
 COLOURS = ("#8c8c8c", "#4c72b0", "#2a7f3f")
 

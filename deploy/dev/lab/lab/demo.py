@@ -51,7 +51,7 @@ def main() -> int:
         install(cluster)
         prometheus = Prometheus(cluster)
         prepare(cluster)
-        say("first the baseline: the same shares for all (boundary: never)")
+        say("first the baseline: the same shares for all (boundary: Never)")
         even = run_even(cluster)
         say("now learned shares; after a while the cloud takes the spot node away, and gives it back")
         learned = run_learned(cluster)
@@ -78,7 +78,7 @@ def prepare(cluster: Cluster) -> None:
 
 def run_even(cluster: Cluster) -> Run:
     """Train one epoch with even shares."""
-    training = {"epochs": 1, "rebalance": {"boundary": "never"}}
+    training = {"epochs": 1, "rebalance": {"boundary": "Never"}}
     job = start(cluster, "digits-even", training, spec={"elasticPolicy": {"minReplicas": 3, "maxReplicas": 3}})
     started_s = time.time()
     with Live(job):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from heterotrain_core.allocate.problem import JobDemand, JobPool, Objective
+from heterotrain_core.allocate.problem import JobDemand, JobPool
 from heterotrain_core.contract.plan import Member, Plan
 from heterotrain_core.perf.expected_maximum import expected_maximum
 from heterotrain_core.split.member import SplitMember
@@ -43,11 +43,6 @@ class Competitor:
     plan: Plan | None
     telemetry: Telemetry
     before: JobGrant
-
-    @property
-    def objective(self) -> Objective:
-        """What the job wants most."""
-        return Objective(self.spec.objective.value)
 
     def pool_key(self, pool: WorkerPool) -> PoolKey:
         """Return the name of one of its pools."""
@@ -127,7 +122,7 @@ def demand_of(
         communication=throughput.communication,
         communication_members=throughput.communication_members,
         variation=throughput.variation,
-        objective=competitor.objective,
+        objective=competitor.spec.objective,
         remaining_samples=_remaining(competitor),
         deadline_s=spec.deadline.timestamp() - now_s if spec.deadline is not None else None,
         pace=throughput.pace,

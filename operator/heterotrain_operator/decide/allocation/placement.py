@@ -181,7 +181,7 @@ class Placement:
         if pool.name in competitor.before.exhausted:
             return True
         granted = bool(proposed.workers)
-        if not self._quiet or (granted and (competitor.objective is Objective.COST or proposed.in_time)):
+        if not self._quiet or (granted and (competitor.spec.objective is Objective.COST or proposed.in_time)):
             return False
         pool_key = competitor.pool_key(pool)
         return not granted or not any(

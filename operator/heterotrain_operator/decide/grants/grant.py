@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from heterotrain_core.allocate.problem import Objective
 from heterotrain_core.contract.plan import CommunicationTime
 from heterotrain_core.split.member import SplitMember
 
 from heterotrain_operator.api.reading import most_workers
-from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec, Objective
+from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.codec import Refused, decode_plan
-from heterotrain_core.contract.plan import Boundary, BoundaryKind, Member, Plan
+from heterotrain_core.contract.plan import Boundary, Member, Plan
 
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.views import JobView, PlanObject
@@ -117,4 +117,4 @@ def next_plan(
 
 def _boundary(spec: HeteroTrainJobSpec) -> Boundary:
     rebalance = spec.training.rebalance
-    return Boundary(kind=BoundaryKind(rebalance.boundary.value), every_steps=rebalance.every_steps)
+    return Boundary(kind=rebalance.boundary, every_steps=rebalance.every_steps)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from heterotrain_core.contract.plan import Division, Member, Plan
+from heterotrain_core.contract.plan import BoundaryKind, Division, Member, Plan
 from heterotrain_core.perf.memory import MemoryPeak, micro_batch_cap
 from heterotrain_core.planning.batch import BatchRequest, decide_batch
 from heterotrain_core.planning.shares import MemberEvidence, SharesDecision, SharesRequest, decide_shares
 from heterotrain_core.split.balance import Infeasible
 from heterotrain_core.split.proportion import evenly
 
-from heterotrain_operator.api.training import RebalanceBoundary
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Telemetry
 from heterotrain_operator.decide.plan.revision import (
@@ -71,7 +70,7 @@ def share_out(
             current_shares=current.shares if current is not None else None,
             least_gain_ratio=least_gain(distance, chosen=rebalance.min_gain_percent / 100),
             trust_ratio=trust_ratio(current, telemetry, distance),
-            rebalance=rebalance.boundary is not RebalanceBoundary.NEVER,
+            rebalance=rebalance.boundary is not BoundaryKind.NEVER,
             least_members=spec.elastic_policy.min_replicas,
         )
     )
@@ -125,7 +124,7 @@ def _batch(
             most_samples=most,
             current_samples=planned,
             noise_samples=newest.noise_scale_samples if newest is not None else None,
-            even=spec.training.rebalance.boundary is RebalanceBoundary.NEVER,
+            even=spec.training.rebalance.boundary is BoundaryKind.NEVER,
         )
     )
     if isinstance(answer, Infeasible):

@@ -131,7 +131,7 @@ def test_closed_forms() -> None:
         waiting = [i for i in range(3) if 0.75 * (rows[i][2] * found.shares[i] / unit + rows[i][3]) < t_o]
         computing = [i for i in range(3) if i not in waiting]
         met.add((len(waiting) > 0) + (len(computing) == 0))
-        bound = ["communication" if i in waiting else "compute" for i in range(3)]
+        bound = ["Communication" if i in waiting else "Compute" for i in range(3)]
         assert [binding.value for binding in found.bindings] == bound
         assert found.step_s - 0.7 == pytest.approx(level(30, computing, waiting, t_o, 0.25), rel=1e-6)
     assert met == {0, 1, 2}

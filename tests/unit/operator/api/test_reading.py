@@ -22,7 +22,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "batch below workers": ({"globalBatchSize": 2}, "globalBatchSize is 2, fewer than the 3 workers"),
     "least batch below workers": ({"adaptiveBatch": {"min": 2, "max": 8}}, "adaptiveBatch.min is 2, fewer than the 3"),
-    "steps without everySteps": ({"rebalance": {"boundary": "steps"}}, "everySteps belongs to boundary: steps"),
+    "steps without everySteps": ({"rebalance": {"boundary": "Steps"}}, "everySteps belongs to boundary: Steps"),
 }
 
 
@@ -35,7 +35,7 @@ def test_a_contradiction_is_told(case: str) -> None:
 
 
 def test_a_deadline_beyond_all_calendars_is_refused() -> None:
-    spec = {"objective": "deadline", "deadline": "9999-12-31T23:59:59-14:00"}
+    spec = {"objective": "Deadline", "deadline": "9999-12-31T23:59:59-14:00"}
     with pytest.raises(SpecError, match="give one before the year 9999"):
         read_spec(job_body(spec=spec))
 
@@ -47,6 +47,6 @@ def test_training_starts_with_the_batch_that_the_learning_rate_belongs_to() -> N
 
 
 def test_cost_without_prices_is_refused() -> None:
-    unpriced = job_body(pool("a", pricePerHour="3.67"), pool("b"), spec={"objective": "cost"})
+    unpriced = job_body(pool("a", pricePerHour="3.67"), pool("b"), spec={"objective": "Cost"})
     with pytest.raises(SpecError, match="pool b has no pricePerHour: give every pool its price"):
         read_spec(unpriced)

@@ -69,7 +69,7 @@ happenings = st.lists(st.tuples(st.sampled_from(HAPPENINGS), st.integers(0, 30))
 
 
 def a_cluster() -> FakeCluster:
-    pools = (pool("a", maxReplicas=3), pool("b", maxReplicas=2), pool("c", maxReplicas=2, capacityType="spot"))
+    pools = (pool("a", maxReplicas=3), pool("b", maxReplicas=2), pool("c", maxReplicas=2, capacityType="Spot"))
     return FakeCluster(*pools, spec={"elasticPolicy": {"minReplicas": 2}, "backoffLimit": 1000}).with_nodes(
         "a", "b", "c", cpu="2"
     )

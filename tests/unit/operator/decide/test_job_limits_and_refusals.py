@@ -176,7 +176,7 @@ def test_start_is_told_once_however_many_passes_there_are() -> None:
 @pytest.mark.parametrize(("ready", "least"), [(0, 0), (1, 0), (2, 1), (3, 2)])
 def test_a_drain_may_always_take_one_on_demand_worker_and_no_spot_worker_is_guarded(ready: int, least: int) -> None:
     """A budget that never lets anybody go would block a node's drain for ever."""
-    cluster = FakeCluster(pool("a", maxReplicas=3), pool("c", capacityType="spot")).with_nodes("a", "c", cpu="8")
+    cluster = FakeCluster(pool("a", maxReplicas=3), pool("c", capacityType="Spot")).with_nodes("a", "c", cpu="8")
     cluster.settle()
     cluster.schedule().run(ready=False)
     cluster.set_ready("job-w3")
@@ -185,9 +185,9 @@ def test_a_drain_may_always_take_one_on_demand_worker_and_no_spot_worker_is_guar
     budget = next(body for body in cluster.step().apply if body["kind"] == "PodDisruptionBudget")
     assert budget["spec"]["minAvailable"] == least
     assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
-    assert budget["spec"]["selector"]["matchLabels"][keys.LABEL_CAPACITY_TYPE] == "on-demand"
+    assert budget["spec"]["selector"]["matchLabels"][keys.LABEL_CAPACITY_TYPE] == "OnDemand"
 
 
 def test_a_job_on_spot_nodes_only_has_no_budget() -> None:
-    cluster = FakeCluster(pool("c", capacityType="spot")).with_nodes("c")
+    cluster = FakeCluster(pool("c", capacityType="Spot")).with_nodes("c")
     assert [body["kind"] for body in cluster.step().apply] == ["Service"]

@@ -93,7 +93,7 @@ def test_what_is_predicted_is_held_against_what_is_measured() -> None:
 
 
 def test_a_baseline_says_that_its_speeds_are_known_at_its_shares_only() -> None:
-    training = a_training(rebalance={"boundary": "never"})
+    training = a_training(rebalance={"boundary": "Never"})
     training.epoch_samples = BATCH * STEPS  # no short last step, which would be a second share
     training.epoch()
     assert training.cluster.condition("SpeedsLearned") == ("False", "Learning")
@@ -140,7 +140,7 @@ ADAPTIVE = {"adaptiveBatch": {"min": BATCH, "max": 8192}}
 
 @pytest.mark.parametrize(
     "rebalance",
-    [{"boundary": "epoch"}, {"boundary": "steps", "everySteps": 15}, {"boundary": "never"}],
+    [{"boundary": "Epoch"}, {"boundary": "Steps", "everySteps": 15}, {"boundary": "Never"}],
     ids=lambda rebalance: rebalance["boundary"],
 )
 def test_the_batch_follows_the_noise_at_boundaries_and_no_sample_is_lost(rebalance: dict[str, Any]) -> None:
@@ -167,12 +167,12 @@ def test_the_batch_follows_the_noise_at_boundaries_and_no_sample_is_lost(rebalan
     assert "BatchPlanned" in training.cluster.events
     assert "at a noise scale of" in told["batchReason"]
     even = max(training.roster.shares) - min(training.roster.shares) <= 1
-    assert even == (rebalance["boundary"] == "never")
+    assert even == (rebalance["boundary"] == "Never")
 
 
 def test_a_change_of_speed_does_not_hold_the_batch_for_ever_where_shares_never_vary() -> None:
     """With even shares nobody is seen at a second share, before or after; the batch waits for some steps, not for a line."""
-    training = a_training(seed=4, exchange=SLOW_EXCHANGE, rebalance={"boundary": "never"}, **ADAPTIVE)
+    training = a_training(seed=4, exchange=SLOW_EXCHANGE, rebalance={"boundary": "Never"}, **ADAPTIVE)
     training.epoch_samples = BATCH * STEPS  # no short last step either
     said = []
     while training.progress.epoch < 3:
@@ -214,7 +214,7 @@ def test_even_shares_find_their_batch_although_they_never_vary(noise_samples: fl
         for c, slow in zip(three_pools(), (1, 2, 4), strict=True)
     ]
     training = a_training(
-        seed=2, truth=truth, rebalance={"boundary": "never"}, adaptiveBatch={"min": 32, "max": 512}
+        seed=2, truth=truth, rebalance={"boundary": "Never"}, adaptiveBatch={"min": 32, "max": 512}
     )  # fmt: skip
     training.epoch_samples = 32 * 64  # no last, smaller step that would show another share
     training.noise_samples = noise_samples

@@ -10,6 +10,7 @@ import torch
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode
 from heterotrain.membership.devices import BackendChoice, DeviceIds, choose_backend, device_ids, take_device
+from heterotrain_core.contract.choices import Backend
 
 A, B, CPU = ("GPU-a", "host1/0:1:0"), ("GPU-b", "host1/0:2:0"), ()
 ALSO_A_ON_A_DIVIDED_CARD = ("MIG-2", "host1/0:1:0")
@@ -20,18 +21,18 @@ THE_SAME_PLACE_ELSEWHERE = ("GPU-c", "host2/0:1:0")
 @pytest.mark.parametrize(
     ("setting", "devices", "backend", "reason"),
     [
-        ("auto", [A, B], "nccl", ""),
-        ("nccl", [A, B], "nccl", ""),
-        ("gloo", [A, B], "gloo", ""),
-        ("auto", [A], "nccl", ""),
-        ("auto", [A, THE_SAME_PLACE_ELSEWHERE], "nccl", ""),
-        ("auto", [CPU, CPU], "gloo", ""),
-        ("gloo", [A, A], "gloo", ""),
-        ("auto", [A, CPU], "gloo", "rank 1 (w1/0) has no GPU"),
-        ("auto", [CPU, A, CPU], "gloo", "rank 0 (w0/0) and 1 more have no GPU"),
-        ("auto", [A, B, A], "gloo", "ranks 0 (w0/0) and 2 (w2/0) share one GPU, which NCCL refuses"),
-        ("auto", [B, A, ALSO_A_ON_A_DIVIDED_CARD], "gloo", "ranks 1 (w1/0) and 2 (w2/0) share one GPU, which NCCL refuses"),
-        ("auto", [ALSO_A_IN_A_SANDBOX, A], "gloo", "ranks 0 (w0/0) and 1 (w1/0) share one GPU, which NCCL refuses"),
+        (Backend.AUTO, [A, B], "nccl", ""),
+        (Backend.NCCL, [A, B], "nccl", ""),
+        (Backend.GLOO, [A, B], "gloo", ""),
+        (Backend.AUTO, [A], "nccl", ""),
+        (Backend.AUTO, [A, THE_SAME_PLACE_ELSEWHERE], "nccl", ""),
+        (Backend.AUTO, [CPU, CPU], "gloo", ""),
+        (Backend.GLOO, [A, A], "gloo", ""),
+        (Backend.AUTO, [A, CPU], "gloo", "rank 1 (w1/0) has no GPU"),
+        (Backend.AUTO, [CPU, A, CPU], "gloo", "rank 0 (w0/0) and 1 more have no GPU"),
+        (Backend.AUTO, [A, B, A], "gloo", "ranks 0 (w0/0) and 2 (w2/0) share one GPU, which NCCL refuses"),
+        (Backend.AUTO, [B, A, ALSO_A_ON_A_DIVIDED_CARD], "gloo", "ranks 1 (w1/0) and 2 (w2/0) share one GPU, which NCCL refuses"),
+        (Backend.AUTO, [ALSO_A_IN_A_SANDBOX, A], "gloo", "ranks 0 (w0/0) and 1 (w1/0) share one GPU, which NCCL refuses"),
     ],
 )  # fmt: skip
 def test_nccl_where_every_rank_has_a_gpu_of_its_own(
@@ -52,7 +53,7 @@ def test_nccl_where_every_rank_has_a_gpu_of_its_own(
 def test_who_asks_for_nccl_in_vain_is_told_why(devices: list[DeviceIds], says: str) -> None:
     """Instead of NCCL's own words, minutes later."""
     with pytest.raises(UsageError, match=says):
-        choose_backend("nccl", devices, ["w0/0", "w1/0"])
+        choose_backend(Backend.NCCL, devices, ["w0/0", "w1/0"])
 
 
 def test_a_rank_takes_its_own_device_and_says_which_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

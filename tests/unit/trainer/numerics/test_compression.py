@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from heterotrain.numerics.compression import CHUNK_ELEMENTS, ROUNDOFF, Compressor, largest
+from heterotrain_core.contract.choices import Compression
 
 
 def exchanged(compressors: list[Compressor], flats: list[torch.Tensor]) -> tuple[torch.Tensor, bool]:
@@ -28,7 +29,7 @@ def exchanged(compressors: list[Compressor], flats: list[torch.Tensor]) -> tuple
     return total, fits
 
 
-@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+@pytest.mark.parametrize("compression", [Compression.FP16, Compression.BF16])
 @pytest.mark.parametrize("size", [1e-9, 1.0, 1e6])
 def test_the_error_is_within_its_bound_at_any_size(compression: str, size: float) -> None:
     """W u sum|c| for each element, plus what fp16 loses below its range; the first step of fp16 is exact."""
@@ -38,10 +39,10 @@ def test_the_error_is_within_its_bound_at_any_size(compression: str, size: float
         flats = [size * torch.randn(10_000, generator=generator).pow(3) for _ in range(ranks)]
         scale = compressors[0]._scale or 1.0
         found, packed = exchanged(compressors, flats)
-        assert packed == (compression == "bf16" or step > 0)
+        assert packed == (compression is Compression.BF16 or step > 0)
         exact = torch.stack(flats).double().sum(0)
         allowed = ranks * ROUNDOFF[compression] * torch.stack(flats).double().abs().sum(0) * 1.01
-        if compression == "fp16":
+        if compression is Compression.FP16:
             allowed += ranks * 2.0**-25 / scale
         assert bool(((found.double() - exact).abs() <= allowed).all())
         assert float((found.double() - exact).norm() / exact.norm()) < 2 * ROUNDOFF[compression]
@@ -49,7 +50,7 @@ def test_the_error_is_within_its_bound_at_any_size(compression: str, size: float
 
 def test_a_sum_that_does_not_fit_travels_in_full() -> None:
     """A gradient that grew a thousandfold overflows fp16: that step is exact, and the next is packed again."""
-    compressors = [Compressor("fp16") for _ in range(2)]
+    compressors = [Compressor(Compression.FP16) for _ in range(2)]
     small = [torch.ones(4), torch.full((4,), 2.0)]
     exchanged(compressors, small)
     big = [1000 * flat for flat in small]
@@ -62,14 +63,14 @@ def test_a_sum_that_does_not_fit_travels_in_full() -> None:
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
 def test_no_scale_is_made_of_nothing(value: float) -> None:
     """After a sum that is zero or not finite, the next one travels in full."""
-    compressor = Compressor("fp16")
+    compressor = Compressor(Compression.FP16)
     compressor.learn(torch.full((3,), value))
     assert compressor.pack(torch.ones(3)) is None
 
 
 def test_half_gradients_are_not_packed() -> None:
     """They are as small already."""
-    assert Compressor("bf16").pack(torch.ones(3, dtype=torch.float16)) is None
+    assert Compressor(Compression.BF16).pack(torch.ones(3, dtype=torch.float16)) is None
 
 
 def test_the_largest_element() -> None:
@@ -83,13 +84,13 @@ def test_the_largest_element() -> None:
 def test_long_buckets_are_rounded_in_stretches_as_short_ones_are_at_once(size: int) -> None:
     """Every element, whatever the length; and the scale is the one that the sum itself would have asked for."""
     flat = torch.randn(size, generator=torch.Generator().manual_seed(8))
-    compressor, scale = Compressor("fp16"), 2.0**6
+    compressor, scale = Compressor(Compression.FP16), 2.0**6
     compressor.learn(torch.tensor([3.0]))
     assert compressor._scale == scale
     packed = compressor.pack(flat)
     assert packed is not None
     assert torch.equal(packed, (flat * scale).to(torch.float16))
-    found, other = torch.zeros(size), Compressor("fp16")
+    found, other = torch.zeros(size), Compressor(Compression.FP16)
     assert compressor.unpack(packed, found)
     assert torch.equal(found, packed.float() / scale)
     other.learn(found)

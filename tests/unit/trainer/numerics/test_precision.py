@@ -8,7 +8,8 @@ import pytest
 import torch
 from heterotrain.errors import UsageError
 from heterotrain.network.group import Group
-from heterotrain.numerics.precision import GROW_AFTER, LossScale, NumberFormat, Precision
+from heterotrain.numerics.precision import GROW_AFTER, LossScale, MixedPrecision
+from heterotrain_core.contract.choices import Precision
 
 CPU = torch.device("cpu")
 
@@ -38,19 +39,19 @@ class Rows:
 
 @pytest.mark.parametrize(
     ("own", "other", "expected"),
-    [(True, 1.0, NumberFormat.BF16), (True, 0.0, NumberFormat.FP32), (False, 1.0, NumberFormat.FP32)],
+    [(True, 1.0, Precision.BF16), (True, 0.0, Precision.FP32), (False, 1.0, Precision.FP32)],
 )
 def test_auto_is_bf16_only_where_all_ranks_have_it(
-    monkeypatch: pytest.MonkeyPatch, own: bool, other: float, expected: NumberFormat
+    monkeypatch: pytest.MonkeyPatch, own: bool, other: float, expected: Precision
 ) -> None:
     """A V100 beside an A100: both in fp32."""
     monkeypatch.setattr("heterotrain.numerics.precision.has_bf16", lambda _device: own)
-    precision = Precision("auto", CPU)
+    precision = MixedPrecision(Precision.AUTO, CPU)
     precision.agree(cast("Group", Rows(other)))
     assert precision.format is expected
-    fixed = Precision("fp16", CPU)
+    fixed = MixedPrecision(Precision.FP16, CPU)
     fixed.agree(None)  # nothing to agree on
-    assert fixed.format is NumberFormat.FP16
+    assert fixed.format is Precision.FP16
 
 
 def test_bf16_on_an_accelerator_without_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,15 +59,17 @@ def test_bf16_on_an_accelerator_without_it_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr("heterotrain.numerics.precision.has_bf16", lambda _device: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "Tesla V100")
     with pytest.raises(UsageError, match="Tesla V100 cannot compute in it: use precision auto"):
-        Precision("bf16", torch.device("cuda", 0))
-    Precision("bf16", CPU)
+        MixedPrecision(Precision.BF16, torch.device("cuda", 0))
+    MixedPrecision(Precision.BF16, CPU)
 
 
-@pytest.mark.parametrize(("setting", "dtype"), [("fp32", None), ("bf16", torch.bfloat16), ("fp16", torch.float16)])
+@pytest.mark.parametrize(
+    ("setting", "dtype"), [(Precision.FP32, None), (Precision.BF16, torch.bfloat16), (Precision.FP16, torch.float16)]
+)
 def test_matrix_products_run_in_the_format(setting: str, dtype: Any) -> None:
     """Parameters stay as they are; losses are wide."""
     layer, x = torch.nn.Linear(3, 2), torch.ones(4, 3)
-    with Precision(setting, CPU).autocast():
+    with MixedPrecision(setting, CPU).autocast():
         out = layer(x)
         loss = torch.nn.functional.mse_loss(out, torch.zeros(4, 2))
     assert out.dtype is (dtype or torch.float32)

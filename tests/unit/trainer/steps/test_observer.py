@@ -18,7 +18,7 @@ from prometheus_client import generate_latest
 STEPS = 20
 
 
-@pytest.mark.parametrize("scaling", ["none", "adascale"])
+@pytest.mark.parametrize("scaling", ["None", "AdaScale"])
 def test_gradients_are_measured_as_often_as_the_budget_allows(monkeypatch: pytest.MonkeyPatch, scaling: str) -> None:
     """One of two in a formation's first steps, then one of four; where the noise enters the weights, no clock has a say."""
     monkeypatch.setattr(observer, "LEARN_STEPS", 6)
@@ -33,7 +33,7 @@ def test_gradients_are_measured_as_often_as_the_budget_allows(monkeypatch: pytes
     monkeypatch.setattr(Measurement, "squares", noted)
     job = Job(
         heterotrain.init().identity,
-        TrainingConfig(epochs=1, base_batch_samples=4, learning_rate_scaling=scaling, precision="fp32"),
+        TrainingConfig(epochs=1, base_batch_samples=4, learning_rate_scaling=scaling, precision="FP32"),
     )
     job._loop._attempts.cap_samples = 2  # two micro-batches are two groups, so that there is noise to see
     model = job.wrap(torch.nn.Linear(3, 1))
@@ -45,7 +45,7 @@ def test_gradients_are_measured_as_often_as_the_budget_allows(monkeypatch: pytes
                 step.backward(model(part).square().mean())
             step.apply(optimizer)
     budgeted = [step for step in range(STEPS) if sampling.is_measured(step, 2 if step < 6 else 4)]
-    assert measured == (list(range(STEPS)) if scaling == "adascale" else budgeted)
+    assert measured == (list(range(STEPS)) if scaling == "AdaScale" else budgeted)
     report = job._report  # as a scrape sees it
     found = dict(re.findall(r"^(\w+)\{[^}]*\} (\S+)$", generate_latest(report.registry).decode(), re.MULTILINE))
     assert float(found[names.STEPS]) == STEPS - 1, "each step is counted but the first, which is not typical"

@@ -80,7 +80,7 @@ def job(number: int) -> Body:
                     "name": kind,
                     "maxReplicas": most,
                     "nodeSelector": {"gpu": kind},
-                    "capacityType": "spot" if kind.endswith("spot") else "on-demand",
+                    "capacityType": "Spot" if kind.endswith("spot") else "OnDemand",
                     "resources": {"limits": {"nvidia.com/gpu": 1}},
                 }
                 for kind, most in pools.items()

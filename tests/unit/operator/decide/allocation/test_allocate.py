@@ -108,7 +108,7 @@ def test_cost_takes_the_fewest_and_cheapest_workers_even_alone() -> None:
         pool("a", maxReplicas=4, pricePerHour="3.67"),
         pool("b", maxReplicas=4, pricePerHour="0.35"),
         elasticPolicy=TWO,
-        objective="cost",
+        objective="Cost",
     )
     multi.settle()
     assert multi.placed() == {"thrifty": {"b": 2}}
@@ -159,7 +159,7 @@ def test_a_pool_that_gives_nothing_for_long_goes_to_others_and_is_tried_again() 
 def test_who_has_to_move_leaves_when_his_successor_is_ready() -> None:
     """A thrifty job moves to the cheaper pool as soon as that has nodes, and trains all the while."""
     multi = a_cluster("a")
-    job = multi.add("thrifty", pool("a", pricePerHour="3.67"), pool("b", pricePerHour="0.35"), objective="cost")
+    job = multi.add("thrifty", pool("a", pricePerHour="3.67"), pool("b", pricePerHour="0.35"), objective="Cost")
     multi.settle()
     assert multi.placed() == {"thrifty": {"a": 1}}
     multi.with_nodes("b", cpu="1")
@@ -249,8 +249,8 @@ def test_how_fast_a_pool_was_is_remembered_when_its_workers_have_gone() -> None:
 def test_losses_of_a_pool_are_counted_and_make_it_worth_less() -> None:
     """A worker that the cloud took is remembered by its pool; the node group then promises shorter stays."""
     multi = a_cluster("a", "b")
-    job = multi.add("one", pool("a", capacityType="spot"), pool("b"))
-    multi.add("two", pool("a", capacityType="spot"), pool("b"))
+    job = multi.add("one", pool("a", capacityType="Spot"), pool("b"))
+    multi.add("two", pool("a", capacityType="Spot"), pool("b"))
     multi.settle()
     (mine,) = multi.placed()["one"]
     job.end("one-w0", exit_code=137, pod_reason="Terminated")

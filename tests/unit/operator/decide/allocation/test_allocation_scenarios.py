@@ -40,7 +40,7 @@ class Scenario:
             fields: Body = {
                 "maxReplicas": rng.randint(1, 4),
                 "resources": {"limits": {"cpu": rng.choice(["500m", "1", "1", "2"])}},
-                "capacityType": rng.choice(["spot", "on-demand"]),
+                "capacityType": rng.choice(["Spot", "OnDemand"]),
             }
             if rng.random() < 0.15:
                 fields["nodeSelector"] = {}
@@ -48,7 +48,7 @@ class Scenario:
                 fields["pricePerHour"] = rng.choice(["0.35", "1.0", "3.67"])
             pools.append(pool(kind, **fields))
         least = rng.randint(1, min(3, sum(each["maxReplicas"] for each in pools)))
-        objective = {"objective": "cost"} if frugal else {}
+        objective = {"objective": "Cost"} if frugal else {}
         self.multi.add(name, *pools, elasticPolicy={"minReplicas": least}, backoffLimit=1000, **objective)
         if rng.random() < 0.7:
             self.multi.speeds[name] = {kind: rng.choice([50.0, 100.0, 200.0, 400.0]) for kind in POOLS}

@@ -31,7 +31,7 @@ def main_of(pod: Body) -> Body:
 
 def test_labels_annotations_and_owner_say_whose_it_is() -> None:
     template = a_template() | {"metadata": {"labels": {"team": "x"}, "annotations": {"note": "y"}}}
-    metadata = built(template, pool("a", capacityType="spot"))["metadata"]
+    metadata = built(template, pool("a", capacityType="Spot"))["metadata"]
     assert metadata["name"] == "job-w3"
     assert (
         metadata["labels"]
@@ -40,7 +40,7 @@ def test_labels_annotations_and_owner_say_whose_it_is() -> None:
             keys.LABEL_JOB: "job",
             keys.LABEL_POOL: "a",
             keys.LABEL_WORKER_INDEX: "3",
-            keys.LABEL_CAPACITY_TYPE: "spot",
+            keys.LABEL_CAPACITY_TYPE: "Spot",
             keys.LABEL_MANAGED_BY: keys.MANAGED_BY,
         }
         == metadata["labels"]
@@ -109,18 +109,18 @@ def test_the_fixed_configuration_is_the_spec_s() -> None:
             "globalBatchSize": 100,
             "epochs": 7,
             "seed": 3,
-            "precision": "bf16",
+            "precision": "BF16",
             "learningRateWarmupSamples": 4000,
-            "communication": {"backend": "gloo", "compression": "fp16", "bucketMiB": 4},
+            "communication": {"backend": "Gloo", "compression": "FP16", "bucketMiB": 4},
         },
         elasticPolicy={"minReplicas": 1, "peerTimeoutSeconds": 10},
         checkpoint={"uri": "file:///x", "intervalSeconds": 120, "maxToKeep": 5, "maxAgeSeconds": 5400},
     )
     value = next(entry["value"] for entry in main_of(pod)["env"] if entry["name"] == env.CONFIG)
     config = decode_config(value)
-    assert (config.epochs, config.seed, config.precision, config.base_batch_samples) == (7, 3, "bf16", 100)
+    assert (config.epochs, config.seed, config.precision, config.base_batch_samples) == (7, 3, "BF16", 100)
     assert config.learning_rate_warmup_samples == 4000
-    assert (config.backend, config.compression, config.bucket_mib) == ("gloo", "fp16", 4)
+    assert (config.backend, config.compression, config.bucket_mib) == ("Gloo", "FP16", 4)
     assert (config.checkpoint_uri, config.checkpoint_interval_s, config.checkpoint_max_to_keep) == (
         "file:///x",
         120.0,

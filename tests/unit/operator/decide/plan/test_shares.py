@@ -85,11 +85,11 @@ def test_the_same_evidence_changes_nothing_twice() -> None:
 
 
 def test_never_keeps_even_shares_whatever_is_seen() -> None:
-    cluster = a_running_job(rebalance={"boundary": "never"})
+    cluster = a_running_job(rebalance={"boundary": "Never"})
     cluster.telemetry = told(cluster)
     cluster.settle()
     assert shares_of(cluster) == [34, 33, 33]
-    assert cluster.plan_json["boundary"]["kind"] == "never"
+    assert cluster.plan_json["boundary"]["kind"] == "Never"
     assert cluster.plan_json["probe"] == []
 
 
@@ -151,10 +151,10 @@ def test_a_worker_that_returns_gets_the_share_of_its_pool_at_once(remembered: bo
 def test_a_changed_boundary_reaches_the_plan_without_a_new_generation() -> None:
     cluster = a_running_job()
     generation, revision = cluster.version()
-    cluster.edit(lambda spec: spec["training"].update(rebalance={"boundary": "steps", "everySteps": 50}))
+    cluster.edit(lambda spec: spec["training"].update(rebalance={"boundary": "Steps", "everySteps": 50}))
     cluster.settle()
     assert cluster.version() == (generation, revision + 1)
-    assert cluster.plan_json["boundary"] == {"kind": "steps", "every_steps": 50}
+    assert cluster.plan_json["boundary"] == {"kind": "Steps", "every_steps": 50}
 
 
 def test_a_micro_batch_cap_that_a_worker_learned_is_in_the_next_plan() -> None:
@@ -197,7 +197,7 @@ def test_each_worker_is_told_with_what_binds_it() -> None:
         cluster.plan_json["members"], cluster.plan_json["prediction"]["bindings"], strict=True
     )}  # fmt: skip
     assert {row["name"]: row["binding"] for row in cluster.status["workers"]} == bindings
-    assert set(bindings.values()) == {"compute"}
+    assert set(bindings.values()) == {"Compute"}
 
 
 def test_applied_versions_are_those_that_every_member_reports() -> None:

@@ -27,7 +27,7 @@ def a_cluster(*, left_samples: int, deadline_s: float, prices: bool = True) -> t
         pool("a", maxReplicas=4, **priced[0]),
         pool("b", maxReplicas=4, **priced[1]),
         training={"epochs": 10},
-        objective="deadline",
+        objective="Deadline",
         deadline=rfc3339(NOW_S + deadline_s),
     )
     multi.speeds = {"one": {"a": 100.0, "b": 300.0}}
@@ -110,10 +110,10 @@ def test_a_job_that_is_slower_than_predicted_has_more_workers() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"objective": "deadline"}, "give both or neither"),
+        ({"objective": "Deadline"}, "give both or neither"),
         ({"deadline": rfc3339(NOW_S + 60)}, "give both or neither"),
-        ({"objective": "deadline", "deadline": rfc3339(NOW_S - 60)}, "was over when the job was created"),
-        ({"objective": "deadline", "deadline": "tomorrow"}, "spec.deadline"),
+        ({"objective": "Deadline", "deadline": rfc3339(NOW_S - 60)}, "was over when the job was created"),
+        ({"objective": "Deadline", "deadline": "tomorrow"}, "spec.deadline"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_a_sentence(changes: dict[str, str], words: str) -> None:

@@ -1,0 +1,43 @@
+"""Choices of the job's spec that operator and trainer share, spelled as in the API (CamelCase)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Self
+
+
+class Choice(StrEnum):
+    """An enum whose values are read in any case: a training script may write ``precision="bf16"``."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        if not isinstance(value, str):
+            return None
+        return next((member for member in cls if member.value.lower() == value.lower()), None)
+
+
+class Precision(Choice):
+    """Number format of the forward pass."""
+
+    AUTO = "Auto"
+    """BF16 if every rank of the formation computes faster in it, else FP32."""
+    FP32 = "FP32"
+    BF16 = "BF16"
+    FP16 = "FP16"
+
+
+class Backend(Choice):
+    """The library that exchanges gradients."""
+
+    AUTO = "Auto"
+    """NCCL if every rank has a GPU of its own, else Gloo."""
+    GLOO = "Gloo"
+    NCCL = "NCCL"
+
+
+class Compression(Choice):
+    """Number format of gradients on the wire."""
+
+    NONE = "None"
+    FP16 = "FP16"
+    BF16 = "BF16"
