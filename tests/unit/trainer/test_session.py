@@ -276,7 +276,7 @@ def test_unknown_layers_that_mix_samples_are_refused_by_name() -> None:
 @pytest.mark.parametrize("setting", [{"precision": "fp8"}, {"compression": "gzip"}])
 def test_unknown_settings_are_refused(setting: dict[str, str]) -> None:
     """With those that there are."""
-    with pytest.raises(UsageError, match=r"is unknown: choose one of .*fp16"):
+    with pytest.raises(UsageError, match=r"is unknown: choose one of .*FP16"):
         heterotrain.init(**setting)  # type: ignore[arg-type]  # one of two keywords
 
 
@@ -412,3 +412,9 @@ def test_fit_trains_without_a_loop() -> None:
         optimizer=lambda p: torch.optim.SGD(p, lr=0.1), epochs=2, batch_samples=8,
     )  # fmt: skip
     torch.testing.assert_close(model.weight, by_hand[1].weight, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("spelling", ["bf16", "BF16", "Bf16"])
+def test_settings_are_read_in_any_case(spelling: str) -> None:
+    """The API's spelling as well as torch's."""
+    heterotrain.init(precision=spelling, compression=spelling)

@@ -46,8 +46,8 @@ def test_nccl_where_every_rank_has_a_gpu_of_its_own(
 @pytest.mark.parametrize(
     ("devices", "says"),
     [
-        ([CPU, CPU], r"set to nccl, but rank 0 \(w0/0\) and 1 more have no GPU: set it to auto or gloo, or give each rank a"),
-        ([A, A], r"but ranks 0 \(w0/0\) and 1 \(w1/0\) share one GPU, which NCCL refuses: set it to auto or gloo, or give"),
+        ([CPU, CPU], r"set to NCCL, but rank 0 \(w0/0\) and 1 more have no GPU: set it to Auto or Gloo, or give each rank a"),
+        ([A, A], r"but ranks 0 \(w0/0\) and 1 \(w1/0\) share one GPU, which NCCL refuses: set it to Auto or Gloo, or give"),
     ],
 )  # fmt: skip
 def test_who_asks_for_nccl_in_vain_is_told_why(devices: list[DeviceIds], says: str) -> None:
