@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from heterotrain_core.planning.batch import BatchDecision, BatchRequest, decide_batch
+from heterotrain_core.planning.fitting import MemberFits, fit_members
 from heterotrain_core.planning.shares import MemberEvidence, SharesRequest, decide_shares
 from heterotrain_core.split.balance import Infeasible, evenly
 
@@ -32,12 +33,14 @@ class Ours:
             for seat in view.seats
         )
         before = max(self.batch_samples or view.batch_samples, len(view.seats))
-        batch = _batch(members, before, view) if view.adaptive else before
+        fits = fit_members(members)
+        batch = _batch(fits, before, view) if view.adaptive else before
         current = None if view.changed or batch != self.batch_samples else self.shares
         decision = decide_shares(
             SharesRequest(
                 total_samples=batch, members=members, current_shares=current, least_gain_ratio=view.min_gain_ratio
-            )
+            ),
+            fits=fits,
         )
         self.batch_samples = batch
         if isinstance(decision, Infeasible):
@@ -54,17 +57,18 @@ class Ours:
         )
 
 
-def _batch(members: tuple[MemberEvidence, ...], current: int, view: View) -> int:
+def _batch(fits: MemberFits, current: int, view: View) -> int:
     """Return the global batch that the operator would choose, the current one where none fits."""
-    least = max(view.base_batch, len(members))
+    least = max(view.base_batch, len(fits.evidence))
     decision = decide_batch(
         BatchRequest(
-            members=members,
+            members=fits.evidence,
             base_samples=view.base_batch,
             least_samples=least,
             most_samples=max(view.most_batch, least),
             current_samples=current,
             noise_samples=view.noise_samples,
-        )
+        ),
+        fits=fits,
     )
     return decision.samples if isinstance(decision, BatchDecision) else current

@@ -1,4 +1,4 @@
-"""The global batch of a job's next plan; the learning rate that goes with it is the trainer's (docs/adr)."""
+"""The global batch of a job's next plan. The trainer scales the learning rate to it (docs/adr/0006)."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.goodput import BatchChoice, choose_batch
-from heterotrain_core.perf.exchange import fit_exchange
 from heterotrain_core.perf.line import ASSUMED
 from heterotrain_core.perf.model import MemberModel
-from heterotrain_core.planning.evidence import MemberEvidence, cautious, learned, settled, split_member
+from heterotrain_core.planning.evidence import MemberEvidence, cautious, settled, split_member
+from heterotrain_core.planning.fitting import MemberFits, fit_members
 from heterotrain_core.split.balance import Infeasible, Split, balance
 
 OPTIMISTIC_FIXED_PART = ASSUMED.ratio + ASSUMED.deviation
-"""Of a member's time where it was seen at one size only: as large as it may well be, because only a larger batch will tell."""
+"""Fixed part of a member's time where only one size was observed: as large as is plausible, because only a larger batch shows it."""
 LEAST_STEPS = 12
-"""Of each member at its present speed, before the batch changes: a handful of noisy steps would send it to and fro."""
+"""Steps of each member at its present speed before the batch changes: fewer noisy steps would move it back and forth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRequest:
-    """The question.
+    """The input of ``decide_batch``.
 
     Attributes:
         members: by rank, as for the shares.
@@ -29,8 +29,8 @@ class BatchRequest:
         least_samples: least batch (``adaptiveBatch.min``).
         most_samples: largest batch (``adaptiveBatch.max``).
         current_samples: the batch in force, ``None`` at the start.
-        noise_samples: phi as measured (of plain gradients: it says what a sample is worth), ``None`` while unknown.
-        even: whether shares stay even whatever the speeds: a batch then takes as long as its slowest member.
+        noise_samples: the measured noise scale phi of plain gradients, ``None`` while unknown.
+        even: whether shares stay even whatever the speeds; a batch then takes as long as its slowest member.
     """
 
     members: tuple[MemberEvidence, ...]
@@ -45,12 +45,12 @@ class BatchRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDecision:
-    """The answer.
+    """The batch, with everything that led to it.
 
     Attributes:
         samples: the global batch.
         changed: whether the batch differs from the current one.
-        choice: every candidate that was compared; ``None`` while speeds are unknown.
+        choice: all candidates that were compared; ``None`` while speeds are unknown.
         reason: why, in one sentence.
     """
 
@@ -60,14 +60,18 @@ class BatchDecision:
     reason: str
 
 
-def decide_batch(request: BatchRequest) -> BatchDecision | Infeasible:
-    """Return the batch of greatest goodput; the current or the base batch while speeds or noise are not known well.
+def decide_batch(request: BatchRequest, *, fits: MemberFits | None = None) -> BatchDecision | Infeasible:
+    """Return the batch with the highest goodput; the current or the base batch while speeds or noise are not known well.
 
-    The batch grows step by step, because speeds and noise are extrapolated: each candidate is judged by shares that do
-    not run far ahead of what was seen of each member. Stable: with the decided batch as the current one, the same
-    evidence decides it again.
+    The batch grows step by step, because speeds and noise are extrapolated: each candidate is judged by shares near the
+    observed shares of each member. Stable: with the decided batch as the current one, the same evidence decides it again.
+
+    Args:
+        request: members, limits and noise.
+        fits: of the request's members, by a caller that needs them more than once; ``None`` fits them here.
     """
-    models = learned(request.members, request.former)
+    fits = fit_members(request.members, request.former) if fits is None else fits
+    models = fits.models()
     members = [
         split_member(m, _optimistic(x.compute, x))
         for m, x in zip(request.members, models, strict=True)
@@ -76,8 +80,8 @@ def decide_batch(request: BatchRequest) -> BatchDecision | Infeasible:
     wanted = request.base_samples if request.current_samples is None else request.current_samples
     start = min(max(wanted, request.least_samples), request.most_samples)
     if len(members) < len(request.members) or not members:
-        return _decision(request, start, None, f"{start} samples, because nobody's speed is known yet")
-    unsure = [m.member for m, x in zip(request.members, models, strict=True) if not _told_enough(x)]
+        return _decision(request, start, None, f"{start} samples, because no member's speed is known yet")
+    unsure = [m.member for m, x in zip(request.members, models, strict=True) if not _known_well_enough(x)]
     if unsure:
         return _decision(
             request, start, None, f"{start} samples while the speed of {', '.join(unsure)} is being learned"
@@ -85,26 +89,25 @@ def decide_batch(request: BatchRequest) -> BatchDecision | Infeasible:
     even = -(-request.base_samples // len(members))
     careful = [cautious(member, model, even) for member, model in zip(members, models, strict=True)]
     seen_enough = isinstance(balance(start, careful), Split)
-    exchange = fit_exchange([o for member in request.members for o in member.observations])
     choice = choose_batch(
         careful if seen_enough else members,
-        communication=exchange.communication or CommunicationTime(),
+        communication=fits.exchange.communication or CommunicationTime(),
         base_samples=request.base_samples,
         least_samples=request.least_samples,
         most_samples=request.most_samples if seen_enough else start,
         current_samples=request.current_samples,
         noise_samples=request.noise_samples,
-        overhead_s=exchange.overhead_s,
+        overhead_s=fits.exchange.overhead_s,
         even=request.even,
     )
     return choice if isinstance(choice, Infeasible) else _decision(request, choice.samples, choice, choice.reason)
 
 
 def _optimistic(compute: ComputeTime, model: MemberModel) -> ComputeTime:
-    """Return the line of a member that was seen at one size only as it is hoped to be, any other one as it is.
+    """Return a member's line with an optimistic fixed part where only one size was observed, otherwise unchanged.
 
-    Even shares show no second size while the batch stays, and what is assumed of the fixed part then decides whether it
-    ever moves. A larger batch is tried where it would pay if the fixed part were large, and taken back if it is not.
+    Even shares show no second size while the batch stays, so the assumed fixed part decides whether the batch ever moves.
+    A larger batch is tried where it would pay with a large fixed part, and taken back if the fixed part turns out small.
     """
     size = model.largest_share_samples
     rate, fixed = compute.per_sample_s + compute.backward_per_sample_s, compute.fixed_s + compute.backward_fixed_s
@@ -122,8 +125,8 @@ def _optimistic(compute: ComputeTime, model: MemberModel) -> ComputeTime:
     )
 
 
-def _told_enough(model: MemberModel) -> bool:
-    """Tell whether a batch may be judged by the model: growth is bounded by what was seen, so it need not be perfect."""
+def _known_well_enough(model: MemberModel) -> bool:
+    """Return whether the model suffices to judge a batch; it need not be perfect, because growth is bounded."""
     return settled(model) or model.steps_at_speed >= LEAST_STEPS
 
 

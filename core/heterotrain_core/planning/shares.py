@@ -1,8 +1,8 @@
 """The shares of a job's next plan: from telemetry to models, from models to an optimal split, with a reason.
 
-The first plan is even and probes; as soon as there is evidence the shares follow it. Members without evidence of their
-own (a joiner) are taken to be like their pool's others, or like the middle member. Deciding again on the same evidence
-changes nothing.
+The first plan has even shares and probes; later shares follow the evidence. A member without evidence of its own (a
+joiner) is taken to be like the others of its pool, or like the middle member. Deciding again on the same evidence changes
+nothing.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Division, Prediction
-from heterotrain_core.perf.exchange import fit_exchange
 from heterotrain_core.perf.expected_maximum import efficiency_ceiling, expected_maximum
 from heterotrain_core.perf.model import ExchangeModel, FitQuality, MemberModel
-from heterotrain_core.planning.evidence import MemberEvidence, cautious, learned, settled, split_member
+from heterotrain_core.planning.evidence import MemberEvidence, cautious, settled, split_member
+from heterotrain_core.planning.fitting import MemberFits, fit_members
 from heterotrain_core.planning.probe import PROBE_STEPS, Limits, probe_vectors
 from heterotrain_core.planning.significance import false_positive_gain
 from heterotrain_core.split.balance import Infeasible, Split, balance, evaluate
@@ -23,26 +23,26 @@ from heterotrain_core.split.member import SplitMember
 from heterotrain_core.split.straggler import Straggler, find_stragglers
 
 STRAGGLER_GAIN_RATIO = 0.02
-"""A member counts as a straggler only beyond this gain: models are not more exact."""
-_EVEN = ComputeTime(per_sample_s=1.0, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
+"""Least gain by which a member counts as a straggler: models are no more exact than this."""
+_ALIKE = ComputeTime(per_sample_s=1.0, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
 
 __all__ = ["MemberEvidence", "SharesDecision", "SharesRequest", "decide_shares"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharesRequest:
-    """The question.
+    """The input of ``decide_shares``.
 
     Attributes:
         total_samples: the global batch.
         members: by rank.
-        former: members that have left; they only tell what a newcomer of their pool will be like.
+        former: members that have left; they only show what a newcomer of their pool will be like.
         current_shares: shares of the plan in force, by rank of the same members; ``None`` when the members changed.
-        least_gain_ratio: predicted gain in step time below which other shares are not worth a plan, e.g. 0.01. Besides, it has
-            to be more than chance alone could promise (``planning.significance``).
-        trust_ratio: part of that chance which the current shares are given. 1 for shares in use; less for some that were
-            decided on less evidence and wait to be used: what was seen since is better without any proof.
-        rebalance: ``False`` keeps even shares for ever: the baseline.
+        least_gain_ratio: predicted gain in step time below which other shares are not worth a plan, e.g. 0.01. The gain
+            also has to exceed the false-positive gain of the fits (``planning.significance``).
+        trust_ratio: factor on that false-positive gain. 1 for shares in use; less for shares that were decided on less
+            evidence and are still pending, because the newer evidence is better anyway.
+        rebalance: ``False`` always keeps even shares, as a baseline.
         least_members: no straggler is named beyond this number of remaining members.
     """
 
@@ -58,18 +58,18 @@ class SharesRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharesDecision:
-    """The answer.
+    """The shares, with everything that led to them.
 
     Attributes:
         division: the shares and what they rest on, as a plan carries them.
-        gain_ratio: predicted part of a step that the shares save against the current ones, e.g. 0.1; 0 when those stay,
-            1 when there are none that could.
-        changed: whether the shares differ from the current ones. A probe that appears or goes away is no change of
-            shares, but a reason for a new revision, too.
+        gain_ratio: predicted part of a step that the shares save against the current ones, e.g. 0.1; 0 when the current
+            shares stay, 1 when there are none that could stay.
+        changed: whether the shares differ from the current ones. A probe that begins or ends does not change the shares,
+            but is also a reason for a new revision.
         relearn: members whose speed changed.
         stragglers: members without which the rest would be faster.
-        models: what was learned of each member, with verdicts and reasons.
-        exchange: what was learned of the exchange.
+        models: the fitted model of each member, with its quality and reason.
+        exchange: the fitted exchange.
         reason: why, in one or two sentences.
     """
 
@@ -83,28 +83,42 @@ class SharesDecision:
     reason: str
 
 
-def decide_shares(request: SharesRequest) -> SharesDecision | Infeasible:
+def decide_shares(request: SharesRequest, *, fits: MemberFits | None = None) -> SharesDecision | Infeasible:
     """Return the shares that the evidence supports, or why the batch cannot be shared at all.
 
     Stable: with the decision's shares as current ones, the same evidence gives the same shares and ``changed`` False.
+
+    Args:
+        request: members, batch and current shares.
+        fits: of the request's members, by a caller that needs them more than once; ``None`` fits them here.
     """
+    # 1. Check the limits: can these members share the batch at all?
     evidence = request.members
-    even = balance(request.total_samples, [split_member(m, _EVEN) for m in evidence])
+    even = balance(request.total_samples, [split_member(m, _ALIKE) for m in evidence])
     if isinstance(even, Infeasible):
         return even
-    models = learned(evidence, request.former, total_samples=request.total_samples)
-    exchange = fit_exchange([o for member in evidence for o in member.observations])
+
+    # 2. Fit every member's speed, and the exchange.
+    fits = fit_members(evidence, request.former) if fits is None else fits
+    models = fits.models(total_samples=request.total_samples)
+    exchange = fits.exchange
     communication = exchange.communication or CommunicationTime()
     members = [split_member(m, x.compute) for m, x in zip(evidence, models, strict=True) if x.compute is not None]
     known = len(members) == len(evidence)
+
+    # 3. Choose the shares: even, current or optimal ones.
     shares, gain, reason = _shares(request, models, members, exchange, even.shares)
     final = evaluate(shares, members, communication=communication) if known else None
     relearn = tuple(m.member for m, model in zip(evidence, models, strict=True) if model.drifted)
     if relearn:
         reason += f"; the speed of {', '.join(relearn)} changed"
+
+    # 4. Vary the shares where a speed is still unclear.
     probe = _probe(request, shares, models)
     if probe:
         reason += f"; shares vary in an epoch's first {len(probe) * PROBE_STEPS} steps to learn speeds"
+
+    # 5. Name members without which the rest would be faster.
     stragglers: tuple[Straggler, ...] = ()
     if known:
         proposed = find_stragglers(
@@ -112,7 +126,7 @@ def decide_shares(request: SharesRequest) -> SharesDecision | Infeasible:
         )
         stragglers = tuple(takewhile(lambda straggler: straggler.gain_ratio >= STRAGGLER_GAIN_RATIO, proposed))
     if stragglers:
-        reason += f"; {evidence[stragglers[0].member].member} had better leave: {stragglers[0].reason}"
+        reason += f"; {evidence[stragglers[0].member].member} holds up the others: {stragglers[0].reason}"
     return SharesDecision(
         division=Division(
             shares=shares,
@@ -146,12 +160,12 @@ def _shares(
         return even, 1.0, "even shares, because rebalancing is off"
     current = request.current_shares
     if len(members) < len(models):
-        # Telemetry that went missing is no reason to forget shares that were right.
+        # Missing telemetry is not a reason to give up good shares.
         if current is not None and sum(current) == request.total_samples:
-            unit = [split_member(m, _EVEN) for m in request.members]
+            unit = [split_member(m, _ALIKE) for m in request.members]
             if isinstance(evaluate(current, unit), Split):
-                return current, 0.0, "the current shares stay, because there is no evidence of anybody's speed"
-        return even, 1.0, "even shares, because nobody's speed is known yet"
+                return current, 0.0, "the current shares stay, because no member's speed is known"
+        return even, 1.0, "even shares, because no member's speed is known yet"
     communication = exchange.communication or CommunicationTime()
     careful = [cautious(member, model, share) for member, model, share in zip(members, models, even, strict=True)]
     best = balance(request.total_samples, careful, communication=communication)
@@ -186,7 +200,7 @@ def _shares(
 
 
 def _prediction(split: Split, models: Sequence[MemberModel], exchange: ExchangeModel) -> Prediction:
-    """Return the expected step: the mean of the maximum over noisy members, and the loop's own overhead."""
+    """Return the expected step: the mean of the maximum over noisy members, plus the training loop's own overhead."""
     variations = [model.variation for model in models]
     deviations = [variation * own for variation, own in zip(variations, split.own_s, strict=True)]
     step_s = expected_maximum(split.member_s, deviations) + exchange.overhead_s

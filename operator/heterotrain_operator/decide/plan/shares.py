@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from heterotrain_core.contract.plan import BoundaryKind, Division, Member, Plan
 from heterotrain_core.perf.memory import MemoryPeak, micro_batch_cap
 from heterotrain_core.planning.batch import BatchRequest, decide_batch
+from heterotrain_core.planning.fitting import MemberFits, fit_members
 from heterotrain_core.planning.shares import MemberEvidence, SharesDecision, SharesRequest, decide_shares
 from heterotrain_core.split.balance import Infeasible
 from heterotrain_core.split.proportion import evenly
@@ -60,19 +61,20 @@ def share_out(
     rebalance = spec.training.rebalance
     floor = 1 if spec.training.base_batch_samples >= len(members) else 0
     evidence = tuple(_evidence(member, telemetry, floor) for member in members)
-    former = _former(members, telemetry)
-    batch, why = _batch(spec, evidence, former, telemetry, plan=plan, current=current, distance=distance)
+    fits = fit_members(evidence, _former(members, telemetry))
+    batch, why = _batch(spec, fits, telemetry, plan=plan, current=current, distance=distance)
     decision = decide_shares(
         SharesRequest(
             total_samples=batch,
-            members=evidence,
-            former=former,
+            members=fits.evidence,
+            former=fits.former,
             current_shares=current.shares if current is not None else None,
             least_gain_ratio=least_gain(distance, chosen=rebalance.min_gain_percent / 100),
             trust_ratio=trust_ratio(current, telemetry, distance),
             rebalance=rebalance.boundary is not BoundaryKind.NEVER,
             least_members=spec.elastic_policy.min_replicas,
-        )
+        ),
+        fits=fits,
     )
     if isinstance(decision, Infeasible):
         return _even(batch, members, reason=f"even shares, because {decision.reason}")
@@ -90,8 +92,7 @@ def share_out(
 
 def _batch(
     spec: HeteroTrainJobSpec,
-    evidence: tuple[MemberEvidence, ...],
-    former: tuple[MemberEvidence, ...],
+    fits: MemberFits,
     telemetry: Telemetry,
     *,
     plan: Plan | None,
@@ -117,15 +118,16 @@ def _batch(
         return planned, ""
     answer = decide_batch(
         BatchRequest(
-            members=evidence,
-            former=former,
+            members=fits.evidence,
+            former=fits.former,
             base_samples=spec.training.base_batch_samples,
             least_samples=adaptive.least_samples,
             most_samples=most,
             current_samples=planned,
             noise_samples=newest.noise_scale_samples if newest is not None else None,
             even=spec.training.rebalance.boundary is BoundaryKind.NEVER,
-        )
+        ),
+        fits=fits,
     )
     if isinstance(answer, Infeasible):
         return planned, f"the batch stays at {planned} samples, because {answer.reason}"

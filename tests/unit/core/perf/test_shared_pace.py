@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from heterotrain_core.perf.line import persistence
 from heterotrain_core.perf.model import MemberModel, compute_s
 from heterotrain_core.perf.regression_data import summarize
 from heterotrain_core.perf.shared_pace import own_variations, remove_shared_pace
-from heterotrain_core.planning import evidence
-from heterotrain_core.planning.evidence import MemberEvidence, learned
+from heterotrain_core.planning import fitting
+from heterotrain_core.planning.evidence import MemberEvidence
+from heterotrain_core.planning.fitting import fit_members
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
@@ -124,7 +126,7 @@ def test_what_slows_all_lately_shows_in_the_models_and_not_in_who_is_slower() ->
     """Everybody takes 1.15 times as long for the last twenty scrapes: the models say so, in the same proportions."""
     seen = run(0.0, seed=4, scrapes=60)
     slowed = [[o if i < len(mine) * 2 // 3 else slower(o, 1.15) for i, o in enumerate(mine)] for mine in seen]
-    models = learned([MemberEvidence(member=f"w{i}", observations=tuple(mine)) for i, mine in enumerate(slowed)])
+    models = models_of(slowed)
     errors = [
         off(model.compute, pace, share)
         for model, pace, share in zip(models, PACES_S, (288, 144, 72), strict=True)
@@ -138,7 +140,7 @@ def test_first_steps_are_not_how_fast_all_are_now() -> None:
     errors = []
     for seed in range(20):
         seen = run(0.0, seed=seed, scrapes=12, steps=1, cold=1.5)
-        models = learned([MemberEvidence(member=f"w{i}", observations=tuple(mine)) for i, mine in enumerate(seen)])
+        models = models_of(seen)
         errors += [
             off(model.compute, pace, share)
             for model, pace, share in zip(models, PACES_S, (288, 144, 72), strict=True)
@@ -148,22 +150,20 @@ def test_first_steps_are_not_how_fast_all_are_now() -> None:
     assert abs(float(np.mean(errors))) < 0.02
 
 
+def models_of(seen: Sequence[Sequence[Observation]]) -> list[MemberModel]:
+    """Return the models that a plan would use."""
+    evidence = [MemberEvidence(member=f"w{i}", observations=tuple(mine)) for i, mine in enumerate(seen)]
+    return list(fit_members(evidence).models())
+
+
 def changed(ratios: tuple[float, float, float], seed: int) -> list[MemberModel]:
     """Return what is learned of three members that become slower by these ratios for the last 30 of 90 steps."""
     seen = run(0.03, seed=seed, scrapes=30)
-    return list(
-        learned(
-            [
-                MemberEvidence(
-                    member=f"w{i}",
-                    observations=tuple(
-                        slower(o, ratio) if at >= len(mine) * 2 // 3 else o for at, o in enumerate(mine)
-                    ),
-                )
-                for i, (mine, ratio) in enumerate(zip(seen, ratios, strict=True))
-            ]
-        )
-    )
+    slowed = [
+        [slower(o, ratio) if at >= len(mine) * 2 // 3 else o for at, o in enumerate(mine)]
+        for mine, ratio in zip(seen, ratios, strict=True)
+    ]
+    return models_of(slowed)
 
 
 def test_what_slows_all_is_no_change_of_some(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_what_slows_all_is_no_change_of_some(monkeypatch: pytest.MonkeyPatch) ->
         return float(np.mean(spreads))
 
     found = apart()
-    monkeypatch.setattr(evidence, "shared_slowdown", lambda *_: None)
+    monkeypatch.setattr(fitting, "shared_slowdown", lambda *_: None)
     assert found < 0.8 * apart()
 
 

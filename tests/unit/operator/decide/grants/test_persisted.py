@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 from heterotrain_core.contract.plan import ComputeTime, Member, Plan
-from heterotrain_core.planning.evidence import MemberEvidence, learned
+from heterotrain_core.planning.evidence import MemberEvidence
+from heterotrain_core.planning.fitting import fit_members
 from heterotrain_operator.api.status import HeteroTrainJobStatus, PoolStatus
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
 from heterotrain_operator.decide.grants.persisted import compute_time, persisted_grant, speed_of
@@ -62,7 +63,7 @@ def test_a_newcomer_of_a_remembered_pool_is_taken_to_be_like_it_until_one_was_se
         MemberEvidence(member=member.worker_uid, pool=told.pools[member], observations=observations)
         for member, observations in told.observations.items()
     ]
-    (newcomer,) = learned([MemberEvidence(member="new", pool="b")], former)
+    (newcomer,) = fit_members([MemberEvidence(member="new", pool="b")], former).models()
     assert newcomer.compute is not None
     for samples in (25, 50, 100):
         assert seconds(newcomer.compute, samples) == pytest.approx(seconds(SLOW, samples), rel=0.02)
