@@ -1,4 +1,4 @@
-"""What a job costs the operator among many others, counted and not timed: a cost that grows with the number of jobs fails here."""
+"""The operator's cost per job, counted instead of timed: a cost that grows with the number of jobs fails here."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ import asyncio
 import sys
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import pytest
 import structlog
+from heterotrain_operator.cluster_state.store import Kind
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.settings import Settings
 from lab.scale.workload import Size
 from support.fakes import FakeKube
 from support.load import LoadTest, bodies_of, feed
 
-TraceFunction = Callable[[FrameType, str, Any], Any]
 FEW, MANY = 20, 60
 PODS_PER_JOB = 10
 MOST_REQUESTS_PER_JOB = 20 + 2 * PODS_PER_JOB
-"""Each worker is created and told its plan once; the rest is Service, budget, plans, dry runs, status and Events."""
+"""Each worker is created once and gets its plan once; the rest is Service, budget, plans, dry runs, status and Events."""
 MOST_PASSES_PER_JOB = 10
-MOST_LINES_PER_JOB_AGAIN = 21_000
 MOST_BYTES_PER_JOB = 110_000
+DECISION, ALLOCATION = "heterotrain_operator.decide", "heterotrain_core.allocate"
 
 
 @pytest.fixture(autouse=True)
-def here_and_silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Run in one thread, where calls can be counted, and say nothing."""
+def single_threaded_and_silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run in one thread, where calls can be counted, and without logs."""
 
     async def at_once(call: Any, *args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
@@ -42,91 +42,123 @@ def here_and_silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     structlog.reset_defaults()
 
 
-async def a_crowd(jobs: int) -> LoadTest:
-    """Return jobs that have filled a cluster."""
+async def filled_cluster(jobs: int) -> LoadTest:
+    """Return a cluster that this many jobs have filled."""
     load = LoadTest(Size(jobs=jobs, pods=jobs * PODS_PER_JOB))
     await load.settle()
     return load
 
 
-async def lines_of_passes(load: LoadTest) -> float:
-    """Return how many lines of Python it takes, for each job, to look at every job once more."""
-    load.kube.calls.clear()
-    load.app.queue.add_low_priority(load.app.store.jobs.all())
-    with counted() as lines:
-        while len(load.app.queue):
-            await load.app.reconciler.handle(await load.app.queue.get())
-    return lines[0] / len(load.app.store.jobs.all())
+class CountedMapping(Mapping[Any, Any]):
+    """A mapping that counts the entries over which its users iterate."""
 
+    def __init__(self, entries: Mapping[Any, Any], counts: Counter[str]) -> None:
+        self._entries = entries
+        self._counts = counts
 
-async def lines_of_allocation(load: LoadTest) -> float:
-    """Return how many lines of Python one allocation takes, for each job."""
-    with counted() as lines:
-        await load.app.allocator.run_once()
-    return lines[0] / len(load.app.store.jobs.all())
+    def __getitem__(self, key: Any) -> Any:
+        return self._entries[key]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Any]:
+        for key in self._entries:
+            self._counts["reads"] += 1
+            yield key
 
 
 @contextmanager
-def counted() -> Iterator[list[int]]:
-    """Count the lines that are run (each round of a loop anew) and the functions that are called and left."""
-    count = [0]
+def counted() -> Iterator[Counter[str]]:
+    """Count Python calls inside the decision and the allocation, and iterations over the store's objects."""
+    counts: Counter[str] = Counter()
 
-    def trace(_frame: FrameType, _event: str, _argument: object) -> TraceFunction:
-        count[0] += 1
-        return trace
+    def profile(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call":
+            module = frame.f_globals.get("__name__", "")
+            for part in (DECISION, ALLOCATION):
+                counts[part] += module.startswith(part)
 
-    sys.settrace(trace)
-    try:
-        yield count
-    finally:
-        sys.settrace(None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Kind, "all", lambda kind: CountedMapping(kind._views, counts))
+        sys.setprofile(profile)
+        try:
+            yield counts
+        finally:
+            sys.setprofile(None)
 
 
-async def test_costs_of_a_job_stay_the_same_among_three_times_as_many() -> None:
-    few, many = await a_crowd(FEW), await a_crowd(MANY)
+async def cost_of_passes(load: LoadTest) -> Counter[str]:
+    """Return the counts of one more pass over every job."""
+    load.kube.calls.clear()
+    load.app.queue.add_low_priority(load.app.store.jobs.all())
+    with counted() as counts:
+        while len(load.app.queue):
+            counts["passes"] += 1
+            await load.app.reconciler.handle(await load.app.queue.get())
+    return counts
+
+
+async def cost_of_allocation(load: LoadTest) -> Counter[str]:
+    """Return the counts of one allocation."""
+    with counted() as counts:
+        await load.app.allocator.run_once()
+    return counts
+
+
+async def test_the_cost_of_a_job_stays_the_same_among_three_times_as_many() -> None:
+    few, many = await filled_cluster(FEW), await filled_cluster(MANY)
     for load, jobs in ((few, FEW), (many, MANY)):
         assert sum(load.ready.values()) >= jobs * PODS_PER_JOB * 0.99, "the cluster is full"
         by_kind = Counter(f"{verb} {plural}" for verb, plural, _ in load.kube.calls)
         assert len(load.kube.calls) / jobs <= MOST_REQUESTS_PER_JOB, by_kind
         assert load.passes / jobs <= MOST_PASSES_PER_JOB
-    one, other = await lines_of_passes(few), await lines_of_passes(many)
-    assert few.kube.calls == many.kube.calls == [], "looking again where nothing changed asks nothing of the API server"
-    assert other <= MOST_LINES_PER_JOB_AGAIN
-    assert other <= 1.02 * one
-    assert await lines_of_allocation(many) <= 1.15 * await lines_of_allocation(few)
+    assert many.passes / MANY <= 1.1 * few.passes / FEW
+    assert len(many.kube.calls) / MANY <= 1.1 * len(few.kube.calls) / FEW
+    passes_few, passes_many = await cost_of_passes(few), await cost_of_passes(many)
+    assert few.kube.calls == many.kube.calls == [], "a pass without changes sends no request"
+    for counts, jobs in ((passes_few, FEW), (passes_many, MANY)):
+        assert counts["passes"] == jobs, "one pass over each job"
+        assert counts["reads"] == 0, "a pass looks objects up; it does not iterate over all objects of a kind"
+        assert counts[DECISION] > 10 * jobs, "calls are counted"
+    assert passes_many[DECISION] / MANY <= 1.02 * passes_few[DECISION] / FEW
+    allocation_few, allocation_many = await cost_of_allocation(few), await cost_of_allocation(many)
+    for part in (DECISION, ALLOCATION):
+        assert allocation_few[part] > 10 * FEW, "calls are counted"
+        assert allocation_many[part] / MANY <= 1.02 * allocation_few[part] / FEW, part
 
 
-async def test_an_echo_of_what_is_known_costs_no_pass() -> None:
-    load = await a_crowd(FEW)
+async def test_an_echo_of_a_known_state_costs_no_pass() -> None:
+    load = await filled_cluster(FEW)
     feed(load.app, [each for each in bodies_of(load) if each[0] in ("pods", "configmaps", "nodes")])
     assert len(load.app.queue) == 0
 
 
-async def test_what_is_kept_of_a_job_with_its_pods_is_small() -> None:
-    bodies = bodies_of(await a_crowd(FEW))
+async def test_memory_for_a_job_and_its_pods_is_small() -> None:
+    bodies = bodies_of(await filled_cluster(FEW))
     app = App(FakeKube(), Settings(leader_election=False))
     tracemalloc.start()
     feed(app, bodies)
-    kept, _ = tracemalloc.get_traced_memory()
+    used_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(app.store.pods.all()) >= FEW * PODS_PER_JOB
-    assert kept / FEW <= MOST_BYTES_PER_JOB
+    assert used_bytes / FEW <= MOST_BYTES_PER_JOB
 
 
-async def test_a_node_that_goes_is_first_of_all_the_matter_of_those_who_stand_on_it() -> None:
-    load = await a_crowd(FEW)
+async def test_a_lost_node_queues_the_jobs_on_it_before_all_others() -> None:
+    load = await filled_cluster(FEW)
     pods = load.app.store.pods.all().values()
     node = load.kube.objects["nodes", "", next(pod.node for pod in pods if pod.node)]
-    concerned = {pod.key for pod in pods if pod.node == node["metadata"]["name"]}
+    affected = {pod.key for pod in pods if pod.node == node["metadata"]["name"]}
     gone = {**node, "metadata": {**node["metadata"], "resourceVersion": "2"}, "spec": {"unschedulable": True}}
     load.app.node_event(gone, deleted=False)
     order = [await load.app.queue.get() for _ in range(len(load.app.queue))]
     assert len(order) == FEW
-    assert concerned <= set(order[: len(concerned) + len(concerned) // 4 + 1]), "every fifth may be another one"
+    assert affected <= set(order[: len(affected) + len(affected) // 4 + 1]), "every fifth may be another one"
 
 
-async def test_a_new_operator_changes_nothing_before_it_has_decided_between_the_jobs() -> None:
-    load = await a_crowd(FEW)
+async def test_a_restarted_operator_changes_no_pod_before_its_first_allocation() -> None:
+    load = await filled_cluster(FEW)
     load.kube.calls.clear()
     load.app = App(load.kube, load.app.settings)
     feed(load.app, bodies_of(load))
@@ -138,5 +170,5 @@ async def test_a_new_operator_changes_nothing_before_it_has_decided_between_the_
     load.kube.calls.clear()
     while len(load.app.queue):
         await load.app.reconciler.handle(await load.app.queue.get())
-    said_anew = {("apply status", "heterotrainjobs")}
-    assert {(verb, plural) for verb, plural, _ in load.kube.calls} <= said_anew, "it decides the same"
+    rewritten = {("apply status", "heterotrainjobs")}
+    assert {(verb, plural) for verb, plural, _ in load.kube.calls} <= rewritten, "it decides the same"

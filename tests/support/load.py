@@ -1,4 +1,4 @@
-"""Many jobs and one operator in memory: a fake API server that echoes every write as a watch does, a scheduler, kubelets."""
+"""Many jobs and one operator in memory, with a fake API server, watch, scheduler and kubelets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GPU = "nvidia.com/gpu"
 
 
 class EchoKube(FakeKube):
-    """Remembers every change, for the watch to deliver."""
+    """Records every change, so that the watch can deliver it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class EchoKube(FakeKube):
 
 
 class LoadTest:
-    """A busy cluster: jobs that want more than there is, and everything between them and ready workers."""
+    """A busy cluster: jobs that together want more than its capacity, up to their ready workers."""
 
     def __init__(self, size: Size) -> None:
         self.kube = EchoKube()
@@ -61,13 +61,13 @@ class LoadTest:
             self.create(number)
 
     def create(self, number: int) -> None:
-        """Create a job as its user does."""
+        """Create a job as a user does."""
         body = job(number)
         body["metadata"] |= {"generation": 1, "creationTimestamp": rfc3339(NOW_S + number)}
         self.kube._store(JOBS, body)
 
     async def settle(self) -> None:
-        """Let everything happen until nothing does any more."""
+        """Run operator, scheduler and kubelets until nothing changes any more."""
         while True:
             self._watch()
             await self.app.allocator.run_once()
@@ -100,7 +100,7 @@ class LoadTest:
                 self._free[node] += 1
 
     def _play(self) -> bool:
-        """Give pods nodes, and let those that have one run; tell whether anything happened."""
+        """Schedule pods, and start those on a node; return whether anything happened."""
         happened = False
         for (plural, _, _), body in sorted(self.kube.objects.items()):
             if plural != PODS.plural:
@@ -127,12 +127,12 @@ class LoadTest:
 
 
 def bodies_of(load: LoadTest) -> list[tuple[str, str]]:
-    """Return all objects as text, by kind, as a list would bring them."""
+    """Return all objects as pairs of plural and JSON, as in a list."""
     return [(plural, json.dumps(body)) for (plural, _, _), body in load.kube.objects.items()]
 
 
 def feed(app: App, bodies: list[tuple[str, str]]) -> None:
-    """Show an operator all objects, freshly read."""
+    """Deliver all objects to an operator, freshly parsed."""
     take: dict[str, Any] = {
         "nodes": app.node_event,
         "heterotrainjobs": app.job_event,
