@@ -9,7 +9,6 @@ import os
 import queue
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -30,6 +29,8 @@ from heterotrain_core.contract.config import TrainingConfig, encode_config
 from heterotrain_core.contract.outcome import Outcome, decode_outcome
 from heterotrain_core.contract.plan import Boundary, Member, Plan
 from heterotrain_core.split.proportion import evenly
+from support.ports import free_port
+from support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60.0
@@ -206,12 +207,8 @@ class Operator:
             self.until(lambda worker=worker: worker.poll() is not None, f"{worker.name} ends")  # type: ignore[misc]  # a default argument binds the loop's variable
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait for a condition; when it does not come, fail with everything that the workers printed."""
-        end = time.monotonic() + LIMIT_S
-        while not condition():
-            if time.monotonic() > end:
-                raise AssertionError(f"in vain waited {LIMIT_S:g} s until {what}\n{self.evidence()}")
-            time.sleep(0.01)
+        """Wait for a condition; fail with the output of all workers if it does not hold in time."""
+        wait_until(condition, what, timeout_s=LIMIT_S, evidence=self.evidence)
 
     def evidence(self) -> str:
         """Return what all workers printed, and where those stand that still run."""
@@ -267,44 +264,6 @@ def deliver(plan: Plan, worker: Worker) -> None:
     scratch = worker.folder / "plan.new"
     scratch.write_text(encode_plan(plan))
     scratch.replace(worker.folder / "plan" / keys.PLAN_KEY)
-
-
-def free_port() -> int:
-    """Return a port that is free, is not handed out to clients by the kernel, and belongs to this test process alone."""
-    while True:
-        if not _PORTS:
-            _claim_ports()
-        port = _PORTS.pop(0)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-            return port
-
-
-def _claim_ports() -> None:
-    """Take a block of ports that no other test process holds, or our own once more; holding its first one is the sign."""
-    for first in range(20000, 32000, BLOCK_PORTS):
-        guard = socket.socket()
-        try:
-            guard.bind(("", first))
-        except OSError:
-            guard.close()
-            continue
-        _GUARDS.append(guard)
-        _PORTS.extend(range(first + 1, first + BLOCK_PORTS))
-        return
-    assert _GUARDS, "other test processes hold every block of ports below 32000"
-    for guard in _GUARDS:
-        first = guard.getsockname()[1]
-        _PORTS.extend(range(first + 1, first + BLOCK_PORTS))
-
-
-BLOCK_PORTS = 200
-_PORTS: list[int] = []
-_GUARDS: list[socket.socket] = []
-"""Open for as long as this process lives."""
 
 
 def reference(

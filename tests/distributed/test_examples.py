@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from distributed.harness import LIMIT_S, ROOT, START_S, Operator, Zygote, free_port
+from distributed.harness import LIMIT_S, ROOT, START_S, Operator, Zygote
+from support.ports import free_port
 
 SCRIPT = "distributed.data_scripts:example"
 EPOCHS, BATCH = 2, 64

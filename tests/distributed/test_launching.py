@@ -11,11 +11,12 @@ import time
 from pathlib import Path
 
 import torch
-from distributed.harness import ROOT, START_S, Worker, assert_same_weights, deliver, free_port, reference
+from distributed.harness import ROOT, START_S, Worker, assert_same_weights, deliver, reference
 from heterotrain_core.contract import env
 from heterotrain_core.contract.config import TrainingConfig, encode_config
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_core.contract.plan import Member, Plan
+from support.ports import free_port
 
 SCRIPT = """
 import json, os, pathlib, torch, heterotrain

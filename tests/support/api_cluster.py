@@ -7,9 +7,7 @@ every fault easy to stage.
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,31 +23,14 @@ from heterotrain_operator.kube.resources import CONFIG_MAPS, EVENTS, JOBS, NODES
 from heterotrain_operator.kube.verbs import Body
 
 from support.fake_cluster import pool
+from support.ports import free_port
+from support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 NAMESPACES = Resource("v1", "namespaces")
 CRDS = Resource("apiextensions.k8s.io/v1", "customresourcedefinitions")
 DEPLOYMENTS = Resource("apps/v1", "deployments")
 INSTALLED = "app.kubernetes.io/name=heterotrain-operator"
-WAIT_S = 90.0
-
-
-async def until(probe: Callable[[], Any], what: str, *, timeout_s: float = WAIT_S) -> Any:
-    """Return the first true answer of an (async) probe.
-
-    Raises:
-        AssertionError: there is none in time.
-    """
-    loop = asyncio.get_running_loop()
-    end_s = loop.time() + timeout_s
-    while True:
-        answer = probe()
-        if asyncio.iscoroutine(answer):
-            answer = await answer
-        if answer:
-            return answer
-        assert loop.time() < end_s, f"not within {timeout_s:.0f} s: {what}"
-        await asyncio.sleep(0.1)
 
 
 async def served(client: KubeClient) -> bool:
@@ -318,11 +299,3 @@ class Operator:
         if self._process.returncode is None:
             self._process.terminate()
         return await self._process.wait()
-
-
-def free_port() -> int:
-    """Return a port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

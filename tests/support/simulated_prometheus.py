@@ -14,7 +14,7 @@ from aiohttp import web
 from heterotrain_core.contract import metrics
 from heterotrain_core.contract.plan import ComputeTime
 
-from support.api_cluster import free_port
+from support.ports import free_port
 
 STEPS_A_LOOK = 3
 VARIATION = 0.01

@@ -26,8 +26,8 @@ from support.api_cluster import (
     scale,
     served,
     silence_installed_operators,
-    until,
 )
+from support.waiting import until
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

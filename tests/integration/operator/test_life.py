@@ -9,7 +9,8 @@ from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_operator.kube.client import KubeClient
 from heterotrain_operator.kube.resources import CONFIG_MAPS, DISRUPTION_BUDGETS, JOBS, PODS, SERVICES, Resource
-from support.api_cluster import Cluster, Operator, force_delete, until
+from support.api_cluster import Cluster, Operator, force_delete
+from support.waiting import until
 
 SPOT_NOTICE = "aws-node-termination-handler/spot-itn"
 

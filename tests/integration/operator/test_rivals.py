@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_operator.kube.resources import JOBS, PODS
-from support.api_cluster import Body, Cluster, Operator, until
+from support.api_cluster import Body, Cluster, Operator
+from support.waiting import until
 
 
 def rival(cluster: Cluster, name: str) -> Body:

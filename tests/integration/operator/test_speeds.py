@@ -10,8 +10,9 @@ import pytest
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_operator.kube.resources import PODS
-from support.api_cluster import Cluster, Operator, until
+from support.api_cluster import Cluster, Operator
 from support.simulated_prometheus import PaperPrometheus
+from support.waiting import until
 
 BATCH = 300
 

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from heterotrain.launch import merge
 from heterotrain_core.contract import env
 from heterotrain_core.contract.outcome import Ending, Outcome, decode_outcome
+from support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 
@@ -119,10 +119,7 @@ def test_sigterm_reaches_every_rank(tmp_path: Path) -> None:
     """The pod leaves when its ranks have left."""
     body = "def go(*_):\n    say('left'); sys.exit(0)\nsignal.signal(signal.SIGTERM, go)\n(folder / f'r{rank}').touch()\nwhile True: time.sleep(0.05)"
     running = launch(tmp_path, WORD + body, ranks=2)
-    end = time.monotonic() + 30
-    while not all((tmp_path / f"r{rank}").exists() for rank in range(2)):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: all((tmp_path / f"r{rank}").exists() for rank in range(2)), "both ranks run", timeout_s=30)
     running.send_signal(signal.SIGTERM)
     assert running.wait(timeout=30) == 0
     found = outcome_of(tmp_path)

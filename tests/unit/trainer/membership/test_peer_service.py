@@ -5,12 +5,10 @@ from __future__ import annotations
 import errno
 import queue
 import socket
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-from distributed.harness import free_port
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode
 from heterotrain.membership.peer_service import PeerService
@@ -19,6 +17,8 @@ from heterotrain.network.gloo.abort import connected, cut, interface_of, open_so
 from heterotrain.network.heartbeat import key_of, loss_reason
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import Member, Plan
+from support.ports import free_port
+from support.waiting import wait_until
 
 Make = Callable[[str], tuple[PeerService, Member]]
 
@@ -48,14 +48,6 @@ def make() -> Iterator[Make]:
 def text_of(revision: int) -> str:
     """Return a plan without members."""
     return encode_plan(Plan(job_uid="j", generation=0, revision=revision, members=(), global_batch_samples=1))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition."""
-    end_s = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
 
 
 def watch(service: PeerService, *members: Member) -> None:
@@ -93,7 +85,11 @@ def test_plans_travel_with_the_beats(make: Make, newer: str) -> None:
     one.source.offer(text_of(5 if newer == "a" else 4))
     two.source.offer(text_of(5 if newer == "b" else 4))
     watch(one, other)
-    until(lambda: all(s.source.newest is not None and s.source.newest.text == text_of(5) for s in (one, two)))
+    wait_until(
+        lambda: all(s.source.newest is not None and s.source.newest.text == text_of(5) for s in (one, two)),
+        "both hold the newest plan",
+        timeout_s=20,
+    )
 
 
 def test_a_peer_that_ends_is_lost_at_once(make: Make) -> None:
@@ -102,7 +98,7 @@ def test_a_peer_that_ends_is_lost_at_once(make: Make) -> None:
     lost: queue.Queue[tuple[str, int]] = queue.Queue()
     one.heartbeats.on_lost = lambda key, _reason: lost.put(key)
     watch(one, other)
-    until(lambda: one.heartbeats.is_up(key_of(other)))
+    wait_until(lambda: one.heartbeats.is_up(key_of(other)), "heartbeats are up", timeout_s=20)
     two.close()
     assert lost.get(timeout=20) == ("b-uid", 0)
     assert not one.heartbeats.is_up(key_of(other))
@@ -114,7 +110,11 @@ def test_a_peer_that_is_no_longer_watched_is_not_lost(make: Make) -> None:
     lost: list[tuple[str, int]] = []
     one.heartbeats.on_lost = lambda key, _reason: lost.append(key)
     watch(one, other, third)
-    until(lambda: one.heartbeats.is_up(key_of(other)) and one.heartbeats.is_up(key_of(third)))
+    wait_until(
+        lambda: one.heartbeats.is_up(key_of(other)) and one.heartbeats.is_up(key_of(third)),
+        "heartbeats are up",
+        timeout_s=20,
+    )
     watch(one, third)
     two.close()
     one.call(one.heartbeats.ping_all(5.0)).result()

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from distributed.harness import free_port
 from heterotrain.identity import Identity, Mode
 from heterotrain.telemetry.report import Report, StepTimes, serve
 from heterotrain_core.contract import metrics as names
 from prometheus_client import generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
+from support.ports import free_port
 
 IDENTITY = Identity(mode=Mode.OPERATED, job_uid="j", worker="w0", worker_uid="u0")
 

@@ -1,0 +1,46 @@
+"""Waiting for a condition in tests, with a limit and a message."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+def wait_until(
+    condition: Callable[[], bool],
+    what: str,
+    *,
+    timeout_s: float,
+    every_s: float = 0.01,
+    evidence: Callable[[], str] = str,
+) -> None:
+    """Block until a condition holds; ``what`` and the ``evidence`` explain a failure.
+
+    Raises:
+        AssertionError: the condition does not hold in time.
+    """
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > end_s:
+            raise AssertionError(f"not within {timeout_s:g} s: {what}\n{evidence()}")
+        time.sleep(every_s)
+
+
+async def until(probe: Callable[[], Any], what: str, *, timeout_s: float = 90.0, every_s: float = 0.1) -> Any:
+    """Return the first true answer of a probe, which may be asynchronous.
+
+    Raises:
+        AssertionError: there is none in time.
+    """
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + timeout_s
+    while True:
+        answer = probe()
+        if asyncio.iscoroutine(answer):
+            answer = await answer
+        if answer:
+            return answer
+        assert loop.time() < end_s, f"not within {timeout_s:g} s: {what}"
+        await asyncio.sleep(every_s)
