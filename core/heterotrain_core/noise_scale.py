@@ -1,4 +1,4 @@
-"""The gradient noise scale from unequal shares: how large a batch still pays.
+"""The gradient noise scale from unequal shares: up to which batch larger batches pay off.
 
 Per-sample gradients have mean ``G`` and covariance ``Sigma``. A group of ``b_j`` samples (a rank's share, or one of its
 micro-batches) has the mean gradient ``g_j`` with ``E|g_j|^2 = |G|^2 + tr(Sigma)/b_j``; the global batch of ``B`` has ``g``
@@ -9,27 +9,20 @@ with ``E|g|^2 = |G|^2 + tr(Sigma)/B``. With ``n`` groups
 For independent Gaussian gradients ``g`` and the sum of squares between groups are complete and sufficient, so these are
 the unbiased estimators of least variance, for any shares and micro-batches; one scalar all-reduce computes them. The
 noise scale is ``phi = tr(Sigma) / |G|^2`` in samples (McCandlish et al. 2018, arXiv 1812.06162, the "simple" one).
-Averages are taken of both parts and the ratio last, since the ratio of noisy numbers is biased.
+Both parts are averaged first and divided last, since the ratio of noisy numbers is biased.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-Floats = NDArray[np.float64]
-
 DECAY = 0.999
-"""Of the averages, for a step of the base batch; larger batches count for as many base batches as they hold."""
+"""Decay of the averages for one step of the base batch; a larger batch counts as that many base batches."""
 MOST_BATCHES = 1e4
-"""A noise scale is not stated beyond this multiple of the batch that it was measured with: ``|G|^2`` is lost in noise."""
-
+"""Limit of the noise scale, as a multiple of the batch it was measured with: beyond, ``|G|^2`` is lost in noise."""
 LEAST_BATCHES = 10
-"""Base batches that averages have to hold before a noise scale is made of them: a few steps' ratio can be anything."""
+"""Base batches that averages have to hold before a noise scale follows: the ratio of a few steps is arbitrary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +45,7 @@ def estimate(*, weighted_squares: float, total_squared: float, samples: float, g
         weighted_squares: ``sum_j b_j |g_j|^2`` over all groups of all ranks.
         total_squared: ``|g|^2`` of the global gradient, weighted by true counts.
         samples: ``B``, true samples (or tokens) of the step.
-        groups: micro-batches of all ranks that held samples, at least 2.
+        groups: non-empty micro-batches of all ranks, at least 2.
     """
     if groups < 2 or samples <= 0 or not (math.isfinite(weighted_squares) and math.isfinite(total_squared)):  # noqa: PLR2004  # one group has no spread
         return None
@@ -76,7 +69,7 @@ class NoiseAverage:
     samples: float = 0.0
 
     def after(self, sample: NoiseSample, *, samples: float, base_samples: float) -> NoiseAverage:
-        """Return the averages after one more step of ``samples``; the base batch sets the pace of forgetting."""
+        """Return the averages after one more step of ``samples``; decay is per base batch."""
         if not (math.isfinite(sample.gradient_squared) and math.isfinite(sample.variance)):
             return self
         keep = DECAY ** max(samples / base_samples, 1e-6)
@@ -103,8 +96,8 @@ class NoiseAverage:
 def noise_scale(average: NoiseSample | None, *, samples: float) -> float | None:
     """Return phi in samples from averaged parts, between 0 and ``MOST_BATCHES * samples``; ``None`` while unknown.
 
-    A ``|G|^2`` that came out at or below zero means noise that hides it, so phi is at its limit then; a variance at or
-    below zero means that no noise was seen, and phi is 0.
+    An estimate of ``|G|^2`` at or below zero means that noise hides it, so phi is at its limit. A variance at or below
+    zero means that no noise was observed, so phi is 0.
 
     Args:
         average: averaged estimates.
@@ -118,47 +111,3 @@ def noise_scale(average: NoiseSample | None, *, samples: float) -> float | None:
     if average.gradient_squared <= average.variance / limit:
         return limit
     return average.variance / average.gradient_squared
-
-
-def local_estimates(shares: Sequence[float], squares: Sequence[float], total_squared: float) -> tuple[Floats, Floats]:
-    """Return each group's own unbiased estimates of ``|G|^2`` and ``tr(Sigma)``, from itself against the whole batch.
-
-    ``G_i = (B|g|^2 - b_i|g_i|^2)/(B - b_i)`` and ``S_i = b_i B/(B - b_i) (|g_i|^2 - |g|^2)``. Any weights that sum to one
-    combine them without bias; the functions below differ in variance only.
-    """
-    b, square = np.array(shares, dtype=float), np.array(squares, dtype=float)
-    total = b.sum()
-    return (
-        (total * total_squared - b * square) / (total - b),
-        b * total / (total - b) * (square - total_squared),
-    )
-
-
-def least_variance_weights(shares: Sequence[float]) -> Floats:
-    """Return the weights ``(B - b_i) / ((n - 1) B)`` that make of local estimates what ``estimate`` returns."""
-    b: Floats = np.array(shares, dtype=float)
-    weights: Floats = (b.sum() - b) / ((len(b) - 1) * b.sum())
-    return weights
-
-
-def uniform_weights(shares: Sequence[float]) -> Floats:
-    """Return equal weights, for comparison."""
-    return np.full(len(shares), 1.0 / len(shares))
-
-
-def published_weights(shares: Sequence[float]) -> tuple[Floats, Floats]:
-    """Return Cannikin's weights for ``|G|^2`` and ``tr(Sigma)``, for comparison: ``A^-1 1 / (1' A^-1 1)``.
-
-    The matrices are those of the authors' code (github chengyinie/hetero_adaptdl). They drop the cross terms of
-    ``Cov(|g|^2, |g_i|^2)``, so the result is unbiased but not of least variance, and weights can be negative.
-    """
-    b = np.array(shares, dtype=float)
-    total = b.sum()
-    rest = total - b
-    of_gradient = (total**2 - b[:, None] ** 2 - b[None, :] ** 2) / (total * rest[:, None] * rest[None, :])
-    np.fill_diagonal(of_gradient, (total + 2 * b) / (total**2 - total * b))
-    of_variance = b[:, None] * b[None, :] * (total - b[:, None] - b[None, :]) / (rest[:, None] * rest[None, :])
-    np.fill_diagonal(of_variance, total * b / rest)
-    ones = np.ones(len(b))
-    solved = [np.linalg.lstsq(matrix, ones, rcond=None)[0] for matrix in (of_gradient, of_variance)]
-    return solved[0] / solved[0].sum(), solved[1] / solved[1].sum()

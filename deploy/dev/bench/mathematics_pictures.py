@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from heterotrain_core import noise_scale as noise
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.goodput import choose_batch
 from heterotrain_core.perf.expected_maximum import efficiency_ceiling
@@ -22,6 +22,9 @@ from heterotrain_simulator.ground_truth import Worker, World
 from heterotrain_simulator.heterotrain_policy import Ours
 from heterotrain_simulator.policy import Policy
 from simulated_comparison import MIXES, scenario
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests"))
+from support.noise_weights import least_variance_weights, local_estimates, published_weights, uniform_weights
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -147,9 +150,9 @@ def estimators() -> Any:
     }
     dimensions, draws = 300, 3000
     kinds: dict[str, Callable[[list[float]], Any]] = {
-        "equal weights": noise.uniform_weights,
-        "Cannikin's published weights": lambda b: noise.published_weights(b)[0],
-        "ours, closed form": noise.least_variance_weights,
+        "equal weights": uniform_weights,
+        "Cannikin's published weights": lambda b: published_weights(b)[0],
+        "heterotrain, closed form": least_variance_weights,
     }
     figure, axes = plt.subplots(figsize=(7.5, 3.0), layout="constrained")
     for i, (kind, colour) in enumerate(zip(kinds, (GREY, BROWN, GREEN), strict=True)):
@@ -163,7 +166,7 @@ def estimators() -> Any:
             for _ in range(draws):
                 each = [true + sigma / np.sqrt(b) * chance.standard_normal(dimensions) for b in shares]
                 whole = sum(b * g for b, g in zip(shares, each, strict=True)) / total
-                local, _variance = noise.local_estimates(shares, [float(g @ g) for g in each], float(whole @ whole))
+                local, _variance = local_estimates(shares, [float(g @ g) for g in each], float(whole @ whole))
                 found.append(float(weights @ local))
             heights.append(statistics.stdev(found))
         at = np.arange(len(cases)) + (i - 1) * 0.27

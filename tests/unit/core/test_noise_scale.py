@@ -12,14 +12,11 @@ from heterotrain_core.noise_scale import (
     NoiseAverage,
     NoiseSample,
     estimate,
-    least_variance_weights,
-    local_estimates,
     noise_scale,
-    published_weights,
-    uniform_weights,
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from support.noise_weights import least_variance_weights, local_estimates, published_weights, uniform_weights
 
 DIMENSIONS = 120
 GRID = [
