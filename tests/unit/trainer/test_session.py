@@ -174,7 +174,7 @@ def test_buffers_and_random_numbers_are_restored_when_a_step_is_repeated() -> No
 MISTAKES = {
     "no apply": r"step 0 ended without step\.apply", "apply early": r"after 0 of 1 micro-batch\.",
     "apply twice": r"step\.apply once", "backward twice": r"call 2 of step\.backward\. Call step\.backward exactly once",
-    "vector loss": r"scalar loss", "clip at 0": r"clip_norm must be above 0, not 0", "weight": r"from 0 on, not nan",
+    "vector loss": r"scalar loss", "clip at 0": r"clip_norm must be above 0, not 0", "weight": r"of at least 0, not nan",
     "other optimizer": r"a SGD that job\.optimizer has not seen", "no optimizer": r"needs at least one optimizer",
     "detached loss": r"depends on no parameter",
 }  # fmt: skip
@@ -305,7 +305,7 @@ def test_numeric_state_goes_through_a_checkpoint() -> None:
 def test_nothing_to_train() -> None:
     """No model, no data, nothing that learns, or numbers that make no sense."""
     for settings, said in (
-        ({"epochs": 0}, "epochs has to be a whole number from 1 on, not 0"),
+        ({"epochs": 0}, "epochs must be a whole number of at least 1, not 0"),
         ({"batch_samples": -3}, "not -3"),
     ):
         with pytest.raises(UsageError, match=said):

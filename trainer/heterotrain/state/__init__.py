@@ -1,1 +1,1 @@
-"""What is trained, as tensors and bytes, and how it moves to those who lack it."""
+"""The training state, as tensors and bytes, and its transfer to ranks that lack it."""

@@ -1,4 +1,4 @@
-"""What a script may hand over to be trained: whatever cannot work is refused at once, in a sentence that says what to do."""
+"""Checks of the objects that a script registers: unusable ones are refused at once, with what to do instead."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from heterotrain.errors import UsageError
 _C = TypeVar("_C", bound=StrEnum)
 
 MAX_SHAPES_SHOWN = 3
-"""Shapes that a sentence lists."""
+"""Shapes listed in a message at most."""
 NUMBER_LIMIT = 2**63
-"""Beyond every number: the generators take no greater seed."""
+"""Exclusive upper limit of integers: random generators accept no larger seed."""
 
 
 def whole_number(name: str, value: Any, *, least: int) -> int:
-    """Return a whole number of a script's as Python's own.
+    """Return an integer given by a script as a Python ``int``.
 
     Raises:
-        UsageError: it is something else, below ``least``, or 2^63 or more.
+        UsageError: the value is not an integer, below ``least``, or at least 2^63.
     """
     try:
         found = operator.index(value)
     except TypeError:
         found = least - 1
     if not least <= found < NUMBER_LIMIT:
-        raise UsageError(f"{name} has to be a whole number from {least} on, not {value!r}")
+        raise UsageError(f"{name} must be a whole number of at least {least}, not {value!r}")
     return found
 
 
 def check_model(model: Any) -> None:
-    """Refuse what is no model, and models whose gradients cannot be added up over ranks.
+    """Refuse objects that are not models, and models whose gradients cannot be added up over ranks.
 
     Raises:
-        UsageError: it is one of them.
+        UsageError: the object is one of these.
     """
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"job.wrap takes a torch.nn.Module, not a {type(model).__name__}")
@@ -48,50 +48,55 @@ def check_model(model: Any) -> None:
         what = f"layer {name!r} is" if name else "the model is"
         if isinstance(layer, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
             raise UsageError(
-                f"{what} a {type(layer).__name__}: give job.wrap the model inside it, whose gradients it adds up over ranks"
+                f"{what} a {type(layer).__name__}: give job.wrap the model inside it; "
+                "job.wrap itself adds up gradients over ranks"
             )
         if isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag) and layer.sparse:
             raise UsageError(f"{what} a {type(layer).__name__} with sparse gradients: leave out sparse=True")
     for name, parameter in model.named_parameters():
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
             raise UsageError(
-                f"parameter {name!r} has no shape yet: run the model on one batch before job.wrap, or leave out lazy layers"
+                f"parameter {name!r} has no shape yet: "
+                "run the model on one batch before job.wrap, or leave out lazy layers"
             )
         if parameter.is_meta:
             raise UsageError(
-                f"parameter {name!r} lies on the meta device and has no values: call model.to_empty(device=…) and "
-                "initialise it before job.wrap"
+                f"parameter {name!r} is on the meta device and has no values: "
+                "call model.to_empty(device=…) and initialise it before job.wrap"
             )
         if parameter.is_complex():
-            raise UsageError(f"parameter {name!r} is complex: keep real and imaginary parts as torch.view_as_real does")
+            raise UsageError(
+                f"parameter {name!r} is complex: "
+                "store real and imaginary parts as real numbers, as torch.view_as_real does"
+            )
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Refuse what is no optimizer, and optimizers that run the model themselves.
+    """Refuse objects that are not optimizers, and optimizers that run the model themselves.
 
     Raises:
-        UsageError: it is one of them.
+        UsageError: the object is one of these.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"job.optimizer takes a torch.optim.Optimizer, not a {type(optimizer).__name__}")
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise UsageError(
-            f"{type(optimizer).__name__} runs the model several times in a step, which cannot be committed by all ranks or "
-            "none: use an optimizer whose step() needs no closure"
+            f"{type(optimizer).__name__} runs the model several times in a step, "
+            "so the step cannot be committed by all ranks or none: use an optimizer whose step() needs no closure"
         )
 
 
 def check_scheduler(scheduler: Any) -> None:
-    """Refuse what cannot be stepped once for each committed step.
+    """Refuse schedulers that cannot be stepped once for each committed step.
 
     Raises:
-        UsageError: it is such a thing.
+        UsageError: the object is one of these.
     """
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise UsageError(
-            "ReduceLROnPlateau follows a metric, not steps: give it to job.register(name, scheduler), and step it in a hook "
-            "of job.on_epoch_end, with a metric from job.sum, which is the same on every rank"
+            "ReduceLROnPlateau follows a metric, not steps: give it to job.register(name, scheduler). "
+            "Step it in a hook of job.on_epoch_end, with a metric from job.sum, which is the same on every rank"
         )
     if not callable(getattr(scheduler, "step", None)):
         raise UsageError(f"job.scheduler takes a learning-rate scheduler, not a {type(scheduler).__name__}")
@@ -99,24 +104,24 @@ def check_scheduler(scheduler: Any) -> None:
 
 
 def check_stateful(who: str, thing: Any) -> None:
-    """Refuse what has no state that could travel.
+    """Refuse objects whose state cannot be transferred.
 
     Args:
-        who: the method that was called, for the sentence.
-        thing: what it was given.
+        who: the called method, for the message.
+        thing: its argument.
 
     Raises:
-        UsageError: it lacks ``state_dict`` or ``load_state_dict``.
+        UsageError: the object lacks ``state_dict`` or ``load_state_dict``.
     """
     for method in ("state_dict", "load_state_dict"):
         if not callable(getattr(thing, method, None)):
             raise UsageError(
-                f"{who} takes something with state_dict() and load_state_dict(), not a {type(thing).__name__}"
+                f"{who} takes an object with state_dict() and load_state_dict(), not a {type(thing).__name__}"
             )
 
 
 def check_belongs(model: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Refuse optimizers that would train what is not in the model: its gradients would be added up by nobody.
+    """Refuse optimizers of parameters outside the model, whose gradients would not be added up over ranks.
 
     Raises:
         UsageError: there is such a parameter, and it requires a gradient.
@@ -126,18 +131,20 @@ def check_belongs(model: torch.nn.Module, optimizers: Iterable[torch.optim.Optim
         given = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         strange = [tuple(p.shape) for p in given if id(p) not in known]
         if strange:
+            shown = ", ".join(map(str, strange[:MAX_SHAPES_SHOWN])) + (", …" if strange[MAX_SHAPES_SHOWN:] else "")
+            name = type(optimizer).__name__
             raise UsageError(
-                f"{len(strange)} of the {len(given)} parameters of {type(optimizer).__name__} are not in the model that "
-                f"job.wrap got (shapes {', '.join(map(str, strange[:MAX_SHAPES_SHOWN]))}{', …' if strange[MAX_SHAPES_SHOWN:] else ''}): make the "
-                "optimizer from that model's parameters, and put several models into one torch.nn.ModuleDict"
+                f"{len(strange)} of the {len(given)} parameters of {name} are not in the model that job.wrap got "
+                f"(shapes {shown}): "
+                "make the optimizer from that model's parameters, and put several models into one torch.nn.ModuleDict"
             )
 
 
 def check_loss(loss: Any) -> None:
-    """Refuse what ``step.backward`` cannot begin with.
+    """Refuse losses that ``step.backward`` cannot start from.
 
     Raises:
-        UsageError: it is no tensor of one element, or does not depend on what is trained.
+        UsageError: the loss is not a tensor of one element, or does not depend on trained parameters.
     """
     if not isinstance(loss, torch.Tensor):
         raise UsageError(f"step.backward needs a scalar loss, a tensor, not {_shown(loss)}")
@@ -145,22 +152,22 @@ def check_loss(loss: Any) -> None:
         raise UsageError(f"step.backward needs a scalar loss, not one of shape {tuple(loss.shape)}: take its mean")
     if not loss.requires_grad:
         raise UsageError(
-            "the loss of step.backward depends on no parameter that requires a gradient: compute it from the model's output, "
-            "without detach(), item() or torch.no_grad()"
+            "the loss of step.backward depends on no parameter that requires a gradient: "
+            "compute it from the model's output, without detach(), item() or torch.no_grad()"
         )
 
 
 def check_weight(weight: Any) -> None:
-    """Refuse what is no weight of a micro-batch; ``None`` stands for its samples.
+    """Refuse invalid weights of a micro-batch; ``None`` stands for its number of samples.
 
     Raises:
-        UsageError: it is no number, below 0, or not finite.
+        UsageError: the weight is not a number, negative, or not finite.
     """
     if weight is None:
         return
     several = isinstance(weight, torch.Tensor) and weight.numel() != 1
     if several or not 0 <= weight < math.inf:
-        raise UsageError(f"the weight of a micro-batch has to be a number from 0 on, not {_shown(weight)}")
+        raise UsageError(f"the weight of a micro-batch must be a finite number of at least 0, not {_shown(weight)}")
 
 
 def choice(name: str, value: Any, kind: type[_C]) -> _C:
@@ -176,14 +183,14 @@ def choice(name: str, value: Any, kind: type[_C]) -> _C:
 
 
 def plain_numbers(who: str, values: Any) -> dict[str, float]:
-    """Return what a script reports as plain numbers, by name.
+    """Return the values that a script reports as Python floats, by name.
 
     Args:
-        who: who reports, for the sentence.
+        who: the called method, for the message.
         values: numbers or tensors of one element.
 
     Raises:
-        UsageError: it is no mapping, or a value is no number.
+        UsageError: the argument is not a mapping, or a value is not a number.
     """
     if not isinstance(values, Mapping):
         raise UsageError(
@@ -194,7 +201,7 @@ def plain_numbers(who: str, values: Any) -> dict[str, float]:
         try:
             found[str(name)] = float(value.detach() if isinstance(value, torch.Tensor) else value)
         except (TypeError, ValueError, RuntimeError):
-            raise UsageError(f"{who}: {name} has to be one number, not {_shown(value)}") from None
+            raise UsageError(f"{who}: {name} must be one number, not {_shown(value)}") from None
     return found
 
 

@@ -1,4 +1,4 @@
-"""The layers of a model, found without walking through it in every step: in a deep one that takes as long as a small step."""
+"""The layers of a model, cached: walking through a deep model takes as long as a small step."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 
 
 class Layers:
-    """A model's layers, itself included, and what they hold themselves."""
+    """The layers of a model, including the model itself, with their own parameters and buffers."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        self._held: list[dict[str, Any]] = []
-        """What every layer holds: layers, parameters, buffers; torch keeps these dictionaries for the layer's life."""
+        self._contents: list[dict[str, Any]] = []
+        """Each layer's dictionaries of layers, parameters and buffers; torch keeps them for the life of the layer."""
         self._parameters: list[dict[str, torch.nn.Parameter | None]] = []
         self._buffers: list[tuple[str, dict[str, torch.Tensor | None]]] = []
         self._size = -1
 
     def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield names and buffers, as ``named_buffers`` does; one that is shared comes once for each of its names."""
+        """Yield names and buffers, as ``named_buffers`` does; a shared buffer comes once for each of its names."""
         self._look()
         for prefix, buffers in self._buffers:
             for name, buffer in buffers.items():
@@ -28,22 +28,22 @@ class Layers:
                     yield prefix + name, buffer
 
     def requires_grad_flags(self) -> tuple[bool, ...]:
-        """Return for each parameter whether it requires a gradient: another tuple when layers came or were frozen."""
+        """Return for each parameter whether it requires a gradient; differs when layers were added or frozen."""
         self._look()
-        return tuple([p.requires_grad for held in self._parameters for p in held.values() if p is not None])
+        return tuple([p.requires_grad for own in self._parameters for p in own.values() if p is not None])
 
     def _look(self) -> None:
-        """Walk through the model when some layer got something new, or lost something."""
-        if sum(map(len, self._held)) == self._size:
+        """Walk through the model again when a layer has gained or lost a layer, parameter or buffer."""
+        if sum(map(len, self._contents)) == self._size:
             return
         named = [(name and f"{name}.", layer) for name, layer in self._model.named_modules()]
         layers = [layer for _, layer in named]
-        # The public ways walk the model each time.
+        # The private attributes, since torch's public methods walk through the model each time.
         self._parameters = [layer._parameters for layer in layers if layer._parameters]  # noqa: SLF001  # see above
-        self._buffers = [(prefix, layer._buffers) for prefix, layer in named if layer._buffers]  # noqa: SLF001  # see above
-        self._held = [
-            held
+        self._buffers = [(name, layer._buffers) for name, layer in named if layer._buffers]  # noqa: SLF001  # see above
+        self._contents = [
+            contents
             for layer in layers
-            for held in (layer._modules, layer._parameters, layer._buffers)  # noqa: SLF001  # see above
+            for contents in (layer._modules, layer._parameters, layer._buffers)  # noqa: SLF001  # see above
         ]
-        self._size = sum(map(len, self._held))
+        self._size = sum(map(len, self._contents))

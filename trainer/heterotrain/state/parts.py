@@ -1,7 +1,7 @@
-"""A state's tensors as one long string of bytes, cut into parts of equal length.
+"""The tensors of a state as one long sequence of bytes, cut into parts of equal length.
 
-Checkpoints and transfers cut the same way: by bytes, not by tensors, so that one huge tensor is divided, too, and a state
-that was cut into any number of parts is put together for any other number of ranks.
+Checkpoints and transfers cut in the same way: by bytes, not by tensors. So a huge tensor is divided too, and a state
+cut into any number of parts can be restored on any other number of ranks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def sizes_bytes(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
 
 
 def byte_ranges(lengths_bytes: Sequence[int], start: int, stop: int) -> tuple[ByteRange, ...]:
-    """Return bytes ``[start, stop)`` of the string of all tensors, as stretches of tensors.
+    """Return bytes ``[start, stop)`` of the sequence of all tensors, as byte ranges of single tensors.
 
     Args:
         lengths_bytes: the length of each tensor, in order.
@@ -55,7 +55,7 @@ def bounds(total: int, parts: int) -> list[tuple[int, int]]:
 
 
 def cut(lengths_bytes: Sequence[int], parts: int) -> tuple[tuple[ByteRange, ...], ...]:
-    """Cut the string of all tensors into ``parts`` whose lengths differ by at most one byte.
+    """Cut the sequence of all tensors into ``parts`` whose lengths differ by at most one byte.
 
     Args:
         lengths_bytes: the length of each tensor, in order.
@@ -65,7 +65,7 @@ def cut(lengths_bytes: Sequence[int], parts: int) -> tuple[tuple[ByteRange, ...]
 
 
 def byte_view(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor as flat bytes; it shares the tensor's memory when that is contiguous."""
+    """Return the tensor as flat bytes; they share the tensor's memory when it is contiguous."""
     flat = tensor.detach().contiguous().reshape(-1)
     if flat.numel() == 0:
         return torch.empty(0, dtype=torch.uint8, device=tensor.device)
@@ -79,17 +79,17 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
 
 
 def host_memory(length_bytes: int, *, pin: bool) -> torch.Tensor:
-    """Return memory for a copy that the system has really given; page-locked where it is copied to from a device."""
+    """Return memory that is really allocated, not only reserved; page-locked (``pin``) for copies from a device."""
     return torch.empty(length_bytes, dtype=torch.uint8, pin_memory=pin).fill_(0)
 
 
 def pack(tensors: Sequence[torch.Tensor], byte_ranges: Sequence[ByteRange], into: torch.Tensor | None) -> torch.Tensor:
-    """Copy stretches to host memory, one behind the other.
+    """Copy byte ranges to host memory, one after the other.
 
     Args:
         tensors: the whole state, on any device.
-        byte_ranges: the part that is wanted.
-        into: bytes of an earlier copy to write over, when they are as many: fresh memory costs more than copying.
+        byte_ranges: the part to copy.
+        into: memory of an earlier copy, reused if it has the right length: new memory costs more than copying.
     """
     length = sum(byte_range.stop - byte_range.start for byte_range in byte_ranges)
     if into is None or into.numel() != length:

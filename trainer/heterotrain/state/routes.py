@@ -1,4 +1,4 @@
-"""Which bytes of a state go from whom to whom, so that no rank's link carries more than it must."""
+"""Which bytes of a state are sent between which ranks, such that no rank's network link carries more than necessary."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from heterotrain.state.parts import bounds
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Bytes ``[start, stop)`` of the whole state go from one rank to another; never none."""
+    """Bytes ``[start, stop)`` of the whole state, sent from one rank to another; at least one byte."""
 
     source: int
     to: int
@@ -19,18 +19,19 @@ class Route:
 
 
 Round = tuple[Route, ...]
-"""What travels at the same time."""
+"""Routes used at the same time."""
 
 
 def rounds(total_bytes: int, *, donors: Sequence[int], receivers: Sequence[int]) -> tuple[Round, ...]:
-    """Return how a state gets from those who hold it to those who lack it, one round after the other.
+    """Return how a state gets from the ranks that hold it to the ranks that lack it, in consecutive rounds.
 
-    While there are no more receivers than donors, each of D donors sends its D-th to every receiver. To more receivers (R)
-    that would take each donor R/D states' worth of its link. So then each receiver gets an R-th, a D-th of it from each donor,
-    and passes it on to the other receivers: a donor sends a D-th of the state, a receiver less than one whole.
+    With at most as many receivers as donors, each of D donors sends a D-th of the state to every receiver. With more
+    receivers (R), each donor would send R/D states. So each receiver then gets an R-th of the state, a D-th of that
+    from each donor, and passes it on to the other receivers. A donor sends a D-th of the state, a receiver less than
+    one state.
 
     Args:
-        total_bytes: of the state.
+        total_bytes: size of the state.
         donors: ranks that hold it; at least one.
         receivers: ranks that lack it.
     """

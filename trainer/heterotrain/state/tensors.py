@@ -1,7 +1,7 @@
 """Training state as a list of tensors and a small skeleton, for joiners and for checkpoints.
 
-The skeleton holds plain values (numbers, text, lists, dictionaries) and a marker in place of each tensor. It is read with
-``weights_only=True``: neither a peer nor a file can make this process run code.
+The skeleton holds plain values (numbers, text, lists, dictionaries) and a marker in place of each tensor. It is read
+with ``weights_only=True``: neither a peer nor a file can make this process run code.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """A state in two parts: the skeleton as bytes, and the tensors that its markers count."""
+    """A state in two parts: the skeleton as bytes, and the tensors that its markers refer to by index."""
 
     skeleton: bytes
     tensors: list[torch.Tensor]
@@ -41,7 +41,7 @@ def flatten(state: Mapping[str, Any]) -> Flat:
     """Take a state apart; the tensors are the live ones, not copies.
 
     Raises:
-        UsageError: it holds something that is neither plain nor a tensor.
+        UsageError: a value is neither plain nor a tensor.
     """
     tensors: list[torch.Tensor] = []
 
@@ -57,11 +57,12 @@ def flatten(state: Mapping[str, Any]) -> Flat:
             return tuple(strip(item, f"{path}[{i}]") for i, item in enumerate(value))
         for plain in _PLAIN:
             if isinstance(value, plain):
-                return plain(value)  # a subclass (a numpy float, a version string) would not be read back
+                return plain(value)  # a subclass (a numpy float, a version string) could not be read back
         if value is None:
             return None
         raise UsageError(
-            f"the state of {path} holds a {type(value).__name__}: keep numbers, text, lists, dictionaries or tensors"
+            f"the state of {path} holds a {type(value).__name__}: "
+            "use only numbers, text, lists, dictionaries and tensors"
         )
 
     buffer = io.BytesIO()
@@ -92,7 +93,7 @@ def unflatten(flat: Flat) -> dict[str, Any]:
     """Put a state together again; it shares the memory of the tensors.
 
     Raises:
-        HeterotrainError: the skeleton is none of ours.
+        HeterotrainError: the skeleton is not one made by ``flatten``.
     """
 
     def fill(value: Any) -> Any:

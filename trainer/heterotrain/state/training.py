@@ -1,4 +1,4 @@
-"""What is trained: model, optimizers, whatever else the script registers, and how far it is."""
+"""The training state: model, optimizers, other objects registered by the script, and the progress."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from heterotrain.errors import UsageError
 from heterotrain.state.parts import sizes_bytes
 from heterotrain.state.tensors import Flat, Stateful, flatten, unflatten
 
-SAME_SCRIPT = (
-    "every worker and every resumed run has to run the same script, or begin with another folder for checkpoints"
-)
+SAME_SCRIPT = "run the same script on every worker and in every resumed run, or start with another checkpoint folder"
 
 
 @dataclass(slots=True)
@@ -23,7 +21,7 @@ class Training:
     """The replicated state; equal on all ranks between steps.
 
     Attributes:
-        has_state: whether ``progress`` and the tensors mean anything yet: a joiner has none until a donor sent it.
+        has_state: whether ``progress`` and the tensors are valid; a joiner has no state until a donor has sent it.
     """
 
     model: torch.nn.Module | None = None
@@ -33,9 +31,9 @@ class Training:
     has_state: bool = False
 
     def capture(self, buffers: Mapping[str, torch.Tensor] | None = None) -> dict[str, Any]:
-        """Return everything that a joiner or a checkpoint needs; the tensors are the live ones.
+        """Return everything that a joiner or a checkpoint needs; the tensors are the live ones, not copies.
 
-        ``buffers`` stand in for the model's own, where a step is under way and may have changed those.
+        ``buffers`` replace the model's own when a running step may have changed those.
         """
         model = self._model().state_dict()
         return {
@@ -47,15 +45,15 @@ class Training:
         }
 
     def size_bytes(self) -> int:
-        """Return how much there is to copy; all its tensors together."""
+        """Return the total size of all tensors."""
         return sum(sizes_bytes(self.flat().tensors))
 
     def flat(self) -> Flat:
-        """Return the state taken apart."""
+        """Return the state as skeleton and tensors."""
         return flatten(self.capture())
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take a captured state over.
+        """Restore a captured state.
 
         Raises:
             UsageError: it belongs to another model or script.
@@ -63,7 +61,7 @@ class Training:
         kinds = [type(optimizer).__name__ for optimizer in self.optimizers]
         if state.get("kinds", kinds) != kinds:
             raise UsageError(
-                f"the state to continue from is one of {' and '.join(state['kinds'])}, and this script has "
+                f"the state to continue from has {' and '.join(state['kinds'])}, and this script has "
                 f"{' and '.join(kinds)}: {SAME_SCRIPT}"
             )
         if set(state["extras"]) != set(self.extras):
@@ -82,8 +80,8 @@ class Training:
                 optimizer.load_state_dict(saved)
             except ValueError as error:
                 raise UsageError(
-                    f"the state to continue from groups parameters of {type(optimizer).__name__} in another way ({error}): "
-                    f"{SAME_SCRIPT}"
+                    f"the state to continue from groups parameters of {type(optimizer).__name__} differently "
+                    f"({error}): {SAME_SCRIPT}"
                 ) from error
         for name, saved in state["extras"].items():
             self.extras[name].load_state_dict(saved)
@@ -91,7 +89,7 @@ class Training:
         self.has_state = True
 
     def restore_flat(self, flat: Flat) -> None:
-        """Take a transferred state over."""
+        """Restore a transferred state."""
         self.restore(unflatten(flat))
 
     def _model(self) -> torch.nn.Module:

@@ -1,6 +1,6 @@
-"""State moves from those who have it to those who lack it, right after a formation's groups stand.
+"""Transfer of the state from ranks that have it to ranks that lack it, right after a formation has connected.
 
-Every rank says what it holds; all draw the same conclusion (``roles``), and compute the same ``routes`` from it.
+Every rank reports what it holds. All derive the same ``roles`` from the reports and compute the same ``routes``.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from heterotrain.state.tensors import Flat, empty_like_skeleton
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSummary:
-    """What one rank holds.
+    """The state that one rank holds.
 
     Attributes:
         steps: committed steps; -1 when it has no state.
         evaluated: epochs whose hooks have run; -1 when it has no state.
-        checkpoint_generation: of its best checkpoint on disk; -1 when there is none, as in
-        checkpoint_step: the committed steps in that checkpoint.
+        checkpoint_generation: generation of its best checkpoint on disk; -1 when there is none.
+        checkpoint_step: committed steps in that checkpoint; -1 when there is none.
         stopped: whether the script has ended the training early.
     """
 
@@ -36,13 +36,13 @@ class StateSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
-    """Who gives and who takes, as ranks in the group.
+    """Senders and receivers of the state, as ranks in the group.
 
     Attributes:
-        leader: decides everything else that has to be the same; it gives, too.
-        donors: hold the newest state (only the leader when nobody had any).
-        receivers: have to take it.
-        cold_start: nobody has state: the leader begins from its checkpoint, or anew.
+        leader: the donor whose values count wherever all ranks need the same one.
+        donors: ranks that hold the newest state (only the leader when no rank had any).
+        receivers: ranks that need it.
+        cold_start: no rank has state: the leader starts from its checkpoint, or from the beginning.
     """
 
     leader: int
@@ -52,7 +52,7 @@ class Roles:
 
 
 def roles(summaries: Sequence[StateSummary]) -> Roles:
-    """Decide who gives and who takes: the most committed steps win, then the best checkpoint, then the lowest rank."""
+    """Return donors and receivers: the most committed steps win, then the best checkpoint, then the lowest rank."""
     newest = max((h.steps, h.evaluated) for h in summaries)
     if newest[0] < 0:
         leader = max(
@@ -68,12 +68,12 @@ def roles(summaries: Sequence[StateSummary]) -> Roles:
 
 
 def exchange(group: Group, who: Roles, own: Callable[[], Flat]) -> Flat | None:
-    """Move the state; return it on receivers, ``None`` elsewhere.
+    """Transfer the state; return it on receivers, ``None`` elsewhere.
 
     Args:
-        group: a whole formation's connections.
-        who: the same on every rank.
-        own: takes this rank's state apart; called on donors only.
+        group: the connections of the whole formation.
+        who: the roles, the same on every rank.
+        own: returns this rank's state as skeleton and tensors; called on donors only.
 
     Raises:
         PeerLost: the group broke meanwhile.
@@ -94,7 +94,10 @@ def exchange(group: Group, who: Roles, own: Callable[[], Flat]) -> Flat | None:
 
 
 def _payload(flat: Flat, lengths_bytes: Sequence[int], route: Route) -> Payload:
-    """Return the memory of a route's bytes; what lies on a device is copied when its turn comes (a receiver's never does)."""
+    """Return the memory of a route's bytes.
+
+    A donor's tensors on a device are copied to the host when their turn comes; a receiver's are on the host already.
+    """
     return Payload(
         route.stop - route.start,
         (

@@ -35,7 +35,7 @@ MODELS = {
     r"the model is a DataParallel: give job\.wrap the model inside": lambda: torch.nn.DataParallel(LAYER),
     r"layer '0' is a Embedding with sparse": lambda: torch.nn.Sequential(torch.nn.Embedding(2, 2, sparse=True)),
     r"parameter '0\.weight' has no shape yet": lambda: torch.nn.Sequential(torch.nn.LazyLinear(2)),
-    r"parameter 'weight' lies on the meta device": lambda: torch.nn.Linear(2, 1, device="meta"),
+    r"parameter 'weight' is on the meta device": lambda: torch.nn.Linear(2, 1, device="meta"),
     r"parameter 'parameter' is complex": lambda: Plain(COMPLEX),
 }
 
@@ -97,18 +97,18 @@ def test_numbers() -> None:
     assert admission.plain_numbers("report", values) == {"a": 1.0, "b": 2.0, "c": 3.0}
     for bad, said in (
         (0.7, "takes numbers by name"),
-        ({"a": "high"}, "a has to be one number, not 'high'"),
+        ({"a": "high"}, "a must be one number, not 'high'"),
         ({"b": torch.zeros(2)}, r"shape \(2,\)"),
     ):
         with pytest.raises(UsageError, match=said):
             admission.plain_numbers("report", bad)
     admission.check_weight(torch.tensor(0.0))
     for weight in (-1, float("inf"), torch.ones(2)):
-        with pytest.raises(UsageError, match="from 0 on"):
+        with pytest.raises(UsageError, match="of at least 0"):
             admission.check_weight(weight)
     assert admission.whole_number("seed", np.int64(3), least=0) == 3
     for number in (-1, 1.5, "3", 2**63):
-        with pytest.raises(UsageError, match="seed has to be a whole number from 0 on, not"):
+        with pytest.raises(UsageError, match="seed must be a whole number of at least 0, not"):
             admission.whole_number("seed", number, least=0)
 
 

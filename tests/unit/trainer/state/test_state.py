@@ -185,8 +185,8 @@ def test_a_state_of_another_script_is_refused() -> None:
     registered.extras["mine"] = torch.optim.lr_scheduler.ConstantLR(registered.optimizers[0])
     others = {
         r"another model \(size mismatch for weight": training_of(wide, torch.optim.SGD(wide.parameters())),
-        "is one of SGD, and this script has AdamW": training_of(model, torch.optim.AdamW(model.parameters())),
-        "groups parameters of SGD in another way": training_of(model, torch.optim.SGD(parts)),
+        "has SGD, and this script has AdamW": training_of(model, torch.optim.AdamW(model.parameters())),
+        "groups parameters of SGD differently": training_of(model, torch.optim.SGD(parts)),
         r"registered objects \(mine\)": registered,
     }
     for said, other in others.items():
