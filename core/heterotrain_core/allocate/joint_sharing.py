@@ -2,7 +2,7 @@
 
 It finds improvements that no change of one job brings, and no single worker that changes hands: a job gives up all but
 its minimum because every change costs it one pause; two jobs swap pools; one job makes space for several workers at once.
-docs/adr/0017 has what this gains.
+docs/adr/0017 has the measured gain.
 
 Legend: ``O`` a job's options.
 
