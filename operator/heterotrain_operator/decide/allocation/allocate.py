@@ -1,7 +1,7 @@
-"""Who gets which nodes: over all jobs, from what each is worth there to the workers that each shall have.
+"""The allocation: how many workers each job gets on which nodes, from the value that the nodes have for each job.
 
-Elastic jobs take what fits; that is right as long as nobody else wants the same nodes. Where jobs compete, the core's
-allocation decides, and what it says becomes limits for each job's own pass.
+An elastic job takes what fits. That is correct as long as no other job wants the same nodes. When jobs compete, the
+core's allocation decides, and its proposals become limits for each job's own pass.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.decide.allocation.competition import Competition
 from heterotrain_operator.decide.allocation.demand import Competitor, demand_of, throughput_of
-from heterotrain_operator.decide.allocation.node_group import NodeGroup
+from heterotrain_operator.decide.allocation.node_group import GroupsByPool, NodeGroup
 from heterotrain_operator.decide.allocation.placement import Placement
 from heterotrain_operator.decide.grants.grant import Exhausted, JobGrant, ThroughputModel
 from heterotrain_operator.decide.workers.state import WorkerState
 
 EXHAUSTED_AFTER_S = 60.0
-"""A worker that was granted and has found no node for so long shows that the pool is out of stock, whatever we count."""
+"""A pool counts as exhausted when a granted worker has found no node there for this long, whatever free room is counted."""
 RETRY_S = 600.0
-"""After this long a pool that was out of stock is tried again, even if no worker that waits there has found a node; twice as
-long each time that it gives nothing again."""
+"""An exhausted pool is tried again after this time, even if no worker that waits there has found a node.
+
+The time doubles with every further attempt in which the pool gives no node.
+"""
 MOST_DOUBLINGS = 6
 
 
@@ -38,27 +40,30 @@ def decide_allocation(
 ) -> dict[JobKey, JobGrant]:
     """Return what each job of a competition may have; ``rate_cache`` keeps rates of former decisions.
 
-    Deciding again after everybody has what he was given changes nothing. What a worker waits for in vain (``EXHAUSTED_AFTER_S``) is
-    taken as out of stock until it, or another one, finds a node there.
+    Once every job has its grant, deciding again changes nothing. A pool in which a worker waits longer than
+    ``EXHAUSTED_AFTER_S`` counts as exhausted until a worker finds a node there.
     """
-    making_room = any(
-        worker.state is WorkerState.LEAVING for competitor in competition.competitors for worker in competitor.workers
-    )
-    watched = tuple(
-        _with_exhausted_pools(competitor, making_room=making_room, now_s=now_s)
-        for competitor in competition.competitors
-    )
-    competition = replace(competition, competitors=watched)
-    throughput = {b.job.key: throughput_of(b.before.throughput, b.plan, b.telemetry) for b in competition.competitors}
+    # 1. Note which pools have no nodes to give, whatever free room is counted.
+    competitors = _with_exhausted_pools(competition.competitors, now_s=now_s)
+    competition = replace(competition, competitors=competitors)
+
+    # 2. Put the competition into the core's terms: capacity of the node groups, demands of the jobs.
+    throughput = {c.job.key: throughput_of(c.before.throughput, c.plan, c.telemetry) for c in competitors}
     problem = problem_of(competition, throughput, now_s=now_s)
+
+    # 3. Set no limits where no job is in another's way and none wants to save cost.
     frugal = any(demand.objective is Objective.COST or timed(demand) for demand in problem.demands)
-    if not frugal and (len(competition.competitors) == 1 or _all_fit(competition, problem)):
+    if not frugal and (len(competitors) == 1 or _all_fit(competition, problem)):
         return {
-            b.job.key: JobGrant(exhausted=b.before.exhausted, tries=b.before.tries, throughput=throughput[b.job.key])
-            for b in competition.competitors
+            c.job.key: JobGrant(exhausted=c.before.exhausted, tries=c.before.tries, throughput=throughput[c.job.key])
+            for c in competitors
         }
+
+    # 4. Let the core propose how many workers of each pool each job gets on each node group.
     proposals = propose(problem.capacity, problem.demands, rate_cache=rate_cache).grants
-    placement = Placement(competition.competitors, problem.on, problem.capacity, proposals)
+
+    # 5. Turn the proposals into grants: limits by pool, workers that leave, pools in which workers may wait.
+    placement = Placement(competitors, problem.groups_of, problem.capacity, proposals)
     return {
         competitor.job.key: replace(
             placement.grant(competitor, proposed),
@@ -66,24 +71,30 @@ def decide_allocation(
             in_time=proposed.in_time,
             throughput=throughput[competitor.job.key],
         )
-        for competitor, proposed in zip(competition.competitors, proposals, strict=True)
+        for competitor, proposed in zip(competitors, proposals, strict=True)
     }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationProblem:
-    """A competition in the core's words; ``on`` are, by job and pool, the node groups that it stands on."""
+    """A competition in the core's terms.
+
+    Attributes:
+        capacity: capacity of each node group.
+        demands: one for each competitor, in the same order.
+        groups_of: by job and pool, the node groups that are open to the pool.
+    """
 
     capacity: PoolCapacity
     demands: tuple[JobDemand, ...]
-    on: Mapping[JobKey, Mapping[str, Sequence[NodeGroup]]]
+    groups_of: GroupsByPool
 
 
 def problem_of(
     competition: Competition, throughput: Mapping[JobKey, ThroughputModel], *, now_s: float
 ) -> AllocationProblem:
-    """Return what to ask the core, the demands in the order of the competitors; ``now_s`` in seconds since the epoch."""
-    on = {
+    """Return the competition in the core's terms; ``now_s`` in seconds since the epoch."""
+    groups_of = {
         competitor.job.key: {
             pool.name: [group for group in competition.node_groups if competitor.pool_key(pool) in group.sizes]
             for pool in competitor.spec.worker_pools
@@ -91,17 +102,26 @@ def problem_of(
         for competitor in competition.competitors
     }
     return AllocationProblem(
-        capacity=PoolCapacity(_pool(group, competition.competitors, on) for group in competition.node_groups),
+        capacity=PoolCapacity(_pool(group, competition.competitors, groups_of) for group in competition.node_groups),
         demands=tuple(
-            demand_of(competitor, on[competitor.job.key], throughput[competitor.job.key], now_s=now_s)
+            demand_of(competitor, groups_of[competitor.job.key], throughput[competitor.job.key], now_s=now_s)
             for competitor in competition.competitors
         ),
-        on=on,
+        groups_of=groups_of,
     )
 
 
-def _with_exhausted_pools(competitor: Competitor, *, making_room: bool, now_s: float) -> Competitor:
-    """Return the competitor with its short and exhausted pools as they are now."""
+def _with_exhausted_pools(competitors: Sequence[Competitor], *, now_s: float) -> tuple[Competitor, ...]:
+    """Return the competitors with their short and exhausted pools as of now."""
+    making_room = any(w.state is WorkerState.LEAVING for competitor in competitors for w in competitor.workers)
+    return tuple(_update_exhausted(competitor, making_room=making_room, now_s=now_s) for competitor in competitors)
+
+
+def _update_exhausted(competitor: Competitor, *, making_room: bool, now_s: float) -> Competitor:
+    """Return a competitor with its short and exhausted pools as of now.
+
+    While workers of any job still leave (``making_room``), a missing node does not mean that a pool is exhausted.
+    """
     short_since_s, exhausted, tries = {}, {}, dict(competitor.before.tries)
     for pool in competitor.spec.worker_pools:
         name = pool.name
@@ -124,15 +144,16 @@ def _with_exhausted_pools(competitor: Competitor, *, making_room: bool, now_s: f
 
 
 def _all_fit(competition: Competition, problem: AllocationProblem) -> bool:
-    """Tell whether every job may have as many workers as its pools could hold: then nobody is in anybody's way.
+    """Return whether every job may have as many workers as its pools can hold, so that no job is in another's way.
 
-    Workers stay on the node groups where they are. May say no where a cleverer packing exists; never yes where there is none.
+    Workers stay on their node groups. The answer may be False although a better packing exists, but it is never True
+    without one.
     """
-    occupancy, on = Occupancy(problem.capacity), problem.on
-    pool_keys = [(competitor, pool) for competitor in competition.competitors for pool in competitor.spec.worker_pools]
+    occupancy = Occupancy(problem.capacity)
+    pools = [(competitor, pool) for competitor in competition.competitors for pool in competitor.spec.worker_pools]
     missing: list[tuple[dict[str, Size], int]] = []
-    for competitor, pool in pool_keys:
-        groups = on[competitor.job.key][pool.name]
+    for competitor, pool in pools:
+        groups = problem.groups_of[competitor.job.key][pool.name]
         sizes: dict[str, Size] = {group.name: group.sizes[competitor.pool_key(pool)] for group in groups}
         placed = {group.name: len(competitor.placed_on(pool, group)) for group in groups}
         for name, count in placed.items():
@@ -150,22 +171,20 @@ def _all_fit(competition: Competition, problem: AllocationProblem) -> bool:
     return True
 
 
-def _pool(
-    group: NodeGroup, competitors: Sequence[Competitor], on: Mapping[JobKey, Mapping[str, Sequence[NodeGroup]]]
-) -> Pool:
-    """Return a node group as the core sees it, with the losses that its jobs have suffered there."""
+def _pool(group: NodeGroup, competitors: Sequence[Competitor], groups_of: GroupsByPool) -> Pool:
+    """Return a node group in the core's terms, with the losses of its jobs there."""
     losses = watched_s = 0.0
     spot = False
     for competitor in competitors:
         lost = {pool.name: pool.disruptions for pool in competitor.job.status.pools}
         since_s = seconds(competitor.job.status.training_since)
         for pool in competitor.spec.worker_pools:
-            groups = on[competitor.job.key][pool.name]
+            groups = groups_of[competitor.job.key][pool.name]
             if group not in groups:
                 continue
             spot = spot or pool.capacity_type is CapacityType.SPOT
             here = len(competitor.placed_on(pool, group))
-            # A pool on several node groups remembers its losses as a whole: each node group gets its part by nodes.
+            # The status counts a pool's losses over all its node groups: each group gets a part by its number of nodes.
             losses += lost.get(pool.name, 0) * len(group.nodes) / sum(len(each.nodes) for each in groups)
             if since_s:
                 watched_s += max(0.0, competitor.telemetry.newest_sample_s - since_s) * max(1, here)

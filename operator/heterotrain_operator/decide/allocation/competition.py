@@ -1,7 +1,7 @@
-"""Who competes with whom for which nodes.
+"""Which jobs compete with each other for which nodes.
 
-Jobs that share no node, not even by way of others, are decided apart: so a large cluster is many small questions, and a
-bad job spoils one of them only.
+Jobs that share no node, not even through other jobs, are decided separately. A large cluster thus becomes many small
+problems, and a job that cannot be decided affects only its own competition.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from heterotrain_operator.decide.workers.state import WorkerState, worker_states
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationInput:
-    """One job as the allocation sees it: its pods, plan and telemetry, and by pool what a worker of it needs."""
+    """One job for the allocation: its pods, plan and telemetry, and by pool the shape of a worker."""
 
     job: ValidJob
     pods: Sequence[PodView]
@@ -36,7 +36,7 @@ class AllocationInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Competition:
-    """Jobs that compete for nodes, directly or by way of others, and the node groups that they compete for."""
+    """Jobs that compete for nodes, directly or through other jobs, and the node groups that they compete for."""
 
     competitors: tuple[Competitor, ...]
     node_groups: tuple[NodeGroup, ...]
@@ -53,29 +53,28 @@ def takes_part(job: JobView) -> TypeGuard[ValidJob]:
 
 
 def competitions(
-    seen: Iterable[AllocationInput],
+    inputs: Iterable[AllocationInput],
     nodes: Mapping[str, NodeView],
     used: Mapping[str, Mapping[str, float]],
     before: Callable[[JobKey], JobGrant],
 ) -> tuple[Competition, ...]:
-    """Return who competes for what.
+    """Return the separate competitions of the cluster.
 
     Args:
-        seen: all jobs that take part.
+        inputs: all jobs that take part.
         nodes: all nodes of the cluster.
-        used: by node, what all running pods request, those of ``seen`` included.
-        before: what the last allocation gave a job.
+        used: by node, the requests of all running pods, those of ``inputs`` included.
+        before: returns a job's grant from the previous allocation.
     """
     competitors: list[Competitor] = []
     shapes: dict[PoolKey, Shape] = {}
-    for each in seen:
+    for each in inputs:
         workers = worker_states(each.pods, nodes)
         if any(worker.state is WorkerState.FINISHED for worker in workers):
             continue
         competitors.append(
             Competitor(
                 job=each.job,
-                spec=each.job.spec,
                 workers=workers,
                 plan=read_plan(each.job, each.plan).plan,
                 telemetry=each.telemetry,
@@ -84,7 +83,7 @@ def competitions(
         )
         shapes |= {PoolKey(each.job.key, pool): shape for pool, shape in each.shapes.items()}
     found = node_groups(shapes, nodes, _taken(competitors, shapes, nodes, used))
-    first = _first_of_each_part([competitor.job.key for competitor in competitors], found)
+    first = _first_job_of_each_part([competitor.job.key for competitor in competitors], found)
     parts: dict[JobKey, tuple[list[Competitor], list[NodeGroup]]] = {
         key: ([], []) for key in sorted(set(first.values()))
     }
@@ -92,7 +91,7 @@ def competitions(
         parts[first[competitor.job.key]][0].append(competitor)
     for group in found:
         parts[first[next(iter(group.sizes)).job]][1].append(group)
-    return tuple(Competition(competitors=tuple(ours), node_groups=tuple(theirs)) for ours, theirs in parts.values())
+    return tuple(Competition(competitors=tuple(jobs), node_groups=tuple(groups)) for jobs, groups in parts.values())
 
 
 def _taken(
@@ -101,7 +100,7 @@ def _taken(
     nodes: Mapping[str, NodeView],
     used: Mapping[str, Mapping[str, float]],
 ) -> dict[str, dict[str, float]]:
-    """Return what others take on each node: what competitors' workers take may go to another competitor."""
+    """Return the requests of other pods by node: what competitors' workers use may go to another competitor."""
     own: dict[str, list[Mapping[str, float]]] = {}
     for competitor in competitors:
         for worker in competitor.workers:
@@ -114,8 +113,8 @@ def _taken(
     }
 
 
-def _first_of_each_part(jobs: Sequence[JobKey], found: Iterable[NodeGroup]) -> dict[JobKey, JobKey]:
-    """Return for each job the first job of its group: two that pool one node group are in one."""
+def _first_job_of_each_part(jobs: Sequence[JobKey], found: Iterable[NodeGroup]) -> dict[JobKey, JobKey]:
+    """Return for each job the first job of its part; jobs that share a node group are in the same part."""
     head = {job: job for job in jobs}
 
     def first(job: JobKey) -> JobKey:

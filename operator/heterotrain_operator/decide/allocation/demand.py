@@ -1,4 +1,4 @@
-"""What one job wants of the node groups that its pools stand on, as the core's allocation takes it."""
+"""A job's demand for workers on the node groups of its pools, in the terms of the core's allocation."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from heterotrain_core.split.member import SplitMember
 
 from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.reading import most_workers
+from heterotrain_operator.api.text import rounded
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.telemetry import MemberId, Telemetry
-from heterotrain_operator.cluster_state.views import JobView
+from heterotrain_operator.cluster_state.views import ValidJob
 from heterotrain_operator.decide.allocation.node_group import NodeGroup, PoolKey
 from heterotrain_operator.decide.grants.grant import JobGrant, ThroughputModel
-from heterotrain_operator.decide.grants.persisted import middle
+from heterotrain_operator.decide.grants.persisted import median_member
 from heterotrain_operator.decide.objects.pods import num_proc_per_worker
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 LEAST_PACE, MOST_PACE = 0.25, 1.25
-"""Beyond these a measurement says more about itself than about the job."""
+"""Bounds of a job's pace: values beyond them come from the measurement, not from the job."""
 PAUSE_S = 1.0
-"""What a change of membership costs before any was measured: docs/benchmarks.md has 0.5 s at an eviction, 0.7 s at a kill."""
+"""Assumed cost of a change of membership before one is measured (docs/benchmarks.md: 0.5 s at an eviction, 0.7 s at a kill)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,55 +33,61 @@ class Competitor:
     """A job that takes part in the allocation.
 
     Attributes:
+        job: the job.
         workers: all its workers.
-        plan: the newest plan, if it can be read.
-        before: what the last allocation gave it.
+        plan: the newest plan, if it is readable.
+        telemetry: what Prometheus reported about it.
+        before: its grant from the previous allocation.
     """
 
-    job: JobView
-    spec: HeteroTrainJobSpec
+    job: ValidJob
     workers: Sequence[Worker]
     plan: Plan | None
     telemetry: Telemetry
     before: JobGrant
 
+    @property
+    def spec(self) -> HeteroTrainJobSpec:
+        """The job's spec."""
+        return self.job.spec
+
     def pool_key(self, pool: WorkerPool) -> PoolKey:
-        """Return the name of one of its pools."""
+        """Return the key of one of its pools."""
         return PoolKey(self.job.key, pool.name)
 
     def most(self, pool: WorkerPool) -> int:
-        """Return the most workers in a pool; where a pool is exhausted, those that are there."""
+        """Return the most workers that a pool may have; for an exhausted pool, those that have nodes."""
         if pool.name in self.before.exhausted:
             return sum(worker.placed and worker.pod.pool == pool.name for worker in self.workers)
         return min(pool.max_replicas, most_workers(self.spec))
 
     def placed_on(self, pool: WorkerPool, group: NodeGroup) -> list[Worker]:
-        """Return the workers of a pool that stand on a node group, the most useful first."""
+        """Return the workers of a pool on a node group, ready ones first."""
         own = [w for w in self.workers if w.placed and w.pod.pool == pool.name and w.pod.node in group.nodes]
         return sorted(own, key=lambda worker: (worker.state is not WorkerState.READY, worker.pod.index))
 
-    def placed_outside(self, pool: WorkerPool, on: Sequence[NodeGroup]) -> int:
-        """Return how many workers of a pool stand on nodes that are closed to it by now, and may stay there."""
+    def placed_outside(self, pool: WorkerPool, groups: Sequence[NodeGroup]) -> int:
+        """Return how many workers of a pool are on nodes outside these groups; they may stay there."""
         return sum(
-            worker.placed and worker.pod.pool == pool.name and all(worker.pod.node not in g.nodes for g in on)
+            worker.placed and worker.pod.pool == pool.name and all(worker.pod.node not in g.nodes for g in groups)
             for worker in self.workers
         )
 
 
-def option_key(pool: WorkerPool, group: str) -> str:
-    """Return what the core calls a pool of a job on a node group."""
+def job_pool_key(pool: WorkerPool, group: str) -> str:
+    """Return the core's key of a job's pool on a node group."""
     return JobPool(pool=group, name=pool.name, max_workers=0).key
 
 
 def demand_of(
-    competitor: Competitor, on: Mapping[str, Sequence[NodeGroup]], throughput: ThroughputModel, *, now_s: float
+    competitor: Competitor, groups_of: Mapping[str, Sequence[NodeGroup]], throughput: ThroughputModel, *, now_s: float
 ) -> JobDemand:
     """Return the job's demand.
 
     Args:
         competitor: the job.
-        on: by pool, the node groups that it stands on; empty where no node is open to it.
-        throughput: from ``throughput_of``.
+        groups_of: by pool, the node groups that are open to it; empty where none is.
+        throughput: the job's throughput model, from ``throughput_of``.
         now_s: now, in seconds since the epoch.
     """
     job, spec, training = competitor.job, competitor.spec, competitor.spec.training
@@ -89,14 +96,14 @@ def demand_of(
     fixed = 0
     starting = competitor.plan is None or not competitor.plan.members
     for pool in spec.worker_pools:
-        groups = on[pool.name]
+        groups = groups_of[pool.name]
         there = competitor.placed_outside(pool, groups)
         fixed += there
         template = JobPool(
             pool="",
             name=pool.name,
             min_workers=max(0, pool.min_replicas - there),
-            required=starting,  # training does not start without it, but goes on
+            required=starting,  # training does not start without it, but it continues
             max_workers=max(0, competitor.most(pool) - there),
             ranks=num_proc_per_worker(pool, job.template),
             price_per_hour=float(pool.price_per_hour or 0.0),
@@ -133,12 +140,12 @@ def demand_of(
 
 
 def _coarse(noise_samples: float | None) -> float | None:
-    """Return the noise scale as well as it is known: other digits would have every job valued anew with each scrape."""
-    return None if noise_samples is None else float(f"{noise_samples:.2g}")
+    """Return the noise scale with two digits: more would change with each scrape, and every job be valued again."""
+    return None if noise_samples is None else rounded(noise_samples, digits=2)
 
 
 def _promised(competitor: Competitor, pool: WorkerPool) -> int:
-    """Return how many workers of a pool wait for a node that was granted to them: as good as there."""
+    """Return how many workers of a pool wait for a granted node; they count as if they were there."""
     own = [worker for worker in competitor.workers if worker.pod.pool == pool.name]
     limit = (competitor.before.limits or {}).get(pool.name, 0)
     missing = max(0, limit - sum(worker.placed for worker in own))
@@ -153,12 +160,12 @@ def _remaining(competitor: Competitor) -> float | None:
 
 
 def throughput_of(before: ThroughputModel, plan: Plan | None, telemetry: Telemetry) -> ThroughputModel:
-    """Return what is known of a job's speed: what its newest plan rests on, and what was known of other pools before."""
+    """Return a job's throughput model: from its newest plan and, for pools without members in it, from before."""
     if plan is None or not plan.members:
         return before
     members = dict(before.members)
     for pool in {member.pool for member in plan.members}:
-        member = middle([member for member in plan.members if member.pool == pool])
+        member = median_member([member for member in plan.members if member.pool == pool])
         if member is not None and member.compute is not None:
             members[pool] = SplitMember(
                 compute=member.compute,
@@ -183,6 +190,9 @@ def _micro_cap(member: Member, telemetry: Telemetry) -> int | None:
 
 
 def _variation(ceiling: float, members: int) -> float:
-    """Return the common variation that gives so many equal members this ceiling: their expected maximum is linear in it."""
+    """Return the variation with which so many equal members have this efficiency ceiling.
+
+    The expected maximum is linear in the common variation.
+    """
     per_unit = expected_maximum([1.0] * members, [1.0] * members) - 1.0
     return max(0.0, (1.0 / ceiling - 1.0) / per_unit) if ceiling > 0 and per_unit > 0 else 0.0

@@ -1,7 +1,7 @@
-"""Which sets of nodes jobs compete for: nodes that are open to the same pools of the same jobs are one node group.
+"""Node groups: nodes that are open to the same pools of the same jobs. Jobs compete for the nodes of a group.
 
-Jobs name their pools by node selectors and tolerations, so pools of two jobs may overlap in part. Grounds do not: each
-node is on one of them, and a pool stands on one or several.
+Pools select nodes by node selectors and tolerations, so the pools of two jobs may overlap partly. Node groups do not
+overlap: each node is in one of them, and one or several of them are open to a pool.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from heterotrain_operator.cluster_state.views import JobKey, NodeView
 from heterotrain_operator.decide.workers.capacity import Shape, admits
@@ -22,7 +22,7 @@ _ROUNDING = 1e-6
 
 
 class PoolKey(NamedTuple):
-    """One pool of one job."""
+    """Names one pool of one job."""
 
     job: JobKey
     pool: str
@@ -34,13 +34,17 @@ class NodeGroup:
 
     Attributes:
         name: the first of its nodes.
-        nodes: by name, the amounts of each resource that the pools may share; resources that never decide are left out.
-        sizes: by pool, what one worker takes of each.
+        nodes: by name, the amount of each resource that the pools may share, without resources that are never scarce.
+        sizes: by pool, the amount of each resource that one worker requests.
     """
 
     name: str
     nodes: Mapping[str, tuple[int, ...]]
     sizes: Mapping[PoolKey, tuple[int, ...]]
+
+
+GroupsByPool: TypeAlias = Mapping[JobKey, Mapping[str, Sequence[NodeGroup]]]
+"""By job and pool, the node groups that are open to the pool."""
 
 
 def node_groups(
@@ -49,18 +53,18 @@ def node_groups(
     """Return the node groups of these pools, by name.
 
     Args:
-        shapes: what a worker of each pool needs.
+        shapes: by pool, the shape of a worker.
         nodes: all nodes of the cluster.
-        taken: by node, what is requested by pods that do not belong to these pools.
+        taken: by node, the requests of pods that do not belong to these pools.
     """
-    gates: dict[str, Shape] = {}
-    gate_of: dict[PoolKey, str] = {}
+    selectors: dict[str, Shape] = {}
+    selector_of: dict[PoolKey, str] = {}
     for pool_key, shape in shapes.items():
-        gate = json.dumps([sorted(shape.node_selector.items()), [sorted(t.items()) for t in shape.tolerations]])
-        gates.setdefault(gate, shape)
-        gate_of[pool_key] = gate
-    # Few kinds of nodes and few gates: each pair is looked at once, however many nodes and jobs there are.
-    asked = sorted({key for shape in gates.values() for key in shape.node_selector})
+        selector = json.dumps([sorted(shape.node_selector.items()), [sorted(t.items()) for t in shape.tolerations]])
+        selectors.setdefault(selector, shape)
+        selector_of[pool_key] = selector
+    # There are few kinds of nodes and few selectors, and each pair is compared only once.
+    asked = sorted({key for shape in selectors.values() for key in shape.node_selector})
     open_to: dict[tuple[object, ...], frozenset[str]] = {}
     members: dict[frozenset[str], list[str]] = {}
     for name in sorted(nodes):
@@ -69,12 +73,12 @@ def node_groups(
             continue
         kind = (node.cordoned, node.taints, *(node.labels.get(key) for key in asked))
         if kind not in open_to:
-            open_to[kind] = frozenset(gate for gate, shape in gates.items() if admits(shape, node))
+            open_to[kind] = frozenset(selector for selector, shape in selectors.items() if admits(shape, node))
         if open_to[kind]:
             members.setdefault(open_to[kind], []).append(name)
     return tuple(
-        _node_group(
-            {pool_key: shapes[pool_key].requests for pool_key, gate in gate_of.items() if gate in opened},
+        _in_whole_numbers(
+            {pool_key: shapes[pool_key].requests for pool_key, selector in selector_of.items() if selector in opened},
             {name: _free(nodes[name].allocatable, taken.get(name, {})) for name in names},
         )
         for opened, names in sorted(members.items(), key=lambda item: item[1])
@@ -85,7 +89,9 @@ def _free(allocatable: Mapping[str, float], taken: Mapping[str, float]) -> dict[
     return {name: max(0.0, amount - taken.get(name, 0.0)) for name, amount in allocatable.items()}
 
 
-def _node_group(requests: Mapping[PoolKey, Mapping[str, float]], free: Mapping[str, Mapping[str, float]]) -> NodeGroup:
+def _in_whole_numbers(
+    requests: Mapping[PoolKey, Mapping[str, float]], free: Mapping[str, Mapping[str, float]]
+) -> NodeGroup:
     """Return a node group in whole numbers."""
     needs = {
         pool_key: {name: math.ceil(amount * _PRECISION - _ROUNDING) for name, amount in each.items() if amount > 0}
@@ -99,7 +105,7 @@ def _node_group(requests: Mapping[PoolKey, Mapping[str, float]], free: Mapping[s
     }
     distinct = {tuple(sorted((name, need[name] // units[name]) for name in need)) for need in needs.values()}
     kinds = {tuple(have.items()): have for have in amounts.values()}
-    resources = _deciding([dict(need) for need in sorted(distinct)], list(kinds.values()), sorted(units))
+    resources = _scarce([dict(need) for need in sorted(distinct)], list(kinds.values()), sorted(units))
     return NodeGroup(
         name=min(free),
         nodes={node: tuple(have[name] for name in resources) for node, have in amounts.items()},
@@ -109,13 +115,13 @@ def _node_group(requests: Mapping[PoolKey, Mapping[str, float]], free: Mapping[s
     )
 
 
-def _deciding(
+def _scarce(
     needs: Sequence[Mapping[str, int]], nodes: Sequence[Mapping[str, int]], resources: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the resources that may decide what fits.
+    """Return the resources that may limit how many workers fit.
 
-    One that every worker needs makes another one pointless when no worker takes as much of the other for each unit of it
-    as the poorest node has: the first always runs out before the second.
+    Resource A, which every worker needs, makes resource B irrelevant if no worker needs more of B per unit of A than the
+    poorest node has: then A always runs out first.
     """
     kept = list(resources)
     for scarce in resources:

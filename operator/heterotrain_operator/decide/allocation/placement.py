@@ -1,48 +1,46 @@
-"""From proposals to grants: who leaves where, who comes when, who may wait, and what a waiting job may keep.
+"""From the core's proposals to grants: which workers leave and come where, which may wait, what a waiting job keeps.
 
-The core says how many workers of a pool stand on which node group; which pod stands where is the scheduler's choice. So a
-worker is moved from one node group of its pool to another only if somebody else needs its place, and nobody may come who
-could take a place that is being made free for another.
+The core decides how many workers of a pool are on which node group. Which pod goes to which node is the scheduler's
+choice. So a worker leaves one node group for another of its pool only if another job needs its place. A worker comes
+only if it cannot take a place that is being freed for another job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from heterotrain_core.allocate.capacity import Occupancy, PoolCapacity
 from heterotrain_core.allocate.problem import Grant, Objective, Size
 
 from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.reading import most_workers
-from heterotrain_operator.cluster_state.views import JobKey
-from heterotrain_operator.decide.allocation.demand import Competitor, option_key
-from heterotrain_operator.decide.allocation.node_group import NodeGroup, PoolKey
+from heterotrain_operator.decide.allocation.demand import Competitor, job_pool_key
+from heterotrain_operator.decide.allocation.node_group import GroupsByPool, NodeGroup, PoolKey
 from heterotrain_operator.decide.grants.grant import JobGrant
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 
 class Placement:
-    """What the proposals of one competition mean for each of its jobs.
+    """The workers on each node group after all proposals of one competition.
 
     Args:
         competitors: the jobs.
-        on: by job and pool, the node groups that it stands on.
-        capacity: of the node groups.
-        proposals: one for each competitor.
+        groups_of: by job and pool, the node groups that are open to the pool.
+        capacity: capacity of the node groups.
+        proposals: one for each competitor, in the same order.
     """
 
     def __init__(
         self,
         competitors: Sequence[Competitor],
-        on: Mapping[JobKey, Mapping[str, Sequence[NodeGroup]]],
+        groups_of: GroupsByPool,
         capacity: PoolCapacity,
         proposals: Sequence[Grant],
     ) -> None:
-        self._bidders = competitors
-        self._on = on
+        self._open_to = groups_of
         self._occupancy = occupancy = Occupancy(capacity)
         self._granted: dict[PoolKey, dict[str, int]] = {}
-        """By pool, workers on each node group."""
+        """By pool, granted workers on each node group."""
         pools = [
             (competitor, proposed, pool)
             for competitor, proposed in zip(competitors, proposals, strict=True)
@@ -50,7 +48,7 @@ class Placement:
         ]
         for competitor, proposed, pool in pools:
             own = {
-                group.name: proposed.workers.get(option_key(pool, group.name), 0)
+                group.name: proposed.workers.get(job_pool_key(pool, group.name), 0)
                 for group in self._groups_of(competitor, pool)
             }
             self._granted[competitor.pool_key(pool)] = own
@@ -70,7 +68,7 @@ class Placement:
         self._quiet = not any(self._moving(competitor) for competitor in competitors)
 
     def grant(self, competitor: Competitor, proposed: Grant) -> JobGrant:
-        """Return what a job may have; the reason stays as long as the limits do."""
+        """Return a job's grant; its reason stays the same while its limits do."""
         pools = competitor.spec.worker_pools
         limits = {pool.name: self._limit(competitor, pool) for pool in pools}
         may_grow = sum(limits.values()) < most_workers(competitor.spec)
@@ -85,10 +83,10 @@ class Placement:
         )
 
     def _groups_of(self, competitor: Competitor, pool: WorkerPool) -> Sequence[NodeGroup]:
-        return self._on[competitor.job.key][pool.name]
+        return self._open_to[competitor.job.key][pool.name]
 
     def _stay(self, competitor: Competitor, pool: WorkerPool) -> None:
-        """Let workers stay where they are instead of on another node group of their pool, if nobody needs their places."""
+        """Keep workers on their node groups instead of others of their pool, where no other job needs their places."""
         granted = self._granted[competitor.pool_key(pool)]
         placed = {group.name: len(competitor.placed_on(pool, group)) for group in self._groups_of(competitor, pool)}
         sizes = {group.name: group.sizes[competitor.pool_key(pool)] for group in self._groups_of(competitor, pool)}
@@ -103,7 +101,7 @@ class Placement:
                     granted[there] -= 1
 
     def _keep(self, competitor: Competitor, pool: WorkerPool) -> None:
-        """Let a job that waits keep what it has as far as nobody needs it: it would only ask for it again."""
+        """Let a waiting job keep workers whose places no other job needs: it would only request them again."""
         for group in self._groups_of(competitor, pool):
             one: dict[tuple[str, Size], int] = {(group.name, group.sizes[competitor.pool_key(pool)]): 1}
             for _ in competitor.placed_on(pool, group):
@@ -112,7 +110,7 @@ class Placement:
                     self._granted[competitor.pool_key(pool)][group.name] += 1
 
     def _surplus(self, competitor: Competitor, pool: WorkerPool) -> list[Worker]:
-        """Return the workers of a pool that have to leave: node group by node group, the least useful."""
+        """Return the workers of a pool that have to leave: by node group, those that are not ready first."""
         granted = self._granted[competitor.pool_key(pool)]
         return [
             worker
@@ -127,56 +125,57 @@ class Placement:
         )
 
     def _limit(self, competitor: Competitor, pool: WorkerPool) -> int:
-        """Return how many workers a pool shall have now.
+        """Return how many workers a pool may have now.
 
-        Workers of a pool that stands on several node groups may be scheduled to any of them, so they come only after those
-        who have fewer to choose from; unless the job needs them before any worker of its own can leave.
+        The scheduler may place workers on any node group of their pool. So they come only after the workers of pools with
+        fewer node groups, unless the job needs them before any of its own workers can leave.
         """
         groups, pool_key = self._groups_of(competitor, pool), competitor.pool_key(pool)
         granted = self._granted[pool_key]
-        before_us = self._can_spare(competitor) and any(
+        others_first = self._can_spare(competitor) and any(
             other != pool_key and breadth < len(groups)
             for group in groups
             for breadth, other in self._narrowest[group.name]
         )
         there = (
-            min(granted[group.name], len(competitor.placed_on(pool, group))) if before_us else granted[group.name]
+            min(granted[group.name], len(competitor.placed_on(pool, group))) if others_first else granted[group.name]
             for group in groups
         )
         return competitor.placed_outside(pool, groups) + sum(there)
 
     def _can_spare(self, competitor: Competitor) -> bool:
-        """Tell whether those who stay are enough to train, or nobody trains anyway."""
+        """Return whether no worker leaves, or the staying ones are enough to train."""
         placed = sum(worker.placed for worker in competitor.workers)
         leaving = sum(len(self._surplus(competitor, pool)) for pool in competitor.spec.worker_pools)
         return not leaving or placed - leaving >= competitor.spec.elastic_policy.min_replicas
 
     def _narrowest_lacking(self) -> dict[str, list[tuple[int, PoolKey]]]:
-        """Return by node group the two pools that lack workers there and have the fewest node groups to choose from.
+        """Return by node group the two pools that lack workers there and have the fewest node groups.
 
-        One of the two is another one's than whoever asks.
+        At least one of the two differs from any pool that is compared with them.
         """
-        node_groups = {group.name: group for groups in self._on.values() for on in groups.values() for group in on}
-        found: dict[str, list[tuple[int, PoolKey]]] = {name: [] for name in node_groups}
+        names = {group.name for pools in self._open_to.values() for groups in pools.values() for group in groups}
+        found: dict[str, list[tuple[int, PoolKey]]] = {name: [] for name in names}
         for pool_key in sorted(self._lacking):
-            for group in self._on[pool_key.job][pool_key.pool]:
+            for group in self._open_to[pool_key.job][pool_key.pool]:
                 found[group.name].append((self._breadth(pool_key), pool_key))
         return {name: sorted(pool_keys)[:2] for name, pool_keys in found.items()}
 
     def _breadth(self, pool_key: PoolKey) -> int:
-        return len(self._on[pool_key.job][pool_key.pool])
+        return len(self._open_to[pool_key.job][pool_key.pool])
 
     def _moving(self, competitor: Competitor) -> bool:
-        """Tell whether workers of the job come or go by this decision: room that is made for one is for nobody else."""
+        """Return whether workers of the job come or go by this decision; no other worker may take the room they need."""
         return any(worker.state is WorkerState.LEAVING for worker in competitor.workers) or any(
             competitor.pool_key(pool) in self._lacking or self._surplus(competitor, pool)
             for pool in competitor.spec.worker_pools
         )
 
     def _may_wait(self, competitor: Competitor, pool: WorkerPool, proposed: Grant) -> bool:
-        """Tell whether workers beyond the limit may wait in a pool for nodes that may come.
+        """Return whether workers beyond the limit may wait in a pool for new nodes.
 
-        Not while room is being made for others, and not where one more would fit already: the job does not want it.
+        They may not while room is being made for other jobs, nor where one more would fit already: the job does not want
+        it there.
         """
         if pool.name in competitor.before.exhausted:
             return True
@@ -192,4 +191,4 @@ class Placement:
 
 def _reason(competitor: Competitor, proposed: Grant) -> str:
     exhausted = ", ".join(sorted(competitor.before.exhausted))
-    return f"{proposed.reason}; {exhausted} gave it no node for long" if exhausted else proposed.reason
+    return f"{proposed.reason}; pools without free nodes: {exhausted}" if exhausted else proposed.reason

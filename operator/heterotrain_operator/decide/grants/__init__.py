@@ -1,1 +1,1 @@
-"""The answer of the allocation for one job, and what of it is persisted in the job's status."""
+"""Grants: what the allocation lets one job use, and the part of it that the job's status keeps."""

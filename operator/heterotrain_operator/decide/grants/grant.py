@@ -1,4 +1,4 @@
-"""What one job may have of the nodes that others want, too: the answer of the allocation, as each job's pass sees it."""
+"""The grant of one job: what it may use of the nodes that other jobs want, too. Each job's pass follows its grant."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputModel:
-    """How fast a job is, as far as any of its plans has told; kept here, because a plan knows only its members.
+    """How fast a job is, from all of its plans so far; a single plan describes only its own members.
 
     Attributes:
-        members: by pool, a rank of middle speed.
-        communication: the exchange.
-        communication_members: ranks that it was measured with; 0 before it was.
-        variation: relative standard deviation of a rank's step.
-        pace: measured samples per second over predicted ones, over the whole time of a membership.
+        members: by pool, a rank of median speed.
+        communication: the exchange model.
+        communication_members: number of ranks when the exchange was measured; 0 before.
+        variation: relative standard deviation of a rank's step time.
+        pace: ratio of measured to predicted samples per second, over the whole time of a membership.
     """
 
     members: Mapping[str, SplitMember] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class ThroughputModel:
 
 
 class Exhausted(NamedTuple):
-    """Since when a pool counts as out of stock, and how many workers have nodes there nevertheless."""
+    """Since when a pool counts as exhausted, and how many of its workers have nodes nevertheless."""
 
     since_s: float
     placed: int
@@ -42,21 +42,21 @@ class Exhausted(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobGrant:
-    """What a job may have.
+    """What a job may use.
 
     Attributes:
-        limits: by pool, workers that it shall have; ``None`` when nobody else wants its nodes: whatever fits.
-        leave: uids of workers that have to leave for it.
-        waits: with limits, pools in which workers beyond them may wait for nodes that may come.
-        short: by pool, since when fewer workers than granted have nodes although none is about to make room.
-        exhausted: by pool, that workers who were granted found no node for long, although there seemed to be room.
-        tries: by pool, how often in a row it was found exhausted; forgotten once what was granted is there.
-        held: nothing is decided yet: no worker comes or goes.
+        limits: by pool, the number of workers to have; ``None`` without limits: no other job wants the nodes.
+        leave: uids of workers that have to leave because of the limits.
+        may_wait: with limits, pools in which workers beyond the limits may wait for new nodes.
+        short_since_s: by pool, since when fewer workers than granted have nodes although none is about to make room.
+        exhausted: by pool, that granted workers have found no node for long, although there seemed to be room.
+        tries: by pool, how many times in a row it was exhausted; reset once the granted workers have nodes.
+        undecided: whether the allocation has not decided yet: no worker comes or goes.
         reason: why, in one sentence; empty without limits.
         spare_s: seconds between the expected end and the job's deadline, negative when it is late; ``None`` without a
-            deadline or while the work is not known.
-        in_time: whether what it may have is enough for its deadline, so that no more is wanted.
-        learned: what the decision rests on, for the next one.
+            deadline or while the remaining work is unknown.
+        in_time: whether the grant is enough for the deadline, so that the job needs no more.
+        throughput: the throughput model behind the decision, kept for the next one.
     """
 
     limits: Mapping[str, int] | None = None
@@ -78,7 +78,7 @@ class JobGrant:
 
 
 def why_limited(spec: HeteroTrainJobSpec, grant: JobGrant) -> str:
-    """Return in one word why the job may have what it may have."""
+    """Return the reason of the grant as one CamelCase word."""
     if grant.limits is None:
         return "Undecided" if grant.undecided else "Free"
     granted = sum(grant.limits.values())
@@ -92,6 +92,6 @@ def why_limited(spec: HeteroTrainJobSpec, grant: JobGrant) -> str:
 
 
 UNLIMITED = JobGrant()
-"""Nobody else wants the job's nodes, or nobody decides about them."""
+"""No other job wants the nodes, or no allocation decides about the job."""
 UNDECIDED = JobGrant(undecided=True)
-"""The next allocation will tell."""
+"""The next allocation decides."""

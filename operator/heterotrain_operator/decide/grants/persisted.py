@@ -1,7 +1,7 @@
-"""What an operator that starts anew has to know of pools without workers: speeds and stock, kept in the job's status.
+"""The persisted part of a grant: speeds and exhausted pools, kept in the job's status for a new operator.
 
-Everything else is learned again from what runs; a pool without workers has nothing that runs. A speed is kept as the
-coefficients of the plan's time model, so it stays a few numbers however long the job trains.
+An operator learns everything else again from running workers; a pool without workers has none. A speed is kept as the
+coefficients of the plan's time model, so its size does not grow with the length of the training.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from heterotrain_operator.decide.grants.grant import UNDECIDED, Exhausted, JobGr
 
 
 def speed_of(pool: PoolStatus | None, plan: Plan | None, name: str) -> PoolSpeed | None:
-    """Return a pool's speed by the newest plan; what was known last where the plan names nobody of the pool.
+    """Return a pool's speed by the newest plan; the last known one if the plan has no members of the pool.
 
     Args:
         pool: the pool's status so far.
         plan: the newest plan.
         name: the pool.
     """
-    member = middle([m for m in plan.members if m.pool == name]) if plan is not None else None
+    member = median_member([m for m in plan.members if m.pool == name]) if plan is not None else None
     if member is None or member.compute is None or not member.share_samples:
         return pool.speed if pool is not None else None
     compute = member.compute
@@ -40,14 +40,14 @@ def speed_of(pool: PoolStatus | None, plan: Plan | None, name: str) -> PoolSpeed
     )
 
 
-def stock_of(grant: JobGrant, name: str) -> tuple[str | None, int]:
-    """Return since when a pool is out of stock (``None`` when it is not), and how often in a row it was found so."""
+def exhaustion_of(grant: JobGrant, name: str) -> tuple[str | None, int]:
+    """Return since when a pool is exhausted (``None`` when it is not), and how many times in a row it was."""
     exhausted = grant.exhausted.get(name)
     return rfc3339(exhausted.since_s) if exhausted is not None else None, grant.tries.get(name, 0)
 
 
 def persisted_grant(status: HeteroTrainJobStatus) -> JobGrant:
-    """Return what the status says of the job's pools, as an grant that is still to be decided."""
+    """Return the persisted part of a job's grant; the grant itself is still undecided."""
     limited = find_condition(status.conditions, ConditionType.LIMITED)
     return JobGrant(
         undecided=UNDECIDED.undecided,
@@ -79,7 +79,7 @@ def compute_time(speed: PoolSpeed) -> ComputeTime:
     )
 
 
-def middle(members: Sequence[Member]) -> Member | None:
-    """Return the member of middle speed among those whose speed is known (the slower of two); ``None`` without one."""
+def median_member(members: Sequence[Member]) -> Member | None:
+    """Return the member of median speed among those of known speed (the slower of two); ``None`` without one."""
     known = [(m.compute.per_sample_s + m.compute.backward_per_sample_s, m) for m in members if m.compute is not None]
     return sorted(known, key=lambda each: each[0])[len(known) // 2][1] if known else None

@@ -17,7 +17,7 @@ from heterotrain_operator.api.status import (
 from heterotrain_operator.api.text import rounded
 from heterotrain_operator.cluster_state.parse import rfc3339
 from heterotrain_operator.cluster_state.telemetry import MemberId
-from heterotrain_operator.decide.grants.persisted import speed_of, stock_of
+from heterotrain_operator.decide.grants.persisted import speed_of, exhaustion_of
 from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Stage
 from heterotrain_operator.decide.status.conditions import condition_values
 from heterotrain_operator.decide.status.context import JobContext
@@ -110,7 +110,7 @@ def _pools(context: JobContext) -> tuple[PoolStatus, ...]:
     for pool in context.spec.worker_pools:
         own = [worker for worker in context.alive if worker.pod.pool == pool.name]
         known = before.get(pool.name)
-        exhausted_since, tries = stock_of(context.grant, pool.name)
+        exhausted_since, tries = exhaustion_of(context.grant, pool.name)
         rows.append(
             PoolStatus(
                 name=pool.name,
