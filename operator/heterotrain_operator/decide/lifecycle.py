@@ -1,4 +1,4 @@
-"""Which stage of its life a job is in: refused, suspended, active, finishing, ended."""
+"""The stage of a job's life: refused, suspended, active, finishing, succeeded or failed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from heterotrain_operator.decide.workers.failures import Accounts
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 FINISHING_S = 30.0
-"""Once a worker has finished, the others get this long to end by themselves."""
+"""Time that the other workers get to end by themselves once one has finished."""
 
 
 class Stage(StrEnum):
@@ -33,7 +33,7 @@ ENDED_STAGES = frozenset({Stage.SUCCEEDED, Stage.FAILED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
-    """What the API server says to the job's pods in a dry run; ``known`` is False until it was asked."""
+    """The API server's answer to a dry run of the job's pods; ``known`` is False before the first one."""
 
     known: bool
     ok: bool = True
@@ -43,7 +43,7 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """The stage with its reason, and the seconds after which time alone may change it (``None`` for never)."""
+    """The stage with its reason, and the seconds after which it may change by time alone (``None`` for never)."""
 
     stage: Stage
     reason: str
@@ -54,7 +54,7 @@ class Life:
 def decide_life(
     job: JobView, workers: Sequence[Worker], accounts: Accounts, acceptance: Acceptance, *, now_s: float
 ) -> Life:
-    """Return the stage of a job. The end is final: a job that has succeeded or failed stays so."""
+    """Return the stage of a job. The end is final: a succeeded or failed job stays succeeded or failed."""
     for ended, kind in ((Stage.SUCCEEDED, ConditionType.SUCCEEDED), (Stage.FAILED, ConditionType.FAILED)):
         known = find_condition(job.status.conditions, kind)
         if known is not None and known.status == "True":
@@ -71,9 +71,12 @@ def decide_life(
         return Life(
             stage=Stage.FAILED,
             reason="BackoffLimitExceeded",
-            message=f"workers failed {accounts.restarts} times, backoffLimit is {spec.backoff_limit}; last: {accounts.last_failure}",
+            message=(
+                f"workers failed {accounts.restarts} times, but backoffLimit is {spec.backoff_limit}; "
+                f"the last one: {accounts.last_failure}"
+            ),
         )
-    # Whoever trains goes on: only new workers have to wait until the template is right again.
+    # Running workers go on: only new ones have to wait until the template is corrected.
     if acceptance.known and not acceptance.ok and not any(worker.alive for worker in workers):
         return Life(stage=Stage.REFUSED, reason=acceptance.reason, message=acceptance.message)
     return _deadlines(job, spec, now_s=now_s)

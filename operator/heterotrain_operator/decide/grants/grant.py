@@ -93,5 +93,3 @@ def why_limited(spec: HeteroTrainJobSpec, grant: JobGrant) -> str:
 
 UNLIMITED = JobGrant()
 """No other job wants the nodes, or no allocation decides about the job."""
-UNDECIDED = JobGrant(undecided=True)
-"""The next allocation decides."""

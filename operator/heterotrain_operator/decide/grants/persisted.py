@@ -15,7 +15,7 @@ from heterotrain_operator.api.conditions import ConditionType, find_condition
 from heterotrain_operator.api.status import HeteroTrainJobStatus, PoolSpeed, PoolStatus
 from heterotrain_operator.api.text import rounded
 from heterotrain_operator.cluster_state.parse import rfc3339, seconds
-from heterotrain_operator.decide.grants.grant import UNDECIDED, Exhausted, JobGrant, ThroughputModel
+from heterotrain_operator.decide.grants.grant import Exhausted, JobGrant, ThroughputModel
 
 
 def speed_of(pool: PoolStatus | None, plan: Plan | None, name: str) -> PoolSpeed | None:
@@ -50,7 +50,7 @@ def persisted_grant(status: HeteroTrainJobStatus) -> JobGrant:
     """Return the persisted part of a job's grant; the grant itself is still undecided."""
     limited = find_condition(status.conditions, ConditionType.LIMITED)
     return JobGrant(
-        undecided=UNDECIDED.undecided,
+        undecided=True,
         reason=limited.message if limited is not None else "",
         exhausted={
             pool.name: Exhausted(seconds(pool.out_of_stock_since), pool.placed)

@@ -17,7 +17,7 @@ from heterotrain_operator.api.status import (
 from heterotrain_operator.api.text import rounded
 from heterotrain_operator.cluster_state.parse import rfc3339
 from heterotrain_operator.cluster_state.telemetry import MemberId
-from heterotrain_operator.decide.grants.persisted import speed_of, exhaustion_of
+from heterotrain_operator.decide.grants.persisted import exhaustion_of, speed_of
 from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Stage
 from heterotrain_operator.decide.status.conditions import condition_values
 from heterotrain_operator.decide.status.context import JobContext

@@ -1,1 +1,1 @@
-"""Workers of a job: the state of each, whose fault an end was, how many each pool should have, how many fit."""
+"""The workers of a job: their states, the cause of each end, how many fit, and how many each pool should have."""

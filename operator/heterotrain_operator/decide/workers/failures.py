@@ -1,7 +1,7 @@
-"""Counts failures and disruptions, each worker once, whatever happens to the operator in between.
+"""Counts failures and disruptions, each worker exactly once, even if the operator restarts in between.
 
-A worker that ended stays in the API until its end is in the status; its uid stays there as long as the pod (or a plan
-that names it) does. So a new operator neither counts it again nor misses it.
+The pod of an ended worker stays in the API until the status counts its end. Its uid stays in the status as long as the
+pod exists or a plan names it. So a new operator neither counts it again nor misses it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Accounts:
     Attributes:
         restarts: workers that failed by their own fault.
         disruptions: workers lost through no fault of their own.
-        accounted: uids that the two contain.
-        failed: workers that failed and were not counted before.
-        disrupted: names of workers that were lost and not counted before, each with the reason.
-        lost: how many of them by pool.
-        last_failure: sentence about the newest failure.
+        accounted: uids of the workers in the two counts.
+        failed: failed workers that were not counted before.
+        disrupted: names of lost workers that were not counted before, each with the reason.
+        lost: by pool, how many of those there are.
+        last_failure: the newest failure in one sentence.
         last_failure_s: when it was noticed; 0 for never.
     """
 
@@ -53,8 +53,8 @@ def account(
     Args:
         status: counters so far.
         workers: all workers of the job.
-        plan: the plan in force: members that have no pod any more were lost.
-        counting: False while workers go because the job ends or is suspended.
+        plan: the plan in force: members without a pod were lost.
+        counting: whether ends count; not while the job itself ends or is suspended.
         now_s: now.
     """
     before = frozenset(status.accounted_workers)
@@ -71,7 +71,7 @@ def account(
     pools = Counter([*(worker.pod.pool for worker in lost), *(pool_of[uid] for uid in gone)])
     newly = {w.pod.uid for w in (*failed, *lost)} | set(gone)
     disrupted = {w.pod.name: w.reason for w in lost} | dict.fromkeys(gone.values(), "its pod is gone")
-    if not counting:  # they are remembered all the same, so that a resumed job does not count them
+    if not counting:  # their uids are kept nevertheless, so that a resumed job does not count them
         failed, disrupted, pools = (), {}, Counter()
     return Accounts(
         restarts=status.restarts + len(failed),
@@ -86,7 +86,7 @@ def account(
 
 
 def restart_delay_s(accounts: Accounts, *, now_s: float) -> float:
-    """Return for how many more seconds no worker is created: the delay doubles with every failure."""
+    """Return for how many more seconds no worker is created; the delay doubles with every failure."""
     if accounts.restarts == 0:
         return 0.0
     delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(accounts.restarts - 1, 20))

@@ -1,7 +1,7 @@
-"""What a node's state says about the workers on it: it stays, it is announced to go, or it is lost.
+"""The state of a node as far as its workers are concerned: it stays, its end is announced, or it is lost.
 
-Every cloud and autoscaler has its own word for "this node goes in a moment"; reading all of them is what turns a
-sudden loss into a planned one. Cordoning alone is no such word: a cordoned node may stay for days.
+Every cloud and autoscaler has its own taint for "this node is about to go". Reading all of them turns a sudden loss into
+a planned one. Cordoning alone is not such an announcement: a cordoned node may stay for days.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from heterotrain_operator.cluster_state.views import NodeReadiness, NodeView
 
-# Taint keys (or prefixes that end in "/") that announce a node's end, and who sets them.
+# Taint keys that announce the end of a node, and what they mean.
 ANNOUNCEMENTS: Final = {
     "karpenter.sh/disrupted": "Karpenter is about to remove the node",
     "ToBeDeletedByClusterAutoscaler": "the cluster autoscaler is about to remove the node",
@@ -24,13 +24,13 @@ ANNOUNCEMENTS: Final = {
     "node.cloudprovider.kubernetes.io/shutdown": "the cloud has shut the node down",
 }
 _LOST_TAINTS: Final = {
-    "node.kubernetes.io/unreachable": "the control plane does not hear from the node any more",
+    "node.kubernetes.io/unreachable": "the control plane has lost contact with the node",
     "node.kubernetes.io/out-of-service": "the node is out of service",
 }
 
 
 class NodeState(StrEnum):
-    """Whether workers on a node may be counted on."""
+    """Whether a node will keep its workers."""
 
     STAYS = "stays"
     LEAVING = "leaving"
@@ -39,7 +39,7 @@ class NodeState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAssessment:
-    """A node's state and the sentence that says why."""
+    """A node's state with the reason in one sentence."""
 
     state: NodeState
     reason: str
@@ -49,7 +49,7 @@ _STAYS: Final = NodeAssessment(state=NodeState.STAYS, reason="")
 
 
 def assess_node(node: NodeView | None, name: str) -> NodeAssessment:
-    """Return what becomes of the workers on a node; ``None`` stands for a node that is not in the cluster any more."""
+    """Return whether a node will keep its workers; ``None`` stands for a node that is no longer in the cluster."""
     if node is None:
         return NodeAssessment(state=NodeState.LOST, reason=f"node {name} is gone")
     keys = {taint.key for taint in node.taints}
@@ -57,12 +57,10 @@ def assess_node(node: NodeView | None, name: str) -> NodeAssessment:
         if key in keys:
             return NodeAssessment(state=NodeState.LOST, reason=f"{what} ({name})")
     if node.readiness is NodeReadiness.UNKNOWN:
-        return NodeAssessment(
-            state=NodeState.LOST, reason=f"the control plane does not hear from the node any more ({name})"
-        )
+        return NodeAssessment(state=NodeState.LOST, reason=f"the control plane has lost contact with the node ({name})")
     for key, what in ANNOUNCEMENTS.items():
         if key in keys:
             return NodeAssessment(state=NodeState.LEAVING, reason=f"{what} ({name})")
     if node.readiness is NodeReadiness.FALSE:
-        return NodeAssessment(state=NodeState.LEAVING, reason=f"node {name} says that it is not ready")
+        return NodeAssessment(state=NodeState.LEAVING, reason=f"node {name} reports that it is not ready")
     return _STAYS

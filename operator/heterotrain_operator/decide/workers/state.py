@@ -1,7 +1,7 @@
-"""What each worker is: waiting, starting, ready, leaving, lost or ended, and whose fault its end was.
+"""The state of each worker: waiting, starting, ready, leaving, lost or ended, and who caused the end.
 
-Judged by conditions, by the node's state and by the worker's own last word. Exit codes alone are ambiguous: an evicted
-worker leaves with 0, and 137 is both an out-of-memory and a node going down.
+It follows from conditions, from the state of the node and from the worker's own outcome. Exit codes alone are
+ambiguous: an evicted worker ends with 0, and 137 stands both for out of memory and for a node that shuts down.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from heterotrain_operator.decide.workers.node_state import NodeState, assess_nod
 _SIGKILL_EXIT = 137
 _SIGTERM_EXIT = 143
 _LOST_TRACK = frozenset({"ContainerStatusUnknown", "Unknown"})
-"""The kubelet's and containerd's reasons for a container that was there, and is not after the node started again."""
+"""The kubelet's and containerd's reasons for a container that is missing after the node has restarted."""
 
 
 class WorkerState(StrEnum):
-    """A worker's state as decisions see it."""
+    """A worker's state, as the decisions use it."""
 
     WAITING = "Waiting"
     """It has no node."""
     STARTING = "Starting"
     READY = "Ready"
     LEAVING = "Leaving"
-    """It still runs, but it is announced to go."""
+    """It still runs, but its end is announced."""
     LOST = "Lost"
-    """Its node is gone or silent; the pod may stay in the API for long."""
+    """Its node is gone or unreachable; the pod may stay in the API for a long time."""
     FINISHED = "Finished"
     LEFT = "Left"
-    """It was told to go, and went in order."""
+    """It was asked to end, and ended in order."""
     DISRUPTED = "Disrupted"
     """It ended through no fault of its own."""
     FAILED = "Failed"
@@ -47,7 +47,7 @@ ENDED = frozenset({WorkerState.FINISHED, WorkerState.LEFT, WorkerState.DISRUPTED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """A pod, what it is, and why in one sentence."""
+    """A pod with its state and the reason in one sentence."""
 
     pod: PodView
     state: WorkerState
@@ -55,27 +55,27 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be counted on."""
+        """Whether it waits for a node, starts or is ready."""
         return self.state in ALIVE
 
     @property
     def placed(self) -> bool:
-        """Whether it can be counted on and has a node."""
+        """Whether it starts or is ready on a node."""
         return self.state in (WorkerState.STARTING, WorkerState.READY)
 
     @property
     def ended(self) -> bool:
-        """Whether nothing of it runs any more."""
+        """Whether its training process has ended."""
         return self.state in ENDED
 
 
 def worker_states(pods: Sequence[PodView], nodes: Mapping[str, NodeView]) -> tuple[Worker, ...]:
-    """Return a verdict on every pod of a job."""
+    """Return a job's pods with their states."""
     return tuple(assess_worker(pod, nodes) for pod in pods)
 
 
 def assess_worker(pod: PodView, nodes: Mapping[str, NodeView]) -> Worker:
-    """Return the verdict on one pod."""
+    """Return a pod with its state."""
     if pod.terminal:
         state, reason = _assess_end(pod, nodes)
         return Worker(pod=pod, state=state, reason=reason)
@@ -83,7 +83,9 @@ def assess_worker(pod: PodView, nodes: Mapping[str, NodeView]) -> Worker:
     if node is not None and node.state is NodeState.LOST:
         return Worker(pod=pod, state=WorkerState.LOST, reason=node.reason)
     if pod.disruption:
-        return Worker(pod=pod, state=WorkerState.LEAVING, reason=f"the cluster takes it down ({pod.disruption})")
+        return Worker(
+            pod=pod, state=WorkerState.LEAVING, reason=f"the cluster is about to remove it ({pod.disruption})"
+        )
     if pod.deleting:
         return Worker(pod=pod, state=WorkerState.LEAVING, reason="its pod is being deleted")
     if node is None:
@@ -117,9 +119,9 @@ def _assess_end(pod: PodView, nodes: Mapping[str, NodeView]) -> tuple[WorkerStat
 
 
 def _taken_down(pod: PodView, nodes: Mapping[str, NodeView]) -> str:
-    """Return what in the cluster took a pod down; empty when nothing is known to have."""
+    """Return what in the cluster ended a pod; empty when nothing is known."""
     if pod.disruption:
-        return f"the cluster took it down ({pod.disruption})"
+        return f"the cluster removed it ({pod.disruption})"
     if pod.deleting:
         return "its pod was deleted"
     if pod.node and (node := assess_node(nodes.get(pod.node), pod.node)).state is not NodeState.STAYS:
@@ -128,18 +130,18 @@ def _taken_down(pod: PodView, nodes: Mapping[str, NodeView]) -> str:
 
 
 def _failed_probe(pod: PodView) -> str:
-    """Explain the end of a pod that was told to go by nobody but, presumably, its own kubelet.
+    """Explain the end of a pod that only its own kubelet can have asked to end.
 
-    A failed probe leaves no trace in the pod's status, only an Event of the kubelet's, which may be gone or not come yet.
+    A failed probe leaves no trace in the pod's status. The kubelet's event about it may be gone or not be there yet.
     """
     return (
-        f"the kubelet ended it and nothing else took it down, as when its {' or '.join(pod.fatal_probes)} fails: "
-        f"`kubectl get events --field-selector involvedObject.name={pod.name}` tells; correct the probe, or what it asks"
+        f"the kubelet ended it, probably because its {' or '.join(pod.fatal_probes)} failed: correct the probe or what "
+        f"it checks (see `kubectl get events --field-selector involvedObject.name={pod.name}`)"
     )
 
 
 def _assess_unexplained_end(pod: PodView, ended: Ended) -> tuple[WorkerState, str]:
-    """Judge an end without a last word, on a healthy node, that nothing announced."""
+    """Return the state after an unannounced end on a healthy node, without an outcome."""
     if ended.reason == "OOMKilled":
         return (
             WorkerState.FAILED,
@@ -150,7 +152,7 @@ def _assess_unexplained_end(pod: PodView, ended: Ended) -> tuple[WorkerState, st
     if ended.exit_code in (_SIGKILL_EXIT, _SIGTERM_EXIT):
         if pod.fatal_probes:
             return WorkerState.FAILED, _failed_probe(pod)
-        # A process can't send SIGKILL to itself as PID 1, and our launcher reports what kills a rank: this came from outside.
+        # PID 1 cannot send SIGKILL to itself, and the launcher reports what kills a rank: this came from outside.
         return WorkerState.DISRUPTED, f"it was killed from outside (exit code {ended.exit_code})"
     if ended.exit_code == 0:
         return (
