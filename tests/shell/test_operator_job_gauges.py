@@ -95,7 +95,7 @@ def test_wanted_and_granted_workers_are_exported_while_a_job_waits_and_removed_w
         return {sample.name: sample.value for family in gauges.collect() for sample in family.samples}
 
     name = "heterotrain_operator_{}_workers".format
-    assert values() == {name("wanted"): 4, name("least"): 2, name("granted"): 0, name("placed"): 0}
+    assert values() == {name("max"): 4, name("min"): 2, name("granted"): 0, name("placed"): 0}
     cluster.grant = JobGrant(limits={"a": 3}, reason="grows")
     cluster.settle()
     cluster.schedule().run().settle()

@@ -70,12 +70,12 @@ class _Demand(NamedTuple):
 
 _DEMAND = (
     _Demand(
-        "heterotrain_operator_wanted_workers",
+        "heterotrain_operator_max_workers",
         "Workers that the job would use without competing jobs: its maximum.",
         lambda _, spec: most_workers(spec),
     ),
     _Demand(
-        "heterotrain_operator_least_workers",
+        "heterotrain_operator_min_workers",
         "Least number of workers with which the job trains.",
         lambda _, spec: spec.elastic_policy.min_replicas,
     ),

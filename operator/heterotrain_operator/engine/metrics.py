@@ -20,19 +20,24 @@ class OperatorMetrics:
         self.leader = Gauge("heterotrain_operator_leader", "1 while this replica leads.", registry=self.registry)
         self.jobs = Gauge("heterotrain_operator_jobs", "Known jobs.", registry=self.registry)
         self.pods = Gauge("heterotrain_operator_pods", "Known worker pods.", registry=self.registry)
-        self.queue = Gauge("heterotrain_operator_queue_length", "Jobs waiting for a pass.", registry=self.registry)
-        self.passes = Counter(
-            "heterotrain_operator_passes", "Passes over jobs, by result.", ["result"], registry=self.registry
+        self.workqueue_depth = Gauge(
+            "heterotrain_operator_workqueue_depth", "Jobs waiting for a pass.", registry=self.registry
         )
-        self.pass_seconds = Histogram(
-            "heterotrain_operator_pass_seconds",
+        self.reconciles = Counter(
+            "heterotrain_operator_reconcile",
+            "Passes over jobs (reconciles), by result.",
+            ["result"],
+            registry=self.registry,
+        )
+        self.reconcile_seconds = Histogram(
+            "heterotrain_operator_reconcile_duration_seconds",
             "Seconds of one pass over a job.",
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self.decide_seconds = Histogram(
-            "heterotrain_operator_decide_seconds",
-            "Seconds of the decision in a pass.",
+        self.decision_seconds = Histogram(
+            "heterotrain_operator_decision_duration_seconds",
+            "Seconds of the decision within a pass.",
             buckets=_SECONDS,
             registry=self.registry,
         )
@@ -43,7 +48,7 @@ class OperatorMetrics:
             registry=self.registry,
         )
         self.allocation_seconds = Histogram(
-            "heterotrain_operator_allocation_seconds",
+            "heterotrain_operator_allocation_duration_seconds",
             "Seconds of one allocation for all jobs.",
             buckets=_SECONDS,
             registry=self.registry,
@@ -61,7 +66,7 @@ class OperatorMetrics:
         )
         self.plans = Counter("heterotrain_operator_plans_written", "Written plans.", registry=self.registry)
         self.plan_delivery_seconds = Histogram(
-            "heterotrain_operator_plan_touch_seconds",
+            "heterotrain_operator_plan_delivery_duration_seconds",
             "Seconds from a plan's decision until every pod's annotation was patched.",
             buckets=_SECONDS,
             registry=self.registry,

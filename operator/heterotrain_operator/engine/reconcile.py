@@ -79,11 +79,11 @@ class Reconciler:
         """Reconcile jobs from the queue until cancelled."""
         while True:
             key = await self._queue.get()
-            self._metrics.queue.set(len(self._queue))
+            self._metrics.workqueue_depth.set(len(self._queue))
             started_s = self._clocks.monotonic()
             result = await self.handle(key)
-            self._metrics.passes.labels(result=result).inc()
-            self._metrics.pass_seconds.observe(self._clocks.monotonic() - started_s)
+            self._metrics.reconciles.labels(result=result).inc()
+            self._metrics.reconcile_seconds.observe(self._clocks.monotonic() - started_s)
 
     def reapply(self) -> None:
         """Forget the applied objects, so that the next pass over each job repairs edited and deleted ones."""
@@ -189,7 +189,7 @@ class Reconciler:
             )
         )
         took_s = self._clocks.monotonic() - started_s
-        self._metrics.decide_seconds.observe(took_s)
+        self._metrics.decision_seconds.observe(took_s)
         if news and due:
             memory.planned_for = (job.generation, telemetry.sequence)
             memory.planning_due_s = started_s + took_s * PLANNING_PART

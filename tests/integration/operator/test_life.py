@@ -179,7 +179,7 @@ async def test_a_killed_operator_misses_nothing_and_counts_nothing_twice(
 
 async def passes(operator: Operator, more: int) -> None:
     """Wait until the operator has made so many more passes over jobs."""
-    name = 'heterotrain_operator_passes_total{result="ok"}'
+    name = 'heterotrain_operator_reconcile_total{result="ok"}'
     before = await operator.metric(name) or 0
 
     async def probe() -> bool:

@@ -245,7 +245,7 @@ class Observer:
             names.EPOCH_STEP: float(progress.epoch_steps),
             names.GLOBAL_BATCH: float(global_batch_samples),
             names.LEARNING_RATE_SCALE: self._numerics.learning_rate_scale,
-            names.MEASURED_EVERY: float(self._every),
+            names.MEASUREMENT_INTERVAL: float(self._every),
         }
         if self._numerics.precision.scales_loss:
             values[names.LOSS_SCALE] = self._numerics.loss_scale

@@ -51,6 +51,6 @@ def test_gradients_are_measured_as_often_as_the_budget_allows(monkeypatch: pytes
     assert float(found[names.STEPS]) == STEPS - 1, "each step is counted but the first, which is not typical"
     assert float(found[names.SAMPLES]) == 4 * (STEPS - 1)
     assert (float(found[names.STEP]), float(found[names.SAMPLES_COMMITTED])) == (STEPS, 4 * STEPS)
-    assert float(found[names.MEASURED_EVERY]) == 4
+    assert float(found[names.MEASUREMENT_INTERVAL]) == 4
     assert float(found[names.TELEMETRY_SECONDS]) > 0
     assert float(found[names.GRADIENT_SQUARED]) > 0

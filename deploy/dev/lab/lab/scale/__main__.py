@@ -113,16 +113,25 @@ def fill(plane: ControlPlane, size: Size, leader: Replica, standby: Replica) -> 
     real = asyncio.run(ready_pods(plane))
     used = {name: cpu_s(pid) - before[name] for name, pid in pids.items()}
     metrics = leader.metrics()
-    passes = sum(value for name, value in metrics.items() if name.startswith("heterotrain_operator_passes_total"))
+    passes = sum(value for name, value in metrics.items() if name.startswith("heterotrain_operator_reconcile_total"))
     assert leader.process is not None  # noqa: S101  # it was started
     peak = max(peak_mib(each.process.pid) for each in (leader, standby) if each.process is not None)
     rows = [
         Row(f"{size.jobs:,} jobs to {real:,} ready pods", f"{took_s:.0f} s", "≤ 240 s"),
         Row("operator's memory, peak", f"{peak:.0f} MiB", "≤ 300 MiB"),
-        Row("a pass over one job, p99", seconds(quantile(metrics, "heterotrain_operator_pass_seconds", 0.99)), "≤ 1 s"),
-        Row("a pass over one job, median", seconds(quantile(metrics, "heterotrain_operator_pass_seconds", 0.5))),
-        Row("deciding alone, p99", seconds(quantile(metrics, "heterotrain_operator_decide_seconds", 0.99))),
-        Row("an allocation over all jobs, longest", longest(metrics, "heterotrain_operator_allocation_seconds")),
+        Row(
+            "a pass over one job, p99",
+            seconds(quantile(metrics, "heterotrain_operator_reconcile_duration_seconds", 0.99)),
+            "≤ 1 s",
+        ),
+        Row(
+            "a pass over one job, median",
+            seconds(quantile(metrics, "heterotrain_operator_reconcile_duration_seconds", 0.5)),
+        ),
+        Row("deciding alone, p99", seconds(quantile(metrics, "heterotrain_operator_decision_duration_seconds", 0.99))),
+        Row(
+            "an allocation over all jobs, longest", longest(metrics, "heterotrain_operator_allocation_duration_seconds")
+        ),
         Row("passes, for each job", f"{passes / size.jobs:.0f}"),
         Row("pods created, for each place", f"{metrics['heterotrain_operator_pods_created_total'] / size.places:.2f}"),
         Row("plans written, for each job", f"{metrics['heterotrain_operator_plans_written_total'] / size.jobs:.1f}"),
@@ -141,7 +150,7 @@ def rest(leader: Replica, *, for_s: float = 20.0) -> list[Row]:
     time.sleep(for_s)  # the last numbers of every status are written some seconds later
     before_s, before = cpu_s(leader.process.pid), leader.metrics()
     time.sleep(for_s)
-    name = 'heterotrain_operator_passes_total{result="ok"}'
+    name = 'heterotrain_operator_reconcile_total{result="ok"}'
     passes = leader.metrics()[name] - before[name]
     used = (cpu_s(leader.process.pid) - before_s) / for_s
     return [Row("operator at rest", f"{used:.1%} of a core, {passes / for_s:.1f} passes/s")]
@@ -197,7 +206,7 @@ def start_anew(plane: ControlPlane, one: Replica, number: int) -> list[Row]:
 def wait_idle(one: Replica) -> None:
     """Wait until nothing waits for a pass."""
     wait_until(
-        lambda: one.metrics().get("heterotrain_operator_queue_length") == 0, "an empty queue", timeout_s=300, every_s=0.5
+        lambda: one.metrics().get("heterotrain_operator_workqueue_depth") == 0, "an empty queue", timeout_s=300, every_s=0.5
     )  # fmt: skip
 
 
