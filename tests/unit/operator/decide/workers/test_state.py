@@ -89,9 +89,9 @@ ENDS: dict[str, tuple[PodView, NodeView, WorkerState, str]] = {
     ),
     "left": (ended(ending=Ending.LEFT, said="told to go"), a_node(), WorkerState.LEFT, "told to go"),
     "told to go by its kubelet": (
-        probed(ended(ending=Ending.LEFT, told=True)), a_node(), WorkerState.FAILED, "as when its livenessProbe fails"
+        probed(ended(ending=Ending.LEFT, told=True)), a_node(), WorkerState.FAILED, "because its livenessProbe failed"
     ),
-    "killed by its kubelet": (probed(ended(137, reason="Error")), a_node(), WorkerState.FAILED, "as when its livenessProbe fails"),
+    "killed by its kubelet": (probed(ended(137, reason="Error")), a_node(), WorkerState.FAILED, "because its livenessProbe failed"),
     "told to go, nobody asks how it is": (ended(ending=Ending.LEFT, told=True), a_node(), WorkerState.LEFT, ""),
     "left by the plan": (probed(ended(ending=Ending.LEFT)), a_node(), WorkerState.LEFT, ""),
     "told to go by its deletion": (
@@ -103,7 +103,7 @@ ENDS: dict[str, tuple[PodView, NodeView, WorkerState, str]] = {
     "told to go on an announced node": (
         probed(ended(ending=Ending.LEFT, told=True)), a_node(taints=["karpenter.sh/disrupted:NoSchedule"]), WorkerState.LEFT, ""
     ),
-    "killed with its silent node": (probed(ended(137)), a_node(ready="Unknown"), WorkerState.DISRUPTED, "hear"),
+    "killed with its silent node": (probed(ended(137)), a_node(ready="Unknown"), WorkerState.DISRUPTED, "lost contact"),
     "gone after a reboot": (probed(ended(255, reason="Unknown")), a_node(), WorkerState.DISRUPTED, "lost track"),
     "unknown after a reboot": (
         probed(ended(137, reason="ContainerStatusUnknown")), a_node(), WorkerState.DISRUPTED, "lost track"
@@ -112,7 +112,7 @@ ENDS: dict[str, tuple[PodView, NodeView, WorkerState, str]] = {
     "failed because it was evicted": (
         replace(ended(1, ending=Ending.FAILED), disruption="PreemptionByScheduler"), a_node(), WorkerState.DISRUPTED, "Preemption"
     ),
-    "failed because its node went": (ended(1, ending=Ending.FAILED), a_node(ready="Unknown"), WorkerState.DISRUPTED, "hear"),
+    "failed because its node went": (ended(1, ending=Ending.FAILED), a_node(ready="Unknown"), WorkerState.DISRUPTED, "lost contact"),
     "failed on an announced node": (
         ended(1), a_node(taints=["karpenter.sh/disrupted:NoSchedule"]), WorkerState.DISRUPTED, "Karpenter"
     ),
