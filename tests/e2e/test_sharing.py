@@ -134,7 +134,7 @@ def test_a_worker_goes_to_another_job_and_comes_back(start: Start, tmp_path: Pat
         smaller = first.job.wait_members(DEVICES - 1, timeout_s=60)
         second.job.wait_members(1, timeout_s=60)
         second.wait_steps(3)
-        limited = first.job.condition("Limited")
+        limited = first.job.condition("WorkersLimited")
         assert (limited["status"], limited["reason"]) == ("True", "NodesShared")
         assert "other jobs need them more" in limited["message"]
         assert (granted(first), granted(second)) == (DEVICES - 1, 1)

@@ -126,7 +126,7 @@ async def test_a_refused_pod_is_reported_in_the_status_and_tried_again() -> None
     again_s = await app.reconciler.run_once(KEY)
     status = kube.objects["heterotrainjobs", "ns", "job"]["status"]
     (scheduled,) = [c for c in status["conditions"] if c["type"] == "Scheduled"]
-    assert scheduled["reason"] == "PodsRefused"
+    assert scheduled["reason"] == "PodsRejected"
     assert "exceeded quota: team" in scheduled["message"]
     assert again_s is not None
     assert again_s <= 20.0
@@ -148,7 +148,7 @@ async def test_a_missing_right_is_reported_in_the_status_and_tried_again(verb: s
     kube.fail = failing(verb, plural, Refused(f"{plural} is forbidden", status_code=403))
     first_s = await app.reconciler.run_once(KEY)
     await app.reconciler.run_once(KEY)
-    assert condition(kube, "Scheduled")[0] == "PodsRefused"
+    assert condition(kube, "Scheduled")[0] == "PodsRejected"
     assert f"{plural} is forbidden" in condition(kube, "Scheduled")[1]
     assert first_s is not None
     assert first_s <= 20.0
@@ -180,7 +180,7 @@ async def test_a_refused_plan_does_not_count_as_written_and_is_tried_again_later
     desired = cluster.status["plan"]["desired"]
     for _ in range(4):
         await app.reconciler.run_once(KEY)
-    assert condition(kube, "Ready") == ("WriteRefused", "field is immutable")
+    assert condition(kube, "Ready") == ("WriteRejected", "field is immutable")
     assert kube.objects["heterotrainjobs", "ns", "job"]["status"]["plan"]["desired"] == desired
     assert len([call for call in kube.writes if call[0] == "replace"]) == 1
     before = len(kube.writes)
@@ -242,7 +242,7 @@ async def test_a_webhook_without_an_answer_is_reported() -> None:
     app = an_app(kube)
     kube.fail = failing("dry-run", "pods", Unavailable("failed calling webhook policy.example.com"))
     again_s = await app.reconciler.run_once(KEY)
-    assert condition(kube, "Accepted")[0] == "NoAnswer"
+    assert condition(kube, "Accepted")[0] == "DryRunFailed"
     assert "failed calling webhook" in condition(kube, "Accepted")[1]
     assert again_s == pytest.approx(20.0, abs=1.0)
 
@@ -278,7 +278,7 @@ async def test_a_refused_template_is_checked_again_later_because_a_policy_may_ch
     kube.fail = failing("dry-run", "pods", Refused("violates PodSecurity", status_code=403))
     again_s = await app.reconciler.run_once(KEY)
     status = kube.objects["heterotrainjobs", "ns", "job"]["status"]
-    assert status["state"] == "Refused"
+    assert status["state"] == "Invalid"
     assert "violates PodSecurity" in status["reason"]
     assert again_s == pytest.approx(20.0, abs=1.0)
 

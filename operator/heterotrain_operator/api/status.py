@@ -144,7 +144,7 @@ class HeteroTrainJobStatus(Model):
     state: str = Field(
         default="",
         max_length=32,
-        description="One word for people: Refused, Suspended, Pending, Starting, Running, Degraded, Resizing, Restarting, Succeeded or Failed.",
+        description="One word for people: Invalid, Suspended, Pending, Starting, Running, Degraded, Resizing, Restarting, Succeeded or Failed.",
     )
     reason: str = Field(
         default="", max_length=MAX_MESSAGE_LENGTH, description="Why the job is in this state, in one sentence."

@@ -20,7 +20,7 @@ FINISHING_S = 30.0
 class Stage(StrEnum):
     """Stage of a job's life."""
 
-    REFUSED = "Refused"
+    INVALID = "Invalid"
     SUSPENDED = "Suspended"
     ACTIVE = "Active"
     FINISHING = "Finishing"
@@ -61,7 +61,7 @@ def decide_life(
             return Life(stage=ended, reason=known.reason, message=known.message)
     spec = job.spec
     if spec is None:
-        return Life(stage=Stage.REFUSED, reason="InvalidSpec", message=job.problem)
+        return Life(stage=Stage.INVALID, reason="InvalidSpec", message=job.problem)
     if spec.suspend:
         return Life(stage=Stage.SUSPENDED, reason="Suspended", message="spec.suspend is true")
     finished = [worker for worker in workers if worker.state is WorkerState.FINISHED]
@@ -78,7 +78,7 @@ def decide_life(
         )
     # Running workers go on: only new ones have to wait until the template is corrected.
     if acceptance.known and not acceptance.ok and not any(worker.alive for worker in workers):
-        return Life(stage=Stage.REFUSED, reason=acceptance.reason, message=acceptance.message)
+        return Life(stage=Stage.INVALID, reason=acceptance.reason, message=acceptance.message)
     return _deadlines(job, spec, now_s=now_s)
 
 
@@ -91,7 +91,7 @@ def _finishing(finished: Sequence[Worker], workers: Sequence[Worker], *, now_s: 
     left_s = since_s + FINISHING_S - now_s
     if running and left_s > 0:
         return Life(stage=Stage.FINISHING, reason="Finishing", message=message, again_s=left_s)
-    return Life(stage=Stage.SUCCEEDED, reason="Finished", message=message)
+    return Life(stage=Stage.SUCCEEDED, reason="Completed", message=message)
 
 
 def _deadlines(job: JobView, spec: HeteroTrainJobSpec, *, now_s: float) -> Life:

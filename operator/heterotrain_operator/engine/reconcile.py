@@ -231,7 +231,7 @@ class Reconciler:
             return Acceptance(known=True, ok=False, reason=reason, message=message)
         except Unavailable as error:  # such as an admission webhook that does not answer
             message = f"the API server could not check whether a worker of pool {pool.name} can be created: {error}"
-            return Acceptance(known=False, ok=False, reason="NoAnswer", message=message)
+            return Acceptance(known=False, ok=False, reason="DryRunFailed", message=message)
         return None
 
 

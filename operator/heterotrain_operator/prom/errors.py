@@ -21,4 +21,4 @@ class PromUnavailable(PromError):  # noqa: N818  # named for the cause
 class PromBadAnswer(PromError):  # noqa: N818  # named for the cause
     """The answer of Prometheus is not a valid answer to the query."""
 
-    reason = "BadAnswer"
+    reason = "InvalidAnswer"

@@ -69,7 +69,7 @@ async def test_a_pool_without_a_node_delays_nothing_and_is_told(cluster: Cluster
     await cluster.started(1)
     await state_is(cluster, "Degraded")
     _, reason, message = await cluster.condition("Degraded")
-    assert reason == "NoRoom"
+    assert reason == "InsufficientCapacity"
     assert "pool b" in message
     await cluster.add_node("b")
     (newcomer,) = set(await cluster.scheduled(2)) - set(await cluster.members())
@@ -253,7 +253,7 @@ async def test_a_bad_job_is_told_why_and_delays_nobody(cluster: Cluster, operato
     bad["spec"]["template"]["spec"]["containers"][0]["comand"] = ["train"]
     await cluster.create(bad)
     await cluster.create(cluster.job(cluster.pool("a"), name="good"))
-    await state_is(cluster, "Refused", "bad")
+    await state_is(cluster, "Invalid", "bad")
     status, reason, message = await cluster.condition("Accepted", "bad")
     assert (status, reason) == ("False", "InvalidTemplate")
     assert 'unknown field "spec.containers[0].comand"' in message

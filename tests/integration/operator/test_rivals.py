@@ -50,8 +50,8 @@ async def test_a_newcomer_gets_its_part_and_what_it_leaves_goes_back(cluster: Cl
         return found if len(found) == 2 else []
 
     going = await until(two_leave, "two workers of the old job leave")
-    assert (await cluster.condition("Limited", "old"))[:2] == ("True", "NodesShared")
-    assert "other jobs need them more" in (await cluster.condition("Limited", "old"))[2]
+    assert (await cluster.condition("WorkersLimited", "old"))[:2] == ("True", "NodesShared")
+    assert "other jobs need them more" in (await cluster.condition("WorkersLimited", "old"))[2]
     for name in going:
         await cluster.end(name, Ending.LEFT, reason="told to go")
     await cluster.confirm_deletions()
@@ -92,7 +92,7 @@ async def test_of_two_gangs_that_come_together_one_runs(cluster: Cluster, operat
     (loser,) = {"first", "second"} - {winner}
 
     async def told() -> bool:
-        return (await cluster.condition("Limited", loser))[:2] == ("True", "WaitsForNodes")
+        return (await cluster.condition("WorkersLimited", loser))[:2] == ("True", "WaitingForNodes")
 
     await until(told, "the other job says that it waits")
     found = [pod async for pod in cluster.kube.list(PODS, cluster.namespace) if pod["spec"].get("nodeName")]

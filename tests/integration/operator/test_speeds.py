@@ -131,14 +131,14 @@ async def test_a_deadline_takes_what_is_enough_and_is_told_when_it_is_out_of_rea
         pools = (cluster.pool("a", pricePerHour="5.0"), cluster.pool("b", pricePerHour="1.0"))
         training = {"globalBatchSize": BATCH, "rebalance": {"boundary": "Steps", "everySteps": 5}}
         await cluster.create(cluster.job(*pools, training=training, objective="Deadline", **within(120)))
-        await are({"b"}, "False", "InTime")
-        assert (await cluster.condition("Limited"))[:2] == ("True", "EnoughForDeadline")
+        await are({"b"}, "False", "OnTrack")
+        assert (await cluster.condition("WorkersLimited"))[:2] == ("True", "EnoughForDeadline")
         status = await cluster.status()
         assert (status["restarts"], status["disruptions"]) == (0, 0)
         await cluster.edit(within(30))
-        await are({"a", "b"}, "False", "InTime")  # both together cost less for a sample than the fast one alone
+        await are({"a", "b"}, "False", "OnTrack")  # both together cost less for a sample than the fast one alone
         await cluster.edit(within(3))
-        await are({"a", "b"}, "True", "TooLate")
+        await are({"a", "b"}, "True", "Late")
         assert "7" in (await cluster.condition("DeadlineAtRisk"))[2]
         assert (await cluster.reasons())["DeadlineAtRisk"] >= 1
     finally:

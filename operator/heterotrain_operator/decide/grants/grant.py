@@ -80,15 +80,15 @@ class JobGrant:
 def why_limited(spec: HeteroTrainJobSpec, grant: JobGrant) -> str:
     """Return the reason of the grant as one CamelCase word."""
     if grant.limits is None:
-        return "Undecided" if grant.undecided else "Free"
+        return "AllocationPending" if grant.undecided else "NotLimited"
     granted = sum(grant.limits.values())
     if granted >= most_workers(spec):
-        return "Granted"
+        return "FullyGranted"
     if granted < spec.elastic_policy.min_replicas:
-        return "WaitsForNodes"
+        return "WaitingForNodes"
     if grant.in_time:
         return "EnoughForDeadline"
-    return "FewerAreCheaper" if spec.objective is Objective.COST else "NodesShared"
+    return "FewerWorkersCheaper" if spec.objective is Objective.COST else "NodesShared"
 
 
 UNLIMITED = JobGrant()

@@ -48,7 +48,7 @@ def exhaustion_of(grant: JobGrant, name: str) -> tuple[str | None, int]:
 
 def persisted_grant(status: HeteroTrainJobStatus) -> JobGrant:
     """Return the persisted part of a job's grant; the grant itself is still undecided."""
-    limited = find_condition(status.conditions, ConditionType.LIMITED)
+    limited = find_condition(status.conditions, ConditionType.WORKERS_LIMITED)
     return JobGrant(
         undecided=True,
         reason=limited.message if limited is not None else "",

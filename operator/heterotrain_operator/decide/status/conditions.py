@@ -48,7 +48,7 @@ def _accepted(context: JobContext) -> ConditionValue:
         return ConditionValue(type=kind, holds=acceptance.ok, reason=acceptance.reason, message=acceptance.message)
     if acceptance.ok:
         message = "the API server checks the worker pods in a dry run"
-        return ConditionValue(type=kind, holds=None, reason="Checking", message=message)
+        return ConditionValue(type=kind, holds=None, reason="DryRunPending", message=message)
     return ConditionValue(type=kind, holds=None, reason=acceptance.reason, message=acceptance.message)
 
 
@@ -71,10 +71,10 @@ def _scheduled(context: JobContext) -> ConditionValue:
     ]
     have = f"{placed} of {context.desired} workers have nodes, {needed} are needed"
     if placed >= needed and not short:
-        return ConditionValue(type=kind, holds=True, reason="EnoughWorkersPlaced", message=have)
+        return ConditionValue(type=kind, holds=True, reason="EnoughWorkersScheduled", message=have)
     refused = context.refusal or context.inputs.blocked
     why = refused or context.replicas.reason
-    reason = "PodsRefused" if refused else ("Unschedulable" if why else "Placing")
+    reason = "PodsRejected" if refused else ("Unschedulable" if why else "Scheduling")
     below = f"; pools below their minReplicas: {', '.join(short)}" if short else ""
     detail = f"{f': {why}' if why else ''}{_describe_hint(context, WorkerState.WAITING)}"
     return ConditionValue(type=kind, holds=False, reason=reason, message=f"{have}{below}{detail}")
@@ -126,18 +126,20 @@ def _degraded(context: JobContext) -> ConditionValue:
     kind = ConditionType.DEGRADED
     staying = len(context.training) - len(context.draining)
     if not context.runs or context.life.stage is Stage.FINISHING or staying >= context.desired:
-        return ConditionValue(type=kind, holds=False, reason="Complete" if context.runs else "NotTraining")
+        return ConditionValue(type=kind, holds=False, reason="AllWorkersTraining" if context.runs else "NotTraining")
     message = f"{staying} of {context.desired} workers " + ("continue training" if context.draining else "train")
     if (worker := context.blocked_worker) is not None:
         message = f"{message}; {worker.pod.name}: {worker.reason}"
         return ConditionValue(type=kind, holds=True, reason=worker.pod.waiting_reason, message=message)
     why = context.refusal or context.replicas.reason
     message = f"{message}{f'; {why}' if why else ''}"
-    return ConditionValue(type=kind, holds=True, reason="NoRoom" if why else "WorkersStarting", message=message)
+    return ConditionValue(
+        type=kind, holds=True, reason="InsufficientCapacity" if why else "WorkersStarting", message=message
+    )
 
 
 def _limited(context: JobContext) -> ConditionValue:
-    kind, grant = ConditionType.LIMITED, context.grant
+    kind, grant = ConditionType.WORKERS_LIMITED, context.grant
     if context.spec is None or context.life.stage is not Stage.ACTIVE:
         return ConditionValue(type=kind, holds=False, reason=context.life.stage.value)
     before = find_condition(context.job.status.conditions, kind)
@@ -145,12 +147,12 @@ def _limited(context: JobContext) -> ConditionValue:
         holds = {"True": True, "False": False}.get(before.status)
         return ConditionValue(type=kind, holds=holds, reason=before.reason, message=before.message)
     reason = why_limited(context.spec, grant)
-    holds = None if grant.undecided else reason not in ("Free", "Granted")
+    holds = None if grant.undecided else reason not in ("NotLimited", "FullyGranted")
     return ConditionValue(type=kind, holds=holds, reason=reason, message=grant.reason)
 
 
 def _shares_applied(context: JobContext) -> ConditionValue:
-    kind, plan, applied = ConditionType.SHARES_APPLIED, context.plan, context.applied
+    kind, plan, applied = ConditionType.PLAN_APPLIED, context.plan, context.applied
     if not context.runs or plan is None:
         return ConditionValue(type=kind, holds=False, reason="NotTraining")
     if applied is None:
@@ -169,21 +171,21 @@ def _telemetry(context: JobContext) -> ConditionValue:
         return ConditionValue(type=kind, holds=False, reason=telemetry.reason, message=telemetry.problem)
     if not telemetry.gauges:
         message = "Prometheus has not scraped any worker yet"
-        return ConditionValue(type=kind, holds=None, reason="NothingYet", message=message)
+        return ConditionValue(type=kind, holds=None, reason="NotScrapedYet", message=message)
     return ConditionValue(type=kind, holds=True, reason=telemetry.reason)
 
 
 def _checkpoint(context: JobContext, checkpoint: Checkpoint) -> ConditionValue:
     kind, gauges = ConditionType.CHECKPOINT_HEALTHY, context.telemetry.gauges
     if not context.runs or context.telemetry.problem or not gauges:
-        return ConditionValue(type=kind, holds=None, reason="NotKnown")
+        return ConditionValue(type=kind, holds=None, reason="NotReported")
     newest_s = max((each.checkpoint_time_s or 0.0 for each in gauges.values()), default=0.0)
     since_s = max(newest_s, seconds(context.job.status.training_since))
     limit_s = checkpoint.interval_seconds * _LATE_CHECKPOINTS + _CHECKPOINT_SLACK_S
     if since_s and context.now_s - since_s > limit_s:
         age = duration_text(context.now_s - since_s)
         message = f"no checkpoint was written for {age}: look for the cause in the workers' logs"
-        return ConditionValue(type=kind, holds=False, reason="CheckpointLate", message=message)
+        return ConditionValue(type=kind, holds=False, reason="CheckpointOverdue", message=message)
     return ConditionValue(type=kind, holds=True, reason="Saved" if newest_s else "NotDueYet")
 
 
@@ -201,14 +203,14 @@ def _summary(context: JobContext) -> tuple[ConditionValue, ConditionValue, Condi
     if stage is Stage.SUSPENDED:
         ready, stalled = not context.workers, False
         message = "" if ready else f"{len(context.workers)} pods still exist"
-    elif stage in (Stage.SUCCEEDED, Stage.FAILED, Stage.REFUSED):
+    elif stage in (Stage.SUCCEEDED, Stage.FAILED, Stage.INVALID):
         ready, stalled = stage is Stage.SUCCEEDED, stage is not Stage.SUCCEEDED
     else:
         running = _running(context)
         ready, stalled = context.runs, not context.runs and context.blocked_worker is not None
         reason, message = running.reason, running.message
-    if blocked and stage not in (Stage.FAILED, Stage.REFUSED) and not stalled:
-        ready, reason, message = False, "WriteRefused", blocked
+    if blocked and stage not in (Stage.FAILED, Stage.INVALID) and not stalled:
+        ready, reason, message = False, "WriteRejected", blocked
     return (
         ConditionValue(type=ConditionType.READY, holds=ready, reason=reason, message=message),
         ConditionValue(type=ConditionType.RECONCILING, holds=not ready and not stalled, reason=reason, message=message),

@@ -37,6 +37,6 @@ def deadline_condition(context: JobContext, deadline: datetime) -> ConditionValu
     if spare_s < (_OUT_OF_DANGER * left_s if was_late else 0.0):
         late = f"ends {duration_text(-spare_s)} after {name}" if spare_s < 0 else f"ends barely before {name}"
         message = f"{late} with all the workers that it may have: raise maxReplicas, add a pool, or move the deadline"
-        return ConditionValue(type=kind, holds=True, reason="TooLate", message=message)
+        return ConditionValue(type=kind, holds=True, reason="Late", message=message)
     message = f"ends {duration_text(spare_s)} before {name}, including the expected cost of losses"
-    return ConditionValue(type=kind, holds=False, reason="InTime", message=message)
+    return ConditionValue(type=kind, holds=False, reason="OnTrack", message=message)

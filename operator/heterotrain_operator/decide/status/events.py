@@ -42,9 +42,9 @@ class _Rule:
 
 
 _RULES = {
-    (ConditionType.ACCEPTED, "False"): _Rule(reason="Refused", warning=True, each_reason=True),
+    (ConditionType.ACCEPTED, "False"): _Rule(reason="Invalid", warning=True, each_reason=True),
     (ConditionType.SCHEDULED, "False"): _Rule(
-        reason="WorkersUnschedulable", warning=True, each_reason=True, only=frozenset({"Unschedulable", "PodsRefused"})
+        reason="WorkersUnschedulable", warning=True, each_reason=True, only=frozenset({"Unschedulable", "PodsRejected"})
     ),
     (ConditionType.RUNNING, "True"): _Rule(reason="TrainingStarted"),
     (ConditionType.RESTARTING, "True"): _Rule(reason="TrainingInterrupted", warning=True),
@@ -52,7 +52,7 @@ _RULES = {
         reason="WorkerCannotStart", warning=True, each_reason=True, only=frozenset(HOPELESS)
     ),
     (ConditionType.RECONCILING, "True"): _Rule(
-        reason="WriteRefused", warning=True, each_reason=True, only=frozenset({"WriteRefused"})
+        reason="WriteRejected", warning=True, each_reason=True, only=frozenset({"WriteRejected"})
     ),
     (ConditionType.DEGRADED, "True"): _Rule(
         reason="Degraded", warning=True, each_reason=True, never=frozenset({"WorkersStarting"})
@@ -62,12 +62,12 @@ _RULES = {
     ),
     (ConditionType.TELEMETRY_AVAILABLE, "True"): _Rule(reason="TelemetryAvailable", after=frozenset({"False"})),
     (ConditionType.DEADLINE_AT_RISK, "True"): _Rule(reason="DeadlineAtRisk", warning=True, each_reason=True),
-    (ConditionType.DEADLINE_AT_RISK, "False"): _Rule(reason="DeadlineInReach", after=frozenset({"True"})),
+    (ConditionType.DEADLINE_AT_RISK, "False"): _Rule(reason="DeadlineOnTrack", after=frozenset({"True"})),
     (ConditionType.SPEEDS_LEARNED, "False"): _Rule(
-        reason="SpeedChanged", each_reason=True, only=frozenset({"SpeedChanged"})
+        reason="WorkerSpeedChanged", each_reason=True, only=frozenset({"SpeedChanged"})
     ),
-    (ConditionType.HELD_UP, "True"): _Rule(reason="WorkerTooSlow", warning=True),
-    (ConditionType.CHECKPOINT_HEALTHY, "False"): _Rule(reason="CheckpointLate", warning=True),
+    (ConditionType.STRAGGLER_DETECTED, "True"): _Rule(reason="StragglerDetected", warning=True),
+    (ConditionType.CHECKPOINT_HEALTHY, "False"): _Rule(reason="CheckpointOverdue", warning=True),
     (ConditionType.SUSPENDED, "True"): _Rule(reason="Suspended"),
     (ConditionType.SUSPENDED, "False"): _Rule(reason="Resumed", after=frozenset({"True"})),
     (ConditionType.SUCCEEDED, "True"): _Rule(reason="Succeeded"),

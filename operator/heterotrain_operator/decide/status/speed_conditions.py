@@ -68,7 +68,7 @@ def _speeds_learned(context: JobContext) -> ConditionValue:
         return _as_before(context, kind)
     decision = shares.decision
     if decision is None:
-        return ConditionValue(type=kind, holds=None, reason="NotShared", message=shares.reason)
+        return ConditionValue(type=kind, holds=None, reason="NoValidShares", message=shares.reason)
     names = [f"{m.worker}/{m.local_rank}" if m.local_rank else m.worker for m in shares.members]
     models = dict(zip(names, decision.models, strict=True))
     if decision.relearn:
@@ -87,13 +87,15 @@ def _speeds_learned(context: JobContext) -> ConditionValue:
         known = "is not known well yet" if learning else "is known only near the shares that were used"
         which = listed(unsure, most=_LISTED, separator="; ")
         message = f"the speed of {len(unsure)} of {len(models)} ranks {known}: {which}"
-        return ConditionValue(type=kind, holds=False, reason="Learning" if learning else "Unclear", message=message)
+        return ConditionValue(
+            type=kind, holds=False, reason="Learning" if learning else "PartlyLearned", message=message
+        )
     message = f"the speed of {len(models)} ranks is known"
     return ConditionValue(type=kind, holds=True, reason="Learned", message=message)
 
 
 def _straggler(context: JobContext) -> ConditionValue:
-    kind, shares = ConditionType.HELD_UP, context.shares
+    kind, shares = ConditionType.STRAGGLER_DETECTED, context.shares
     if not context.runs or context.plan is None:
         return ConditionValue(type=kind, holds=False, reason="NotTraining")
     if shares is None:
@@ -120,7 +122,7 @@ def _as_before(context: JobContext, kind: ConditionType) -> ConditionValue:
         holds = {"True": True, "False": False}.get(before.status)
         return ConditionValue(type=kind, holds=holds, reason=before.reason, message=before.message)
     message = "Prometheus has not scraped any worker yet"
-    return ConditionValue(type=kind, holds=None, reason="NothingYet", message=message)
+    return ConditionValue(type=kind, holds=None, reason="NotScrapedYet", message=message)
 
 
 def _change(model: MemberModel) -> str:

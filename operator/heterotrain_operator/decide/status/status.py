@@ -37,7 +37,7 @@ def status_of(context: JobContext, *, newest: tuple[int, int]) -> HeteroTrainJob
     conditions = set_conditions(old.conditions, condition_values(context), generation=context.job.generation, now=now)
     state, reason = _state(context, conditions)
     stage = context.life.stage
-    idle = stage in (Stage.SUSPENDED, Stage.REFUSED)
+    idle = stage in (Stage.SUSPENDED, Stage.INVALID)
     start_time = None if idle else old.start_time or now
     names_members = context.plan is not None and bool(context.plan.members)
     training_since = None if idle else old.training_since or (now if names_members and context.runs else None)
@@ -73,7 +73,7 @@ def _state(context: JobContext, conditions: tuple[Condition, ...]) -> tuple[str,
     holds = {condition.type: condition.status == "True" for condition in conditions}
     messages = {condition.type: condition.message for condition in conditions}
     stage = context.life.stage
-    if stage in (Stage.REFUSED, Stage.SUSPENDED, Stage.SUCCEEDED, Stage.FAILED):
+    if stage in (Stage.INVALID, Stage.SUSPENDED, Stage.SUCCEEDED, Stage.FAILED):
         return stage.value, context.life.message
     for word in (ConditionType.RESTARTING, ConditionType.RESIZING, ConditionType.DEGRADED, ConditionType.RUNNING):
         if holds[word]:

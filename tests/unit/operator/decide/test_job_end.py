@@ -13,8 +13,8 @@ def test_finished_workers_end_the_job() -> None:
         cluster.end(name, Ending.FINISHED, reason="7 epochs are committed")
     cluster.settle()
     assert cluster.status["state"] == "Succeeded"
-    assert cluster.condition("Succeeded") == ("True", "Finished")
-    assert cluster.condition("Ready") == ("True", "Finished")
+    assert cluster.condition("Succeeded") == ("True", "Completed")
+    assert cluster.condition("Ready") == ("True", "Completed")
     assert cluster.status["progress"] == "100%"
     assert sorted(cluster.pods) == ["job-w0", "job-w1", "job-w2"], "ended pods stay for their logs"
 

@@ -30,7 +30,7 @@ def test_a_refused_template_makes_no_pods_and_says_why() -> None:
     cluster.acceptance = Acceptance(known=True, ok=False, reason="InvalidTemplate", message="unknown field imagee")
     cluster.settle()
     assert cluster.pods == {}
-    assert cluster.status["state"] == "Refused"
+    assert cluster.status["state"] == "Invalid"
     assert cluster.condition("Accepted") == ("False", "InvalidTemplate")
     assert cluster.condition("Stalled") == ("True", "InvalidTemplate")
 
@@ -52,10 +52,10 @@ def test_a_template_that_is_refused_later_keeps_those_who_train_and_makes_nobody
 
 def test_whether_a_template_is_right_may_be_unknown_for_a_while() -> None:
     cluster = FakeCluster().with_nodes("a", "b", "c")
-    cluster.acceptance = Acceptance(known=False, ok=False, reason="NoAnswer", message="webhook did not answer")
+    cluster.acceptance = Acceptance(known=False, ok=False, reason="DryRunFailed", message="webhook did not answer")
     cluster.settle()
     assert cluster.pods == {}
-    assert cluster.condition("Accepted") == ("Unknown", "NoAnswer")
+    assert cluster.condition("Accepted") == ("Unknown", "DryRunFailed")
     assert cluster.status["state"] == "Pending"
     assert "webhook did not answer" in cluster.status["reason"]
 
@@ -81,9 +81,9 @@ def test_what_the_server_refuses_besides_pods_is_told_while_training_goes_on() -
     cluster.blocked = "services is forbidden"
     cluster.settle()
     assert cluster.condition("Running") == ("True", "Training")
-    assert cluster.condition("Ready") == ("False", "WriteRefused")
-    assert cluster.condition("Reconciling") == ("True", "WriteRefused")
-    assert cluster.events.count("WriteRefused") == 1
+    assert cluster.condition("Ready") == ("False", "WriteRejected")
+    assert cluster.condition("Reconciling") == ("True", "WriteRejected")
+    assert cluster.events.count("WriteRejected") == 1
     cluster.blocked = ""
     cluster.settle()
     assert cluster.condition("Ready") == ("True", "Training")

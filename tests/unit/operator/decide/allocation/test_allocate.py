@@ -27,7 +27,7 @@ def test_a_job_alone_takes_what_fits_and_one_that_waits_as_if_there_were_no_allo
     assert multi.limits() == {"one": None}
     assert multi.placed() == {"one": {"a": 3}}
     assert multi.waiting("one") == 1
-    assert multi.jobs["one"].condition("Limited") == ("False", "Free")
+    assert multi.jobs["one"].condition("WorkersLimited") == ("False", "NotLimited")
 
 
 def test_jobs_with_room_for_all_are_not_limited() -> None:
@@ -50,15 +50,18 @@ def test_a_newcomer_gets_its_part_from_a_job_that_has_everything() -> None:
     assert multi.placed() == {"old": {"a": 2}, "new": {"a": 2}}
     assert len(old.members()) == 2
     assert (old.status["disruptions"], old.status["restarts"]) == (0, 0)
-    assert old.condition("Limited") == ("True", "NodesShared")
-    assert "-2 a: other jobs need them more" in old.message("Limited")
+    assert old.condition("WorkersLimited") == ("True", "NodesShared")
+    assert "-2 a: other jobs need them more" in old.message("WorkersLimited")
     assert [p["granted"] for p in old.status["pools"]] == [2]
     assert "WorkersAllocated" in old.events
-    assert "starts with 2 a" in new.message("Limited")
+    assert "starts with 2 a" in new.message("WorkersLimited")
     multi.remove("new")
     multi.settle()
     assert multi.placed() == {"old": {"a": 4}}, "it takes back what is free"
-    assert "nobody else wants its nodes" in old.message("Limited") or old.condition("Limited") == ("False", "Free")
+    assert "nobody else wants its nodes" in old.message("WorkersLimited") or old.condition("WorkersLimited") == (
+        "False",
+        "NotLimited",
+    )
 
 
 def test_a_gang_that_does_not_fit_beside_running_minimums_waits_and_holds_nothing() -> None:
@@ -68,7 +71,7 @@ def test_a_gang_that_does_not_fit_beside_running_minimums_waits_and_holds_nothin
     new = multi.add("new", pool("a", maxReplicas=3), elasticPolicy=TWO)
     multi.settle()
     assert multi.placed() == {"old": {"a": 3}, "new": {}}
-    assert new.condition("Limited") == ("True", "WaitsForNodes")
+    assert new.condition("WorkersLimited") == ("True", "WaitingForNodes")
     assert "jobs before it leave fewer than its 2 workers" in new.message("Scheduled")
     assert multi.waiting("new") == 2, "it asks for its minimum, so that an autoscaler adds nodes"
     multi.with_nodes("a9", cpu="2").settle()
@@ -83,7 +86,7 @@ def test_a_job_whose_pool_has_no_nodes_holds_none_of_another_pool_either() -> No
     multi.add("other", pool("b", maxReplicas=2))
     multi.settle()
     assert multi.placed() == {"picky": {}, "other": {"b": 2}}
-    assert "needs 1 worker in a, which holds 0" in picky.message("Limited")
+    assert "needs 1 worker in a, which holds 0" in picky.message("WorkersLimited")
     multi.with_nodes("a", cpu="1").settle()
     assert multi.placed() == {"picky": {"a": 1}, "other": {"b": 2}}
     assert picky.condition("Running")[0] == "True"
@@ -112,7 +115,7 @@ def test_cost_takes_the_fewest_and_cheapest_workers_even_alone() -> None:
     )
     multi.settle()
     assert multi.placed() == {"thrifty": {"b": 2}}
-    assert job.condition("Limited") == ("True", "FewerAreCheaper")
+    assert job.condition("WorkersLimited") == ("True", "FewerWorkersCheaper")
     assert multi.waiting("thrifty") == 0
     assert job.status["pricePerHour"] == "0.70"
 
@@ -171,7 +174,7 @@ def test_who_has_to_move_leaves_when_his_successor_is_ready() -> None:
     multi.settle()
     assert multi.placed() == {"thrifty": {"b": 1}}
     assert len(job.members()) == 1
-    assert "0.35 instead of 3.67 an hour" in job.message("Limited")
+    assert "0.35 instead of 3.67 an hour" in job.message("WorkersLimited")
     assert "TrainingInterrupted" not in job.events
 
 

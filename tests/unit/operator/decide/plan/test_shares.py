@@ -209,12 +209,12 @@ def test_applied_versions_are_those_that_every_member_reports() -> None:
     cluster.telemetry = Telemetry(gauges=gauges, sequence=1)
     cluster.settle()
     assert cluster.status["plan"]["applied"] == f"{generation}.{revision}"
-    assert cluster.condition("SharesApplied") == ("True", "Applied")
+    assert cluster.condition("PlanApplied") == ("True", "Applied")
     assert cluster.events.count("PlanApplied") == 1
     first = next(iter(gauges))
     cluster.telemetry = Telemetry(gauges={**gauges, first: replace(gauges[first], revision=revision - 1)}, sequence=2)
     cluster.settle()
-    assert cluster.condition("SharesApplied") == ("False", "WaitingForBoundary")
+    assert cluster.condition("PlanApplied") == ("False", "WaitingForBoundary")
 
 
 def test_progress_comes_from_the_member_that_is_furthest() -> None:
@@ -265,7 +265,7 @@ def test_a_late_checkpoint_is_told(age_minutes: float) -> None:
     cluster.telemetry = Telemetry(gauges={first: gauges}, sequence=1)
     cluster.settle()
     late = age_minutes > 21
-    assert cluster.condition("CheckpointHealthy") == (("False", "CheckpointLate") if late else ("True", "Saved"))
+    assert cluster.condition("CheckpointHealthy") == (("False", "CheckpointOverdue") if late else ("True", "Saved"))
     assert cluster.status["lastCheckpoint"]["step"] == 4
     assert "CheckpointSaved" in cluster.events
 

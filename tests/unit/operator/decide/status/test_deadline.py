@@ -49,10 +49,10 @@ def test_with_time_enough_it_keeps_the_cheapest_workers_that_are_enough() -> Non
     multi, job = a_cluster(left_samples=int(250 * HOUR_S), deadline_s=HOUR_S)
     multi.settle()
     assert multi.placed() == {"one": {"a": 3}}, "300 samples/s at a third of the price of one that is as fast"
-    assert job.condition("Limited") == ("True", "EnoughForDeadline")
-    assert job.condition("DeadlineAtRisk") == ("False", "InTime")
+    assert job.condition("WorkersLimited") == ("True", "EnoughForDeadline")
+    assert job.condition("DeadlineAtRisk") == ("False", "OnTrack")
     assert "ends 9.6 min before" in job.message("DeadlineAtRisk")
-    assert "in time for its deadline" in job.message("Limited")
+    assert "in time for its deadline" in job.message("WorkersLimited")
     assert multi.waiting("one") == 0, "what is enough asks for no more"
     assert (job.status["disruptions"], job.status["restarts"]) == (0, 0)
 
@@ -70,17 +70,17 @@ def test_a_deadline_that_is_moved_nearer_brings_workers_and_one_out_of_reach_is_
     job.job["metadata"]["generation"] = 2
     multi.settle()
     assert multi.placed()["one"]["b"] >= 2
-    assert job.condition("DeadlineAtRisk") == ("False", "InTime")
+    assert job.condition("DeadlineAtRisk") == ("False", "OnTrack")
     job.job["spec"]["deadline"] = rfc3339(multi.now_s + HOUR_S / 8)
     multi.settle()
     assert multi.placed() == {"one": {"a": 4, "b": 4}}, "as fast as can be"
-    assert job.condition("DeadlineAtRisk") == ("True", "TooLate")
+    assert job.condition("DeadlineAtRisk") == ("True", "Late")
     assert "ends 2 min after" in job.message("DeadlineAtRisk")
     assert "DeadlineAtRisk" in job.events
     job.job["spec"]["deadline"] = rfc3339(multi.now_s + HOUR_S)
     multi.settle()
-    assert job.condition("DeadlineAtRisk") == ("False", "InTime")
-    assert "DeadlineInReach" in job.events
+    assert job.condition("DeadlineAtRisk") == ("False", "OnTrack")
+    assert "DeadlineOnTrack" in job.events
     job.now_s = multi.now_s = multi.now_s + 2 * HOUR_S
     multi.step()
     assert job.condition("DeadlineAtRisk") == ("True", "Passed")
