@@ -1,7 +1,8 @@
-"""Who this process is, read once from its environment.
+"""The identity of this process, read once from its environment.
 
-Three ways to run: *operated* (the operator set ``HETEROTRAIN_*``), *torchrun* (``RANK`` and ``WORLD_SIZE`` are set:
-fixed even shares, the launcher restarts everything after a failure), and *alone* (neither: one process on a laptop).
+There are three ways to run: *operated* (the operator has set ``HETEROTRAIN_*``), *torchrun* (``RANK`` and
+``WORLD_SIZE`` are set: fixed even shares, and torchrun restarts everything after a failure), and *alone* (neither: one
+process on a laptop).
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ class Identity:
 
     Attributes:
         mode: how the process was started.
-        job_name: name of the job; names the folder of its checkpoints together with namespace and uid.
+        job_name: name of the job; part of the name of its checkpoint folder, with namespace and uid.
         rank: fixed rank under torchrun; ``None`` where the plan decides it.
         world_size: fixed world size under torchrun, else ``None``.
-        metrics_port: port for metrics and readiness, local rank already added; ``None`` serves none.
-        peer_port: port for peers, local rank already added; ``None`` when there are no peers to talk to.
-        plan_dir: folder with the mounted plan; ``None`` when there is no operator.
-        termination_path: file for the outcome; ``None`` writes none.
-        sample_log_dir: folder for the log of committed samples; ``None`` writes none.
-        tensorboard_dir: folder for TensorBoard files, as the environment names it; ``None`` leaves that to the script.
+        metrics_port: port for metrics and readiness, local rank already added; ``None`` for no such endpoint.
+        peer_port: port for peers, local rank already added; ``None`` without peers.
+        plan_dir: folder with the mounted plan; ``None`` without an operator.
+        termination_path: file for the outcome; ``None`` for no file.
+        sample_log_dir: folder for the log of committed samples; ``None`` for no log.
+        tensorboard_dir: folder for TensorBoard files from the environment; ``None`` leaves the choice to the script.
     """
 
     mode: Mode
@@ -64,21 +65,21 @@ class Identity:
 
     @property
     def name(self) -> str:
-        """Return ``worker/local rank``, for people."""
+        """Return ``worker/local rank``, for log messages."""
         return f"{self.worker}/{self.local_rank}"
 
     @property
     def tags(self) -> dict[str, str | int]:
-        """Return what every log line of this process says about who it is."""
+        """Return the fields that identify this process in each of its log lines."""
         who: dict[str, str | int] = {"worker": self.worker, "local_rank": self.local_rank}
         return who | {"job": self.job_name, "namespace": self.namespace} if self.mode is Mode.OPERATED else who
 
 
 def read_identity(environ: Mapping[str, str] = os.environ) -> Identity:
-    """Return who this process is.
+    """Return the identity of this process.
 
     Raises:
-        UsageError: a variable is missing or is no number.
+        UsageError: a variable is missing or is not a number.
     """
     return replace(
         _who(environ), sample_log_dir=environ.get(env.SAMPLE_LOG_DIR), tensorboard_dir=environ.get(env.TENSORBOARD_DIR)
@@ -107,7 +108,7 @@ def _who(environ: Mapping[str, str]) -> Identity:
         rank, local_rank = _number(environ, "RANK", 0), _number(environ, "LOCAL_RANK", 0)
         world_size = _number(environ, "WORLD_SIZE", 1)
         if not 0 <= rank < world_size:
-            raise UsageError(f"RANK has to be from 0 to below WORLD_SIZE, not {rank} of {world_size}: {BY_TORCHRUN}")
+            raise UsageError(f"RANK must be at least 0 and below WORLD_SIZE, not {rank} of {world_size}: {BY_TORCHRUN}")
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             if not environ.get(name):
                 raise UsageError(f"RANK and WORLD_SIZE are set but {name} is not: {BY_TORCHRUN}")
@@ -127,7 +128,7 @@ def read_config(environ: Mapping[str, str] = os.environ) -> TrainingConfig | Non
     """Return the operator's training configuration, or ``None`` when there is none.
 
     Raises:
-        UsageError: the variable holds something else.
+        UsageError: the variable does not hold a valid configuration.
     """
     text = environ.get(env.CONFIG)
     if text is None:
@@ -152,7 +153,7 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     try:
         return int(value)
     except ValueError:
-        raise UsageError(f"{name} has to be a whole number, not {value!r}") from None
+        raise UsageError(f"{name} must be a whole number, not {value!r}") from None
 
 
 def _optional_port(environ: Mapping[str, str], local_rank: int) -> int | None:

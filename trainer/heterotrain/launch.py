@@ -1,7 +1,7 @@
-"""``heterotrain-run SCRIPT [ARGUMENT …]``: the ranks of one worker pod, which share its fate.
+"""``heterotrain-run SCRIPT [ARGUMENT …]``: runs the ranks of one worker pod, which all end together.
 
-The launcher is the container's first process: it hands SIGTERM on, reaps whatever was orphaned, ends all ranks when one
-fails, and writes one outcome for the pod. It never loads torch, so that a signal finds a handler from the first moment.
+The launcher is the first process of the container. It forwards SIGTERM, reaps orphaned processes, ends all ranks when
+one fails, and writes one outcome for the pod. It never loads torch, so its signal handlers are in place at once.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from heterotrain.telemetry.logs import set_up_logs
 _log = logging.getLogger(__name__)
 
 KILL_AFTER_S = 20
-"""After one rank failed, the others get this long to end before they are killed."""
+"""After one rank has failed, the others are killed unless they end within this time."""
 
-_LEFT_EARLY = Outcome(ending=Ending.LEFT, reason="told to go before it had joined", epoch=0, step=0)
+_LEFT_EARLY = Outcome(ending=Ending.LEFT, reason="received SIGTERM before it had joined", epoch=0, step=0)
 
 
 def merge(outcomes: Sequence[Outcome | None], codes: Sequence[int], *, told: bool) -> Outcome:
     """Return a pod's outcome from those of its ranks: one failure is a failure, one leave is a leave.
 
     Args:
-        outcomes: by local rank; ``None`` for a rank that left no word.
+        outcomes: outcomes by local rank; ``None`` for a rank that wrote none.
         codes: exit codes by local rank; negative for a signal.
-        told: whether the pod was told to go. A rank that still loads its libraries then has nobody to say goodbye to, and
-            ends by the very signal: it left.
+        told: whether the pod received SIGTERM. A rank that is still loading its libraries then has no peers to notify
+            and is ended by the signal itself: it counts as having left.
     """
     outcomes = [
         _LEFT_EARLY if told and outcome is None and code == -signal.SIGTERM else outcome
         for outcome, code in zip(outcomes, codes, strict=True)
     ]
-    said = [outcome for outcome in outcomes if outcome is not None]
-    epoch, step = max((o.epoch for o in said), default=0), max((o.step for o in said), default=0)
-    metrics = next((o.metrics for o in said if o.metrics), {})
+    written = [outcome for outcome in outcomes if outcome is not None]
+    epoch, step = max((o.epoch for o in written), default=0), max((o.step for o in written), default=0)
+    metrics = next((o.metrics for o in written if o.metrics), {})
 
     def last(ending: Ending, reason: str) -> Outcome:
         return Outcome(ending=ending, reason=reason, epoch=epoch, step=step, metrics=metrics, told=told)
@@ -54,14 +54,16 @@ def merge(outcomes: Sequence[Outcome | None], codes: Sequence[int], *, told: boo
         if outcome is not None and outcome.ending is Ending.FAILED:
             return last(Ending.FAILED, f"rank {rank}: {outcome.reason}")
     for rank, (outcome, code) in enumerate(zip(outcomes, codes, strict=True)):
-        if code < 0 and outcome is None:  # whoever said goodbye may crash on the way out
+        if code < 0 and outcome is None:  # a rank that has written its outcome may crash while it exits
             return last(Ending.FAILED, f"rank {rank} was ended by {_how(code)}")
         if code > 0:
             return last(Ending.FAILED, f"rank {rank} ended with {_how(code)}")
         if outcome is None:
-            return last(Ending.FAILED, f"rank {rank} ended without a word: does the script call heterotrain.init()?")
-    left = next((outcome for outcome in said if outcome.ending is Ending.LEFT), None)
-    return last(Ending.LEFT, left.reason) if left else last(Ending.FINISHED, said[0].reason)
+            return last(
+                Ending.FAILED, f"rank {rank} ended without an outcome: does the script call heterotrain.init()?"
+            )
+    left = next((outcome for outcome in written if outcome.ending is Ending.LEFT), None)
+    return last(Ending.LEFT, left.reason) if left else last(Ending.FINISHED, written[0].reason)
 
 
 class Launcher:
@@ -71,7 +73,7 @@ class Launcher:
         self._command = list(command)
         self._environ = dict(environ)
         self._ranks = int(environ.get(env.NUM_PROC_PER_WORKER, "1") or "1")
-        # Whoever drops a Popen asks for its exit code, and ``os.wait`` would wait in vain for a rank that has ended already.
+        # References are kept: a dropped Popen reaps its process, and ``os.wait`` would then never report that rank.
         self._children: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
         self._codes: dict[int, int] = {}
         self._ending = False
@@ -86,12 +88,12 @@ class Launcher:
             signal.signal(number, self._on_signal)
         signal.signal(signal.SIGALRM, self._on_alarm)
         with tempfile.TemporaryDirectory(prefix="heterotrain-") as folder:
-            words = [Path(folder) / f"rank-{rank}" for rank in range(self._ranks)]
-            for rank, word in enumerate(words):
-                self._start(rank, word)
+            files = [Path(folder) / f"rank-{rank}" for rank in range(self._ranks)]
+            for rank, file in enumerate(files):
+                self._start(rank, file)
             self._watch()
             codes = [self._codes[rank] for rank in range(self._ranks)]
-            outcome = merge([_read(word) for word in words], codes, told=self._told)
+            outcome = merge([_read(file) for file in files], codes, told=self._told)
         path = self._environ.get(env.TERMINATION_PATH, env.DEFAULT_TERMINATION_PATH)
         if env.JOB_UID in self._environ:
             with contextlib.suppress(OSError):
@@ -100,59 +102,59 @@ class Launcher:
             return 0
         return next((code for code in codes if code > 0), 1)
 
-    def _start(self, rank: int, word: Path) -> None:
-        # torch's C++ side prints a stack for each connection that a lost peer leaves behind; only its errors are news.
+    def _start(self, rank: int, outcome_file: Path) -> None:
+        # torch's C++ code prints a stack for each broken connection of a lost peer; only its errors matter here.
         environ = (
             {"TORCH_CPP_LOG_LEVEL": "ERROR"}
             | self._environ
             | {
                 env.LOCAL_RANK: str(rank),
                 env.NUM_PROC_PER_WORKER: str(self._ranks),
-                env.TERMINATION_PATH: str(word),
+                env.TERMINATION_PATH: str(outcome_file),
             }
         )
         child = subprocess.Popen(self._command, env=environ)
         self._children[child.pid] = (rank, child)
 
     def _watch(self) -> None:
-        """Wait for all ranks; as the first process of a container this also reaps strangers."""
+        """Wait for all ranks; as the first process of a container, also reap other processes."""
         while len(self._codes) < self._ranks:
             pid, status = os.wait()
             if pid not in self._children:
                 continue
             rank, child = self._children.pop(pid)
             child.returncode = self._codes[rank] = os.waitstatus_to_exitcode(status)
-            went = self._codes[rank] == 0 or (self._told and self._codes[rank] == -signal.SIGTERM)
-            if not went and not self._ending:
+            ended_well = self._codes[rank] == 0 or (self._told and self._codes[rank] == -signal.SIGTERM)
+            if not ended_well and not self._ending:
                 self._ending = True
                 _log.error(
-                    "rank %d of the pod ended with %s: the others are told to end", rank, _how(self._codes[rank])
+                    "rank %d of the pod ended with %s: terminating the other ranks", rank, _how(self._codes[rank])
                 )
-                self._tell(signal.SIGTERM)
+                self._signal(signal.SIGTERM)
                 signal.alarm(KILL_AFTER_S)
         signal.alarm(0)
 
-    def _tell(self, number: int) -> None:
+    def _signal(self, number: int) -> None:
         for pid in list(self._children):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._told = True
-        self._tell(number)
+        self._signal(number)
 
     def _on_alarm(self, _number: int, _frame: FrameType | None) -> None:
-        _log.error("%d ranks of the pod did not end within %d s: they are killed", len(self._children), KILL_AFTER_S)
-        self._tell(signal.SIGKILL)
+        _log.error("%d ranks of the pod did not end within %d s: killing them", len(self._children), KILL_AFTER_S)
+        self._signal(signal.SIGKILL)
 
 
 def _how(code: int) -> str:
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
-def _read(word: Path) -> Outcome | None:
+def _read(file: Path) -> Outcome | None:
     try:
-        return decode_outcome(word.read_text(encoding="utf-8"))
+        return decode_outcome(file.read_text(encoding="utf-8"))
     except OSError:
         return None
 
@@ -165,7 +167,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help"):
-        print("usage: heterotrain-run SCRIPT [ARGUMENT …]\n\nStarts the script once for each rank of this worker.")  # noqa: T201  # a command's own words
+        usage = "usage: heterotrain-run SCRIPT [ARGUMENT …]\n\nStarts the script once for each rank of this worker."
+        print(usage)  # noqa: T201  # output of a command
         raise SystemExit(0 if given else 2)
     raise SystemExit(Launcher([sys.executable, *given], os.environ).run())
 

@@ -1,4 +1,4 @@
-"""A worker's last word: how a rank ended, written where the kubelet (or the launcher) picks it up."""
+"""The termination message of a rank: how it ended, in a file that the kubelet or the launcher reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from heterotrain_core.contract.outcome import Ending, Outcome, encode_outcome
 
 
 class TerminationMessage:
-    """Writes one outcome; the first one said stands."""
+    """Writes one outcome; after the first one, later ones are ignored."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class TerminationMessage:
         self.outcome: Outcome | None = None
 
     def install(self) -> None:
-        """Say ``failed`` when the script ends by an exception, or ends before the training does."""
+        """Write a failure when the script ends with an exception, or ends before training is complete."""
         previous = sys.excepthook
 
         def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -41,7 +41,7 @@ class TerminationMessage:
         atexit.register(
             self.write,
             Ending.FAILED,
-            "the script ended before every epoch was committed; to end early on purpose, call job.finish(reason)",
+            "the script ended before every epoch was committed: call job.finish(reason) to end early on purpose",
         )
 
     def write(self, ending: Ending, reason: str, *, told: bool = False) -> None:
@@ -54,5 +54,5 @@ class TerminationMessage:
                 ending=ending, reason=reason, epoch=epoch, step=step, metrics=self._metrics(), told=told
             )
             if self._path is not None:
-                with contextlib.suppress(OSError):  # a read-only termination file: the exit code still speaks
+                with contextlib.suppress(OSError):  # a read-only file: the exit code still tells success from failure
                     self._path.write_text(encode_outcome(self.outcome), encoding="utf-8")

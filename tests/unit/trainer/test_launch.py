@@ -41,7 +41,7 @@ FINISHED, LEFT, FAILED = (said(ending) for ending in Ending)
             [FINISHED, None],
             [0, 0],
             Ending.FAILED,
-            "rank 1 ended without a word: does the script call heterotrain.init()?",
+            "rank 1 ended without an outcome: check that the script calls heterotrain.init()",
         ),
     ],
 )
@@ -59,7 +59,7 @@ def test_the_furthest_rank_says_where_it_was() -> None:
 def test_a_pod_told_to_go_before_its_ranks_can_hear_has_left() -> None:
     """A signal that nobody handles yet is no failure, but only that signal, and only when the pod was told."""
     early = merge([None, LEFT], [-signal.SIGTERM, 0], told=True)
-    assert (early.ending, early.reason) == (Ending.LEFT, "told to go before it had joined")
+    assert (early.ending, early.reason) == (Ending.LEFT, "received SIGTERM before it had joined")
     assert merge([None], [-signal.SIGKILL], told=True).ending is Ending.FAILED
     assert merge([None], [-signal.SIGTERM], told=False).ending is Ending.FAILED
 

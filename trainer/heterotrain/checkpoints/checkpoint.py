@@ -1,9 +1,10 @@
-"""Checkpoints: parts and a manifest, verified on load, never worse than what was there before.
+"""Checkpoints: parts and a manifest, verified on load; a failed write never damages earlier checkpoints.
 
-The state's bytes are cut into parts (``parts``); one rank writes them all, or each rank its own. The manifest is put
-last and holds every file's size and SHA-256, so a checkpoint without a fitting manifest does not exist. Names carry
-generation, step and a random mark: no write ever touches another one's files, and a writer that was given up by its peers
-cannot overwrite what its successors wrote. Old checkpoints go only after a newer one is complete.
+The state's bytes are cut into parts (``parts``); one rank writes them all, or each rank its own. The manifest is
+written last and holds the size and SHA-256 of every file, so a checkpoint without a matching manifest does not exist.
+File names contain generation, step and a random mark. So no write touches the files of another, and a writer that its
+peers have given up cannot overwrite files of its successors. Old checkpoints are removed only after a newer one is
+complete.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ _log = logging.getLogger(__name__)
 
 FORMAT = 2
 READERS = 8
-"""Parts that are read at a time."""
+"""Parts read at the same time."""
 MARK_BITS = 48
-"""A mark travels in the control vector as a float64, which holds whole numbers up to 2^53."""
+"""A mark is sent in the control vector as a float64, which represents whole numbers up to 2^53."""
 RECORD = "reproducibility.json"
 _MANIFEST = re.compile(r"^checkpoint-g\d{9}-s\d{12}-[0-9a-f]{12}\.json$")
 _ANY = re.compile(r"^\.?checkpoint-g(\d{9})-s(\d{12})-[0-9a-f]{12}(?:\.json|-[a-z0-9]+\.(?:bin|pt|json))$")
@@ -48,13 +49,13 @@ class Label:
 
     @property
     def stem(self) -> str:
-        """Begins the names of all its files."""
+        """Common beginning of the names of all its files."""
         return f"checkpoint-g{self.generation:09d}-s{self.step:012d}-{self.mark:012x}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a complete checkpoint says of itself."""
+    """The description of a complete checkpoint."""
 
     format: int
     generation: int
@@ -65,47 +66,47 @@ class Manifest:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Of two checkpoints the greater one is the newer: a later generation outranks a higher step."""
+        """Sort key: of two checkpoints the greater is the newer one. A later generation outranks a higher step."""
         return (self.generation, self.step)
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The names of its data."""
+        """The names of its data files."""
         return (self.skeleton.name, *(part.name for part in self.parts))
 
     @property
     def size_bytes(self) -> int:
-        """The size of its data."""
+        """The size of its data files."""
         return self.skeleton.size_bytes + sum(part.size_bytes for part in self.parts)
 
 
 def new_mark() -> int:
-    """Return a mark that no other attempt has."""
+    """Return a random mark, distinct from that of any other attempt."""
     return secrets.randbits(MARK_BITS)
 
 
 class CheckpointFolder:
     """The checkpoints of one job."""
 
-    def __init__(self, place: str | Path, *, keep: int, keep_s: float | None = None) -> None:
-        """Keep the newest ``keep``, of them none that is older than ``keep_s``; the newest one always stays."""
-        self.storage = Storage(str(place))
+    def __init__(self, uri: str | Path, *, keep: int, keep_s: float | None = None) -> None:
+        """Keep the newest ``keep`` checkpoints not older than ``keep_s`` seconds; the newest one always stays."""
+        self.storage = Storage(str(uri))
         self._keep = max(1, keep)
         self._keep_s = keep_s
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def write(self, state: Flat, *, generation: int, step: int, now_s: float) -> Manifest:
-        """Write one checkpoint as a single part, then drop the oldest beyond what is kept.
+        """Write one checkpoint as a single part, then remove checkpoints that need not be kept.
 
         Args:
             state: skeleton and tensors, on any device.
-            generation: of the formation that got there.
+            generation: generation of the formation that reached this state.
             step: committed steps.
-            now_s: seconds since the epoch, from which ages count.
+            now_s: seconds since 1970, from which ages count.
 
         Raises:
-            OSError: it could not be written; what was there before is untouched. A store's library may raise others.
+            OSError: it could not be written; earlier checkpoints are untouched. A store's library may raise others.
         """
         label = Label(generation=generation, step=step, mark=new_mark())
         data = pack(state.tensors, cut(sizes_bytes(state.tensors), 1)[0], None)
@@ -117,7 +118,7 @@ class CheckpointFolder:
             raise
 
     def write_part(self, label: Label, data: torch.Tensor, *, index: int, count: int) -> StoredFile:
-        """Write part ``index`` of ``count``, and beside it what the manifest has to say of it.
+        """Write part ``index`` of ``count`` and, next to it, its entry for the manifest.
 
         Raises:
             OSError: see ``write``.
@@ -131,7 +132,7 @@ class CheckpointFolder:
         """Return all ``count`` parts of an attempt once every one of them is written, else ``None``.
 
         Raises:
-            OSError: the store cannot be asked. A store's library may raise others.
+            OSError: the store cannot be read. A store's library may raise others.
         """
         wanted = [f"{label.stem}-p{index}of{count}.json" for index in range(count)]
         if not set(wanted) <= set(self.storage.names()):
@@ -141,14 +142,14 @@ class CheckpointFolder:
     def complete(
         self, label: Label, skeleton: bytes, parts: Sequence[StoredFile], *, now_s: float, record: bytes | None = None
     ) -> Manifest:
-        """Make a checkpoint of parts that are written; drop what is no longer kept.
+        """Complete a checkpoint whose parts are written, then remove checkpoints that need not be kept.
 
         Args:
             label: the attempt.
-            skeleton: what the parts are put together by.
+            skeleton: skeleton of the state.
             parts: every part, in order.
             now_s: seconds since 1970.
-            record: what is kept beside the newest checkpoint (``RECORD``).
+            record: content of ``RECORD``, a file kept next to the newest checkpoint; ``None`` for none.
 
         Raises:
             OSError: see ``write``.
@@ -163,32 +164,32 @@ class CheckpointFolder:
         self.storage.put(f"{label.stem}.json", [json.dumps(asdict(manifest)).encode()])
         try:
             self._prune(now_s)
-        except Exception as error:  # noqa: BLE001  # whatever a store's library raises: the checkpoint itself is complete
+        except Exception as error:  # noqa: BLE001  # any error of a store's library: the checkpoint itself is complete
             _log.warning("old checkpoints could not be removed: %s", error)
         return manifest
 
     def discard(self, label: Label) -> None:
-        """Remove what an attempt has written, as far as the store lets us."""
+        """Remove the files of an attempt, as far as the store permits."""
         try:
             self.storage.remove(name for name in self.storage.names() if name.lstrip(".").startswith(label.stem))
-        except Exception as error:  # noqa: BLE001  # whatever a store's library raises: what is left goes with its age
-            _log.info("could not clean up: %s", error)
+        except Exception as error:  # noqa: BLE001  # any error of a store's library: left files are pruned later
+            _log.info("files of a failed checkpoint could not be removed: %s", error)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def manifests(self) -> list[Manifest]:
-        """Return what claims to be complete, newest first; broken manifests are passed over.
+        """Return the manifests in the folder, newest first; unreadable ones are skipped.
 
         Raises:
-            OSError: the store cannot be asked. A store's library may raise others.
+            OSError: the store cannot be read. A store's library may raise others.
         """
         return [manifest for name in self._manifest_names() if (manifest := self._manifest(name)) is not None]
 
     def newest_order(self) -> tuple[int, int]:
-        """Return (generation, step) of the newest checkpoint that claims to be complete, (-1, -1) for none.
+        """Return (generation, step) of the newest checkpoint with a manifest, (-1, -1) for none.
 
         Raises:
-            OSError: the store cannot be asked. A store's library may raise others.
+            OSError: the store cannot be read. A store's library may raise others.
         """
         for name in with_retries(self._manifest_names):
             manifest = self._manifest(name)
@@ -197,11 +198,11 @@ class CheckpointFolder:
         return (-1, -1)
 
     def load_newest(self) -> tuple[Manifest, dict[str, Any]] | None:
-        """Return the newest checkpoint whose data fit their checksums, or ``None`` when there never was one.
+        """Return the newest checkpoint whose data match their checksums, or ``None`` when there are no checkpoints.
 
         Raises:
-            UsageError: there are checkpoints, but none is whole: to begin anew is for a person to decide.
-            OSError: the store cannot be asked. A store's library may raise others.
+            UsageError: there are checkpoints, but none can be read. The user has to decide whether to start over.
+            OSError: the store cannot be read. A store's library may raise others.
         """
         names = with_retries(self._manifest_names)
         for name in names:
@@ -210,21 +211,21 @@ class CheckpointFolder:
                 continue
             try:
                 return manifest, with_retries(partial(self.load, manifest))
-            except Exception as error:  # noqa: BLE001  # whatever a store's library raises: an older one may be good
-                _log.warning("checkpoint of step %d is passed over: %s", manifest.step, error)
+            except Exception as error:  # noqa: BLE001  # any error of a store's library: an older one may be good
+                _log.warning("checkpoint of step %d is skipped: %s", manifest.step, error)
         if names:
             raise UsageError(
-                f"none of the {len(names)} checkpoints in {self.storage.uri} is whole (or another version wrote them): "
-                "to begin anew, move them away"
+                f"none of the {len(names)} checkpoints in {self.storage.uri} can be read: they are damaged, or another "
+                "version wrote them. To start training from the beginning, move them away"
             )
         return None
 
     def load(self, manifest: Manifest) -> dict[str, Any]:
-        """Return a checkpoint's state, its parts read side by side.
+        """Return a checkpoint's state; its parts are read in parallel.
 
         Raises:
-            Damaged: it is not what was written.
-            OSError: it cannot be read. A store's library may raise others.
+            DamagedFileError: a file differs from its manifest entry.
+            OSError: a file cannot be read. A store's library may raise others.
         """
         skeleton = bytearray(manifest.skeleton.size_bytes)
         self.storage.get_into(manifest.skeleton, [memoryview(skeleton)])
@@ -250,15 +251,16 @@ class CheckpointFolder:
         try:
             raw: dict[str, Any] = json.loads(with_retries(partial(self.storage.get, name)))
             if raw["format"] != FORMAT:
-                raise ValueError(f"it has format {raw['format']}, this version reads {FORMAT}")  # noqa: TRY301  # said below
+                reason = f"it has format {raw['format']}, this version reads {FORMAT}"
+                raise ValueError(reason)  # noqa: TRY301  # logged below
             skeleton, parts = StoredFile(**raw.pop("skeleton")), tuple(StoredFile(**part) for part in raw.pop("parts"))
             return Manifest(**raw, skeleton=skeleton, parts=parts)
-        except Exception as error:  # noqa: BLE001  # whatever a store's library raises, or bytes that are no manifest
-            _log.warning("checkpoint manifest %s is passed over: %s", name, error)
+        except Exception as error:  # noqa: BLE001  # any error of a store's library, or an invalid manifest
+            _log.warning("checkpoint manifest %s is skipped: %s", name, error)
             return None
 
     def _prune(self, now_s: float) -> None:
-        """Drop what is no longer kept, and what writers that died have left behind."""
+        """Remove checkpoints that need not be kept, and files that failed writers have left behind."""
         newest = self.manifests()[: self._keep]
         kept = [
             manifest for index, manifest in enumerate(newest)

@@ -1,23 +1,23 @@
-"""Whether a checkpoint fits into what is left of a grace period, judged by how fast earlier ones were written."""
+"""Whether a checkpoint can be written in the rest of a grace period, estimated from the speed of earlier writes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 SLACK = 1.5
-"""Stores are slower when many pods leave at once."""
+"""Safety factor on the write time: stores are slower when many pods leave at once."""
 EXIT_RESERVE_S = 1.0
-"""For the outcome and the end of the process."""
+"""Seconds reserved for the termination message and the end of the process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteEstimate:
-    """What is to be expected of a write.
+    """The estimate of one write.
 
     Attributes:
-        needed_s: seconds that it will take; ``None`` while no write was measured.
-        fits: whether that is less than what is left; a write whose speed is unknown is taken to fit.
-        reason: a sentence for people.
+        needed_s: expected duration in seconds; ``None`` before the first measured write.
+        fits: whether the write fits into the remaining time; a write of unknown speed is assumed to fit.
+        reason: explanation for log messages.
     """
 
     needed_s: float | None
@@ -26,11 +26,11 @@ class WriteEstimate:
 
 
 def estimate_write(*, size_bytes: int, speed_bytes_per_s: float | None, left_s: float) -> WriteEstimate:
-    """Judge a write of ``size_bytes`` by this rank that has to be complete in ``left_s`` seconds."""
+    """Estimate a write of ``size_bytes`` by this rank that has to be complete in ``left_s`` seconds."""
     left_s = max(0.0, left_s - EXIT_RESERVE_S)
     size = f"{size_bytes / 1e6:.0f} MB"
     if speed_bytes_per_s is None or speed_bytes_per_s <= 0:
-        return WriteEstimate(needed_s=None, fits=True, reason=f"{size} have to be written within {left_s:.0f} s")
+        return WriteEstimate(needed_s=None, fits=True, reason=f"{size} must be written within {left_s:.0f} s")
     needed_s = SLACK * size_bytes / speed_bytes_per_s
     fits = needed_s <= left_s
     reason = (
@@ -41,7 +41,7 @@ def estimate_write(*, size_bytes: int, speed_bytes_per_s: float | None, left_s: 
 
 
 def must_start_now(estimate: WriteEstimate, *, left_s: float, step_left_s: float) -> bool:
-    """Return whether a write would come too late after the running step, but not yet now.
+    """Return whether a write would be too late after the running step but fits now.
 
     Args:
         estimate: the estimate for ``left_s``.

@@ -1,9 +1,10 @@
-"""When checkpoints are written, by whom, and what a fresh start takes from them.
+"""When checkpoints are written and by which rank, and what a cold start restores.
 
-The state is the same on every rank. A small one is written whole by one rank: the lowest on on-demand capacity, else the
-lowest. That rank needs nobody's leave, its own clock decides. A large one is written in parts, one by each rank; the same
-rank proposes it in the control vector, so that all copy the state of the same step, and makes it complete once every
-part is there. Parts need a place that all ranks share: when they do not appear, one rank writes everything again.
+The state is the same on every rank. A small state is written whole by one rank: the lowest on on-demand capacity, else
+the lowest. That rank decides alone, by its own clock. A large state is written in parts, one by each rank. The same
+rank then proposes the checkpoint in the control vector, so that all ranks copy the state of the same step, and
+completes it once every part is written. Parts need a folder that all ranks share: when they do not appear, one rank
+writes the whole state from then on.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ from heterotrain.telemetry.report import Report
 _log = logging.getLogger(__name__)
 
 SHARD_FROM_BYTES = 256 * 1024 * 1024
-"""Below this one rank writes faster than many can agree."""
+"""Smaller states are written by one rank, which is faster than coordinating many."""
 PREPARE_FROM_BYTES = 64 * 1024 * 1024
-"""Below this the first copy takes no longer than a later one."""
+"""For smaller states, the first copy takes no longer than a later one."""
 
 
 class CheckpointManager:
-    """This rank's part in keeping checkpoints."""
+    """Decides when this rank writes a checkpoint or its part of one, and restores the newest one."""
 
     def __init__(self, identity: Identity, config: TrainingConfig, *, report: Report) -> None:
         self.record: Callable[[], bytes | None] = lambda: None
-        """What is kept beside the newest checkpoint."""
+        """Returns the content of the record file next to the newest checkpoint; ``None`` for no file."""
         self._schedule = Schedule(every_s=config.checkpoint_interval_s, now_s=time.monotonic())
         self._report = report
         self._folder: CheckpointFolder | None = None
@@ -58,13 +59,13 @@ class CheckpointManager:
             )
             self._writer = CheckpointWriter(self._folder, on_done=self._on_done)
 
-    # -- a fresh start -----------------------------------------------------------------------------------------------
+    # -- cold start --------------------------------------------------------------------------------------------------
 
     def best(self) -> tuple[int, int]:
         """Return (generation, step) of the best checkpoint that this rank can see, (-1, -1) for none.
 
         Raises:
-            UsageError: the store cannot be asked.
+            UsageError: the store cannot be read.
         """
         return (-1, -1) if self._folder is None else best_checkpoint(self._folder)
 
@@ -83,16 +84,16 @@ class CheckpointManager:
     # -- while training ----------------------------------------------------------------------------------------------
 
     def request(self) -> None:
-        """Ask for a checkpoint at the next step boundary, whoever is the writer then."""
+        """Request a checkpoint at the next step boundary, from whichever rank is the writer then."""
         self._schedule.request()
 
     def on_member_lost(self) -> None:
-        """Note that parts of a checkpoint may never come."""
+        """Stop waiting for parts of a checkpoint, since those of a lost rank may never come."""
         if self._writer is not None:
             self._writer.stop_waiting_for_parts()
 
     def maybe_write(self, active_group: ActiveGroup, training: Training) -> None:
-        """Start a checkpoint when this rank is the one that writes it whole and one is due."""
+        """Start a checkpoint when one is due and this rank writes it whole."""
         if self._writer is None:
             return
         self._watch(self._writer)
@@ -107,7 +108,7 @@ class CheckpointManager:
         return self._is_writer(active_group) and self._is_due() and self._in_parts(active_group, training)
 
     def write_part(self, active_group: ActiveGroup, training: Training, *, mark: int) -> None:
-        """Start to write this rank's part of a checkpoint that all ranks write now; ``mark`` is the same on all."""
+        """Start writing this rank's part of a checkpoint of all ranks; ``mark`` is the same on every rank."""
         if self._writer is None:
             return
         roster = active_group.roster
@@ -128,14 +129,14 @@ class CheckpointManager:
         left_s: float,
         step_left_s: float,
     ) -> None:
-        """Write the state before the running step now, if after it there would be no time for that.
+        """Write the state from before the running step now, if there would be no time after the step.
 
-        A state in parts waits for the step's end: no rank knows yet which of the others go, too.
+        A state in parts waits for the end of the step, because no rank knows yet which others leave too.
 
         Args:
             active_group: the formation that the step runs in.
-            training: nothing of the running step has touched it, except
-            buffers: the model's, as they were before the step.
+            training: the state. The running step has changed nothing of it except the model's buffers.
+            buffers: the model's buffers as they were before the step.
             left_s: seconds until this process is killed.
             step_left_s: seconds until the step is likely to be committed.
         """
@@ -147,20 +148,20 @@ class CheckpointManager:
         estimate = self._estimate(training, left_s=left_s, parts=1)
         if must_start_now(estimate, left_s=left_s, step_left_s=step_left_s):
             self._early_step = training.progress.steps
-            _log.warning("the running step would end too late for a checkpoint: writing now; %s", estimate.reason)
+            _log.warning("the running step would end too late for a checkpoint: writing one now; %s", estimate.reason)
             self._start(writer, training, generation=active_group.roster.formation.generation, buffers=buffers)
 
     # -- at the end --------------------------------------------------------------------------------------------------
 
     def write_on_shutdown(self, active_group: ActiveGroup, training: Training, *, mark: int, left_s: float) -> None:
-        """Write the state when every rank has to go: the job cannot go on without it.
+        """Write the state when every rank has to leave: the job cannot continue without it.
 
-        Returns when this rank's part in it is done, or when there is no time left.
+        Returns when this rank has written its part, or when there is no time left.
 
         Args:
             active_group: the formation whose members all leave.
             training: the state.
-            mark: tells this checkpoint's files from all others; the same number on every rank.
+            mark: random number that names this checkpoint's files; the same on every rank.
             left_s: seconds until this process is killed.
         """
         if self._writer is None:
@@ -174,10 +175,17 @@ class CheckpointManager:
         left_s -= time.monotonic() - began_s
         estimate = self._estimate(training, left_s=left_s, parts=len(active_group.roster.plan_ranks) if in_parts else 1)
         if not estimate.fits and self._early_step >= 0:
-            _log.warning("everybody leaves: %s; the checkpoint of step %d stays", estimate.reason, self._early_step)
+            _log.warning(
+                "all ranks leave: %s; the checkpoint of step %d stays the newest", estimate.reason, self._early_step
+            )
             return
-        _log.log(logging.INFO if estimate.fits else logging.WARNING, "everybody leaves: %s%s", estimate.reason,
-                 "" if estimate.fits else "; it is tried, but the job may go on from an older checkpoint")  # fmt: skip
+        if estimate.fits:
+            _log.info("all ranks leave: %s", estimate.reason)
+        else:
+            _log.warning(
+                "all ranks leave: %s; writing it anyway, but the job may continue from an older checkpoint",
+                estimate.reason,
+            )
         if in_parts:
             self.write_part(active_group, training, mark=mark)
             self.wait(left_s - EXIT_RESERVE_S)
@@ -187,7 +195,7 @@ class CheckpointManager:
             )
 
     def write_final(self, active_group: ActiveGroup, training: Training) -> None:
-        """Keep the final state; on the writer this returns when it is complete.
+        """Write the final state; on the writer this returns when the checkpoint is complete.
 
         Raises:
             PeerLost: the group broke meanwhile.
@@ -205,12 +213,12 @@ class CheckpointManager:
             self.write_now(training, generation=active_group.roster.formation.generation)
 
     def write_now(self, training: Training, *, generation: int, within_s: float | None = None) -> None:
-        """Write a whole checkpoint and return when it is complete, unless there is one of this step already.
+        """Write a whole checkpoint and return when it is complete, unless there already is one of this step.
 
         Args:
-            training: the state; nothing is written where there is none yet.
-            generation: of the formation that got there.
-            within_s: bounds the wait; without it a stuck store is told and waited for.
+            training: the state; nothing is written while it has none.
+            generation: generation of the formation that reached this state.
+            within_s: limit of the wait in seconds; without a limit, a stuck store is logged and waited for.
         """
         if self._writer is None or not training.has_state:
             return
@@ -220,14 +228,14 @@ class CheckpointManager:
             self.wait(None if end_s is None else end_s - time.monotonic())
 
     def wait(self, within_s: float | None = None) -> bool:
-        """Return when nothing is being written, or after ``within_s`` seconds; whether nothing is."""
+        """Wait until nothing is being written, at most ``within_s`` seconds; return whether nothing is."""
         writer = self._writer
         if writer is None:
             return True
         if within_s is not None:
             done = writer.wait(max(0.0, within_s))
             if not done:
-                _log.warning("no time is left for the checkpoint that is being written")
+                _log.warning("no time is left for the checkpoint being written: the job may use an older one")
             return done
         while not writer.wait(STUCK_S):
             self._watch(writer)
@@ -236,17 +244,17 @@ class CheckpointManager:
     # -- small things ------------------------------------------------------------------------------------------------
 
     def _prepare(self, writer: CheckpointWriter, active_group: ActiveGroup, training: Training) -> None:
-        """Once, after the first step (optimizers have their state then): take memory before the first checkpoint."""
+        """Allocate memory for the first checkpoint, once, after the first step: optimizers have their state then."""
         if self._prepared or training.progress.steps == 0:
             return
         self._prepared = True
         size_bytes = training.size_bytes()
         parts = len(active_group.roster.plan_ranks) if self._in_parts(active_group, training) else 1
         if size_bytes >= PREPARE_FROM_BYTES and (parts > 1 or self._is_writer(active_group)):
-            ends = (
-                [size_bytes * (active_group.rank + more) // parts for more in (0, 1)] if parts > 1 else [0, size_bytes]
-            )
-            writer.prepare(ends[1] - ends[0], pin=torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch's
+            index = active_group.rank if parts > 1 else 0
+            start, stop = (size_bytes * end // parts for end in (index, index + 1))
+            pin = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            writer.prepare(stop - start, pin=pin)
 
     def _is_writer(self, active_group: ActiveGroup) -> bool:
         roster = active_group.roster
@@ -281,11 +289,11 @@ class CheckpointManager:
         self._report.gauges({names.CHECKPOINT_PAUSE: pause_s})
 
     def _watch(self, writer: CheckpointWriter) -> None:
-        """Tell of a write that does not end; training goes on all the same."""
+        """Log a write that does not end; training continues."""
         running_s = writer.running_s
         if running_s is not None and self._schedule.should_warn(running_s):
             self._report.count(names.CHECKPOINT_FAILURES)
-            _log.error("a checkpoint has been on its way for %.0f s: is its store stuck?", running_s)
+            _log.error("a checkpoint has been in progress for %.0f s: check whether its store is stuck", running_s)
 
     def _on_done(self, written: WriteResult) -> None:
         if written.failure:
@@ -293,7 +301,7 @@ class CheckpointManager:
             self._schedule.failed(time.monotonic(), at_once=written.missing is not MissingParts.NOTHING)
             if written.missing is MissingParts.UNSEEN:
                 self._whole_only = True
-                _log.warning("from now on one rank writes everything: parts need a place that all workers share")
+                _log.warning("from now on one rank writes everything: parts need a folder that all workers share")
             return
         if written.put_s > 0 and written.size_bytes:
             self._speed_bytes_per_s = written.size_bytes / written.put_s
@@ -307,9 +315,9 @@ class CheckpointManager:
         _log.info("checkpoint of step %d is complete after %.2f s", written.step, written.total_s)
 
     def _is_kept(self, step: int) -> bool:
-        """Return whether a checkpoint of this step is complete, whoever wrote it."""
+        """Return whether a checkpoint of this step is complete, regardless of its writer."""
         if self._folder is None or self._last_step == step:
             return True
-        with contextlib.suppress(Exception):  # whatever a store's library raises: then it is written once more
+        with contextlib.suppress(Exception):  # any error of a store's library: then it is written once more
             return self._folder.newest_order()[1] == step
         return False

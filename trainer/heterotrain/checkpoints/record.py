@@ -1,7 +1,7 @@
-"""What a run can be repeated from: settings, versions, data and the plans that were in force, beside the checkpoints.
+"""The record for repeating a run: settings, versions, data and plans in force, kept next to the checkpoints.
 
-On one kind of CPU the same script with the same data, seed, versions and shares gives the same bits. The history of plans is
-part of the replicated state, so it goes on across resumes and changes of membership.
+On one kind of CPU, the same script with the same data, seed, versions and shares gives bit-identical results. The
+history of plans is part of the replicated state, so it continues across resumes and changes of membership.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ HASHED_SAMPLES = 8
 
 
 class RunRecord:
-    """The history of this run's plans, and the file that tells it."""
+    """The history of this run's plans, and the file that contains it."""
 
     def __init__(self, identity: Identity, config: TrainingConfig) -> None:
         self.data: str | None = None
-        """Fingerprint of the data set that this process reads; ``None`` where there is none."""
+        """Fingerprint of the data set that this process reads; ``None`` when it has none."""
         self._identity = identity
         self._config = config
         self._plans: list[dict[str, Any]] = []
@@ -47,16 +47,16 @@ class RunRecord:
         return {"plans": list(self._plans), "left_out": self._left_out, "data": self.data}
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Take a history over; data that are not those of that history are told."""
+        """Restore a history; log a warning when its data set differs from the current one."""
         self._plans, self._left_out = list(state["plans"]), state["left_out"]
         if state["data"] is not None and self.data is not None and state["data"] != self.data:
             _log.warning(
-                "the data set is not the one that training began with (fingerprint %s, it was %s): epochs are no longer "
-                "counted over the same samples", self.data[:16], state["data"][:16],
+                "the data set is not the one that training started with (fingerprint %s, before %s): "
+                "epochs no longer cover the same samples", self.data[:16], state["data"][:16],
             )  # fmt: skip
 
     def note(self, roster: Roster, *, step: int) -> None:
-        """Add the plan that a committed step was made by, if it is another one than before."""
+        """Add the plan of a committed step, if it differs from the last one."""
         formation, plan = roster.formation, roster.plan
         key = (formation.generation, formation.number, plan.revision)
         if (
@@ -68,7 +68,8 @@ class RunRecord:
             "from_step": step, "generation": key[0], "formation": key[1], "revision": key[2],
             "global_batch_samples": plan.global_batch_samples, "shares": list(roster.shares),
             "micro_batches": [member.micro_batch_samples for member in roster.members],
-            "probe": [list(shares) for shares in plan.probe] if roster.is_complete else [], "probe_steps": plan.probe_steps,
+            "probe": [list(shares) for shares in plan.probe] if roster.is_complete else [],
+            "probe_steps": plan.probe_steps,
             "workers": [f"{member.worker}/{member.local_rank}" for member in roster.members],
             "pools": [member.pool for member in roster.members],
         })  # fmt: skip
@@ -77,7 +78,7 @@ class RunRecord:
             self._left_out += 1
 
     def file(self, progress: Progress) -> bytes:
-        """Return the record as JSON, for people and programs."""
+        """Return the record as JSON, for users and programs."""
         job = {"name": self._identity.job_name, "namespace": self._identity.namespace, "uid": self._identity.job_uid}
         return json.dumps({
             "job": job,
@@ -95,7 +96,7 @@ class RunRecord:
 
 
 def versions() -> dict[str, str]:
-    """Return what runs here."""
+    """Return the versions of the software and hardware of this process."""
     found = {
         "python": platform.python_version(), "system": platform.platform(), "machine": platform.machine(),
         "torch": str(torch.__version__), "numpy": np.__version__, "torch threads": str(torch.get_num_threads()),
@@ -116,23 +117,23 @@ def versions() -> dict[str, str]:
 def fingerprint(source: Source) -> str | None:
     """Return the SHA-256 of the number of samples and of a few samples; ``None`` for data that are read only in order.
 
-    Cheap rather than complete: it notices other data, another order of files or another preparation, not one changed
-    sample among millions. Floating-point content counts by mean and deviation to three digits, because devices of
-    different kinds prepare the same sample with different last digits.
+    It is cheap rather than complete: it detects other data, another order of files or another preparation, but not one
+    changed sample among millions. Floating-point content counts by mean and standard deviation to three digits, because
+    devices of different kinds prepare the same sample with different last digits.
     """
     samples = source.samples
     if not source.is_numbered or not samples:
         return None
     digest = hashlib.sha256(str(samples).encode())
-    looks = HASHED_SAMPLES if isinstance(source, Mapped) else 1  # elsewhere in a stream a look may open another shard
-    for index in range(looks):
-        position = samples * index // looks
+    count = HASHED_SAMPLES if isinstance(source, Mapped) else 1  # further samples of a stream may open further shards
+    for index in range(count):
+        position = samples * index // count
         _add(digest, source.load(EpochSlice(0, position, position + 1)))
     return digest.hexdigest()
 
 
 def _add(digest: Any, value: Any) -> None:
-    """Add a value's type and content; of what is neither plain nor an array, only the type."""
+    """Add a value's type and content; for values that are neither plain nor arrays, only the type."""
     digest.update(type(value).__name__.encode())
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().contiguous()

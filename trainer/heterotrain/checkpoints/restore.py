@@ -1,4 +1,4 @@
-"""What a start without any survivor takes from the store: its own folder, the best checkpoint in it, and the state."""
+"""Cold start from the store: the job's own folder, the best checkpoint in it, and its state."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ _log = logging.getLogger(__name__)
 
 
 def job_folder_uri(uri: str, identity: Identity) -> str:
-    """Return the job's own folder under the URI: two jobs that share a volume must not read each other's."""
+    """Return the URI of the job's own folder: jobs that share a volume must not read each other's checkpoints."""
     if identity.mode is not Mode.OPERATED:
         return uri
     return f"{uri.rstrip('/')}/{identity.namespace}-{identity.job_name}-{identity.job_uid}"
 
 
 def best_checkpoint(folder: CheckpointFolder) -> tuple[int, int]:
-    """Return (generation, step) of the best checkpoint that can be seen, (-1, -1) for none.
+    """Return (generation, step) of the best visible checkpoint, (-1, -1) for none.
 
     Raises:
-        UsageError: the store cannot be asked.
+        UsageError: the store cannot be read.
     """
     try:
         return folder.newest_order()
     except Exception as error:
         raise UsageError(
-            f"cannot look for checkpoints in {folder.storage.uri}: {error}; training does not begin anew where "
-            "there may be some: check address, credentials and network"
+            f"cannot look for checkpoints in {folder.storage.uri}: {error}; training does not start from the beginning "
+            "while there may be some. Check address, credentials and network"
         ) from error
 
 
 def restore_newest(folder: CheckpointFolder, training: Training) -> int | None:
-    """Restore the newest good checkpoint and return its step; ``None`` when there never was one.
+    """Restore the newest good checkpoint and return its step; ``None`` when there are no checkpoints.
 
     Raises:
         UsageError: there are checkpoints, but none of them can be used.

@@ -1,8 +1,8 @@
-"""Where checkpoints live: a folder of a local file system, or of any store that fsspec knows by its URI.
+"""Storage of checkpoints: a folder of a local file system, or of any store that fsspec supports.
 
-A file that was put is whole or does not exist. A local file is written under another name, forced to disk and then
-renamed. An object store shows an object when its upload ends; where a store shows half-written files, nobody asks for
-one, because what names it (a manifest) is put after it.
+A file is complete or does not exist. A local file is written under another name, forced to disk and then renamed. An
+object store shows an object when its upload ends. Where a store shows incomplete files, none is read, because the
+manifest that names it is written afterwards.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CHUNK_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """A file that was put."""
+    """Name, size and checksum of a written file."""
 
     name: str
     size_bytes: int
@@ -40,30 +40,30 @@ class StoredFile:
 
 
 class DamagedFileError(ValueError):
-    """A file is not what was put."""
+    """A file differs from the one that was written."""
 
 
 def with_retries(question: Callable[[], _T]) -> _T:
-    """Ask a store, and again after a pause when it fails for other reasons than what it holds."""
+    """Return the answer of a store; retry after a pause unless the error is about the file itself."""
     for pause_s in PAUSES_S:
         try:
             return question()
         except (DamagedFileError, FileNotFoundError):
             raise
-        except Exception as error:  # noqa: BLE001  # whatever a store's library raises
-            _log.warning("asking the store again after %g s: %s", pause_s, error)
+        except Exception as error:  # noqa: BLE001  # any error of a store's library
+            _log.warning("the checkpoint store failed and is tried again in %g s: %s", pause_s, error)
             time.sleep(pause_s)
     return question()
 
 
 class Storage:
-    """A folder at a URI; made when the first file is put."""
+    """A folder at a URI; it is created with its first file."""
 
     def __init__(self, uri: str) -> None:
         """``uri`` is a path or ``protocol://…``.
 
         Raises:
-            UsageError: nothing here can speak that protocol, or a file has that name.
+            UsageError: the protocol is not supported here, or a file has that name.
         """
         self.uri = uri
         self._thread = threading.local()
@@ -75,7 +75,7 @@ class Storage:
             ) from error
         except ValueError as error:
             raise UsageError(
-                f"checkpoint URI {uri!r} cannot be used ({error}): give file:///path, or s3://, gs:// or another "
+                f"checkpoint URI {uri!r} cannot be used ({error}): give file:///path, s3://, gs:// or another "
                 "protocol of fsspec whose Python package is in the training image"
             ) from error
         self._root = str(root).rstrip("/")
@@ -87,15 +87,15 @@ class Storage:
         """Write a file.
 
         Raises:
-            OSError: it could not be written; there is no such file then. A store's library may raise others.
+            OSError: it could not be written and does not exist. A store's library may raise others.
         """
         return self._put_local(name, chunks) if self._local else self._put_remote(name, chunks)
 
     def names(self) -> list[str]:
-        """Return the names of all files, none when there is no such folder.
+        """Return the names of all files; an empty list when the folder does not exist.
 
         Raises:
-            OSError: the store cannot be asked. A store's library may raise others.
+            OSError: the store cannot be read. A store's library may raise others.
         """
         self._fs.invalidate_cache()
         try:
@@ -116,7 +116,7 @@ class Storage:
         """Read a file into memory, one buffer after the other.
 
         Raises:
-            Damaged: it is not what was put.
+            DamagedFileError: the file differs from the one that was written.
             OSError: it cannot be read. A store's library may raise others.
         """
         digest = hashlib.sha256()
@@ -129,12 +129,12 @@ class Storage:
             if file.read(1):
                 raise DamagedFileError(f"{stored.name} is longer than its manifest says")
         if digest.hexdigest() != stored.sha256:
-            raise DamagedFileError(f"{stored.name} does not fit its checksum")
+            raise DamagedFileError(f"{stored.name} does not match its checksum")
 
     def remove(self, names: Iterable[str]) -> None:
-        """Delete files, as far as that is possible: one that is gone, or cannot go now, is no reason to stop."""
+        """Delete files, as far as possible: a missing file or a failed deletion does not stop the others."""
         for name in names:
-            with contextlib.suppress(Exception):  # whatever a store's library raises
+            with contextlib.suppress(Exception):  # any error of a store's library
                 self._fs.rm_file(self._path(name))
 
     def _put_local(self, name: str, chunks: Iterable[bytes | memoryview]) -> StoredFile:
@@ -157,7 +157,7 @@ class Storage:
         return stored
 
     def _put_remote(self, name: str, chunks: Iterable[bytes | memoryview]) -> StoredFile:
-        with contextlib.suppress(Exception):  # where folders mean nothing it may be forbidden to make one
+        with contextlib.suppress(Exception):  # a store without real folders may forbid creating one
             self._fs.makedirs(self._root, exist_ok=True)
         try:
             with self._fs.open(self._path(name), "wb", block_size=CHUNK_BYTES) as file:
@@ -178,7 +178,7 @@ class Storage:
 
     @property
     def _fs(self) -> Any:
-        """This thread's connection: not every protocol lets two threads speak at once."""
+        """This thread's connection: not every protocol permits use by two threads at once."""
         if not hasattr(self._thread, "files"):
             self._thread.files = self._connect()[0]
         return self._thread.files

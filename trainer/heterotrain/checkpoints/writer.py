@@ -21,9 +21,9 @@ from heterotrain.state.tensors import flatten
 _log = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0
-"""For the other ranks' parts, beyond ten times what the own part took."""
+"""Limit of the wait for other ranks' parts, in addition to ten times the duration of the own part."""
 POLL_S = (0.05, 1.0)
-"""Between looks for the other ranks' parts: first and longest."""
+"""Pauses between checks for the other ranks' parts: the first and the longest one."""
 
 
 def writer_among(plan: Plan, plan_ranks: tuple[int, ...]) -> int | None:
@@ -32,7 +32,7 @@ def writer_among(plan: Plan, plan_ranks: tuple[int, ...]) -> int | None:
 
 
 class MissingParts(Enum):
-    """Why parts of other ranks are not there."""
+    """Why parts of other ranks are missing."""
 
     NOTHING = "are there"
     LOST = "were lost with a rank"
@@ -41,16 +41,16 @@ class MissingParts(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteResult:
-    """How an attempt ended.
+    """The result of an attempt.
 
     Attributes:
         step: committed steps in the state.
-        manifest: of the whole checkpoint, on the rank that made it complete.
-        size_bytes: what this rank wrote.
-        put_s: how long that took.
-        total_s: from the end of the copy to the end of the attempt, waiting for other ranks included.
-        failure: why there is no checkpoint; empty when all is well.
-        missing: whether it failed for want of other ranks' parts, and why they were not there.
+        manifest: manifest of the whole checkpoint, on the rank that completed it.
+        size_bytes: bytes written by this rank.
+        put_s: seconds that writing them took.
+        total_s: seconds from the end of the copy to the end of the attempt, including waits for other ranks.
+        failure: why there is no checkpoint; empty on success.
+        missing: whether other ranks' parts were missing, and why.
     """
 
     step: int
@@ -64,7 +64,10 @@ class WriteResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteRequest:
-    """What to write: part ``index`` of ``count`` of a state, and whether this rank makes the checkpoint complete."""
+    """A request to write part ``index`` of ``count`` of a state.
+
+    ``completes`` marks the rank that completes the checkpoint; ``record`` is the content of its record file.
+    """
 
     label: Label
     index: int = 0
@@ -74,24 +77,24 @@ class WriteRequest:
 
 
 class CheckpointWriter:
-    """One attempt at a time."""
+    """Writes checkpoints or parts of them, one attempt at a time."""
 
     def __init__(self, folder: CheckpointFolder, *, on_done: Callable[[WriteResult], None]) -> None:
-        """``on_done`` is called in the writing thread."""
+        """``on_done`` is called in the writing thread with the result of each attempt."""
         self._folder = folder
         self._on_done = on_done
         self._thread: threading.Thread | None = None
         self._began_s = 0.0
-        self._alone = threading.Event()
+        self._stop_waiting = threading.Event()
         self._buffer: torch.Tensor | None = None
 
     @property
     def running_s(self) -> float | None:
-        """For how long a checkpoint has been on its way, ``None`` when none is."""
+        """Seconds for which a checkpoint has been in progress, ``None`` when none is."""
         return time.monotonic() - self._began_s if self._thread is not None and self._thread.is_alive() else None
 
     def prepare(self, length_bytes: int, *, pin: bool) -> None:
-        """Take memory for copies of this length in the background: the first copy would wait for it otherwise."""
+        """Allocate memory for copies of this length in the background, so that the first copy need not wait for it."""
         if self._buffer is not None or self.running_s is not None:
             return
 
@@ -105,13 +108,13 @@ class CheckpointWriter:
     def start(self, state: dict[str, Any], *, generation: int, step: int, record: bytes | None = None) -> float:
         """Copy the whole state and write it in the background; return the seconds that copying took.
 
-        A checkpoint that is still being written is waited for first: two would compete for the same disk.
+        Waits first for a checkpoint that is still being written: two would compete for the same disk.
 
         Args:
-            state: nested, with tensors on any device.
-            generation: of the formation that got there.
+            state: nested dictionaries and lists, with tensors on any device.
+            generation: generation of the formation that reached this state.
             step: committed steps.
-            record: a file beside the checkpoint; ``None`` for none.
+            record: content of the record file next to the checkpoint; ``None`` for no file.
         """
         label = Label(generation=generation, step=step, mark=new_mark())
         return self.start_part(state, WriteRequest(label=label, record=record))
@@ -125,7 +128,7 @@ class CheckpointWriter:
         self._buffer = pack(live.tensors, byte_ranges, self._buffer)
         pause_s = time.perf_counter() - began_s
         self._began_s = time.monotonic()
-        self._alone.clear()
+        self._stop_waiting.clear()
         self._thread = threading.Thread(
             target=self._write, args=(request, live.skeleton, self._buffer), name="heterotrain-checkpoint", daemon=True
         )
@@ -133,14 +136,14 @@ class CheckpointWriter:
         return pause_s
 
     def wait(self, within_s: float | None = None) -> bool:
-        """Return when nothing is being written, or after ``within_s`` seconds; whether nothing is."""
+        """Wait until nothing is being written, at most ``within_s`` seconds; return whether nothing is."""
         if self._thread is not None:
             self._thread.join(within_s)
         return self.running_s is None
 
     def stop_waiting_for_parts(self) -> None:
-        """Do not wait any longer for parts of other ranks: one of them is lost."""
-        self._alone.set()
+        """Stop waiting for parts of other ranks, because one of them is lost."""
+        self._stop_waiting.set()
 
     def _write(self, request: WriteRequest, skeleton: bytes, data: torch.Tensor) -> None:
         began_s = time.perf_counter()
@@ -151,13 +154,13 @@ class CheckpointWriter:
             if request.completes:
                 parts = [part] if request.count == 1 else self._await_parts(request, patience_s=PATIENCE_S + 10 * put_s)
                 if parts is None:
-                    missing = MissingParts.LOST if self._alone.is_set() else MissingParts.UNSEEN
+                    missing = MissingParts.LOST if self._stop_waiting.is_set() else MissingParts.UNSEEN
                     failure = f"the parts of other ranks {missing.value}"
                 else:
                     manifest = self._folder.complete(
                         request.label, skeleton, parts, now_s=time.time(), record=request.record
                     )
-        except Exception as error:  # noqa: BLE001  # whatever a store's library raises: training goes on
+        except Exception as error:  # noqa: BLE001  # any error of a store's library: training continues
             failure = str(error) or type(error).__name__
         if failure:
             _log.error("checkpoint of step %d failed: %s", request.label.step, failure)
@@ -172,13 +175,13 @@ class CheckpointWriter:
     def _await_parts(self, request: WriteRequest, *, patience_s: float) -> list[StoredFile] | None:
         deadline_s, pause_s = time.monotonic() + patience_s, POLL_S[0]
         while True:
-            last = self._alone.is_set() or time.monotonic() > deadline_s
+            last = self._stop_waiting.is_set() or time.monotonic() > deadline_s
             try:
                 parts = self._folder.parts_there(request.label, request.count)
-            except Exception as error:  # noqa: BLE001  # whatever a store's library raises
+            except Exception as error:  # noqa: BLE001  # any error of a store's library
                 _log.warning("cannot look for the parts of other ranks: %s", error)
                 parts = None
             if parts is not None or last:
                 return parts
-            self._alone.wait(pause_s)
+            self._stop_waiting.wait(pause_s)
             pause_s = min(2 * pause_s, POLL_S[1])

@@ -123,7 +123,7 @@ def test_a_store_that_does_not_answer_is_no_fresh_start(monkeypatch: pytest.Monk
         raise PermissionError("no credentials")
 
     monkeypatch.setattr(Storage, "names", refuses)
-    with pytest.raises(UsageError, match="no credentials; training does not begin anew"):
+    with pytest.raises(UsageError, match="no credentials; training does not start from the beginning"):
         run()
 
 
@@ -174,7 +174,7 @@ def test_a_store_that_hangs_is_told_and_training_goes_on(
                 step.backward(((model(x) - y) ** 2).mean())
             step.apply(optimizer)
         if step.number == 4:
-            assert "is its store stuck?" in caplog.text
+            assert "check whether its store is stuck" in caplog.text
             assert job._report._counters["heterotrain_checkpoint_failures_total"] >= 1
             release.set()
     assert CheckpointFolder(URI, keep=9).newest_order()[1] == 6
@@ -235,7 +235,7 @@ def test_a_write_that_will_not_fit_is_told(caplog: pytest.LogCaptureFixture) -> 
 
     with pytest.raises(SystemExit):
         train()
-    assert "the job may go on from an older checkpoint" in caplog.text
+    assert "the job may continue from an older checkpoint" in caplog.text
     assert CheckpointFolder(URI, keep=9).newest_order()[1] == 2
 
 

@@ -76,7 +76,7 @@ def test_other_data_are_told(caplog: pytest.LogCaptureFixture) -> None:
     a_record(None).load_state_dict(begun)
     assert not caplog.records
     a_record("b" * 64).load_state_dict(begun)
-    assert "not the one that training began with" in caplog.text
+    assert "not the one that training started with" in caplog.text
 
 
 def of(data: Any) -> str | None:
