@@ -1,1 +1,1 @@
-"""The next plan of a job: its members, their shares, and when a better one is worth a revision."""
+"""The next plan of a job: its members, their shares, and when new shares are worth a revision."""

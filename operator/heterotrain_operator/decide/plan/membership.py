@@ -1,7 +1,7 @@
-"""Who takes part: from workers and the plan in force to the next generation and the drain list.
+"""The members of the next generation and the drain list, from the workers and the plan in force.
 
-Losses count at once. Joiners are gathered for a moment, because every new generation makes all members pause: while
-another worker is about to be ready, those that are ready wait for it, but never longer than the gathering time.
+A loss counts at once. Joining workers are gathered for a short time, because every new generation makes all members
+pause: ready workers wait for those that are about to be ready, but never longer than the gathering time.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipDecision:
-    """The workers of the next generation, or that there is none to make.
+    """The workers of the next generation, if there is to be one.
 
     Attributes:
         workers: members of a new generation by rank order; ``None`` keeps the generation in force.
-        drain: pod names of members that are about to go.
-        lost: uids of members that are not there any more.
+        drain: pod names of members that are about to leave.
+        lost: uids of members that are gone.
         reason: what changed, in one sentence; empty when nothing did.
         again_s: seconds after which to decide again although nothing changes; ``None`` for never.
     """
@@ -37,13 +37,13 @@ class MembershipDecision:
 def decide_membership(
     spec: HeteroTrainJobSpec, workers: Sequence[Worker], plan: Plan | None, *, gather_s: float, now_s: float
 ) -> MembershipDecision:
-    """Return who should take part.
+    """Return which workers should take part.
 
     Args:
-        spec: minimums.
+        spec: the job's spec, for its minimums.
         workers: all workers of the job.
-        plan: the plan in force; ``None`` when there is none that can be read.
-        gather_s: longest time that a ready worker waits for others that start.
+        plan: the plan in force; ``None`` without a readable one.
+        gather_s: longest time for which a ready worker waits for starting ones.
         now_s: now.
     """
     by_uid = {worker.pod.uid: worker for worker in workers}
@@ -57,7 +57,7 @@ def decide_membership(
     )
     joiners = [w for w in workers if w.state is WorkerState.READY and w.pod.address and w.pod.uid not in names]
     drain = tuple(worker.pod.name for worker in leaving)
-    draining = f"{_listed(leaving)} about to go: {leaving[0].reason}" if leaving else ""
+    draining = f"{_names(leaving)} will leave: {leaving[0].reason}" if leaving else ""
 
     candidates = sorted([*staying, *joiners], key=lambda worker: (not worker.pod.on_demand, worker.pod.index))
     needed = spec.elastic_policy.min_replicas
@@ -66,7 +66,7 @@ def decide_membership(
         return MembershipDecision(workers=None, drain=drain, lost=gone, reason=draining)
     if not gone and not joiners and plan is not None:
         return MembershipDecision(workers=None, drain=drain, reason=draining)
-    # While nobody trains yet, or nobody is missing, there is time to gather those that are about to be ready.
+    # Before the start, and while no member is missing, there is time to wait for workers that are about to be ready.
     patient = starting or not gone
     wait_s = _gathering(workers, joiners, needed=needed if starting else 1, gather_s=gather_s, now_s=now_s)
     if patient and wait_s:
@@ -77,9 +77,9 @@ def decide_membership(
         why = f": {lost[0].reason}" if lost and lost[0].reason else ""
         changes.append(f"without {', '.join(sorted(names[uid] for uid in gone))}{why}")
     if joiners:
-        changes.append(f"with {_listed(joiners)}")
+        changes.append(f"with {_names(joiners)}")
     return MembershipDecision(
-        workers=tuple(candidates), drain=drain, lost=gone, reason="; ".join(changes) or "made anew"
+        workers=tuple(candidates), drain=drain, lost=gone, reason="; ".join(changes) or "the plan was written again"
     )
 
 
@@ -90,7 +90,7 @@ def _pool_short(spec: HeteroTrainJobSpec, candidates: Sequence[Worker]) -> bool:
 def _gathering(
     workers: Sequence[Worker], joiners: Sequence[Worker], *, needed: int, gather_s: float, now_s: float
 ) -> float:
-    """Return for how many more seconds joiners should wait for workers that start; 0 when they should not."""
+    """Return for how many more seconds joining workers should wait for starting ones; 0 when they should not."""
     if not joiners or not any(
         worker.state is WorkerState.STARTING and not worker.pod.waiting_reason for worker in workers
     ):
@@ -99,5 +99,5 @@ def _gathering(
     return max(0.0, since_s + gather_s - now_s)
 
 
-def _listed(workers: Sequence[Worker]) -> str:
+def _names(workers: Sequence[Worker]) -> str:
     return ", ".join(sorted(worker.pod.name for worker in workers))

@@ -1,4 +1,4 @@
-"""The next plan: from membership and shares to a value that is higher than everything the workers may hold."""
+"""The next plan: members and shares with a version above every plan that the workers may hold."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from heterotrain_operator.decide.workers.state import Worker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInForce:
-    """The plan that the cluster holds, or why there is none that can be used.
+    """The plan that the cluster holds, or the problem with it.
 
-    ``newest`` is the highest version that workers may ever have seen: the status mirrors it, so that a plan that was
-    deleted or damaged is made again above it.
+    ``newest`` is the highest version that workers may ever have seen. The status mirrors it, so that the replacement of a
+    deleted or damaged plan gets a higher version.
     """
 
     plan: Plan | None
@@ -38,13 +38,13 @@ def read_plan(job: JobView, found: PlanObject | None) -> PlanInForce:
     if isinstance(plan, Refused):
         return PlanInForce(plan=None, problem=plan.reason, newest=mirrored)
     newest = (max(plan.generation, mirrored[0]), max(plan.revision, mirrored[1]))
-    if plan.revision < mirrored[1]:  # every plan raises it, those of generation 0 that wait for workers included
+    if plan.revision < mirrored[1]:  # every plan raises the revision, also one of generation 0
         return PlanInForce(plan=None, problem=f"plan {plan.version} is older than {mirrored}", newest=newest)
     return PlanInForce(plan=plan, problem="", newest=newest)
 
 
 def ranks_of(workers: Sequence[Worker]) -> tuple[Member, ...]:
-    """Return the members that these workers bring, by rank, with empty shares."""
+    """Return the ranks of these workers as members, without shares."""
     slots = [(worker.pod, local_rank) for worker in workers for local_rank in range(worker.pod.ranks)]
     return tuple(
         Member(
@@ -63,19 +63,19 @@ def ranks_of(workers: Sequence[Worker]) -> tuple[Member, ...]:
 
 
 def next_plan(
-    job: JobView, spec: HeteroTrainJobSpec, force: PlanInForce, membership: MembershipDecision, shares: Shares | None
+    job: JobView, spec: HeteroTrainJobSpec, in_force: PlanInForce, membership: MembershipDecision, shares: Shares | None
 ) -> Plan | None:
-    """Return the plan to write, or ``None`` when the one in force is still right.
+    """Return the plan to write, or ``None`` when the plan in force stays.
 
     Args:
-        job: whose plan.
+        job: the job.
         spec: its spec.
-        force: the plan in force.
-        membership: who should take part.
-        shares: the shares of the members, ``None`` when nobody takes part yet.
+        in_force: the plan in force.
+        membership: members of a new generation, if there is to be one.
+        shares: the shares of the members, ``None`` when there are no members yet or nothing was decided.
     """
-    generation, revision = force.newest
-    current = force.plan
+    generation, revision = in_force.newest
+    current = in_force.plan
     boundary, min_replicas = _boundary(spec), spec.elastic_policy.min_replicas
     if membership.workers is not None and shares is not None:
         named = {member.worker for member in shares.members}
@@ -86,20 +86,20 @@ def next_plan(
             members=(),
             global_batch_samples=0,
             drain=tuple(name for name in membership.drain if name in named),
-            reason="; ".join(filter(None, (force.problem, membership.reason, shares.reason))),
+            reason="; ".join(filter(None, (in_force.problem, membership.reason, shares.reason))),
             boundary=boundary,
             min_replicas=min_replicas,
         ).with_division(shares.members, shares.division)
     if current is None:
-        # Generation 0 ranks below whatever running members hold, so they go on; newcomers learn that they have to wait.
-        first = force.newest == (0, 0) and not force.problem
+        # Generation 0 is older than the plan of running members, so they go on, while new workers wait.
+        first = in_force.newest == (0, 0) and not in_force.problem
         return Plan(
             job_uid=job.uid,
             generation=0,
             revision=0 if first else revision + 1,
             members=(),
             global_batch_samples=spec.training.base_batch_samples,
-            reason=force.problem or "waiting for workers",
+            reason=in_force.problem or "waiting for workers",
             boundary=boundary,
             min_replicas=min_replicas,
         )
@@ -111,7 +111,7 @@ def next_plan(
     if wanted == current:
         return None
     reason = "; ".join(filter(None, reasons)) or "the spec changed"
-    kept = generation if current.members else 0  # a plan that names nobody is always of generation 0
+    kept = generation if current.members else 0  # a plan without members is always of generation 0
     return replace(wanted, generation=kept, revision=revision + 1, reason=reason)
 
 

@@ -1,8 +1,8 @@
-"""When a better plan is worth a new revision: each one is written, delivered to every pod and looked at by every worker.
+"""When new shares are worth a new revision: each one is written, delivered to every pod and read by every worker.
 
-Shares change at a boundary, and only the newest revision counts there. While it is far the next scrape will know better, so
-only a large gain that is no chance is written down, in case it is the last that gets through. Close to it, what is known
-then decides.
+Shares change at a boundary, and only the newest revision counts there. Far from the boundary, the next scrape will bring
+better evidence. So only a large, significant gain is written, in case no later revision arrives in time. Close to the
+boundary, the evidence at hand decides.
 """
 
 from __future__ import annotations
@@ -10,32 +10,34 @@ from __future__ import annotations
 import math
 from enum import StrEnum
 
-from heterotrain_core.contract.plan import BoundaryKind, Plan
+from heterotrain_core.contract.plan import BoundaryKind, Division, Plan
 from heterotrain_core.planning.shares import SharesDecision
 
 from heterotrain_operator.cluster_state.telemetry import MemberId, Telemetry
 
 FAR_GAIN_RATIO = 0.1
+"""Least fraction of a step that new shares have to save far from the boundary."""
 PENDING_TRUST_RATIO = 0.3
-"""Of what chance could promise, for shares that wait: high enough that they do not follow each scrape's noise."""
+"""Trust in shares that still wait for their boundary: high enough that they do not follow each scrape's noise."""
 OTHER_PREDICTION_RATIO = 0.1
-"""A prediction that moved by more than this is told although the shares stay: survivors divide by the plan's models."""
+"""A prediction that changes by more than this is written even with the same shares: survivors use the plan's models."""
 _NEAR_SCRAPES = 2
-"""So that one scrape at least, and mostly two, fall into the time that counts as near."""
+"""Scrape intervals that count as near: at least one scrape, and usually two, fall into this time."""
 _DELIVERY_S = 2.0
+"""Time for the delivery of a revision to the workers."""
 
 
 class BoundaryDistance(StrEnum):
-    """What a new revision would meet."""
+    """How far training is from the boundary at which a new revision takes effect."""
 
     FAR = "far"
-    """There will be more scrapes before the boundary."""
+    """More scrapes will follow before the boundary."""
     NEAR = "near"
-    """The boundary is close, or nobody knows how far."""
+    """The boundary is close, or its distance is unknown."""
 
 
 def distance_to_boundary(plan: Plan, telemetry: Telemetry) -> BoundaryDistance:
-    """Return what a revision of this plan would meet."""
+    """Return how far the boundary is for a revision of this plan."""
     left_s = seconds_to_boundary(plan, telemetry)
     interval_s = telemetry.scrape_interval_s
     if left_s is None or interval_s is None:
@@ -44,10 +46,10 @@ def distance_to_boundary(plan: Plan, telemetry: Telemetry) -> BoundaryDistance:
 
 
 def seconds_to_boundary(plan: Plan, telemetry: Telemetry) -> float | None:
-    """Return about how long it takes until other shares may take effect; ``None`` when unknown.
+    """Return the expected time until new shares may take effect; ``None`` when unknown.
 
-    By the rate of late or, where that is faster, by the steps since the plan in force: a job that has just sped up arrives
-    sooner than its rate says, and what comes after the boundary waits for the next one.
+    It follows from the recent rate or, where that is faster, from the steps since the plan in force. A job that has just
+    become faster reaches the boundary sooner than its rate suggests, and a late revision waits for the next boundary.
     """
     newest, rate = telemetry.newest, telemetry.rates.samples_per_s
     if newest is None or newest.cursor_samples is None or not newest.epoch_samples or not rate:
@@ -66,14 +68,15 @@ def seconds_to_boundary(plan: Plan, telemetry: Telemetry) -> float | None:
 
 
 def least_gain(distance: BoundaryDistance, *, chosen: float) -> float:
-    """Return the part of a step that other shares have to save however certain it is; ``chosen`` is the user's ``minGainPercent``."""
+    """Return the fraction of a step that new shares have to save at least; ``chosen`` is the user's ``minGainPercent``."""
     return max(chosen, FAR_GAIN_RATIO) if distance is BoundaryDistance.FAR else chosen
 
 
 def trust_ratio(plan: Plan | None, telemetry: Telemetry, distance: BoundaryDistance) -> float:
-    """Return how much of what chance could promise speaks for the newest plan's shares (``SharesRequest.trust_ratio``).
+    """Return the fraction of the noise-induced gain by which new shares must beat the current plan.
 
-    All of it for shares in use, part of it near the boundary for some that wait: they were decided on less evidence.
+    It is 1 for shares in use, and less for shares that are still waiting for a near boundary: they were decided on less
+    evidence. See ``SharesRequest.trust_ratio``.
     """
     if plan is None or distance is BoundaryDistance.FAR:
         return 1.0
@@ -83,37 +86,35 @@ def trust_ratio(plan: Plan | None, telemetry: Telemetry, distance: BoundaryDista
 
 
 def worth_writing(decision: SharesDecision, plan: Plan, distance: BoundaryDistance) -> bool:
-    """Tell whether a decision for the plan's members deserves a new revision.
+    """Return whether a decision for the plan's members is worth a new revision.
 
     Args:
-        decision: made with ``least_gain`` of this moment, so that changed shares are worth it by themselves.
+        decision: made with ``least_gain`` for this distance, so that changed shares are always worth it.
         plan: the newest plan, of the same members.
-        distance: what the revision would meet.
+        distance: how far the boundary is.
     """
+    division = decision.division
     known = [member.compute is not None for member in plan.members]
     old = [_micro_batches(member.micro_batch_samples, member.share_samples) for member in plan.members]
-    new = [
-        _micro_batches(*will)
-        for will in zip(decision.division.micro_batch_samples, decision.division.shares, strict=True)
-    ]
-    if decision.changed or any(will > was for was, will in zip(old, new, strict=True)):
-        return True  # other shares, or one that does not fit into memory in as few pieces
-    if any(known) and not any(decision.division.compute):
-        return False  # telemetry that went missing is no reason to forget what the plan rests on
-    if not all(known) and any(decision.division.compute):
-        return True  # a first model: without one, survivors could only divide by the old shares
+    new = [_micro_batches(*after) for after in zip(division.micro_batch_samples, division.shares, strict=True)]
+    if decision.changed or any(after > before for before, after in zip(old, new, strict=True)):
+        return True  # other shares, or a share that needs more micro-batches to fit into memory
+    if any(known) and not any(division.compute):
+        return False  # lost telemetry does not invalidate the models of the plan
+    if not all(known) and any(division.compute):
+        return True  # a first model: without one, survivors could divide the batch only by the old shares
     if distance is BoundaryDistance.FAR:
         return False
-    return new != old or bool(decision.division.probe) != bool(plan.probe) or _predicts_otherwise(decision, plan)
+    return new != old or bool(division.probe) != bool(plan.probe) or _predicts_otherwise(division, plan)
 
 
 def _micro_batches(micro_batch_samples: int, share_samples: int) -> int:
-    """Return the micro-batches that a share is cut into; 0 samples a piece stands for the whole share at once."""
+    """Return the number of micro-batches of a share; a size of 0 samples stands for the whole share at once."""
     return -(-share_samples // micro_batch_samples) if micro_batch_samples else min(share_samples, 1)
 
 
-def _predicts_otherwise(decision: SharesDecision, plan: Plan) -> bool:
-    new, old = decision.division.prediction, plan.prediction
+def _predicts_otherwise(division: Division, plan: Plan) -> bool:
+    new, old = division.prediction, plan.prediction
     if new is None or old is None:
         return new is not None
     return abs(math.log(new.step_s / old.step_s)) > math.log1p(OTHER_PREDICTION_RATIO)

@@ -1,4 +1,4 @@
-"""The global batch and each member's share of it, from what telemetry has shown of speeds and of the gradient's noise."""
+"""The global batch and each member's share of it, from measured speeds and the measured noise of the gradient."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def share_out(
     """Return the batch and the shares that the evidence supports.
 
     Args:
-        spec: the global batch and how readily shares are changed.
+        spec: the job's spec: global batch and rules for changing shares.
         members: by rank.
-        telemetry: what is known of each member's speed.
-        plan: the newest plan, whomever it names; ``None`` when there is none.
+        telemetry: measurements of each member.
+        plan: the newest plan, whatever its members; ``None`` when there is none.
     """
     current = plan if plan is not None and _names(plan.members) == _names(members) else None
     distance = BoundaryDistance.NEAR if current is None else distance_to_boundary(current, telemetry)
@@ -99,19 +99,19 @@ def _batch(
     current: Plan | None,
     distance: BoundaryDistance,
 ) -> tuple[int, str]:
-    """Return the global batch, and why it is no other one; empty where it is given or not asked now."""
+    """Return the global batch and the reason for it; the reason is empty where the batch is fixed or not decided now."""
     adaptive = spec.training.adaptive_batch
     if adaptive is None:
         return spec.training.base_batch_samples, ""
     newest = telemetry.newest
     most = adaptive.most_samples
     if newest is not None and newest.epoch_samples:
-        most = max(adaptive.least_samples, min(most, newest.epoch_samples))  # no step holds more than an epoch
+        most = max(adaptive.least_samples, min(most, newest.epoch_samples))  # a step is at most one epoch
     if plan is None:
         return adaptive.least_samples, ""
     planned = min(max(plan.global_batch_samples, adaptive.least_samples), most)
     if current is None:
-        # Other members take the new generation at once, in the middle of an epoch: the batch waits for the boundary.
+        # New members start at once, in the middle of an epoch, but a new batch waits for the boundary.
         in_force = newest.global_batch_samples if newest is not None else None
         return (planned if in_force is None else min(max(in_force, adaptive.least_samples), most)), ""
     if distance is BoundaryDistance.FAR:
@@ -147,15 +147,15 @@ def _evidence(member: Member, telemetry: Telemetry, floor: int) -> MemberEvidenc
 
 
 def _micro_cap(gauges: MemberGauges) -> int | None:
-    """Return the largest micro-batch that is thought to fit into the rank's memory, ``None`` where nothing is known."""
+    """Return the largest micro-batch that is expected to fit into the rank's memory, ``None`` when unknown."""
     peaks = [MemoryPeak(micro_batch_samples=size, peak_bytes=used) for size, used in gauges.peak_memory_bytes.items()]
-    if (taught := gauges.micro_batch_cap_samples) is not None:
-        peaks.append(MemoryPeak(micro_batch_samples=2 * taught, ran_out=True))  # the rank has halved what ran out
+    if (cap := gauges.micro_batch_cap_samples) is not None:
+        peaks.append(MemoryPeak(micro_batch_samples=2 * cap, ran_out=True))  # the cap is half of the size that ran out
     return micro_batch_cap(peaks, memory_bytes=gauges.device_memory_bytes).samples
 
 
 def _former(members: Sequence[Member], telemetry: Telemetry) -> tuple[MemberEvidence, ...]:
-    """Return what is known of ranks that take no part: those that left, and those that are not in the plan yet."""
+    """Return the evidence about other ranks: those that have left, and those that are not in the plan yet."""
     names = set(_names(members))
     return tuple(
         MemberEvidence(
