@@ -59,9 +59,8 @@ def merge(outcomes: Sequence[Outcome | None], codes: Sequence[int], *, told: boo
         if code > 0:
             return last(Ending.FAILED, f"rank {rank} ended with {_how(code)}")
         if outcome is None:
-            return last(
-                Ending.FAILED, f"rank {rank} ended without an outcome: does the script call heterotrain.init()?"
-            )
+            reason = f"rank {rank} ended without an outcome: check that the script calls heterotrain.init()"
+            return last(Ending.FAILED, reason)
     left = next((outcome for outcome in written if outcome.ending is Ending.LEFT), None)
     return last(Ending.LEFT, left.reason) if left else last(Ending.FINISHED, written[0].reason)
 
