@@ -74,7 +74,7 @@ def test_a_running_job_outlives_upgrade_and_removal_of_the_operator(installed: C
     running = start(epochs=None, epoch_samples=3360, training={"globalBatchSize": 336})
     running.job.wait_members(3, timeout_s=90)
     before = uids(running.job.pods())
-    assert "looks after the jobs of all namespaces already" in refusal(installed, "second")
+    assert "already manages the jobs of all namespaces" in refusal(installed, "second")
 
     of_release = ("heterotrain", "--namespace", OPERATOR_NAMESPACE)
     upgrade = (

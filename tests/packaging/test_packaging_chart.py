@@ -1,4 +1,4 @@
-"""The Helm chart: what it renders, and which values it refuses. Needs the helm program on PATH or in the cluster's cache."""
+"""The Helm chart: its rendered objects and refused values. Needs helm on the PATH or in the local cluster's cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHART = Path(__file__).parents[2] / "helm/heterotrain"
 CACHED = Path(os.environ.get("HETEROTRAIN_CACHE") or Path.home() / ".cache/heterotrain") / "bin/helm"
 HELM = shutil.which("helm") or (str(CACHED) if CACHED.exists() else None)
 
-pytestmark = pytest.mark.skipif(HELM is None, reason="the helm program is not there: run `make cluster` once")
+pytestmark = pytest.mark.skipif(HELM is None, reason="helm is not installed: run `make cluster` once")
 
 
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -28,7 +28,7 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([HELM, *arguments], capture_output=True, text=True, check=False)
 
 
-def render(*values: str, release: str = "release", namespace: str = "ours") -> list[dict[str, Any]]:
+def render(*values: str, release: str = "release", namespace: str = "operators") -> list[dict[str, Any]]:
     """Return the objects that the chart renders with these ``name=value`` settings."""
     settings = [part for value in values for part in ("--set", value)]
     done = helm("template", release, str(CHART), "--namespace", namespace, "--kube-version", "1.36.0", *settings)
@@ -59,7 +59,7 @@ def test_the_chart_passes_helm_lint_with_everything_on_and_off() -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_operator_runs_without_any_privilege() -> None:
+def test_the_operator_runs_without_privileges() -> None:
     (deployment,) = of_kind(render(), "Deployment")
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -83,13 +83,13 @@ def test_no_right_is_a_wildcard() -> None:
 def test_a_single_namespace_needs_no_cluster_wide_right_to_write() -> None:
     roles = of_kind(render("watchNamespace=team"), "ClusterRole")
     (bound,) = of_kind(render("watchNamespace=team"), "ClusterRoleBinding")
-    (ours,) = [role for role in roles if role["metadata"]["name"] == bound["roleRef"]["name"]]
-    verbs = {verb for rule in ours["rules"] for verb in rule["verbs"]}
+    (role,) = [role for role in roles if role["metadata"]["name"] == bound["roleRef"]["name"]]
+    verbs = {verb for rule in role["rules"] for verb in rule["verbs"]}
     assert verbs <= {"get", "list", "watch"}
 
 
 def names(objects: list[dict[str, Any]], namespace: str) -> set[tuple[str, str, str]]:
-    """Return kind, namespace and name of every object; of cluster-wide ones the namespace is empty."""
+    """Return kind, namespace and name of every object; cluster-wide ones have an empty namespace."""
     wide = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
     return {
         (each["kind"], "" if each["kind"] in wide else meta.get("namespace", namespace), meta["name"])
@@ -102,15 +102,15 @@ def names(objects: list[dict[str, Any]], namespace: str) -> set[tuple[str, str, 
     ("release", "namespace"),
     [("heterotrain", "ops-b"), ("team-b", "ops-a"), ("heterotrain-b", "ops-a"), ("team-b", "ops-b")],
 )
-def test_two_releases_have_nothing_in_common_but_the_definition_of_the_jobs(release: str, namespace: str) -> None:
-    """Each watches its own namespace; the second one has a name, a namespace, or both, of its own."""
+def test_two_releases_share_only_the_definition_of_the_jobs(release: str, namespace: str) -> None:
+    """Each watches its own namespace; they differ in name, in namespace, or in both."""
     one = names(render("watchNamespace=team-a", *EVERYTHING, release="heterotrain", namespace="ops-a"), "ops-a")
     two = names(render("watchNamespace=team-b", *EVERYTHING, release=release, namespace=namespace), namespace)
     assert one & two == {("CustomResourceDefinition", "", "heterotrainjobs.heterotrain.dev")}
 
 
 def test_releases_in_one_namespace_have_leases_of_their_own() -> None:
-    """With one Lease for both, the second operator would stand by for ever."""
+    """With one Lease for both, the second operator would never act."""
 
     def lease(release: str) -> str:
         (deployment,) = of_kind(render(release=release), "Deployment")
@@ -127,7 +127,7 @@ def test_the_longest_name_of_a_release_fits(release: str) -> None:
     assert len(service["metadata"]["name"]) <= 63
 
 
-def test_every_role_that_is_bound_is_there() -> None:
+def test_every_bound_role_exists() -> None:
     for values in ((), ("watchNamespace=team",)):
         objects = render(*values)
         roles = {(each["kind"], each["metadata"]["name"]) for each in objects if each["kind"].endswith("Role")}
@@ -136,15 +136,15 @@ def test_every_role_that_is_bound_is_there() -> None:
         assert {(each["kind"], each["name"]) for each in bound} <= roles
 
 
-def test_the_crd_stays_when_the_release_goes_unless_asked_otherwise() -> None:
+def test_uninstalling_keeps_the_crd_unless_configured_otherwise() -> None:
     (kept,) = of_kind(render(), "CustomResourceDefinition")
     assert kept["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
-    (gone,) = of_kind(render("crds.keep=false"), "CustomResourceDefinition")
-    assert "helm.sh/resource-policy" not in (gone["metadata"].get("annotations") or {})
+    (removed,) = of_kind(render("crds.keep=false"), "CustomResourceDefinition")
+    assert "helm.sh/resource-policy" not in (removed["metadata"].get("annotations") or {})
     assert of_kind(render("crds.enabled=false"), "CustomResourceDefinition") == []
 
 
-def test_one_replica_is_replaced_and_two_take_over_by_lease() -> None:
+def test_one_replica_is_recreated_and_two_take_over_by_lease() -> None:
     def strategy(*values: str) -> str:
         (deployment,) = of_kind(render(*values), "Deployment")
         return str(deployment["spec"]["strategy"]["type"])
@@ -162,7 +162,7 @@ def test_prometheus_credentials_reach_the_operator() -> None:
     assert {volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume} == {"secret", "ca"}
 
 
-def test_every_rank_that_a_pod_may_run_is_scraped() -> None:
+def test_every_rank_of_a_pod_is_scraped() -> None:
     (monitor,) = of_kind(render("monitoring.podMonitor.enabled=true"), "PodMonitor")
     ports = [each["port"] for each in monitor["spec"]["podMetricsEndpoints"]]
     assert ports == [f"{keys.METRICS_PORT_NAME_PREFIX}{rank}" for rank in range(MAX_NUM_PROC_PER_WORKER)]
@@ -195,7 +195,7 @@ SAMPLES: dict[str, Any] = {
 
 
 def another(name: str, value: Any) -> Any:
-    """Return a value of the same kind that is not the default."""
+    """Return a value of the same type other than the default."""
     if name in SAMPLES:
         return SAMPLES[name]
     match value:
@@ -209,8 +209,8 @@ def another(name: str, value: Any) -> Any:
             return "other"
 
 
-def test_every_value_changes_what_is_rendered() -> None:
-    """A value that nothing reads would be a promise that is not kept."""
+def test_every_value_changes_the_rendered_objects() -> None:
+    """A value without any effect would be a broken promise."""
     everything: dict[str, Any] = {}
     for setting in EVERYTHING:
         put(everything, tuple(setting.partition("=")[0].split(".")), yaml.safe_load(setting.partition("=")[2]))
@@ -222,7 +222,7 @@ def test_every_value_changes_what_is_rendered() -> None:
             known = known.get(name, default) if isinstance(known, dict) else default
         put(values, path, another(path[-1], known))
         if path == ("serviceAccount", "create"):
-            put(values, ("serviceAccount", "name"), "theirs")
+            put(values, ("serviceAccount", "name"), "other")
         assert rendered_with(values) != before, path
 
 
@@ -241,7 +241,7 @@ def rendered_with(values: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("url", "port"), [("https://metrics.example:8428/select", 8428), ("", None), ("http://[::1]:9090", None)]
 )
-def test_the_network_policy_lets_prometheus_be_reached_whatever_its_port(url: str, port: int | None) -> None:
+def test_the_network_policy_allows_prometheus_on_any_port(url: str, port: int | None) -> None:
     (policy,) = of_kind(render("networkPolicy.enabled=true", f"prometheus.url={url}"), "NetworkPolicy")
     ports = [each["port"] for each in policy["spec"]["egress"][1]["ports"]]
     assert ports == [443, 6443, 9090, 80, *([port] if port else [])]

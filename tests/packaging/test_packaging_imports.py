@@ -1,4 +1,4 @@
-"""What each part loads: an image without torch has to be able to run the operator, and a trainer's image needs no kopf."""
+"""The modules that each part loads: the operator has to run without torch, and the core without any of the others."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def loaded(module: str) -> set[str]:
 
 
 @pytest.mark.parametrize("part", sorted(MODULES))
-def test_a_part_loads_nothing_of_the_others(part: str) -> None:
+def test_a_part_does_not_load_the_others(part: str) -> None:
     assert loaded(MODULES[part]) & FORBIDDEN[part] == set()
 
 
-def test_the_check_would_notice() -> None:
+def test_the_check_detects_a_loaded_module() -> None:
     assert "kopf" in loaded(MODULES["operator"])
 
 
 @pytest.mark.parametrize("folder", ["core", "operator", "trainer", "cli", "tests"])
-def test_source_roots_are_no_packages(folder: str) -> None:
+def test_source_roots_are_not_packages(folder: str) -> None:
     """``operator/__init__.py`` would shadow the standard library's module of that name."""
     assert not (ROOT / folder / "__init__.py").exists()

@@ -1,4 +1,4 @@
-"""Dashboard and alerts ask only for series that somebody exports."""
+"""Dashboard and alerts query only series that the operator or the workers export."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SUFFIXES = {"counter": "_total", "histogram": "_bucket"}
 
 
 def exported() -> set[str]:
-    """Return the names of all series: those that the contract names for ranks, and the operator's own."""
+    """Return the names of all series: those of ranks by the contract, and the operator's own."""
     ranks = {value for value in vars(metrics).values() if isinstance(value, str) and value.startswith("heterotrain_")}
     families = {f"{family.name}{SUFFIXES.get(family.type, '')}" for family in OperatorMetrics().registry.collect()}
     return ranks | families
 
 
-def asked() -> Iterator[tuple[str, str]]:
+def queried() -> Iterator[tuple[str, str]]:
     dashboard = json.loads((CHART / "files/dashboard.json").read_text())
     for panel in dashboard["panels"]:
         for target in panel["targets"]:
@@ -31,8 +31,8 @@ def asked() -> Iterator[tuple[str, str]]:
     yield from re.findall(r"- alert: (\w+)\n\s+expr: (.*)", (CHART / "templates/monitoring.yaml").read_text())
 
 
-@pytest.mark.parametrize(("where", "expr"), list(asked()))
-def test_every_series_that_is_asked_for_is_exported(where: str, expr: str) -> None:
+@pytest.mark.parametrize(("where", "expr"), list(queried()))
+def test_every_queried_series_is_exported(where: str, expr: str) -> None:
     names = set(re.findall(r"heterotrain_[a-z_]+", expr))
     assert names, where
     assert names - exported() == set(), where

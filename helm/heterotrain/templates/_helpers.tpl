@@ -1,4 +1,4 @@
-{{- /* What a release calls its own begins with heterotrain for the release "heterotrain", with team-a-heterotrain for "team-a". */}}
+{{- /* Prefix of a release's names: heterotrain for release "heterotrain", team-a-heterotrain for "team-a". */}}
 {{- define "heterotrain.release" -}}
 {{- $release := trimSuffix "-operator" .Release.Name -}}
 {{- if not (contains "heterotrain" $release) -}}{{ $release = printf "%s-heterotrain" ($release | trunc 42 | trimSuffix "-") }}{{- end -}}
@@ -7,7 +7,7 @@
 
 {{- define "heterotrain.name" -}}{{ include "heterotrain.release" . }}-operator{{- end -}}
 
-{{- /* The same, for what lies outside the release's namespace, where releases of other namespaces have theirs. */}}
+{{- /* Name for objects outside the release's namespace; unique among releases of all namespaces. */}}
 {{- define "heterotrain.clusterName" -}}{{ include "heterotrain.name" . }}-{{ .Release.Namespace }}{{- end -}}
 
 {{- define "heterotrain.labels" -}}

@@ -96,7 +96,7 @@ _DEMAND = (
     ),
     _Demand(
         "heterotrain_operator_deadline_at_risk",
-        "With objective: deadline, 1 while the job is expected to end too late, else 0.",
+        "With objective: Deadline, 1 while the job is expected to end too late, else 0.",
         lambda status, _: _at_risk(status),
     ),
 )

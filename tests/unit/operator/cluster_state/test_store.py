@@ -1,4 +1,4 @@
-"""The store under races: watch events, full lists and our own writes may arrive in any order."""
+"""The store under races: watch events, full lists and the operator's own writes arrive in any order."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ def a_pod(version: int, *, name: str = "job-w0", node: str = "n", phase: str = "
 def test_an_object_never_goes_back_to_an_older_version() -> None:
     pods = PodKind(Sequence())
     assert pods.put(a_pod(10))
-    assert not pods.put(a_pod(9, phase="Pending")), "our own write was in before the watch brought what was before it"
+    assert not pods.put(a_pod(9, phase="Pending")), (
+        "the operator's own write was stored before the watch delivered the state before it"
+    )
     assert not pods.put(a_pod(10))
     assert pods.of_job(KEY)[0].phase == "Running"
-    assert pods.put(a_pod(100)), "versions are numbers, not texts"
+    assert pods.put(a_pod(100)), "versions are compared as numbers"
 
 
-def test_a_list_replaces_what_has_not_changed_since_it_began() -> None:
+def test_a_list_replaces_objects_that_have_not_changed_since_it_began() -> None:
     pods = PodKind(Sequence())
     pods.put(a_pod(1, name="job-w0"))
     pods.put(a_pod(2, name="job-w1"))
@@ -46,7 +48,7 @@ def test_a_list_replaces_what_has_not_changed_since_it_began() -> None:
     assert [pod.name for pod in pods.of_job(KEY)] == ["job-w1", "job-w2"]
 
 
-def test_a_list_undoes_no_newer_event() -> None:
+def test_a_list_does_not_undo_newer_events() -> None:
     pods = PodKind(Sequence())
     pods.put(a_pod(1, name="job-w0"))
     pods.put(a_pod(2, name="job-w1"))
@@ -58,7 +60,7 @@ def test_a_list_undoes_no_newer_event() -> None:
     assert {pod.name: pod.resource_version for pod in pods.of_job(KEY)} == {"job-w1": "9", "job-w2": "10"}
 
 
-def test_what_was_deleted_during_one_list_may_come_back_in_the_next() -> None:
+def test_an_object_deleted_during_one_list_may_come_back_in_the_next() -> None:
     pods = PodKind(Sequence())
     since = pods.begin_list()
     pods.discard(("ns", "job-w0"))
@@ -83,7 +85,7 @@ def test_sums_of_requests_follow_every_change() -> None:
     assert pods.used == {"n": {"cpu": 1.0, "pods": 1.0}}
 
 
-def test_a_job_s_pods_come_by_index() -> None:
+def test_a_job_s_pods_are_ordered_by_index() -> None:
     pods = PodKind(Sequence())
     for version, name in enumerate(("job-w2", "job-w0", "job-w1"), start=1):
         pods.put(a_pod(version, name=name))
@@ -91,7 +93,7 @@ def test_a_job_s_pods_come_by_index() -> None:
     assert pods.of_job(JobKey("ns", "other")) == ()
 
 
-def test_jobs_of_which_anything_changed_last_come_first() -> None:
+def test_jobs_are_ordered_by_the_last_change_of_anything_of_theirs() -> None:
     store = Store()
     jobs = {name: parse_job(job_body(name=name)) for name in ("a", "b", "c")}
     store.jobs.replace(jobs.values(), since=store.jobs.begin_list())

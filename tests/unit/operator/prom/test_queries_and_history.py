@@ -1,4 +1,4 @@
-"""PromQL answers turned into counters, observations and rates; what is wrong or missing is left out."""
+"""PromQL answers parsed into counters, observations and rates; wrong and missing rows are left out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def row(series: str, value: float, /, *, uid: str = "uid-a", **labels: str) -> S
 
 
 def shape_rows(steps: float, *, share: int = 40, compute_s: float = 0.5, uid: str = "uid-a") -> list[Series]:
-    """Return counters of so many equal steps."""
+    """Return counters of this many equal steps."""
     shape = {"share": str(share), "micro_batch": str(share), "uid": uid}
     seconds = {metrics.PHASE_COMPUTE: compute_s, metrics.PHASE_STEP: compute_s * 1.1}
     rows = [row(metrics.STEPS, steps, **shape)]
@@ -47,7 +47,7 @@ def snapshot(steps: float, *, committed: int | None = None, **shape: Any) -> Sna
     return parse_everything([*gauges, *(shape_rows(steps, **shape) if steps else [])])
 
 
-def test_queries_ask_for_one_job_only() -> None:
+def test_queries_select_one_job() -> None:
     assert everything_of("u").endswith(',job_uid="u"}')
     assert metrics.PHASE_SECONDS_SQUARED in everything_of("u")
     assert scrape_times_of("u") == 'timestamp(heterotrain_ready{job_uid="u"})'
@@ -66,18 +66,18 @@ def test_queries_ask_for_one_job_only() -> None:
         {"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}, "value": [1, "many"]}]}},
     ],
 )
-def test_what_is_no_answer_is_told_as_such(answer: object) -> None:
+def test_an_invalid_answer_is_refused(answer: object) -> None:
     with pytest.raises(PromBadAnswer):
         parse_vector(answer)
 
 
-def test_values_that_are_no_numbers_are_left_out() -> None:
+def test_values_that_are_not_numbers_are_left_out() -> None:
     result = [{"metric": {"a": "b"}, "value": [1, text]} for text in ("NaN", "+Inf", "1.5")]
     answer = {"status": "success", "data": {"resultType": "vector", "result": result}}
     assert parse_vector(answer) == (Series({"a": "b"}, 1.5),)
 
 
-def test_a_pause_is_what_changes_cost_on_average_whatever_caused_them() -> None:
+def test_a_pause_is_the_mean_over_all_causes() -> None:
     rows = [
         row(metrics.PAUSE_SECONDS, 0.6, cause=metrics.CAUSE_LOSS),
         row(metrics.PAUSE_SECONDS, 1.0, cause=metrics.CAUSE_LEAVE),
@@ -85,10 +85,10 @@ def test_a_pause_is_what_changes_cost_on_average_whatever_caused_them() -> None:
         row(metrics.MEMBERSHIP_CHANGES, 3, cause=metrics.CAUSE_LEAVE),
         row(metrics.STEP, 4, uid="newcomer"),
     ]
-    known = TelemetryHistory()
-    assert known.telemetry.pause_s is None
-    known.take(parse_everything(rows), {ME: 1.0}, pools=POOLS)
-    assert known.telemetry.pause_s == pytest.approx(0.4)
+    history = TelemetryHistory()
+    assert history.telemetry.pause_s is None
+    history.take(parse_everything(rows), {ME: 1.0}, pools=POOLS)
+    assert history.telemetry.pause_s == pytest.approx(0.4)
 
 
 def test_counters_are_read_by_member_and_shape() -> None:
@@ -110,7 +110,7 @@ def test_counters_are_read_by_member_and_shape() -> None:
     assert (forty.bucket_steps, forty.overlapped_s, forty.last_bucket_s) == (14, 1.4, 0.7)
 
 
-def test_series_that_nobody_can_be_named_for_are_left_out() -> None:
+def test_series_without_a_member_are_left_out() -> None:
     rows = [
         Series({"__name__": metrics.STEP}, 1.0),
         Series({"__name__": metrics.STEP, "worker_uid": "u", "local_rank": "first"}, 1.0),
@@ -122,13 +122,13 @@ def test_series_that_nobody_can_be_named_for_are_left_out() -> None:
     assert set(found.gauges) == {ME}
 
 
-def test_gauges_that_were_not_exported_are_none_not_zero() -> None:
+def test_missing_gauges_are_none_instead_of_zero() -> None:
     gauges = parse_everything([row(metrics.STEP, 7), row(metrics.USER_METRIC, 0.9, name="accuracy")]).gauges[ME]
     assert gauges == MemberGauges(worker="job-w0", step=7, user_metrics={"accuracy": 0.9})
     assert gauges.loss is None
 
 
-def test_peak_memory_is_by_micro_batch_the_highest_of_all_shares() -> None:
+def test_peak_memory_of_a_micro_batch_is_the_highest_over_all_shares() -> None:
     rows = [
         row(metrics.PEAK_MEMORY, peak, share=share, micro_batch=micro)
         for peak, share, micro in ((3e9, "40", "20"), (4e9, "60", "20"), (2e9, "10", "10"))
@@ -141,7 +141,7 @@ def test_scrape_times_are_by_member() -> None:
     assert parse_scrape_times([row("", 12.5), Series({}, 3.0)]) == {ME: 12.5}
 
 
-def test_what_happened_between_scrapes_becomes_observations() -> None:
+def test_steps_between_scrapes_become_observations() -> None:
     job = TelemetryHistory()
     job.take(snapshot(10), {ME: 100.0}, pools=POOLS)
     job.take(snapshot(14), {ME: 101.0}, pools=POOLS)
@@ -152,14 +152,14 @@ def test_what_happened_between_scrapes_becomes_observations() -> None:
     assert second.compute.mean == pytest.approx(0.5)
 
 
-def test_the_same_scrape_read_twice_is_nothing_new() -> None:
+def test_the_same_scrape_read_twice_is_not_new() -> None:
     job = TelemetryHistory()
     assert job.take(snapshot(10), {ME: 100.0}, pools=POOLS)
     assert not job.take(snapshot(10), {ME: 100.0}, pools=POOLS)
     assert job.telemetry.sequence == 1
 
 
-def test_a_prometheus_that_was_restarted_takes_nothing_away_and_counts_nothing_twice() -> None:
+def test_a_restart_of_prometheus_removes_nothing_and_counts_nothing_twice() -> None:
     job = TelemetryHistory()
     job.take(snapshot(10), {ME: 100.0}, pools=POOLS)
     job.take(Snapshot(counters={}, gauges={}), {}, pools=POOLS)
@@ -168,7 +168,7 @@ def test_a_prometheus_that_was_restarted_takes_nothing_away_and_counts_nothing_t
     assert [found.steps for found in job.telemetry.observations[ME]] == [10, 2]
 
 
-def test_a_member_of_no_known_pool_that_is_gone_for_long_is_forgotten() -> None:
+def test_a_member_without_a_known_pool_is_forgotten_after_a_long_absence() -> None:
     other = MemberId("uid-b", 0)
     job = TelemetryHistory()
     job.take(snapshot(10), {ME: 100.0}, pools={})
@@ -177,8 +177,8 @@ def test_a_member_of_no_known_pool_that_is_gone_for_long_is_forgotten() -> None:
     assert set(job.telemetry.observations) == {other}
 
 
-def test_the_newest_that_left_each_pool_are_remembered_for_those_who_follow() -> None:
-    """However long they are gone, and however many there were; what is counted of a process that is gone is not."""
+def test_the_newest_former_members_of_each_pool_are_kept_for_their_successors() -> None:
+    """They are kept for any time and among any number; the counters of ended processes are dropped."""
     job = TelemetryHistory()
     many = KEPT_FORMER + 3
     for number in range(many):
@@ -198,7 +198,7 @@ def in_force(steps: float, revision: int, *, share: int = 40) -> Snapshot:
 
 
 def test_steps_are_counted_from_the_scrape_after_the_plan_took_effect() -> None:
-    """The scrape that shows it first brings steps of the plan before as well, which may have had the same shares."""
+    """The first scrape with a plan also contains steps of the plan before, which may have had the same shares."""
     job = TelemetryHistory()
     for second, (steps, revision) in enumerate([(10, 1), (14, 1), (20, 2), (23, 2), (30, 2)]):
         job.take(in_force(steps, revision), {ME: 100.0 + second}, pools=POOLS)
@@ -209,7 +209,7 @@ def test_steps_are_counted_from_the_scrape_after_the_plan_took_effect() -> None:
     assert job.telemetry.in_force[ME].steps == {}
 
 
-def test_the_scrape_interval_is_what_lies_between_the_newest_two() -> None:
+def test_the_scrape_interval_lies_between_the_two_newest_scrapes() -> None:
     job = TelemetryHistory()
     intervals = []
     for at_s in (100.0, 115.0, 115.0, 130.5):
@@ -218,7 +218,7 @@ def test_the_scrape_interval_is_what_lies_between_the_newest_two() -> None:
     assert intervals == [None, 15.0, 15.0, 15.5]
 
 
-def test_rates_are_those_of_the_last_half_minute() -> None:
+def test_rates_cover_the_last_half_minute() -> None:
     job = TelemetryHistory()
     for second in range(60):
         slow = second < 20
@@ -230,7 +230,7 @@ def test_rates_are_those_of_the_last_half_minute() -> None:
     assert rates.step_s == pytest.approx(0.44)
 
 
-def test_what_a_generation_sustains_is_counted_from_the_scrape_that_first_showed_it() -> None:
+def test_a_generation_s_rate_is_counted_from_its_first_scrape() -> None:
     job = TelemetryHistory()
 
     def look(at_s: float, samples: int, generation: int) -> None:
@@ -243,7 +243,7 @@ def test_what_a_generation_sustains_is_counted_from_the_scrape_that_first_showed
 
     look(1000.0, 500, 1)
     look(1000.0 + RATE_WINDOW_S / 2, 900, 1)
-    assert job.telemetry.rates.sustained is None, "too soon to tell"
+    assert job.telemetry.rates.sustained is None, "too early"
     look(1100.0, 1500, 1)
     look(1200.0, 2500, 1)
     assert job.telemetry.rates.sustained == Sustained(1, 10.0)
@@ -253,7 +253,7 @@ def test_what_a_generation_sustains_is_counted_from_the_scrape_that_first_showed
     assert job.telemetry.rates.sustained == Sustained(2, 50.0)
 
 
-def test_no_progress_for_long_is_no_rate() -> None:
+def test_without_progress_for_long_there_is_no_rate() -> None:
     job = TelemetryHistory()
     job.take(snapshot(10, committed=1000), {ME: 100.0}, pools=POOLS)
     job.take(snapshot(20, committed=2000), {ME: 110.0}, pools=POOLS)
@@ -262,7 +262,7 @@ def test_no_progress_for_long_is_no_rate() -> None:
     assert job.telemetry.rates.samples_per_s is None
 
 
-def test_going_back_to_a_checkpoint_is_no_negative_rate() -> None:
+def test_a_resume_from_a_checkpoint_is_not_a_negative_rate() -> None:
     job = TelemetryHistory()
     job.take(snapshot(10, committed=1000), {ME: 100.0}, pools=POOLS)
     job.take(snapshot(10, committed=400), {ME: 101.0}, pools=POOLS)
@@ -270,7 +270,7 @@ def test_going_back_to_a_checkpoint_is_no_negative_rate() -> None:
     assert job.telemetry.rates.samples_per_s == pytest.approx(100)
 
 
-def test_a_problem_is_told_when_it_comes_and_goes_not_each_time() -> None:
+def test_a_problem_counts_as_changed_only_when_it_comes_and_goes() -> None:
     job = TelemetryHistory()
     assert job.set_problem(reason="Unavailable", problem="no answer")
     assert not job.set_problem(reason="Unavailable", problem="still no answer")
