@@ -1,4 +1,4 @@
-"""The books of a simulated run: time, steps, progress towards the target, money, and a row for each stretch of training."""
+"""The accounting of a simulated run: time, steps, progress towards the target, money, and a row for each stretch of training."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heterotrain_simulator.convergence import gain, noise_scale
-from heterotrain_simulator.ground_truth import Worker, World
-from heterotrain_simulator.policy import Orders
-from heterotrain_simulator.result import Outcome, Row
+from heterotrain_simulator.ground_truth import GroundTruth, Worker
+from heterotrain_simulator.policy import PolicyDecision
+from heterotrain_simulator.result import Row, RunResult
 from heterotrain_simulator.workloads import Workload
 
 Floats = NDArray[np.float64]
@@ -31,21 +31,21 @@ class _Stretch:
 
 
 @dataclass(slots=True, kw_only=True)
-class Books:
+class Accounting:
     """What has happened so far.
 
     Attributes:
         workload: what is trained.
-        world: the truth, for what shares come to without chance.
+        truth: the truth, for what shares come to without chance.
         prices: US dollars an hour by pool.
         now_s: simulated time; only ``train``, ``lose`` and ``idle`` move it.
         progress: steps of the base batch that all steps so far are worth.
         target_s, cost_at_target: when the target was reached, and what had been paid by then; ``None`` before.
-        changes, repeated_steps: as in ``Outcome``; counted by the loop.
+        changes, repeated_steps: as in ``RunResult``; counted by the loop.
     """
 
     workload: Workload
-    world: World
+    truth: GroundTruth
     prices: dict[str, float] = field(default_factory=dict)
     now_s: float = 0.0
     progress: float = 0.0
@@ -104,35 +104,35 @@ class Books:
         """Begin a new stretch of training."""
         self._stretch = _Stretch(from_s=self.now_s, epoch=epoch)
 
-    def close_row(self, workers: Sequence[Worker], orders: Orders | None, epoch: int) -> None:
+    def close_row(self, workers: Sequence[Worker], decision: PolicyDecision | None, epoch: int) -> None:
         """End the current stretch, if it has any step, and begin the next."""
         stretch = self._stretch
-        if orders is None or not stretch.steps:
+        if decision is None or not stretch.steps:
             return
         self._rows.append(
             Row(
                 from_s=stretch.from_s,
                 until_s=self.now_s,
                 epoch=stretch.epoch,
-                batch_samples=orders.batch_samples,
+                batch_samples=decision.batch_samples,
                 members=tuple(w.name for w in workers),
                 pools=tuple(w.pool for w in workers),
-                shares=orders.shares,
+                shares=decision.shares,
                 steps=stretch.steps,
                 step_s=stretch.plain_s / stretch.plain_steps if stretch.plain_steps else None,
-                predicted_s=orders.predicted_step_s,
-                planned_s=self.world.planned_s(workers, orders.shares, self.now_s),
-                solo_samples_per_s=self.world.solo_samples_per_s(workers, orders.shares, self.now_s),
+                predicted_s=decision.predicted_step_s,
+                planned_s=self.truth.planned_s(workers, decision.shares, self.now_s),
+                solo_samples_per_s=self.truth.solo_samples_per_s(workers, decision.shares, self.now_s),
                 progress=self.progress,
                 cost=self._cost,
-                reason=orders.reason,
+                reason=decision.reason,
             )
         )
         self.open_row(epoch)
 
-    def outcome(self, policy: str, epochs: int) -> Outcome:
+    def outcome(self, policy: str, epochs: int) -> RunResult:
         """Return what the run came to."""
-        return Outcome(
+        return RunResult(
             policy=policy,
             rows=tuple(self._rows),
             target_s=self.target_s,

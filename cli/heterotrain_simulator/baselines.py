@@ -11,7 +11,7 @@ from heterotrain_core.perf.fit import fit_member
 from heterotrain_core.split.balance import Split, evaluate, evenly, in_proportion
 from heterotrain_core.split.member import SplitMember
 
-from heterotrain_simulator.policy import Orders, View, batches, best_batch
+from heterotrain_simulator.policy import PolicyDecision, View, batches, best_batch
 
 
 @dataclass(slots=True)
@@ -21,10 +21,10 @@ class Even:
     name: str = "even"
     restarts: bool = True
 
-    def decide(self, view: View) -> Orders:
+    def decide(self, view: View) -> PolicyDecision:
         """Return even shares."""
-        shares = evenly(view.batch_samples, len(view.seats))
-        return Orders(batch_samples=view.batch_samples, shares=shares, reason="even shares")
+        shares = evenly(view.batch_samples, len(view.slots))
+        return PolicyDecision(batch_samples=view.batch_samples, shares=shares, reason="even shares")
 
 
 @dataclass(slots=True)
@@ -39,9 +39,9 @@ class AdaptiveEven:
     restarts: bool = True
     batch_samples: int = 0
 
-    def decide(self, view: View) -> Orders:
+    def decide(self, view: View) -> PolicyDecision:
         """Return even shares of the batch with the best goodput."""
-        self.batch_samples = max(self.batch_samples or view.batch_samples, len(view.seats))
+        self.batch_samples = max(self.batch_samples or view.batch_samples, len(view.slots))
         members = fitted(view)
         predicted = None
         if members and view.adaptive:
@@ -50,9 +50,9 @@ class AdaptiveEven:
             known = {b: step_s for b, step_s in times.items() if step_s is not None}
             self.batch_samples = best_batch(known, self.batch_samples, view)
             predicted = known.get(self.batch_samples)
-        return Orders(
+        return PolicyDecision(
             batch_samples=self.batch_samples,
-            shares=evenly(self.batch_samples, len(view.seats)),
+            shares=evenly(self.batch_samples, len(view.slots)),
             predicted_step_s=predicted,
             reason="even shares of the batch with the best goodput",
         )
@@ -70,34 +70,36 @@ class Proportional:
     restarts: bool = True
     shares: tuple[int, ...] = ()
 
-    def decide(self, view: View) -> Orders:
+    def decide(self, view: View) -> PolicyDecision:
         """Return shares in proportion to the newest speeds."""
         if view.changed or not self.shares:
-            self.shares = evenly(view.batch_samples, len(view.seats))
-        speeds = [_newest_speed(view, seat.member) for seat in view.seats]
+            self.shares = evenly(view.batch_samples, len(view.slots))
+        speeds = [_newest_speed(view, slot.member) for slot in view.slots]
         known = [speed for speed in speeds if speed]
         if known and not view.changed:
             middle = sorted(known)[len(known) // 2]
             wanted = [speed or middle for speed in speeds]
             scale = 2**40 / max(wanted)
             self.shares = at_least_one(in_proportion(view.batch_samples, [round(s * scale) for s in wanted]))
-        return Orders(batch_samples=view.batch_samples, shares=self.shares, reason="shares in proportion to speed")
+        return PolicyDecision(
+            batch_samples=view.batch_samples, shares=self.shares, reason="shares in proportion to speed"
+        )
 
 
 def fitted(view: View) -> list[SplitMember]:
-    """Return a fitted member for each seat, empty while one of them has no model."""
+    """Return a fitted member for each slot, empty while one of them has no model."""
     found = []
-    for seat in view.seats:
-        model = fit_member(view.observations.get(seat.member, ()))
+    for slot in view.slots:
+        model = fit_member(view.observations.get(slot.member, ()))
         if model.compute is None:
             return []
-        found.append(SplitMember(compute=model.compute, micro_cap_samples=seat.memory_samples))
+        found.append(SplitMember(compute=model.compute, micro_cap_samples=slot.memory_samples))
     return found
 
 
 def exchange(view: View) -> CommunicationTime:
     """Return the fitted exchange of the present members, none while nobody timed it."""
-    seen = [o for seat in view.seats for o in view.observations.get(seat.member, ())]
+    seen = [o for slot in view.slots for o in view.observations.get(slot.member, ())]
     return fit_exchange(seen).communication or CommunicationTime()
 
 

@@ -20,7 +20,7 @@ from heterotrain_core.split.balance import Split, balance, balance_many, evenly,
 from heterotrain_core.split.member import SplitMember
 
 from heterotrain_simulator.baselines import at_least_one, exchange
-from heterotrain_simulator.policy import Orders, View, batches, best_batch
+from heterotrain_simulator.policy import PolicyDecision, View, batches, best_batch
 
 _EPOCHS_KEPT = 10
 
@@ -46,32 +46,32 @@ class Cannikin:
     seen: dict[str, float] = field(default_factory=dict)
     shares: tuple[int, ...] = ()
 
-    def decide(self, view: View) -> Orders:
+    def decide(self, view: View) -> PolicyDecision:
         """Return the shares of the epoch that begins."""
-        self.batch_samples = max(self.batch_samples or view.batch_samples, len(view.seats))
+        self.batch_samples = max(self.batch_samples or view.batch_samples, len(view.slots))
         if view.changed:
-            self.epochs, self.shares = 0, evenly(self.batch_samples, len(view.seats))
+            self.epochs, self.shares = 0, evenly(self.batch_samples, len(view.slots))
         self._take(view)
         self.epochs += 1
-        members = [self._member(seat.member, seat.memory_samples) for seat in view.seats]
+        members = [self._member(slot.member, slot.memory_samples) for slot in view.slots]
         known = [member for member in members if member is not None]
         if len(known) == len(members):
             return self._optimal(known, view)
-        paces = [self._pace(seat.member) for seat in view.seats]
+        paces = [self._pace(slot.member) for slot in view.slots]
         if self.epochs > 1 and all(pace is not None for pace in paces):
             scale = 2**40 * min(pace for pace in paces if pace is not None)
             wanted = [round(scale / pace) for pace in paces if pace is not None]
             self.shares = at_least_one(in_proportion(self.batch_samples, wanted))
-        return Orders(batch_samples=self.batch_samples, shares=self.shares, reason="learning")
+        return PolicyDecision(batch_samples=self.batch_samples, shares=self.shares, reason="learning")
 
     def _take(self, view: View) -> None:
         """Add each member's means over what came since the last call, by share."""
-        for seat in view.seats:
-            observations = list(view.observations.get(seat.member, ()))
-            fresh = [o for o in observations if o.ended_s > self.seen.get(seat.member, -1.0)]
+        for slot in view.slots:
+            observations = list(view.observations.get(slot.member, ()))
+            fresh = [o for o in observations if o.ended_s > self.seen.get(slot.member, -1.0)]
             if fresh:
-                self.seen[seat.member] = fresh[-1].ended_s
-            kept = self.means.setdefault(seat.member, [])
+                self.seen[slot.member] = fresh[-1].ended_s
+            kept = self.means.setdefault(slot.member, [])
             kept.extend(_means(fresh))
             del kept[:-_EPOCHS_KEPT]
 
@@ -92,7 +92,7 @@ class Cannikin:
         )
         return SplitMember(compute=compute, micro_cap_samples=memory_samples)
 
-    def _optimal(self, members: Sequence[SplitMember], view: View) -> Orders:
+    def _optimal(self, members: Sequence[SplitMember], view: View) -> PolicyDecision:
         communication: CommunicationTime = exchange(view)
         if view.adaptive:
             compared = batches(view, self.batch_samples)
@@ -102,14 +102,14 @@ class Cannikin:
         best = balance(self.batch_samples, members, communication=communication)
         if isinstance(best, Split):
             self.shares = best.shares
-            return Orders(
+            return PolicyDecision(
                 batch_samples=self.batch_samples,
                 shares=best.shares,
                 predicted_step_s=best.step_s,
                 reason="optimal shares of the two-term model",
             )
         self.shares = evenly(self.batch_samples, len(members))
-        return Orders(batch_samples=self.batch_samples, shares=self.shares, reason=best.reason)
+        return PolicyDecision(batch_samples=self.batch_samples, shares=self.shares, reason=best.reason)
 
 
 def _means(observations: Sequence[Observation]) -> list[_Mean]:

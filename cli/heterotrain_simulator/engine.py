@@ -16,12 +16,12 @@ import numpy as np
 from heterotrain_core.split.balance import in_proportion
 from numpy.typing import NDArray
 
-from heterotrain_simulator.accounting import Books
+from heterotrain_simulator.accounting import Accounting
 from heterotrain_simulator.convergence import noise_scale
 from heterotrain_simulator.counters import Telemetry
-from heterotrain_simulator.ground_truth import Worker, World
-from heterotrain_simulator.policy import Memory, Orders, Policy, Seat, View
-from heterotrain_simulator.result import Outcome
+from heterotrain_simulator.ground_truth import GroundTruth, Worker
+from heterotrain_simulator.policy import MemberSlot, Memory, Policy, PolicyDecision, View
+from heterotrain_simulator.result import RunResult
 from heterotrain_simulator.scenario import Scenario, problems
 
 Floats = NDArray[np.float64]
@@ -33,7 +33,7 @@ _SCRAPES_PER_EPOCH = 8
 
 def simulate(
     scenario: Scenario, policy: Policy, *, seed: int, report: Callable[[float], None] | None = None
-) -> Outcome:
+) -> RunResult:
     """Run one policy through a scenario until the target, the last epoch or the end of time.
 
     Args:
@@ -72,15 +72,15 @@ class _Run:
     scenario: Scenario
     policy: Policy
     chance: np.random.Generator
-    world: World = field(init=False)
-    books: Books = field(init=False)
+    truth: GroundTruth = field(init=False)
+    accounting: Accounting = field(init=False)
     telemetry: Telemetry = field(default_factory=Telemetry)
     memory: Memory = field(default_factory=Memory)
     workers: list[Worker] = field(default_factory=list)
     born: dict[str, int] = field(default_factory=dict)
     luck: dict[str, float] = field(default_factory=dict)
     events: list[_Event] = field(default_factory=list)
-    orders: Orders | None = None
+    decision: PolicyDecision | None = None
     scraped_s: float = 0.0
     epoch: int = 0
     epoch_began_s: float = 0.0
@@ -93,9 +93,9 @@ class _Run:
 
     def prepare(self) -> None:
         """Place the first workers and line up what will happen."""
-        self.world = World(self.scenario)
+        self.truth = GroundTruth(self.scenario)
         prices = {group.pool: group.price_per_hour for group in self.scenario.groups}
-        self.books = Books(workload=self.scenario.workload, world=self.world, prices=prices)
+        self.accounting = Accounting(workload=self.scenario.workload, truth=self.truth, prices=prices)
         for group in self.scenario.groups:
             self._join(group.pool, group.count)
         for order, change in enumerate(self.scenario.changes):
@@ -114,29 +114,31 @@ class _Run:
     @property
     def done(self) -> bool:
         """Whether the run is over."""
-        return self.ended or self.books.target_s is not None or 0 < self.scenario.end_epochs <= self.epoch
+        return self.ended or self.accounting.target_s is not None or 0 < self.scenario.end_epochs <= self.epoch
 
     @property
     def part(self) -> float:
         """Part of the way that is done."""
         ways = [
-            self.books.progress / self.scenario.workload.target_steps if self.scenario.workload.target_steps else 0.0
+            self.accounting.progress / self.scenario.workload.target_steps
+            if self.scenario.workload.target_steps
+            else 0.0
         ]
         if self.scenario.end_epochs:
             ways.append(
                 (self.epoch + self.done_samples / self.scenario.workload.epoch_samples) / self.scenario.end_epochs
             )
         if self.scenario.end_s:
-            ways.append(self.books.now_s / self.scenario.end_s)
+            ways.append(self.accounting.now_s / self.scenario.end_s)
         return min(1.0, max(ways))
 
     def advance(self) -> None:
         """Let happen what is due, or train up to the next event."""
         limit_s = self.scenario.end_s or math.inf
-        if self.books.now_s >= limit_s:
+        if self.accounting.now_s >= limit_s:
             self._close()
             self.ended = True
-        elif self.events and self.events[0].at_s <= self.books.now_s:
+        elif self.events and self.events[0].at_s <= self.accounting.now_s:
             self._happen()
         elif self.workers:
             self._train(limit_s)
@@ -145,7 +147,7 @@ class _Run:
             if math.isinf(event_s):
                 self.ended = True  # nobody is left and nobody will come
                 return
-            self.books.idle(event_s - self.books.now_s)
+            self.accounting.idle(event_s - self.accounting.now_s)
 
     def _train(self, limit_s: float) -> None:
         """Make steps until the next scrape, boundary or event.
@@ -157,12 +159,12 @@ class _Run:
         event = self.events[0] if self.events else None
         cut_s = min(event.at_s, limit_s) if event is not None and event.lost else limit_s
         until_s = min(self.scraped_s + scrape_s, event.at_s if event is not None else math.inf)
-        times = [self.world.times(w.gpu, share) for w, share in zip(self.workers, shares, strict=True)]
+        times = [self.truth.times(w.gpu, share) for w, share in zip(self.workers, shares, strict=True)]
         before_W = np.array([self.luck.get(worker.name, math.nan) for worker in self.workers])
-        luck_NW = self.world.luck(before_W, most, self.chance)
-        factor_NW = self.world.factors(self.workers, luck_NW, self.books.now_s, self.chance)
-        finish_N = self.world.steps_s(times, factor_NW)
-        ends_N = self.books.now_s + np.cumsum(finish_N)
+        luck_NW = self.truth.luck(before_W, most, self.chance)
+        factor_NW = self.truth.factors(self.workers, luck_NW, self.accounting.now_s, self.chance)
+        finish_N = self.truth.steps_s(times, factor_NW)
+        ends_N = self.accounting.now_s + np.cumsum(finish_N)
         whole = int(np.searchsorted(ends_N, cut_s, side="right"))
         count = min(whole, int(np.searchsorted(ends_N, until_s, side="left")) + 1)
         if count:
@@ -170,46 +172,46 @@ class _Run:
             self._commit(shares, factor_NW[:count], finish_N[:count], is_probe=is_probe)
         if count == whole < most:
             self._cut_off(cut_s, lost=event is not None and cut_s == event.at_s)
-        if self.books.now_s >= self.scraped_s + scrape_s:
-            self.memory.take(self.telemetry.scrape(self.books.now_s))
-            self.scraped_s = self.books.now_s
+        if self.accounting.now_s >= self.scraped_s + scrape_s:
+            self.memory.take(self.telemetry.scrape(self.accounting.now_s))
+            self.scraped_s = self.accounting.now_s
         self._maybe_boundary()
 
     def _next_shares(self) -> tuple[tuple[int, ...], bool, int]:
         """Return the next steps' shares, whether they are a probe's, and for how many steps they hold."""
-        orders = self._orders
+        decision = self._orders
         left = self.scenario.workload.epoch_samples - self.done_samples
-        batch = orders.batch_samples
+        batch = decision.batch_samples
         if left < batch:
-            return in_proportion(left, orders.shares), True, 1
+            return in_proportion(left, decision.shares), True, 1
         most = min(left // batch, _MOST_STEPS_AT_ONCE)
         if self.scenario.boundary_steps:
             most = min(most, self.scenario.boundary_steps - self.boundary_steps)
-        turn, at = divmod(self.epoch_steps, orders.probe_steps) if orders.probe_steps else (0, 0)
-        if turn < len(orders.probe):
-            return orders.probe[turn], True, min(most, orders.probe_steps - at)
-        return orders.shares, False, most
+        turn, at = divmod(self.epoch_steps, decision.probe_steps) if decision.probe_steps else (0, 0)
+        if turn < len(decision.probe):
+            return decision.probe[turn], True, min(most, decision.probe_steps - at)
+        return decision.shares, False, most
 
     def _commit(self, shares: Sequence[int], factor_NW: Floats, finish_N: Floats, *, is_probe: bool) -> None:
         count = len(finish_N)
         ranks = len(self.workers)
-        transfer_s_K = self.world.transfer_s(ranks)
+        transfer_s_K = self.truth.transfer_s(ranks)
         bucket_s = (float(transfer_s_K[:-1].sum()), float(transfer_s_K[-1])) if ranks > 1 else None
-        fraction_NW = self.world.first_bucket_fractions(count, ranks, self.chance)
+        fraction_NW = self.truth.first_bucket_fractions(count, ranks, self.chance)
         for rank, worker in enumerate(self.workers):
-            memory = self.world.memory_samples(worker.gpu)
+            memory = self.truth.memory_samples(worker.gpu)
             self.telemetry.record(
                 worker.name,
                 share=shares[rank],
                 micro_batch=min(memory, shares[rank]),
-                times=self.world.times(worker.gpu, shares[rank]),
+                times=self.truth.times(worker.gpu, shares[rank]),
                 factor_N=factor_NW[:, rank],
                 finish_N=finish_N,
                 fraction_N=fraction_NW[:, rank],
                 bucket_s=bucket_s,
             )
         batch = sum(shares)
-        self.books.train(self.workers, batch, finish_N, is_probe=is_probe)
+        self.accounting.train(self.workers, batch, finish_N, is_probe=is_probe)
         self.done_samples += count * batch
         self.epoch_steps += count
         self.boundary_steps += count
@@ -218,9 +220,9 @@ class _Run:
         epoch_over = self.done_samples >= self.scenario.workload.epoch_samples
         if epoch_over:
             self.epoch += 1
-            self.epoch_s = self.books.now_s - self.epoch_began_s
+            self.epoch_s = self.accounting.now_s - self.epoch_began_s
             self.done_samples = self.epoch_steps = 0
-            self.epoch_began_s = self.books.now_s
+            self.epoch_began_s = self.accounting.now_s
         due = self.scenario.boundary_steps and self.boundary_steps >= self.scenario.boundary_steps
         if epoch_over or due:
             self.boundary_steps = 0
@@ -236,7 +238,7 @@ class _Run:
         """Let all that is due happen at once; while members change, others that are due change with them."""
         gone: set[str] = set()
         joined: list[tuple[str, int]] = []
-        while self.events and self.events[0].at_s <= self.books.now_s:
+        while self.events and self.events[0].at_s <= self.accounting.now_s:
             event = heapq.heappop(self.events)
             left = [w.name for w in self.workers if w.pool == event.pool and w.name not in gone]
             gone.update(left[: event.lost])
@@ -246,7 +248,7 @@ class _Run:
             return  # a slowdown begins or ends: only the draws change
         if self.workers:
             self._close()
-            self.books.changes += 1
+            self.accounting.changes += 1
             self._pause(lost=bool(gone))
         self.telemetry.forget(sorted(gone))
         self.workers = [w for w in self.workers if w.name not in gone]
@@ -255,20 +257,20 @@ class _Run:
         if self.workers:
             self._decide(changed=True)
         else:
-            self.orders = None
+            self.decision = None
 
     def _pause(self, *, lost: bool) -> None:
         elasticity = self.scenario.elasticity
         pause_s = elasticity.loss_s if lost else elasticity.join_s
         if self.policy.restarts:
             pause_s = elasticity.restart_s
-        self.books.lose(self.workers, pause_s)
+        self.accounting.lose(self.workers, pause_s)
 
     def _cut_off(self, at_s: float, *, lost: bool) -> None:
         """Lose the step in flight: it is made again if somebody was lost, and never ends if time does."""
         if lost:
-            self.books.repeated_steps += 1
-        self.books.lose(self.workers, at_s - self.books.now_s)
+            self.accounting.repeated_steps += 1
+        self.accounting.lose(self.workers, at_s - self.accounting.now_s)
 
     def _join(self, pool: str, count: int) -> None:
         gpu = next(group.gpu for group in self.scenario.groups if group.pool == pool)
@@ -282,12 +284,13 @@ class _Run:
         self._close()
         workload = self.scenario.workload
         view = View(
-            seats=tuple(
-                Seat(member=w.name, pool=w.pool, memory_samples=self.world.memory_samples(w.gpu)) for w in self.workers
+            slots=tuple(
+                MemberSlot(member=w.name, pool=w.pool, memory_samples=self.truth.memory_samples(w.gpu))
+                for w in self.workers
             ),
             changed=changed,
             observations=self.memory.of([w.name for w in self.workers]),
-            noise_samples=noise_scale(workload, self.books.progress),
+            noise_samples=noise_scale(workload, self.accounting.progress),
             batch_samples=max(self.scenario.batch_samples, len(self.workers)),
             adaptive=self.scenario.adaptive,
             base_batch=workload.base_batch,
@@ -295,18 +298,18 @@ class _Run:
             boundary=self.boundaries,
             min_gain_ratio=self.scenario.min_gain_ratio,
         )
-        self.orders = self.policy.decide(view)
-        self.books.open_row(self.epoch)
+        self.decision = self.policy.decide(view)
+        self.accounting.open_row(self.epoch)
 
     def _close(self) -> None:
         """End the current row, if it has any step."""
-        self.books.close_row(self.workers, self.orders, self.epoch)
+        self.accounting.close_row(self.workers, self.decision, self.epoch)
 
     @property
-    def _orders(self) -> Orders:
-        assert self.orders is not None  # noqa: S101  # there are workers, so a policy was asked
-        return self.orders
+    def _orders(self) -> PolicyDecision:
+        assert self.decision is not None  # noqa: S101  # there are workers, so a policy was asked
+        return self.decision
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RunResult:
         """Return what the run came to."""
-        return self.books.outcome(self.policy.name, self.epoch)
+        return self.accounting.outcome(self.policy.name, self.epoch)

@@ -16,7 +16,7 @@ from heterotrain_core.allocate.problem import JobDemand, JobPool, Objective, Poo
 from heterotrain_core.contract.plan import CommunicationTime
 
 from heterotrain_simulator.buckets import Network, two_terms
-from heterotrain_simulator.ground_truth import Worker, World
+from heterotrain_simulator.ground_truth import GroundTruth, Worker
 from heterotrain_simulator.scenario import Change, Group, Scenario
 from heterotrain_simulator.schedulers import Allocator
 from heterotrain_simulator.workloads import Workload, straight_line
@@ -111,7 +111,7 @@ class _FleetRun:
     finished_s: dict[str, float] = field(default_factory=dict)
     waited_s: dict[str, float] = field(default_factory=dict)
     events: list[tuple[float, int, FleetJob | Change]] = field(default_factory=list)
-    worlds: dict[str, World] = field(default_factory=dict)
+    truths: dict[str, GroundTruth] = field(default_factory=dict)
     rates: dict[object, float] = field(default_factory=dict)
     changes: int = 0
     worker_s: float = 0.0
@@ -209,7 +209,7 @@ class _FleetRun:
         job = one.job
         current = dict(one.workers) if sum(one.workers.values()) >= job.min_workers else {}
         ranks = max(2, sum(current.values()))
-        world = self._world(job)
+        truth = self._truth(job)
         return JobDemand(
             key=job.key,
             pools=tuple(
@@ -225,7 +225,7 @@ class _FleetRun:
             min_workers=job.min_workers,
             max_workers=job.max_workers,
             batch_samples=job.batch_samples,
-            communication=_exchange(world, ranks),
+            communication=_exchange(truth, ranks),
             communication_members=ranks,
             objective=Objective.THROUGHPUT,
             remaining_samples=one.left,
@@ -234,9 +234,9 @@ class _FleetRun:
             current=current,
         )
 
-    def _world(self, job: FleetJob) -> World:
-        if job.workload.name not in self.worlds:
-            self.worlds[job.workload.name] = World(
+    def _truth(self, job: FleetJob) -> GroundTruth:
+        if job.workload.name not in self.truths:
+            self.truths[job.workload.name] = GroundTruth(
                 Scenario(
                     name=job.workload.name,
                     workload=job.workload,
@@ -245,7 +245,7 @@ class _FleetRun:
                     batch_samples=job.batch_samples,
                 )
             )
-        return self.worlds[job.workload.name]
+        return self.truths[job.workload.name]
 
     def _rate(self, one: _Live) -> float:
         """Return samples per second of the true optimal split of the job's workers."""
@@ -260,7 +260,7 @@ class _FleetRun:
                 for pool, count in sorted(one.workers.items())
                 for i in range(count)
             ]
-            best = self._world(job).optimum(workers, job.batch_samples, 0.0)
+            best = self._truth(job).optimum(workers, job.batch_samples, 0.0)
             self.rates[key] = job.batch_samples / best.step_s if best is not None else 0.0
         return self.rates[key]
 
@@ -276,5 +276,5 @@ class _FleetRun:
         )
 
 
-def _exchange(world: World, ranks: int) -> CommunicationTime:
-    return two_terms(world.buckets, world.transfer_s(ranks))
+def _exchange(truth: GroundTruth, ranks: int) -> CommunicationTime:
+    return two_terms(truth.buckets, truth.transfer_s(ranks))

@@ -54,7 +54,7 @@ class Times:
         return self.forward_s + self.backward_s - self.last_backward_s
 
 
-class World:
+class GroundTruth:
     """The truth of one scenario."""
 
     def __init__(self, scenario: Scenario) -> None:

@@ -9,30 +9,30 @@ from heterotrain_core.planning.fitting import MemberFits, fit_members
 from heterotrain_core.planning.shares import MemberEvidence, SharesRequest, decide_shares
 from heterotrain_core.split.balance import Infeasible, evenly
 
-from heterotrain_simulator.policy import Orders, View
+from heterotrain_simulator.policy import PolicyDecision, View
 
 
 @dataclass(slots=True)
-class Ours:
+class HeterotrainPolicy:
     """Shares by ``planning.shares.decide_shares``, an adaptive batch by ``planning.batch``: what the operator calls."""
 
-    name: str = "ours"
+    name: str = "heterotrain"
     restarts: bool = False
     shares: tuple[int, ...] | None = None
     batch_samples: int = 0
 
-    def decide(self, view: View) -> Orders:
+    def decide(self, view: View) -> PolicyDecision:
         """Return what the operator would write into its plan."""
         members = tuple(
             MemberEvidence(
-                member=seat.member,
-                pool=seat.pool,
-                observations=tuple(view.observations.get(seat.member, ())),
-                micro_cap_samples=seat.memory_samples,
+                member=slot.member,
+                pool=slot.pool,
+                observations=tuple(view.observations.get(slot.member, ())),
+                micro_cap_samples=slot.memory_samples,
             )
-            for seat in view.seats
+            for slot in view.slots
         )
-        before = max(self.batch_samples or view.batch_samples, len(view.seats))
+        before = max(self.batch_samples or view.batch_samples, len(view.slots))
         fits = fit_members(members)
         batch = _batch(fits, before, view) if view.adaptive else before
         current = None if view.changed or batch != self.batch_samples else self.shares
@@ -44,10 +44,10 @@ class Ours:
         )
         self.batch_samples = batch
         if isinstance(decision, Infeasible):
-            self.shares = evenly(batch, len(view.seats))
-            return Orders(batch_samples=batch, shares=self.shares, reason=decision.reason)
+            self.shares = evenly(batch, len(view.slots))
+            return PolicyDecision(batch_samples=batch, shares=self.shares, reason=decision.reason)
         self.shares = decision.division.shares
-        return Orders(
+        return PolicyDecision(
             batch_samples=batch,
             shares=decision.division.shares,
             probe=decision.division.probe,

@@ -1,4 +1,4 @@
-"""What a policy sees, and what it orders; and how the published adaptive policies choose a batch."""
+"""What a policy sees, and what it decision; and how the published adaptive policies choose a batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from heterotrain_core.perf.merge import merge_old
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class MemberSlot:
     """One member as policies know it before anything is measured.
 
     Attributes:
@@ -31,7 +31,7 @@ class View:
     """What is known at a boundary or a change of members.
 
     Attributes:
-        seats: members by rank.
+        slots: members by rank.
         changed: whether the members are others than at the last call.
         observations: by member, oldest first, only what scrapes have brought.
         noise_samples: the gradient noise scale; every policy is told the true one.
@@ -42,7 +42,7 @@ class View:
         min_gain_ratio: least gain for which shares change (``planning.shares``).
     """
 
-    seats: tuple[Seat, ...]
+    slots: tuple[MemberSlot, ...]
     changed: bool
     observations: Mapping[str, Sequence[Observation]]
     noise_samples: float
@@ -55,7 +55,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Orders:
+class PolicyDecision:
     """What is to be done until the next call.
 
     Attributes:
@@ -82,8 +82,8 @@ class Policy(Protocol):
     restarts: bool
     """Whether a change of members costs a checkpoint and a restart."""
 
-    def decide(self, view: View) -> Orders:
-        """Return the orders for what is known."""
+    def decide(self, view: View) -> PolicyDecision:
+        """Return the decision for what is known."""
         ...
 
 
@@ -108,7 +108,7 @@ class Memory:
 
 def batches(view: View, current: int) -> tuple[int, ...]:
     """Return the global batches that an adaptive policy compares: geometric, and the current one."""
-    least = max(view.base_batch, len(view.seats))
+    least = max(view.base_batch, len(view.slots))
     return candidate_batches(least=least, most=max(view.most_batch, least), also=(current,))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A stretch of training under one set of orders.
+    """A stretch of training under one set of decision.
 
     Attributes:
         from_s, until_s: simulated time.
@@ -44,7 +44,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RunResult:
     """A whole simulated run.
 
     Attributes:

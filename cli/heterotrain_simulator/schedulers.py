@@ -14,7 +14,7 @@ Grants = Mapping[str, Mapping[str, int]]
 Allocator = Callable[[Sequence[Pool], Sequence[JobDemand]], Grants]
 
 
-def ours(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> Grants:
+def any_mix(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> Grants:
     """Return what the operator's allocation grants: any mix of pools for any job."""
     return {grant.key: grant.workers for grant in propose(PoolCapacity(pools), jobs).grants}
 

@@ -10,7 +10,7 @@ from tempfile import TemporaryFile
 
 import click
 from heterotrain_simulator.engine import simulate as run_once
-from heterotrain_simulator.result import Outcome
+from heterotrain_simulator.result import RunResult
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -82,10 +82,10 @@ def simulate(scenario: str, policies: tuple[str, ...], seeds: tuple[int, ...], o
             say(Console(stderr=True), str(path))
 
 
-def run_all(comparison: Comparison, console: Console) -> dict[str, list[Outcome]]:
+def run_all(comparison: Comparison, console: Console) -> dict[str, list[RunResult]]:
     """Return the outcomes by policy, with a progress bar on a terminal."""
     total = len(comparison.policies) * len(comparison.seeds)
-    runs: dict[str, list[Outcome]] = {policy: [] for policy in comparison.policies}
+    runs: dict[str, list[RunResult]] = {policy: [] for policy in comparison.policies}
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("simulating", total=total)
@@ -127,7 +127,7 @@ def make_folder(out: Path) -> None:
 
 
 def write(
-    out: Path, comparison: Comparison, runs: dict[str, list[Outcome]], summaries: Sequence[Summary]
+    out: Path, comparison: Comparison, runs: dict[str, list[RunResult]], summaries: Sequence[Summary]
 ) -> list[Path]:
     """Write table, figures, stretches and pictures into a folder that is there, and return their paths.
 
@@ -146,8 +146,8 @@ def write(
         raise InputError(f"{out}: cannot be written: {error.strerror}") from error
 
 
-def _stretches(comparison: Comparison, runs: dict[str, list[Outcome]]) -> str:
-    """Return every stretch of training under one set of orders as CSV."""
+def _stretches(comparison: Comparison, runs: dict[str, list[RunResult]]) -> str:
+    """Return every stretch of training under one set of decision as CSV."""
     pools = [group.pool for group in comparison.scenario.groups]
     lines = [
         ",".join(

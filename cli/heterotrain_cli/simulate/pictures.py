@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from heterotrain_simulator.result import Outcome
+from heterotrain_simulator.result import RunResult
 from heterotrain_simulator.scenario import Scenario
 
 from heterotrain_cli.simulate.tables import title
@@ -18,13 +18,13 @@ COLOURS = {
     "adaptive-even": "#4c72b0",
     "proportional": "#dd8452",
     "cannikin": "#937860",
-    "ours": "#2a7f3f",
+    "heterotrain": "#2a7f3f",
 }
 _OF_POOLS = ("#2a7f3f", "#4c72b0", "#dd8452", "#937860", "#c44e52", "#8172b3")
 _DPI = 110
 
 
-def draw(folder: Path, scenario: Scenario, runs: Mapping[str, Sequence[Outcome]]) -> list[Path]:
+def draw(folder: Path, scenario: Scenario, runs: Mapping[str, Sequence[RunResult]]) -> list[Path]:
     """Write the pictures of a comparison into a folder and return their paths.
 
     Args:
@@ -53,7 +53,7 @@ def draw(folder: Path, scenario: Scenario, runs: Mapping[str, Sequence[Outcome]]
     return paths
 
 
-def _against(plt: Any, scenario: Scenario, runs: Mapping[str, Sequence[Outcome]], *, cost: bool) -> Any:
+def _against(plt: Any, scenario: Scenario, runs: Mapping[str, Sequence[RunResult]], *, cost: bool) -> Any:
     """Return progress against simulated hours, or against money."""
     figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
     target = scenario.workload.target_steps
@@ -74,7 +74,7 @@ def _against(plt: Any, scenario: Scenario, runs: Mapping[str, Sequence[Outcome]]
     return figure
 
 
-def _shares(plt: Any, scenario: Scenario, runs: Mapping[str, Sequence[Outcome]]) -> Any:
+def _shares(plt: Any, scenario: Scenario, runs: Mapping[str, Sequence[RunResult]]) -> Any:
     """Return each pool's samples per step over time, a panel for each policy."""
     pools = [group.pool for group in scenario.groups]
     figure, panels = plt.subplots(

@@ -11,7 +11,7 @@ from typing import Any
 from heterotrain_simulator.baselines import AdaptiveEven, Even, Proportional
 from heterotrain_simulator.buckets import MIB, Network
 from heterotrain_simulator.cannikin import Cannikin
-from heterotrain_simulator.heterotrain_policy import Ours
+from heterotrain_simulator.heterotrain_policy import HeterotrainPolicy
 from heterotrain_simulator.policy import Policy
 from heterotrain_simulator.scenario import Change, Elasticity, Group, Noise, Scenario, Slowdown, problems
 from heterotrain_simulator.spot_traces import TRACES, as_changes
@@ -26,7 +26,7 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {
     "adaptive-even": AdaptiveEven,
     "proportional": Proportional,
     "cannikin": Cannikin,
-    "ours": Ours,
+    "heterotrain": HeterotrainPolicy,
 }
 _FOREVER_S = 1e12
 _BITS = 8

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from heterotrain_simulator.result import Outcome
+from heterotrain_simulator.result import RunResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Summary:
     prediction_error: float | None
 
 
-def summarise(outcomes: Sequence[Outcome], *, target_steps: float) -> Summary:
+def summarise(outcomes: Sequence[RunResult], *, target_steps: float) -> Summary:
     """Return the figures of one policy's runs, at least one."""
     targets = [o.target_s for o in outcomes if o.target_s is not None]
     costs = [o.cost_at_target for o in outcomes if o.cost_at_target is not None]
@@ -90,7 +90,7 @@ def _camel(name: str) -> str:
     return first + "".join(part.capitalize() for part in rest)
 
 
-def _last_efficiency(outcome: Outcome) -> float | None:
+def _last_efficiency(outcome: RunResult) -> float | None:
     measured = [row for row in outcome.rows if row.step_s is not None]
     if not measured:
         return None

@@ -18,8 +18,8 @@ from heterotrain_core.split.member import SplitMember
 from heterotrain_simulator.baselines import Even, Proportional
 from heterotrain_simulator.cannikin import Cannikin
 from heterotrain_simulator.engine import simulate
-from heterotrain_simulator.ground_truth import Worker, World
-from heterotrain_simulator.heterotrain_policy import Ours
+from heterotrain_simulator.ground_truth import GroundTruth, Worker
+from heterotrain_simulator.heterotrain_policy import HeterotrainPolicy
 from heterotrain_simulator.policy import Policy
 from simulated_comparison import MIXES, scenario
 
@@ -208,9 +208,9 @@ def goodput() -> Any:
 def learning() -> Any:
     """Simulated: how far each policy's shares are from the true optimum, epoch by epoch."""
     of = scenario("bert", MIXES["2 A100 + 6 RTX 2080 Ti + 8 T4"], adaptive=False)
-    world = World(of)
+    truth = GroundTruth(of)
     workers = [Worker(name=f"{g.pool}-{i}", pool=g.pool, gpu=g.gpu, index=i) for g in of.groups for i in range(g.count)]
-    best = world.optimum(workers, of.batch_samples, 0.0)
+    best = truth.optimum(workers, of.batch_samples, 0.0)
     if best is None:
         raise SystemExit("the batch is too small for the cluster")
     figure, axes = plt.subplots(figsize=(7.5, 3.2), layout="constrained")
@@ -218,7 +218,7 @@ def learning() -> Any:
         "even": (Even, GREY),
         "proportional (LB-BSP)": (Proportional, ORANGE),
         "Cannikin as published": (Cannikin, BROWN),
-        "ours": (Ours, GREEN),
+        "heterotrain": (HeterotrainPolicy, GREEN),
     }
     for name, (policy, colour) in kinds.items():
         runs = [simulate(of, policy(), seed=seed) for seed in range(1, SEEDS + 1)]

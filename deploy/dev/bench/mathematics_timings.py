@@ -33,8 +33,8 @@ from heterotrain_simulator.baselines import Even, Proportional
 from heterotrain_simulator.buckets import Network
 from heterotrain_simulator.cannikin import Cannikin
 from heterotrain_simulator.engine import simulate
-from heterotrain_simulator.ground_truth import Worker, World
-from heterotrain_simulator.heterotrain_policy import Ours
+from heterotrain_simulator.ground_truth import GroundTruth, Worker
+from heterotrain_simulator.heterotrain_policy import HeterotrainPolicy
 from heterotrain_simulator.policy import Policy
 from heterotrain_simulator.scenario import Group, Noise, Scenario
 from heterotrain_simulator.workloads import Workload
@@ -229,9 +229,9 @@ def epochs_until_near(of: Scenario, policy: Policy, *, seed: int) -> tuple[float
 
     And by which part of the optimum it is longer in the last epoch.
     """
-    world = World(of)
+    truth = GroundTruth(of)
     workers = [Worker(name=f"{g.pool}-{i}", pool=g.pool, gpu=g.gpu, index=i) for g in of.groups for i in range(g.count)]
-    best = world.optimum(workers, of.batch_samples, 0.0)
+    best = truth.optimum(workers, of.batch_samples, 0.0)
     if best is None:
         raise SystemExit(f"{of.name} has more members than samples")
     by_epoch: dict[int, float] = {}
@@ -248,7 +248,7 @@ def learning() -> None:
         "even": Even,
         "proportional (LB-BSP)": Proportional,
         "Cannikin as published": Cannikin,
-        "ours": Ours,
+        "heterotrain": HeterotrainPolicy,
     }
     print(f"Simulated: {CLUSTERS} random clusters of true lines, {EPOCH_STEPS} steps an epoch.\n")
     print(
@@ -300,7 +300,7 @@ def _at_rest(members: int, noise: Noise, *, alone: bool, seed: int) -> tuple[int
         batch_samples=batch,
         end_epochs=REST_EPOCHS,
     )
-    rows = simulate(of, Ours(), seed=seed).rows
+    rows = simulate(of, HeterotrainPolicy(), seed=seed).rows
     best_s = rows[0].planned_s  # even shares
     changed = sum(new.shares != old.shares for old, new in itertools.pairwise(rows))
     return changed, max(row.planned_s for row in rows) / best_s - 1

@@ -27,7 +27,7 @@ WORKERS = 3
 PATIENCE_S = 60.0
 
 
-class World(Protocol):
+class Setup(Protocol):
     """Workers that train."""
 
     def lose(self, turn: int, number: signal.Signals) -> tuple[str, float]:
@@ -99,7 +99,7 @@ def forked(kind: str, folder: Path, environ: Mapping[str, str], name: str) -> in
 
 
 @dataclass(slots=True)
-class Ours:
+class Heterotrain:
     """This trainer; survivors help themselves, and this class plays the operator that names newcomers."""
 
     folder: Path

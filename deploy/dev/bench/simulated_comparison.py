@@ -18,8 +18,8 @@ from heterotrain_cli.simulate.summary import summarise
 from heterotrain_cli.simulate.tables import span
 from heterotrain_simulator.buckets import Network
 from heterotrain_simulator.engine import simulate
-from heterotrain_simulator.ground_truth import Worker, World
-from heterotrain_simulator.result import Outcome
+from heterotrain_simulator.ground_truth import GroundTruth, Worker
+from heterotrain_simulator.result import RunResult
 from heterotrain_simulator.scenario import Group, Scenario
 from heterotrain_simulator.workloads import PRICES_PER_HOUR, WORKLOADS
 
@@ -51,16 +51,16 @@ def scenario(workload: str, mix: Sequence[tuple[str, int]], *, adaptive: bool) -
     )
 
 
-def runs(of: Scenario, policy: str, seeds: int) -> list[Outcome]:
+def runs(of: Scenario, policy: str, seeds: int) -> list[RunResult]:
     """Return one outcome for each seed."""
     return [simulate(of, POLICIES[policy](), seed=seed) for seed in range(1, seeds + 1)]
 
 
-def epochs_until_near(of: Scenario, outcome: Outcome) -> int | None:
+def epochs_until_near(of: Scenario, outcome: RunResult) -> int | None:
     """Return after how many epochs the shares' own step stayed within 2 % of the true optimum; ``None`` if never."""
-    world = World(of)
+    truth = GroundTruth(of)
     workers = [Worker(name=f"{g.pool}-{i}", pool=g.pool, gpu=g.gpu, index=i) for g in of.groups for i in range(g.count)]
-    best = world.optimum(workers, of.batch_samples, 0.0)
+    best = truth.optimum(workers, of.batch_samples, 0.0)
     if best is None:
         return None
     far = [i for i, row in enumerate(outcome.rows) if row.planned_s > NEAR * best.step_s]
@@ -78,7 +78,7 @@ def fixed(workloads: Sequence[str], seeds: int) -> None:
         for name, mix in MIXES.items():
             of = scenario(workload, mix, adaptive=False)
             even_s = 0.0
-            for policy in ("even", "proportional", "cannikin", "ours"):
+            for policy in ("even", "proportional", "cannikin", "heterotrain"):
                 outcomes = runs(of, policy, seeds)
                 step_s = statistics.mean(o.rows[-1].step_s or 0.0 for o in outcomes)
                 even_s = even_s or step_s

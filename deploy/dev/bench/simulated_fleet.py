@@ -13,7 +13,7 @@ import numpy as np
 from heterotrain_simulator.buckets import Network
 from heterotrain_simulator.fleet import Fleet, FleetJob, run_fleet
 from heterotrain_simulator.scenario import Group
-from heterotrain_simulator.schedulers import Allocator, first_come, one_pool_each, ours
+from heterotrain_simulator.schedulers import Allocator, any_mix, first_come, one_pool_each
 from heterotrain_simulator.spot_traces import G4DN, P3, as_changes
 from heterotrain_simulator.workloads import BERT, CIFAR10, DEEPSPEECH2, IMAGENET, PRICES_PER_HOUR, Workload
 
@@ -67,7 +67,7 @@ def main() -> None:
     print("| allocation | mean time of a job | slowest tenth | mean wait | worker changes | all done after |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     kinds: dict[str, Allocator] = {
-        "any mix of pools (the operator's)": ours,
+        "any mix of pools (the operator's)": any_mix,
         "the same, one GPU type for each job": one_pool_each,
         "first come, first served, any mix": first_come,
     }

@@ -1,7 +1,7 @@
 """Simulated: the recorded p3 spot trace with given pauses. Prints Markdown; docs/simulation.md quotes it.
 
 ResNet-50 on the trace's V100 nodes, one worker each, batch 3200. Every change of members costs its pause, and a loss the
-step in flight as well. Ours three times: with a cautious second for everything (``--loss``, ``--join``), and with what was
+step in flight as well. HeterotrainPolicy three times: with a cautious second for everything (``--loss``, ``--join``), and with what was
 measured (docs/benchmarks.md).
 """
 
@@ -13,7 +13,7 @@ from dataclasses import replace
 from heterotrain_simulator.baselines import Even
 from heterotrain_simulator.buckets import Network
 from heterotrain_simulator.engine import simulate
-from heterotrain_simulator.heterotrain_policy import Ours
+from heterotrain_simulator.heterotrain_policy import HeterotrainPolicy
 from heterotrain_simulator.policy import Policy
 from heterotrain_simulator.scenario import Elasticity, Group, Scenario
 from heterotrain_simulator.spot_traces import P3, as_changes
@@ -50,13 +50,13 @@ def main() -> None:
     print("| who | pause at a loss / a join | changes | steps repeated | effective time | samples/s |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
     kinds: list[tuple[str, Policy, Elasticity]] = [
-        ("survivors go on, cautiously", Ours(), Elasticity(loss_s=arguments.loss, join_s=arguments.join)),
+        ("survivors go on, cautiously", HeterotrainPolicy(), Elasticity(loss_s=arguments.loss, join_s=arguments.join)),
         (
             "survivors go on, as on the emulated cluster",
-            Ours(),
+            HeterotrainPolicy(),
             Elasticity(loss_s=CLUSTER_LOSS_S, join_s=arguments.join),
         ),
-        ("survivors go on, as bare processes", Ours(), Elasticity(loss_s=BARE_LOSS_S, join_s=BARE_JOIN_S)),
+        ("survivors go on, as bare processes", HeterotrainPolicy(), Elasticity(loss_s=BARE_LOSS_S, join_s=BARE_JOIN_S)),
         ("restart from a checkpoint, 10 s", Even(), Elasticity(restart_s=10.0)),
         ("restart, 75 s", Even(), Elasticity(restart_s=75.0)),
         (

@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from machine import machine
-from setups import Ours, Torchft, Torchrun, World, commits, until
+from setups import Heterotrain, Setup, Torchft, Torchrun, commits, until
 
 STEADY = 20
 """Commits before an event, so that what came before is over."""
@@ -43,7 +43,7 @@ def steady(folder: Path, name: str) -> float:
 
 
 def measure(
-    make: Callable[[Path], World], ways: dict[str, signal.Signals], *, repeats: int, observer: str
+    make: Callable[[Path], Setup], ways: dict[str, signal.Signals], *, repeats: int, observer: str
 ) -> tuple[dict[str, list[float]], float]:
     """Return the pauses by what happened, and the usual gap."""
     found: dict[str, list[float]] = {way: [] for way in ways} | {"a newcomer is let in": []}
@@ -87,7 +87,9 @@ def main() -> None:
     print("\n| who | what happens | n | median | p95 | longest | an ordinary step |\n|" + " --- |" * 7, flush=True)
     kill = {"SIGKILL": signal.SIGKILL}
     if "ours" in arguments.who:
-        found, usual_s = measure(Ours, {"SIGTERM": signal.SIGTERM} | kill, repeats=arguments.repeats, observer="w0")
+        found, usual_s = measure(
+            Heterotrain, {"SIGTERM": signal.SIGTERM} | kill, repeats=arguments.repeats, observer="w0"
+        )
         for what, pauses_s in found.items():
             print(row("this trainer", what, pauses_s, usual_s), flush=True)
     if "torchrun" in arguments.who:

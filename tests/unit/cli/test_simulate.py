@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {
         {"name": "slow", "gpu": "v100", "count": 2, "pricePerHour": 1.5},
     ],
     "network": {"gigabitsPerSecond": 100},
-    "policies": ["even", "ours"],
+    "policies": ["even", "heterotrain"],
     "end": {"epochs": 3},
 }
 
@@ -54,7 +54,7 @@ def test_figures_are_the_engine_s(tmp_path: Path) -> None:
     found = json.loads(result.stdout)
     assert found["simulated"] is True
     assert found["seeds"] == [7]
-    assert [policy["policy"] for policy in found["policies"]] == ["even", "ours"]
+    assert [policy["policy"] for policy in found["policies"]] == ["even", "heterotrain"]
     outcome = simulate(scenario_of(SMALL, name="x", where="x").scenario, Even(), seed=7)
     assert found["policies"][0]["endSeconds"] == pytest.approx(outcome.end_s)
     assert found["policies"][0]["cost"] == pytest.approx(outcome.cost)
@@ -67,16 +67,18 @@ def test_the_table_says_that_it_is_simulated(tmp_path: Path) -> None:
     assert text.startswith(
         "simulated: OPT-350M at sequence 2048 on 1 a100-40 + 2 v100, batch 64; target ten passes over 20,480 sequences\n"
     )
-    assert [line.split()[0] for line in text.splitlines() if line.split()[:1] in (["even"], ["ours"])] == [
+    assert [line.split()[0] for line in text.splitlines() if line.split()[:1] in (["even"], ["heterotrain"])] == [
         "even",
-        "ours",
+        "heterotrain",
     ]
     headings = text.splitlines()[2].split()
     explained = [part.split(":")[0] for part in text.splitlines()[-1].split("; ")]
     assert explained == ["faster", "efficiency", "off"]
     assert set(explained) < set(headings)
     assert "effective" not in headings
-    rates = [line.split()[headings.index("samples/s") + 2] for line in text.splitlines() if line.startswith(" ours")]
+    rates = [
+        line.split()[headings.index("samples/s") + 2] for line in text.splitlines() if line.startswith(" heterotrain")
+    ]
     assert len(rates[0].replace(".", "").lstrip("0")) >= 3, "a rate has three digits"
 
 
@@ -89,7 +91,9 @@ def test_files(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert (out / "summary.md").read_text(encoding="utf-8").startswith("simulated: ")
     rows = list(csv.DictReader(io.StringIO((out / "stretches.csv").read_text(encoding="utf-8"))))
-    assert {(row["policy"], row["seed"]) for row in rows} == {(p, s) for p in ("even", "ours") for s in ("1", "2")}
+    assert {(row["policy"], row["seed"]) for row in rows} == {
+        (p, s) for p in ("even", "heterotrain") for s in ("1", "2")
+    }
     assert sum(int(row["steps"]) for row in rows if row["policy"] == "even" and row["seed"] == "1") == 960
     assert {int(row["samples_fast"]) + int(row["samples_slow"]) for row in rows} == {64}
     for name in ("cost.png", "progress.png", "shares.png"):

@@ -12,10 +12,10 @@ from heterotrain_simulator.baselines import Even, Proportional
 from heterotrain_simulator.buckets import Network
 from heterotrain_simulator.cannikin import Cannikin
 from heterotrain_simulator.engine import simulate
-from heterotrain_simulator.ground_truth import Worker, World
-from heterotrain_simulator.heterotrain_policy import Ours
-from heterotrain_simulator.policy import Orders, View
-from heterotrain_simulator.result import Outcome
+from heterotrain_simulator.ground_truth import GroundTruth, Worker
+from heterotrain_simulator.heterotrain_policy import HeterotrainPolicy
+from heterotrain_simulator.policy import PolicyDecision, View
+from heterotrain_simulator.result import RunResult
 from heterotrain_simulator.scenario import Change, Elasticity, Group, Noise, Slowdown
 from unit.simulator.scenarios import a_scenario, a_workload
 
@@ -30,17 +30,17 @@ class Watched:
     restarts: bool = False
     views: list[View] = field(default_factory=list)
 
-    def decide(self, view: View) -> Orders:
+    def decide(self, view: View) -> PolicyDecision:
         self.views.append(view)
-        shares = evenly(view.batch_samples, len(view.seats))
-        return Orders(batch_samples=view.batch_samples, shares=shares)
+        shares = evenly(view.batch_samples, len(view.slots))
+        return PolicyDecision(batch_samples=view.batch_samples, shares=shares)
 
 
-def members(outcome: Outcome) -> list[tuple[str, ...]]:
+def members(outcome: RunResult) -> list[tuple[str, ...]]:
     return [row.members for row in outcome.rows]
 
 
-@pytest.mark.parametrize("policy", [Even, Proportional, Cannikin, Ours])
+@pytest.mark.parametrize("policy", [Even, Proportional, Cannikin, HeterotrainPolicy])
 def test_one_seed_one_outcome(policy: type[Any]) -> None:
     """The same seed gives the same run; another one does not."""
     first = simulate(a_scenario(), policy(), seed=5)
@@ -48,7 +48,7 @@ def test_one_seed_one_outcome(policy: type[Any]) -> None:
     assert simulate(a_scenario(), policy(), seed=6).end_s != first.end_s
 
 
-@pytest.mark.parametrize("policy", [Even, Proportional, Cannikin, Ours])
+@pytest.mark.parametrize("policy", [Even, Proportional, Cannikin, HeterotrainPolicy])
 def test_every_sample_once(policy: type[Any]) -> None:
     """Each epoch is exactly the data set, the last, smaller step included."""
     outcome = simulate(a_scenario(workload=a_workload(epoch_samples=20_001)), policy(), seed=1)
@@ -144,7 +144,7 @@ def test_a_policy_sees_telemetry_only() -> None:
     assert observations
     assert max(o.ended_s for o in observations) <= 25.0
     assert {o.share_samples for o in observations} == {100}
-    newcomer = next(view for view in policy.views if any(seat.member == "slow-2" for seat in view.seats))
+    newcomer = next(view for view in policy.views if any(slot.member == "slow-2" for slot in view.slots))
     assert newcomer.changed
     assert "slow-2" not in newcomer.observations
 
@@ -208,16 +208,16 @@ def test_boundaries_by_steps() -> None:
 
 
 def test_the_optimum_bounds_everybody() -> None:
-    """No policy's shares are faster than the true optimum, and the optimum's own time is what the world makes of it."""
+    """No policy's shares are faster than the true optimum, and the optimum's own time is what the truth makes of it."""
     scenario = a_scenario(end_epochs=6)
-    world = World(scenario)
+    truth = GroundTruth(scenario)
     workers = [
         Worker(name=f"{g.pool}-{i}", pool=g.pool, gpu=g.gpu, index=i) for g in scenario.groups for i in range(g.count)
     ]
-    best = world.optimum(workers, 400, 0.0)
+    best = truth.optimum(workers, 400, 0.0)
     assert best is not None
-    assert world.planned_s(workers, best.shares, 0.0) == pytest.approx(best.step_s, rel=1e-9)
-    for policy in (Even(), Proportional(), Cannikin(), Ours()):
+    assert truth.planned_s(workers, best.shares, 0.0) == pytest.approx(best.step_s, rel=1e-9)
+    for policy in (Even(), Proportional(), Cannikin(), HeterotrainPolicy()):
         for row in simulate(scenario, policy, seed=1).rows:
             assert row.planned_s >= best.step_s * (1 - 1e-9)
 
@@ -225,14 +225,14 @@ def test_the_optimum_bounds_everybody() -> None:
 def test_ours_is_within_two_percent_after_one_epoch() -> None:
     """On machines that are straight lines, with noise, for ten seeds."""
     scenario = a_scenario(batch_samples=1200, workload=a_workload(epoch_samples=60_000))
-    world = World(scenario)
+    truth = GroundTruth(scenario)
     workers = [
         Worker(name=f"{g.pool}-{i}", pool=g.pool, gpu=g.gpu, index=i) for g in scenario.groups for i in range(g.count)
     ]
-    best = world.optimum(workers, 1200, 0.0)
+    best = truth.optimum(workers, 1200, 0.0)
     assert best is not None
     for seed in range(10):
-        rows = simulate(scenario, Ours(), seed=seed).rows
+        rows = simulate(scenario, HeterotrainPolicy(), seed=seed).rows
         assert rows[0].planned_s > 1.5 * best.step_s
         assert rows[1].planned_s <= 1.02 * best.step_s
 
@@ -250,10 +250,10 @@ def test_scenarios_that_contradict_themselves_are_refused() -> None:
 @pytest.mark.parametrize("correlation", [0.0, 0.8])
 def test_a_worker_s_luck_goes_on_as_long_as_the_scenario_says(correlation: float) -> None:
     """However many steps are drawn at once: moments and the correlation at two distances are those of the process."""
-    world = World(a_scenario(noise=Noise(variation=0.1, correlation=correlation)))
+    truth = GroundTruth(a_scenario(noise=Noise(variation=0.1, correlation=correlation)))
     chance, drawn, before_W = np.random.default_rng(2), [], np.full(4, np.nan)
     for steps in (1, 7, 500) * 40:
-        drawn.append(world.luck(before_W, steps, chance))
+        drawn.append(truth.luck(before_W, steps, chance))
         before_W = drawn[-1][-1]
     luck_NW = np.concatenate(drawn)
     assert float(luck_NW.mean()) == pytest.approx(0.0, abs=0.05)

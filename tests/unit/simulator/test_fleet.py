@@ -9,7 +9,7 @@ from heterotrain_core.allocate.problem import JobDemand, Pool
 from heterotrain_simulator.buckets import Network
 from heterotrain_simulator.fleet import Fleet, FleetJob, run_fleet
 from heterotrain_simulator.scenario import Change, Group
-from heterotrain_simulator.schedulers import Grants, first_come, one_pool_each, ours
+from heterotrain_simulator.schedulers import Grants, any_mix, first_come, one_pool_each
 from unit.simulator.scenarios import a_workload
 
 NETWORK = Network(bytes_per_s=1e12)
@@ -33,7 +33,7 @@ def a_fleet(*jobs: FleetJob, changes: tuple[Change, ...] = ()) -> Fleet:
 
 def test_one_job_takes_what_it_may_and_ends_when_its_work_is_done() -> None:
     """400 samples on two fast and four slow workers: the true optimum's rate, plus one pause at the start."""
-    outcome = run_fleet(a_fleet(a_job("a", arrived_s=10.0)), ours)
+    outcome = run_fleet(a_fleet(a_job("a", arrived_s=10.0)), any_mix)
     # Two fast at b ms + 10 and four slow at 4 b ms + 10: 133 and 33.5 samples, about 144 ms a step.
     assert outcome.finished_s["a"] == pytest.approx(10 + 2 + 250 * 0.1434, rel=0.01)
     assert outcome.waited_s["a"] == 0
@@ -46,7 +46,7 @@ def test_grants_never_exceed_what_is_there() -> None:
     asked: list[dict[str, int]] = []
 
     def watched(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> Grants:
-        grants = ours(pools, jobs)
+        grants = any_mix(pools, jobs)
         there = {pool.name: len(pool.usable) for pool in pools}
         held = {name: sum(g.get(name, 0) for g in grants.values()) for name in there}
         assert all(held[name] <= there[name] for name in there)
@@ -68,7 +68,7 @@ def test_grants_never_exceed_what_is_there() -> None:
 def test_work_is_conserved() -> None:
     """Samples done per worker-second never exceed the fastest worker's own rate."""
     jobs = [a_job(f"j{i}", arrived_s=5.0 * i) for i in range(3)]
-    outcome = run_fleet(a_fleet(*jobs), ours)
+    outcome = run_fleet(a_fleet(*jobs), any_mix)
     assert sum(job.samples for job in jobs) < outcome.worker_s * 1000
 
 
@@ -76,13 +76,13 @@ def test_a_job_below_its_minimum_waits() -> None:
     """A gang of three does not run on two, and its waiting is counted."""
     changes = (Change(pool="slow", at_s=0.0, lost=3), Change(pool="slow", at_s=50.0, joined=1))
     gang = a_job("gang", min_workers=4, max_workers=4)
-    outcome = run_fleet(a_fleet(gang, changes=changes), ours)
+    outcome = run_fleet(a_fleet(gang, changes=changes), any_mix)
     assert outcome.waited_s["gang"] == pytest.approx(50.0)
 
 
 def test_it_ends_when_nothing_can_happen() -> None:
     """A job that no allocation can serve is not among the finished."""
-    outcome = run_fleet(a_fleet(a_job("big", min_workers=7, max_workers=8)), ours)
+    outcome = run_fleet(a_fleet(a_job("big", min_workers=7, max_workers=8)), any_mix)
     assert outcome.finished_s == {}
 
 
@@ -94,7 +94,7 @@ def test_mixing_pools_is_no_worse_than_not_mixing() -> None:
     def mean_s(outcome_s: dict[str, float]) -> float:
         return sum(outcome_s[job.key] - job.arrived_s for job in jobs) / len(jobs)
 
-    mixed = mean_s(dict(run_fleet(fleet, ours).finished_s))
+    mixed = mean_s(dict(run_fleet(fleet, any_mix).finished_s))
     single = mean_s(dict(run_fleet(fleet, one_pool_each).finished_s))
     assert mixed <= single * 1.001
 
@@ -102,7 +102,7 @@ def test_mixing_pools_is_no_worse_than_not_mixing() -> None:
 def test_first_come_first_served() -> None:
     """The second job waits for the first, however short it is; with our allocation it does not."""
     fleet = a_fleet(a_job("long", samples=400_000.0), a_job("short", arrived_s=5.0, samples=4_000.0))
-    queued, shared = run_fleet(fleet, first_come), run_fleet(fleet, ours)
+    queued, shared = run_fleet(fleet, first_come), run_fleet(fleet, any_mix)
     assert queued.waited_s["short"] == pytest.approx(queued.finished_s["long"] - 5.0)
     assert shared.waited_s["short"] == 0
     assert shared.finished_s["short"] < 0.5 * queued.finished_s["short"]

@@ -14,9 +14,9 @@ from heterotrain_simulator.baselines import AdaptiveEven, Even, Proportional
 from heterotrain_simulator.buckets import Network
 from heterotrain_simulator.cannikin import Cannikin
 from heterotrain_simulator.engine import simulate
-from heterotrain_simulator.ground_truth import Worker, World
-from heterotrain_simulator.heterotrain_policy import Ours
-from heterotrain_simulator.policy import Seat, View
+from heterotrain_simulator.ground_truth import GroundTruth, Worker
+from heterotrain_simulator.heterotrain_policy import HeterotrainPolicy
+from heterotrain_simulator.policy import MemberSlot, View
 from heterotrain_simulator.scenario import Group, Slowdown
 from heterotrain_simulator.workloads import CIFAR10
 from unit.simulator.scenarios import a_scenario, a_workload
@@ -41,7 +41,10 @@ def a_view(observations: Sequence[Observation] = (), **changes: Any) -> View:
     for observation in observations:
         by_member.setdefault(observation.member, []).append(observation)
     fields: dict[str, Any] = {
-        "seats": (Seat(member="a", pool="a", memory_samples=1000), Seat(member="b", pool="b", memory_samples=1000)),
+        "slots": (
+            MemberSlot(member="a", pool="a", memory_samples=1000),
+            MemberSlot(member="b", pool="b", memory_samples=1000),
+        ),
         "changed": False,
         "observations": {member: tuple(found) for member, found in by_member.items()},
         "noise_samples": 1000.0,
@@ -112,7 +115,7 @@ def test_cannikin_starts_anew_with_new_members() -> None:
     assert policy.decide(a_view(changed=True)).shares == (50, 50)
 
 
-@pytest.mark.parametrize("policy", [AdaptiveEven, Cannikin, Ours])
+@pytest.mark.parametrize("policy", [AdaptiveEven, Cannikin, HeterotrainPolicy])
 def test_adaptive_batches_grow_with_the_noise_scale(policy: type[Any]) -> None:
     """Late in training the batch is larger than early, within its limits; and the target comes sooner than with B_0."""
     workload = a_workload(
@@ -138,12 +141,12 @@ def test_a_jump_of_the_batch_does_not_run_away() -> None:
         workload=CIFAR10, batch_samples=512, adaptive=True, end_epochs=6, network=Network(bytes_per_s=2.5e9),
         groups=tuple(Group(pool=gpu, gpu=gpu, count=n) for gpu, n in (("a100", 4), ("v100", 4), ("rtx6000", 8))),
     )  # fmt: skip
-    world = World(scenario)
-    rows = simulate(scenario, Ours(), seed=1).rows
+    truth = GroundTruth(scenario)
+    rows = simulate(scenario, HeterotrainPolicy(), seed=1).rows
     assert rows[1].batch_samples > 3 * rows[0].batch_samples
     for row in rows[1:]:
         workers = [Worker(name=m, pool=p, gpu=p, index=0) for m, p in zip(row.members, row.pools, strict=True)]
-        even = world.planned_s(workers, [row.batch_samples // 16] * 16, 0.0)
+        even = truth.planned_s(workers, [row.batch_samples // 16] * 16, 0.0)
         assert row.planned_s <= 1.05 * even
 
 
@@ -152,7 +155,7 @@ def test_ours_notices_a_throttled_member() -> None:
     slow = (Slowdown(pool="fast", worker=0, from_s=40.0, until_s=110.0, ratio=2.0),)
     workload = a_workload(target_steps=1e9)
     scenario = a_scenario(workload=workload, slowdowns=slow, end_epochs=16, boundary_steps=10, scrape_s=1.0)
-    rows = simulate(scenario, Ours(), seed=1).rows
+    rows = simulate(scenario, HeterotrainPolicy(), seed=1).rows
     before = next(row for row in reversed(rows) if row.until_s < 40.0).shares[0]
     during = next(row for row in reversed(rows) if row.until_s < 110.0).shares[0]
     after = rows[-1].shares[0]
