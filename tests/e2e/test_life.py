@@ -29,7 +29,7 @@ def test_a_job_learns_its_shares_and_succeeds(start: Start) -> None:
     assert plan.prediction is not None
     status = running.job.status()
     assert running.job.read()["metadata"]["generation"] == status["observedGeneration"]
-    assert status["accuracy"] > 0.5
+    assert status["metrics"]["accuracy"] > 0.5
     assert status["restarts"] == 0
     assert status["disruptions"] == 0
 

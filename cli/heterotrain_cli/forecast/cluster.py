@@ -13,7 +13,7 @@ from heterotrain_core.contract.codec import Refused, decode_plan
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Member, Plan
 from heterotrain_core.perf.model import compute_s
 from heterotrain_core.split.member import SplitMember
-from heterotrain_operator.api.status import PoolStatus
+from heterotrain_operator.api.status import InternalStatus
 from heterotrain_operator.decide.grants.persisted import compute_time
 from pydantic import ValidationError
 
@@ -58,7 +58,7 @@ def learned(job: Job, *, namespace: str | None) -> Learned:
     step_s = status.get("stepSeconds")
     return Learned(
         plan=plan,
-        speeds=_remembered(status.get("pools") or ()),
+        speeds=_persisted_speeds(status.get("internal") or {}),
         measured_step_s=float(step_s) if isinstance(step_s, int | float) else None,
     )
 
@@ -88,17 +88,13 @@ def exchange(plan: Plan) -> CommunicationTime:
     return plan.communication or CommunicationTime()
 
 
-def _remembered(pools: Sequence[Any]) -> dict[str, ComputeTime]:
-    """Return the speeds that stand in the status; what this version cannot read is not known."""
-    found = {}
-    for raw in pools:
-        try:
-            pool = PoolStatus.model_validate(raw)
-        except ValidationError:
-            continue
-        if pool.speed is not None:
-            found[pool.name] = compute_time(pool.speed)
-    return found
+def _persisted_speeds(internal: Any) -> dict[str, ComputeTime]:
+    """Return the speeds of pools that the operator persists; none if this version cannot read them."""
+    try:
+        pools = InternalStatus.model_validate(internal).pools
+    except ValidationError:
+        return {}
+    return {pool.name: compute_time(pool.speed) for pool in pools if pool.speed is not None}
 
 
 def _middle(pool: str, members: Sequence[Member], batch_samples: int) -> SplitMember | None:

@@ -29,14 +29,21 @@ COLUMNS = (
     ("Restarts", "integer", ".status.restarts", 0),
     ("Age", "date", ".metadata.creationTimestamp", 0),
     ("Samples/s", "number", ".status.samplesPerSecond", 1),
-    ("Step", "number", ".status.prediction.measuredStepSeconds", 1),
-    ("Predicted", "number", ".status.prediction.predictedStepSeconds", 1),
+    ("StepTime", "number", ".status.prediction.measuredStepSeconds", 1),
+    ("PredictedStepTime", "number", ".status.prediction.predictedStepSeconds", 1),
     ("Batch", "integer", ".status.globalBatchSize", 1),
     ("Plan", "string", ".status.plan.applied", 1),
     ("Disruptions", "integer", ".status.disruptions", 1),
     ("Price/h", "string", ".status.pricePerHour", 1),
     ("Reason", "string", ".status.reason", 1),
 )
+
+
+SCALE = {
+    "specReplicasPath": ".spec.elasticPolicy.maxReplicas",
+    "statusReplicasPath": ".status.replicas",
+    "labelSelectorPath": ".status.selector",
+}
 
 
 def crd() -> dict[str, Any]:
@@ -55,7 +62,7 @@ def crd() -> dict[str, Any]:
                 "plural": keys.PLURAL,
                 "singular": keys.KIND.lower(),
                 "shortNames": [keys.SHORT_NAME],
-                "categories": ["all"],
+                "categories": ["ml"],
             },
             "scope": "Namespaced",
             "versions": [
@@ -63,7 +70,7 @@ def crd() -> dict[str, Any]:
                     "name": keys.VERSION,
                     "served": True,
                     "storage": True,
-                    "subresources": {"status": {}},
+                    "subresources": {"status": {}, "scale": SCALE},
                     "additionalPrinterColumns": [
                         {"name": name, "type": kind, "jsonPath": path, "priority": priority}
                         for name, kind, path, priority in COLUMNS

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WithJsonSchema, WrapValidator
 
-from heterotrain_operator.api.schema import MapList, Model
+from heterotrain_operator.api.schema import PRESERVE, MapList, Model
+from heterotrain_operator.api.types import TimestampText
 
 MAX_WORKER_ROWS = 64
 MAX_MESSAGE_LENGTH = 1024
-
-Time = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
 
 
 class Condition(Model):
@@ -23,7 +22,7 @@ class Condition(Model):
     )
     reason: str = Field(max_length=1024, description="Why, as one CamelCase word.")
     message: str = Field(max_length=32_768, description="Why, for people.")
-    last_transition_time: Time = Field(description="When status last changed.")
+    last_transition_time: TimestampText = Field(description="When status last changed.")
     observed_generation: int = Field(default=0, ge=0, description="Generation of the spec that this was said of.")
 
 
@@ -75,18 +74,7 @@ class CheckpointStatus(Model):
     """The newest durable checkpoint."""
 
     step: int = Field(description="Committed steps in it.")
-    time: Time = Field(description="When it became durable.")
-
-
-class PoolSpeed(Model):
-    """How fast a worker's rank is, for an operator that starts anew: `a(b) = q b + s` before, `P(b) = k b + m` in backward."""
-
-    samples: int = Field(ge=1, description="Share that this was measured near.")
-    per_sample_seconds: float = Field(ge=0, description="q: seconds a sample before backward.")
-    fixed_seconds: float = Field(ge=0, description="s: seconds a step before backward.")
-    backward_per_sample_seconds: float = Field(ge=0, description="k: seconds a sample in backward.")
-    backward_fixed_seconds: float = Field(ge=0, description="m: seconds a step in backward.")
-    update_seconds: float = Field(default=0.0, ge=0, description="Seconds a step in the optimizer.")
+    time: TimestampText = Field(description="When it became durable.")
 
 
 class PoolStatus(Model):
@@ -102,15 +90,6 @@ class PoolStatus(Model):
         description="Workers that the allocation gives the job here; absent while nobody else wants the nodes.",
     )
     disruptions: int = Field(default=0, description="Workers lost here through no fault of their own.")
-    speed: PoolSpeed | None = Field(
-        default=None, description="Speed of a rank of middle speed, as last known; kept while the pool has no worker."
-    )
-    out_of_stock_since: Time | None = Field(
-        default=None, description="Since when the pool has given no node to workers that were granted here."
-    )
-    out_of_stock_tries: int = Field(
-        default=0, ge=0, description="How often in a row it gave none; each time it is left alone for twice as long."
-    )
 
 
 class WorkerStatus(Model):
@@ -137,6 +116,74 @@ class WorkerStatus(Model):
     message: str | None = Field(default=None, max_length=MAX_MESSAGE_LENGTH, description="What is wrong with it.")
 
 
+class PoolSpeed(Model):
+    """Time model of a rank: ``a(b) = q b + s`` before backward and ``P(b) = k b + m`` in backward, for ``b`` samples.
+
+    Attributes:
+        samples: share near which it was measured.
+        per_sample_seconds: q.
+        fixed_seconds: s.
+        backward_per_sample_seconds: k.
+        backward_fixed_seconds: m.
+        update_seconds: seconds of the optimizer, once a step.
+    """
+
+    samples: int = Field(ge=1)
+    per_sample_seconds: float = Field(ge=0)
+    fixed_seconds: float = Field(ge=0)
+    backward_per_sample_seconds: float = Field(ge=0)
+    backward_fixed_seconds: float = Field(ge=0)
+    update_seconds: float = Field(default=0.0, ge=0)
+
+
+class InternalPool(Model):
+    """What a new operator needs to know of a pool that has no worker.
+
+    Attributes:
+        name: of the pool.
+        speed: of its median rank, as last known.
+        exhausted_since: since when the pool has given no node to workers that were granted there.
+        exhausted_tries: how many times in a row it gave none; each time it is left alone for twice as long.
+    """
+
+    name: str
+    speed: PoolSpeed | None = None
+    exhausted_since: str | None = None
+    exhausted_tries: int = Field(default=0, ge=0)
+
+
+class InternalStatus(Model):
+    """Values that the operator persists for itself, written together with the counts that they belong to.
+
+    Attributes:
+        accounted_workers: uids of ended workers that ``restarts`` and ``disruptions`` already contain.
+        pools: by name.
+    """
+
+    accounted_workers: tuple[str, ...] = ()
+    pools: tuple[InternalPool, ...] = ()
+
+    def pool(self, name: str) -> InternalPool:
+        """Return what is known of a pool."""
+        return next((pool for pool in self.pools if pool.name == name), InternalPool(name=name))
+
+
+def _readable(value: Any, read: ValidatorFunctionWrapHandler) -> InternalStatus:
+    """Return the persisted values; those of another version, which this one cannot read, count as none."""
+    try:
+        return cast("InternalStatus", read(value))
+    except ValidationError:
+        return InternalStatus()
+
+
+# Without a schema of its own: nothing in it is part of the API.
+Internal = Annotated[
+    InternalStatus,
+    WrapValidator(_readable),
+    WithJsonSchema({"type": "object", PRESERVE: True}),
+]
+
+
 class HeteroTrainJobStatus(Model):
     """What the operator reports."""
 
@@ -150,6 +197,11 @@ class HeteroTrainJobStatus(Model):
         default="", max_length=MAX_MESSAGE_LENGTH, description="Why the job is in this state, in one sentence."
     )
     replicas: int = Field(default=0, description="Workers that have a pod.")
+    selector: str = Field(
+        default="",
+        max_length=512,
+        description="Label selector of the job's workers, in text form. The scale subresource and autoscalers read it.",
+    )
     ready_replicas: int = Field(default=0, description="Workers that are ready to train.")
     desired_replicas: int = Field(default=0, description="Workers that the operator wants now.")
     ready: str = Field(default="0/0", max_length=16, description="readyReplicas/desiredReplicas, for tables.")
@@ -166,24 +218,17 @@ class HeteroTrainJobStatus(Model):
     last_failure: str | None = Field(
         default=None, max_length=MAX_MESSAGE_LENGTH, description="The newest failure in one sentence."
     )
-    last_failure_time: Time | None = Field(default=None, description="When it was noticed.")
-    accounted_workers: tuple[Annotated[str, Field(max_length=64)], ...] = Field(
-        default=(),
-        max_length=2000,
-        description="Uids of ended workers that restarts and disruptions already contain.",
-        json_schema_extra={"x-kubernetes-list-type": "set"},
-    )
-    start_time: Time | None = Field(default=None, description="When the job started or was resumed.")
-    training_since: Time | None = Field(
+    last_failure_time: TimestampText | None = Field(default=None, description="When it was noticed.")
+    start_time: TimestampText | None = Field(default=None, description="When the job started or was resumed.")
+    training_since: TimestampText | None = Field(
         default=None, description="When the first plan with members was made after the start."
     )
-    completion_time: Time | None = Field(default=None, description="When the job ended.")
+    completion_time: TimestampText | None = Field(default=None, description="When the job ended.")
     plan: PlanStatus = Field(default_factory=PlanStatus, description="The newest plan, and the one in force.")
     epoch: int | None = Field(default=None, description="Epoch in progress, the first is 0.")
     step: int | None = Field(default=None, description="Committed steps.")
     samples: int | None = Field(default=None, description="Samples committed since the job began.")
     loss: float | None = Field(default=None, description="Newest loss.")
-    accuracy: float | None = Field(default=None, description="What the script reports under the name accuracy.")
     metrics: dict[str, float] = Field(
         default_factory=dict, max_length=16, description="What else the script reports by name."
     )
@@ -223,6 +268,11 @@ class HeteroTrainJobStatus(Model):
         max_length=32,
         description="Aspects of the state, each with its reason.",
         json_schema_extra=MapList("type"),
+    )
+    internal: Internal = Field(
+        default_factory=InternalStatus,
+        description="Private to the operator: counts and measurements that survive its restart. The contents may change in "
+        "any version; do not read or edit them.",
     )
 
 

@@ -40,8 +40,11 @@ Quantity = Annotated[
 ]
 """A Kubernetes quantity that is not negative."""
 
-Moment = Annotated[AwareDatetime, WithJsonSchema({"type": "string", "format": "date-time"})]
+Timestamp = Annotated[AwareDatetime, WithJsonSchema({"type": "string", "format": "date-time"})]
 """A time in RFC 3339."""
+
+TimestampText = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
+"""The same, not parsed: the operator wrote it itself."""
 
 LabelValue = Annotated[str, Field(max_length=63)]
 EnvName = Annotated[str, Field(min_length=1, max_length=256)]

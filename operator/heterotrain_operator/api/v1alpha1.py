@@ -22,7 +22,7 @@ from heterotrain_operator.api.training import (
 from heterotrain_operator.api.types import (
     MAX_BATCH,
     MAX_POOLS,
-    Moment,
+    Timestamp,
 )
 
 MANAGED_BY_US = f"{keys.GROUP}/operator"
@@ -152,7 +152,7 @@ class HeteroTrainJobSpec(
         "or deadline: done in time at the least price (of the fewest workers where no pool has one), and as soon as can be "
         "where that is out of reach.",
     )
-    deadline: Moment | None = Field(
+    deadline: Timestamp | None = Field(
         default=None,
         description="With objective: Deadline, the time by which training shall be done, such as 2027-01-31T18:00:00Z; it may "
         "be moved while the job runs. The condition DeadlineAtRisk says whether it is in reach and by how much it is not.",

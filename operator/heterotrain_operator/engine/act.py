@@ -35,7 +35,7 @@ from heterotrain_operator.kube.verbs import Kube
 # These fields of the status change with every step: they alone are written at most every ``status_interval_s``.
 _FAST = frozenset(
     {
-        *("reason", "step", "samples", "loss", "accuracy", "metrics", "samplesPerSecond", "stepSeconds", "efficiency"),
+        *("reason", "step", "samples", "loss", "metrics", "samplesPerSecond", "stepSeconds", "efficiency"),
         *("prediction", "batchReason", "noiseScaleSamples", "progress", "progressPercentage"),
         *("estimatedRemainingSeconds", "workers"),
     }

@@ -118,7 +118,7 @@ class Poller:
         """Return the job's history; a new one starts from the speeds in the job's status."""
         history = self._histories.get(job.uid)
         if history is None:
-            speeds = {pool.name: pool.speed for pool in job.status.pools if pool.speed is not None}
+            speeds = {pool.name: pool.speed for pool in job.status.internal.pools if pool.speed is not None}
             history = self._histories[job.uid] = TelemetryHistory(
                 {name: Speed(s.samples, compute_time(s)) for name, s in speeds.items()}
             )

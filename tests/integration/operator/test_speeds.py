@@ -71,7 +71,8 @@ async def test_a_new_operator_gives_a_worker_that_returns_its_pool_s_share_at_on
     async def learned() -> bool:
         found = await shares(cluster, prometheus)
         kept = {
-            pool["name"]: pool.get("speed", {}).get("samples", 0) for pool in (await cluster.status()).get("pools", [])
+            pool["name"]: pool.get("speed", {}).get("samples", 0)
+            for pool in (await cluster.status()).get("internal", {}).get("pools", [])
         }
         return found.keys() == {"a", "b"} and 55 <= found["b"] <= 65 and 55 <= kept["b"] <= 65
 

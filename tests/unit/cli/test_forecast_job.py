@@ -324,13 +324,12 @@ def test_speeds_of_the_running_job(folder: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_pool_without_workers_is_as_fast_as_its_last_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its speed stands in the job's status: so alternatives with a pool that is gone just now can be judged."""
-    counts = {"desired": 0, "replicas": 0, "placed": 0, "ready": 0}
     pools = [
-        {"name": "a100", **counts, "speed": {"samples": 1, "perSampleSeconds": 99, "fixedSeconds": 0, "backwardPerSampleSeconds": 0, "backwardFixedSeconds": 0}},
-        {"name": "v100", **counts, "speed": {"samples": 20, "perSampleSeconds": 0.004, "fixedSeconds": 0.01, "backwardPerSampleSeconds": 0.008, "backwardFixedSeconds": 0}},
-        {"name": "t4", "speed": "of a later version"},
+        {"name": "a100", "speed": {"samples": 1, "perSampleSeconds": 99, "fixedSeconds": 0, "backwardPerSampleSeconds": 0, "backwardFixedSeconds": 0}},
+        {"name": "v100", "speed": {"samples": 20, "perSampleSeconds": 0.004, "fixedSeconds": 0.01, "backwardPerSampleSeconds": 0.008, "backwardFixedSeconds": 0}},
+        {"name": "t4"},
     ]  # fmt: skip
-    fake_kubectl(folder, monkeypatch, encode_plan(a_plan()), {"pools": pools})
+    fake_kubectl(folder, monkeypatch, encode_plan(a_plan()), {"internal": {"pools": pools}})
     result = CliRunner().invoke(main, ["forecast", str(folder / "job.yaml"), "--cluster", "-o", "json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)

@@ -138,7 +138,7 @@ def finish(job: Job, started_s: float, events: tuple[Event, ...], before: Mappin
         uid=job.uid(),
         started_s=started_s,
         ended_s=time.time(),
-        accuracy=status.get("accuracy"),
+        accuracy=status.get("metrics", {}).get("accuracy"),
         pools={**(before or {}), **job.pools()},
         events=events,
     )

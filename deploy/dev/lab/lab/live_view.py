@@ -24,9 +24,10 @@ def describe(status: Mapping[str, Any], *, elapsed_s: float) -> str:
     shares = " ".join(
         f"{each['pool']}:{each['shareSamples']}" for each in status.get("workers", []) if "shareSamples" in each
     )
+    metrics = "".join(f" {name} {value:.3f}" for name, value in status.get("metrics", {}).items())
     return (
         f"{elapsed_s:6.0f} s  {status.get('state', '-'):<10} epoch {status.get('epoch', '-')!s:<3}"
-        f" loss {number('loss', '{:.3f}'):<6} acc {number('accuracy', '{:.3f}'):<6}"
+        f" loss {number('loss', '{:.3f}'):<6}{metrics}"
         f" {number('samplesPerSecond', '{:.0f}'):>5} samples/s  eff {number('efficiency', '{:.2f}'):<5}"
         f" steps {steps:>4} of predicted"
         f" plan {version.get('appliedGeneration', '-')}.{version.get('appliedRevision', '-'):<4} {shares}"

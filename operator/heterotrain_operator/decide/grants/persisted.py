@@ -12,23 +12,22 @@ from heterotrain_core.contract.plan import ComputeTime, Member, Plan
 from heterotrain_core.split.member import SplitMember
 
 from heterotrain_operator.api.conditions import ConditionType, find_condition
-from heterotrain_operator.api.status import HeteroTrainJobStatus, PoolSpeed, PoolStatus
+from heterotrain_operator.api.status import HeteroTrainJobStatus, InternalPool, PoolSpeed
 from heterotrain_operator.api.text import rounded
 from heterotrain_operator.cluster_state.parse import rfc3339, seconds
 from heterotrain_operator.decide.grants.grant import Exhausted, JobGrant, ThroughputModel
 
 
-def speed_of(pool: PoolStatus | None, plan: Plan | None, name: str) -> PoolSpeed | None:
+def speed_of(pool: InternalPool, plan: Plan | None) -> PoolSpeed | None:
     """Return a pool's speed by the newest plan; the last known one if the plan has no members of the pool.
 
     Args:
-        pool: the pool's status so far.
+        pool: the persisted values so far.
         plan: the newest plan.
-        name: the pool.
     """
-    member = median_member([m for m in plan.members if m.pool == name]) if plan is not None else None
+    member = median_member([m for m in plan.members if m.pool == pool.name]) if plan is not None else None
     if member is None or member.compute is None or not member.share_samples:
-        return pool.speed if pool is not None else None
+        return pool.speed
     compute = member.compute
     return PoolSpeed(
         samples=member.share_samples,
@@ -49,20 +48,20 @@ def exhaustion_of(grant: JobGrant, name: str) -> tuple[str | None, int]:
 def persisted_grant(status: HeteroTrainJobStatus) -> JobGrant:
     """Return the persisted part of a job's grant; the grant itself is still undecided."""
     limited = find_condition(status.conditions, ConditionType.WORKERS_LIMITED)
+    pools = status.internal.pools
+    placed = {pool.name: pool.placed for pool in status.pools}
     return JobGrant(
         undecided=True,
         reason=limited.message if limited is not None else "",
         exhausted={
-            pool.name: Exhausted(seconds(pool.out_of_stock_since), pool.placed)
-            for pool in status.pools
-            if pool.out_of_stock_since is not None
+            pool.name: Exhausted(seconds(pool.exhausted_since), placed.get(pool.name, 0))
+            for pool in pools
+            if pool.exhausted_since is not None
         },
-        tries={pool.name: pool.out_of_stock_tries for pool in status.pools if pool.out_of_stock_tries},
+        tries={pool.name: pool.exhausted_tries for pool in pools if pool.exhausted_tries},
         throughput=ThroughputModel(
             members={
-                pool.name: SplitMember(compute=compute_time(pool.speed))
-                for pool in status.pools
-                if pool.speed is not None
+                pool.name: SplitMember(compute=compute_time(pool.speed)) for pool in pools if pool.speed is not None
             }
         ),
     )

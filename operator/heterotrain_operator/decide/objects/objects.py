@@ -25,6 +25,11 @@ def labels_of(job: JobView) -> dict[str, str]:
     }
 
 
+def worker_selector(job: JobView) -> str:
+    """Return the label selector of the job's workers, in text form."""
+    return f"{keys.LABEL_MANAGED_BY}={keys.MANAGED_BY},{keys.LABEL_JOB}={job.key.name}"
+
+
 def owner_reference(job: JobView) -> dict[str, Any]:
     """Return the owner reference: the garbage collector deletes an object together with its job."""
     return {

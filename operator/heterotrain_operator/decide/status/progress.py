@@ -29,7 +29,6 @@ def progress_fields(context: JobContext) -> dict[str, Any]:
         "step": old.step,
         "samples": old.samples,
         "loss": old.loss,
-        "accuracy": old.accuracy,
         "global_batch_size": old.global_batch_size,
         "noise_scale_samples": old.noise_scale_samples,
         "metrics": old.metrics,
@@ -39,17 +38,16 @@ def progress_fields(context: JobContext) -> dict[str, Any]:
     }
     if newest is not None and (newest.step or 0) >= (old.step or 0):
         user = {name: value for g in gauges for name, value in g.user_metrics.items()}
-        named = {k: rounded(v) for k, v in sorted(user.items())[:_MOST_METRICS] if k != "accuracy"}
+        metrics = {name: rounded(value) for name, value in sorted(user.items())}
         noise = newest.noise_scale_samples
         fields |= {
             "epoch": newest.epoch if newest.epoch is not None else old.epoch,
             "step": newest.step if newest.step is not None else old.step,
             "samples": newest.samples_committed if newest.samples_committed is not None else old.samples,
             "loss": rounded(newest.loss) if newest.loss is not None else old.loss,
-            "accuracy": rounded(user["accuracy"]) if "accuracy" in user else old.accuracy,
             "global_batch_size": newest.global_batch_samples or old.global_batch_size,
             "noise_scale_samples": old.noise_scale_samples if noise is None else rounded(noise),
-            "metrics": {**old.metrics, **named},
+            "metrics": _bounded({**old.metrics, **metrics}),
         }
         fields |= _completion(context, newest.samples_committed, newest.epoch_samples)
     fields |= _final_values(context, fields["metrics"])
@@ -78,13 +76,15 @@ def _final_values(context: JobContext, metrics: dict[str, float]) -> dict[str, A
         return {}
     newest = max(outcomes, key=lambda outcome: outcome.step)
     last = {name: rounded(value) for outcome in outcomes for name, value in sorted(outcome.metrics.items())}
-    accuracy = {"accuracy": last.pop("accuracy")} if "accuracy" in last else {}
     return {
         "epoch": newest.epoch,
         "step": newest.step,
-        "metrics": dict([*{**metrics, **last}.items()][:_MOST_METRICS]),
-        **accuracy,
+        "metrics": _bounded({**metrics, **last}),
     }
+
+
+def _bounded(metrics: dict[str, float]) -> dict[str, float]:
+    return dict([*metrics.items()][:_MOST_METRICS])
 
 
 def _completion(context: JobContext, samples: int | None, epoch_samples: int | None) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from heterotrain_operator.api.status import (
     MAX_WORKER_ROWS,
     Condition,
     HeteroTrainJobStatus,
+    InternalPool,
+    InternalStatus,
     PlanStatus,
     PoolStatus,
     WorkerStatus,
@@ -19,6 +21,7 @@ from heterotrain_operator.cluster_state.parse import rfc3339
 from heterotrain_operator.cluster_state.telemetry import MemberId
 from heterotrain_operator.decide.grants.persisted import exhaustion_of, speed_of
 from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Stage
+from heterotrain_operator.decide.objects.objects import worker_selector
 from heterotrain_operator.decide.status.conditions import condition_values
 from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.status.progress import progress_fields
@@ -46,6 +49,7 @@ def status_of(context: JobContext, *, newest: tuple[int, int]) -> HeteroTrainJob
         state=state,
         reason=reason[:MAX_MESSAGE_LENGTH],
         replicas=len(context.alive),
+        selector=worker_selector(context.job),
         ready_replicas=context.ready,
         desired_replicas=context.desired,
         ready=f"{context.ready}/{context.desired}",
@@ -55,7 +59,6 @@ def status_of(context: JobContext, *, newest: tuple[int, int]) -> HeteroTrainJob
         disruptions=context.accounts.disruptions,
         last_failure=context.accounts.last_failure[:MAX_MESSAGE_LENGTH] if context.accounts.last_failure else None,
         last_failure_time=rfc3339(context.accounts.last_failure_s) if context.accounts.last_failure_s else None,
-        accounted_workers=tuple(sorted(context.accounts.accounted)),
         start_time=start_time,
         training_since=training_since,
         completion_time=(old.completion_time or now) if stage in ENDED_STAGES else None,
@@ -64,6 +67,7 @@ def status_of(context: JobContext, *, newest: tuple[int, int]) -> HeteroTrainJob
         batch_reason=batch_reason_of(context),
         workers=_rows(context),
         conditions=conditions,
+        internal=_internal(context),
         **progress_fields(context),
     )
 
@@ -110,7 +114,6 @@ def _pools(context: JobContext) -> tuple[PoolStatus, ...]:
     for pool in context.spec.worker_pools:
         own = [worker for worker in context.alive if worker.pod.pool == pool.name]
         known = before.get(pool.name)
-        exhausted_since, tries = exhaustion_of(context.grant, pool.name)
         rows.append(
             PoolStatus(
                 name=pool.name,
@@ -120,12 +123,25 @@ def _pools(context: JobContext) -> tuple[PoolStatus, ...]:
                 ready=sum(worker.state is WorkerState.READY for worker in own),
                 granted=_granted(context, known, pool.name),
                 disruptions=(known.disruptions if known else 0) + context.accounts.lost.get(pool.name, 0),
-                speed=speed_of(known, context.plan, pool.name),
-                out_of_stock_since=exhausted_since,
-                out_of_stock_tries=tries,
             )
         )
     return tuple(rows)
+
+
+def _internal(context: JobContext) -> InternalStatus:
+    before = context.job.status.internal
+    pools = []
+    for pool in context.spec.worker_pools if context.spec is not None else ():
+        exhausted_since, tries = exhaustion_of(context.grant, pool.name)
+        pools.append(
+            InternalPool(
+                name=pool.name,
+                speed=speed_of(before.pool(pool.name), context.plan),
+                exhausted_since=exhausted_since,
+                exhausted_tries=tries,
+            )
+        )
+    return InternalStatus(accounted_workers=tuple(sorted(context.accounts.accounted)), pools=tuple(pools))
 
 
 def _granted(context: JobContext, known: PoolStatus | None, name: str) -> int | None:

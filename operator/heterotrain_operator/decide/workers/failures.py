@@ -57,7 +57,7 @@ def account(
         counting: whether ends count; not while the job itself ends or is suspended.
         now_s: now.
     """
-    before = frozenset(status.accounted_workers)
+    before = frozenset(status.internal.accounted_workers)
     present = {worker.pod.uid for worker in workers}
     named = {member.worker_uid: member.worker for member in plan.members} if plan else {}
     failed = tuple(w for w in workers if w.state is WorkerState.FAILED and w.pod.uid not in before)

@@ -97,7 +97,7 @@ def test_every_scenario_comes_to_rest_and_keeps_its_promises(
         assert len(members) == len(set(members))
         shares = [member["share_samples"] for member in cluster.plan_json["members"]]
         assert not shares or sum(shares) == 100
-        assert len(cluster.status.get("accountedWorkers", [])) <= len(cluster.pods) + len(members)
+        assert len(cluster.status["internal"]["accountedWorkers"]) <= len(cluster.pods) + len(members)
 
 
 @settings(max_examples=60)

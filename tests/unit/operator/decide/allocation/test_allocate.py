@@ -146,7 +146,7 @@ def test_a_pool_that_gives_nothing_for_long_goes_to_others_and_is_tried_again() 
     assert multi.placed() == {"blocked": {"a": 1}, "other": {"b": 3}}, "the node is used all the same"
     assert set(blocked.grant.exhausted) == {"b"}
     assert "pool b: a volume" in blocked.message("Degraded")
-    since = {each["name"]: each.get("outOfStockSince") for each in blocked.status["pools"]}
+    since = {each["name"]: each.get("exhaustedSince") for each in blocked.status["internal"]["pools"]}
     assert since == {"a": None, "b": rfc3339(blocked.grant.exhausted["b"].since_s)}
     multi.remembers = False
     multi.settle()

@@ -8,14 +8,14 @@ import pytest
 from heterotrain_core.contract.plan import ComputeTime, Member, Plan
 from heterotrain_core.planning.evidence import MemberEvidence
 from heterotrain_core.planning.fitting import fit_members
-from heterotrain_operator.api.status import HeteroTrainJobStatus, PoolStatus
+from heterotrain_operator.api.status import HeteroTrainJobStatus, InternalPool
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
 from heterotrain_operator.decide.grants.persisted import compute_time, persisted_grant, speed_of
 from heterotrain_operator.prom.history import Speed, TelemetryHistory
 from heterotrain_operator.prom.queries import Snapshot
 
 SLOW = ComputeTime(per_sample_s=0.004, fixed_s=0.02, backward_per_sample_s=0.008, backward_fixed_s=0.01, update_s=0.01)
-POOL = PoolStatus(name="b", desired=1, replicas=0, placed=0, ready=0)
+POOL = InternalPool(name="b")
 
 
 def a_plan(*computes: ComputeTime | None, pool: str = "b") -> Plan:
@@ -31,21 +31,23 @@ def a_plan(*computes: ComputeTime | None, pool: str = "b") -> Plan:
 
 def test_a_pool_s_speed_is_that_of_its_middle_rank_and_stays_when_the_pool_is_empty() -> None:
     faster = replace(SLOW, per_sample_s=0.001)
-    speed = speed_of(None, a_plan(SLOW, faster, None), "b")
+    speed = speed_of(POOL, a_plan(SLOW, faster, None))
     assert speed is not None
     assert (speed.samples, compute_time(speed)) == (50, SLOW)
     known = POOL.model_copy(update={"speed": speed})
-    assert speed_of(known, a_plan(SLOW, pool="other"), "b") == speed
-    assert speed_of(POOL, None, "b") is None
+    assert speed_of(known, a_plan(SLOW, pool="other")) == speed
+    assert speed_of(POOL, None) is None
 
 
 def test_what_the_status_says_is_what_a_new_allocation_begins_with() -> None:
     exhausted = {
-        "speed": speed_of(None, a_plan(SLOW), "b"),
-        "out_of_stock_since": "2027-01-15T08:00:00Z",
-        "out_of_stock_tries": 3,
+        "speed": speed_of(POOL, a_plan(SLOW)),
+        "exhausted_since": "2027-01-15T08:00:00Z",
+        "exhausted_tries": 3,
     }
-    status = HeteroTrainJobStatus.model_validate({"pools": [POOL.model_copy(update=exhausted).model_dump()]})
+    status = HeteroTrainJobStatus.model_validate(
+        {"internal": {"pools": [POOL.model_copy(update=exhausted).model_dump()]}}
+    )
     known = persisted_grant(status)
     assert known.undecided
     assert known.limits is None

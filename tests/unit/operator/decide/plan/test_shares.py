@@ -239,7 +239,7 @@ def test_progress_comes_from_the_member_that_is_furthest() -> None:
     cluster.settle()
     status = cluster.status
     assert (status["epoch"], status["step"], status["samples"]) == (1, 10, 1000)
-    assert (status["loss"], status["accuracy"]) == (0.5123, 0.9)
+    assert (status["loss"], status["metrics"]) == (0.5123, {"accuracy": 0.9})
     assert (status["progress"], status["progressPercentage"]) == ("50%", 50)
 
 
