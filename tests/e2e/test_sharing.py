@@ -149,6 +149,6 @@ def test_a_worker_goes_to_another_job_and_comes_back(start: Start, tmp_path: Pat
 
     told = said(first)
     assert any(names[left] in message and "other jobs need them more" in message for message in told["WorkersRemoved"])
-    assert any("nobody else wants its nodes" in message for message in told["WorkersAllocated"])
+    assert any("no other job wants its nodes" in message for message in told["WorkersAllocated"])
     assert told.keys().isdisjoint({"WorkerFailed", "WorkerDisrupted", "TrainingInterrupted"}), told
     assert "WorkersAllocated" in said(second)

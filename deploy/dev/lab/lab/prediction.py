@@ -221,7 +221,7 @@ def predict(shares: tuple[int, ...], evidence: Sequence[MemberEvidence]) -> floa
 
 def best_shares(batch_samples: int, evidence: Sequence[MemberEvidence]) -> tuple[int, ...]:
     """Return the shares that the operator would choose."""
-    return _decided(batch_samples, evidence, current=None).shares
+    return _decided(batch_samples, evidence, current=None).division.shares
 
 
 def _decided(
