@@ -1,4 +1,4 @@
-"""Builders for the operator's tests: a job, its pods, nodes and plans, with defaults so that a test names what matters."""
+"""Builders for the operator's tests: a job, its pods, nodes and plans, with defaults for all that a test leaves out."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pool(name: str, **fields: Any) -> Body:
 
 
 def job_body(*pools: Body, spec: Body | None = None, template: Body | None = None, **metadata: Any) -> Body:
-    """Return a job's manifest as the API server would return it; three pools of one worker each by default."""
+    """Return a job as the API server returns it; by default with three pools of one worker each."""
     given = spec or {}
     batch = {} if "adaptiveBatch" in given.get("training", {}) else {"globalBatchSize": 100}
     return {
@@ -72,10 +72,10 @@ def node_body(
 
 
 class FakeCluster:
-    """A cluster in memory: takes decisions as the API server and the kubelets would, and decides again.
+    """A cluster in memory with one job: it carries decisions out like the API server and the kubelets.
 
-    It applies what a decision says to bodies, so that each test sees the same round trip as in a cluster: what is
-    written is what is read in the next pass.
+    Decisions change API bodies, and the next pass parses these bodies. So each test makes the same round trip as in a
+    real cluster.
     """
 
     def __init__(self, *pools: Body, spec: Body | None = None, template: Body | None = None) -> None:
@@ -140,6 +140,8 @@ class FakeCluster:
         return next(str(c["message"]) for c in self.status["conditions"] if c["type"] == kind)
 
     def observe(self) -> JobInputs:
+        """Return the inputs of the next pass."""
+
         def used() -> Mapping[str, Mapping[str, float]]:
             own: dict[str, dict[str, float]] = copy.deepcopy(self.foreign)
             for view in self.pod_views:
@@ -163,22 +165,22 @@ class FakeCluster:
             grant=self.grant,
         )
 
-    # --- what the operator does ---
+    # --- the operator ---
 
     def step(self) -> Decision:
-        """Decide once and do what the decision says."""
+        """Make one pass: decide once and carry the decision out."""
         decision = decide(self.observe())
         self._act(decision)
         return decision
 
     def settle(self, *, rounds: int = 10) -> Decision:
-        """Decide and act until there is nothing more to do; fails when that takes too many rounds."""
+        """Make passes until nothing changes; fail after too many rounds."""
         for _ in range(rounds):
             before = self._everything()
             decision = self.step()
             if self._everything() == before:
                 return decision
-        raise AssertionError(f"no rest after {rounds} rounds")
+        raise AssertionError(f"the job still changes after {rounds} rounds")
 
     def _act(self, decision: Decision) -> None:
         if decision.plan is not None:
@@ -219,10 +221,10 @@ class FakeCluster:
         self._version += 1
         return str(self._version)
 
-    # --- what the cluster does ---
+    # --- the cluster ---
 
     def schedule(self) -> FakeCluster:
-        """Bind every waiting pod that fits a node of its pool; the others become unschedulable."""
+        """Bind every pod that fits a node of its pool; mark the others as unschedulable."""
         for body in self.pods.values():
             if body["spec"].get("nodeName") or body["status"]["phase"] != "Pending":
                 continue
@@ -243,7 +245,7 @@ class FakeCluster:
         return self
 
     def run(self, *names: str, ready: bool = True) -> FakeCluster:
-        """Let the containers of bound pods (all, or those named) run."""
+        """Start the containers of bound pods: all, or those named."""
         for name, body in self.pods.items():
             if (
                 (names and name not in names)
@@ -255,7 +257,7 @@ class FakeCluster:
         return self
 
     def set_ready(self, name: str, *, ready: bool = True) -> FakeCluster:
-        """Let a pod run, ready or not."""
+        """Start a pod, ready or not."""
         self.pods[name]["status"] = {
             "phase": "Running",
             "podIP": f"10.0.0.{sum(name.encode()) % 250}",
@@ -267,7 +269,7 @@ class FakeCluster:
         return self
 
     def start(self) -> FakeCluster:
-        """Take the job from nothing to all workers training."""
+        """Bring the job from no workers to all workers training."""
         self.settle()
         self.schedule().run()
         self.settle()
@@ -283,7 +285,7 @@ class FakeCluster:
         pod_reason: str = "",
         told: bool = False,
     ) -> FakeCluster:
-        """Let a pod's container end, with an outcome or without."""
+        """End a pod's container, with an outcome or without."""
         message = encode_outcome(Outcome(ending=ending, reason=reason, epoch=1, step=2, told=told)) if ending else ""
         terminated = {"exitCode": exit_code, "reason": "Error" if exit_code else "Completed", "message": message}
         terminated |= {"finishedAt": rfc3339(self.now_s)}
@@ -333,7 +335,7 @@ class FakeCluster:
 
 
 def without_times(decision: Decision) -> Decision:
-    """Return a decision without what only time changes."""
+    """Return a decision without the fields that change by time alone."""
     return replace(decision, again_s=None)
 
 

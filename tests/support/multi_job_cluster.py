@@ -1,4 +1,4 @@
-"""Several jobs on one cluster in memory: each a ``FakeCluster`` of its own, with common nodes and one allocation between them."""
+"""Several jobs on one cluster in memory: one ``FakeCluster`` per job, with common nodes and a common allocation."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from support.fake_cluster import NOW_S, Body, FakeCluster, node_body
 
 
 class MultiJobCluster:
-    """A cluster with jobs. ``speeds`` are the samples per second of one worker, by job and pool."""
+    """A cluster with several jobs. ``speeds`` are the samples per second of one worker, by job and pool."""
 
     def __init__(self, seed: int = 0) -> None:
         self.jobs: dict[str, FakeCluster] = {}
         self.nodes: dict[str, Body] = {}
         self.speeds: dict[str, dict[str, float]] = {}
         self.now_s = NOW_S
-        self.remembers = True
-        """Whether the allocator still knows its last answers; a new operator knows what is in the jobs' status."""
+        self.keeps_grants = True
+        """Whether the allocator still has its last grants; a new operator has only the jobs' status."""
         self._rng = random.Random(seed)  # noqa: S311  # the scheduler's order, not a secret
 
     def with_nodes(self, *names: str, **fields: Any) -> MultiJobCluster:
@@ -54,13 +54,13 @@ class MultiJobCluster:
         return cluster
 
     def remove(self, name: str) -> None:
-        """Take a job away with everything that it has."""
+        """Remove a job with all its objects."""
         del self.jobs[name]
 
     # --- the operator ---
 
     def competitions(self) -> tuple[Competition, ...]:
-        """Return who competes for what now."""
+        """Return the current competitions."""
         self._share_usage()
         seen = [
             AllocationInput(
@@ -76,13 +76,13 @@ class MultiJobCluster:
         some = next(iter(self.jobs.values()))
         jobs = {name: cluster.job_view for name, cluster in self.jobs.items()}
         before = {
-            jobs[name].key: cluster.grant if self.remembers else persisted_grant(jobs[name].status)
+            jobs[name].key: cluster.grant if self.keeps_grants else persisted_grant(jobs[name].status)
             for name, cluster in self.jobs.items()
         }
         return competitions(seen, some.node_views, some.observe().used(), before.__getitem__)
 
     def allocate(self) -> dict[str, JobGrant]:
-        """Decide over all jobs, and return what each may have."""
+        """Decide about all jobs, and return their grants."""
         answer: dict[JobKey, JobGrant] = {}
         for competition in self.competitions():
             answer |= decide_allocation(competition, now_s=self.now_s)
@@ -106,16 +106,16 @@ class MultiJobCluster:
             cluster.schedule().run()
 
     def settle(self, *, rounds: int = 25) -> MultiJobCluster:
-        """Step until nobody gets anything else; fails when that takes too many rounds."""
+        """Step until pods and limits stay the same; fail after too many rounds."""
         for _ in range(rounds):
             before = self.pods(), self.limits()
             self.step()
             self.now_s += 3.0
             if (self.pods(), self.limits()) == before:
                 return self
-        raise AssertionError(f"no rest after {rounds} rounds: {self.limits()}, {self.placed()}")
+        raise AssertionError(f"limits or pods still change after {rounds} rounds: {self.limits()}, {self.placed()}")
 
-    # --- what is there ---
+    # --- state ---
 
     def placed(self) -> dict[str, dict[str, int]]:
         """Return by job and pool how many workers have nodes."""
@@ -129,7 +129,7 @@ class MultiJobCluster:
         return found
 
     def pods(self) -> dict[str, dict[str, str]]:
-        """Return by job its pods with their nodes; empty for one that waits."""
+        """Return by job its pods with their nodes; the node is empty while a pod waits."""
         return {name: {view.name: view.node for view in cluster.pod_views} for name, cluster in self.jobs.items()}
 
     def placed_pods(self, name: str) -> list[str]:
@@ -137,7 +137,7 @@ class MultiJobCluster:
         return [view.name for view in self.jobs[name].pod_views if view.node]
 
     def limits(self) -> dict[str, Mapping[str, int] | None]:
-        """Return by job what it may have by pool; ``None`` without limits."""
+        """Return by job its limits by pool; ``None`` without limits."""
         return {name: cluster.grant.limits for name, cluster in self.jobs.items()}
 
     def waiting(self, name: str) -> int:
@@ -159,7 +159,7 @@ class MultiJobCluster:
             }
 
     def _learn(self, name: str, cluster: FakeCluster) -> None:
-        """Write into the plan how fast each member is, as a job that has trained for a while has it there."""
+        """Write the members' speeds into the plan, as if the job had trained for a while."""
         if name not in self.speeds or cluster.plan is None:
             return
         plan = decode_plan(cluster.plan["data"]["plan.json"], job_uid=cluster.job["metadata"]["uid"])
@@ -170,6 +170,6 @@ class MultiJobCluster:
 
 
 def even_time(samples_per_s: float) -> ComputeTime:
-    """Return the time of a worker without any fixed part: its speed is the same at every share."""
+    """Return the time model of a worker without a fixed part: its speed is the same at every share."""
     third = 1.0 / samples_per_s / 3.0
     return ComputeTime(per_sample_s=third, fixed_s=0.0, backward_per_sample_s=2 * third, backward_fixed_s=0.0)

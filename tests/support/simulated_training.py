@@ -1,7 +1,7 @@
-"""A job in a simulated cluster that trains as the trainer does: adopts plans at boundaries, is scraped, is decided on.
+"""A job in a fake cluster that trains like the real trainer: it adopts plans at boundaries, is scraped and decided on.
 
-What is real: the operator's memory and decisions, and the trainer's rules of who takes which samples when. Only the
-seconds of a step come from known time models.
+The operator's telemetry and decisions are real, and so are the trainer's rules about which rank takes which samples and
+when. Only the seconds of a step come from given time models.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Training:
     @property
     def plan(self) -> Plan:
         """The newest plan."""
-        assert self.cluster.plan is not None, "nobody trains yet"
+        assert self.cluster.plan is not None, "the job does not train yet"
         text = self.cluster.plan["data"]["plan.json"]
         if text != self._read[0]:
             plan = decode_plan(text, job_uid=JOB_UID)
@@ -83,19 +83,22 @@ class Training:
 
     def epoch(self) -> None:
         """Train to the end of the epoch."""
-        until = self.progress.epoch + 1
-        while self.progress.epoch < until:
+        end = self.progress.epoch + 1
+        while self.progress.epoch < end:
             self.step()
 
     def step(self) -> None:
-        """Commit one step, and let the operator look when a scrape is due."""
+        """Commit one step; scrape and decide when a scrape is due."""
         progress, newest = self.progress, self.plan
         if may_adopt(self.roster, newest, epoch_step=progress.epoch_steps):
             self.adopted_at = progress.epoch_steps
             self.roster = roster_of(
-                newest, plan_ranks=self.roster.plan_ranks, formation=self.roster.formation,
-                epoch=progress.epoch, epoch_step=progress.epoch_steps,
-            )  # fmt: skip
+                newest,
+                plan_ranks=self.roster.plan_ranks,
+                formation=self.roster.formation,
+                epoch=progress.epoch,
+                epoch_step=progress.epoch_steps,
+            )
         batch = min(self.roster.plan.global_batch_samples, self.epoch_samples - progress.cursor)
         shares = step_shares(self.roster, epoch=progress.epoch, epoch_step=progress.epoch_steps, batch_samples=batch)
         for rank in range(len(shares)):
@@ -107,14 +110,21 @@ class Training:
             self.scrape()
 
     def scrape(self) -> None:
-        """Let Prometheus scrape every member and the operator decide."""
+        """Scrape every member, and let the operator decide."""
         roster, progress = self.roster, self.progress
         gauges = MemberGauges(
-            worker="", generation=roster.formation.generation, revision=roster.plan.revision, epoch=progress.epoch,
-            step=progress.steps, samples_committed=progress.samples, epoch_samples=self.epoch_samples,
-            cursor_samples=progress.cursor, epoch_step=progress.epoch_steps, global_batch_samples=roster.plan.global_batch_samples,
+            worker="",
+            generation=roster.formation.generation,
+            revision=roster.plan.revision,
+            epoch=progress.epoch,
+            step=progress.steps,
+            samples_committed=progress.samples,
+            epoch_samples=self.epoch_samples,
+            cursor_samples=progress.cursor,
+            epoch_step=progress.epoch_steps,
+            global_batch_samples=roster.plan.global_batch_samples,
             noise_scale_samples=self.noise_samples,
-        )  # fmt: skip
+        )
         now_s = self.cluster.now_s + sum(self.speeds.step_seconds)
         pools = {member.worker_uid: member.pool for member in self.plan.members}
         self.job.take(

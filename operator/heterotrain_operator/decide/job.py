@@ -43,7 +43,7 @@ from heterotrain_operator.decide.workers.state import Worker, WorkerState
 KEPT_FAILED_PODS = 5
 """So many failed pods are kept for their logs until the job ends; they use no resources."""
 COOLING_S = 10.0
-"""A worker that was killed from outside right after its start is replaced only after this time: the cause may persist."""
+"""Time before a worker that was killed from outside right after its start is replaced: the cause may persist."""
 _QUICK_DEATH_S = 30.0
 """A worker that ends within this time of its creation counts as killed right after its start."""
 

@@ -26,7 +26,7 @@ from heterotrain_operator.decide.grants.grant import Exhausted, JobGrant, Throug
 from heterotrain_operator.decide.workers.state import WorkerState
 
 EXHAUSTED_AFTER_S = 60.0
-"""A pool counts as exhausted when a granted worker has found no node there for this long, whatever free room is counted."""
+"""A pool is exhausted when a granted worker has found no node there for this long, however much room seems free."""
 RETRY_S = 600.0
 """An exhausted pool is tried again after this time, even if no worker that waits there has found a node.
 
@@ -43,7 +43,7 @@ def decide_allocation(
     Once every job has its grant, deciding again changes nothing. A pool in which a worker waits longer than
     ``EXHAUSTED_AFTER_S`` counts as exhausted until a worker finds a node there.
     """
-    # 1. Note which pools have no nodes to give, whatever free room is counted.
+    # 1. Note which pools are exhausted, however much room seems free.
     competitors = _with_exhausted_pools(competition.competitors, now_s=now_s)
     competition = replace(competition, competitors=competitors)
 

@@ -25,7 +25,7 @@ from heterotrain_operator.decide.workers.state import Worker, WorkerState
 LEAST_PACE, MOST_PACE = 0.25, 1.25
 """Bounds of a job's pace: values beyond them come from the measurement, not from the job."""
 PAUSE_S = 1.0
-"""Assumed cost of a change of membership before one is measured (docs/benchmarks.md: 0.5 s at an eviction, 0.7 s at a kill)."""
+"""Assumed cost of a change of membership until one is measured; docs/benchmarks.md has 0.5 s and 0.7 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,8 +120,8 @@ def _scarce(
 ) -> tuple[str, ...]:
     """Return the resources that may limit how many workers fit.
 
-    Resource A, which every worker needs, makes resource B irrelevant if no worker needs more of B per unit of A than the
-    poorest node has: then A always runs out first.
+    Resource A, which every worker needs, makes resource B irrelevant if no worker needs more of B per unit of A than
+    the poorest node has: then A always runs out first.
     """
     kept = list(resources)
     for scarce in resources:

@@ -127,8 +127,8 @@ class Placement:
     def _limit(self, competitor: Competitor, pool: WorkerPool) -> int:
         """Return how many workers a pool may have now.
 
-        The scheduler may place workers on any node group of their pool. So they come only after the workers of pools with
-        fewer node groups, unless the job needs them before any of its own workers can leave.
+        The scheduler may place workers on any node group of their pool. So they come only after the workers of pools
+        with fewer node groups, unless the job needs them before any of its own workers can leave.
         """
         groups, pool_key = self._groups_of(competitor, pool), competitor.pool_key(pool)
         granted = self._granted[pool_key]
@@ -165,7 +165,7 @@ class Placement:
         return len(self._open_to[pool_key.job][pool_key.pool])
 
     def _moving(self, competitor: Competitor) -> bool:
-        """Return whether workers of the job come or go by this decision; no other worker may take the room they need."""
+        """Return whether workers of the job come or go by this decision, so that its room is reserved for them."""
         return any(worker.state is WorkerState.LEAVING for worker in competitor.workers) or any(
             competitor.pool_key(pool) in self._lacking or self._surplus(competitor, pool)
             for pool in competitor.spec.worker_pools
@@ -174,8 +174,8 @@ class Placement:
     def _may_wait(self, competitor: Competitor, pool: WorkerPool, proposed: Grant) -> bool:
         """Return whether workers beyond the limit may wait in a pool for new nodes.
 
-        They may not while room is being made for other jobs, nor where one more would fit already: the job does not want
-        it there.
+        They may not while room is being made for other jobs, nor where one more would fit already: the job does not
+        want it there.
         """
         if pool.name in competitor.before.exhausted:
             return True

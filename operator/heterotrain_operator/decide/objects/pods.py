@@ -59,8 +59,9 @@ def template_problem(template: Mapping[str, Any], pools: Sequence[WorkerPool] = 
     for pool in pools:
         if (count := _accelerators(pool, template)) > MAX_NUM_PROC_PER_WORKER and pool.num_proc_per_worker is None:
             return (
-                f"a worker of pool {pool.name} requests {count} accelerators, but runs at most {MAX_NUM_PROC_PER_WORKER} ranks: "
-                "lower resources.limits, or set numProcPerWorker if they are not accelerators"
+                f"a worker of pool {pool.name} requests {count} accelerators, but runs at most "
+                f"{MAX_NUM_PROC_PER_WORKER} ranks: lower resources.limits, or set numProcPerWorker if they are not "
+                "accelerators"
             )
     return ""
 

@@ -20,8 +20,8 @@ from heterotrain_operator.decide.workers.state import Worker
 class PlanInForce:
     """The plan that the cluster holds, or the problem with it.
 
-    ``newest`` is the highest version that workers may ever have seen. The status mirrors it, so that the replacement of a
-    deleted or damaged plan gets a higher version.
+    ``newest`` is the highest version that workers may ever have seen. The status mirrors it, so that the replacement
+    of a deleted or damaged plan gets a higher version.
     """
 
     plan: Plan | None

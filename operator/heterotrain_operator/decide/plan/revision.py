@@ -1,8 +1,8 @@
 """When new shares are worth a new revision: each one is written, delivered to every pod and read by every worker.
 
-Shares change at a boundary, and only the newest revision counts there. Far from the boundary, the next scrape will bring
-better evidence. So only a large, significant gain is written, in case no later revision arrives in time. Close to the
-boundary, the evidence at hand decides.
+Shares change at a boundary, and only the newest revision counts there. Far from the boundary, the next scrape will
+bring better evidence. So only a large, significant gain is written, in case no later revision arrives in time. Close to
+the boundary, the evidence at hand decides.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def distance_to_boundary(plan: Plan, telemetry: Telemetry) -> BoundaryDistance:
 def seconds_to_boundary(plan: Plan, telemetry: Telemetry) -> float | None:
     """Return the expected time until new shares may take effect; ``None`` when unknown.
 
-    It follows from the recent rate or, where that is faster, from the steps since the plan in force. A job that has just
-    become faster reaches the boundary sooner than its rate suggests, and a late revision waits for the next boundary.
+    It follows from the recent rate or, where that is faster, from the steps since the plan in force. A job that has
+    just become faster reaches the boundary sooner than its rate suggests, and a late revision waits for the next one.
     """
     newest, rate = telemetry.newest, telemetry.rates.samples_per_s
     if newest is None or newest.cursor_samples is None or not newest.epoch_samples or not rate:
@@ -68,7 +68,7 @@ def seconds_to_boundary(plan: Plan, telemetry: Telemetry) -> float | None:
 
 
 def least_gain(distance: BoundaryDistance, *, chosen: float) -> float:
-    """Return the fraction of a step that new shares have to save at least; ``chosen`` is the user's ``minGainPercent``."""
+    """Return the least fraction of a step that new shares have to save; ``chosen`` is the user's ``minGainPercent``."""
     return max(chosen, FAR_GAIN_RATIO) if distance is BoundaryDistance.FAR else chosen
 
 

@@ -99,7 +99,7 @@ def _batch(
     current: Plan | None,
     distance: BoundaryDistance,
 ) -> tuple[int, str]:
-    """Return the global batch and the reason for it; the reason is empty where the batch is fixed or not decided now."""
+    """Return the global batch with the reason for it, which is empty where the batch is not decided now."""
     adaptive = spec.training.adaptive_batch
     if adaptive is None:
         return spec.training.base_batch_samples, ""

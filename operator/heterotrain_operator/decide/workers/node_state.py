@@ -1,7 +1,7 @@
 """The state of a node as far as its workers are concerned: it stays, its end is announced, or it is lost.
 
-Every cloud and autoscaler has its own taint for "this node is about to go". Reading all of them turns a sudden loss into
-a planned one. Cordoning alone is not such an announcement: a cordoned node may stay for days.
+Every cloud and autoscaler has its own taint for "this node is about to go". Reading all of them turns a sudden loss
+into a planned one. Cordoning alone is not such an announcement: a cordoned node may stay for days.
 """
 
 from __future__ import annotations

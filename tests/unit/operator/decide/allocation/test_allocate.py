@@ -1,4 +1,4 @@
-"""Several jobs on one cluster: who gets which nodes, that it comes to rest, and that nobody is ever in another's way."""
+"""Several jobs on one cluster: each gets its nodes, changes come to an end, and no job blocks another one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def a_cluster(*nodes: str, cpu: str = "1", seed: int = 0) -> MultiJobCluster:
     return MultiJobCluster(seed).with_nodes(*nodes, cpu=cpu)
 
 
-def test_a_job_alone_takes_what_fits_and_one_that_waits_as_if_there_were_no_allocation() -> None:
+def test_a_single_job_takes_what_fits_plus_one_waiting_worker() -> None:
     multi = a_cluster("a1", "a2", "a3")
     multi.add("one", pool("a", maxReplicas=8))
     multi.settle()
@@ -39,8 +39,8 @@ def test_jobs_with_room_for_all_are_not_limited() -> None:
     assert multi.placed() == {"one": {"a": 2}, "two": {"a": 2}}
 
 
-def test_a_newcomer_gets_its_part_from_a_job_that_has_everything() -> None:
-    """Workers leave in order and are not charged; the reasons are told to people."""
+def test_a_new_job_gets_its_part_from_a_job_that_uses_all_nodes() -> None:
+    """Workers leave in order and do not count as disruptions; both jobs report the reasons."""
     multi = a_cluster("a", cpu="4")
     old = multi.add("old", pool("a", maxReplicas=4), elasticPolicy=TWO)
     multi.settle()
@@ -57,14 +57,14 @@ def test_a_newcomer_gets_its_part_from_a_job_that_has_everything() -> None:
     assert "starts with 2 a" in new.message("WorkersLimited")
     multi.remove("new")
     multi.settle()
-    assert multi.placed() == {"old": {"a": 4}}, "it takes back what is free"
+    assert multi.placed() == {"old": {"a": 4}}, "it takes the free nodes again"
     assert "nobody else wants its nodes" in old.message("WorkersLimited") or old.condition("WorkersLimited") == (
         "False",
         "NotLimited",
     )
 
 
-def test_a_gang_that_does_not_fit_beside_running_minimums_waits_and_holds_nothing() -> None:
+def test_a_job_whose_minimum_does_not_fit_next_to_running_ones_waits_without_nodes() -> None:
     multi = a_cluster("a", cpu="3")
     multi.add("old", pool("a", maxReplicas=3), elasticPolicy=TWO)
     multi.settle()
@@ -73,14 +73,14 @@ def test_a_gang_that_does_not_fit_beside_running_minimums_waits_and_holds_nothin
     assert multi.placed() == {"old": {"a": 3}, "new": {}}
     assert new.condition("WorkersLimited") == ("True", "WaitingForNodes")
     assert "jobs before it leave fewer than its 2 workers" in new.message("Scheduled")
-    assert multi.waiting("new") == 2, "it asks for its minimum, so that an autoscaler adds nodes"
+    assert multi.waiting("new") == 2, "its minimum waits, so that an autoscaler adds nodes"
     multi.with_nodes("a9", cpu="2").settle()
     assert multi.placed()["new"] == {"a": 2}
     assert len(new.members()) == 2
 
 
-def test_a_job_whose_pool_has_no_nodes_holds_none_of_another_pool_either() -> None:
-    """Training does not start without the pool's minimum, so its workers elsewhere would only wait; later it goes on without."""
+def test_a_job_with_a_required_pool_without_nodes_takes_no_nodes_of_other_pools() -> None:
+    """Training does not start below the pool's minimum, so workers of other pools would only wait."""
     multi = a_cluster("b", cpu="2")
     picky = multi.add("picky", pool("a", minReplicas=1), pool("b", maxReplicas=2))
     multi.add("other", pool("b", maxReplicas=2))
@@ -92,8 +92,8 @@ def test_a_job_whose_pool_has_no_nodes_holds_none_of_another_pool_either() -> No
     assert picky.condition("Running")[0] == "True"
 
 
-def test_two_gangs_that_start_together_do_not_block_each_other() -> None:
-    """Three nodes, two jobs that need two workers each: one of them runs, whatever the scheduler does first."""
+def test_two_jobs_that_start_together_do_not_block_each_other() -> None:
+    """Three nodes, two jobs that need two workers each: one of them runs, whatever the scheduler places first."""
     for seed in range(8):
         multi = a_cluster("a", cpu="3", seed=seed)
         first = multi.add("first", pool("a", maxReplicas=2), elasticPolicy=TWO)
@@ -120,8 +120,8 @@ def test_cost_takes_the_fewest_and_cheapest_workers_even_alone() -> None:
     assert job.status["pricePerHour"] == "0.70"
 
 
-def test_a_pool_that_gives_nothing_for_long_goes_to_others_and_is_tried_again() -> None:
-    """Something that we cannot see keeps the scheduler from placing a job on pool b, although there seems to be room."""
+def test_an_exhausted_pool_goes_to_other_jobs_and_is_tried_again() -> None:
+    """A cause that the operator cannot see keeps a job off pool b, although there seems to be room."""
     multi = a_cluster("a").with_nodes("b", cpu="3")
     blocked = multi.add("blocked", pool("a"), pool("b", maxReplicas=3))
     multi.add("other", pool("b", maxReplicas=3))
@@ -143,15 +143,15 @@ def test_a_pool_that_gives_nothing_for_long_goes_to_others_and_is_tried_again() 
     assert multi.limits() == {"blocked": {"a": 1, "b": 1}, "other": {"b": 2}}
     multi.now_s += EXHAUSTED_AFTER_S
     multi.settle()
-    assert multi.placed() == {"blocked": {"a": 1}, "other": {"b": 3}}, "the node is used all the same"
+    assert multi.placed() == {"blocked": {"a": 1}, "other": {"b": 3}}, "another job uses the node"
     assert set(blocked.grant.exhausted) == {"b"}
     assert "pool b: a volume" in blocked.message("Degraded")
     since = {each["name"]: each.get("exhaustedSince") for each in blocked.status["internal"]["pools"]}
     assert since == {"a": None, "b": rfc3339(blocked.grant.exhausted["b"].since_s)}
-    multi.remembers = False
+    multi.keeps_grants = False
     multi.settle()
-    assert multi.placed() == {"blocked": {"a": 1}, "other": {"b": 3}}, "a new operator need not find it out again"
-    multi.remembers = True
+    assert multi.placed() == {"blocked": {"a": 1}, "other": {"b": 3}}, "a new operator reads it from the status"
+    multi.keeps_grants = True
     blocked.schedule = schedule  # type: ignore[method-assign]  # the fault is over
     multi.now_s += RETRY_S
     multi.settle()
@@ -159,8 +159,8 @@ def test_a_pool_that_gives_nothing_for_long_goes_to_others_and_is_tried_again() 
     assert not blocked.grant.exhausted
 
 
-def test_who_has_to_move_leaves_when_his_successor_is_ready() -> None:
-    """A thrifty job moves to the cheaper pool as soon as that has nodes, and trains all the while."""
+def test_a_worker_that_moves_leaves_once_its_replacement_is_ready() -> None:
+    """A job with objective Cost moves to the cheaper pool as soon as that has nodes, and trains without a break."""
     multi = a_cluster("a")
     job = multi.add("thrifty", pool("a", pricePerHour="3.67"), pool("b", pricePerHour="0.35"), objective="Cost")
     multi.settle()
@@ -170,7 +170,7 @@ def test_who_has_to_move_leaves_when_his_successor_is_ready() -> None:
     assert (job.grant.limits, len(job.grant.leave)) == ({"a": 0, "b": 1}, 1)
     job.settle()
     assert multi.waiting("thrifty") == 1
-    assert multi.placed() == {"thrifty": {"a": 1}}, "it stays while its successor is on the way"
+    assert multi.placed() == {"thrifty": {"a": 1}}, "it stays until its replacement is ready"
     multi.settle()
     assert multi.placed() == {"thrifty": {"b": 1}}
     assert len(job.members()) == 1
@@ -190,8 +190,8 @@ def test_a_job_that_can_run_anywhere_makes_way_without_a_break() -> None:
     assert narrow.condition("Running")[0] == "True"
 
 
-def test_nobody_comes_back_to_a_place_that_was_made_free_for_another() -> None:
-    """Workers that may run anywhere come after those who may not, whomever the scheduler takes first."""
+def test_no_worker_returns_to_a_place_that_was_freed_for_another_job() -> None:
+    """Workers that fit anywhere come after those that fit on few nodes, whatever the scheduler places first."""
     for seed in range(6):
         multi = a_cluster("a1", "a2", "b", seed=seed)
         broad = multi.add("broad", pool("any", nodeSelector={}, maxReplicas=2))
@@ -199,15 +199,17 @@ def test_nobody_comes_back_to_a_place_that_was_made_free_for_another() -> None:
         assert {view.node for view in broad.pod_views} == {"a1", "a2"}
         multi.add("narrow", pool("a"))
         making_way = multi.allocate()["broad"]
-        assert (making_way.limits, len(making_way.leave)) == ({"any": 1}, 1), "no successor before narrow has its place"
+        assert (making_way.limits, len(making_way.leave)) == ({"any": 1}, 1), (
+            "no replacement before narrow has its place"
+        )
         multi.settle()
         assert multi.placed() == {"broad": {"any": 2}, "narrow": {"a": 1}}
         assert broad.events.count("WorkersRemoved") == 1
         assert broad.status["disruptions"] == 0
 
 
-def test_no_worker_is_asked_for_where_one_more_would_only_be_in_the_way() -> None:
-    """With an exchange that takes ten times as long as computing, one worker is faster than two: the third place stays free."""
+def test_no_worker_is_requested_that_would_make_the_job_slower() -> None:
+    """The exchange takes ten times as long as computing, so one worker is faster than two: a place stays free."""
     multi = a_cluster("a", cpu="3")
     for name in ("one", "two"):
         job = multi.add(name, pool("a", maxReplicas=2))
@@ -221,8 +223,8 @@ def test_no_worker_is_asked_for_where_one_more_would_only_be_in_the_way() -> Non
     assert (multi.waiting("one"), multi.waiting("two")) == (0, 0)
 
 
-def test_what_is_granted_counts_as_there_while_it_waits_for_its_node() -> None:
-    """Otherwise the last of many workers would be called off, because alone it does not pay."""
+def test_a_granted_worker_counts_while_it_waits_for_its_node() -> None:
+    """Otherwise the last of many workers would be cancelled, because it is not worth its cost alone."""
     multi = a_cluster("a", cpu="4")
     for name in ("one", "two"):
         multi.add(name, pool("a", maxReplicas=4))
@@ -237,7 +239,7 @@ def test_what_is_granted_counts_as_there_while_it_waits_for_its_node() -> None:
     assert [sum(demand.current.values()) for demand in problem.demands] == [2, 2]
 
 
-def test_how_fast_a_pool_was_is_remembered_when_its_workers_have_gone() -> None:
+def test_the_speed_of_a_pool_is_kept_when_its_workers_are_gone() -> None:
     multi = a_cluster("a", "b", cpu="2")
     job = multi.add("one", pool("a", maxReplicas=2), pool("b", maxReplicas=2))
     multi.speeds["one"] = {"a": 100.0, "b": 400.0}
@@ -250,7 +252,7 @@ def test_how_fast_a_pool_was_is_remembered_when_its_workers_have_gone() -> None:
 
 
 def test_losses_of_a_pool_are_counted_and_make_it_worth_less() -> None:
-    """A worker that the cloud took is remembered by its pool; the node group then promises shorter stays."""
+    """The pool counts a worker that the cloud has removed, and its node group then promises shorter stays."""
     multi = a_cluster("a", "b")
     job = multi.add("one", pool("a", capacityType="Spot"), pool("b"))
     multi.add("two", pool("a", capacityType="Spot"), pool("b"))
@@ -298,6 +300,6 @@ def test_a_new_operator_that_remembers_nothing_changes_nothing() -> None:
         multi.add(name, pool("a", maxReplicas=4), pool("b", maxReplicas=1 + number), elasticPolicy={"minReplicas": 1})
     multi.settle()
     before = multi.placed(), multi.limits()
-    multi.remembers = False
+    multi.keeps_grants = False
     multi.settle()
     assert (multi.placed(), multi.limits()) == before

@@ -19,13 +19,13 @@ from heterotrain_operator.decide.grants.grant import JobGrant, ThroughputModel
 from support.fake_cluster import NOW_S, pool
 from support.multi_job_cluster import MultiJobCluster, even_time
 
-ReplicaDecision = tuple[tuple[str, int], ...]
-"""One worker each: the pool of nodes that it may stand on (empty for any), and its cores."""
+Workers = tuple[tuple[str, int], ...]
+"""Per worker, the pool of nodes that it fits on (empty for any), and its cores."""
 
 
 def an_instance(seed: int) -> tuple[MultiJobCluster, dict[str, list[tuple[str, str, int, int, float]]], dict[str, int]]:
-    """Return a multi, each job's pools as (name, nodes, most workers, cores, samples/s), and each job's minimum."""
-    rng = random.Random(seed)  # noqa: S311  # seeded chance is what oracles need
+    """Return a cluster, each job's pools as (name, nodes, most workers, cores, samples/s), and each job's minimum."""
+    rng = random.Random(seed)  # noqa: S311  # oracles need reproducible random numbers
     multi = MultiJobCluster(seed)
     for kind in ("a", "b"):
         for number in range(rng.randint(1, 2)):
@@ -62,10 +62,10 @@ def an_instance(seed: int) -> tuple[MultiJobCluster, dict[str, list[tuple[str, s
 def best_of_all(
     nodes: dict[str, int], jobs: dict[str, list[tuple[str, str, int, int, float]]], least: dict[str, int]
 ) -> tuple[tuple[bool, ...], float]:
-    """Return who runs, in order of arrival, and the sum of logarithms of speeds, of the best combination."""
+    """Return which jobs run in the best combination, by order of arrival, and the sum of the logarithms of speeds."""
 
     @cache
-    def placeable(free: tuple[int, ...], wanted: ReplicaDecision) -> bool:
+    def placeable(free: tuple[int, ...], wanted: Workers) -> bool:
         if not wanted:
             return True
         (where, cores), rest = wanted[0], wanted[1:]
@@ -99,7 +99,7 @@ def best_of_all(
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_no_combination_is_better_than_what_the_operator_asks_for(seed: int) -> None:
+def test_no_combination_is_better_than_the_operator_s(seed: int) -> None:
     multi, jobs, least = an_instance(seed)
     nodes = {name: int(body["status"]["allocatable"]["cpu"]) for name, body in multi.nodes.items()}
     given: dict[str, dict[str, int]] = {name: {} for name in jobs}

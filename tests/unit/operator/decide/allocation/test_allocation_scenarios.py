@@ -1,4 +1,4 @@
-"""Whatever happens to a cluster with several jobs: it comes to rest, nobody is robbed of his minimum or charged, and stays."""
+"""Random events on a cluster with several jobs: changes come to an end, and no job loses its minimum to another one."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from support.fake_cluster import Body, FakeCluster, pool
 from support.multi_job_cluster import MultiJobCluster
 
 POOLS = "abc"
-STORIES = 14
+SCENARIOS = 14
 
 
 class Scenario:
-    """A cluster to which things happen by seeded chance."""
+    """A cluster with random events from a seed."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)  # noqa: S311  # seeded chance
@@ -54,22 +54,22 @@ class Scenario:
             self.multi.speeds[name] = {kind: rng.choice([50.0, 100.0, 200.0, 400.0]) for kind in POOLS}
 
     def anything(self) -> None:
-        """Let one thing happen."""
+        """Let one random event happen."""
         multi, rng = self.multi, self.rng
-        things: list[Callable[[], object]] = [lambda: self.add_node(rng.choice(POOLS)), self.wait, self.restart]
+        events: list[Callable[[], object]] = [lambda: self.add_node(rng.choice(POOLS)), self.wait, self.restart]
         if len(multi.jobs) < 5:
-            things += [self.add_job] * 2
+            events += [self.add_job] * 2
         if len(multi.jobs) > 1:
-            things.append(lambda: multi.remove(rng.choice(list(multi.jobs))))
+            events.append(lambda: multi.remove(rng.choice(list(multi.jobs))))
         if multi.nodes:
-            things += [lambda: multi.nodes.pop(rng.choice(list(multi.nodes))), self.cordon]
-        rng.choice(things)()
+            events += [lambda: multi.nodes.pop(rng.choice(list(multi.nodes))), self.cordon]
+        rng.choice(events)()
 
     def wait(self) -> None:
         self.multi.now_s += self.rng.choice([30.0, 70.0, 700.0])
 
     def restart(self) -> None:
-        """Let another operator go on, who knows only the cluster."""
+        """Replace the operator by a new one without any memory."""
         for cluster in self.multi.jobs.values():
             cluster.grant = UNLIMITED
 
@@ -82,8 +82,8 @@ def ready(cluster: FakeCluster) -> int:
     return sum(view.ready and not view.deleting for view in cluster.pod_views)
 
 
-@pytest.mark.parametrize("seed", range(STORIES))
-def test_every_scenario_comes_to_rest_and_nobody_pays_for_another(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(SCENARIOS))
+def test_every_scenario_comes_to_rest_and_no_job_is_stopped_for_another(seed: int) -> None:
     scenario = Scenario(seed)
     for _ in range(8):
         lost = {name: cluster.status.get("disruptions", 0) for name, cluster in scenario.multi.jobs.items()}
@@ -94,17 +94,17 @@ def test_every_scenario_comes_to_rest_and_nobody_pays_for_another(seed: int) -> 
         for name, cluster in scenario.multi.jobs.items():
             limits = cluster.grant.limits
             if nodes <= set(scenario.multi.nodes):
-                assert cluster.status["disruptions"] == lost.get(name, 0), "leaving for another job is no disruption"
+                assert cluster.status["disruptions"] == lost.get(name, 0), "leaving for another job is not a disruption"
                 least = cluster.job_view.spec.elastic_policy.min_replicas if cluster.job_view.spec else 0
-                assert not trained.get(name) or ready(cluster) >= least, "nobody is stopped for another"
+                assert not trained.get(name) or ready(cluster) >= least, "no job is stopped for another"
             if limits is not None:
                 assert cluster.grant.reason
                 assert {p["name"]: p["granted"] for p in cluster.status["pools"]} == limits
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_speeds_that_are_measured_a_little_differently_move_nobody(seed: int) -> None:
-    """Decided again and again with speeds that differ by half a percent: nobody moves more than once."""
+def test_small_differences_of_measured_speeds_move_no_worker(seed: int) -> None:
+    """With speeds that vary by half a percent, at most one of many decisions differs."""
     scenario = Scenario(100 + seed)
     for _ in range(3):
         scenario.add_job()
@@ -122,7 +122,7 @@ def test_speeds_that_are_measured_a_little_differently_move_nobody(seed: int) ->
     assert moves <= 1
 
 
-def test_deciding_is_a_function_of_what_is_seen() -> None:
+def test_the_decision_depends_on_its_inputs_only() -> None:
     scenario = Scenario(7)
     for _ in range(3):
         scenario.add_job()

@@ -1,4 +1,4 @@
-"""Which nodes jobs compete for: node groups are apart, in whole numbers, and leave out what never decides."""
+"""Node groups do not overlap, count in whole numbers, and leave out resources that are never scarce."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ def shape(selector: dict[str, str], **requests: float) -> Shape:
 
 
 def some_nodes(*names: str, **fields: object) -> dict[str, NodeView]:
-    return {name: parse_node(node_body(name, name.rstrip("0123456789"), **fields)) for name in names}  # type: ignore[arg-type]  # as the builder takes them
+    return {
+        name: parse_node(node_body(name, name.rstrip("0123456789"), **fields))  # type: ignore[arg-type]  # passed through
+        for name in names
+    }
 
 
 def by_name(found: tuple[NodeGroup, ...]) -> dict[str, set[PoolKey]]:
     return {group.name: set(group.sizes) for group in found}
 
 
-def test_a_pool_without_a_selector_stands_on_every_ground_and_others_on_their_own() -> None:
+def test_a_pool_without_a_selector_is_in_every_node_group_and_others_in_their_own() -> None:
     pool_keys = {
         pool_key("any"): shape({}, cpu=1.0),
         pool_key("one", "a"): shape({"pool": "a"}, cpu=1.0),
@@ -42,7 +45,7 @@ def test_a_pool_without_a_selector_stands_on_every_ground_and_others_on_their_ow
     assert set(found[0].nodes) == {"a1", "a2"}
 
 
-def test_nodes_that_take_nobody_are_on_no_ground() -> None:
+def test_nodes_that_take_no_workers_are_in_no_node_group() -> None:
     nodes = {
         **some_nodes("a1", unschedulable=True),
         **some_nodes("a2", taints=["k:NoSchedule"]),
@@ -53,8 +56,8 @@ def test_nodes_that_take_nobody_are_on_no_ground() -> None:
     assert set(found.nodes) == {"a4"}
 
 
-def test_one_resource_that_always_runs_out_first_is_all_that_counts() -> None:
-    """Workers of a quarter and a half of a node in processors, little memory: 4 cores in units of half a core, 1 taken."""
+def test_only_the_resource_that_always_runs_out_first_counts() -> None:
+    """Workers need little memory and 1 or 1.5 of 4 cores, of which 1 is used: the unit is half a core."""
     pool_keys = {
         pool_key("one"): shape({}, cpu=1.0, memory=2.0**20),
         pool_key("two"): shape({}, cpu=1.5, memory=2.0**20),
@@ -64,14 +67,14 @@ def test_one_resource_that_always_runs_out_first_is_all_that_counts() -> None:
     assert found.sizes == {pool_key("one"): (2,), pool_key("two"): (3,)}
 
 
-def test_what_is_left_over_below_the_smallest_unit_does_not_count() -> None:
+def test_a_remainder_below_the_smallest_unit_does_not_count() -> None:
     (found,) = node_groups({pool_key("one"): shape({}, cpu=0.28)}, some_nodes("a1", cpu="1"), {"a1": {"cpu": 0.1}})
     assert found.nodes == {"a1": (3,)}
     assert found.sizes == {pool_key("one"): (1,)}
 
 
-def test_different_needs_stay_apart_so_that_they_can_stand_side_by_side() -> None:
-    """One worker fills the memory, the other the processors: neither is in the other's way."""
+def test_workers_with_different_needs_fit_side_by_side() -> None:
+    """One worker uses nearly all memory, the other nearly all processors: they do not compete."""
     pool_keys = {
         pool_key("one"): shape({}, cpu=0.1, memory=7 * 2.0**30),
         pool_key("two"): shape({}, cpu=3.5, memory=2.0**20),
