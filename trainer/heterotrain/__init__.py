@@ -11,7 +11,7 @@
                 step.backward(loss_fn(model(x), y))
             step.apply(opt)
 
-Names are loaded when they are used, so that the launcher, which imports a module of this package, never loads torch.
+Names are imported on first use: the launcher imports a module of this package and must not load torch.
 """
 
 from __future__ import annotations

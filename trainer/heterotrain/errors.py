@@ -3,10 +3,10 @@
 ::
 
     HeterotrainError
-    ├── UsageError    the script or its environment asks for something that cannot be done; one sentence says what to do
-    ├── PeerLost      the formation is broken; the step is repeated by those who are left (never seen by a script)
-    ├── RepeatStep    the formation is whole but some rank could not finish the step (never seen by a script)
-    └── Excluded      the others went on without this process; it has to leave
+    ├── UsageError    the script or its environment asks for something impossible; the message includes the remedy
+    ├── PeerLost      the formation is broken; the remaining ranks repeat the step (a script never sees it)
+    ├── RepeatStep    the formation is intact, but a rank could not finish the step (a script never sees it)
+    └── Excluded      the other ranks continued without this process, which has to leave
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from heterotrain.excepthook import show_script_only
 
 
 class HeterotrainError(Exception):
-    """Anything that the trainer raises on purpose."""
+    """Base class of all errors that the trainer raises on purpose."""
 
 
 class UsageError(HeterotrainError):
-    """The script or its environment asks for something that cannot be done.
+    """The script or its environment asks for something impossible.
 
-    Uncaught, it is told with the script's own lines alone; the first one made sees to that.
+    If uncaught, its traceback shows the script's own frames only. The first instance installs that behaviour.
     """
 
     def __init__(self, *words: object) -> None:
@@ -29,13 +29,13 @@ class UsageError(HeterotrainError):
         show_script_only(UsageError)
 
 
-class PeerLost(HeterotrainError):  # noqa: N818 - names the event, as ConnectionError's subclasses do
-    """The current formation is broken: a peer went away, fell silent, or a newer plan outranks it."""
+class PeerLost(HeterotrainError):  # noqa: N818  # names the event, as ConnectionError's subclasses do
+    """The current formation is broken: a peer left, stopped answering, or a newer plan outranks the formation."""
 
 
-class RepeatStep(HeterotrainError):  # noqa: N818 - names the event
+class RepeatStep(HeterotrainError):  # noqa: N818  # names the event
     """Some rank voted against the step; all ranks repeat it in the same formation."""
 
 
-class Excluded(HeterotrainError):  # noqa: N818 - names the event
-    """The others formed without this process and no plan names it any more."""
+class Excluded(HeterotrainError):  # noqa: N818  # names the event
+    """The other ranks formed without this process, and no plan names it any more."""

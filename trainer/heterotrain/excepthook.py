@@ -1,4 +1,4 @@
-"""What a person sees of an error that his script has to mend: the sentence and his own lines, not where we found out."""
+"""Print user errors as a message plus the user's own stack frames, without the library's."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from types import TracebackType
 
 import heterotrain_core
 
-_OURS = tuple(f"{Path(each).resolve().parent}/" for each in (__file__, heterotrain_core.__file__))
+_OWN = tuple(f"{Path(each).resolve().parent}/" for each in (__file__, heterotrain_core.__file__))
 _LIBRARIES = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_told: set[type[BaseException]] = set()
+_hooked: set[type[BaseException]] = set()
 
 
 def show_script_only(kind: type[BaseException]) -> None:
-    """Let uncaught errors of a kind be told without frames of ours, from now on; whatever hook there is gets them so.
+    """Remove this package's frames from uncaught errors of ``kind``, before the present ``sys.excepthook`` gets them.
 
-    In Python's development mode (``python -X dev``) they are told whole.
+    In Python's development mode (``python -X dev``), tracebacks stay complete.
     """
-    if kind in _told or sys.flags.dev_mode:
+    if kind in _hooked or sys.flags.dev_mode:
         return
-    _told.add(kind)
+    _hooked.add(kind)
     previous = sys.excepthook
 
     def on_exception(found: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if issubclass(found, kind):
             trace = script_frames(trace)
             error.__traceback__ = trace  # the interpreter's own hook looks here first
-            error.__cause__ = None  # which hides the context as well; the sentence has what it said
+            error.__cause__ = None  # also hides the context; the message already contains what matters of it
         previous(found, error, trace)
 
     sys.excepthook = on_exception
 
 
 def script_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback without our frames, and without those of libraries that we have called."""
+    """Return the traceback without frames of this package and of libraries that it has called."""
     kept: list[TracebackType] = []
     inside = False
     for each in _frames(trace):
         path = str(Path(each.tb_frame.f_code.co_filename).resolve())
-        inside = inside or path.startswith(_OURS)
-        if not path.startswith((*_OURS, *_LIBRARIES) if inside else _OURS):
+        inside = inside or path.startswith(_OWN)
+        if not path.startswith((*_OWN, *_LIBRARIES) if inside else _OWN):
             kept.append(each)
     shown: TracebackType | None = None
     for each in reversed(kept):

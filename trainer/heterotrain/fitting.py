@@ -1,4 +1,4 @@
-"""Training without a loop of one's own."""
+"""Training without a hand-written loop."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ def fit(
     Args:
         model: trained in place.
         dataset: see ``Job.steps``.
-        loss: from model and micro-batch to the mean loss, or to (sum, weight) where samples weigh differently.
-        optimizer: makes the optimizer from the parameters, for instance ``lambda p: torch.optim.AdamW(p, lr=3e-4)``.
+        loss: returns the mean loss of model and micro-batch, or (sum, weight) where samples have different weights.
+        optimizer: makes the optimizer from the parameters, for example ``lambda p: torch.optim.AdamW(p, lr=3e-4)``.
         scheduler: makes the learning-rate scheduler from the optimizer; see ``Job.scheduler``.
         evaluate: makes an end-of-epoch hook from the job and the model.
-        collate: makes a batch of a list of samples; torch's own by default.
-        workers: processes that load what comes next; 0 loads in the training process.
-        clip_norm: greatest norm of a step's gradient.
-        clip_value: greatest magnitude of its elements.
-        job: one that ``init`` returned; by default a new one.
-        settings: for ``init``, where there is no operator.
+        collate: makes a batch from a list of samples; torch's own by default.
+        workers: processes that load samples ahead; with 0 the training process loads them.
+        clip_norm: upper limit for the norm of a step's gradient.
+        clip_value: upper limit for the magnitude of each of its elements.
+        job: the return value of ``init``; by default a new job.
+        settings: arguments for ``init``, used where there is no operator.
 
     Raises:
         UsageError: see ``init``, ``Job.wrap``, ``Job.optimizer``, ``Job.scheduler`` and ``Job.steps``.
     """
     if isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
-            "fit takes what makes the optimizer, since the model moves to its device first: optimizer=lambda p: "
-            f"torch.optim.{type(optimizer).__name__}(p, …)"
+            "fit needs a function that makes the optimizer, because the model moves to its device first. Write "
+            f"optimizer=lambda p: torch.optim.{type(optimizer).__name__}(p, …)."
         )
     job = job or init(**settings)
     model = job.wrap(model)
@@ -65,7 +65,9 @@ def fit(
         with step:
             for batch in step.micro_batches():
                 value = loss(model, batch)
-                total, weight = value if isinstance(value, tuple) and len(value) == 2 else (value, None)  # noqa: PLR2004 - a pair
-                step.backward(total, weight)
+                if isinstance(value, tuple) and len(value) == 2:  # noqa: PLR2004  # (sum, weight)
+                    step.backward(*value)
+                else:
+                    step.backward(value)
             step.apply(stepper, clip_norm=clip_norm, clip_value=clip_value)
     return job

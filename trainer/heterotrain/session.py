@@ -1,4 +1,4 @@
-"""The job as a training script sees it."""
+"""The public side of a job: ``init`` and ``Job``."""
 
 from __future__ import annotations
 
@@ -59,44 +59,44 @@ def init(
 ) -> Job:
     """Return the job that this process belongs to.
 
-    In a worker pod everything but ``tensorboard_dir`` comes from the operator, and the arguments are ignored; they serve a
-    script that runs alone or under torchrun.
+    In a worker pod the operator sets everything except ``tensorboard_dir``, and the other arguments are ignored. They
+    are for a script that runs alone or under torchrun.
 
     Args:
         epochs: passes over the data set.
         batch_samples: global batch over all ranks.
-        seed: seeds the order of samples and all random numbers; at least 0.
-        checkpoint_uri: folder for checkpoints (``file:///…`` or a path); ``None`` keeps none.
+        seed: seed for the order of samples and for all random numbers; at least 0.
+        checkpoint_uri: folder for checkpoints (``file:///…`` or a path); ``None`` writes no checkpoints.
         checkpoint_interval_s: seconds between checkpoints.
-        tensorboard_dir: folder for TensorBoard files; the environment's ``HETEROTRAIN_TENSORBOARD_DIR`` goes before it.
-        precision: of the forward pass: ``fp32``, ``bf16``, ``fp16``, or ``auto`` (bf16 where all ranks' devices have it); case does not
-            matter.
-        compression: of gradients on the wire: ``none``, ``fp16`` or ``bf16``; case does not matter.
+        tensorboard_dir: folder for TensorBoard files; ``HETEROTRAIN_TENSORBOARD_DIR`` in the environment overrides it.
+        precision: format of the forward pass: ``fp32``, ``bf16``, ``fp16``, or ``auto`` (bf16 where the devices of all
+            ranks have it); case does not matter.
+        compression: format of gradients on the wire: ``none``, ``fp16`` or ``bf16``; case does not matter.
 
     Raises:
-        UsageError: the environment contradicts itself, or a value is none of those that there are.
+        UsageError: the environment contradicts itself, or a value is not one of the allowed ones.
     """
     identity = read_identity()
     if not checkpoint_interval_s >= 0:
-        raise UsageError(f"checkpoint_interval_s has to be 0 seconds or more, not {checkpoint_interval_s}")
+        raise UsageError(f"checkpoint_interval_s must be at least 0 seconds, not {checkpoint_interval_s}")
     config = read_config() or TrainingConfig(
         epochs=admission.whole_number("epochs", epochs, least=1), seed=admission.whole_number("seed", seed, least=0),
         base_batch_samples=admission.whole_number("batch_samples", batch_samples, least=1),
         checkpoint_uri=None if checkpoint_uri is None else os.fspath(checkpoint_uri),
         checkpoint_interval_s=checkpoint_interval_s, precision=precision, compression=compression,
     )  # fmt: skip
-    named = None if tensorboard_dir is None else os.fspath(tensorboard_dir)
-    return Job(identity, config, tensorboard_dir=identity.tensorboard_dir or named)
+    folder = None if tensorboard_dir is None else os.fspath(tensorboard_dir)
+    return Job(identity, config, tensorboard_dir=identity.tensorboard_dir or folder)
 
 
 class Job:
-    """One training job from this rank's side. Made by ``heterotrain.init``."""
+    """One training job, seen from this rank. Made by ``heterotrain.init``."""
 
     def __init__(self, identity: Identity, config: TrainingConfig, *, tensorboard_dir: str | None = None) -> None:
         self.identity = identity
         self.config = config
         self.device = take_device(identity)
-        tagged = set_up_logs(identity.tags)
+        log_tags = set_up_logs(identity.tags)
         self._training = Training()
         self._numerics = Numerics(config, self.device, self._training)
         self._hooks: list[EpochHook] = []
@@ -121,32 +121,33 @@ class Job:
         self._loop.tensorboard = (
             TensorBoardWriter(tensorboard_dir, identity, report=self._report) if tensorboard_dir else None
         )
-        tagged.where = self._place
+        log_tags.where = self._position
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_sigterm)
         torch.manual_seed(config.seed)
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return the same model, on the device; from now on its gradients are those of the global batch.
+        """Move the model to the device and return it; from now on its gradients are those of the global batch.
 
-        BatchNorm layers stay the same objects and count over the global batch from now on.
+        BatchNorm layers stay the same objects, but take their statistics over the global batch.
 
         Raises:
-            UsageError: it is no model or one that cannot be trained like this, ``wrap`` was called before, or the model has an
-                unknown kind of BatchNorm layer.
+            UsageError: this is not a model or it cannot be trained this way, ``wrap`` was called before, or the model
+                has an unknown kind of BatchNorm layer.
         """
         admission.check_model(model)
         if self._training.model is not None:
-            raise UsageError("job.wrap takes one model: put several into one torch.nn.ModuleDict")
+            raise UsageError("job.wrap takes one model and has one already: put several into one torch.nn.ModuleDict")
         self._training.model = model = model.to(self.device)
         self._loop.reducer = self._numerics.reducer(model)
         return model
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """Return the optimizer; its state now travels to joiners and into checkpoints.
+        """Return the optimizer; from now on its state is sent to joining ranks and saved in checkpoints.
 
         Raises:
-            UsageError: it is no optimizer or needs a closure, or the learning-rate rule is adascale and this kind is not known.
+            UsageError: this is not an optimizer, it needs a closure, or the learning-rate rule is adascale and does not
+                support this kind of optimizer.
         """
         admission.check_optimizer(optimizer)
         self._numerics.check(optimizer)
@@ -154,31 +155,32 @@ class Job:
         return optimizer
 
     def scheduler(self, scheduler: Any) -> Any:
-        """Return the learning-rate scheduler; it is stepped once for each committed step, and its state is kept.
+        """Return the learning-rate scheduler; the job steps it once for each committed step and keeps its state.
 
         Raises:
-            UsageError: it is no scheduler, or one that needs a metric for each step.
+            UsageError: this is not a scheduler, or it needs a metric for each step.
         """
         admission.check_scheduler(scheduler)
         self._loop.schedulers.append(scheduler)
         return self.register(f"scheduler-{len(self._loop.schedulers)}", scheduler)
 
     def register(self, name: str, stateful: _S) -> _S:
-        """Return the object; its ``state_dict`` now travels to joiners and into checkpoints.
+        """Return the object; from now on its ``state_dict`` is sent to joining ranks and saved in checkpoints.
 
         Raises:
-            UsageError: it has none, or the name is taken.
+            UsageError: the object has no ``state_dict``, or the name is taken.
         """
         admission.check_stateful("job.register", stateful)
         if name in self._training.extras:
-            raise UsageError(f"job.register has got {name!r} before: every object needs a name of its own")
+            raise UsageError(f"job.register already has an object named {name!r}: use a different name for each object")
         self._training.extras[name] = stateful
         return stateful
 
     def on_epoch_end(self, hook: EpochHook) -> EpochHook:
-        """Call ``hook(epoch)`` on every rank after each epoch; what it returns is reported. Usable as a decorator.
+        """Call ``hook(epoch)`` on every rank after each epoch and report its return value. Usable as a decorator.
 
-        The model is in ``eval`` mode and gradients are off. A hook that the loss of a peer interrupts is called again.
+        Epochs count from 0. The model is in ``eval`` mode and gradients are off. If the loss of a peer interrupts a
+        hook, it is called again.
         """
         self._hooks.append(hook)
         return hook
@@ -191,18 +193,18 @@ class Job:
         shuffle: bool = True,
         workers: int = 0,
     ) -> Iterator[Step]:
-        """Yield steps until every epoch is committed; a step that failed through no fault of the script comes again.
+        """Yield steps until every epoch is committed; a step that fails through no fault of the script is repeated.
 
         Args:
-            dataset: with a length and indices; or with a length and ``read(epoch, start, stop)`` (``heterotrain.Shards`` is
-                such a one); or one that can be iterated anew for each epoch. It is the same, in the same order, on every
-                rank: a rank takes its part by itself.
-            collate: makes a batch of a list of samples; torch's own by default.
+            dataset: a data set with a length and indices; or with a length and ``read(epoch, start, stop)``, such as
+                ``heterotrain.Shards``; or one that can be iterated again for each epoch. It must be the same, in the
+                same order, on every rank: each rank selects its own part.
+            collate: makes a batch from a list of samples; torch's own by default.
             shuffle: draw a new order for each epoch; only for a data set with indices, the others have their own.
-            workers: processes that load what comes next; 0 loads in the training process.
+            workers: processes that load samples ahead; with 0 the training process loads them.
 
         Raises:
-            UsageError: there is nothing to train, or the data cannot be read that way.
+            UsageError: there is nothing to train, or the data cannot be read this way.
         """
         if self._training.model is None or not self._training.optimizers:
             raise UsageError("call job.wrap(model) and job.optimizer(optimizer) before job.steps")
@@ -219,10 +221,10 @@ class Job:
             raise SystemExit(0) from excluded
 
     def report(self, **values: float) -> None:
-        """Export values, numbers or tensors of one element, as metrics; the lowest rank logs them, too.
+        """Export values (numbers, or tensors with one element) as metrics; the lowest rank also logs them.
 
         Raises:
-            UsageError: a value is no number.
+            UsageError: a value is not a number.
         """
         self._reported("job.report", values)
 
@@ -234,7 +236,7 @@ class Job:
             _log.info("epoch %d: %s", self._training.progress.epoch, text)
 
     def sum(self, **values: float) -> dict[str, float]:
-        """Return each value summed over all ranks; to be called by every rank, in ``on_epoch_end``."""
+        """Return each value summed over all ranks. Every rank has to call this, in an ``on_epoch_end`` hook."""
         active_group = self._loop.active_group
         if active_group is None or active_group.group is None:
             return dict(values)
@@ -244,12 +246,12 @@ class Job:
     def part(
         self, dataset: batches.MapDataset, *, batch_samples: int, collate: batches.Collate | None = None
     ) -> Iterator[Any]:
-        """Yield batches of this rank's part of a data set, in proportion to its share; all ranks together see it once.
+        """Yield batches of this rank's part of a data set, in proportion to its share; together the ranks see it once.
 
         Args:
-            dataset: with a length and indices.
-            batch_samples: samples of a batch, at least 1; the last one may be smaller.
-            collate: makes a batch of a list of samples; torch's own by default.
+            dataset: a data set with a length and indices.
+            batch_samples: samples per batch, at least 1; the last batch may be smaller.
+            collate: makes a batch from a list of samples; torch's own by default.
 
         Raises:
             UsageError: ``batch_samples`` is below 1.
@@ -265,7 +267,7 @@ class Job:
             yield batches.to_device(batches.fetch(dataset, ids, collate), self.device)
 
     def finish(self, reason: str) -> None:
-        """End the training successfully after the current step; every rank has to decide so at the same step."""
+        """End the training successfully after the current step; every rank has to call this in the same step."""
         self._loop.shutdown.reason = reason
 
     @property
@@ -291,8 +293,8 @@ class Job:
     def _where(self) -> tuple[int, int]:
         return (self._training.progress.epoch, self._training.progress.steps)
 
-    def _place(self) -> Tags:
-        """Return how far this rank is, for its log lines."""
+    def _position(self) -> Tags:
+        """Return this rank's position in the training, for its log lines."""
         epoch, step = self._where()
         active_group = self._loop.active_group
         if active_group is None:

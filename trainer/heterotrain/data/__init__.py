@@ -1,1 +1,1 @@
-"""Which samples a step takes, where they come from, and the log of those that entered the weights."""
+"""Data sets, the selection of each step's samples, prefetching, and the log of committed samples."""

@@ -1,4 +1,4 @@
-"""Samples to batches to the device."""
+"""From samples to batches to the device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Collate = Callable[[list[Any]], Any]
 
 
 class MapDataset(Protocol):
-    """A data set with random access, as ``torch.utils.data.Dataset``."""
+    """A data set with random access, like ``torch.utils.data.Dataset``."""
 
     def __len__(self) -> int:
         """Return the samples of one epoch."""
@@ -22,12 +22,12 @@ class MapDataset(Protocol):
 
 
 def fetch(dataset: MapDataset, ids: Sequence[int], collate: Collate | None) -> Any:
-    """Return the batch of these samples; a data set with ``__getitems__`` is asked once for all.
+    """Return the batch of these samples, using one call of ``__getitems__`` if the data set has it.
 
     Args:
-        dataset: with indices.
+        dataset: a data set with indices.
         ids: indices into it, in the batch's order; at least one.
-        collate: makes the batch; ``None`` stands for torch's own.
+        collate: makes the batch; ``None`` for torch's own.
     """
     several = getattr(dataset, "__getitems__", None)
     samples = several(list(ids)) if callable(several) else [dataset[i] for i in ids]
@@ -35,14 +35,14 @@ def fetch(dataset: MapDataset, ids: Sequence[int], collate: Collate | None) -> A
 
 
 def collated(samples: list[Any], collate: Collate | None) -> Any:
-    """Return the batch of samples that are loaded: by torch's ``default_collate`` where ``collate`` is ``None``."""
+    """Return the batch of loaded samples; ``None`` for ``collate`` stands for torch's ``default_collate``."""
     return (collate or default_collate)(samples)
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Return the batch with all its tensors on the device; from page-locked memory the copy runs beside the host's work.
+    """Return the batch with all its tensors on the device; copies from page-locked memory are asynchronous.
 
-    Mappings (as dictionaries), lists, tuples and named tuples are walked through; whatever else they hold stays as it is.
+    Mappings (returned as dictionaries), lists, tuples and named tuples are traversed; other objects stay unchanged.
     """
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)

@@ -1,11 +1,11 @@
-"""Worker processes that load what comes next while this one computes.
+"""Worker processes that load samples ahead while this process computes.
 
-Where any part can be loaded anywhere, several of them load micro-batches. A data set that can only be iterated has one
-order, so one process reads it, and samples come one after the other.
+For a data set with random access, several processes load micro-batches. A data set that can only be iterated has one
+order, so one process reads it sample by sample.
 
-They are torch's own loader; what is ours is the list of what comes next. It is drawn up on the assumption that nothing
-changes. When something does (shares, members, a repeated step), what was loaded ahead is thrown away: a sample belongs to
-a step when the step takes it, not when it is read.
+The processes belong to torch's own loader; this module adds the list of upcoming slices. The list assumes that nothing
+changes. After a change (shares, members, a repeated step) the prefetched samples are thrown away: a sample belongs to a
+step when the step takes it, not when it is read.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from heterotrain.errors import UsageError
 
 
 class Prefetcher:
-    """Hands out batches in the order in which they are asked for."""
+    """Loads the batches of upcoming slices in worker processes."""
 
     def __init__(self, source: Source, *, workers: int, pin: bool, ahead: int = 2) -> None:
         """Start the processes and wait until each has loaded a sample, which takes seconds.
 
         Args:
-            source: a copy of it goes to every worker.
-            workers: processes, at least 1.
-            pin: whether batches go to page-locked memory, from which copies to the accelerator overlap with computing.
-            ahead: micro-batches that each worker has loaded or is about to load.
+            source: copied to every worker.
+            workers: number of processes, at least 1.
+            pin: whether to put batches into page-locked memory, from which copies to the accelerator overlap with
+                computing.
+            ahead: micro-batches that each worker has loaded or is loading.
 
         Raises:
             UsageError: the source cannot be sent to another process.
@@ -56,14 +57,14 @@ class Prefetcher:
         self._upcoming.sent.clear()
 
     def take(self, part: EpochSlice, following: Callable[[], Iterator[EpochSlice]]) -> Any:
-        """Return the batch of ``part``, on the CPU; what was loaded ahead is thrown away when it is another one.
+        """Return the batch of ``part``, on the CPU; if another slice was expected, prefetched batches are thrown away.
 
         Args:
-            part: what the running step takes next.
-            following: lists what comes from ``part`` on, itself included, if nothing changes.
+            part: the next slice of the current step.
+            following: yields ``part`` and the slices after it, assuming that nothing changes.
 
         Raises:
-            Exception: whatever the data set raised in the worker process, of the same type.
+            Exception: an error of the data set in the worker process, with the same type.
         """
         if not self._upcoming.sent or self._upcoming.sent[0] != part:
             self._upcoming.slices = following()
@@ -74,14 +75,14 @@ class Prefetcher:
 
 
 class StreamReader:
-    """A process that reads a stream some way ahead of the training."""
+    """A process that reads a stream ahead of the training."""
 
     def __init__(self, source: Streamed, *, ahead_samples: int = 256) -> None:
-        """Start the process and wait until it is up, which takes seconds; from now on the source reads by way of it.
+        """Start the process and wait until it is up, which takes seconds; from now on the source reads through it.
 
         Args:
-            source: what is to be read; the data set goes to the process.
-            ahead_samples: samples that it has read or is about to read.
+            source: the source; its data set is sent to the process.
+            ahead_samples: samples that the process has read or is reading.
 
         Raises:
             UsageError: the data set cannot be sent to another process.
@@ -98,7 +99,7 @@ class StreamReader:
         source.begin = self.begin
 
     def begin(self, epoch: int) -> Iterator[Any]:
-        """Yield an epoch's samples (from epoch 0 on) from its beginning; what was read ahead of another one is thrown away."""
+        """Yield an epoch's samples from its beginning; prefetched samples of another epoch are thrown away."""
         self._stream.epoch.fill_(epoch)
         self._packs = iter(self._loader)
         for pack in self._packs:
@@ -106,7 +107,7 @@ class StreamReader:
 
 
 class _PackedStream(IterableDataset[list[Any]]):
-    """The stream in packs, since each thing that one process hands to another costs a tenth of a millisecond."""
+    """The stream in packs of samples, because each object passed between processes costs a tenth of a millisecond."""
 
     def __init__(self, dataset: Any, *, seed: int) -> None:
         self.epoch = torch.full((1,), NO_EPOCH)
@@ -131,7 +132,7 @@ NO_EPOCH = -1
 
 
 class _Upcoming:
-    """The loader's sampler: what comes next, and a copy of what the workers were already told."""
+    """The loader's sampler: upcoming slices, and a copy of those already sent to the workers."""
 
     def __init__(self) -> None:
         self.slices: Iterator[EpochSlice] = iter(())
@@ -144,7 +145,7 @@ class _Upcoming:
 
 
 class _SliceDataset(Dataset[Any]):
-    """The source as the loader knows data sets: what it takes for a list of indices is a part."""
+    """The source as a data set for torch's loader; a slice takes the place of the list of indices."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -162,8 +163,8 @@ def _check_sendable(thing: Any) -> None:
         pickle.dumps(thing)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"the data set or its collate function cannot be sent to worker processes ({error}): define it at the top "
-            "level of a module, or use workers=0"
+            f"the data set or its collate function cannot be sent to worker processes ({error}). Define it at the top "
+            "level of a module, or use workers=0."
         ) from error
 
 

@@ -1,6 +1,6 @@
-"""Where the training stands, and which samples the next step takes.
+"""The progress of the training, and the selection of the next step's samples.
 
-Sample ``j`` of epoch ``e`` is ``permutation_e[j]``; a step takes the next ``B`` of them and divides them by shares. The
+Sample ``j`` of epoch ``e`` is ``permutation_e[j]``. A step takes the next ``B`` samples and divides them by shares. The
 only state is (epoch, cursor), so neither a change of membership nor a repeated step can lose or repeat a sample.
 """
 
@@ -17,16 +17,16 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Committed work: the same on every rank after every step.
+    """Committed work; the same on every rank after every step.
 
     Attributes:
         steps: committed steps since the job began.
         samples: committed samples since the job began.
-        epoch: running epoch, from 0; equal to the number of epochs when all are done.
-        epoch_steps: committed steps of the running epoch.
-        cursor: samples of the running epoch that are committed.
+        epoch: current epoch, from 0; equal to the number of epochs when all are done.
+        epoch_steps: committed steps of the current epoch.
+        cursor: committed samples of the current epoch.
         evaluated: epochs whose end-of-epoch hooks are done.
-        stopped: the script has ended the training before its last epoch.
+        stopped: whether the script has ended the training before its last epoch.
     """
 
     steps: int = 0
@@ -39,17 +39,17 @@ class Progress:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Of two survivors, the one with the greater value holds the newer state."""
+        """Sort key: of two survivors, the one with the greater value holds the newer state."""
         return (self.steps, self.evaluated)
 
 
 def advance(progress: Progress, *, batch_samples: int, epoch_samples: int) -> Progress:
-    """Return the progress after a step is committed.
+    """Return the progress after the commit of a step.
 
     Args:
-        progress: before it.
+        progress: progress before the step.
         batch_samples: samples of the step over all ranks.
-        epoch_samples: samples of the whole epoch; where more follow, any greater number than are committed then.
+        epoch_samples: samples of the whole epoch; if it goes on, any number above the samples committed after the step.
     """
     cursor = progress.cursor + batch_samples
     moved = replace(
@@ -68,13 +68,13 @@ def advance(progress: Progress, *, batch_samples: int, epoch_samples: int) -> Pr
 def permutation(*, seed: int, epoch: int, epoch_samples: int, shuffle: bool) -> npt.NDArray[np.int64]:
     """Return the order of one epoch's samples; the same on every rank and every machine.
 
-    Drawn by numpy's PCG64 from (seed, epoch); kept for the two epochs that were asked for last.
+    Drawn by numpy's PCG64 from (seed, epoch); the two most recent results are cached.
 
     Args:
-        seed: of the job, from 0 on.
+        seed: the job's seed, at least 0.
         epoch: from 0.
         epoch_samples: samples of the data set.
-        shuffle: whether to draw an order, or to leave that of the data set.
+        shuffle: whether to draw an order instead of keeping that of the data set.
 
     Returns:
         Indices into the data set, of shape (epoch_samples,), each once.
@@ -85,24 +85,24 @@ def permutation(*, seed: int, epoch: int, epoch_samples: int, shuffle: bool) -> 
 
 
 def slice_of(shares: tuple[int, ...], rank: int) -> tuple[int, int]:
-    """Return the part ``[start, stop)`` of the global batch that belongs to ``rank``, by prefix sums of the shares.
+    """Return the slice ``[start, stop)`` of the global batch that belongs to ``rank``, by prefix sums of the shares.
 
     Args:
         shares: samples by rank in the process group.
-        rank: one of them.
+        rank: a rank of that group.
     """
     ends = tuple(accumulate(shares))
     return (ends[rank] - shares[rank], ends[rank])
 
 
 def micro_batches(share_samples: int, micro_batch_samples: int) -> tuple[int, ...]:
-    """Cut a share into micro-batches, the remainder first.
+    """Cut a share into micro-batches, the remainder first; return their sizes.
 
-    The last one is full size, because only its backward pass overlaps with the exchange of gradients.
+    The last one has full size, because only its backward pass overlaps with the exchange of gradients.
 
     Args:
-        share_samples: to be cut, from 0 on; nothing is left of none.
-        micro_batch_samples: of the largest part; 0 leaves the share in one.
+        share_samples: samples of the share; 0 gives no micro-batches.
+        micro_batch_samples: largest micro-batch; 0 keeps the share in one piece.
     """
     if share_samples == 0:
         return ()
@@ -115,13 +115,15 @@ def micro_batches(share_samples: int, micro_batch_samples: int) -> tuple[int, ..
 def step_seed(*, seed: int, epoch: int, position: int) -> int:
     """Return the seed for a rank's random numbers in one step, in [0, 2^63).
 
-    It depends only on where the rank's slice begins in the epoch: a repeated step draws the same numbers, and a run
-    with the same shares does so under any history of membership.
+    It depends only on the start of the rank's slice in the epoch. A repeated step therefore draws the same numbers, and
+    so does another run with the same shares, whatever the history of its membership.
 
     Args:
-        seed: of the job, from 0 on.
+        seed: the job's seed, at least 0.
         epoch: from 0.
         position: samples of the epoch before the slice.
     """
     place = f"{seed} {epoch} {position}".encode()
-    return int.from_bytes(blake2b(place, digest_size=8).digest(), "little") >> 1  # numpy's way takes six times as long
+    return (
+        int.from_bytes(blake2b(place, digest_size=8).digest(), "little") >> 1
+    )  # numpy's SeedSequence takes six times as long

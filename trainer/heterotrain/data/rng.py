@@ -1,4 +1,4 @@
-"""Random numbers of data sets: drawn from generators that depend on seed and place alone, beside those of the training."""
+"""Random numbers for data sets: seeded by job seed and position only, and separate from those of the training."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 from numpy.random import mtrand
 
 _SPARE = np.random.MT19937(0)
-"""Takes the place of numpy's generator while samples are read: made once, because that takes longer than seeding it."""
+"""Replaces numpy's global generator while samples are read; made once, because making one is slower than seeding it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RngStates:
-    """The generators that data sets draw from without being asked to: torch's, Python's and numpy's global ones."""
+    """States of the global generators of torch, Python and numpy, from which data sets may draw implicitly."""
 
     torch: torch.Tensor
     python: Any
@@ -26,12 +26,12 @@ class RngStates:
 
     @staticmethod
     def current() -> RngStates:
-        """Return them as they are."""
-        # numpy's is exchanged, not copied: reading its state and writing it back takes longer than a small step's samples
+        """Return the present states."""
+        # numpy's generator is swapped, not copied: copying its state takes longer than reading a small step's samples
         return RngStates(torch.get_rng_state(), random.getstate(), mtrand.get_bit_generator())
 
     def restore(self) -> None:
-        """Let everybody draw on from here."""
+        """Restore these states."""
         torch.set_rng_state(self.torch)
         random.setstate(self.python)
         mtrand.set_bit_generator(self.numpy)
@@ -39,17 +39,17 @@ class RngStates:
 
 @contextmanager
 def seeded_rng(seed: int, numpys: np.random.MT19937 = _SPARE) -> Iterator[None]:
-    """Seed the global generators of the CPU for a while; afterwards they are as they were.
+    """Seed the CPU's global generators inside the ``with`` block; restore their states afterwards.
 
     Args:
-        seed: from 0 to below 2^63; numpy's generator takes its lowest 32 bits.
-        numpys: takes the place of numpy's generator meanwhile, for those who want to go on with it later.
+        seed: from 0 to below 2^63; numpy's generator uses its lowest 32 bits.
+        numpys: replaces numpy's generator inside the block; pass one to continue with it later.
     """
     before = RngStates.current()
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     mtrand.set_bit_generator(numpys)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - what data sets draw from without being asked to
+    np.random.seed(seed % 2**32)  # noqa: NPY002  # data sets draw from this global generator
     try:
         yield
     finally:

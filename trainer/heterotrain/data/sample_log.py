@@ -1,7 +1,8 @@
 """A log of committed samples: the proof that every sample entered the weights exactly once.
 
-Each rank appends one JSON line for each committed step. A step may appear under several formations (one rank committed it,
-then the others did it over without that rank); the newest formation is the one whose weights live on.
+Each rank appends one JSON line for each committed step. A step may appear under several formations, when one rank
+committed it and the others then repeated it without that rank. The weights that survive are those of the newest
+formation.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from typing import Any
 
 
 class SampleLog:
-    """One rank's log file; every line is flushed when it is written."""
+    """One rank's log file; each line is flushed immediately."""
 
     def __init__(self, folder: str, *, name: str) -> None:
-        """Open ``folder/name.jsonl``, to go on with what is there.
+        """Open ``folder/name.jsonl`` for appending.
 
         Raises:
-            OSError: the folder cannot be made, or the file not be written.
+            OSError: the folder cannot be made, or the file cannot be written.
         """
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
@@ -35,10 +36,10 @@ def lineage(folder: Path | str) -> dict[int, list[int]]:
     """Return the sample ids of each epoch, by epoch, in the order in which they entered the final weights.
 
     Args:
-        folder: with the logs of all ranks of a job, dead ones included.
+        folder: folder with the logs of all ranks of a job, including dead ones.
 
     Raises:
-        ValueError: two ranks logged contradicting samples for one step of one formation.
+        ValueError: two ranks logged contradictory samples for one step of one formation.
     """
     newest: dict[int, tuple[tuple[int, int], dict[str, Any]]] = {}
     for path in sorted(Path(folder).glob("*.jsonl")):

@@ -1,4 +1,4 @@
-"""A stream of records that lie in shards (files, objects), read shard after shard."""
+"""A stream of records in shards (files, objects), read shard by shard."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _S = TypeVar("_S")
 
 
 class Shards(Generic[_S]):
-    """Records in shards, for ``job.steps``: each epoch takes the shards in a new order, and each shard's records, too.
+    """Records in shards, for ``job.steps``: each epoch has a new order of the shards, and of the records in each shard.
 
-    Neighbouring samples come from one shard, so a shard is opened once in a while instead of once for each sample. Every
-    rank opens every shard. A record's number is its place when all shards are laid one after the other.
+    Neighbouring samples come from the same shard, so shards are opened rarely instead of once per sample. Every rank
+    opens every shard. A record's number is its position in the concatenation of all shards.
     """
 
     def __init__(
@@ -36,15 +36,15 @@ class Shards(Generic[_S]):
         """Describe the shards; none is opened yet.
 
         Args:
-            shards: whatever ``open_shard`` understands: paths, for instance.
-            counts: records of each shard; they have to be known beforehand, or no rank could tell where another reads.
-            open_shard: returns a shard's records as a sequence; what is costly belongs into ``collate``.
-            seed: seeds the order.
+            shards: arguments for ``open_shard``, for example paths.
+            counts: number of records in each shard, from which every rank computes where each rank reads.
+            open_shard: returns a shard's records as a sequence; costly work belongs in ``collate``.
+            seed: seed for the order.
             shuffle: draw a new order for each epoch.
-            keep: shards that stay open.
+            keep: number of shards that stay open.
 
         Raises:
-            UsageError: the counts do not belong to the shards.
+            UsageError: the counts do not match the shards.
         """
         if len(shards) != len(counts) or any(count < 0 for count in counts):
             raise UsageError(f"Shards needs one count for each of the {len(shards)} shards, not {list(counts)[:8]}")
@@ -58,18 +58,18 @@ class Shards(Generic[_S]):
         self._opened: OrderedDict[int, Sequence[Any]] = OrderedDict()
 
     def __len__(self) -> int:
-        """Return the records of all shards together."""
+        """Return the number of records in all shards."""
         return self._starts[-1]
 
     def ids(self, epoch: int, start: int, stop: int) -> list[int]:
-        """Return the numbers of records ``[start, stop)`` of an epoch, each from 0 to below ``len()``."""
+        """Return the numbers of records ``[start, stop)`` of an epoch, each from 0 to ``len() - 1``."""
         return [self._starts[shard] + record for shard, record in self._places(epoch, start, stop)]
 
     def read(self, epoch: int, start: int, stop: int) -> list[Any]:
-        """Return records ``[start, stop)`` of an epoch, which may lie in several shards; those that are not open are opened.
+        """Return records ``[start, stop)`` of an epoch, from one or several shards, which are opened as needed.
 
         Raises:
-            UsageError: a shard holds another number of records than was said.
+            UsageError: the number of records in a shard differs from its count.
         """
         return [self._records(shard)[record] for shard, record in self._places(epoch, start, stop)]
 
@@ -101,7 +101,7 @@ class Shards(Generic[_S]):
             if len(records) != self._counts[shard]:
                 raise UsageError(
                     f"shard {self._shards[shard]!r} holds {len(records)} records instead of {self._counts[shard]}: "
-                    "count them again"
+                    "correct its entry in counts"
                 )
             self._opened[shard] = records
             while len(self._opened) > self._keep:

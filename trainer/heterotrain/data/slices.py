@@ -1,4 +1,4 @@
-"""What the trainer asks of a data set, of whatever kind: so many samples from a place of an epoch on."""
+"""The interface between the trainer and any kind of data set: slices of an epoch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class EpochSlice:
-    """Samples ``[start, stop)`` of an epoch, in its order: what one micro-batch takes.
+    """Samples ``[start, stop)`` of an epoch, in the epoch's order: one micro-batch.
 
     Attributes:
         epoch: from 0.
-        start: samples of the epoch before it.
-        stop: the same for what comes after it; more than ``start``.
+        start: samples of the epoch before the slice.
+        stop: samples of the epoch up to the slice's end; greater than ``start``.
     """
 
     epoch: int
@@ -26,11 +26,11 @@ class Source(Protocol):
 
     @property
     def samples(self) -> int | None:
-        """Samples of one epoch; ``None`` while unknown."""
+        """Number of samples in one epoch; ``None`` while unknown."""
 
     @property
     def is_numbered(self) -> bool:
-        """Whether a part can be loaded anywhere, by any process."""
+        """Whether any process can load any slice."""
 
     def extent(self, epoch: int, cursor: int, wanted: int) -> tuple[int, bool]:
         """Return how many of the next ``wanted`` samples after ``cursor`` there are, and whether the epoch ends there.
@@ -41,15 +41,15 @@ class Source(Protocol):
             wanted: a step's samples over all ranks.
 
         Raises:
-            UsageError: there are none: these are not the data of which ``cursor`` samples were committed.
+            UsageError: there are none, so this is not the data set of which ``cursor`` samples were committed.
         """
 
     def ids(self, epoch: int, start: int, stop: int) -> list[int]:
-        """Return the numbers of the epoch's samples ``[start, stop)`` within the data set, for the log of samples."""
+        """Return the numbers of the epoch's samples ``[start, stop)`` within the data set, for the sample log."""
 
     def load(self, part: EpochSlice) -> Any:
-        """Return the batch of a part, on the CPU; the same whenever and wherever it is asked for.
+        """Return the batch of a slice, on the CPU; the same at any time and in any process.
 
         Raises:
-            UsageError: the data set returned other samples than were asked for.
+            UsageError: the data set returned a wrong number of samples.
         """

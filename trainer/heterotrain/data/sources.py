@@ -1,11 +1,11 @@
-"""Where samples come from: the same samples, in the same order, on every rank.
+"""Sources of samples: the same samples, in the same order, on every rank.
 
-Three kinds of data sets are understood. One with a length and indices (*map-style*) is read in an order drawn for each
-epoch. One with a length and ``read(epoch, start, stop)`` (*numbered stream*) brings its own order and is entered
-anywhere. One that can only be iterated (*stream*) may have any length; every rank reads all of it and keeps its part.
+Three kinds of data sets are supported. One with a length and indices (*map-style*) is read in an order drawn for each
+epoch. One with a length and ``read(epoch, start, stop)`` (*numbered stream*) has its own order and can be read from any
+position. One that can only be iterated (*stream*) may have any length; every rank reads all of it and keeps its part.
 
-Whatever a data set draws at random while it is read comes from generators that depend on the seed and the place in the
-epoch alone: neither worker processes nor a repeated step change a sample.
+While a data set is read, the global random generators are seeded by the job's seed and the position in the epoch alone.
+So neither worker processes nor a repeated step change a sample.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from heterotrain.data.streamed import Streamed
 from heterotrain.errors import UsageError
 
 SHOWN = 3
-"""Keys that a sentence lists."""
+"""Largest number of keys listed in a message."""
 
 
 @runtime_checkable
 class NumberedStream(Protocol):
-    """A data set that brings its own order and can be entered anywhere.
+    """A data set that has its own order and can be read from any position.
 
-    It may have ``ids(epoch, start, stop)``, too: the numbers of those samples within the whole data set, for the log.
+    It may also have ``ids(epoch, start, stop)``: the numbers of these samples within the data set, for the sample log.
     """
 
     def __len__(self) -> int:
         """Return the samples of one epoch."""
 
     def read(self, epoch: int, start: int, stop: int, /) -> Sequence[Any]:
-        """Return samples ``[start, stop)`` of an epoch: the same ones whenever and wherever they are asked for."""
+        """Return samples ``[start, stop)`` of an epoch; the same ones at any time and in any process."""
 
 
 def source_of(dataset: Any, *, collate: batches.Collate | None, shuffle: bool, seed: int) -> Source:
@@ -47,29 +47,29 @@ def source_of(dataset: Any, *, collate: batches.Collate | None, shuffle: bool, s
 
     Args:
         dataset: see ``Job.steps``.
-        collate: makes a batch of a list of samples; ``None`` stands for torch's own.
+        collate: makes a batch from a list of samples; ``None`` for torch's own.
         shuffle: draw a new order for each epoch; only for a data set with indices.
-        seed: of the job, from 0 on.
+        seed: the job's seed, at least 0.
 
     Raises:
-        UsageError: it is empty, or of no kind that is understood.
+        UsageError: the data set is empty or of an unsupported kind.
     """
     if isinstance(dataset, torch.utils.data.DataLoader):
         raise UsageError(
-            "give job.steps the data set itself, not a DataLoader: batch and share come from the plan; collate= and workers= "
-            "take what else the loader was told"
+            "job.steps takes the data set itself, not a DataLoader, because batch and share come from the plan. "
+            "Pass the loader's other settings as collate= and workers=."
         )
     if isinstance(dataset, Mapping):
         raise UsageError(
-            f"a {type(dataset).__name__} is a mapping, not a data set: give job.steps one of its values "
+            f"a {type(dataset).__name__} is a mapping, not a data set: pass one of its values to job.steps "
             f"({', '.join(map(repr, list(dataset)[:SHOWN]))}{', …' if len(dataset) > SHOWN else ''})"
         )
     if isinstance(dataset, str | bytes | os.PathLike):
-        raise UsageError(f"job.steps takes a data set, not the path or name {dataset!r}: read it first")
+        raise UsageError(f"job.steps takes a data set, not the path or name {dataset!r}: load it first")
     sized = hasattr(dataset, "__len__") and not isinstance(dataset, torch.utils.data.IterableDataset)
     if sized and len(dataset) == 0:
-        raise UsageError("the data set is empty, its len() is 0: look at its path and at what it leaves out")
-    # A protocol's isinstance looks for a name, not for a method.
+        raise UsageError("the data set is empty (its len() is 0): check its path and its filters")
+    # A protocol's isinstance checks for the name only, which need not be a method.
     if sized and isinstance(dataset, NumberedStream) and callable(dataset.read):
         return Numbered(dataset=dataset, collate=collate, seed=seed)
     if sized and hasattr(dataset, "__getitem__"):
@@ -77,14 +77,14 @@ def source_of(dataset: Any, *, collate: batches.Collate | None, shuffle: bool, s
     if hasattr(dataset, "__iter__") and not isinstance(dataset, Iterator):
         return Streamed(dataset=dataset, collate=collate, seed=seed)
     raise UsageError(
-        f"a {type(dataset).__name__} is no data set: job.steps takes one with len() and [index], with len() and "
-        "read(epoch, start, stop), or one that can be iterated again for each epoch"
+        f"a {type(dataset).__name__} is not a data set. job.steps takes one with len() and [index], with len() and "
+        "read(epoch, start, stop), or one that can be iterated again for each epoch."
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Counted:
-    """A data set whose length is known, so that any process can load any part of it."""
+    """A data set with a known length, of which any process can load any slice."""
 
     dataset: Any
     collate: batches.Collate | None
@@ -97,16 +97,16 @@ class _Counted:
         return len(self.dataset)
 
     def extent(self, epoch: int, cursor: int, wanted: int) -> tuple[int, bool]:
-        """Return what is left of the epoch, at most ``wanted``, and whether the epoch ends there.
+        """Return how many samples are left of the epoch, at most ``wanted``, and whether the epoch ends there.
 
         Raises:
-            UsageError: less than the cursor says was there once.
+            UsageError: the epoch has fewer samples than the cursor.
         """
         samples = self.samples
         if cursor >= samples:
             raise UsageError(
-                f"epoch {epoch} has {samples} samples, but {cursor} of it are committed already: go on with the "
-                "data that training began with, or begin a new job"
+                f"epoch {epoch} has {samples} samples, but {cursor} are already committed: continue with the data set "
+                "that the training began with, or start a new job"
             )
         count = min(wanted, samples - cursor)
         return count, cursor + count == samples
@@ -114,41 +114,41 @@ class _Counted:
 
 @dataclass(frozen=True, kw_only=True)
 class Mapped(_Counted):
-    """A map-style data set in an order of each epoch."""
+    """A map-style data set, read in a new order in each epoch."""
 
     shuffle: bool
 
     def ids(self, epoch: int, start: int, stop: int) -> list[int]:
-        """Return the indices that the epoch's order holds there."""
+        """Return the indices at these positions of the epoch's order."""
         order = permutation(seed=self.seed, epoch=epoch, epoch_samples=self.samples, shuffle=self.shuffle)
         return list(order[start:stop].tolist())
 
     def load(self, part: EpochSlice) -> Any:
-        """Return the batch of a part."""
+        """Return the batch of a slice."""
         with seeded_rng(step_seed(seed=self.seed, epoch=part.epoch, position=part.start)):
             return batches.fetch(self.dataset, self.ids(part.epoch, part.start, part.stop), self.collate)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Numbered(_Counted):
-    """A stream that can be entered anywhere."""
+    """A stream that can be read from any position."""
 
     def ids(self, epoch: int, start: int, stop: int) -> list[int]:
-        """Return what the stream calls these samples; their places in the epoch where it has no names for them."""
+        """Return the stream's own numbers for these samples; without ``ids``, their positions in the epoch."""
         named = getattr(self.dataset, "ids", None)
         return list(named(epoch, start, stop)) if callable(named) else list(range(start, stop))
 
     def load(self, part: EpochSlice) -> Any:
-        """Return the batch of a part.
+        """Return the batch of a slice.
 
         Raises:
-            UsageError: the stream returned another number of samples.
+            UsageError: the stream returned a wrong number of samples.
         """
         with seeded_rng(step_seed(seed=self.seed, epoch=part.epoch, position=part.start)):
             samples = list(self.dataset.read(part.epoch, part.start, part.stop))
             if len(samples) != part.stop - part.start:
                 raise UsageError(
                     f"read({part.epoch}, {part.start}, {part.stop}) returned {len(samples)} samples instead of "
-                    f"{part.stop - part.start}: it has to agree with len()"
+                    f"{part.stop - part.start}: make read() and len() agree"
                 )
             return batches.collated(samples, self.collate)

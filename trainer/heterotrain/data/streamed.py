@@ -1,4 +1,4 @@
-"""A data set that can only be iterated: an exact place in it, and only what the next step takes in memory."""
+"""A data set that can only be iterated: keeps an exact position, and only the next step's samples in memory."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from heterotrain.errors import UsageError
 class Streamed:
     """A stream that can only be read from its beginning; holds the samples of the next step and one more.
 
-    Every rank reads every sample, so all of them find the end at the same place. To go on in the middle of an epoch, what
-    lies before is read and dropped. What is costly belongs into ``collate``, which sees this rank's samples only.
+    Every rank reads every sample, so all ranks find the end at the same position. To continue in the middle of an
+    epoch, the earlier samples are read and dropped. Costly work belongs in ``collate``, which gets this rank's samples
+    only.
 
     Attributes:
-        dataset: what is iterated, once for each epoch.
-        collate: makes a batch of a list of samples; ``None`` stands for torch's own.
-        seed: of the job, from 0 on.
-        samples: of an epoch; ``None`` until the end of one was reached.
-        begin: begins an epoch in another process and returns its samples; ``None`` reads in this one.
+        dataset: the data set, iterated once for each epoch.
+        collate: makes a batch from a list of samples; ``None`` for torch's own.
+        seed: the job's seed, at least 0.
+        is_numbered: whether any process can load any slice: false.
+        samples: samples of an epoch; ``None`` before the end of the first one.
+        begin: begins an epoch in another process and returns its samples; ``None`` reads in this process.
     """
 
     dataset: Any
@@ -45,11 +47,13 @@ class Streamed:
     _rng: RngStates | None = None
 
     def extent(self, epoch: int, cursor: int, wanted: int) -> tuple[int, bool]:
-        """Return how many of the next ``wanted`` samples there are, by reading them and one more, and whether the epoch ends.
+        """Return how many of the next ``wanted`` samples there are, and whether the epoch ends there.
+
+        This reads them and one more.
 
         Args:
             epoch: from 0.
-            cursor: committed samples of the epoch; where they lie behind what is at hand, the epoch is read anew.
+            cursor: committed samples of the epoch; if it lies before the samples in memory, the epoch is read again.
             wanted: a step's samples over all ranks.
 
         Raises:
@@ -65,8 +69,8 @@ class Streamed:
                 pass
         if not self._window:
             raise UsageError(
-                f"the stream of epoch {epoch} ended after {self._first} samples where more were expected: it has to yield "
-                "something, and the same on every rank and in every run"
+                f"the stream of epoch {epoch} ended after {self._first} samples, but more were expected. "
+                "It must not be empty, and must yield the same samples on every rank and in every run."
             )
         ends = len(self._window) <= wanted
         if ends:
@@ -74,11 +78,11 @@ class Streamed:
         return min(len(self._window), wanted), ends
 
     def ids(self, _epoch: int, start: int, stop: int) -> list[int]:
-        """Return the samples' places in the epoch; a stream has no other names for them."""
+        """Return the samples' positions in the epoch; a stream has no other numbers for them."""
         return list(range(start, stop))
 
     def load(self, part: EpochSlice) -> Any:
-        """Return the batch of a part of the step whose extent was asked for last."""
+        """Return the batch of a slice of the last step that was passed to ``extent``."""
         samples = [self._window[number - self._first] for number in range(part.start, part.stop)]
         with seeded_rng(step_seed(seed=self.seed, epoch=part.epoch, position=part.start)):
             return batches.collated(samples, self.collate)
@@ -104,8 +108,8 @@ class Streamed:
 
     @contextmanager
     def _own_rng(self) -> Iterator[None]:
-        """Let the stream draw on where it stopped, whatever was drawn elsewhere meanwhile."""
-        if self._rng is None:  # it draws in another process
+        """Continue the stream's own random sequence inside the ``with`` block, independent of other draws."""
+        if self._rng is None:  # the stream is read in another process
             yield
             return
         before = RngStates.current()
@@ -118,7 +122,7 @@ class Streamed:
 
 
 def iterator_of(dataset: Any, epoch: int) -> Iterator[Any]:
-    """Return the samples of an epoch (from 0) of a data set that can only be iterated; ``set_epoch`` is told, if there is one."""
+    """Return the samples of an epoch (from 0) of a data set that can only be iterated; calls ``set_epoch``, if any."""
     set_epoch = getattr(dataset, "set_epoch", None)
     if callable(set_epoch):
         set_epoch(epoch)

@@ -1,1 +1,1 @@
-"""How a step's numbers are computed: format, buckets, wire, statistics, noise, learning rate."""
+"""The numerics of a step: number format, gradient buckets, compression, BatchNorm, gradient noise, learning rate."""

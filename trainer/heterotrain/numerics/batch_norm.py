@@ -1,22 +1,23 @@
-"""BatchNorm over the global batch: the statistics are those of all ranks' samples, each counted once.
+"""BatchNorm over the global batch: statistics cover the samples of all ranks, each counted once.
 
-Each rank sends count, mean and squared deviations of its samples for each channel; all combine them in the same order in
-fp64 (Chan, Golub and LeVeque 1979), so outputs, gradients and running statistics are those of one process that sees the
-whole batch, however it is divided, and equal bits on all ranks. With counts ``n_i`` of rank i and ``n`` their sum,
+Each rank sends count, mean and variance of its samples for each channel. All ranks combine them in the same order in
+fp64 (Chan, Golub and LeVeque 1979). So outputs, gradients and running statistics are those of one process with the
+whole batch, for any division, and bitwise equal on all ranks. With counts ``n_i`` of rank i and their sum ``n``,
 
     mean = sum_i n_i/n mean_i        var = sum_i n_i/n (var_i + (mean_i - mean)^2)
 
-The gradient goes through the statistics, too: with ``d`` the gradient at the normalised values ``h``, and means over the
-global batch (Ioffe and Szegedy 2015, section 3),
+The gradient also passes through the statistics. With ``d`` the gradient at the normalised values ``h``, and means over
+the global batch (Ioffe and Szegedy 2015, section 3),
 
     dx = (d - mean(d) - h mean(d h)) / sqrt(var + eps)
 
-Every rank has to come to the same layers in the same order: so a rank without samples runs one that does not count, and
-a share that has to be cut into micro-batches is refused, since their statistics would be those of the cut.
+Every rank has to reach the same layers in the same order. Therefore a rank without samples runs one sample that does
+not count. A share that has to be cut into micro-batches is refused, because statistics would cover one micro-batch
+only.
 
-The exchange runs over the formation's control connections, which neither order nor delay the gradients' buckets.
+The statistics travel over the formation's control connections and neither reorder nor delay the gradient buckets.
 
-Legend: N samples of this rank, C channels, W ranks, K numbers that a rank sends.
+Legend: N samples of this rank, C channels, W ranks, K numbers sent by each rank.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ from torch import nn
 from heterotrain.errors import UsageError
 from heterotrain.network.group import Group
 
-_BatchNorm = nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - the only common base
+_BatchNorm = nn.modules.batchnorm._BatchNorm  # noqa: SLF001  # the only common base
 
 
 @dataclass(slots=True)
 class BatchNormContext:
-    """What the layers need to know of the running step.
+    """The current step, as BatchNorm layers need it.
 
     Attributes:
-        group: the formation's connections; ``None`` for a process that is alone.
-        counts: whether this rank's samples count; not for the one that a rank without a share runs.
-        micro_batches: into how many this rank's share is cut.
+        group: the formation's connections; ``None`` for a process without peers.
+        counts: whether this rank's samples count; false for the one sample that a rank without a share runs.
+        micro_batches: number of micro-batches in this rank's share.
     """
 
     group: Group | None = None
@@ -48,31 +49,31 @@ class BatchNormContext:
     micro_batches: int = 1
 
     def enter(self, group: Group | None, *, micro_batches: int) -> None:
-        """A step begins in which this rank's share is cut into ``micro_batches``: 0 for a rank without samples."""
+        """Begin a step with this number of micro-batches on this rank: 0 for a rank without samples."""
         self.group, self.counts, self.micro_batches = group, micro_batches > 0, micro_batches
 
     def leave(self) -> None:
-        """It is over: outside of steps a model belongs to its rank alone."""
+        """End the step: outside of steps the statistics are those of the rank alone."""
         self.enter(None, micro_batches=1)
 
     def __deepcopy__(self, _memo: object) -> BatchNormContext:
-        """A copy of a model takes part in the same steps."""
+        """Return the same object: a copy of a model takes part in the same steps."""
         return self
 
     def __reduce__(self) -> tuple[type[BatchNormContext], tuple[()]]:
-        """A model from a file is alone."""
+        """Pickle an empty context: a model loaded from a file has no peers."""
         return BatchNormContext, ()
 
-    def gather(self, values_K: torch.Tensor) -> torch.Tensor:  # noqa: N803 - shape in the name
-        """Return every rank's values, by rank, as (W, K) float64 on the CPU; W is 1 for a process that is alone.
+    def gather(self, values_K: torch.Tensor) -> torch.Tensor:  # noqa: N803  # shape in the name
+        """Return every rank's values, by rank, as (W, K) float64 on the CPU; W is 1 for a process without peers.
 
         Args:
-            values_K: this rank's (K,), of any format, on any device; every rank sends as many.
+            values_K: this rank's (K,) values, of any dtype, on any device; K is the same on every rank.
 
         Raises:
             PeerLost: the group is broken.
         """
-        row_K = values_K.detach().to("cpu", torch.float64).contiguous()  # noqa: N806 - shape in the name
+        row_K = values_K.detach().to("cpu", torch.float64).contiguous()  # noqa: N806  # shape in the name
         if self.group is None:
             return row_K.unsqueeze(0)
         gathering = self.group.gather(row_K.numpy().tobytes())
@@ -81,13 +82,13 @@ class BatchNormContext:
 
 
 def synchronise(model: nn.Module, context: BatchNormContext) -> list[nn.Module]:
-    """Make every BatchNorm layer of the model one over the global batch, and return them.
+    """Turn every BatchNorm layer of the model into one over the global batch, and return these layers.
 
     The layers stay the same objects, with the same parameters, buffers and keys.
 
     Args:
         model: changed in place, once.
-        context: what the layers will look at in every forward pass.
+        context: read by the layers in every forward pass.
 
     Raises:
         UsageError: a layer is another kind of BatchNorm, such as a lazy one or torch's own SyncBatchNorm.
@@ -98,23 +99,23 @@ def synchronise(model: nn.Module, context: BatchNormContext) -> list[nn.Module]:
             continue
         if type(module) not in GLOBAL:
             raise UsageError(
-                f"layer {name!r} is a {type(module).__name__}: use BatchNorm1d, BatchNorm2d or BatchNorm3d, which job.wrap "
-                "makes count over the global batch, or GroupNorm or LayerNorm"
+                f"layer {name!r} is a {type(module).__name__}, which cannot count over the global batch. "
+                "Use BatchNorm1d, BatchNorm2d or BatchNorm3d, which job.wrap converts, or GroupNorm or LayerNorm."
             )
-        module.__class__ = GLOBAL[type(module)]  # type: ignore[assignment]  # a subclass of what it was
-        module.heterotrain_context, module.heterotrain_name = context, name  # type: ignore[assignment]  # no tensors
+        module.__class__ = GLOBAL[type(module)]  # type: ignore[assignment]  # a subclass of its class
+        module.heterotrain_context, module.heterotrain_name = context, name  # type: ignore[assignment]  # not tensors
         found.append(module)
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelStatistics:
-    """Of each channel, over all ranks' samples; the same bits on all ranks.
+    """Mean and variance of each channel over the samples of all ranks; bitwise equal on all ranks.
 
     Attributes:
         mean: (C,) float64, on the CPU.
-        variance: the same, with divisor ``count`` (biased, as normalising needs it).
-        count: values of a channel: samples times positions.
+        variance: (C,) float64, on the CPU, with divisor ``count`` (the biased variance, used for normalising).
+        count: number of values per channel: samples times positions.
     """
 
     mean: torch.Tensor
@@ -123,27 +124,27 @@ class ChannelStatistics:
 
 
 class GlobalBatchNorm(_BatchNorm):
-    """Mixed into a BatchNorm layer: while it trains, statistics are over the global batch."""
+    """Mixin for BatchNorm layers: in training mode, statistics cover the global batch."""
 
     heterotrain_context: BatchNormContext
     heterotrain_name: str
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the base class names it
-        """Normalise (N, C, *) by channel; the result has the input's shape and format.
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  # the base class names it
+        """Normalise (N, C, *) by channel; the result has the input's shape and dtype.
 
-        Running statistics follow as torch has them, with the unbiased variance (divisor ``count - 1``).
+        Running statistics are updated as in torch, with the unbiased variance (divisor ``count - 1``).
 
         Raises:
             PeerLost: the group is broken.
-            UsageError: the share is cut into micro-batches, or there is a single value for each channel.
+            UsageError: the share is cut into micro-batches, or there is only one value per channel.
         """
         if not self.training:
             return super().forward(input)
         if self.heterotrain_context.micro_batches > 1:
             raise UsageError(
-                f"layer {self.heterotrain_name!r} is a BatchNorm over the global batch, but this rank's share does not fit "
-                "into memory at once, and statistics of a part would be others: use a smaller global batch, more workers, "
-                "GroupNorm or LayerNorm, or put the layer into eval mode"
+                f"layer {self.heterotrain_name!r} is a BatchNorm over the global batch, but this rank's share does not "
+                "fit into memory in one piece, so its statistics would be wrong. Use a smaller global batch, more "
+                "workers, GroupNorm or LayerNorm, or put the layer into eval mode."
             )
         self._check_input_dim(input)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         statistics = channel_statistics(input, self.heterotrain_context)
@@ -183,25 +184,26 @@ GLOBAL: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def channel_statistics(x: torch.Tensor, context: BatchNormContext) -> ChannelStatistics:
-    """Return the statistics of (N, C, *) over all ranks' samples; every rank has to call this at the same layer.
+    """Return the statistics of (N, C, *) over the samples of all ranks; every rank has to call this at the same layer.
 
     Raises:
         PeerLost: the group is broken.
-        UsageError: there is a single value for each channel.
+        UsageError: there is only one value per channel.
     """
     channels = x.shape[1]
     count = x.numel() / channels if context.counts else 0.0
-    var_C, mean_C = torch.var_mean(_wide(x.detach()), dim=_others(x), correction=0)  # noqa: N806 - shapes in names
-    rows_WK = context.gather(torch.cat([mean_C.new_tensor([count]), mean_C, var_C]))  # noqa: N806 - shapes in names
-    rows_WK = rows_WK[rows_WK[:, 0] > 0]  # noqa: N806 - shapes in names
+    var_C, mean_C = torch.var_mean(_wide(x.detach()), dim=_others(x), correction=0)  # noqa: N806  # shapes in names
+    rows_WK = context.gather(torch.cat([mean_C.new_tensor([count]), mean_C, var_C]))  # noqa: N806  # shapes in names
+    rows_WK = rows_WK[rows_WK[:, 0] > 0]  # noqa: N806  # shapes in names
     total = float(rows_WK[:, 0].sum())
-    if total < 2.0:  # noqa: PLR2004 - as torch has it
+    if total < 2.0:  # noqa: PLR2004  # the same limit as torch's
         raise UsageError(
-            f"BatchNorm needs more than one value for each channel, and this step has {total:g} over all ranks: choose a "
-            "global batch that leaves more than one sample for an epoch's last step"
+            f"BatchNorm needs more than one value per channel, but this step has {total:g} over all ranks. Choose a "
+            "global batch that leaves more than one sample for an epoch's last step."
         )
-    weight_W1, means_WC, vars_WC = rows_WK[:, :1] / total, rows_WK[:, 1 : 1 + channels], rows_WK[:, 1 + channels :]  # noqa: N806 - shapes in names
-    mean_C = (weight_W1 * means_WC).sum(0)  # noqa: N806 - shapes in names
+    weight_W1 = rows_WK[:, :1] / total  # noqa: N806  # shapes in names
+    means_WC, vars_WC = rows_WK[:, 1 : 1 + channels], rows_WK[:, 1 + channels :]  # noqa: N806  # shapes in names
+    mean_C = (weight_W1 * means_WC).sum(0)  # noqa: N806  # shapes in names
     return ChannelStatistics(
         mean=mean_C, variance=(weight_W1 * (vars_WC + (means_WC - mean_C) ** 2)).sum(0), count=total
     )
@@ -234,15 +236,15 @@ class _Normalise(torch.autograd.Function):
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
-    """Return the tensor in fp32, or in fp64 where it is that."""
+    """Return the tensor in fp32, or in fp64 if it has that dtype."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _others(x: torch.Tensor) -> list[int]:
-    """Return all dimensions but the channels'."""
+    """Return all dimensions except the channel dimension."""
     return [dim for dim in range(x.dim()) if dim != 1]
 
 
 def _by_channel(x: torch.Tensor) -> list[int]:
-    """Return the shape in which a vector over channels meets the tensor."""
+    """Return the shape in which a vector over channels broadcasts to the tensor."""
     return [1, -1, *([1] * (x.dim() - 2))]

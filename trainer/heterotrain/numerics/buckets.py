@@ -1,4 +1,4 @@
-"""Flat buffers for gradients: which parameters lie in which, and what is computed over them.
+"""Gradient buckets: flat buffers, the parameters in each, and computations over them.
 
 Legend: a flat buffer has one dimension; a view into it has its parameter's shape, device and dtype.
 """
@@ -16,7 +16,7 @@ from heterotrain.numerics.timeline import Timestamp
 
 MIB = 1024 * 1024
 FIRST_BUCKET_BYTES = MIB
-"""The first bucket ends when it has this much, whatever the others hold: a slow link gets something to carry early."""
+"""Size at which the first bucket ends, if that is less than the others': a slow network gets data to carry early."""
 
 
 @dataclass(slots=True, eq=False)
@@ -25,15 +25,15 @@ class Bucket:
 
     Attributes:
         flat: the buffer.
-        parameters: in the order in which they lie in it.
-        views: one of each parameter's shape.
-        compressor: makes its way to the other ranks; ``None`` when gradients travel as they are.
-        packed: what is travelling in the buffer's place.
-        missing: parameters whose gradient has not come yet in the running backward pass.
-        version: torch's count of the buffer's changes when it was sent off.
+        parameters: in their order in the buffer.
+        views: views into the buffer, each with its parameter's shape.
+        compressor: compresses the buffer for the network; ``None`` to send gradients uncompressed.
+        packed: the compressed buffer while it is in flight.
+        missing: parameters without a gradient so far in the current backward pass.
+        version: torch's count of the buffer's changes when it was sent.
         work: its all-reduce.
-        started: when that began.
-        done: when it was over; ``None`` while nobody has noted it.
+        started: when the all-reduce began.
+        done: when it ended; ``None`` until that is recorded.
     """
 
     flat: torch.Tensor
@@ -48,10 +48,10 @@ class Bucket:
     done: Timestamp | None = None
 
     def take(self) -> bool:
-        """Copy what lies elsewhere into the buffer at once, and let the parameters hold the views.
+        """Copy gradients outside the buffer into it in one operation, and make the views the parameters' gradients.
 
         Returns:
-            Whether there was a gradient for every parameter; if not, nothing was copied.
+            Whether every parameter had a gradient; if not, nothing was copied.
         """
         elsewhere = [
             (p, view, p.grad) for p, view in zip(self.parameters, self.views, strict=True) if p.grad is not view
@@ -59,16 +59,14 @@ class Bucket:
         gradients = [gradient for _, _, gradient in elsewhere if gradient is not None]
         if len(gradients) < len(elsewhere):
             return False
-        if gradients:
-            torch._foreach_copy_(
-                [view for _, view, _ in elsewhere], gradients
-            )  # a loop costs twice as much for small layers
+        if gradients:  # a loop costs twice as much for small layers
+            torch._foreach_copy_([view for _, view, _ in elsewhere], gradients)
         for parameter, view, _ in elsewhere:
             parameter.grad = view
         return True
 
     def complete(self) -> None:
-        """Take what lies elsewhere, and zeros for parameters without a gradient."""
+        """Copy gradients outside the buffer into it, and zeros for parameters without a gradient."""
         for parameter, view in zip(self.parameters, self.views, strict=True):
             if parameter.grad is not view:
                 view.zero_() if parameter.grad is None else view.copy_(parameter.grad)
@@ -78,9 +76,9 @@ class Bucket:
 def buckets_of(trainable: Sequence[torch.nn.Parameter], *, enough_bytes: int) -> list[Bucket]:
     """Return buckets that end as soon as they hold ``enough_bytes``, in the order in which they are reduced.
 
-    So DistributedDataParallel cuts them. Buckets that stay below a limit instead leave a small last one more often: with 32 MiB
-    in layers of 4 and a limit of 25 the last 4 MiB had to wait for 24 that had been sent off just before them.
-    Backward reaches the last layers first: their bucket can travel while the rest is still being computed.
+    DistributedDataParallel uses the same rule. Buckets that stay below a limit would leave a small last one more often:
+    with 32 MiB in layers of 4 MiB and a limit of 25 MiB, the last 4 MiB had to wait for 24 MiB sent just before them.
+    Backward reaches the last layers first, so their bucket can travel while the rest is still being computed.
     """
     buckets = []
     for parameters in _cut(trainable[::-1], FIRST_BUCKET_BYTES, enough_bytes):
@@ -97,7 +95,7 @@ def buckets_of(trainable: Sequence[torch.nn.Parameter], *, enough_bytes: int) ->
 def squared_norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor | float:
     """Return the sum of squares of all elements in float64; half formats are summed in fp32.
 
-    It is a tensor where it would have to be fetched from an accelerator, and a plain number, which costs less, elsewhere.
+    On an accelerator this is a tensor, so that nothing waits for the device; on a CPU it is a number, which is faster.
     """
     total: torch.Tensor | float = 0.0
     for tensor in tensors:
@@ -113,7 +111,7 @@ def _cut(
 ) -> list[list[torch.nn.Parameter]]:
     """Cut the list into runs of one dtype and device that end as soon as they hold ``enough_bytes``.
 
-    The first run ends at ``first_bytes``, if that is less.
+    The first run ends at ``first_bytes`` if that is less.
     """
     runs: list[list[torch.nn.Parameter]] = []
     used = 0

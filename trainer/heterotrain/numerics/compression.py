@@ -1,13 +1,14 @@
-"""Gradients in half as many bits on the wire.
+"""Compression of gradients on the wire to half as many bits.
 
-What a rank adds is rounded once and each partial sum once more, so for W ranks with contributions ``c_i`` and unit
-roundoff u (2^-11 for fp16, 2^-8 for bf16) each element of the sum is off by at most about
+Each contribution is rounded once and each partial sum once more. For W ranks with contributions ``c_i`` and unit
+roundoff u (2^-11 for fp16, 2^-8 for bf16), the error of each element of the sum is at most about
 
     W u sum_i |c_i|  +  W 2^-25 / s        (the second term for fp16 only: below its normal range)
 
-fp16 has few exponents, so each bucket is multiplied by a power of two s on the way, chosen from the largest element of
-its last sum, which all ranks know alike: that one lands at 2^8 of 2^16. Where nothing is known yet (a formation's first
-step), or a sum did not fit after all, the bucket travels in full. So a gradient is never clipped and never lost.
+fp16 has a small range of exponents, so each bucket is multiplied by a power of two s before it is sent. All ranks
+choose s from the largest element of the bucket's last sum, so that this element becomes 2^8 (fp16 ends at 2^16). If no
+last sum is known (a formation's first step), or a sum overflowed, the bucket is sent uncompressed. A gradient is never
+clipped or lost.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ import torch
 from heterotrain_core.contract.choices import Compression
 
 LARGEST_AT = 8
-"""Exponent of two at which the largest element of a bucket's last sum is put; fp16 ends below 16."""
+"""Exponent of two to which the largest element of a bucket's last sum is scaled; fp16 ends below 16."""
 MOST_EXPONENT = 100
 CHUNK_ELEMENTS = 131072
-"""Elements: half a MiB in fp32."""
+"""Elements converted at a time on a CPU, half a MiB in fp32: they stay in its cache between two passes."""
 
 DTYPES = {Compression.FP16: torch.float16, Compression.BF16: torch.bfloat16}
 ROUNDOFF = {Compression.FP16: 2.0**-11, Compression.BF16: 2.0**-8}
 
 
 class Compressor:
-    """One bucket's way to the other ranks and back; every rank makes the same choices."""
+    """Compresses one bucket for the network and decompresses its sum; every rank makes the same choices."""
 
     def __init__(self, compression: Compression) -> None:
         """``compression`` is any value but ``NONE``."""
@@ -37,12 +38,10 @@ class Compressor:
         self._packed: torch.Tensor | None = None
 
     def pack(self, flat: torch.Tensor) -> torch.Tensor | None:
-        """Return what travels, in a tensor that the next call overwrites; ``None`` when the bucket has to travel in full."""
+        """Return the compressed bucket, overwritten by the next call; ``None`` if it has to be sent uncompressed."""
         if self._scale is None or flat.element_size() <= self._dtype.itemsize:
             return None
-        if (
-            self._packed is None
-        ):  # kept: fresh memory is cleared by the system each time, which takes longer than rounding
+        if self._packed is None:  # kept, because the system clears fresh memory, which takes longer than rounding
             self._packed = torch.empty_like(flat, dtype=self._dtype)
         if self._scale == 1.0:
             return self._packed.copy_(flat)
@@ -53,7 +52,11 @@ class Compressor:
         return self._packed
 
     def unpack(self, packed: torch.Tensor, flat: torch.Tensor) -> bool:
-        """Put the sum into ``flat``, and choose the next step's scale; ``False``, with ``flat`` as it was, if it did not fit."""
+        """Decompress the sum into ``flat`` and choose the next step's scale.
+
+        Returns:
+            Whether the sum fit into the compressed format; if not, ``flat`` is unchanged.
+        """
         top = largest(packed)
         if self._scale is None or not math.isfinite(top):
             return False
@@ -67,12 +70,12 @@ class Compressor:
         return True
 
     def learn(self, flat: torch.Tensor) -> None:
-        """Choose the next step's scale from the sum of a bucket that travelled in full."""
+        """Choose the next step's scale from the sum of a bucket that was sent uncompressed."""
         if self._dtype is torch.float16:
             self._choose(largest(flat))
 
     def _choose(self, top: float) -> None:
-        """Put an element of this magnitude at ``2^LARGEST_AT``; bf16 has the exponents of fp32 and needs no scale."""
+        """Scale an element of this magnitude to ``2^LARGEST_AT``; bf16 has fp32's exponents and needs no scale."""
         if self._dtype is torch.bfloat16:
             return
         if not math.isfinite(top) or top == 0.0:
@@ -83,12 +86,12 @@ class Compressor:
 
 
 def _chunk_elements(flat: torch.Tensor) -> int:
-    """Return how many elements are treated at a time: on a CPU what stays in its cache between two passes."""
+    """Return how many elements to convert at a time."""
     return CHUNK_ELEMENTS if flat.is_cpu else max(1, flat.numel())
 
 
 def largest(flat: torch.Tensor) -> float:
-    """Return the largest magnitude, the same in whatever order it is sought; not finite when some element is not."""
+    """Return the largest magnitude, independent of the order of evaluation; not finite if any element is not finite."""
     if not flat.numel():
         return 0.0
     least, most = torch.aminmax(flat)  # twenty times as fast as torch.linalg.vector_norm(flat, inf) on a CPU

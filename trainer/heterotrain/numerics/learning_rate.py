@@ -1,7 +1,7 @@
-"""The factor on the user's learning rate while the global batch differs from the one that the rate was chosen for.
+"""The factor on the user's learning rate while the global batch differs from the batch that the rate was chosen for.
 
 Every rank computes it in every step from replicated values: the rule, the plan's global batch, the base batch and the
-noise averages. Its own state travels to joiners and into checkpoints.
+noise averages. Its own state is sent to joining ranks and saved in checkpoints.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from heterotrain.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """Where the factor stands.
+    """The state of the factor.
 
     Attributes:
-        batch_samples: global batch in force; 0 before the first step.
-        since_samples: committed samples when that batch came into force.
-        before: factor in force until then.
+        batch_samples: current global batch; 0 before the first step.
+        since_samples: committed samples when that batch took effect.
+        before: factor before that.
         factor: factor of the last step.
-        worth_steps: steps of the base batch that all steps so far were worth: the time of schedules.
+        worth_steps: progress of all steps so far, in steps of the base batch; the time of schedules.
     """
 
     batch_samples: int = 0
@@ -42,7 +42,7 @@ class RatePolicy:
     Attributes:
         scaling: how the factor follows the batch.
         base_samples: the batch that the user's rate was chosen for.
-        warm_up_samples: samples over which a changed factor comes into force.
+        warm_up_samples: samples over which a changed factor takes effect.
     """
 
     scaling: Scaling
@@ -52,17 +52,17 @@ class RatePolicy:
     def next(
         self, rate: Rate, *, family: Family, batch_samples: int, done_samples: int, noise_samples: float | None
     ) -> Rate:
-        """Return where the factor stands in the next step.
+        """Return the state of the factor in the next step.
 
-        The rule decides what a step is worth in steps of the base batch: the gain for AdaScale (its scale-invariant
-        schedule), what it holds for linear and sqrt (equally many samples, equally far), and one without a rule.
+        The rule decides how many steps of the base batch a step is worth: the gain for AdaScale (its scale-invariant
+        schedule), the ratio of the batches for linear and sqrt (equal samples, equal progress), and one without a rule.
 
         Args:
-            rate: after the last committed step.
+            rate: state after the last committed step.
             family: kind of optimizer.
-            batch_samples: the plan's global batch; an epoch's short last step belongs to it.
+            batch_samples: the plan's global batch, also in an epoch's short last step.
             done_samples: samples committed so far.
-            noise_samples: phi of the gradients that the rule needs, ``None`` while unknown.
+            noise_samples: phi of the gradients that the rule needs; ``None`` while unknown.
         """
         if rate.batch_samples != batch_samples:
             rate = replace(rate, batch_samples=batch_samples, since_samples=done_samples, before=rate.factor)
@@ -84,12 +84,12 @@ class RatePolicy:
 
 
 def schedule_steps(before: Rate, after: Rate) -> int:
-    """Return how often schedulers are stepped between the two: whenever another whole base step is complete."""
+    """Return how often to step the schedulers between the two states: once for each completed base step."""
     return math.floor(after.worth_steps + 1e-9) - math.floor(before.worth_steps + 1e-9)
 
 
 def family_of(optimizer: torch.optim.Optimizer) -> Family | None:
-    """Return the optimizer's kind; ``None`` for one of which this library does not know how it divides gradients."""
+    """Return the optimizer's kind; ``None`` if this library does not know how it divides gradients."""
     if isinstance(optimizer, torch.optim.SGD):
         return Family.SGD
     if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW | torch.optim.NAdam):
@@ -101,26 +101,26 @@ def check(scaling: Scaling, optimizers: Sequence[torch.optim.Optimizer]) -> None
     """Refuse a rule that cannot be applied to the job's optimizers.
 
     Raises:
-        UsageError: AdaScale with an unknown kind of optimizer, or with several kinds, whose steps are worth different times.
+        UsageError: AdaScale with an unknown kind of optimizer, or with several kinds, whose steps have different worth.
     """
     if scaling is not Scaling.ADASCALE:
         return
     for optimizer in optimizers:
         if family_of(optimizer) is None:
             raise UsageError(
-                "learningRateScaling adascale has to know how an optimizer divides gradients, and "
-                f"{type(optimizer).__name__} is none of SGD, Adam, AdamW and NAdam: use one of them, or the rule linear, sqrt "
-                "or none"
+                f"learningRateScaling adascale does not support {type(optimizer).__name__}. "
+                "Use SGD, Adam, AdamW or NAdam, or the rule linear, sqrt or none."
             )
         if family_of(optimizer) is not family_of(optimizers[0]):
             raise UsageError(
-                f"learningRateScaling adascale gives steps of {type(optimizers[0]).__name__} and {type(optimizer).__name__} "
-                "different worth: use one kind of optimizer, or the rule linear, sqrt or none"
+                f"learningRateScaling adascale cannot combine {type(optimizers[0]).__name__} and "
+                f"{type(optimizer).__name__}, whose steps have different worth. Use one kind of optimizer, or the rule "
+                "linear, sqrt or none."
             )
 
 
 def step_scaled(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """Take the optimizer's step with all its learning rates times ``factor``; schedulers see the user's own rates."""
+    """Take the optimizer's step with all learning rates times ``factor``; schedulers see the user's own rates."""
     if factor == 1.0:
         optimizer.step()
         return

@@ -1,4 +1,4 @@
-"""How one step's numbers are computed, as far as all ranks have to agree on it: format, scale, rate, statistics, wire."""
+"""The numeric settings on which all ranks agree: format, loss scale, learning rate, BatchNorm and compression."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from heterotrain.state.training import Training
 _log = logging.getLogger(__name__)
 
 WARM_UP_BATCHES = 100
-"""Base batches over which a changed learning-rate factor comes into force, where the user names no samples."""
+"""Base batches over which a changed learning-rate factor takes effect, unless the user sets a number of samples."""
 
 
 class Numerics:
-    """The numeric settings in force, and the replicated state behind them.
+    """The current numeric settings, and the replicated state behind them.
 
     Attributes:
         precision: format of the forward pass.
-        batch_norm_context: what BatchNorm layers know of the step.
-        noise: averages by kind of statistics; whoever observes steps sets them.
+        batch_norm_context: the current step, as BatchNorm layers need it.
+        noise: averages by kind of statistics, updated by ``steps.observer``.
         base_samples: the batch that the user's learning rate was chosen for.
     """
 
@@ -45,7 +45,7 @@ class Numerics:
         """Register the state with ``training``.
 
         Raises:
-            UsageError: this device cannot compute in the configured format, or a setting is none of those that there are.
+            UsageError: this device cannot compute in the configured format, or a setting has an unknown value.
         """
         self.precision = MixedPrecision(choice("precision", config.precision, Precision), device)
         self._compression = choice("compression", config.compression, Compression)
@@ -65,7 +65,7 @@ class Numerics:
         training.extras["heterotrain-numerics"] = self
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what joiners and checkpoints need."""
+        """Return the state for joining ranks and checkpoints."""
         return {
             "rate": asdict(self._rate),
             "loss_scale": asdict(self._loss_scale),
@@ -73,18 +73,18 @@ class Numerics:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Take over what ``state_dict`` returned, here or on another rank."""
+        """Restore a state that ``state_dict`` returned on this or another rank."""
         self._rate = self._next = Rate(**state["rate"])
         self._loss_scale = LossScale(**state["loss_scale"])
         self.noise = {Statistics(kind): NoiseAverage(**average) for kind, average in state["noise"].items()}
 
-    # -- what the script hands over ----------------------------------------------------------------------------------
+    # -- the script's objects ----------------------------------------------------------------------------------------
 
     def reducer(self, model: torch.nn.Module) -> Reducer:
-        """Make layers that mix samples count over the global batch, and return the model's buckets.
+        """Make BatchNorm layers count over the global batch, and return the reducer with the model's buckets.
 
         Raises:
-            UsageError: a layer mixes samples in a way that is not known.
+            UsageError: a layer mixes samples in an unknown way.
         """
         self._mixing = batch_norm.synchronise(model, self.batch_norm_context)
         make_compressor: Callable[[], Compressor] | None = None
@@ -93,10 +93,10 @@ class Numerics:
         return Reducer(model, bucket_bytes=int(self._config.bucket_mib * MIB), make_compressor=make_compressor)
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse an optimizer that the learning-rate rule does not know, or knows as another kind than the ones before.
+        """Refuse an optimizer that the learning-rate rule does not support, alone or next to the earlier ones.
 
         Raises:
-            UsageError: it is one.
+            UsageError: the rule does not support it.
         """
         learning_rate.check(self._policy.scaling, [*self._training.optimizers, optimizer])
 
@@ -104,11 +104,11 @@ class Numerics:
 
     @property
     def needs_all_ranks(self) -> bool:
-        """Whether a rank without samples has to run the model, because layers wait for all ranks."""
+        """Whether a rank without samples has to run the model because layers wait for all ranks."""
         return any(layer.training for layer in self._mixing)
 
     def form(self, group: Group | None) -> None:
-        """Agree with a new formation.
+        """Agree on the format with the ranks of a new formation.
 
         Raises:
             PeerLost: the group is broken.
@@ -116,16 +116,16 @@ class Numerics:
         before = self.precision.format
         self.precision.agree(group)
         if self.precision.format is not before:
-            _log.info("forward passes run in %s from now on", self.precision.format)
+            _log.info("from now on forward passes run in %s", self.precision.format)
 
     @property
     def loss_scale(self) -> float:
-        """Factor on the loss, a power of two; 1 in all formats but fp16."""
+        """Factor on the loss, a power of two; 1 in all formats except fp16."""
         return self._loss_scale.factor if self.precision.scales_loss else 1.0
 
     @property
     def steers_by_noise(self) -> bool:
-        """Whether the learning rate follows the noise scale, which so enters the weights."""
+        """Whether the learning rate follows the noise scale, so that noise measurements affect the weights."""
         return self._policy.scaling is Scaling.ADASCALE
 
     @property
@@ -141,22 +141,22 @@ class Numerics:
         )
 
     def update(self, optimizers: Sequence[torch.optim.Optimizer], *, global_batch_samples: int) -> None:
-        """Take the optimizers' steps at the learning rates that belong to the plan's global batch, in samples."""
+        """Take the optimizers' steps at the learning rates for the plan's global batch."""
         rates = self._plan(optimizers, global_batch_samples)
         for optimizer, rate in zip(optimizers, rates, strict=True):
             learning_rate.step_scaled(optimizer, rate.factor)
 
     def skip(self, optimizers: Sequence[torch.optim.Optimizer], *, global_batch_samples: int) -> None:
-        """Leave the weights alone: the gradient overflowed in fp16. The step counts as any other."""
+        """Leave the weights unchanged because the gradient overflowed in fp16; the step counts like any other."""
         self._plan(optimizers, global_batch_samples)
 
     def committed(self, *, finite: bool) -> int:
-        """Take over the state that follows a committed step; return how often schedulers are to be stepped."""
+        """Update the state after a committed step; return how often to step the schedulers."""
         if self.precision.scales_loss:
             self._loss_scale = self._loss_scale.after(finite=finite)
             if not finite:
                 _log.info(
-                    "the gradient overflowed in fp16: weights left alone, loss scale now %g", self._loss_scale.factor
+                    "the gradient overflowed in fp16: weights unchanged, loss scale now %g", self._loss_scale.factor
                 )
         steps = learning_rate.schedule_steps(self._rate, self._next)
         self._rate = self._next
@@ -168,15 +168,15 @@ class Numerics:
         return self._rate.factor
 
     def _plan(self, optimizers: Sequence[torch.optim.Optimizer], global_batch_samples: int) -> list[Rate]:
-        """Return where the factor of each stands; schedules follow the first one's."""
+        """Return the state of each optimizer's factor; schedules follow the first one."""
         rates = []
         for optimizer in optimizers:
             if not any(optimizer is known for known in self._training.optimizers):
                 raise UsageError(
-                    f"step.apply got a {type(optimizer).__name__} that job.optimizer has not seen, so its state would be lost "
-                    "when workers come or go: pass the one that job.optimizer returned"
+                    f"step.apply got a {type(optimizer).__name__} that is unknown to job.optimizer, so its state would "
+                    "be lost when workers join or leave. Pass the one that job.optimizer returned."
                 )
-            family = learning_rate.family_of(optimizer) or Family.SGD  # the other rules treat all alike
+            family = learning_rate.family_of(optimizer) or Family.SGD  # the other rules do not depend on the kind
             kind = needed_statistics(self._policy.scaling, family)
             rates.append(self._policy.next(
                 self._rate, family=family, batch_samples=global_batch_samples,

@@ -1,11 +1,11 @@
-"""What a rank measures for the gradient's noise scale; the mathematics is core's (``heterotrain_core.noise_scale``).
+"""Measures a rank's gradients for the noise scale; the mathematics is in ``heterotrain_core.noise_scale``.
 
-A group is one micro-batch. Its mean gradient ``g_j`` is seen before anything is added up over ranks or rounded for the
-wire: where a rank has one micro-batch, its buckets hold it; where it has several, each gradient is looked at on its way
-into the buckets. The squares are measured with the factors that the loss was given, and freed from them at the end.
+A group is one micro-batch. Its mean gradient ``g_j`` is measured before anything is summed over ranks or compressed.
+On a rank with one micro-batch, the buckets hold it; with several, each gradient is measured on its way into the
+buckets. The squares still contain the factors on the loss, which are divided out at the end.
 
-Preconditioned squares are those of the step that an adaptive optimizer takes: each element of the gradient divided by
-``sqrt(v_hat) + eps`` (AdaScale's Adam form needs them).
+Preconditioned squares are those of an adaptive optimizer's step: each element of the gradient is divided by
+``sqrt(v_hat) + eps`` (for AdaScale's Adam form).
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class Measurement:
     """The squares of one attempt at one step.
 
     Attributes:
-        spent_s: seconds of this thread that measuring has taken.
+        spent_s: seconds of this thread that the measurement has taken.
     """
 
     def __init__(
         self, reducer: Reducer, *, micro_batches: int, loss_scale: float, preconditioner: Preconditioner | None
     ) -> None:
-        """Begin to look at gradients.
+        """Begin to measure gradients.
 
         Args:
-            reducer: where they arrive.
-            micro_batches: how many this rank has.
-            loss_scale: factor on the loss beside its weight.
-            preconditioner: for the preconditioned squares; without it only plain ones are measured.
+            reducer: the buckets that receive them.
+            micro_batches: number of this rank's micro-batches.
+            loss_scale: factor on the loss in addition to its weight.
+            preconditioner: for the preconditioned squares; ``None`` measures plain ones only.
         """
         self.spent_s = 0.0
         self._reducer = reducer
@@ -53,7 +53,7 @@ class Measurement:
             reducer.on_launch = self._bucket
 
     def group_done(self, weight: float) -> None:
-        """Note that one micro-batch of ``weight`` samples (or tokens) is through; without weight it is no group."""
+        """Record the end of a micro-batch with ``weight`` samples (or tokens); with weight 0 it is not a group."""
         if weight > 0:
             self._groups += 1
             for kind, parts in enumerate(self._now):
@@ -62,7 +62,7 @@ class Measurement:
         self._now = [[], []]
 
     def reduced(self) -> float:
-        """Look at the step's gradient, over all ranks and free of factors; return its squared norm."""
+        """Measure the step's gradient, summed over all ranks and without factors; return its squared norm."""
         began_s = time.perf_counter()
         self._totals[0] = float(squared_norm(self._reducer.flats))
         if self._preconditioner is not None:
@@ -71,10 +71,10 @@ class Measurement:
         return self._totals[0]
 
     def squares(self, *, batch_samples: int, weight: float) -> tuple[Squares, Squares]:
-        """Return this rank's plain and preconditioned squares; unknown where they were not measured.
+        """Return this rank's plain and preconditioned squares; NaN where they were not measured.
 
-        The gradient of micro-batch j came as ``loss_scale * w_j / B * g_j``. In samples, ``b_j = w_j B / W``, so
-        ``b_j |g_j|^2`` is what was seen, divided by ``w_j``, times ``B^3 / (W loss_scale^2)``.
+        The measured gradient of micro-batch j is ``loss_scale * w_j / B * g_j``. In samples, ``b_j = w_j B / W``, so
+        ``b_j |g_j|^2`` is its square, divided by ``w_j``, times ``B^3 / (W loss_scale^2)``.
 
         Args:
             batch_samples: B, samples of the step over all ranks.
@@ -108,7 +108,7 @@ class Measurement:
 
 
 class Preconditioner:
-    """Divides gradients as the optimizers do, from their state before the step."""
+    """Divides gradients as the optimizers do, using their state before the step."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._of = {
@@ -121,11 +121,11 @@ class Preconditioner:
 
     @property
     def is_known(self) -> bool:
-        """Whether every parameter has a second moment already: not before an optimizer's first step."""
+        """Whether every parameter has a second moment: only after an optimizer's first step."""
         return all("exp_avg_sq" in state for state, _group in self._of.values())
 
     def square(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | float:
-        """Return ``sum (g / (sqrt(v_hat) + eps))^2`` in float64, 0 for what no optimizer moves.
+        """Return ``sum (g / (sqrt(v_hat) + eps))^2`` in float64; 0 for a parameter without an optimizer.
 
         v_hat is Adam's bias-corrected second moment (Kingma and Ba 2015), or its maximum with ``amsgrad``.
         """

@@ -1,8 +1,8 @@
-"""In which number format the forward pass runs, and the loss scale that keeps fp16 gradients from vanishing.
+"""Number format of the forward pass, and the loss scale that keeps fp16 gradients from vanishing.
 
 Parameters, gradients in the buckets and optimizer state stay in the model's own format (torch.autocast). All ranks use
-the same format, scale by the same factor and leave out the same steps: the factor is replicated state, and whether a
-step's gradient is usable is seen on the sum over ranks, which is the same everywhere.
+the same format, scale by the same factor and skip the same steps. The factor is replicated state, and whether a
+step's gradient is usable is decided on the sum over ranks, which is the same on every rank.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ from heterotrain.network.group import Group
 
 FIRST_SCALE = 2.0**16
 GROW_AFTER = 2000
-"""Clean steps after which the loss scale is doubled. The rule is that of Micikevicius et al., "Mixed precision training" (2018);
-this and ``FIRST_SCALE`` are what ``torch.amp.GradScaler`` takes unless told otherwise."""
+"""Steps without overflow after which the loss scale is doubled.
+
+The rule is from Micikevicius et al., "Mixed precision training" (2018). This value and ``FIRST_SCALE`` are the defaults
+of ``torch.amp.GradScaler``.
+"""
 MOST_SCALE = 2.0**24
-"""Where doubling ends: far above what a gradient needs, far below where the scaled loss leaves fp32."""
+"""Upper limit of the loss scale: far above any gradient's need, far below an overflow of the scaled loss in fp32."""
 DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossScale:
-    """The factor on the loss in fp16: a power of two, so it changes no digit of the gradient.
+    """The factor on the loss in fp16: a power of two, so it does not round the gradient.
 
     Attributes:
         factor: on the loss, from 1 to ``MOST_SCALE``.
@@ -38,7 +41,7 @@ class LossScale:
     clean_steps: int = 0
 
     def after(self, *, finite: bool) -> LossScale:
-        """Return the scale for the next step: halved when this step's gradient overflowed, doubled after many good ones."""
+        """Return the next step's scale: halved if this step's gradient overflowed, doubled after many clean steps."""
         if not finite:
             return LossScale(factor=max(1.0, self.factor / 2))
         if self.clean_steps + 1 < GROW_AFTER:
@@ -47,32 +50,32 @@ class LossScale:
 
 
 class MixedPrecision:
-    """The format in force in the running formation."""
+    """The number format in the current formation."""
 
     def __init__(self, setting: Precision, device: torch.device) -> None:
-        """Until ranks have agreed, ``AUTO`` is FP32.
+        """Choose the configured format; ``AUTO`` is FP32 until the ranks have agreed.
 
         Args:
-            setting: the configuration's.
-            device: where this rank computes.
+            setting: the configured value.
+            device: this rank's device.
 
         Raises:
-            UsageError: this device cannot compute in the format that was asked for.
+            UsageError: this device cannot compute in the configured format.
         """
         self._device = device
         self._is_auto = setting is Precision.AUTO
         self.format = Precision.FP32 if self._is_auto else setting
         if self.format is Precision.BF16 and device.type != "cpu" and not has_bf16(device):
             raise UsageError(
-                f"precision BF16 is requested, but {torch.cuda.get_device_name(device)} cannot compute in it: "
-                "use precision Auto, FP16 or FP32, or leave this pool out"
+                f"precision is BF16, but {torch.cuda.get_device_name(device)} cannot compute in it. "
+                "Use precision Auto, FP16 or FP32, or leave this pool out."
             )
 
     def agree(self, group: Group | None) -> None:
-        """Choose the format for a new formation; to be called by all its ranks.
+        """Choose the format for a new formation; all its ranks have to call this.
 
         Args:
-            group: its connections; ``None`` for a process that is alone.
+            group: its connections; ``None`` for a process without peers.
 
         Raises:
             PeerLost: the group is broken.
@@ -80,8 +83,8 @@ class MixedPrecision:
         if not self._is_auto:
             return
         own = has_bf16(self._device)
-        everybody = own if group is None else all(row[0] == 1.0 for row in group.gather_now([float(own)]))
-        self.format = Precision.BF16 if everybody else Precision.FP32
+        on_all = own if group is None else all(row[0] == 1.0 for row in group.gather_now([float(own)]))
+        self.format = Precision.BF16 if on_all else Precision.FP32
 
     @property
     def scales_loss(self) -> bool:
@@ -89,7 +92,7 @@ class MixedPrecision:
         return self.format is Precision.FP16
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Return what one forward pass runs in; backward takes the formats from there and belongs outside."""
+        """Return a context manager for one forward pass; the backward pass belongs outside it."""
         if self.format is Precision.FP32:
             return nullcontext()
         return torch.autocast(self._device.type, dtype=DTYPES[self.format])
@@ -98,7 +101,7 @@ class MixedPrecision:
 def has_bf16(device: torch.device) -> bool:
     """Return whether the device computes in bf16 faster than in fp32.
 
-    That is CUDA from compute capability 8.0 on, the first with matrix units for it (CUDA C++ Programming Guide, "Compute
-    capabilities"); a plain processor may have such units as well, but its ranks take part in fp32.
+    This holds for CUDA from compute capability 8.0, the first with bf16 matrix units (CUDA C++ Programming Guide,
+    "Compute capabilities"). Some CPUs have such units too, but ranks on CPUs use FP32 with ``AUTO``.
     """
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)

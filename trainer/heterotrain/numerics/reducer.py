@@ -1,12 +1,14 @@
-"""Gradients are summed over ranks while backward still runs.
+"""Sums gradients over all ranks while the backward pass is still running.
 
-Each parameter's gradient becomes a view into the flat buffer of its bucket (``buckets.py``) when it is there (``gradient_hooks.py``):
-backward hands the first micro-batch's over as it computed it, so nothing has to be cleared and added to. When the last gradient of a
-bucket has arrived in the last micro-batch, the bucket's all-reduce starts; buckets start in the same order on every rank. The losses
-are scaled before backward so that the plain sum over ranks is the gradient of the global batch: ``g = sum_i (n_i / sum n) g_i``.
+When a parameter's gradient has arrived (``gradient_hooks.py``), it becomes a view into the flat buffer of its bucket
+(``buckets.py``). The first micro-batch's gradients are taken as backward computed them, so buffers need not be
+cleared. When the last gradient of a bucket has arrived in the last micro-batch, the bucket's all-reduce starts.
+Buckets start in the same order on every rank. Losses are scaled before backward such that the plain sum over ranks is
+the gradient of the global batch: ``g = sum_i (n_i / sum n) g_i``.
 
-Why not DistributedDataParallel: it belongs to one process group, needs the user's forward pass on a rank without samples,
-and hides its buffers; this outlives formations, and the wrapped model stays the user's own (docs/adr).
+DistributedDataParallel does not fit here: it belongs to one process group, needs the user's forward pass on a rank
+without samples, and hides its buffers. This class outlives formations, and the wrapped model stays the user's own
+(docs/adr/0003).
 """
 
 from __future__ import annotations
@@ -29,23 +31,23 @@ from heterotrain.numerics.transfers import ReductionTimestamps, transfers_s
 from heterotrain.state.layers import Layers
 
 TWICE = (
-    "a parameter got its gradient twice in one backward pass: use step.backward once for each micro-batch, and checkpoint "
-    "activations with use_reentrant=False"
+    "a parameter got its gradient twice in one backward pass. Call step.backward once for each micro-batch, and "
+    "checkpoint activations with use_reentrant=False."
 )
 
 
 @dataclass(slots=True)
 class Reducer:
-    """Buckets over a model's parameters; knows nothing of steps or plans.
+    """The buckets of a model's parameters; independent of steps and plans.
 
     Attributes:
-        model: whose parameters they are.
-        bucket_bytes: a bucket ends as soon as it holds so many.
-        make_compressor: makes a bucket's way to the other ranks; ``None`` when gradients travel as they are.
-        on_launch: sees each bucket before it is reduced.
-        timestamps: of the newest attempt.
-        timeline: of the device that holds the first gradient.
-        elements: numbers in all gradients; known when a step has begun.
+        model: the model.
+        bucket_bytes: a bucket ends as soon as it holds this much.
+        make_compressor: makes a bucket's compressor; ``None`` sends gradients uncompressed.
+        on_launch: called with each bucket before it is reduced.
+        timestamps: timestamps of the newest attempt.
+        timeline: timeline of the device that holds the first gradient.
+        elements: number of elements in all gradients; known once a step has begun.
     """
 
     model: torch.nn.Module
@@ -78,13 +80,13 @@ class Reducer:
         return [bucket.flat for bucket in self._buckets]
 
     def begin(self, *, micro_batches: int = 1) -> None:
-        """Start a step without gradients; notices parameters that were frozen or thawed since.
+        """Start a step without gradients; takes account of parameters that were frozen or unfrozen since the last one.
 
         Args:
-            micro_batches: backward passes that this rank adds up in it.
+            micro_batches: backward passes that this rank adds up in the step.
 
         Raises:
-            UsageError: nothing of the model can be trained.
+            UsageError: no parameter of the model can be trained.
         """
         self._layers = self._layers or Layers(self.model)
         signature = self._layers.requires_grad_flags()
@@ -92,7 +94,7 @@ class Reducer:
             self._build()
             self._signature = signature
         self.abandon()
-        if self._watchers and self._on_gradient is None:  # nobody looked in the step before
+        if self._watchers and self._on_gradient is None:  # the last step was not watched
             self._unwatch()
         self.on_launch = self._on_gradient = None
         self._require_hooks().begin(one_micro_batch=micro_batches <= 1)
@@ -101,7 +103,7 @@ class Reducer:
                 parameter.grad = None
 
     def watch(self, on_gradient: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
-        """Show each parameter with what a backward pass adds to its gradient, until the next step begins."""
+        """Call ``on_gradient`` with each parameter and each new gradient of a backward pass, until the next step."""
         self._on_gradient = on_gradient
         if self._watchers:
             return
@@ -112,13 +114,14 @@ class Reducer:
 
         for bucket in self._buckets:
             for parameter in bucket.parameters:
-                self._watchers.append(parameter.register_hook(partial(look, parameter)))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                register: Callable[..., torch.utils.hooks.RemovableHandle] = parameter.register_hook
+                self._watchers.append(register(partial(look, parameter)))
 
     def arm(self, group: Group | None) -> None:
-        """Let the next backward pass, the step's last, start the reductions over ``group`` (``None``: this rank is alone)."""
+        """Let the next backward pass, the step's last, start the reductions over ``group`` (``None``: no peers)."""
         if group is not self._group and self.make_compressor is not None:
             for bucket in self._buckets:
-                bucket.compressor = self.make_compressor()  # what one formation has learned, a newcomer does not know
+                bucket.compressor = self.make_compressor()  # new members do not have the old formation's scales
         self._group, self._armed, self._next = group, True, 0
         self._arrived.clear()
         self.timestamps = ReductionTimestamps(began=self.timeline.now())
@@ -127,13 +130,14 @@ class Reducer:
             bucket.work = bucket.started = bucket.done = None
 
     def flush(self) -> None:
-        """Start what is left after backward: buckets of parameters that got no gradient.
+        """Start the buckets that are left after backward, because some parameters got no gradient.
 
         Raises:
-            UsageError: a gradient came after its bucket had been sent off.
+            UsageError: a gradient arrived after its bucket had been sent.
         """
         if self._armed:
-            if any(bucket.flat._version != bucket.version for bucket in self._buckets[: self._next]):  # noqa: SLF001 - as in _launch
+            sent = self._buckets[: self._next]
+            if any(bucket.flat._version != bucket.version for bucket in sent):  # noqa: SLF001  # as in _launch
                 raise UsageError(TWICE)
             self._require_hooks().learn(list(self._arrived.values()))
         for bucket in self._buckets[self._next :]:
@@ -143,7 +147,7 @@ class Reducer:
         self._armed = False
 
     def wait(self) -> None:
-        """Return when every bucket is reduced.
+        """Wait until every bucket is reduced.
 
         Raises:
             PeerLost: the group is broken.
@@ -161,7 +165,7 @@ class Reducer:
             bucket.work = bucket.packed = None
 
     def abandon(self) -> None:
-        """Forget a step that failed; returns when its operations have let go of the buffers (cut the group before)."""
+        """Drop a failed step; waits until its operations have released the buffers (cut the group first)."""
         settle([bucket.work for bucket in self._buckets if bucket.work is not None])
         for bucket in self._buckets:
             bucket.work = bucket.packed = None
@@ -173,30 +177,30 @@ class Reducer:
             bucket.flat.mul_(factor)
 
     def clamp(self, limit: float) -> None:
-        """Bring every element of the gradients into [-limit, limit]."""
+        """Clamp every element of the gradients to [-limit, limit]."""
         for bucket in self._buckets:
             bucket.flat.clamp_(-limit, limit)
 
     def transfers_s(self) -> tuple[float, ...]:
-        """Return each bucket's transfer seconds in the step that was waited for (``transfers.py``)."""
+        """Return each bucket's transfer seconds in the last step that ``wait`` has finished (``transfers.py``)."""
         return transfers_s(self._buckets, self.timestamps, self.timeline)
 
     def is_finite(self) -> bool:
-        """Return whether every element is finite: the same on all ranks once the buckets are reduced."""
+        """Return whether every element is finite; after the reduction this is the same on all ranks."""
         return all(math.isfinite(largest(bucket.flat)) for bucket in self._buckets)
 
     def squared_norm(self) -> torch.Tensor | float:
         """Return the squared norm over all gradients in float64."""
         return squared_norm(self.flats)
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------------------------
 
     def _build(self) -> None:
         trainable = [p for p in self.model.parameters() if p.requires_grad]
         if not trainable:
             raise UsageError(
-                "the model has no parameter that requires a gradient, so nothing can be trained: call requires_grad_() on "
-                "those that shall be"
+                "the model has no parameter that requires a gradient, so nothing can be trained. "
+                "Call requires_grad_() on the parameters to train."
             )
         if self._hooks is not None:
             self._hooks.end()
@@ -223,7 +227,7 @@ class Reducer:
         return self._hooks
 
     def _arrive(self, parameter: torch.nn.Parameter, bucket: Bucket) -> None:
-        """Move one gradient into its bucket; send off what is complete."""
+        """Move one gradient into its bucket; send complete buckets."""
         self._move(parameter)
         if not self._armed:
             return
@@ -235,17 +239,17 @@ class Reducer:
 
     def _move(self, parameter: torch.nn.Parameter) -> None:
         view = self._view_of[id(parameter)]
-        if parameter.grad is not view:  # the step's first, or something replaced the gradient instead of adding to it
+        if parameter.grad is not view:  # the step's first gradient, or one that was replaced instead of added to
             if parameter.grad is not None:
                 view.copy_(parameter.grad)
             parameter.grad = view
 
     def _close(self, bucket: Bucket) -> None:
-        """Move a bucket's gradients at once, since its last one ought to be there; send off what is complete."""
+        """Move all gradients of a bucket together, now that its last one should have arrived; send complete buckets."""
         if not self._armed or not bucket.missing:
             return
         if not bucket.take():
-            self._require_hooks().surprised()  # ``flush`` sees to the bucket
+            self._require_hooks().surprised()  # ``flush`` completes the bucket
             return
         bucket.missing = 0
         self._launch_complete()
@@ -257,7 +261,7 @@ class Reducer:
     def _launch(self, bucket: Bucket) -> None:
         self._next += 1
         bucket.started = self.timeline.now()
-        bucket.version = bucket.flat._version  # noqa: SLF001 - torch's own count of changes; views share it
+        bucket.version = bucket.flat._version  # noqa: SLF001  # torch's own count of changes; views share it
         if self.timestamps.first_bucket is None:
             self.timestamps.first_bucket = bucket.started
         if self.on_launch is not None:
@@ -267,13 +271,13 @@ class Reducer:
         is_last = self._next == len(self._buckets)
         bucket.packed = bucket.compressor.pack(bucket.flat) if bucket.compressor is not None else None
         bucket.work = self._group.all_reduce(bucket.flat if bucket.packed is None else bucket.packed)
-        if (
-            is_last
-        ):  # gloo's thread would have to wait for this one to let go of the interpreter; ``wait`` sees it itself
+        if is_last:  # gloo's thread would have to wait for the interpreter lock; ``wait`` records this bucket's end
             return
 
         def note(_future: object) -> None:
-            bucket.done = self.timeline.now()  # with NCCL this runs at once, in a stream that waits for the reduction
+            bucket.done = (
+                self.timeline.now()
+            )  # with NCCL this runs immediately, in a stream that waits for the reduction
 
         bucket.work.get_future().add_done_callback(note)
 
@@ -283,5 +287,5 @@ class Reducer:
         if bucket.packed is not None:
             if bucket.compressor.unpack(bucket.packed, bucket.flat):
                 return
-            group.wait(group.all_reduce(bucket.flat))  # every rank sees the same sum that did not fit
+            group.wait(group.all_reduce(bucket.flat))  # every rank sees the same overflow
         bucket.compressor.learn(bucket.flat)

@@ -1,8 +1,8 @@
-"""Moments on the timeline of the device that computes.
+"""Timestamps on the timeline of the computing device.
 
-A CUDA device runs behind the process that feeds it: the host's clock around a call shows how long queueing took, not how
-long computing did. A moment there is an event in the current stream. The device notes the time when it gets there, nobody
-waits for it, and whoever wants to know asks later.
+A CUDA device runs behind the process that queues its work, so the host's clock around a call measures queueing, not
+computing. A timestamp there is an event in the current stream: the device records the time when it reaches the event,
+the host does not wait for it, and the time is read later.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ class Timeline(Protocol):
     """A device's own time."""
 
     def now(self) -> Timestamp:
-        """Return the moment at which the device has done what was queued up to here."""
+        """Return the time at which the device finishes the work queued so far."""
 
-    def is_past(self, moment: Timestamp) -> bool:
-        """Return whether the device has got there; never waits."""
+    def is_past(self, timestamp: Timestamp) -> bool:
+        """Return whether the device has reached the timestamp; never waits."""
 
     def seconds(self, earlier: Timestamp, later: Timestamp) -> float:
-        """Return the seconds between two moments that are past."""
+        """Return the seconds between two timestamps that are past."""
 
 
 class HostTimeline:
-    """Plain processors: a call returns when its work is done, so the host's clock is the device's."""
+    """Timeline of a CPU: a call returns when its work is done, so the host's clock is the device's."""
 
     def now(self) -> float:
         """Return ``time.perf_counter``."""
         return time.perf_counter()
 
-    def is_past(self, _moment: Any) -> bool:
+    def is_past(self, _timestamp: Any) -> bool:
         """Return true."""
         return True
 
@@ -45,7 +45,7 @@ class HostTimeline:
 
 
 class CudaTimeline:
-    """Events of one CUDA device, recorded in whatever stream is current."""
+    """Timeline of one CUDA device: events recorded in its current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -56,9 +56,9 @@ class CudaTimeline:
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def is_past(self, moment: Any) -> bool:
-        """Return whether the event was reached."""
-        return bool(moment.query())
+    def is_past(self, timestamp: Any) -> bool:
+        """Return whether the device has reached the event."""
+        return bool(timestamp.query())
 
     def seconds(self, earlier: Any, later: Any) -> float:
         """Return the time between two reached events; CUDA resolves half a microsecond."""

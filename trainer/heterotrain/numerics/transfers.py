@@ -1,4 +1,4 @@
-"""How long buckets were on their way, from moments that are noted anyway."""
+"""Transfer times of gradient buckets, computed from timestamps that are recorded in every step."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from heterotrain.numerics.timeline import Timeline, Timestamp
 
 @dataclass(slots=True)
 class ReductionTimestamps:
-    """Moments of one step's last backward pass; ``None`` while they have not come.
+    """Timestamps of one step's last backward pass; ``None`` before they are recorded.
 
     Attributes:
-        began: its start.
+        began: start of the pass.
         first_bucket: when the first bucket was complete.
-        waited: when the last bucket was there, summed over all ranks.
+        waited: when the last bucket had arrived, summed over all ranks.
     """
 
     began: Timestamp | None = None
@@ -25,20 +25,20 @@ class ReductionTimestamps:
 
 
 def transfers_s(buckets: Sequence[Bucket], timestamps: ReductionTimestamps, timeline: Timeline) -> tuple[float, ...]:
-    """Return each bucket's transfer seconds, nothing when nothing was exchanged or the device has not come that far.
+    """Return each bucket's transfer seconds; empty if nothing was exchanged or the device has not finished yet.
 
-    Time in which an earlier bucket still used the wire is not a bucket's own.
+    Time in which an earlier bucket still occupied the network does not count.
 
     Args:
         buckets: in the order in which they were reduced.
-        timestamps: of the step in which they were.
-        timeline: of the device that holds them.
+        timestamps: those of the same step.
+        timeline: timeline of the device that holds them.
     """
     if timestamps.began is None or timestamps.waited is None:
         return ()
     seconds, free_s = [], 0.0
     for bucket in buckets:
-        done = bucket.done  # the note may come after the wait returned
+        done = bucket.done  # may be recorded only after the wait has returned
         if bucket.started is None or (done is not None and not timeline.is_past(done)):
             return ()
         done_s = timeline.seconds(timestamps.began, timestamps.waited if done is None else done)

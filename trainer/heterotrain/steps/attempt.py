@@ -1,4 +1,4 @@
-"""What a repeated step starts from: the buffers before it, and micro-batches that fit."""
+"""The starting point of a repeated step: the model's earlier buffers, and micro-batches that fit in memory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _log = logging.getLogger(__name__)
 
 
 def seed_step(seed: int, device: torch.device) -> None:
-    """Seed the generators that a step's model draws from: the CPU's and that of the rank's own device.
+    """Seed the generators that a step's model draws from: those of the CPU and of the rank's own device.
 
-    ``torch.manual_seed`` also seeds what is not there, and writes down the caller's stack for each of it: a tenth of a
-    millisecond a step.
+    ``torch.manual_seed`` also seeds absent kinds of devices and records the caller's stack for each of them, which
+    takes a tenth of a millisecond per step.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
@@ -27,11 +27,11 @@ def seed_step(seed: int, device: torch.device) -> None:
 
 
 class Attempts:
-    """Keeps what an attempt changes besides gradients, and learns from those that ran out of memory.
+    """Restores the state that an attempt changes besides gradients; limits micro-batches after running out of memory.
 
     Attributes:
-        cap_samples: the largest micro-batch that is tried; ``None`` while nothing was learned.
-        kept: the model's buffers before the running attempt, by name.
+        cap_samples: the largest micro-batch to try; ``None`` before the first out-of-memory error.
+        kept: the model's buffers before the current attempt, by name.
     """
 
     def __init__(self, report: Report) -> None:
@@ -42,28 +42,28 @@ class Attempts:
         self._layers: Layers | None = None
 
     def begin(self, model: torch.nn.Module | None) -> None:
-        """Copy the model's buffers (running statistics and the like), so that a repeated step starts from the same."""
+        """Copy the model's buffers, such as running statistics, so that a repeated step starts from the same values."""
         if model is not self._model:
             self._model = model
             self._layers = None if model is None else Layers(model)
         self.kept = {name: b.detach().clone() for name, b in self._layers.buffers()} if self._layers else {}
 
     def undo(self) -> None:
-        """Put the buffers back."""
+        """Restore the buffers."""
         for name, buffer in self._layers.buffers() if self._layers else ():
             buffer.copy_(self.kept[name])
 
     def halve(self, step: Step) -> None:
-        """After running out of memory: from now on half the largest micro-batch.
+        """Halve the largest micro-batch after an out-of-memory error.
 
         Raises:
-            UsageError: one sample alone does not fit.
+            UsageError: not even a single sample fits.
         """
         largest = max(step.task.micro_batches, default=1)
         if largest == 1:
             raise UsageError(
-                "one sample alone does not fit into memory: use a smaller model or sample, checkpoint activations, or leave out "
-                "pools whose accelerators have too little"
+                "a single sample does not fit into memory. Use a smaller model or smaller samples, checkpoint "
+                "activations, or leave out pools whose accelerators have too little memory."
             ) from step.failure
         self.cap_samples = largest // 2
         self._report.count(names.OUT_OF_MEMORY)

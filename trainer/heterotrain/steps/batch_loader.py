@@ -1,4 +1,4 @@
-"""What a step takes from the data: which samples, in which order, cut how; and the log of what was committed."""
+"""Selects the samples of a step, loads them as micro-batches, and logs the committed ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from heterotrain.telemetry.report import Report
 _log = logging.getLogger(__name__)
 
 LOOK_STEPS = 100
-"""Steps without a sample for this rank after which nothing more is foreseen."""
+"""The list of upcoming slices ends after this many steps without a sample for this rank."""
 
 
 class BatchLoader:
@@ -43,10 +43,12 @@ class BatchLoader:
         report: Report,
         workers: int,
     ) -> None:
-        """``workers`` processes load ahead (one reads a stream); with none the training process loads what a step takes.
+        """Start ``workers`` processes that load samples ahead; with 0 the training process loads them.
+
+        A data set that can only be iterated is read by one process, however many workers there are.
 
         Raises:
-            UsageError: worker processes cannot read this source.
+            UsageError: the data set cannot be sent to worker processes.
         """
         self._source = source
         self._config = config
@@ -56,35 +58,35 @@ class BatchLoader:
         if workers and isinstance(source, Streamed):
             StreamReader(source)
             if workers > 1:
-                _log.info("a stream that can only be iterated is read by one process, not by %d", workers)
+                _log.info("the data set can only be iterated, so one process reads it instead of %d", workers)
         elif workers:
             self._prefetcher = Prefetcher(source, workers=workers, pin=device.type == "cuda")
-        self._told_epoch = -1
-        self._foreseen: tuple[ActiveGroup, Progress, int | None] | None = None
+        self._reported_epoch = -1
+        self._expected: tuple[ActiveGroup, Progress, int | None] | None = None
         folder = identity.sample_log_dir
         self._log = SampleLog(folder, name=identity.name.replace("/", "-")) if folder else None
 
     def task(self, active_group: ActiveGroup, progress: Progress, *, cap_samples: int | None) -> Task:
-        """Return this rank's part of the next step; ``cap_samples`` is the largest micro-batch that is known to fit.
+        """Return this rank's part of the next step; ``cap_samples`` is the largest micro-batch known to fit.
 
         Raises:
-            UsageError: the data are not those that training began with.
+            UsageError: this is not the data set with which the training began.
         """
-        self._foreseen = (active_group, progress, cap_samples)
+        self._expected = (active_group, progress, cap_samples)
         task = self._task(active_group, progress, cap_samples)
-        if task.epoch != self._told_epoch or task.ends_epoch:  # a stream's end becomes known when it is reached
+        if task.epoch != self._reported_epoch or task.ends_epoch:  # the length of a stream is known only at its end
             samples = self._source.samples
             if samples is not None:
                 self._report.gauges({names.EPOCH_SAMPLES: float(samples)})
-                self._told_epoch = task.epoch
+                self._reported_epoch = task.epoch
         return task
 
     def seed_of(self, task: Task) -> int:
-        """Return the seed of this rank's random numbers in a step."""
+        """Return the seed for this rank's random numbers in a step."""
         return step_seed(seed=self._config.seed, epoch=task.epoch, position=task.position)
 
     def fetch(self, task: Task, offset: int, size: int) -> Any:
-        """Return ``size`` samples of the task from its ``offset``-th on, as a batch on the device."""
+        """Return ``size`` samples of the task, starting at its ``offset``-th, as a batch on the device."""
         part = EpochSlice(task.epoch, task.position + offset, task.position + offset + size)
         if self._prefetcher is None or not task.micro_batches:
             batch = self._source.load(part)
@@ -93,13 +95,13 @@ class BatchLoader:
         return batches.to_device(batch, self._device)
 
     def advanced(self, progress: Progress, task: Task) -> Progress:
-        """Return the progress after the task's step is committed."""
+        """Return the progress after the commit of the task's step."""
         after = task.cursor + task.batch_samples
-        epoch_samples = after if task.ends_epoch else after + 1  # how many more there are, nobody needs to know
+        epoch_samples = after if task.ends_epoch else after + 1  # any greater number will do
         return advance(progress, batch_samples=task.batch_samples, epoch_samples=epoch_samples)
 
     def log(self, task: Task, membership: FormationMembership) -> None:
-        """Write down a committed step, where a log is kept."""
+        """Append a committed step to the sample log, if there is one."""
         if self._log is None:
             return
         self._log.write({
@@ -123,10 +125,10 @@ class BatchLoader:
         )  # fmt: skip
 
     def _following(self, task: Task, part: EpochSlice) -> Iterator[EpochSlice]:
-        """Yield this part and what this rank takes after it, if neither members nor shares change."""
-        if self._foreseen is None:
+        """Yield this slice and the following ones of this rank, assuming that neither members nor shares change."""
+        if self._expected is None:
             return
-        active_group, progress, cap_samples = self._foreseen
+        active_group, progress, cap_samples = self._expected
         begin, empty = part.start, 0
         while empty < LOOK_STEPS:
             start = task.position

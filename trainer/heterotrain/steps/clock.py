@@ -1,4 +1,4 @@
-"""Where an attempt's time goes, on the device's timeline."""
+"""Measures the phases of one attempt at a step, on the device's timeline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from heterotrain.telemetry.report import StepTimes
 
 
 class Phase(StrEnum):
-    """What a device does in a step. Communication that backward hides belongs to no phase; ``SYNC`` is waiting only."""
+    """The device's phases in a step. Communication hidden by backward is in none of them; ``SYNC`` is pure waiting."""
 
     LOAD = auto()
     FORWARD = auto()
@@ -22,11 +22,11 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class Clock:
-    """Phases of one attempt, noted while it runs and read when the device has come that far.
+    """The phases of one attempt, recorded while it runs and read after the device has passed them.
 
     Attributes:
-        timeline: the device's.
-        last_backward: the end of the backward pass in which buckets started, ``None`` without one.
+        timeline: the device's timeline.
+        last_backward: the end of the backward pass in which buckets started; ``None`` without one.
     """
 
     timeline: Timeline
@@ -34,25 +34,25 @@ class Clock:
     _spans: list[tuple[Phase, Timestamp, Timestamp]] = field(default_factory=list)
 
     def now(self) -> Timestamp:
-        """Return this moment."""
+        """Return the present time."""
         return self.timeline.now()
 
     def spent(self, phase: Phase, since: Timestamp) -> Timestamp:
-        """Note that the device was busy with ``phase`` from ``since`` to now; return now."""
+        """Record that the device was busy with ``phase`` from ``since`` until now; return the present time."""
         moment = self.timeline.now()
         self._spans.append((phase, since, moment))
         return moment
 
     def is_over(self) -> bool:
-        """Return whether the device has done all of it."""
+        """Return whether the device has finished all phases."""
         return all(self.timeline.is_past(ended) for _, _, ended in self._spans[-1:])
 
     def read(self, timestamps: ReductionTimestamps, *, step_s: float) -> StepTimes:
-        """Return the phases' seconds; only when ``is_over``.
+        """Return the seconds of each phase; call this only when ``is_over`` holds.
 
         Args:
-            timestamps: the reducer's moments of the same attempt.
-            step_s: seconds from the commit before to this one's.
+            timestamps: the reducer's timestamps of the same attempt.
+            step_s: seconds from the previous commit to this one.
         """
         total = dict.fromkeys(Phase, 0.0)
         for phase, began, ended in self._spans:
@@ -64,7 +64,7 @@ class Clock:
         )  # fmt: skip
 
     def _first_bucket_ratio(self, timestamps: ReductionTimestamps) -> float | None:
-        """Return gamma: the part of the last backward pass after which the first bucket is complete."""
+        """Return gamma: the fraction of the last backward pass after which the first bucket is complete."""
         if timestamps.began is None or timestamps.first_bucket is None or self.last_backward is None:
             return None
         length_s = self.timeline.seconds(timestamps.began, self.last_backward)

@@ -1,7 +1,7 @@
-"""The formation that a rank steps in: how it is entered, whose plans it follows, and the two ways out of it.
+"""The rank's current formation: entering it, following its plans, and the two ways out of it.
 
-A formation ends on purpose, when all its members know of a new generation or of somebody who leaves, or it breaks when a member
-is lost. What it was is kept either way: it says who may go on with the same state.
+A formation ends as agreed when all members know of a new generation or of a leaving member. It breaks when a member is
+lost. Either way its membership is kept, because that decides which members may continue with the same state.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _log = logging.getLogger(__name__)
 
 
 class Formations:
-    """One formation after the other, from this rank's side.
+    """The sequence of formations that this rank takes part in.
 
     Attributes:
-        active_group: the formation that this rank is in; ``None`` between two.
-        last_membership: who took part in the one before; ``None`` before the first has ended.
+        active_group: the current formation; ``None`` between two formations.
+        last_membership: the members of the previous formation; ``None`` before the first one has ended.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class Formations:
 
     @property
     def is_broken(self) -> bool:
-        """Whether there is none in which a step could end."""
+        """Whether there is no formation in which a step could finish."""
         return self.active_group is None or (self.active_group.group is not None and self.active_group.group.is_cut)
 
     def require(self) -> ActiveGroup:
-        """Return the running formation.
+        """Return the current formation.
 
         Raises:
-            PeerLost: there is none.
+            PeerLost: there is no formation.
         """
         if self.active_group is None:
             raise PeerLost("there is no formation")
@@ -72,11 +72,11 @@ class Formations:
     # -- in ----------------------------------------------------------------------------------------------------------
 
     def enter(self) -> ActiveGroup | None:
-        """Wait for the next formation; ``None`` when this rank leaves as announced or nobody needs it any more.
+        """Wait for the next formation; return ``None`` when this rank leaves as announced or is no longer needed.
 
         Raises:
-            PeerLost: a member was lost, and nobody replaces it.
-            UsageError: the members cannot train together as they are configured.
+            PeerLost: a member was lost and is not replaced.
+            UsageError: the members cannot train together with their configuration.
         """
         active_group = self.active_group = self._membership.form(self.last_membership)
         if active_group is not None:
@@ -91,7 +91,7 @@ class Formations:
     # -- plans -------------------------------------------------------------------------------------------------------
 
     def adopt(self, active_group: ActiveGroup) -> None:
-        """Put a newer revision into force when this is a boundary."""
+        """Switch to a newer revision of the plan if this is a boundary."""
         progress = self._training.progress
         if not may_adopt(active_group.roster, active_group.agreed.plan, epoch_step=progress.epoch_steps):
             return
@@ -104,7 +104,7 @@ class Formations:
         _log.info("plan %d.%d in force: shares %s", plan.generation, plan.revision, list(active_group.roster.shares))
 
     def newest(self, active_group: ActiveGroup) -> HeldPlan:
-        """Return the newest plan that this rank has heard of, at least the one that all members hold."""
+        """Return the newest plan that this rank has received, at least the one that all members hold."""
         newest = self._membership.newest()
         return (
             newest
@@ -113,7 +113,7 @@ class Formations:
         )
 
     def agreed(self, active_group: ActiveGroup, held: HeldPlan) -> None:
-        """Note that all members hold this plan now."""
+        """Record that all members hold this plan."""
         self._membership.offer(held.text)
         if held.plan.version > active_group.agreed.plan.version:
             active_group.agreed = held
@@ -121,15 +121,15 @@ class Formations:
     # -- out ---------------------------------------------------------------------------------------------------------
 
     def follow(self, active_group: ActiveGroup, decision: StepDecision) -> None:
-        """Act on what a committed step's control vectors said: who leaves, and whether a new generation begins."""
+        """Act on the control vectors of a committed step: leaving members, checkpoints and new generations."""
         newer = active_group.agreed.plan.generation > active_group.roster.formation.generation
         if not decision.leaving and not decision.checkpoint and not newer:
             return
         roster = active_group.roster
         pods = workers_of(roster.plan, tuple(roster.plan_ranks[rank] for rank in decision.leaving))
         leaving = frozenset(rank for rank in roster.plan_ranks if roster.plan.members[rank].worker in pods)
-        everybody_leaves = len(leaving) == len(roster.plan_ranks)
-        if decision.checkpoint and not everybody_leaves:
+        all_leave = len(leaving) == len(roster.plan_ranks)
+        if decision.checkpoint and not all_leave:
             self._checkpoints.write_part(active_group, self._training, mark=decision.mark)
         if not leaving and not newer:
             return
@@ -137,18 +137,18 @@ class Formations:
         self._disband(active_group, leaving=leaving, cause=names.CAUSE_JOIN if joins else names.CAUSE_LEAVE)
         if not leaving:
             return
-        self._checkpoints.request()  # whole spot pools vanish together: a survivor keeps the state
+        self._checkpoints.request()  # all nodes of a spot pool may vanish together: a survivor has to keep the state
         if roster.plan_ranks[active_group.rank] in leaving:
             self._shutdown.leave_soon()
-            if everybody_leaves:
+            if all_leave:
                 self._shutdown.write_on_shutdown(active_group, mark=decision.mark)
 
     def leave_broken(self, lost: Exception, reducer: Reducer | None) -> None:
         """Leave a formation that lost a member.
 
         Args:
-            lost: what was noticed of that; raised again when there is no formation to leave.
-            reducer: its buckets may still be on their way in this formation; ``None`` before there are any.
+            lost: the error that revealed the loss; raised again if there is no formation to leave.
+            reducer: its buckets may still be in flight in this formation; ``None`` before ``job.wrap``.
         """
         active_group, self.active_group = self.active_group, None
         if active_group is None:
@@ -165,13 +165,12 @@ class Formations:
         self.last_membership = active_group.membership
 
     def _disband(self, active_group: ActiveGroup, *, leaving: frozenset[int], cause: str) -> None:
-        """Close a formation that everybody leaves on purpose."""
+        """Close a formation that all members leave as agreed."""
         self._observer.membership_changed(cause)
         if active_group.group is not None:
             try:
-                active_group.group.gather_now(
-                    [0.0]
-                )  # nobody hangs up while another still waits for the end of the step
+                # no rank disconnects while a peer still waits for the end of the step
+                active_group.group.gather_now([0.0])
             except PeerLost as lost:
                 active_group.group.cut(str(lost))
             active_group.group.close()

@@ -1,4 +1,4 @@
-"""The loop under ``job.steps``: one step after the other as transactions, in whatever formation there is (``formations.py``)."""
+"""The loop under ``job.steps``: runs steps as transactions, in the current formation (``formations.py``)."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from heterotrain.termination_message import TerminationMessage
 _log = logging.getLogger(__name__)
 
 
-class NotNeeded(Exception):  # noqa: N818 - names the event; it never leaves this file
-    """Everything is committed and nobody is left who would need this rank's state."""
+class NotNeeded(Exception):  # noqa: N818  # names the event; it never leaves this file
+    """Everything is committed, and no other rank needs this rank's state any more."""
 
 
 class Loop:
-    """Drives one rank from its first formation to its farewell."""
+    """Drives one rank from its first formation to its end."""
 
     def __init__(
         self,
@@ -69,7 +69,8 @@ class Loop:
             termination_message=termination_message,
         )
         self._formations = Formations(
-            membership=membership, shutdown=self.shutdown, training=training, checkpoints=checkpoints, observer=observer, report=report
+            membership=membership, shutdown=self.shutdown, training=training, checkpoints=checkpoints, observer=observer,
+            report=report,
         )  # fmt: skip
         self.reducer: Reducer | None = None
         self.run_hooks: Callable[[int], None] = lambda _epoch: None
@@ -92,7 +93,7 @@ class Loop:
 
     @property
     def active_group(self) -> ActiveGroup | None:
-        """The formation that this rank is in, ``None`` between two."""
+        """The current formation; ``None`` between two formations."""
         return self._formations.active_group
 
     def steps(self, source: Source, *, workers: int) -> Iterator[Step]:
@@ -101,7 +102,7 @@ class Loop:
             source, config=self._config, device=self._device, identity=self._identity, report=self._report,
             workers=workers,
         )  # fmt: skip
-        self._report.gauges({names.READY: 1.0})  # from now on others may wait for this rank: its loaders are up
+        self._report.gauges({names.READY: 1.0})  # from now on peers may wait for this rank, because its loaders are up
         while True:
             try:
                 active_group = self.active_group or self._form()
@@ -130,7 +131,7 @@ class Loop:
                 raise NotNeeded
             self.shutdown.leave(self._formations.last_membership)
         self._log_late_commit(active_group)
-        self._observer.active_group()
+        self._observer.formation_began()
         self._numerics.form(active_group.group)
         return active_group
 
@@ -159,7 +160,7 @@ class Loop:
         )
 
     def _repeat(self, step: Step) -> None:
-        """Undo an attempt; the next turn of the loop yields the step again."""
+        """Undo an attempt; the next iteration of the loop yields the same step again."""
         self._attempts.undo()
         if isinstance(step.failure, PeerLost):
             self._uncommitted = step
@@ -169,26 +170,26 @@ class Loop:
             self._observer.forget()
         elif not isinstance(step.failure, RepeatStep):
             raise UsageError(
-                f"step {step.number} was left without a result: run each step inside `with step:` and end it with "
+                f"step {step.number} ended without a result: run each step inside `with step:` and end it with "
                 "step.apply(optimizer)"
             )
         self._report.count(names.REPEATED_STEPS)
 
     def _finish_epoch(self) -> None:
-        """Run what the script wants done after an epoch, once per epoch."""
+        """Run the script's end-of-epoch hooks, once per epoch."""
         progress = self._training.progress
         if progress.evaluated < progress.epoch:
             self.run_hooks(progress.epoch - 1)
             self._training.progress = replace(progress, evaluated=progress.epoch)
             self._observer.evaluated()
 
-    # -- a step's host -----------------------------------------------------------------------------------------------
+    # -- the context of a step (StepContext) -------------------------------------------------------------------------
 
     def fetch(self, task: Task, offset: int, size: int) -> Any:
-        """Return ``size`` samples of the task from its ``offset``-th on, as a batch on the device."""
+        """Return ``size`` samples of the task, starting at its ``offset``-th, as a batch on the device."""
         left_s = self.shutdown.left_s
         if left_s is not None and self.active_group is not None:
-            # Nothing but buffers has changed since the last committed step, and those are kept.
+            # Only buffers have changed since the last committed step, and ``Attempts`` holds their earlier values.
             self._checkpoints.write_early(
                 self.active_group, self._training, self._attempts.kept, left_s=left_s,
                 step_left_s=max(0.0, self._step_s - (time.monotonic() - self._began_s)),
@@ -200,7 +201,7 @@ class Loop:
         return self._formations.is_broken
 
     def vote(self, step: Step, *, ok: bool) -> StepDecision:
-        """Exchange the control vector and wait for the buckets.
+        """Exchange the control vectors and wait for the buckets.
 
         Raises:
             PeerLost: the group broke meanwhile.
@@ -208,12 +209,12 @@ class Loop:
         active_group, reducer, observer = self._formations.require(), self._require_reducer(), self._observer
         held = self._formations.newest(active_group)
         drained = self._identity.worker in active_group.agreed.plan.drain
-        buckets = len(reducer.buckets)  # of every rank's slot alike, also when layers were frozen since the last step
+        buckets = len(reducer.buckets)  # the same in every rank's slot, even if layers were frozen since the last step
         slot = Slot(
             vote=ok, steps=step.task.number, generation=held.plan.generation, revision=held.plan.revision,
             plan_bytes=held.size_bytes, plan_checksum=held.checksum, leaving=self.shutdown.leaving or drained,
             weight=step.weight, loss_sum=float(step.loss_sum), checkpoint=self._checkpoints.proposes(active_group, self._training),
-            mark=new_mark() if active_group.rank == 0 else 0,  # nobody reads the others'
+            mark=new_mark() if active_group.rank == 0 else 0,  # only the lowest rank's mark is read
             plain=observer.plain, preconditioned=observer.preconditioned, measure_every=observer.budget.measure_every,
             buckets_s=observer.buckets_s if len(observer.buckets_s) == buckets else (math.nan,) * buckets,
         )  # fmt: skip
@@ -222,7 +223,7 @@ class Loop:
         return decision
 
     def commit(self, step: Step, decision: StepDecision) -> None:
-        """Everything that follows a step that all ranks finished."""
+        """Record a step that all ranks finished: progress, logs, schedulers, telemetry and changes of membership."""
         now_s = time.perf_counter()
         active_group = self._formations.require()
         loader = self._require_loader()
@@ -233,17 +234,17 @@ class Loop:
         for _ in range(self._numerics.committed(finite=not step.skipped)):
             for scheduler in self.schedulers:
                 scheduler.step()
-        told_s = time.perf_counter()
+        telemetry_began_s = time.perf_counter()
         self._observer.committed(step, decision, active_group, now_s=now_s)
         if self.tensorboard is not None:
             self.tensorboard.committed(active_group, self._training.optimizers, step=self._training.progress.steps)
-        self._observer.cost(step, since_s=told_s)
+        self._observer.cost(step, since_s=telemetry_began_s)
         self._formations.follow(active_group, decision)
 
-    # -- small things ------------------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------------------------
 
     def _log_late_commit(self, active_group: ActiveGroup) -> None:
-        """Write the line of a step that others had committed when this rank lost them."""
+        """Log a step that the other ranks had committed when this rank lost them."""
         step, self._uncommitted = self._uncommitted, None
         if step is not None and active_group.group is not None and self._training.progress.steps > step.task.number:
             self._require_loader().log(step.task, self._formations.last_membership or active_group.membership)

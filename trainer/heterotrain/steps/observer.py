@@ -1,7 +1,8 @@
-"""What a rank measures about its steps, and what it tells the others one step late.
+"""Telemetry of one rank's steps, and the measurements that it sends to the other ranks one step late.
 
-In every step its phases are noted, and told in batches: to count fifty steps at once costs a fifth of counting each while the
-model's own work fills the processor's caches. Gradients and buckets are measured as often as ``telemetry/budget.py`` has it.
+The phases of every step are recorded and counted in batches. Counting fifty steps at once costs a fifth of counting
+each one while the model's own work fills the processor's caches. Gradients and buckets are measured as often as the
+measuring budget allows (``telemetry/sampling.py``).
 """
 
 from __future__ import annotations
@@ -35,20 +36,20 @@ from heterotrain.telemetry.sampling import MeasuringBudget, is_measured
 _log = logging.getLogger(__name__)
 
 LARGE_ELEMENTS = 5_000_000
-"""From this many gradients on, a pass over them is no small thing,"""
+"""Models with more parameters than this count as large: a pass over their gradients takes noticeable time."""
 LARGE_EVERY = 8
-"""and is made so often at most where no clock says how often."""
+"""Large models without a time budget measure noise in one of this many steps."""
 LEARN_STEPS = 64
-"""Of a formation, which measures this often: the first noise scale shall not be late,"""
+"""The first steps of each formation measure more often, so that a first noise scale is available early."""
 LEARN_EVERY = 2
-"""and what measuring costs shows in the steps between."""
+"""During those steps, one of this many is measured; the others show what measuring costs."""
 FLUSH_S = 1.0
-"""How long a step's times may wait to be counted, unless a scrape asks for them."""
+"""Longest time before a step's times are counted, unless a scrape asks for them earlier."""
 UNKNOWN = Squares()
 
 
 class PendingStep(NamedTuple):
-    """A committed step whose times are told when the device has come that far."""
+    """A committed step whose times are counted once the device has finished it."""
 
     task: Task
     clock: Clock
@@ -58,17 +59,17 @@ class PendingStep(NamedTuple):
 
 
 class Observer:
-    """Telemetry of one rank's steps; it also feeds the noise averages, which are part of the replicated state.
+    """Telemetry of one rank's steps; also updates the noise averages, which are part of the replicated state.
 
     Attributes:
-        buckets_s: for the next control vector: seconds of each bucket's transfer in the last step; empty when not measured.
-        plain: squares of the last step's gradients; NaN when not measured.
-        preconditioned: the same, as an adaptive optimizer divides them.
-        budget: what all of it costs.
+        buckets_s: for the next control vector: transfer seconds of each bucket in the last step; empty if not measured.
+        plain: for the next control vector: squares of the last step's gradients; NaN if not measured.
+        preconditioned: the same for gradients as an adaptive optimizer divides them.
+        budget: the cost of telemetry, and how often to measure.
     """
 
     def __init__(self, report: Report, training: Training, numerics: Numerics) -> None:
-        """Let ``report`` ask for what is only looked up when somebody wants to know."""
+        """Register with ``report`` the values that are looked up only on a scrape."""
         self.buckets_s: tuple[float, ...] = ()
         self.plain = self.preconditioned = UNKNOWN
         self.budget = MeasuringBudget()
@@ -92,15 +93,15 @@ class Observer:
     # -- around a step -----------------------------------------------------------------------------------------------
 
     def begin(self, reducer: Reducer, task: Task, *, alone: bool) -> Measurement | None:
-        """Prepare for a step; return what measures its gradients, where that is wanted.
+        """Prepare for a step; return the measurement of its gradients, or ``None`` if they are not measured.
 
-        The answer follows from what all ranks know alike. Where the learning rate follows the noise, no clock has a say
-        in it: the same run gives the same weights.
+        The choice depends only on values that all ranks share. Where the learning rate follows the noise, it does not
+        depend on any clock, so that the same run gives the same weights.
 
         Args:
-            reducer: where gradients arrive.
-            task: the step.
-            alone: whether there are no other ranks.
+            reducer: the buckets that receive the gradients.
+            task: this rank's part of the step.
+            alone: whether this rank has no peers.
         """
         is_large = reducer.elements > LARGE_ELEMENTS
         learning_every = LARGE_EVERY if is_large else LEARN_EVERY
@@ -108,55 +109,55 @@ class Observer:
         takes_squares = self._measures
         if self._numerics.steers_by_noise:
             takes_squares = not is_large or is_measured(task.number, LARGE_EVERY)
-        if not takes_squares or (alone and len(task.micro_batches) < 2):  # noqa: PLR2004 - one group has no spread
+        if not takes_squares or (alone and len(task.micro_batches) < 2):  # noqa: PLR2004  # one group has no spread
             return None
         began_s = time.perf_counter()
-        preconditioned = Preconditioner(self._training.optimizers) if self._numerics.wants_preconditioned else None
-        if preconditioned is not None and not preconditioned.is_known:
-            preconditioned = None
+        preconditioner = Preconditioner(self._training.optimizers) if self._numerics.wants_preconditioned else None
+        if preconditioner is not None and not preconditioner.is_known:
+            preconditioner = None
         measurement = Measurement(
             reducer,
             micro_batches=len(task.micro_batches),
             loss_scale=self._numerics.loss_scale,
-            preconditioner=preconditioned,
+            preconditioner=preconditioner,
         )
         measurement.spent_s = time.perf_counter() - began_s
         return measurement
 
     def membership_changed(self, cause: str) -> None:
-        """Note why the next step comes late."""
+        """Record why the next step is late."""
         self._pause_cause = cause
         self._report.count(names.MEMBERSHIP_CHANGES, cause=cause)
         self.forget()
 
     def forget(self) -> None:
-        """Drop what belongs to the formation or attempt that ended; the next step's times are no typical ones."""
+        """Drop measurements of the formation or attempt that ended; the next step's times are not typical."""
         self.flush()
         self.buckets_s, self.plain, self.preconditioned = (), UNKNOWN, UNKNOWN
         self._skip = True
         self._pending.clear()
 
-    def active_group(self) -> None:
-        """A formation begins: its members measure often for a while, since they have not agreed on anything else yet."""
+    def formation_began(self) -> None:
+        """Start a formation: its members measure often at first, because they have not agreed on an interval yet."""
         self.forget()
         self._every, self._formed_steps = 1, 0
 
     def evaluated(self) -> None:
-        """Note that time was spent on an end-of-epoch hook, which is not part of the next step."""
+        """Record the end of the end-of-epoch hooks, whose time is not part of the next step."""
         self._committed_s = time.perf_counter()
 
     def committed(self, step: Step, decision: StepDecision, active_group: ActiveGroup, *, now_s: float) -> None:
-        """Count a committed step and keep what the next control vector will carry.
+        """Count a committed step and keep its measurements for the next control vector.
 
         Args:
-            step: it.
-            decision: what its control vectors said.
+            step: the step.
+            decision: the result of its control vectors.
             active_group: the formation.
             now_s: ``time.perf_counter`` at the commit.
         """
         self._formed_steps += 1
         self._every = decision.measure_every
-        _device_bytes()  # looked up here: which device is CUDA's current one, each thread has its own word on
+        _device_bytes()  # looked up in this thread, because CUDA's current device differs by thread
         self._last_commit = (active_group.roster.plan.global_batch_samples, decision.loss)
         if decision.plain is not None or decision.preconditioned is not None:
             self._average(decision)
@@ -191,18 +192,18 @@ class Observer:
             self.flush(wait=False)
 
     def cost(self, step: Step, *, since_s: float) -> None:
-        """Note what telemetry took of a committed step: since ``since_s``, and while gradients were measured."""
+        """Charge a committed step's telemetry to the budget: the time since ``since_s``, and of measuring gradients."""
         if math.isnan(self._step_s):
-            return  # a step that came late is no typical one
+            return  # a late step is not typical
         spent_s = time.perf_counter() - since_s
         if step.measurement is not None:
             spent_s += step.measurement.spent_s
         self.budget.charge(spent_s, step_s=self._step_s, measured=self._measures)
 
     def flush(self, *, wait: bool = True) -> None:
-        """Count the steps that the device has finished; on CUDA the last one's update still runs when it is committed.
+        """Count the steps that the device has finished; on CUDA the last update still runs when its step is committed.
 
-        It may be called from any thread; without ``wait``, nothing happens while another one is at it.
+        Any thread may call this. Without ``wait``, the call does nothing while another thread is counting.
         """
         if not self._flush_lock.acquire(blocking=wait):
             return
@@ -216,10 +217,10 @@ class Observer:
         finally:
             self._flush_lock.release()
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------------------------
 
     def _average(self, decision: StepDecision) -> None:
-        """Average what arrived of the step before."""
+        """Update the noise averages with the previous step's squares."""
         for kind, squares in ((Statistics.PLAIN, decision.plain), (Statistics.PRECONDITIONED, decision.preconditioned)):
             if squares is None:
                 continue
@@ -233,7 +234,7 @@ class Observer:
                 )
 
     def _gauges(self) -> dict[str, float]:
-        """Return how far the training is; nothing before the first commit of this process."""
+        """Return the gauges of the training's progress; empty before this process's first commit."""
         if self._last_commit is None:
             return {}
         progress, (global_batch_samples, loss) = self._training.progress, self._last_commit
@@ -266,14 +267,14 @@ class Observer:
 
 @cache
 def _device_bytes() -> float | None:
-    """Return the memory of the accelerator in use, ``None`` on plain processors."""
+    """Return the memory of the accelerator in use; ``None`` on CPUs."""
     if not torch.cuda.is_available():
         return None
     return float(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
 
 
 def _peak_bytes() -> int | None:
-    """Return the most memory that tensors took since the last call, ``None`` on plain processors."""
+    """Return the peak memory of tensors since the last call; ``None`` on CPUs."""
     if _device_bytes() is None:
         return None
     peak = int(torch.cuda.max_memory_allocated())

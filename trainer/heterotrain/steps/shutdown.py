@@ -1,4 +1,4 @@
-"""How a rank ends: told to go, or because everything is committed; and how much time it has for that."""
+"""Graceful shutdown: after SIGTERM, or when everything is committed; and the time that is left for it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Shutdown:
     """The ways out of the loop.
 
     Attributes:
-        leaving: whether this rank leaves after its running step.
-        announced: whether the members of the last formation knew that this rank leaves, and took over what it held.
-        reason: why the script ended the training early; empty when it did not.
+        leaving: whether this rank leaves after the current step.
+        announced: whether the members of the last formation knew that this rank leaves, and took over its state.
+        reason: why the script ended the training early; empty if it did not.
     """
 
     def __init__(
@@ -44,47 +44,51 @@ class Shutdown:
         self._termination_message = termination_message
 
     def request(self) -> None:
-        """Take notice of SIGTERM; safe in a signal's handler."""
+        """Record SIGTERM; safe inside a signal handler."""
         self._requested_s = self._requested_s or time.monotonic()
         self.leave_soon()
 
     def leave_soon(self) -> None:
-        """Leave after the running step; do not wait long for others."""
+        """Leave after the current step, without waiting long for other ranks."""
         self.leaving = True
         self._membership.leave_soon(self._grace_s / 3)
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until this process is killed, ``None`` while nobody has told it to go."""
+        """Seconds until this process is killed; ``None`` before SIGTERM."""
         if self._requested_s is None:
             return None
         return max(0.0, self._requested_s + self._grace_s - time.monotonic())
 
     def write_on_shutdown(self, active_group: ActiveGroup, *, mark: int) -> None:
-        """Everybody leaves at once: the job cannot go on without a checkpoint."""
+        """Write a checkpoint because all ranks leave together; without it the job could not continue."""
         left_s = self.left_s
         self._checkpoints.write_on_shutdown(
             active_group, self._training, mark=mark, left_s=self._grace_s if left_s is None else left_s
         )
 
     def leave(self, last_membership: FormationMembership | None) -> NoReturn:
-        """End this rank as announced."""
+        """End this rank after SIGTERM or an announced leave."""
         if last_membership is not None and not self.announced:
-            # It was told too late for the last vote, or while it waited for others: perhaps all others leave as well, and
-            # each of them, like this rank, was thought to stay.
+            # SIGTERM came too late for the last vote, or while this rank waited for others. All other ranks may be
+            # leaving in the same way, each expected to stay by the others.
             self._checkpoints.write_now(
                 self._training, generation=last_membership.formation.generation, within_s=self.left_s
             )
         self._checkpoints.wait(self.left_s)
-        self._termination_message.write(Ending.LEFT, "told to go; the others know", told=self._requested_s is not None)
+        self._termination_message.write(
+            Ending.LEFT,
+            "left on request (SIGTERM or drain)",
+            told=self._requested_s is not None,
+        )
         self._membership.close()
         raise SystemExit(0)
 
     def conclude(self, active_group: ActiveGroup) -> None:
-        """End the training together: nobody goes before everybody has committed everything and it is kept.
+        """End the training together: no rank ends before all ranks have committed everything and it is saved.
 
         Raises:
-            PeerLost: somebody went away meanwhile; whoever is left may still need this rank's state.
+            PeerLost: a peer left meanwhile; the remaining ranks may still need this rank's state.
         """
         self._membership.everything_committed()
         self._checkpoints.write_final(active_group, self._training)
@@ -95,7 +99,7 @@ class Shutdown:
             active_group.group.close()
 
     def finish_alone(self, last_membership: FormationMembership | None) -> None:
-        """End a rank that has committed everything and whom nobody needs any more."""
+        """End a rank that has committed everything and that no other rank needs any more."""
         if last_membership is not None:
             self._checkpoints.write_now(self._training, generation=last_membership.formation.generation)
         self._end()

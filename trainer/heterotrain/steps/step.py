@@ -1,7 +1,7 @@
 """One step as a transaction: committed by all ranks or by none.
 
-``with step:`` swallows what ends an attempt through no fault of the script (a lost peer, another rank's vote, too little
-memory); the iterator then yields the same step again, with the same samples, random numbers and buffers.
+``with step:`` suppresses errors that are not the script's fault: a lost peer, another rank's vote, too little memory.
+The iterator then yields the same step again, with the same samples, random numbers and buffers.
 """
 
 from __future__ import annotations
@@ -35,14 +35,10 @@ class StepContext(Protocol):
     """What a step needs from the training loop; ``steps.loop.Loop`` implements it."""
 
     def fetch(self, task: Task, offset: int, size: int) -> Any:
-        """Return ``size`` samples of the task from its ``offset``-th on, as a batch on the device."""
+        """Return ``size`` samples of the task, starting at its ``offset``-th, as a batch on the device."""
 
     def vote(self, step: Step, *, ok: bool) -> StepDecision:
-        """Exchange the control vectors and wait for the buckets.
-
-        Raises:
-            PeerLost: the group broke meanwhile.
-        """
+        """Exchange the control vectors and wait for the buckets; raises ``PeerLost``."""
 
     def commit(self, step: Step, decision: StepDecision) -> None:
         """Record a step that all ranks finished."""
@@ -85,7 +81,7 @@ class Step:
 
     @property
     def number(self) -> int:
-        """Committed steps before this one, since the job began."""
+        """Number of the step, from 0: the committed steps before it, since the job began."""
         return self.task.number
 
     @property
@@ -99,16 +95,16 @@ class Step:
         return self.task.share_samples
 
     def micro_batches(self) -> Iterator[Any]:
-        """Yield this rank's share of the batch, cut to fit memory; nothing when the share is zero.
+        """Yield this rank's share of the batch, cut to fit into memory; nothing if the share is zero.
 
-        What the script does with each one, up to ``step.backward``, runs in the configured precision. When layers count
-        over the global batch (BatchNorm), a rank without a share gets one sample, which has no weight in anything.
+        The loop body runs in the configured precision up to ``step.backward``. If the model has BatchNorm layers, which
+        wait for all ranks, a rank without a share gets one sample with weight zero.
 
         Raises:
-            UsageError: this is not inside ``with step:``.
+            UsageError: this is called outside ``with step:``.
         """
         if not self._entered:
-            raise UsageError("run each step inside `with step:`, so that it is committed by all ranks or by none")
+            raise UsageError("run each step inside `with step:`, so that all ranks commit it or none does")
         if not self._sizes and self._runs_without_samples:
             yield self._hand_out(self.task.spare(), 0, 1)
             self._leave_forward()
@@ -123,12 +119,12 @@ class Step:
 
         Args:
             loss: the mean over the micro-batch's samples; or, with ``weight``, a sum.
-            weight: how much went into the sum (tokens that count, for instance). The step's gradient is that of the sum
-                over all ranks divided by the sum of all weights.
+            weight: the weight of the sum, for example the number of tokens that count. The step's gradient is that of
+                the sum over all ranks divided by the sum of all weights.
 
         Raises:
-            UsageError: it was called more or less often than once for each micro-batch, the loss is no scalar that depends on
-                the model, or the weight is no number from 0 on.
+            UsageError: this is not called exactly once for each micro-batch, the loss is not a scalar that depends on
+                the model, or the weight is not a number of at least 0.
         """
         self._leave_forward()
         began = self.clock.now() if self._mark is None else self.clock.spent(Phase.FORWARD, self._mark)
@@ -147,13 +143,14 @@ class Step:
         last = self._backwards == len(self._sizes)
         counted = float(samples if weight is None else weight)
         self.weight += counted
-        value = loss.item() if loss.is_cpu else loss.detach().double()  # nobody waits for an accelerator here
+        value = loss.item() if loss.is_cpu else loss.detach().double()  # do not wait for an accelerator here
         self.loss_sum = self.loss_sum + (value * samples if weight is None else value)
         if last:
             self.reducer.arm(self.group)
         factor = (samples if weight is None else 1.0) / self.task.batch_samples
-        # The same as backward of the loss times the factor, without a product that autograd has to keep.
-        loss.backward(loss.new_full(loss.shape, factor * self.numerics.loss_scale))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        # Equal to backward of the loss times the factor, but autograd does not have to keep the product.
+        gradient = loss.new_full(loss.shape, factor * self.numerics.loss_scale)
+        loss.backward(gradient)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         ended = self.clock.spent(Phase.BACKWARD, began)
         if last:
             self.clock.last_backward = ended
@@ -166,17 +163,18 @@ class Step:
     ) -> None:
         """Reduce the gradient over all ranks, clip it, update the model and advance.
 
-        In fp16 a step whose gradient overflowed leaves the weights alone (``step.skipped``) and halves the loss scale, on
-        all ranks alike; it is committed with its samples as any other.
+        In fp16 a step whose gradient overflowed does not change the weights (``step.skipped``) and halves the loss
+        scale, on all ranks. It is committed with its samples like any other step.
 
         Args:
-            optimizers: those of ``job.optimizer`` that take a step, one after the other; at least one.
-            clip_norm: greatest norm of the step's gradient; ``None`` leaves it alone.
-            clip_value: greatest magnitude of the gradient's elements, after the norm; ``None`` leaves them alone.
+            optimizers: the optimizers from ``job.optimizer`` that take a step, one after the other; at least one.
+            clip_norm: upper limit for the norm of the step's gradient; ``None`` for no limit.
+            clip_value: upper limit for the magnitude of the gradient's elements, applied after ``clip_norm``; ``None``
+                for no limit.
 
         Raises:
-            UsageError: some micro-batch had no ``step.backward``, the step was applied before, there is no optimizer or one that
-                is not the job's, or a limit is not above 0.
+            UsageError: a micro-batch had no ``step.backward``, the step was applied before, no optimizer or an unknown
+                one was passed, or a limit is not above 0.
         """
         check_apply(
             step=self.number, optimizers=len(optimizers), is_committed=self.committed, backwards=self._backwards,
@@ -201,10 +199,10 @@ class Step:
         self.context.commit(self, decision)
 
     def log(self, **values: float) -> None:
-        """Report values of this step, numbers or tensors of one element; they are dropped when the step is repeated.
+        """Report values of this step (numbers, or tensors with one element); a repeated step drops them.
 
         Raises:
-            UsageError: a value is no number.
+            UsageError: a value is not a number.
         """
         self.logged.update(plain_numbers("step.log", values))
 
@@ -223,7 +221,8 @@ class Step:
         if error is None:
             if not self.committed:
                 raise UsageError(
-                    f"step {self.number} ended without step.apply(optimizer): call it after the loop over micro_batches()"
+                    f"step {self.number} ended without step.apply(optimizer): call it after the loop over "
+                    "step.micro_batches()"
                 )
             return False
         if self.committed or not isinstance(error, Exception):
@@ -241,9 +240,9 @@ class Step:
         return True
 
     def _vote_to_repeat(self) -> None:
-        """After running out of memory: when peers already add this rank's buckets up, all of them have to repeat."""
+        """Vote against the step after running out of memory, if peers are already summing this rank's buckets."""
         if not self._sizes or self._backwards < len(self._sizes):
-            return  # nobody has seen anything of this step yet
+            return  # nothing of this step has been sent yet
         try:
             self.reducer.flush()
             self._vote(ok=False)
@@ -254,7 +253,7 @@ class Step:
         self._voted = True
         return self.context.vote(self, ok=ok)
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------------------------
 
     @property
     def _sizes(self) -> tuple[int, ...]:
@@ -281,13 +280,13 @@ class Step:
             forward.__exit__(None, None, None)
 
     def _reduce_nothing(self) -> None:
-        """Take part in the reductions with zeros, whatever a sample without weight has left behind."""
+        """Take part in the reductions with zeros, discarding the gradients of a sample with weight zero."""
         self.reducer.begin()
         self.reducer.arm(self.group)
         self.reducer.flush()
 
     def _finish_gradient(self, weight: float, *, clip_norm: float | None, clip_value: float | None) -> None:
-        """Free the sum of the factors on the losses, look at it, and clip it."""
+        """Remove the loss factors from the summed gradient, measure it if due, and clip it."""
         factor = self.task.batch_samples / weight if weight > 0 else 0.0
         factor /= self.numerics.loss_scale
         if factor != 1.0:

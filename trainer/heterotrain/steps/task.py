@@ -8,20 +8,20 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What this rank has to do in one step.
+    """This rank's part of one step.
 
     Attributes:
         epoch: epoch of the step, from 0.
         number: committed steps before it.
         batch_samples: samples of the step over all ranks.
-        ends_epoch: whether nothing of the epoch is left after it.
+        ends_epoch: whether the epoch ends with it.
         shares: samples by rank.
         rank: this rank in the process group.
         cursor: committed samples of the epoch before it.
-        position: where this rank's samples begin in the epoch.
+        position: the epoch's samples before this rank's first one.
         share_samples: this rank's samples.
-        global_batch_samples: the plan's; an epoch's last step may be smaller.
-        micro_batches: sizes into which they are cut.
+        global_batch_samples: the plan's global batch; an epoch's last step may be smaller.
+        micro_batches: sizes of the micro-batches into which the share is cut.
         listed: returns the samples ``[start, stop)`` of an epoch as indices into the data set.
     """
 
@@ -39,10 +39,10 @@ class Task:
     listed: Callable[[int, int, int], list[int]] = field(repr=False, compare=False)
 
     def spare(self) -> Task:
-        """Return the task of a rank without samples that has to run the model all the same."""
+        """Return the task of a rank that has no samples but has to run the model."""
         return replace(self, position=self.cursor, share_samples=1)
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """This rank's samples, as indices into the data set; listed anew each time, because few ask."""
+        """This rank's samples, as indices into the data set; computed on each access, because it is rarely used."""
         return tuple(self.listed(self.epoch, self.position, self.position + self.share_samples))

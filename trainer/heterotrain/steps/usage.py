@@ -21,8 +21,8 @@ def check_backward(*, step: int, handed_out: int, backwards: int) -> None:
     if backwards + 1 != handed_out:
         raise UsageError(
             f"step {step} has yielded {_times(handed_out, 'micro-batch', 'micro-batches')}, and this is call "
-            f"{backwards + 1} of step.backward. Call step.backward exactly once for each micro-batch, inside the loop over "
-            "step.micro_batches()."
+            f"{backwards + 1} of step.backward. Call step.backward exactly once for each micro-batch, inside the loop "
+            "over step.micro_batches()."
         )
 
 
@@ -59,8 +59,8 @@ def check_apply(
             raise UsageError(f"{name} must be above 0, not {limit}; leave it out to switch clipping off")
     if backwards != expected:
         raise UsageError(
-            f"step.apply was called after {backwards} of {_times(expected, 'micro-batch', 'micro-batches')}. Loop over all of "
-            "step.micro_batches() and call step.backward for each one."
+            f"step.apply was called after {backwards} of {_times(expected, 'micro-batch', 'micro-batches')}. Loop over "
+            "all of step.micro_batches() and call step.backward for each one."
         )
 
 

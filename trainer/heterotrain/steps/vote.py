@@ -1,4 +1,4 @@
-"""A rank's vote on a step: the control vector goes out, the buckets come in, and all ranks hold the same plan."""
+"""The vote on a step: exchange control vectors, wait for the buckets, and agree on the newest plan."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from heterotrain.numerics.reducer import Reducer
 def exchange_votes(
     active_group: ActiveGroup, reducer: Reducer, slot: Slot, held: HeldPlan, *, job_uid: str
 ) -> tuple[StepDecision, HeldPlan]:
-    """Return what all ranks decided, and the newest plan that any of them holds.
+    """Return the decision of all ranks, and the newest plan that any of them holds.
 
     Args:
-        active_group: the formation; a process that is alone votes with itself.
-        reducer: its buckets are on their way; they have arrived when this returns.
-        slot: what this rank says.
-        held: the plan that the slot speaks of.
-        job_uid: whose plans are taken from peers.
+        active_group: the formation; a process without peers votes alone.
+        reducer: its buckets are in flight; they have arrived when this returns.
+        slot: this rank's slot of the control vector.
+        held: the plan whose version and checksum are in the slot.
+        job_uid: only plans of this job are accepted from peers.
 
     Raises:
         PeerLost: the group broke meanwhile.

@@ -1,8 +1,8 @@
-"""Telemetry: plain numbers kept by the training thread, rendered by the scrape.
+"""Telemetry: numbers kept by the training thread, rendered on each scrape.
 
-A step costs a handful of additions; everything that costs more happens when somebody asks. What others hold anyway (how far the
-training is, say) is not copied here in every step, but looked up then. Missing stays missing: a gauge without a value is
-not exported.
+A step costs a handful of additions; costlier work happens during a scrape. Values that other objects hold anyway, such
+as the training's progress, are looked up then instead of being copied in every step. A gauge without a value is not
+exported.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from heterotrain.identity import Identity
 _log = logging.getLogger(__name__)
 
 REQUEST_S = 10.0
-"""For a scraper to send its request or to take the answer: Prometheus gives up after ten seconds, too."""
+"""Time limit for a client to send its request or to read the response; Prometheus's own limit is ten seconds too."""
 
 
 @dataclass(slots=True)
 class ShapeCounters:
-    """Cumulative counters of steps with one share and micro-batch size."""
+    """Cumulative counters of the steps with the same share and micro-batch size."""
 
     steps: int = 0
     samples: int = 0
@@ -46,7 +46,7 @@ class ShapeCounters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """Seconds of one committed step's phases, and gamma when the step had a backward pass."""
+    """Seconds of one committed step's phases, and gamma if the step had a backward pass."""
 
     load_s: float
     forward_s: float
@@ -84,29 +84,29 @@ class Report:
         self._by_cause: dict[str, dict[str, float]] = defaultdict(dict)
         self._user: dict[str, float] = {}
         self.on_scrape: Callable[[], None] = lambda: None
-        """Called before a scrape reads the counters, for whoever still has something to count."""
+        """Called before a scrape reads the counters, so that pending steps can be counted."""
         self.live: Callable[[], Mapping[str, float]] = dict
-        """Returns gauges that are looked up when somebody asks for them."""
+        """Returns gauges that are looked up on a scrape."""
         self.live_counters: Callable[[], Mapping[str, float]] = dict
-        """Returns counters of the same kind."""
+        """Returns counters that are looked up on a scrape."""
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
 
     # -- written by the training thread ------------------------------------------------------------------------------
 
     def step(self, *, share_samples: int, micro_batch_samples: int, times: StepTimes, peak_bytes: int | None) -> None:
-        """Count one committed step under its shape; of more than ``MAX_LIVE_SHAPES`` the one unused for longest goes.
+        """Count one committed step under its shape; beyond ``MAX_LIVE_SHAPES``, drop the least recently used shape.
 
         Args:
             share_samples: samples of this rank in the step.
-            micro_batch_samples: largest micro-batch, 0 without samples.
+            micro_batch_samples: largest micro-batch; 0 without samples.
             times: seconds of its phases.
-            peak_bytes: most memory that its tensors took on the accelerator; ``None`` without one.
+            peak_bytes: peak memory of its tensors on the accelerator; ``None`` without one.
         """
         with self._lock:
             shape = (share_samples, micro_batch_samples)
             counters = self._shapes.pop(shape, None) or ShapeCounters()
-            self._shapes[shape] = counters  # newest last: the one that was not used for longest goes first
+            self._shapes[shape] = counters  # the most recently used shape is last
             if len(self._shapes) > names.MAX_LIVE_SHAPES:
                 self._shapes.popitem(last=False)
             counters.steps += 1
@@ -121,14 +121,14 @@ class Report:
                 counters.peak_memory_bytes = max(peak_bytes, counters.peak_memory_bytes or 0)
 
     def buckets(self, seconds: tuple[float, ...]) -> None:
-        """Count one step's bucket transfers: seconds, the minimum over ranks for each bucket, at least one of them."""
+        """Count one step's bucket transfers: for each bucket (at least one) the minimum seconds over ranks."""
         with self._lock:
             self._add(names.BUCKET_STEPS, 1.0)
             self._add(names.OVERLAPPED_SECONDS, sum(seconds[:-1]))
             self._add(names.LAST_BUCKET_SECONDS, seconds[-1])
 
     def count(self, name: str, amount: float = 1.0, *, cause: str | None = None) -> None:
-        """Add to a counter of the contract; ``amount`` is in its unit, ``cause`` its label where it has one."""
+        """Add ``amount``, in the counter's unit, to a counter of the contract; ``cause`` is its label, if any."""
         with self._lock:
             if cause is None:
                 self._add(name, amount)
@@ -147,12 +147,12 @@ class Report:
             return {**self._gauges, **live}
 
     def reported(self) -> dict[str, float]:
-        """Return the newest value of everything that the script reported."""
+        """Return the newest values reported by the script."""
         with self._lock:
             return dict(self._user)
 
     def user(self, values: Mapping[str, float]) -> None:
-        """Set what the script reports, by its own names."""
+        """Set values reported by the script, under its own names."""
         with self._lock:
             self._user.update(values)
 
@@ -206,10 +206,13 @@ class Report:
 
 
 def serve(report: Report, identity: Identity) -> ThreadingHTTPServer | None:
-    """Serve metrics and readiness on the rank's port, or nothing when it has none.
+    """Serve metrics and readiness on the rank's port; return ``None`` if it has no port.
+
+    ``prometheus_client.start_http_server`` is not enough here: it has no readiness path, answers every path with
+    metrics, and waits for a silent client without a time limit.
 
     Raises:
-        UsageError: the port is taken.
+        UsageError: the port cannot be used.
     """
     if identity.metrics_port is None:
         return None
@@ -217,7 +220,7 @@ def serve(report: Report, identity: Identity) -> ThreadingHTTPServer | None:
     awaited = {identity.metrics_port + local_rank for local_rank in siblings}
 
     def all_ready() -> bool:
-        """Ask those that were not ready yet, until one still is not; a rank that was ready stays so."""
+        """Return whether all ranks of this worker are ready; ranks that were ready once are not asked again."""
         for port in sorted(awaited):
             if not _sibling_ready(port):
                 return False
@@ -243,23 +246,23 @@ def serve(report: Report, identity: Identity) -> ThreadingHTTPServer | None:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it
-            """Scrapes are no news."""
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class names it
+            """Do not log requests."""
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True
 
-        def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - the base class names it
-            """A scraper that hung up or fell asleep is no news either; anything else is a defect of ours."""
+        def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002  # base class's names
+            """Ignore clients that disconnect or time out; log any other error, which is a defect."""
             if not isinstance(sys.exception(), ConnectionError | TimeoutError):
-                _log.exception("a request for metrics from %s could not be answered", client_address)
+                _log.exception("the request for metrics from %s failed", client_address)
 
     try:
         server = Server(("", identity.metrics_port), Handler)
     except OSError as error:
         raise UsageError(
-            f"the metrics port {identity.metrics_port} cannot be used ({error}): end what listens there, or name another one "
-            f"in {env.METRICS_PORT}"
+            f"the metrics port {identity.metrics_port} cannot be used ({error}). Stop the process that listens there, or "
+            f"set another port in {env.METRICS_PORT}."
         ) from error
     threading.Thread(target=server.serve_forever, name="heterotrain-metrics", daemon=True).start()
     return server
@@ -268,7 +271,7 @@ def serve(report: Report, identity: Identity) -> ThreadingHTTPServer | None:
 def _sibling_ready(port: int) -> bool:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{keys.READY_PATH}", timeout=1.0) as reply:
-            return bool(reply.status == 200)  # noqa: PLR2004 - HTTP OK
+            return bool(reply.status == 200)  # noqa: PLR2004  # HTTP OK
     except (urllib.error.URLError, OSError):
         return False
 

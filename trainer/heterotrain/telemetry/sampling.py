@@ -1,12 +1,13 @@
-"""How often to measure what is not needed in every step, so that measuring costs a bounded part of the time.
+"""Chooses how often to measure gradients and buckets, so that telemetry takes a bounded part of the training time.
 
-What telemetry does in every step is small; what it does in some (the gradients' squares for the noise scale, the buckets' transfer
-times) is done in one of n steps, with the least power of two for n that keeps all of it together within ``BUDGET_RATIO`` of
-the time. Which steps those are depends on times and on a step's number alone, never on what is measured, so averages stay unbiased.
+Telemetry in every step is cheap. Costly measurements (squares of gradients for the noise scale, transfer times of
+buckets) are made in one of n steps. n is the smallest power of two that keeps all telemetry within ``BUDGET_RATIO`` of
+the time. The choice depends on times and step numbers only, never on measured values, so averages stay unbiased.
 
-Two clocks tell the cost. Telemetry's own is exact, but sees only the calls: on an accelerator a pass over the gradients runs after the
-call returned, and on a busy machine it empties the caches for what comes next. So a step that was measured is compared with those
-just before it that were not, and the difference counts as far as it is certain.
+Two clocks measure the cost. Telemetry's own clock is exact but sees only its calls: on an accelerator, a pass over the
+gradients runs after the call has returned, and on a busy machine it evicts other data from the caches. Therefore each
+measured step is also compared with the unmeasured steps just before it. The difference counts as far as it is
+statistically certain. ADR 17 has figures for a fixed interval and for the first clock alone.
 """
 
 from __future__ import annotations
@@ -15,22 +16,22 @@ import math
 from dataclasses import dataclass, field
 
 BUDGET_RATIO = 0.005
-"""Of the time from commit to commit, for telemetry on the training thread."""
+"""Budget for telemetry on the training thread, as a part of the time from commit to commit."""
 MOST_EVERY = 256
-"""Steps from one measurement to the next, however short they are."""
+"""Upper limit of n, however short the steps are."""
 FORGET = 0.98
-"""Of what was seen, by each further step: costs are those of the last fifty or so."""
+"""Weight of the older values with each new value: averages cover about the last fifty."""
 LEAST_PAIRS = 8.0
-"""So many comparisons before their spread is believed."""
+"""Comparisons that are needed before their spread is trusted."""
 CERTAIN_ERRORS = 2.0
-"""Standard errors by which a difference of steps has to be beyond what is counted of it."""
+"""Standard errors that are subtracted from the mean difference of steps."""
 
 
 def is_measured(step: int, every: int) -> bool:
-    """Return whether a step is the one of its ``every`` steps that is measured.
+    """Return whether a step is the measured one in its group of ``every`` steps.
 
-    Which one is as good as drawn by lot (Knuth's multiplicative hash of the group's number): always the same would be the first of each
-    epoch wherever an epoch has a multiple of ``every`` steps, and that one is no typical step.
+    Its position in the group is pseudo-random (Knuth's multiplicative hash of the group's number). A fixed position
+    would be the first step of each epoch if epochs have a multiple of ``every`` steps, and that step is not typical.
 
     Args:
         step: number of the step since the training began.
@@ -41,12 +42,14 @@ def is_measured(step: int, every: int) -> bool:
 
 
 def measuring_interval(*, step_s: float, always_s: float, measured_s: float) -> int:
-    """Return n, a power of two up to ``MOST_EVERY``, with ``always_s + (measured_s - always_s) / n <= BUDGET_RATIO step_s``.
+    """Return the smallest power of two n with ``always_s + (measured_s - always_s) / n <= BUDGET_RATIO step_s``.
+
+    n is at most ``MOST_EVERY``, even if that exceeds the budget.
 
     Args:
         step_s: mean seconds from commit to commit.
-        always_s: mean seconds of telemetry in a step that measures nothing.
-        measured_s: mean seconds of telemetry in a step that measures everything.
+        always_s: mean seconds of telemetry in a step without measurements.
+        measured_s: mean seconds of telemetry in a measured step.
     """
     room_s, further_s = BUDGET_RATIO * step_s - always_s, measured_s - always_s
     if further_s <= 0:
@@ -58,18 +61,18 @@ def measuring_interval(*, step_s: float, always_s: float, measured_s: float) -> 
 
 @dataclass(slots=True)
 class Mean:
-    """A mean that forgets.
+    """An exponentially weighted mean.
 
     Attributes:
-        total: of the values, the older the less.
-        weight: how many they stand for.
+        total: weighted sum of the values.
+        weight: sum of their weights.
     """
 
     total: float = 0.0
     weight: float = 0.0
 
     def add(self, value: float) -> None:
-        """Take one more value."""
+        """Add a value."""
         self.total = FORGET * self.total + value
         self.weight = FORGET * self.weight + 1.0
 
@@ -81,7 +84,7 @@ class Mean:
 
 @dataclass(slots=True)
 class PairedDifference:
-    """By how much a measured step is longer than those before it that were not measured."""
+    """By how much a measured step is longer than the unmeasured steps just before it."""
 
     _mean: Mean = field(default_factory=Mean)
     _square: Mean = field(default_factory=Mean)
@@ -89,7 +92,7 @@ class PairedDifference:
     _is_fresh: bool = False
 
     def step(self, seconds: float, *, measured: bool) -> None:
-        """Take one more step, from commit to commit."""
+        """Add a step's time from commit to commit."""
         if not measured:
             if not self._is_fresh:
                 self._others = Mean()
@@ -103,7 +106,7 @@ class PairedDifference:
 
     @property
     def lower_bound_s(self) -> float:
-        """Seconds that a measurement costs at least, but for chance; 0 while that is not known."""
+        """Lower confidence bound for the seconds that a measurement costs; 0 while unknown."""
         if self._mean.weight < LEAST_PAIRS:
             return 0.0
         variance = max(0.0, self._square.value - self._mean.value**2)
@@ -112,11 +115,11 @@ class PairedDifference:
 
 @dataclass(slots=True)
 class MeasuringBudget:
-    """What telemetry costs on this rank.
+    """The cost of telemetry on this rank, and the interval that keeps it within the budget.
 
     Attributes:
         spent_s: seconds of the training thread since the process began.
-        measure_every: in every how many steps this rank would measure.
+        measure_every: this rank's choice of n: it measures in one of so many steps.
     """
 
     spent_s: float = 0.0
@@ -127,12 +130,12 @@ class MeasuringBudget:
     _longer: PairedDifference = field(default_factory=PairedDifference)
 
     def charge(self, seconds: float, *, step_s: float, measured: bool) -> None:
-        """Note what telemetry took in one step.
+        """Add the cost of telemetry in one step, and choose the interval again.
 
         Args:
-            seconds: of the training thread.
-            step_s: from commit to commit.
-            measured: whether everything was measured in it.
+            seconds: seconds of the training thread.
+            step_s: seconds from commit to commit.
+            measured: whether gradients and buckets were measured in the step.
         """
         self.spent_s += seconds
         self._step.add(step_s)

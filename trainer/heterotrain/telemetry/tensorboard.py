@@ -1,8 +1,8 @@
-"""TensorBoard files: how a training goes, for people who look at curves.
+"""TensorBoard files: curves and events of a training.
 
-Only the lowest rank writes, in a thread of its own: the training thread hands a few numbers over and never waits. Points
-are at least ``GAP_S`` apart, so that a step of a millisecond costs as little as one of a second. When another rank becomes
-the lowest, or a job is resumed, a new file begins with a mark from which TensorBoard drops what an abandoned attempt wrote.
+Only the lowest rank writes, in a separate thread: the training thread queues a few numbers and never waits. Points
+are at least ``GAP_S`` apart, so short steps do not cost more than long ones. When another rank becomes the lowest, or a
+job is resumed, a new file begins. Its first event makes TensorBoard drop the points of an abandoned attempt.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from heterotrain.telemetry.report import Report
 _log = logging.getLogger(__name__)
 
 GAP_S = 1.0
-"""Between two points: one a second is what a curve shows of a training, and each costs the interpreter about a millisecond."""
+"""Seconds between two points: curves show no more detail, and each point takes the interpreter a millisecond."""
 FLUSH_S = 2.0
-"""Between two flushes: how long what happened may be missing from the files."""
+"""Seconds between two flushes, the longest delay of points in the files."""
 PENDING = 1000
 """Points that may wait for a slow disk."""
 CLOSE_S = 5.0
-"""For the last points to be written when the training ends."""
+"""Time limit for writing the last points when the training ends."""
 
 TAGS = {
     names.LOSS: "train/loss",
@@ -47,17 +47,17 @@ TAGS = {
     names.WORLD_SIZE: "progress/ranks",
     names.CHECKPOINT_STEP: "progress/checkpoint_step",
 }
-"""Which gauges of the rank's telemetry become curves."""
+"""Gauges of the rank's telemetry that become curves, with their TensorBoard tags."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """What is written about one committed step: curves, or an event in words.
+    """The output for one committed step: values of curves, or an event as text.
 
     Attributes:
-        step: committed steps since the job began, this one included.
+        step: committed steps since the job began, including this one.
         at_s: seconds since 1970.
-        scalars: values by TensorBoard's tag, each in the unit that its name says.
+        scalars: values by TensorBoard tag, each in the unit that its name gives.
         text: Markdown under the tag ``events``; empty for none.
     """
 
@@ -68,24 +68,24 @@ class Point:
 
 
 class TensorBoardWriter:
-    """This rank's part in the TensorBoard files of its job."""
+    """Writes this rank's part of the job's TensorBoard files."""
 
     def __init__(self, folder: str, identity: Identity, *, report: Report) -> None:
-        """Write nothing yet.
+        """Check the arguments; files are created with the first point.
 
         Args:
-            folder: where the files go; jobs of a cluster get folders of their own below it.
-            identity: this rank, which names its files.
-            report: its telemetry, from which the curves are taken.
+            folder: folder for the files; each job under an operator gets its own folder below it.
+            identity: this rank, part of the names of its files.
+            report: its telemetry, the source of the curves.
 
         Raises:
-            UsageError: the library is missing, or the folder is no path.
+            UsageError: the library is missing, or the folder is not a path.
         """
         if importlib.util.find_spec("tensorboardX") is None:
-            raise UsageError("TensorBoard files need the package tensorboardX: pip install 'heterotrain[tensorboard]'")
+            raise UsageError("TensorBoard files need tensorboardX: run pip install 'heterotrain[tensorboard]'")
         if "://" in folder and not folder.startswith("file://"):
             raise UsageError(
-                f"the TensorBoard folder {folder!r} is no path: name a folder, of a mounted volume in a pod"
+                f"the TensorBoard folder {folder!r} is not a path: set a folder, in a pod one of a mounted volume"
             )
         own = f"{identity.namespace}-{identity.job_name}-{identity.job_uid}"
         base = Path(folder.removeprefix("file://"))
@@ -94,18 +94,18 @@ class TensorBoardWriter:
         self._report = report
         self._file: WriterThread | None = None
         self._files = 0
-        self._said_roster: Roster | None = None
-        self._said_formation = ""
-        self._said_plan = (-1, -1)
+        self._written_roster: Roster | None = None
+        self._written_formation = ""
+        self._written_plan = (-1, -1)
         self._last: tuple[float, float] | None = None
 
     def committed(self, active_group: ActiveGroup, optimizers: Sequence[torch.optim.Optimizer], *, step: int) -> None:
-        """Note a committed step, when this is the lowest rank and the last point is long enough ago.
+        """Write a point for a committed step if this is the lowest rank and the last point is ``GAP_S`` old.
 
         Args:
-            active_group: the formation that committed it.
-            optimizers: whose learning rates are drawn.
-            step: committed steps, this one included.
+            active_group: the formation that committed the step.
+            optimizers: their learning rates are written.
+            step: committed steps, including this one.
         """
         if active_group.rank != 0:
             self.close()
@@ -113,9 +113,9 @@ class TensorBoardWriter:
         if self._file is None:
             self._files += 1
             self._file = WriterThread(self._folder, suffix=f".{self._name}.{self._files}", first_step=step)
-            self._said_roster, self._said_formation, self._last = None, "", None
+            self._written_roster, self._written_formation, self._last = None, "", None
             atexit.register(self.close)
-        if active_group.roster is not self._said_roster:
+        if active_group.roster is not self._written_roster:
             self._events(self._file, active_group, step)
         now_s = time.perf_counter()
         if self._last is not None and now_s - self._last[0] < GAP_S:
@@ -136,7 +136,7 @@ class TensorBoardWriter:
         self._file.put(Point(step=step, scalars=scalars))
 
     def close(self) -> None:
-        """Write what is pending, and what was reported since the last step; a later step begins another file."""
+        """Write pending points and values reported since the last step; a later step begins another file."""
         file, self._file = self._file, None
         if file is not None:
             atexit.unregister(self.close)
@@ -149,43 +149,43 @@ class TensorBoardWriter:
         return curves | {f"script/{name}": value for name, value in self._report.reported().items()}
 
     def _events(self, file: WriterThread, active_group: ActiveGroup, step: int) -> None:
-        """Put formations and plans into words, once each."""
+        """Write each formation and each plan as text, once."""
         roster = active_group.roster
         formation, version = str(roster.formation), roster.plan.version
-        if formation != self._said_formation:
+        if formation != self._written_formation:
             who = ", ".join(f"{member.worker}/{member.local_rank}" for member in roster.members)
             file.put(Point(step=step, text=f"formation {formation}: {who}"))
-        elif version != self._said_plan:
+        elif version != self._written_plan:
             why = f" ({roster.plan.reason})" if roster.plan.reason else ""
             file.put(Point(step=step, text=f"plan {version[0]}.{version[1]}: shares {list(roster.shares)}{why}"))
-        self._said_roster, self._said_formation, self._said_plan = roster, formation, version
+        self._written_roster, self._written_formation, self._written_plan = roster, formation, version
 
 
 class WriterThread:
-    """A file and the thread that writes it; a store that refuses is told in a warning and costs curves, never the training."""
+    """A file and the thread that writes it; a failing disk costs curves and causes a warning, but never stops training."""
 
     def __init__(self, folder: Path, *, suffix: str, first_step: int) -> None:
         """Start the thread; arguments are those of ``EventFile``."""
         self._folder = folder
         self._points: queue.SimpleQueue[Point | None] = queue.SimpleQueue()
-        self._refuses = False
+        self._is_stopped = False
         self._thread = threading.Thread(
             target=self._run, args=(suffix, first_step), name="heterotrain-tensorboard", daemon=True
         )
         self._thread.start()
 
     def put(self, point: Point) -> None:
-        """Hand a point over and return at once; it is left out when the disk is ``PENDING`` points behind, or refuses."""
-        if self._refuses:
+        """Queue a point and return at once; points are dropped after an error, or if the disk is ``PENDING`` behind."""
+        if self._is_stopped:
             return
         if self._points.qsize() >= PENDING:
-            self._refuses = True
-            _log.warning("no more TensorBoard points: %s takes them too slowly", self._folder)
+            self._is_stopped = True
+            _log.warning("no more TensorBoard points are written: %s is too slow", self._folder)
             return
         self._points.put(point)
 
     def close(self) -> None:
-        """Wait until everything is written, ``CLOSE_S`` at most."""
+        """Wait until everything is written, for at most ``CLOSE_S``."""
         self._points.put(None)
         self._thread.join(CLOSE_S)
 
@@ -195,8 +195,8 @@ class WriterThread:
             file = EventFile(self._folder, suffix=suffix, first_step=first_step)
             self._copy(file)
         except OSError as error:
-            self._refuses = True
-            _log.warning("no more TensorBoard points: %s cannot be written: %s", self._folder, error)
+            self._is_stopped = True
+            _log.warning("no more TensorBoard points are written: %s: %s", self._folder, error)
         finally:
             if file is not None:
                 with contextlib.suppress(OSError):
@@ -216,24 +216,24 @@ class WriterThread:
 
 
 class EventFile:
-    """One file as TensorBoard reads it; not safe to use from several threads."""
+    """One event file for TensorBoard; not thread-safe."""
 
     def __init__(self, folder: Path, *, suffix: str, first_step: int) -> None:
-        """Begin a file that makes points of ``first_step`` and later ones in older files void.
+        """Begin a file that invalidates points from ``first_step`` on in older files.
 
-        TensorBoard drops them when it reads this file's first event, a ``SessionLog`` with the status START (its
-        ``event_accumulator.py``, from files of version 2 on).
+        TensorBoard drops those points when it reads this file's first event, a ``SessionLog`` with the status START
+        (see its ``event_accumulator.py``; files of version 2 or later).
 
         Args:
-            folder: made when it is not there; all files of a job lie in it.
-            suffix: how the file's name ends.
-            first_step: of the first point, counted as in ``Point``.
+            folder: folder for all files of the job; created if missing.
+            suffix: end of the file's name.
+            first_step: step of the first point, counted as in ``Point``.
 
         Raises:
             OSError: the folder cannot be written.
         """
-        from tensorboardX.event_file_writer import EventsWriter  # noqa: PLC0415 - optional, and half a second to load
-        from tensorboardX.proto import event_pb2  # noqa: PLC0415 - as above
+        from tensorboardX.event_file_writer import EventsWriter  # noqa: PLC0415  # optional, and half a second to load
+        from tensorboardX.proto import event_pb2  # noqa: PLC0415  # as above
 
         self._proto: Any = event_pb2
         folder.mkdir(parents=True, exist_ok=True)
@@ -247,7 +247,7 @@ class EventFile:
         Raises:
             OSError: the file cannot be written.
         """
-        from tensorboardX import summary  # noqa: PLC0415 - as above
+        from tensorboardX import summary  # noqa: PLC0415  # as above
 
         event = self._proto.Event(wall_time=point.at_s, step=point.step)
         for tag, value in point.scalars.items():
@@ -257,10 +257,10 @@ class EventFile:
         self._writer.write_event(event)
 
     def flush(self) -> None:
-        """Give everything to the file system.
+        """Write everything to the file system.
 
         Raises:
-            OSError: it does not take it.
+            OSError: the file cannot be written.
         """
         self._writer.flush()
 

@@ -114,7 +114,7 @@ def test_data_that_changed_are_told() -> None:
 @pytest.mark.parametrize("data", [5, iter([1, 2])], ids=["a number", "an iterator"])
 def test_what_is_no_data_set(data: Any) -> None:
     """The sentence says what is."""
-    with pytest.raises(UsageError, match="is no data set"):
+    with pytest.raises(UsageError, match="is not a data set"):
         source_of(data, collate=None, shuffle=True, seed=0)
 
 
@@ -159,7 +159,7 @@ def test_worker_processes_change_nothing() -> None:
         (16, 16, 5),
     ):  # other shares, a repeat, an epoch's end
         for part, _ in zip(following(begin, size), range(count), strict=False):
-            rest = lambda part=part, size=size: following(part.start, size)  # noqa: E731 - what follows this part
+            rest = lambda part=part, size=size: following(part.start, size)  # noqa: E731  # what follows this part
             torch.testing.assert_close(ahead.take(part, rest), source.load(part), rtol=0, atol=0)
 
 

@@ -141,7 +141,7 @@ def test_models_can_be_copied_and_kept() -> None:
     model = nn.Sequential(nn.BatchNorm1d(2))
     synchronise(model, context)
     assert copy.deepcopy(model)[0].heterotrain_context is context
-    assert pickle.loads(pickle.dumps(model))[0].heterotrain_context.group is None  # noqa: S301 - made a moment ago
+    assert pickle.loads(pickle.dumps(model))[0].heterotrain_context.group is None  # noqa: S301  # made a moment ago
 
 
 @pytest.mark.parametrize("layer", [nn.LazyBatchNorm1d(), nn.SyncBatchNorm(2)])

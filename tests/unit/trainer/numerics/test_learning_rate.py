@@ -76,9 +76,9 @@ def test_adascale_knows_which_optimizers_it_can_judge() -> None:
     """Others are refused with a way out, and so are two kinds at once; the other rules take any."""
     parameters = [torch.nn.Parameter(torch.zeros(1))]
     unknown, adam, sgd = torch.optim.Adagrad(parameters), torch.optim.AdamW(parameters), torch.optim.SGD(parameters)
-    with pytest.raises(UsageError, match="Adagrad is none of SGD, Adam"):
+    with pytest.raises(UsageError, match="does not support Adagrad"):
         check(Scaling.ADASCALE, [unknown])
-    with pytest.raises(UsageError, match="steps of AdamW and SGD different worth"):
+    with pytest.raises(UsageError, match="cannot combine AdamW and SGD"):
         check(Scaling.ADASCALE, [adam, sgd])
     check(Scaling.LINEAR, [unknown, adam])
     check(Scaling.ADASCALE, [adam, adam])

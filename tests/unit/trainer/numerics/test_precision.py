@@ -58,7 +58,7 @@ def test_bf16_on_an_accelerator_without_it_is_refused(monkeypatch: pytest.Monkey
     """By name, with what to do."""
     monkeypatch.setattr("heterotrain.numerics.precision.has_bf16", lambda _device: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "Tesla V100")
-    with pytest.raises(UsageError, match="Tesla V100 cannot compute in it: use precision Auto"):
+    with pytest.raises(UsageError, match=r"Tesla V100 cannot compute in it\. Use precision Auto"):
         MixedPrecision(Precision.BF16, torch.device("cuda", 0))
     MixedPrecision(Precision.BF16, CPU)
 

@@ -115,8 +115,8 @@ def test_numbers() -> None:
 def test_data_that_are_none(tmp_path: Path) -> None:
     """A collection of data sets, and where they lie."""
     for given, said in (
-        ({"train": [1], "test": [2]}, r"one of its values \('train', 'test'\)"),
-        (tmp_path, "read it first"),
+        ({"train": [1], "test": [2]}, r"one of its values to job\.steps \('train', 'test'\)"),
+        (tmp_path, "load it first"),
     ):
         with pytest.raises(UsageError, match=said):
             source_of(given, collate=None, shuffle=True, seed=0)
