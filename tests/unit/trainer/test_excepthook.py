@@ -62,7 +62,7 @@ def test_the_launcher_and_json_lines_tell_it_the_same_way(tmp_path: Path) -> Non
 
 def test_a_wrong_setting_of_the_launcher_is_told_without_lines_of_ours(tmp_path: Path) -> None:
     said = run(tmp_path, "", "-m", "heterotrain.launch", HETEROTRAIN_LOG_FORMAT="xml")
-    assert said.strip().splitlines()[-1].startswith("heterotrain.errors.UsageError: HETEROTRAIN_LOG_FORMAT has to be")
+    assert said.strip().splitlines()[-1].startswith("heterotrain.errors.UsageError: HETEROTRAIN_LOG_FORMAT must be")
     assert "logs.py" not in said
     assert "logs.py" in run(tmp_path, "", "-X", "dev", "-m", "heterotrain.launch", HETEROTRAIN_LOG_FORMAT="xml")
 
