@@ -1,4 +1,4 @@
-"""Who a process is follows from its environment; what contradicts itself is one clear sentence."""
+"""A process reads its identity from its environment; contradictions give one clear message."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_in_a_pod_ports_follow_the_local_rank() -> None:
 
 
 def test_under_torchrun() -> None:
-    """RANK and WORLD_SIZE fix everything."""
+    """RANK and WORLD_SIZE determine everything."""
     given = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
     found = read_identity(given)
     assert (found.mode, found.rank, found.world_size, found.local_rank) == (Mode.TORCHRUN, 3, 4, 1)
@@ -40,20 +40,20 @@ def test_under_torchrun() -> None:
         read_identity({name: value for name, value in given.items() if name != "MASTER_PORT"})
 
 
-def test_a_half_set_pod() -> None:
+def test_an_incomplete_pod_environment() -> None:
     """The missing variable is named."""
     with pytest.raises(UsageError, match=env.WORKER_UID):
         read_identity({name: value for name, value in POD.items() if name != env.WORKER_UID})
 
 
-def test_a_port_that_is_no_number() -> None:
+def test_a_port_that_is_not_a_number() -> None:
     """The variable and its value are named."""
     with pytest.raises(UsageError, match=r"HETEROTRAIN_PEER_PORT.*'x'"):
         read_identity(POD | {env.PEER_PORT: "x"})
 
 
 def test_configuration() -> None:
-    """As the operator wrote it, or none, or a clear refusal."""
+    """As written by the operator, or absent, or refused with a clear message."""
     config = TrainingConfig(epochs=9)
     assert read_config({env.CONFIG: encode_config(config)}) == config
     assert read_config({}) is None

@@ -1,4 +1,4 @@
-"""The launcher: several ranks in one pod share their fate and leave one word."""
+"""The launcher: the ranks of a pod end together and leave one outcome."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from support.waiting import wait_until
 ROOT = Path(__file__).parents[3]
 
 
-def said(ending: Ending, *, step: int = 3) -> Outcome:
-    """Return a rank's word."""
+def an_outcome(ending: Ending, *, step: int = 3) -> Outcome:
+    """Return the outcome of a rank."""
     return Outcome(ending=ending, reason=f"because {ending}", epoch=1, step=step)
 
 
-FINISHED, LEFT, FAILED = (said(ending) for ending in Ending)
+FINISHED, LEFT, FAILED = (an_outcome(ending) for ending in Ending)
 
 
 @pytest.mark.parametrize(
@@ -46,25 +46,25 @@ FINISHED, LEFT, FAILED = (said(ending) for ending in Ending)
     ],
 )
 def test_outcomes_are_merged(outcomes: list[Outcome | None], codes: list[int], ending: Ending, reason: str) -> None:
-    """One failure is a failure, one leave is a leave; a rank that crashes after its word keeps it."""
+    """One failure is a failure, one leave is a leave; a rank that crashes after its outcome keeps it."""
     merged = merge(outcomes, codes, told=False)
     assert (merged.ending, merged.reason) == (ending, reason)
 
 
-def test_the_furthest_rank_says_where_it_was() -> None:
-    """Epoch and step are the greatest among the ranks."""
-    assert merge([said(Ending.LEFT, step=7), said(Ending.LEFT, step=8)], [0, 0], told=False).step == 8
+def test_the_furthest_rank_determines_the_progress() -> None:
+    """Epoch and step are the maxima over the ranks."""
+    assert merge([an_outcome(Ending.LEFT, step=7), an_outcome(Ending.LEFT, step=8)], [0, 0], told=False).step == 8
 
 
-def test_a_pod_told_to_go_before_its_ranks_can_hear_has_left() -> None:
-    """A signal that nobody handles yet is no failure, but only that signal, and only when the pod was told."""
+def test_a_pod_terminated_before_its_ranks_handle_signals_has_left() -> None:
+    """Death by SIGTERM before its handler exists is not a failure, but only if the pod received SIGTERM."""
     early = merge([None, LEFT], [-signal.SIGTERM, 0], told=True)
     assert (early.ending, early.reason) == (Ending.LEFT, "received SIGTERM before it had joined")
     assert merge([None], [-signal.SIGKILL], told=True).ending is Ending.FAILED
     assert merge([None], [-signal.SIGTERM], told=False).ending is Ending.FAILED
 
 
-SLOWLY = """
+SLOW_START = """
 import os, subprocess, sys
 class Slow(subprocess.Popen):
     def __init__(self, *given, **options):
@@ -74,41 +74,41 @@ subprocess.Popen = Slow
 from heterotrain.launch import main
 main(sys.argv[1:])
 """
-"""The launcher where every rank has ended before the next one starts."""
+"""A launcher in which every rank ends before the next one starts."""
 
 
 def launch(tmp_path: Path, script: str, *, ranks: int, slowly: bool = False) -> subprocess.Popen[str]:
-    """Start the launcher on a script; it is not torch's time that is tested here."""
+    """Start the launcher on a script that does not load torch."""
     path = tmp_path / "script.py"
     path.write_text(script)
     environ = {
         "PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT / 'core'}:{ROOT / 'trainer'}", env.JOB_UID: "j",
-        env.NUM_PROC_PER_WORKER: str(ranks), env.TERMINATION_PATH: str(tmp_path / "word"), "FOLDER": str(tmp_path),
+        env.NUM_PROC_PER_WORKER: str(ranks), env.TERMINATION_PATH: str(tmp_path / "outcome"), "FOLDER": str(tmp_path),
     }  # fmt: skip
-    how = ["-c", SLOWLY] if slowly else ["-m", "heterotrain.launch"]
+    how = ["-c", SLOW_START] if slowly else ["-m", "heterotrain.launch"]
     command = [sys.executable, *how, str(path), "--argument"]
     return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def outcome_of(tmp_path: Path) -> Outcome | None:
-    """Return what the pod left behind."""
-    return decode_outcome((tmp_path / "word").read_text())
+    """Return the outcome of the pod."""
+    return decode_outcome((tmp_path / "outcome").read_text())
 
 
-WORD = """
+PREAMBLE = """
 import os, sys, json, pathlib, signal, time
 rank = int(os.environ["HETEROTRAIN_LOCAL_RANK"])
 folder = pathlib.Path(os.environ["FOLDER"])
 def say(ending):
-    word = {"ending": ending, "reason": "r", "epoch": 0, "step": rank}
-    pathlib.Path(os.environ["HETEROTRAIN_TERMINATION_PATH"]).write_text(json.dumps(word))
+    outcome = {"ending": ending, "reason": "r", "epoch": 0, "step": rank}
+    pathlib.Path(os.environ["HETEROTRAIN_TERMINATION_PATH"]).write_text(json.dumps(outcome))
 """
 
 
 @pytest.mark.parametrize("slowly", [False, True])
 def test_every_rank_gets_its_number_and_the_arguments(tmp_path: Path, slowly: bool) -> None:
-    """The script runs once for each rank with the same command line, also where it is over before the next rank starts."""
-    script = WORD + "(folder / f'r{rank}').write_text(sys.argv[1]); say('finished')"
+    """The script runs once per rank with the same command line, even if it ends before the next rank starts."""
+    script = PREAMBLE + "(folder / f'r{rank}').write_text(sys.argv[1]); say('finished')"
     running = launch(tmp_path, script, ranks=3, slowly=slowly)
     assert running.wait(timeout=30) == 0
     assert [(tmp_path / f"r{rank}").read_text() for rank in range(3)] == ["--argument"] * 3
@@ -117,8 +117,11 @@ def test_every_rank_gets_its_number_and_the_arguments(tmp_path: Path, slowly: bo
 
 def test_sigterm_reaches_every_rank(tmp_path: Path) -> None:
     """The pod leaves when its ranks have left."""
-    body = "def go(*_):\n    say('left'); sys.exit(0)\nsignal.signal(signal.SIGTERM, go)\n(folder / f'r{rank}').touch()\nwhile True: time.sleep(0.05)"
-    running = launch(tmp_path, WORD + body, ranks=2)
+    body = (
+        "def go(*_):\n    say('left'); sys.exit(0)\nsignal.signal(signal.SIGTERM, go)\n"
+        "(folder / f'r{rank}').touch()\nwhile True: time.sleep(0.05)"
+    )
+    running = launch(tmp_path, PREAMBLE + body, ranks=2)
     wait_until(lambda: all((tmp_path / f"r{rank}").exists() for rank in range(2)), "both ranks run", timeout_s=30)
     running.send_signal(signal.SIGTERM)
     assert running.wait(timeout=30) == 0
@@ -128,10 +131,10 @@ def test_sigterm_reaches_every_rank(tmp_path: Path) -> None:
     assert found.told
 
 
-def test_a_failed_rank_takes_the_others_with_it(tmp_path: Path) -> None:
-    """They are told to end, and the pod ends with the failed rank's exit code."""
+def test_a_failed_rank_terminates_the_others(tmp_path: Path) -> None:
+    """They get SIGTERM, and the pod ends with the failed rank's exit code."""
     body = "if rank == 1: sys.exit(7)\nwhile True: time.sleep(0.05)"
-    running = launch(tmp_path, WORD + body, ranks=3)
+    running = launch(tmp_path, PREAMBLE + body, ranks=3)
     assert running.wait(timeout=30) == 7
     assert running.stderr is not None
     assert "rank 1 of the pod ended with exit code 7" in running.stderr.read()
@@ -140,15 +143,15 @@ def test_a_failed_rank_takes_the_others_with_it(tmp_path: Path) -> None:
     assert found.ending is Ending.FAILED
 
 
-def test_orphans_are_reaped_and_do_not_confuse(tmp_path: Path) -> None:
+def test_orphans_are_reaped_and_ignored(tmp_path: Path) -> None:
     """A grandchild that outlives its parent changes nothing for the ranks' outcome."""
     body = "import subprocess\nsubprocess.Popen(['true'])\nsubprocess.Popen(['sh', '-c', 'exit 5'])\nsay('finished')"
-    running = launch(tmp_path, WORD + body, ranks=2)
+    running = launch(tmp_path, PREAMBLE + body, ranks=2)
     assert running.wait(timeout=30) == 0
 
 
 def test_the_launcher_never_loads_torch() -> None:
-    """A signal finds a handler from the first moment."""
+    """Its signal handlers are in place at once."""
     code = "import sys, heterotrain.launch; print('torch' in sys.modules)"
     path = {"PYTHONPATH": f"{ROOT / 'core'}:{ROOT / 'trainer'}"}
     found = subprocess.run([sys.executable, "-c", code], env=path, capture_output=True, text=True, check=True)
@@ -156,7 +159,7 @@ def test_the_launcher_never_loads_torch() -> None:
 
 
 def test_usage() -> None:
-    """Without a script it says how it is used."""
+    """Without a script it prints its usage."""
     path = {"PYTHONPATH": f"{ROOT / 'core'}:{ROOT / 'trainer'}"}
     found = subprocess.run(
         [sys.executable, "-m", "heterotrain.launch"], env=path, capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""Nothing good is ever lost, whatever happens while writing, on the disk or in the store."""
+"""A good checkpoint is never lost, whatever fails during writing, on the disk or in the store."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """Serve a folder by FTP; yield user, password and address as they stand in a URI."""
+    """Serve a folder by FTP; yield user, password and address as in a URI."""
     people = DummyAuthorizer()
     people.add_user("user", "word", str(folder), perm="elradfmwMT")
     handler = type("Handler", (FTPHandler,), {"authorizer": people})
@@ -66,22 +66,22 @@ def served(folder: Path) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here gets better by waiting."""
+    """Retries need no pauses here."""
     monkeypatch.setattr(storage, "PAUSES_S", (0.0,))
 
 
 def state_of(step: int) -> Flat:
-    """Return a state that knows its step."""
+    """Return a state that contains its step."""
     return flatten({"step": step, "x": torch.full((50,), step), "y": [torch.arange(7.0), torch.tensor(step)]})
 
 
 def written(folder: CheckpointFolder, step: int, *, generation: int = 1, now_s: float = 0.0) -> Manifest:
-    """Write a checkpoint that knows its step."""
+    """Write a checkpoint that contains its step."""
     return folder.write(state_of(step), generation=generation, step=step, now_s=now_s)
 
 
 def loaded_step(folder: CheckpointFolder) -> int | None:
-    """Return the step that a fresh start would continue from."""
+    """Return the step from which a cold start would continue."""
     found = folder.load_newest()
     if found is None:
         return None
@@ -93,7 +93,7 @@ def loaded_step(folder: CheckpointFolder) -> int | None:
 
 
 def test_the_newest_few_are_kept(place: str) -> None:
-    """Older ones go, data and manifest; nothing else is left behind."""
+    """Older ones are removed, data and manifest; no other files are left behind."""
     folder = CheckpointFolder(place, keep=2)
     for step in (1, 2, 3, 4):
         written(folder, step)
@@ -102,8 +102,8 @@ def test_the_newest_few_are_kept(place: str) -> None:
     assert loaded_step(folder) == 4
 
 
-def test_old_ones_go_by_age_but_never_the_newest(place: str) -> None:
-    """Whoever comes back after weeks finds at least one."""
+def test_old_ones_are_removed_by_age_but_never_the_newest(place: str) -> None:
+    """A user who returns after weeks finds at least one."""
     folder = CheckpointFolder(place, keep=9, keep_s=100.0)
     for step, now_s in ((1, 0.0), (2, 50.0), (3, 120.0)):
         written(folder, step, now_s=now_s)
@@ -112,8 +112,8 @@ def test_old_ones_go_by_age_but_never_the_newest(place: str) -> None:
     assert [manifest.step for manifest in folder.manifests()] == [4]
 
 
-def test_what_dead_writers_left_goes_with_its_age(tmp_path: Path) -> None:
-    """Half-written files older than what is kept are removed; those of a writer that may still live stay."""
+def test_files_of_dead_writers_are_removed_with_age(tmp_path: Path) -> None:
+    """Incomplete files older than the kept checkpoints are removed; those of a possibly live writer stay."""
     folder = CheckpointFolder(tmp_path, keep=1)
     old = ".checkpoint-g000000001-s000000000001-00000000000a-p0of1.bin"
     new = "checkpoint-g000000001-s000000000009-00000000000b-p0of1.bin"
@@ -126,7 +126,7 @@ def test_what_dead_writers_left_goes_with_its_age(tmp_path: Path) -> None:
 
 
 def test_a_later_generation_outranks_a_higher_step(place: str) -> None:
-    """What a given-up writer wrote late is not what its successors continue from, and does not push it out."""
+    """A late checkpoint of a writer that was given up is not restored and does not displace newer ones."""
     folder, given_up = CheckpointFolder(place, keep=1), CheckpointFolder(place, keep=1)
     written(folder, 5, generation=2)
     written(given_up, 9, generation=1)
@@ -134,8 +134,8 @@ def test_a_later_generation_outranks_a_higher_step(place: str) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_a_state_in_parts_is_read_by_anybody(place: str, count: int) -> None:
-    """Parts are written in any order by several writers; there is no checkpoint before the last one is there."""
+def test_a_state_in_parts_is_read_by_any_rank(place: str, count: int) -> None:
+    """Parts are written in any order by several writers; the checkpoint exists only with the last one."""
     folder, flat = CheckpointFolder(place, keep=2), state_of(7)
     label = Label(generation=1, step=7, mark=123)
     parts = cut(sizes_bytes(flat.tensors), count)
@@ -153,8 +153,8 @@ def test_a_state_in_parts_is_read_by_anybody(place: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "longer", "no data", "no manifest", "manifest cut", "other format"])
-def test_a_damaged_checkpoint_is_passed_over(place: str, damage: str) -> None:
-    """The one before it is good and is taken."""
+def test_a_damaged_checkpoint_is_skipped(place: str, damage: str) -> None:
+    """The previous one is good and is restored."""
     folder = CheckpointFolder(place, keep=3)
     written(folder, 1)
     manifest = written(folder, 2)
@@ -180,8 +180,8 @@ def test_a_damaged_checkpoint_is_passed_over(place: str, damage: str) -> None:
     assert loaded_step(folder) == 1
 
 
-def test_a_job_does_not_begin_anew_where_checkpoints_are(place: str) -> None:
-    """When none is whole, a person decides; nothing is removed."""
+def test_a_job_does_not_start_over_where_checkpoints_exist(place: str) -> None:
+    """When all are damaged, the user decides; nothing is removed."""
     folder = CheckpointFolder(place, keep=3)
     manifest = written(folder, 1)
     folder.storage.remove([manifest.parts[0].name])
@@ -192,20 +192,20 @@ def test_a_job_does_not_begin_anew_where_checkpoints_are(place: str) -> None:
 
 
 def test_no_checkpoint_at_all(tmp_path: Path) -> None:
-    """An empty folder, or none, is a fresh start."""
+    """An empty or missing folder is a cold start."""
     assert CheckpointFolder(tmp_path / "absent", keep=1).load_newest() is None
     assert CheckpointFolder(tmp_path / "absent", keep=1).newest_order() == (-1, -1)
 
 
 @pytest.mark.parametrize("uri", ["s3://bucket/x", "nosuch://x"])
-def test_a_protocol_that_nobody_speaks_is_told(uri: str) -> None:
-    """The sentence names the package to add, or the protocols there are."""
+def test_an_unknown_protocol_is_reported(uri: str) -> None:
+    """The message names the missing package, or the known protocols."""
     with pytest.raises(UsageError, match=r"training image"):
         Storage(uri)
 
 
-def test_a_disk_that_is_full_half_way(tmp_path: Path) -> None:
-    """The kernel refuses to go on within the data: the write raises, leaves nothing, and the old checkpoint stays."""
+def test_a_disk_that_becomes_full_during_a_write(tmp_path: Path) -> None:
+    """The kernel refuses further data: the write raises and leaves nothing, and the old checkpoint stays."""
     folder = CheckpointFolder(tmp_path, keep=1)
     written(folder, 1)
     before = sorted(tmp_path.iterdir())
@@ -221,7 +221,7 @@ def test_a_disk_that_is_full_half_way(tmp_path: Path) -> None:
 
 
 def test_the_same_step_again_replaces_only_when_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second write of a step that fails at the manifest leaves the first one whole."""
+    """A second write of a step that fails at the manifest leaves the first one intact."""
     folder, calls = CheckpointFolder(tmp_path, keep=2), []
     written(folder, 1)
     synced = os.fsync
@@ -241,7 +241,7 @@ def test_the_same_step_again_replaces_only_when_complete(tmp_path: Path, monkeyp
 
 
 def test_two_writers_of_one_step_do_not_disturb_each_other(place: str) -> None:
-    """Each has files of its own; whoever reads takes one of them, whole."""
+    """Each has files of its own; a reader gets one complete checkpoint."""
     folders = [CheckpointFolder(place, keep=1) for _ in range(2)]
     threads = [threading.Thread(target=written, args=(folder, 4)) for folder in folders]
     for thread in threads:
@@ -255,13 +255,13 @@ def test_two_writers_of_one_step_do_not_disturb_each_other(place: str) -> None:
 
 
 def a_writer(folder: CheckpointFolder) -> tuple[CheckpointWriter, list[WriteResult]]:
-    """Return a writer and the list of how its attempts ended."""
+    """Return a writer and the list of its attempts' results."""
     done: list[WriteResult] = []
     return CheckpointWriter(folder, on_done=done.append), done
 
 
 def test_the_writer_copies_before_it_returns(place: str) -> None:
-    """What training changes afterwards is not in the checkpoint, nor is what a later copy overwrites."""
+    """Later changes by training or by a later copy are not in the checkpoint."""
     folder = CheckpointFolder(place, keep=2)
     writer, done = a_writer(folder)
     weights = torch.zeros(1000)
@@ -276,8 +276,8 @@ def test_the_writer_copies_before_it_returns(place: str) -> None:
     assert all(written.manifest and written.size_bytes == 4000 for written in done)
 
 
-def test_memory_that_was_taken_is_used(place: str) -> None:
-    """The copy goes where memory was prepared; memory of another length is taken anew."""
+def test_prepared_memory_is_used(place: str) -> None:
+    """The copy uses prepared memory; for another length, new memory is allocated."""
     writer, done = a_writer(CheckpointFolder(place, keep=2))
     writer.prepare(4000, pin=False)
     assert writer.wait()
@@ -291,8 +291,8 @@ def test_memory_that_was_taken_is_used(place: str) -> None:
     assert [written.size_bytes for written in done] == [4000, 4004]
 
 
-def test_a_failed_write_is_told(tmp_path: Path) -> None:
-    """Training goes on; whoever counts failures hears of it."""
+def test_a_failed_write_is_reported(tmp_path: Path) -> None:
+    """Training continues, and the callback gets the failure."""
     (tmp_path / "file").touch()
     writer, done = a_writer(CheckpointFolder(tmp_path / "file" / "below", keep=1))
     writer.start({"step": 1}, generation=1, step=1)
@@ -302,7 +302,7 @@ def test_a_failed_write_is_told(tmp_path: Path) -> None:
 
 
 def test_a_store_that_hangs_does_not_stop_training(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The copy is all that training waits for; how long the rest takes is known meanwhile."""
+    """Training waits only for the copy; the duration of the rest is visible meanwhile."""
     release = threading.Event()
     put = Storage.put
 
@@ -324,7 +324,7 @@ def test_a_store_that_hangs_does_not_stop_training(place: str, monkeypatch: pyte
 
 @pytest.mark.parametrize("lost", [True, False])
 def test_parts_that_never_come(place: str, lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no checkpoint then, nothing is left behind, and why is known."""
+    """There is no checkpoint then, no file is left behind, and the reason is reported."""
     monkeypatch.setattr("heterotrain.checkpoints.writer.PATIENCE_S", 3600.0 if lost else 0.0)
     folder = CheckpointFolder(place, keep=1)
     writer, done = a_writer(folder)

@@ -1,4 +1,4 @@
-"""When checkpoints are written, what is taken from them, and what happens in a hurry."""
+"""When checkpoints are written, what is restored from them, and what happens in a grace period."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DATA = torch.utils.data.TensorDataset(X, X.sum(1, keepdim=True) ** 2)
 
 
 class Stream(torch.utils.data.IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
-    """The same samples, only one after the other, in an order that is drawn while they are read."""
+    """The same samples in sequence, in an order drawn while they are read."""
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         rest = list(range(len(DATA)))
@@ -56,7 +56,7 @@ class Counting(torch.nn.Module):
 
 @pytest.fixture(autouse=True)
 def _tidy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Keep what ``init`` does to the process, and what the store holds, from other tests."""
+    """Isolate other tests from the effects of ``init`` on the process, and from the store's content."""
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("heterotrain.termination_message.TerminationMessage.install", lambda _self: None)
@@ -90,8 +90,8 @@ def run(*, data: Any = DATA, stop_after: int | None = None, **settings: Any) -> 
 
 @pytest.mark.parametrize("stop_after", [2, 3, 4], ids=["mid-epoch", "epoch's last step", "next epoch"])
 @pytest.mark.parametrize("kind", ["map", "shards", "stream"])
-def test_a_run_that_was_told_to_go_goes_on_from_an_object_store(kind: str, stop_after: int) -> None:
-    """It ends with the bits and the samples of an undisturbed run, whatever kind of data set it reads."""
+def test_a_terminated_run_continues_from_an_object_store(kind: str, stop_after: int) -> None:
+    """It ends with the bits and the samples of an undisturbed run, for every kind of data set."""
     data = KINDS[kind]
     _, undisturbed, ids = run(data=data, checkpoint_uri=None)
     assert sorted(ids[:24]) == sorted(ids[24:]) == list(range(24))
@@ -106,8 +106,8 @@ def test_a_run_that_was_told_to_go_goes_on_from_an_object_store(kind: str, stop_
     torch.testing.assert_close(resumed.state_dict(), undisturbed.state_dict(), rtol=0, atol=0)
 
 
-def test_the_end_is_kept_and_nothing_is_trained_twice() -> None:
-    """A job that is started again after its end has nothing to do."""
+def test_the_final_state_is_written_and_nothing_is_trained_twice() -> None:
+    """A job that is started again after its end does nothing."""
     _, first, ids = run()
     _, second, rest = run()
     assert len(ids) == 48
@@ -115,8 +115,8 @@ def test_the_end_is_kept_and_nothing_is_trained_twice() -> None:
     torch.testing.assert_close(second.state_dict(), first.state_dict(), rtol=0, atol=0)
 
 
-def test_a_store_that_does_not_answer_is_no_fresh_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the old checkpoints would be pushed out by those of a job that began anew."""
+def test_a_store_that_does_not_answer_is_not_a_cold_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the checkpoints of a job that starts over would displace the old ones."""
     run()
 
     def refuses(_self: Storage) -> list[str]:
@@ -128,7 +128,7 @@ def test_a_store_that_does_not_answer_is_no_fresh_start(monkeypatch: pytest.Monk
 
 
 def test_a_store_that_fails_while_training(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Training ends all the same, and every failure is counted."""
+    """Training still completes, and every failure is counted."""
 
     def fails(_self: Storage, name: str, _chunks: object) -> None:
         raise RuntimeError(f"the store's library broke at {name[:10]}")
@@ -140,8 +140,8 @@ def test_a_store_that_fails_while_training(monkeypatch: pytest.MonkeyPatch, capl
     assert "the store's library broke" in caplog.text
 
 
-def test_memory_is_taken_before_the_first_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the first step, as much as the state needs by then; the copy goes there."""
+def test_memory_is_allocated_before_the_first_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first step, as much as the state then needs; the copy uses it."""
     monkeypatch.setattr("heterotrain.checkpoints.manager.PREPARE_FROM_BYTES", 0)
     job, model, _ = run()
     writer = job._loop._checkpoints._writer
@@ -152,10 +152,10 @@ def test_memory_is_taken_before_the_first_checkpoint(monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(run()[1].state_dict(), model.state_dict(), rtol=0, atol=0)
 
 
-def test_a_store_that_hangs_is_told_and_training_goes_on(
+def test_a_store_that_hangs_is_logged_and_training_continues(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Steps are committed while the first checkpoint is stuck; when the store comes back, the end is kept."""
+    """Steps are committed while the first checkpoint is stuck; when the store recovers, the final state is written."""
     for module in ("manager", "schedule"):
         monkeypatch.setattr(f"heterotrain.checkpoints.{module}.STUCK_S", 0.0)
     release, put = threading.Event(), Storage.put
@@ -181,7 +181,7 @@ def test_a_store_that_hangs_is_told_and_training_goes_on(
 
 
 def test_a_slow_step_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
-    """Told to go in a step that ends too late, a rank writes the state before that step, with the buffers before it."""
+    """With SIGTERM in a step that ends too late, a rank writes state and buffers from before that step."""
     caplog.set_level(logging.WARNING)
     job = heterotrain.init(epochs=1, batch_samples=8, checkpoint_uri=URI)
     torch.manual_seed(1)
@@ -214,8 +214,8 @@ def test_a_slow_step_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None
     assert "the running step would end too late" in caplog.text
 
 
-def test_a_write_that_will_not_fit_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """By the speed of the last one; it is tried all the same."""
+def test_a_write_that_will_not_fit_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Estimated from the speed of the last one; it is attempted anyway."""
     caplog.set_level(logging.WARNING)
     job = heterotrain.init(epochs=1, batch_samples=8, checkpoint_uri=URI)
     loop = job._loop
@@ -239,8 +239,8 @@ def test_a_write_that_will_not_fit_is_told(caplog: pytest.LogCaptureFixture) -> 
     assert CheckpointFolder(URI, keep=9).newest_order()[1] == 2
 
 
-def test_what_fits_a_grace_period() -> None:
-    """By hand: 100 MB at 50 MB/s with slack take 3 s, and one second is for the last word."""
+def test_which_writes_fit_a_grace_period() -> None:
+    """By hand: 100 MB at 50 MB/s with slack take 3 s, and one second is reserved for the exit."""
     seen = estimate_write(size_bytes=100_000_000, speed_bytes_per_s=50e6, left_s=10.0)
     assert (seen.needed_s, seen.fits) == (3.0, True)
     assert not estimate_write(size_bytes=100_000_000, speed_bytes_per_s=50e6, left_s=3.9).fits

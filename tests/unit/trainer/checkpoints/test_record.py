@@ -1,4 +1,4 @@
-"""What a run can be repeated from, and data that are not those that training began with."""
+"""The record for repeating a run, and data that differ from those at the start of training."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_the_history_of_plans() -> None:
     assert told["versions"]["torch"] == torch.__version__
 
 
-def test_a_long_history_is_cut_and_says_so() -> None:
-    """The state must not grow without end."""
+def test_a_long_history_is_cut_and_records_that() -> None:
+    """The state must not grow without limit."""
     record = a_record()
     for revision in range(KEPT_PLANS + 3):
         record.note(a_roster(revision, (4,)), step=revision)
@@ -68,8 +68,8 @@ def test_a_long_history_is_cut_and_says_so() -> None:
     assert told["plans"][0]["from_step"] == 3
 
 
-def test_other_data_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    """To whoever resumes or joins with them."""
+def test_other_data_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """On a rank that resumes or joins with them."""
     caplog.set_level(logging.WARNING)
     begun = a_record("a" * 64).state_dict()
     a_record("a" * 64).load_state_dict(begun)
@@ -88,12 +88,13 @@ def of(data: Any) -> str | None:
     "change",
     [
         lambda s: {**s, "label": 4}, lambda s: {**s, "text": "b"}, lambda s: {**s, "x": s["x"] * 1.01},
-        lambda s: {**s, "x": s["x"].double()}, lambda s: {**s, "n": s["n"][::-1].copy()}, lambda s: {"label": s["label"]},
+        lambda s: {**s, "x": s["x"].double()}, lambda s: {**s, "n": s["n"][::-1].copy()},
+        lambda s: {"label": s["label"]},
     ],
     ids=["label", "text", "values", "dtype", "order", "keys"],
 )  # fmt: skip
-def test_a_fingerprint_sees_what_matters(change: Any) -> None:
-    """Another value, kind or order of what a sample holds; not the last digits of what was computed."""
+def test_a_fingerprint_detects_relevant_changes(change: Any) -> None:
+    """Another value, type or order within a sample, but not the last digits of computed values."""
     sample = {"x": torch.linspace(0, 1, 9), "n": np.arange(5), "text": "a", "label": 3, "none": None}
     begun = of([sample] * 20)
     assert begun == of([{**sample, "x": sample["x"] + 1e-8}] * 20)
@@ -101,6 +102,6 @@ def test_a_fingerprint_sees_what_matters(change: Any) -> None:
     assert begun != of([sample] * 21)
 
 
-def test_streams_have_none() -> None:
-    """To look at them would be to read them."""
+def test_streams_have_no_fingerprint() -> None:
+    """Looking at their samples would mean reading them."""
     assert of({1, 2, 3}) is None

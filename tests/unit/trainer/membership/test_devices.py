@@ -1,4 +1,4 @@
-"""Which backend gradients get, from what every rank says of its device."""
+"""The choice of the gradients' backend, given the devices of all ranks."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ THE_SAME_PLACE_ELSEWHERE = ("GPU-c", "host2/0:1:0")
         (Backend.AUTO, [A, CPU], "gloo", "rank 1 (w1/0) has no GPU"),
         (Backend.AUTO, [CPU, A, CPU], "gloo", "rank 0 (w0/0) and 1 more have no GPU"),
         (Backend.AUTO, [A, B, A], "gloo", "ranks 0 (w0/0) and 2 (w2/0) share one GPU, which NCCL refuses"),
-        (Backend.AUTO, [B, A, ALSO_A_ON_A_DIVIDED_CARD], "gloo", "ranks 1 (w1/0) and 2 (w2/0) share one GPU, which NCCL refuses"),
-        (Backend.AUTO, [ALSO_A_IN_A_SANDBOX, A], "gloo", "ranks 0 (w0/0) and 1 (w1/0) share one GPU, which NCCL refuses"),
+        (Backend.AUTO, [B, A, ALSO_A_ON_A_DIVIDED_CARD], "gloo",
+         "ranks 1 (w1/0) and 2 (w2/0) share one GPU, which NCCL refuses"),
+        (Backend.AUTO, [ALSO_A_IN_A_SANDBOX, A], "gloo",
+         "ranks 0 (w0/0) and 1 (w1/0) share one GPU, which NCCL refuses"),
     ],
 )  # fmt: skip
 def test_nccl_where_every_rank_has_a_gpu_of_its_own(
     setting: str, devices: list[DeviceIds], backend: str, reason: str
 ) -> None:
-    """Else gloo, with a reason where somebody has a GPU and may wonder."""
+    """Otherwise gloo, with a reason if any rank has a GPU."""
     names = [f"w{rank}/0" for rank in range(len(devices))]
     assert choose_backend(setting, devices, names) == BackendChoice(backend=backend, reason=reason)
 
@@ -46,18 +48,20 @@ def test_nccl_where_every_rank_has_a_gpu_of_its_own(
 @pytest.mark.parametrize(
     ("devices", "says"),
     [
-        ([CPU, CPU], r"set to NCCL, but rank 0 \(w0/0\) and 1 more have no GPU: set it to Auto or Gloo, or give each rank a"),
-        ([A, A], r"but ranks 0 \(w0/0\) and 1 \(w1/0\) share one GPU, which NCCL refuses: set it to Auto or Gloo, or give"),
+        ([CPU, CPU],
+         r"set to NCCL, but rank 0 \(w0/0\) and 1 more have no GPU: set it to Auto or Gloo, or give each rank a"),
+        ([A, A],
+         r"but ranks 0 \(w0/0\) and 1 \(w1/0\) share one GPU, which NCCL refuses: set it to Auto or Gloo, or give"),
     ],
 )  # fmt: skip
-def test_who_asks_for_nccl_in_vain_is_told_why(devices: list[DeviceIds], says: str) -> None:
-    """Instead of NCCL's own words, minutes later."""
+def test_nccl_on_unsuitable_devices_is_refused_with_a_reason(devices: list[DeviceIds], says: str) -> None:
+    """At once, instead of an error of NCCL minutes later."""
     with pytest.raises(UsageError, match=says):
         choose_backend(Backend.NCCL, devices, ["w0/0", "w1/0"])
 
 
-def test_a_rank_takes_its_own_device_and_says_which_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second of three ranks on two devices, and the third, which shares the first one's."""
+def test_a_rank_takes_its_own_device_and_identifies_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three ranks on two devices: the third one shares the device of the first."""
     current: list[torch.device] = []
 
     def properties(device: torch.device) -> Any:

@@ -1,4 +1,4 @@
-"""Links and listener on loopback: who is answered, how plans travel, and how a lost peer is noticed."""
+"""Heartbeats and listener on loopback: which requests are answered, how plans spread, how losses are detected."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def text_of(revision: int) -> str:
 
 
 def watch(service: PeerService, *members: Member) -> None:
-    """Keep links to these peers."""
+    """Exchange heartbeats with these peers."""
 
     async def do() -> None:
         service.watch(members)
@@ -60,7 +60,7 @@ def watch(service: PeerService, *members: Member) -> None:
 
 
 def test_only_the_addressed_process_answers(make: Make) -> None:
-    """A pod that got another one's address, a foreign job and an unknown request get no answer."""
+    """Requests for the address's previous pod, from a foreign job or of unknown type get no answer."""
     (one, _), (_, other) = make("a"), make("b")
     assert one.call(one.request(other, "plan", {})).result() is not None
     assert one.call(one.request(replace(other, worker_uid="b-earlier"), "plan", {})).result() is None
@@ -70,7 +70,7 @@ def test_only_the_addressed_process_answers(make: Make) -> None:
 
 
 def test_garbage_does_not_disturb_the_listener(make: Make) -> None:
-    """Whatever comes in on the port, the next peer is served."""
+    """After any input on the port, the next peer is served."""
     (one, _), (_, other) = make("a"), make("b")
     for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x02[]", b"\xff\xff\xff\xff", b""):
         with socket.create_connection(("127.0.0.1", other.peer_port)) as stranger:
@@ -79,8 +79,8 @@ def test_garbage_does_not_disturb_the_listener(make: Make) -> None:
 
 
 @pytest.mark.parametrize("newer", ["a", "b"])
-def test_plans_travel_with_the_beats(make: Make, newer: str) -> None:
-    """Whoever holds the newer plan, after a beat both hold it, byte for byte."""
+def test_plans_spread_with_heartbeats(make: Make, newer: str) -> None:
+    """After a heartbeat both peers hold the newer plan, byte for byte."""
     (one, _), (two, other) = make("a"), make("b")
     one.source.offer(text_of(5 if newer == "a" else 4))
     two.source.offer(text_of(5 if newer == "b" else 4))
@@ -93,7 +93,7 @@ def test_plans_travel_with_the_beats(make: Make, newer: str) -> None:
 
 
 def test_a_peer_that_ends_is_lost_at_once(make: Make) -> None:
-    """Its connection ends and cannot be made again."""
+    """Its connection ends and cannot be established again."""
     (one, _), (two, other) = make("a"), make("b")
     lost: queue.Queue[tuple[str, int]] = queue.Queue()
     one.heartbeats.on_lost = lambda key, _reason: lost.put(key)
@@ -105,7 +105,7 @@ def test_a_peer_that_ends_is_lost_at_once(make: Make) -> None:
 
 
 def test_a_peer_that_is_no_longer_watched_is_not_lost(make: Make) -> None:
-    """Those who left as announced end without alarm."""
+    """A peer that left as announced ends without an alarm."""
     (one, _), (two, other), (_, third) = make("a"), make("b"), make("c")
     lost: list[tuple[str, int]] = []
     one.heartbeats.on_lost = lambda key, _reason: lost.append(key)
@@ -121,14 +121,14 @@ def test_a_peer_that_is_no_longer_watched_is_not_lost(make: Make) -> None:
     assert lost == []
 
 
-def test_loss_reason_is_told_with_the_time_that_really_passed() -> None:
-    """A host that acknowledges nothing, a frozen process and a broken route are three things."""
+def test_the_loss_reason_states_the_time_that_passed() -> None:
+    """A host that acknowledges nothing, a frozen process and a broken route have different reasons."""
     assert loss_reason(OSError(errno.ETIMEDOUT, "timed out"), timeout_s=3.0) == "acknowledged nothing for 3 s"
     assert loss_reason(TimeoutError(), timeout_s=3.0) == "answered no heartbeat for 12 s"
     assert "No route to host" in loss_reason(OSError(errno.EHOSTUNREACH, "No route to host"), timeout_s=3.0)
 
 
-def test_a_taken_port_is_said(make: Make) -> None:
+def test_a_port_in_use_is_reported(make: Make) -> None:
     """The port is named."""
     _, member = make("a")
     identity = Identity(mode=Mode.OPERATED, job_uid="j", worker="b", worker_uid="b", peer_port=member.peer_port)
@@ -138,8 +138,8 @@ def test_a_taken_port_is_said(make: Make) -> None:
     service.close()
 
 
-def test_cutting_wakes_whoever_waits_and_spares_others() -> None:
-    """Both ends of a member's connection end; listeners, spared ports and foreign addresses stay."""
+def test_cutting_wakes_waits_and_spares_other_sockets() -> None:
+    """Both ends of a member's connection end; listeners, excluded ports and foreign addresses stay."""
     before = open_sockets()
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
@@ -164,6 +164,6 @@ def test_cutting_wakes_whoever_waits_and_spares_others() -> None:
 
 
 def test_the_interface_of_an_address() -> None:
-    """Loopback is found; an address of nobody is not."""
+    """Loopback is found; an address without an interface is not."""
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("203.0.113.7") is None

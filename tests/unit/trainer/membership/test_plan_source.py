@@ -25,7 +25,7 @@ def mount(folder: Path, text: str, version: str) -> None:
 
 
 def test_a_swap_is_seen(tmp_path: Path) -> None:
-    """Absent, first, second; whoever waits is told of each."""
+    """Absent, first and second plan; the callback runs for each."""
     source, changes = PlanSource(str(tmp_path), job_uid="j"), []
     source.on_change = lambda: changes.append(source.newest)
     source.poll()
@@ -40,7 +40,7 @@ def test_a_swap_is_seen(tmp_path: Path) -> None:
 
 
 def test_what_is_refused_leaves_the_plan_alone(tmp_path: Path) -> None:
-    """Older, foreign and broken plans, and the same one again, change nothing and tell nobody."""
+    """Older, foreign and broken plans, and the same one again, change nothing and trigger no callback."""
     source = PlanSource(str(tmp_path), job_uid="j")
     source.offer(text_of(5))
     changes: list[None] = []

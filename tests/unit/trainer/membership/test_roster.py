@@ -1,4 +1,4 @@
-"""Which shares are in force in a step, and for whom."""
+"""The shares in force in a step, by member."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def a_roster(plan: Plan, ranks: tuple[int, ...] | None = None, **fields: Any) ->
 
 
 def test_a_whole_formation_uses_the_plan() -> None:
-    """Nobody missing: the plan's own shares."""
+    """Without a missing member, the plan's own shares."""
     assert a_roster(a_plan(8, 4, 2)).shares == (8, 4, 2)
 
 
 def test_survivors_share_in_proportion_while_speeds_are_unknown() -> None:
-    """What the lost member did falls to the others in proportion."""
+    """The lost member's share goes to the others in proportion."""
     assert a_roster(a_plan(8, 4, 2), (1, 2)).shares == (9, 5)
 
 
@@ -47,7 +47,7 @@ def test_survivors_share_evenly_when_they_had_nothing() -> None:
     assert a_roster(a_plan(14, 0, 0), (1, 2)).shares == (7, 7)
 
 
-def test_survivors_share_evenly_for_ever_when_the_plan_never_rebalances() -> None:
+def test_survivors_always_share_evenly_when_the_plan_never_rebalances() -> None:
     """The baseline stays the baseline."""
     plan = a_plan(8, 4, 2, boundary=Boundary(kind=BoundaryKind.NEVER))
     assert a_roster(plan, (0, 2)).shares == (7, 7)
@@ -66,14 +66,14 @@ def test_survivors_are_balanced_by_their_models_and_caps() -> None:
 
 
 def test_a_short_last_step_is_divided_in_proportion() -> None:
-    """Nobody's share of it is larger than its share of a whole step."""
+    """No share is larger than the same member's share of a whole step."""
     roster = a_roster(a_plan(8, 4, 2))
     assert step_shares(roster, epoch=0, epoch_step=9, batch_samples=7) == (4, 2, 1)
     assert step_shares(roster, epoch=0, epoch_step=9, batch_samples=1) == (1, 0, 0)
 
 
 def test_probes_count_from_the_adoption_of_the_plan() -> None:
-    """In the epoch in which the plan was taken they begin there, in later ones at the epoch's start."""
+    """In the epoch of the plan's adoption they start there, in later epochs at the epoch's start."""
     plan = a_plan(8, 8, probe=((10, 6), (6, 10)), probe_steps=2)
     roster = a_roster(plan, epoch=3, epoch_step=5)
     in_epoch = [step_shares(roster, epoch=3, epoch_step=step, batch_samples=16) for step in range(5, 10)]
@@ -108,5 +108,5 @@ def test_a_revision_waits_for_its_boundary(newer: dict[str, Any], step: int, exp
     ("planned", "learned", "expected"), [(0, None, 0), (8, None, 8), (0, 4, 4), (8, 4, 4), (2, 4, 2)]
 )
 def test_the_smaller_micro_batch_wins(planned: int, learned: int | None, expected: int) -> None:
-    """What an out-of-memory taught binds as well as the plan."""
+    """The limit learned from an out-of-memory error applies as well as that of the plan."""
     assert micro_batch_samples(a_member(0, 8, micro_batch_samples=planned), learned_cap_samples=learned) == expected

@@ -1,4 +1,4 @@
-"""All ranks draw the same conclusions from the control vector."""
+"""All ranks derive the same decision from the control vector."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from heterotrain.network.control import HEADER, Slot, Squares, StepDecision, dec
 
 
 def a_slot(**fields: Any) -> Slot:
-    """Return what an undisturbed rank says."""
+    """Return the slot of an undisturbed rank."""
     plain = {
         "vote": True, "steps": 5, "generation": 2, "revision": 7, "plan_bytes": 100, "plan_checksum": 4_000_000_000,
         "leaving": False, "weight": 4.0, "loss_sum": 8.0,
@@ -26,7 +26,7 @@ def of(*slots: Slot) -> StepDecision:
 
 
 def test_undisturbed() -> None:
-    """Nothing to tell: committed, weights and losses added up."""
+    """The step is committed; weights and losses are added up."""
     assert of(a_slot(), a_slot(weight=2.0, loss_sum=1.0)) == StepDecision(
         committed=True, newest=(2, 7), holder=0, plan_bytes=100, all_hold=True, leaving=(), weight=6.0, loss=1.5,
         plain=Squares(weighted=2.0, groups=4, total=0.5), preconditioned=None, buckets_s=(0.1, 0.2),
@@ -34,13 +34,13 @@ def test_undisturbed() -> None:
     assert len(to_row(a_slot())) == HEADER + 2
 
 
-def test_all_measure_as_seldom_as_the_one_that_wants_it_least() -> None:
-    """Squares are those of one step on every rank, or of none."""
+def test_all_measure_as_rarely_as_the_rarest_requested() -> None:
+    """Squared norms belong to the same step on every rank, or exist on none."""
     assert of(a_slot(measure_every=2), a_slot(measure_every=16), a_slot()).measure_every == 16
 
 
 def test_one_vote_against_repeats_the_step() -> None:
-    """Committed by all or by none."""
+    """A step is committed by all ranks or by none."""
     assert not of(a_slot(), a_slot(vote=False)).committed
 
 
@@ -50,7 +50,7 @@ def test_ranks_at_different_steps_do_not_commit() -> None:
 
 
 def test_the_newest_plan_has_a_holder() -> None:
-    """The lowest rank with the highest (generation, revision) sends it, since somebody lacks it."""
+    """The lowest rank with the highest (generation, revision) sends it when a rank lacks it."""
     found = of(
         a_slot(),
         a_slot(revision=8, plan_bytes=120),
@@ -61,7 +61,7 @@ def test_the_newest_plan_has_a_holder() -> None:
 
 
 def test_equal_versions_with_different_bytes_are_sent_again() -> None:
-    """A checksum that differs is a disagreement, even under the same version."""
+    """A different checksum is a disagreement, even with the same version."""
     assert not of(a_slot(), a_slot(plan_checksum=1)).all_hold
 
 
@@ -71,12 +71,12 @@ def test_who_leaves() -> None:
 
 
 def test_buckets_are_minima_over_ranks() -> None:
-    """An early rank's own time is mostly waiting; unknown times of one rank make them unknown."""
+    """An early rank's time is mostly waiting; if one rank's times are unknown, so is the result."""
     assert of(a_slot(), a_slot(buckets_s=(0.3, 0.05))).buckets_s == (0.1, 0.05)
     assert of(a_slot(), a_slot(buckets_s=(math.nan, math.nan))).buckets_s == ()
 
 
 @pytest.mark.parametrize(("weight", "loss_sum", "expected"), [(0.0, 0.0, 2.0), (1.0, math.nan, None)])
 def test_loss_of_ranks_without_samples(weight: float, loss_sum: float, expected: float | None) -> None:
-    """A rank without samples has no say in the loss; a loss that is not a number is not hidden."""
+    """A rank without samples does not affect the loss; a NaN loss is not hidden."""
     assert of(a_slot(), replace(a_slot(), weight=weight, loss_sum=loss_sum)).loss == expected

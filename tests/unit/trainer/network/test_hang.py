@@ -1,4 +1,4 @@
-"""Who is waited for follows from what every rank says it does."""
+"""The ranks waited for follow from the reported activities of all ranks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SILENT = Activity(rank=3, name="w3/0", answers=False)
 
 
 def first_line(*peers: Activity) -> str:
-    """Return the first line of what rank 0 says."""
+    """Return the first line of the log entry of rank 0."""
     return explain(OWN, peers).splitlines()[0].partition("; ")[2]
 
 
-def test_those_who_do_not_wait_are_waited_for() -> None:
-    """Somebody in code of his own, with his stack, and somebody who does not answer."""
+def test_ranks_that_do_not_wait_are_waited_for() -> None:
+    """A rank in code of its own, with its stack, and a rank that does not answer."""
     text = explain(OWN, [SAME, STUCK, SILENT])
     assert text.splitlines() == [
         "step 7 has waited 31 s for gradient bucket 2 of 3; waited for: rank 2 (w2/0), rank 3 (w3/0)",
@@ -33,7 +33,7 @@ def test_those_who_do_not_wait_are_waited_for() -> None:
 
 
 def test_ranks_that_wait_for_different_things() -> None:
-    """A branch that only some take: the others are named; when all wait for the same, nobody is."""
+    """A branch that only some ranks take: the others are named; no rank is when all wait for the same."""
     assert first_line(SAME, replace(SAME, rank=2, name="w2/0", waits_for="an all-gather of numbers")) == (
         "waited for: rank 2 (w2/0)"
     )
@@ -41,15 +41,15 @@ def test_ranks_that_wait_for_different_things() -> None:
     assert first_line() == "waited for: unknown, because ranks without an operator cannot ask each other"
 
 
-def test_what_peers_tell_each_other() -> None:
-    """A stack travels only where it says something; nonsense counts as no answer."""
+def test_replies_about_activities() -> None:
+    """A stack is sent only by a rank that does not wait; a malformed reply counts as no answer."""
     assert from_reply(2, "w2/0", to_reply(STUCK)) == STUCK
     assert from_reply(1, "w1/0", to_reply(replace(SAME, stack=("  in wait",)))) == SAME
     assert from_reply(3, "w3/0", None) == from_reply(3, "w3/0", {"steps": "many"}) == SILENT
 
 
 def test_the_stack_of_another_thread() -> None:
-    """Its innermost frame is where it waits; a thread that has ended has none."""
+    """Its innermost frames show where it waits; a thread that has ended has none."""
     begun, release = threading.Event(), threading.Event()
 
     def stuck_here() -> None:

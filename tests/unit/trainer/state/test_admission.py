@@ -1,4 +1,4 @@
-"""What a script may hand over: each mistake is one sentence, at the call that was wrong."""
+"""Objects that a script may register: each mistake gives one clear message, at the wrong call."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_models_that_cannot_be_trained(said: str) -> None:
         admission.check_model(MODELS[said]())
 
 
-def test_whatever_torch_trains_is_taken() -> None:
-    """Shared parameters, frozen whole numbers, several formats."""
+def test_all_models_that_torch_trains_are_accepted() -> None:
+    """Shared parameters, frozen integer parameters, several formats."""
     model = torch.nn.ModuleDict({"one": LAYER, "again": LAYER, "dense": torch.nn.Embedding(2, 2).double()})
     model.register_parameter("count", torch.nn.Parameter(torch.zeros(1, dtype=torch.long), requires_grad=False))
     admission.check_model(model)
@@ -57,7 +57,7 @@ def test_whatever_torch_trains_is_taken() -> None:
 
 
 def test_optimizers_and_schedulers_that_need_more_than_a_step() -> None:
-    """A closure, a metric; and things that are neither."""
+    """A closure or a metric, and objects of another type."""
     for made, said in (
         ([], "not a list"),
         (torch.optim.LBFGS(LAYER.parameters()), r"LBFGS runs the model several times"),
@@ -70,8 +70,8 @@ def test_optimizers_and_schedulers_that_need_more_than_a_step() -> None:
             admission.check_scheduler(scheduler)
 
 
-def test_parameters_that_nobody_adds_up() -> None:
-    """An optimizer of another model would train nothing, or each rank for itself."""
+def test_parameters_outside_the_model() -> None:
+    """An optimizer of another model would train nothing, or differently on each rank."""
     with pytest.raises(UsageError, match=r"1 of the 1 parameters of SGD are not in the model .*\(3, 2\)"):
         admission.check_belongs(LAYER, [sgd(3, 2)])
 
@@ -86,13 +86,13 @@ LOSSES: dict[str, Any] = {
 
 @pytest.mark.parametrize("said", LOSSES)
 def test_losses(said: str) -> None:
-    """What is no tensor, has several elements, or was cut off from the model."""
+    """Losses that are not tensors, have several elements, or do not depend on the model."""
     with pytest.raises(UsageError, match=said):
         admission.check_loss(LOSSES[said])
 
 
 def test_numbers() -> None:
-    """Tensors of one element are numbers, too; weights are from 0 on; whole numbers may be numpy's."""
+    """Tensors of one element count as numbers; weights are at least 0; integers may be numpy's."""
     values = {"a": torch.ones(1, requires_grad=True), "b": np.float32(2), "c": 3}
     assert admission.plain_numbers("report", values) == {"a": 1.0, "b": 2.0, "c": 3.0}
     for bad, said in (
@@ -112,8 +112,8 @@ def test_numbers() -> None:
             admission.whole_number("seed", number, least=0)
 
 
-def test_data_that_are_none(tmp_path: Path) -> None:
-    """A collection of data sets, and where they lie."""
+def test_objects_that_are_not_data_sets(tmp_path: Path) -> None:
+    """A collection of data sets, and the path of one."""
     for given, said in (
         ({"train": [1], "test": [2]}, r"one of its values to job\.steps \('train', 'test'\)"),
         (tmp_path, "load it first"),
@@ -122,15 +122,15 @@ def test_data_that_are_none(tmp_path: Path) -> None:
             source_of(given, collate=None, shuffle=True, seed=0)
 
 
-def test_a_file_where_checkpoints_shall_go(tmp_path: Path) -> None:
-    """Said at the start, not at the first checkpoint."""
+def test_a_file_as_checkpoint_folder(tmp_path: Path) -> None:
+    """Reported at the start, not at the first checkpoint."""
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="is a file: name a folder"):
         Storage(str(tmp_path / "file"))
 
 
 def test_the_function_stays_a_function() -> None:
-    """No module of its name takes its place, whoever imports what."""
+    """It is not replaced by a module of the same name, regardless of imports."""
     assert callable(heterotrain.fit)
     with pytest.raises(ModuleNotFoundError):
         __import__("heterotrain.fit")

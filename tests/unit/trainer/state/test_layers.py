@@ -1,4 +1,4 @@
-"""What is kept of a model agrees with what walking through it finds."""
+"""The cached layers of a model agree with those found by walking through it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from heterotrain.state.layers import Layers
 
 
 def test_buffers_are_those_that_the_model_names() -> None:
-    """Also when one is replaced by another tensor, is absent, or belongs to a layer that came later."""
+    """Also when a buffer is replaced by another tensor, absent, or part of a layer added later."""
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Sequential(torch.nn.Linear(3, 3)))
     model.register_buffer("own", torch.ones(2))
     model.register_buffer("absent", None)
@@ -25,8 +25,8 @@ def test_buffers_are_those_that_the_model_names() -> None:
     assert len(list(layers.buffers())) == 7
 
 
-def test_gradients_are_wanted_as_the_parameters_say() -> None:
-    """One answer for each parameter; a layer that has none changes nothing."""
+def test_flags_follow_the_parameters() -> None:
+    """One flag for each parameter; a layer without parameters changes nothing."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 2, bias=False))
     layers = Layers(model)
     assert layers.requires_grad_flags() == (True, True, True)

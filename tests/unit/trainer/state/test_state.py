@@ -1,4 +1,4 @@
-"""State is taken apart and put together again without running anybody's code."""
+"""State is taken apart and put together again without running foreign code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 
 def test_round_trip() -> None:
-    """Nested containers, tensors of several kinds, and plain values come back as they were."""
+    """Nested containers, tensors of several kinds and plain values are restored unchanged."""
     state = {
         "a": {1: torch.arange(3), "b": [torch.ones(2, 2, dtype=torch.float64), (True, None, 2.5)]},
         "empty": torch.empty(0),
@@ -33,7 +33,7 @@ def test_round_trip() -> None:
 
 
 def test_numbers_of_other_libraries_become_plain() -> None:
-    """A numpy float in an optimizer's settings is a number to whoever reads it."""
+    """A numpy float in an optimizer's settings is read back as a number."""
     back = unflatten(flatten({"lr": np.float64(0.5), "version": torch.__version__}))
     assert back == {"lr": 0.5, "version": str(torch.__version__)}
     assert type(back["lr"]) is float
@@ -47,13 +47,13 @@ def test_an_empty_copy_has_the_same_shapes() -> None:
 
 
 def test_other_objects_are_refused_by_name() -> None:
-    """The message says where the object is."""
+    """The message names the path of the object."""
     with pytest.raises(UsageError, match=r"state\.extras\.mine holds a set"):
         flatten({"extras": {"mine": {1, 2}}})
 
 
 def test_state_of_another_script_is_refused() -> None:
-    """A resumed run has to have the same optimizers and the same model."""
+    """A resumed run must have the same optimizers and the same model."""
     one, other = Training(model=torch.nn.Linear(2, 2)), Training(model=torch.nn.Linear(3, 2))
     with pytest.raises(UsageError, match="another model"):
         other.restore(one.capture())
@@ -63,7 +63,7 @@ def test_state_of_another_script_is_refused() -> None:
 
 
 def test_optimizer_and_order_of_state_survive() -> None:
-    """After a restore the next update is the same to the last bit."""
+    """After a restore, the next update is bit-identical."""
 
     def made() -> Training:
         torch.manual_seed(0)
@@ -87,7 +87,7 @@ def test_optimizer_and_order_of_state_survive() -> None:
 
 @given(sizes=st.lists(st.integers(0, 50), max_size=30), parts=st.integers(1, 7))
 def test_parts_are_equal_and_hold_every_byte_once(sizes: list[int], parts: int) -> None:
-    """In order, none twice, none left out, and no part longer than another by more than a byte."""
+    """In order, without duplicates or gaps, and with part lengths that differ by at most one byte."""
     by_part = cut(sizes, parts)
     lengths = [sum(s.stop - s.start for s in byte_ranges) for byte_ranges in by_part]
     assert len(lengths) == parts
@@ -98,7 +98,7 @@ def test_parts_are_equal_and_hold_every_byte_once(sizes: list[int], parts: int) 
 
 @given(parts=st.integers(1, 9))
 def test_packed_parts_are_the_state(parts: int) -> None:
-    """Of any dtype, layout and shape, to the last bit."""
+    """For any dtype, layout and shape, bit for bit."""
     tensors = [
         torch.randn(3, 5, generator=torch.Generator().manual_seed(0)).t(), torch.tensor(2.5, dtype=torch.bfloat16),
         torch.empty(0), torch.tensor([True, False]), torch.arange(4, dtype=torch.int64),
@@ -127,7 +127,7 @@ def test_packed_parts_are_the_state(parts: int) -> None:
     ],
     ids=["all new", "best checkpoint", "a joiner", "one committed", "one ran its hooks"],
 )
-def test_who_gives_and_who_takes(
+def test_donors_and_receivers(
     summaries: list[tuple[int, int, int, int]],
     leader: int,
     donors: tuple[int, ...],
@@ -144,10 +144,10 @@ def test_who_gives_and_who_takes(
 @given(
     total=st.integers(0, 60), donors=st.integers(1, 5), receivers=st.integers(0, 6), seed=st.integers(0, 9)
 )  # fmt: skip
-def test_every_byte_reaches_every_receiver_and_no_link_carries_too_much(
+def test_every_byte_reaches_every_receiver_without_overloading_a_link(
     total: int, donors: int, receivers: int, seed: int
 ) -> None:
-    """Played as sets of bytes: nobody sends what it does not hold yet, nor gets what it has; and no link is overloaded."""
+    """Simulated with sets of bytes: no rank sends bytes it lacks or receives bytes it has; no link is overloaded."""
     ranks = list(np.random.default_rng(seed).permutation(donors + receivers).tolist())
     giving, taking = ranks[:donors], ranks[donors:]
     holds = {rank: set(range(total)) if rank in giving else set() for rank in ranks}
@@ -177,7 +177,7 @@ def training_of(model: torch.nn.Module, *optimizers: torch.optim.Optimizer) -> T
 
 
 def test_a_state_of_another_script_is_refused() -> None:
-    """Another model, kind of optimizer, grouping or registered object: each is said, and nothing is begun."""
+    """Another model, kind of optimizer, grouping or registered object: each is reported, and no state is restored."""
     model = torch.nn.Linear(2, 1)
     kept = training_of(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)).capture()
     wide, parts = torch.nn.Linear(3, 1), [{"params": [p]} for p in model.parameters()]

@@ -1,4 +1,4 @@
-"""Votes among members some of whom cannot call some others: played in one loop, with a table of who reaches whom."""
+"""Votes among members that cannot all call each other: run in one loop, with a table of failing calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CannotCall = set[tuple[int, int]]
 
 
 class VotingGroup:
-    """The members of one formation, all of whom vote."""
+    """The members of one formation, which all vote."""
 
     def __init__(self, count: int, cannot_call: CannotCall, *, min_replicas: int = 1) -> None:
         self.cannot_call = cannot_call
@@ -44,7 +44,7 @@ class VotingGroup:
         self.states = [PeerState(peers, on_broken=lambda _why: None) for peers in self.peers]
 
     def _peers(self, me: int) -> Any:
-        """Return what a member has of the peer service."""
+        """Return a member's stand-in for the peer service."""
         rank_of: dict[PeerKey, int] = {key_of(member): member.rank for member in self.members}
 
         def lost(key: PeerKey) -> bool:
@@ -64,13 +64,14 @@ class VotingGroup:
             is_up=lambda key: not lost(key), is_lost=lost, is_undetermined=lambda _key: False, ping_all=pause
         )  # fmt: skip
         return SimpleNamespace(
-            identity=SimpleNamespace(worker_uid=f"u{me}", local_rank=0), heartbeats=heartbeats, handlers={}, notify=lambda: None,
+            identity=SimpleNamespace(worker_uid=f"u{me}", local_rank=0), heartbeats=heartbeats, handlers={},
+            notify=lambda: None,
             source=SimpleNamespace(newest=None), watch=lambda _members: None, ask_all=ask_all, wait_change=pause,
             timeout_s=0.01, loop=asyncio.get_running_loop(),
         )  # fmt: skip
 
     async def vote(self) -> list[tuple[int, ...] | None]:
-        """Let all members vote at the same time; return what each has come to."""
+        """Let all members vote at the same time; return the result of each."""
         votes = [
             Election(peers, state).vote(self.membership) for peers, state in zip(self.peers, self.states, strict=True)
         ]
@@ -78,7 +79,7 @@ class VotingGroup:
 
 
 def both(*pairs: tuple[int, int]) -> CannotCall:
-    """Return a table in which neither of two reaches the other."""
+    """Return a table in which neither member of each pair can call the other."""
     return {pair for one, other in pairs for pair in ((one, other), (other, one))}
 
 
@@ -96,11 +97,11 @@ def both(*pairs: tuple[int, int]) -> CannotCall:
         (4, {(0, 1), (0, 2), (0, 3)}, (1, 2, 3)),
         (5, both((0, 3), (3, 4)), (0, 1, 2, 4)),
     ],
-    ids=["all reach all", "one cannot call", "the first cannot call", "of two", "of two, the other way", "two apart", "the first cannot be called",
-         "three cannot call one", "cannot call three", "one apart from two"],
+    ids=["all reach all", "one cannot call", "the first cannot call", "of two", "of two, the other way", "two apart",
+         "the first cannot be called", "three cannot call one", "one cannot call three", "one apart from two"],
 )  # fmt: skip
-def test_who_goes_on(count: int, cannot_call: CannotCall, stay: tuple[int, ...]) -> None:
-    """Everybody comes to the same set, in which each can call each; those who are apart from most stay out."""
+def test_the_members_that_stay(count: int, cannot_call: CannotCall, stay: tuple[int, ...]) -> None:
+    """All decide on the same set, in which all can call each other; members apart from most others stay out."""
 
     async def play() -> list[tuple[int, ...] | None]:
         async with asyncio.timeout(60):
@@ -110,8 +111,8 @@ def test_who_goes_on(count: int, cannot_call: CannotCall, stay: tuple[int, ...])
     assert set(found) == {stay}
 
 
-def test_too_few_who_reach_each_other_wait_for_the_operator(caplog: pytest.LogCaptureFixture) -> None:
-    """They say so, and do as the operator says then."""
+def test_too_few_connected_members_wait_for_the_operator(caplog: pytest.LogCaptureFixture) -> None:
+    """They log it, and then follow the operator."""
 
     async def play() -> list[tuple[int, ...] | None]:
         group = VotingGroup(3, {(1, 2)}, min_replicas=3)

@@ -1,4 +1,4 @@
-"""Two different sets of survivors are never both decided, whatever is lost, late or said twice."""
+"""Two different sets of survivors are never both decided, whatever messages are lost, late or duplicated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEMBERS = 5
 
 
 def test_a_promise_binds() -> None:
-    """Lower ballots get neither promise nor vote afterwards; the same one does."""
+    """Lower ballots get neither promise nor vote afterwards; the same ballot does."""
     low, high = Ballot(number=1, rank=4), Ballot(number=2, rank=0)
     acceptor, promised = prepare(Acceptor(), high)
     assert promised
@@ -31,7 +31,7 @@ def test_a_promise_binds() -> None:
 
 
 def test_a_vote_seen_must_be_proposed_again() -> None:
-    """Of several votes the one in the highest ballot counts; without any, one's own wish."""
+    """Of several votes the one in the highest ballot counts; without any, the proposer's own wish."""
     votes = [
         None,
         Accepted(ballot=Ballot(number=1, rank=3), ranks=(3,)),
@@ -43,12 +43,12 @@ def test_a_vote_seen_must_be_proposed_again() -> None:
 
 @given(votes=st.integers(0, 9), acceptors=st.integers(1, 9))
 def test_two_majorities_overlap(votes: int, acceptors: int) -> None:
-    """A strict majority's complement is none."""
+    """The complement of a strict majority is not a majority."""
     assert not (is_majority(votes, acceptors) and is_majority(acceptors - votes, acceptors))
 
 
 class Proposal:
-    """One proposer's attempt and what it has heard."""
+    """One proposer's attempt and the replies so far."""
 
     def __init__(self, ballot: Ballot, wish: tuple[int, ...]) -> None:
         self.ballot = ballot
@@ -114,10 +114,10 @@ TestVoting = Voting.TestCase
     workers=st.lists(st.integers(0, 4), min_size=1, max_size=7),
     apart=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=8),
 )
-def test_those_who_stay_can_call_each_other_and_nobody_stays_out_for_nothing(
+def test_remaining_ranks_can_call_each_other_and_none_is_removed_needlessly(
     workers: list[int], apart: list[tuple[int, int]]
 ) -> None:
-    """Whole workers go; whoever is apart from nobody stays; taking anybody back in alone would bring strangers together."""
+    """Workers are removed as a whole, and only workers that are apart from another one."""
     pod = {rank: f"w{worker}" for rank, worker in enumerate(workers)}
     left = fully_connected(pod, apart, workers=pod)
     assert left == tuple(sorted(left))
@@ -138,8 +138,8 @@ def test_those_who_stay_can_call_each_other_and_nobody_stays_out_for_nothing(
         ([(3, 5)], (0, 1, 2, 3)),
         ([(0, 1), (2, 3)], (0, 2)),
     ],
-    ids=["nobody", "one way", "the other way", "one is not heard", "one does not hear", "is not there", "two pairs"],
+    ids=["none", "one way", "the other way", "three cannot call one", "one cannot call three", "absent", "two pairs"],
 )
-def test_who_stays_out(apart: list[tuple[int, int]], left: tuple[int, ...]) -> None:
-    """The one who is apart from most, else the highest."""
+def test_the_rank_that_stays_out(apart: list[tuple[int, int]], left: tuple[int, ...]) -> None:
+    """The rank that is apart from most others, on a tie the highest."""
     assert fully_connected(range(4), apart, workers={rank: f"w{rank}" for rank in range(4)}) == left

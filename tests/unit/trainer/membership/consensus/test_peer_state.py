@@ -1,4 +1,4 @@
-"""A member learns that its formation is over from whoever speaks of the next one."""
+"""A member learns that its formation is over from a peer that refers to the next one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from heterotrain.membership.roster import FormationId
 
 
 def alone() -> tuple[PeerState, Any, list[str]]:
-    """Return the ledger of a rank without a network, its peers, and what it says when its formation is given up."""
+    """Return the peer state of a rank without a network, its peers, and the reasons passed to ``on_broken``."""
     told: list[str] = []
     peers: Any = SimpleNamespace(
         identity=SimpleNamespace(worker_uid="u0", local_rank=0),
@@ -34,8 +34,8 @@ def alone() -> tuple[PeerState, Any, list[str]]:
     ],
     ids=["its own", "the next", "one after", "another generation's"],
 )
-def test_who_asks_for_the_result_of_the_next_vote_has_left_this_formation(asked: FormationId, over: bool) -> None:
-    """Otherwise one waits for the other's arrival, and that one for the vote, for as long as both live."""
+def test_a_peer_that_asks_about_the_next_vote_has_left_this_formation(asked: FormationId, over: bool) -> None:
+    """Otherwise one waits for the other's arrival, and the other for the vote, without end."""
     state, peers, told = alone()
     membership: Any = SimpleNamespace(formation=FormationId(generation=2, number=0))
     state.membership = membership
@@ -50,8 +50,8 @@ def test_who_asks_for_the_result_of_the_next_vote_has_left_this_formation(asked:
     [((2, 1), False, False), ((2, 1), True, True), ((2, 2), False, True), ((2, 0), True, False), ((3, 0), True, False)],
     ids=["is in ours", "gave ours up", "is in a later one", "was in an earlier one", "another generation"],
 )
-def test_what_answers_say_of_the_formation(theirs: tuple[int, int], broken: bool, over: bool) -> None:
-    """A peer that cannot call this rank tells it so in its answers, or its formation would be waited for without end."""
+def test_replies_reveal_a_broken_formation(theirs: tuple[int, int], broken: bool, over: bool) -> None:
+    """A peer that cannot call this rank reports in its replies that it gave up the formation."""
     state, peers, told = alone()
     peers.on_reply({"standing": list(theirs), "broken": broken})  # in no formation yet
     formation = FormationId(generation=2, number=1)

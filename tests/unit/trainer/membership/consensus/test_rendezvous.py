@@ -1,4 +1,4 @@
-"""A formation is given up when a member was lost on the way to it, whoever noticed that and when."""
+"""A formation is given up when a member is lost before it has arrived, whichever rank detects that and when."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from heterotrain_core.contract.plan import Member, Plan
 
 
 def peers_of(me: PeerKey, *, lost: set[PeerKey]) -> Any:
-    """Return a peer service whose peers never answer, some of whom it has lost."""
+    """Return a peer service whose peers never answer; some of them are lost."""
 
     async def nobody(*_arguments: Any, **_options: Any) -> dict[str, Any]:
         await asyncio.sleep(0)
@@ -34,8 +34,8 @@ def peers_of(me: PeerKey, *, lost: set[PeerKey]) -> Any:
 
 @pytest.mark.parametrize("me", [0, 1])
 @pytest.mark.parametrize(("number", "given_up"), [(1, True), (0, False)])
-def test_whoever_was_lost_during_the_vote_is_not_waited_for(me: int, number: int, given_up: bool) -> None:
-    """On the host and on others. Where the operator names a member that was lost before, it gets another chance."""
+def test_a_member_lost_during_the_vote_is_not_waited_for(me: int, number: int, given_up: bool) -> None:
+    """On the host and on other ranks. A member lost before gets another chance when the operator names it again."""
     members = tuple(
         Member(
             rank=rank, worker=f"w{rank}", worker_uid=f"u{rank}", address="127.0.0.1", peer_port=1, pool="p",

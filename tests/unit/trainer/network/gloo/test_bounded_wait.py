@@ -1,4 +1,4 @@
-"""Nobody waits longer for gloo than the group lasts."""
+"""No wait for gloo outlasts its group."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def pair() -> list[c10d.ProcessGroupGloo]:
     return [made[rank] for rank in range(2)]
 
 
-def test_an_operation_that_comes_right_needs_no_look() -> None:
-    """It is done and has its result, whether or not the group is over."""
+def test_a_successful_operation_is_done() -> None:
+    """It has its result, whether or not the group has been cut."""
     ranks, ones = pair(), [torch.ones(3), torch.ones(3)]
     works = [rank.allreduce([one]) for rank, one in zip(ranks, ones, strict=True)]
     for work, rank in zip(works, ranks, strict=True):
@@ -35,8 +35,8 @@ def test_an_operation_that_comes_right_needs_no_look() -> None:
     assert [one.tolist() for one in ones] == [[2.0] * 3] * 2
 
 
-def test_an_operation_that_never_ends_is_left_behind_once_the_group_is_over() -> None:
-    """As after a connection that broke without gloo's noticing; dropping its group afterwards does not wait, either."""
+def test_an_operation_that_never_ends_is_abandoned_once_the_group_is_cut() -> None:
+    """As after a broken connection that gloo does not detect; dropping its group afterwards does not wait either."""
     ranks, looks = pair(), iter([False, False, True])
     watched = BoundedWait(ranks[0].allreduce([torch.ones(3)]), is_over=lambda: next(looks), belongs_to=ranks[0])
     with pytest.raises(RuntimeError):

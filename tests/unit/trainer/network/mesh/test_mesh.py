@@ -20,20 +20,20 @@ from heterotrain.network.mesh.mesh import Mesh, pack_floats, unpack_floats
 
 
 class Store:
-    """A store whose readers wait for what they ask for."""
+    """A store in which reading a missing key waits for it."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
         self._told = threading.Condition()
 
     def set(self, key: str, value: bytes) -> None:
-        """Tell a value."""
+        """Set a value."""
         with self._told:
             self._values[key] = value
             self._told.notify_all()
 
     def get(self, key: str) -> bytes:
-        """Return a value when it is there."""
+        """Return a value as soon as it is set."""
         with self._told:
             assert self._told.wait_for(lambda: key in self._values, 30)
             return self._values[key]
@@ -47,7 +47,7 @@ def together(ranks: int, work: Callable[[int], Any]) -> list[Any]:
 
 @contextlib.contextmanager
 def meshes(ranks: int, *, store: Any = None, address: str = "127.0.0.1", limit_s: float = 30) -> Iterator[list[Mesh]]:
-    """Connect that many ranks."""
+    """Connect ``ranks`` ranks."""
     store = store or Store()
 
     def one(rank: int) -> Mesh:
@@ -70,15 +70,16 @@ def collected(mesh: Mesh, data: bytes) -> list[bytes]:
 
 @pytest.mark.parametrize(("ranks", "size_bytes"), [(1, 8), (2, 160), (5, 0), (3, 3_000_000)])
 def test_every_rank_gets_what_every_rank_sent(ranks: int, size_bytes: int) -> None:
-    """Several exchanges, also of more bytes than fit into the connections' buffers while nobody reads."""
+    """Several exchanges, also of more bytes than the connections' buffers hold while no rank reads."""
     with meshes(ranks) as found:
         for turn in range(3):
             sent = [bytes([17 * rank + turn]) * size_bytes for rank in range(ranks)]
-            assert together(ranks, lambda rank: collected(found[rank], sent[rank])) == [sent] * ranks  # noqa: B023  # used up here
+            got = together(ranks, lambda rank: collected(found[rank], sent[rank]))  # noqa: B023  # used here
+            assert got == [sent] * ranks
 
 
 def test_a_rank_may_be_an_exchange_ahead_and_gone() -> None:
-    """What a rank sent before it closed still arrives: whoever commits a step may leave at once."""
+    """Data sent before a rank closed still arrive: a rank that has committed a step may leave at once."""
     with meshes(2) as (first, second):
         ahead = first.gather(b"a")
         assert collected(second, b"b") == [b"a", b"b"]
@@ -89,7 +90,7 @@ def test_a_rank_may_be_an_exchange_ahead_and_gone() -> None:
 
 @pytest.mark.parametrize("how", ["cut here", "cut there", "closed there"])
 def test_a_broken_connection_ends_the_wait(how: str) -> None:
-    """Whoever waits for a lost peer is woken by its connection, and by ``cut`` from another thread."""
+    """A wait for a lost peer ends with its connection, or with ``cut`` from another thread."""
     with meshes(3) as (first, second, _silent):
         gathering = first.gather(b"x")
         assert collected_from(gathering, peers=()) == 0
@@ -102,12 +103,12 @@ def test_a_broken_connection_ends_the_wait(how: str) -> None:
 
 
 def collected_from(gathering: Any, *, peers: tuple[int, ...]) -> int:
-    """Return how many of these peers have sent everything."""
+    """Return the number of these peers that have sent everything."""
     return sum(peer not in gathering._missing for peer in peers)
 
 
 def test_silence_beyond_the_limit_ends_the_wait() -> None:
-    """The limit names who was silent."""
+    """The error names the silent ranks."""
     with (
         meshes(2, limit_s=0.01) as (first, _silent),
         pytest.raises(TimeoutError, match=r"no data came from ranks \[1\] for 0.01 s"),
@@ -115,44 +116,44 @@ def test_silence_beyond_the_limit_ends_the_wait() -> None:
         collected(first, b"x")
 
 
-def test_ranks_that_exchange_different_things_are_told_so() -> None:
-    """Two values here, one there: an error that says what to look for, not numbers that are somebody else's."""
+def test_ranks_that_exchange_different_values_get_an_error() -> None:
+    """Two values on one rank, one on the other: an error with what to check, not numbers of another exchange."""
     with meshes(2) as (first, second):
         second.gather(pack_floats([1.0]))
         with pytest.raises(UsageError, match=r"rank 1 exchanges 8 bytes where this rank exchanges 16: .* same model"):
             collected(first, pack_floats([1.0, 2.0]))
 
 
-def test_cargo_lies_in_its_place_whoever_sends_to_whom() -> None:
-    """Rounds of random loads between four ranks, in views of random lengths, more than any connection's buffer holds."""
-    chance, ranks = random.Random(3), 4  # noqa: S311  # seeded
+def test_payloads_are_in_place_for_any_senders_and_receivers() -> None:
+    """Random payloads between four ranks, in views of random lengths, larger than any connection's buffer."""
+    rng, ranks = random.Random(3), 4  # noqa: S311  # seeded
 
     def cuts(data: bytearray) -> Payload:
-        places = sorted(chance.randrange(len(data) + 1) for _ in range(chance.randrange(20)))
+        places = sorted(rng.randrange(len(data) + 1) for _ in range(rng.randrange(20)))
         edges = [0, *places, len(data)]
         return Payload(len(data), [memoryview(data)[a:b] for a, b in itertools.pairwise(edges)])  # some of them empty
 
     with meshes(ranks) as found:
         for _round in range(5):
-            pairs = [(a, b) for a in range(ranks) for b in range(ranks) if a != b and chance.random() < 0.6]
-            loads = {pair: bytearray(chance.randbytes(chance.choice([1, 1000, 5_000_000]))) for pair in pairs}
-            boxes = {pair: bytearray(len(load)) for pair, load in loads.items()}
-            sent = {pair: cuts(load) for pair, load in loads.items()}
+            pairs = [(a, b) for a in range(ranks) for b in range(ranks) if a != b and rng.random() < 0.6]
+            data = {pair: bytearray(rng.randbytes(rng.choice([1, 1000, 5_000_000]))) for pair in pairs}
+            boxes = {pair: bytearray(len(sent_bytes)) for pair, sent_bytes in data.items()}
+            sent = {pair: cuts(sent_bytes) for pair, sent_bytes in data.items()}
             taken = {pair: cuts(box) for pair, box in boxes.items()}
 
             def one(rank: int) -> None:
                 found[rank].send_receive(
-                    outgoing={b: payload for (a, b), payload in sent.items() if a == rank},  # noqa: B023  # used up here
-                    incoming={a: payload for (a, b), payload in taken.items() if b == rank},  # noqa: B023  # used up here
+                    outgoing={b: payload for (a, b), payload in sent.items() if a == rank},  # noqa: B023  # used here
+                    incoming={a: payload for (a, b), payload in taken.items() if b == rank},  # noqa: B023  # used here
                 ).wait()
 
             together(ranks, one)
-            assert boxes == loads
+            assert boxes == data
 
 
 @pytest.mark.parametrize("number", [15, 16, 17, 32])
-def test_a_load_that_ends_where_others_get_their_turn_is_over(number: int) -> None:
-    """As many views as reads at a time, one fewer and one more: nobody waits for what is there already."""
+def test_a_payload_that_ends_with_a_turn_is_complete(number: int) -> None:
+    """As many views as reads per turn, one fewer and one more: received data are not waited for."""
     with meshes(2, limit_s=5) as (first, second):
         views = [memoryview(bytes([i]) * 3) for i in range(number)]
         boxes = [bytearray(3) for _ in range(number)]
@@ -162,8 +163,8 @@ def test_a_load_that_ends_where_others_get_their_turn_is_over(number: int) -> No
         assert [bytes(box) for box in boxes] == views
 
 
-def test_memory_is_asked_for_when_its_turn_comes() -> None:
-    """A state on a device is copied piece by piece, not all at once."""
+def test_views_are_requested_only_when_needed() -> None:
+    """A state on a device is copied range by range, not all at once."""
     asked = 0
 
     def views() -> Iterator[memoryview]:
@@ -183,8 +184,8 @@ def test_memory_is_asked_for_when_its_turn_comes() -> None:
         assert asked == 100
 
 
-def test_loads_of_different_length_are_told_so() -> None:
-    """A receiver whose model is another one says so instead of taking a part, or waiting for more."""
+def test_payloads_of_different_sizes_are_an_error() -> None:
+    """A receiver with another model reports it instead of taking a part or waiting for more."""
     with meshes(2) as (first, second):
         first.send_receive(outgoing={1: Payload(3, [memoryview(b"abc")])}, incoming={})
         with pytest.raises(UsageError, match="rank 0 exchanges 3 bytes where this rank exchanges 4"):
@@ -192,13 +193,13 @@ def test_loads_of_different_length_are_told_so() -> None:
     assert HEAD.unpack(HEAD.pack(1, 2**40))[1] == 2**40  # a state of more than 4 GB
 
 
-def test_strangers_at_the_door_are_sent_away() -> None:
-    """A caller that does not know the secret, or says nothing, is not taken for a rank."""
+def test_connections_without_the_secret_are_rejected() -> None:
+    """A client that does not know the secret, or sends nothing, is not accepted as a rank."""
     store = Store()
     strangers = []
 
     class Told(Store):
-        """Calls at every rank's door before its peers can."""
+        """Connects to every rank before its peers can."""
 
         def set(self, key: str, value: bytes) -> None:
             port = int(value[16:].decode().split()[0])
@@ -221,14 +222,14 @@ def test_strangers_at_the_door_are_sent_away() -> None:
 
 
 def test_numbers_keep_every_bit() -> None:
-    """What is packed comes back, NaN and the largest counters included."""
+    """Packing and unpacking restores numbers, including NaN and the largest counters."""
     values = [0.1, -0.0, 2.0**53 - 1, float("inf")]
     assert unpack_floats(pack_floats(values)) == values
     assert unpack_floats(pack_floats([float("nan")]))[0] != 0.0
 
 
 def test_the_address_is_that_of_the_interface_that_gloo_uses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As named to gloo; without a name, one that this host can be called at."""
+    """The configured interface's address; without one, an address at which this host can be reached."""
     loopback = interface_of("127.0.0.1")
     assert loopback is not None
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", loopback)
