@@ -23,7 +23,7 @@ from support.load import LoadTest, bodies_of, feed
 FEW, MANY = 20, 60
 PODS_PER_JOB = 10
 MOST_REQUESTS_PER_JOB = 20 + 2 * PODS_PER_JOB
-"""Each worker is created once and gets its plan once; the rest is Service, budget, plans, dry runs, status and Events."""
+"""Each worker is created once and gets its plan once; the rest is Service, budget, plans, dry runs, status, Events."""
 MOST_PASSES_PER_JOB = 10
 MOST_BYTES_PER_JOB = 110_000
 DECISION, ALLOCATION = "heterotrain_operator.decide", "heterotrain_core.allocate"

@@ -1,7 +1,7 @@
-"""What the operator's integration tests do to a real API server: nodes on paper, pods without a kubelet, an operator process.
+"""Integration tests of the operator on a real API server: simulated nodes and kubelets, and an operator process.
 
-Pods are really scheduled, but onto nodes without a kubelet: the test plays the kubelet by writing pod status, which makes
-every fault easy to stage.
+The real scheduler places pods on nodes without a kubelet. The test acts as the kubelet by writing the pods' status,
+which makes every fault easy to stage.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ INSTALLED = "app.kubernetes.io/name=heterotrain-operator"
 
 
 async def served(client: KubeClient) -> bool:
-    """Tell whether jobs can be listed."""
+    """Return whether the API server lists jobs."""
     try:
         async for _ in client.list(JOBS):
             break
@@ -44,7 +44,7 @@ async def served(client: KubeClient) -> bool:
 
 
 async def silence_installed_operators(client: KubeClient) -> list[Body]:
-    """Scale operators that somebody installed to zero and return them: two with different Leases would fight over a job."""
+    """Scale installed operators to zero and return them: two with different Leases would undo each other's work."""
     found = [each async for each in client.list(DEPLOYMENTS, labels=INSTALLED) if each["spec"].get("replicas")]
     for deployment in found:
         await scale(client, deployment, 0)
@@ -63,7 +63,7 @@ async def scale(client: KubeClient, deployment: Body, replicas: int) -> None:
 
 
 async def remove_namespace(kube: KubeClient, name: str) -> None:
-    """Delete jobs and pods at once (nobody confirms their end on nodes without a kubelet), then the namespace."""
+    """Delete jobs and pods at once (without a kubelet, nothing confirms their end), then the namespace."""
     async for job in kube.list(JOBS, name):
         await kube.delete(JOBS, name, job["metadata"]["name"], uid=job["metadata"]["uid"])
     async for pod in kube.list(PODS, name):
@@ -82,7 +82,7 @@ async def force_delete(kube: KubeClient, pod: Body) -> None:
 
 
 class Cluster:
-    """What a test does to its namespace and its nodes."""
+    """A test's namespace and nodes."""
 
     def __init__(self, kube: KubeClient, namespace: str) -> None:
         self.kube = kube
@@ -90,7 +90,7 @@ class Cluster:
         self._now_s = 0.0
 
     async def add_node(self, pool_name: str, *, cpu: str = "4") -> str:
-        """Create a node on paper that only this namespace's pods tolerate, and return its name."""
+        """Create a node without a kubelet that only this namespace's pods tolerate, and return its name."""
         name = f"{self.namespace}-{pool_name}"
         body = {
             "apiVersion": "v1",
@@ -100,7 +100,7 @@ class Cluster:
         }
         await self.kube.create(NODES, body)
         resources = {"cpu": cpu, "memory": "8Gi", "pods": "20"}
-        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "on paper"}
+        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "simulated"}
         patch = {"status": {"allocatable": resources, "capacity": resources, "conditions": [ready]}}
         await self.kube._call(
             "PATCH", NODES.path(None, name, "status"), body=patch, content_type="application/merge-patch+json"
@@ -109,7 +109,7 @@ class Cluster:
         return name
 
     async def set_taints(self, node: str, *keys_: str) -> None:
-        """Give a node these taints besides the one that keeps others away."""
+        """Give a node these taints in addition to the one that repels other pods."""
         taints = [{"key": "ht-test", "value": self.namespace, "effect": "NoSchedule"}]
         taints += [{"key": key, "effect": "NoSchedule"} for key in keys_]
         await self.kube._call(
@@ -154,7 +154,7 @@ class Cluster:
         return found
 
     async def condition(self, kind: str, name: str = "job") -> tuple[str, str, str]:
-        """Return status, reason and message of a job's condition; empty while there is none."""
+        """Return status, reason and message of a job's condition; empty without one."""
         for each in (await self.status(name)).get("conditions", []):
             if each["type"] == kind:
                 return each["status"], each["reason"], each["message"]
@@ -170,7 +170,7 @@ class Cluster:
         return {pod["metadata"]["name"]: pod async for pod in found}
 
     async def plan(self, job: str = "job") -> Body:
-        """Return the plan's JSON; empty while there is none."""
+        """Return the plan's JSON; empty without a plan."""
         try:
             found = await self.kube.get(CONFIG_MAPS, self.namespace, keys.plan_name(job))
         except NotFound:
@@ -183,7 +183,7 @@ class Cluster:
         return [member["worker"] for member in (await self.plan(job)).get("members", [])]
 
     async def reasons(self) -> dict[str, int]:
-        """Return how often each Event was said."""
+        """Return the number of Events by reason."""
         found: dict[str, int] = {}
         async for event in self.kube.list(EVENTS, self.namespace):
             if event["involvedObject"]["kind"] == keys.KIND:
@@ -198,7 +198,7 @@ class Cluster:
         await self.kube._call("PATCH", path, body={"status": status}, content_type="application/merge-patch+json")
 
     async def scheduled(self, count: int, job: str = "job") -> list[str]:
-        """Wait until so many pods have nodes, and return their names."""
+        """Wait until this many pods have nodes, and return their names."""
 
         async def probe() -> list[str]:
             placed = [name for name, pod in (await self.pods(job)).items() if pod["spec"].get("nodeName")]
@@ -208,7 +208,7 @@ class Cluster:
         return found
 
     async def run(self, *names: str) -> None:
-        """Let the containers of these pods run and be ready."""
+        """Set these pods running and ready."""
         now = rfc3339(1_800_000_000)
         for number, name in enumerate(names):
             await self.write_pod_status(
@@ -222,7 +222,7 @@ class Cluster:
             )
 
     async def end(self, name: str, ending: Ending, *, reason: str = "") -> None:
-        """Let a pod's container end with an outcome."""
+        """End a pod's container with an outcome."""
         message = encode_outcome(Outcome(ending=ending, reason=reason, epoch=1, step=2))
         code = 1 if ending is Ending.FAILED else 0
         ended = {"terminated": {"exitCode": code, "message": message, "finishedAt": rfc3339(1_800_000_000)}}
@@ -236,7 +236,7 @@ class Cluster:
                 await force_delete(self.kube, pod)
 
     async def started(self, count: int, job: str = "job") -> list[str]:
-        """Take a job's first pods to a plan that names them, and return their names."""
+        """Run a job's first pods until a plan names them, and return their names."""
         names = (await self.scheduled(count, job))[:count]
         await self.run(*names)
 
@@ -252,7 +252,7 @@ def _container(state: Body, *, ready: bool) -> Body:
 
 
 class Operator:
-    """The operator as a process of its own, watching one namespace."""
+    """The operator as a process that watches one namespace."""
 
     def __init__(self, namespace: str, log: Path, *options: str) -> None:
         self._namespace = namespace
@@ -264,21 +264,27 @@ class Operator:
     async def start(self) -> None:
         """Start it and wait until it leads."""
         with self._log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "heterotrain_operator", "run",
-                "--namespace", self._namespace, "--watch-namespace", self._namespace, "--listen", "127.0.0.1",
-                "--health-port", str(self.health_port), "--metrics-port", str(self.metrics_port),
-                "--gather-seconds", "1", "--status-interval-seconds", "0.2", "--lease-duration-seconds", "5", *self._options,
-                stdout=log, stderr=log,
-            )  # fmt: skip
+            flags = {
+                "namespace": self._namespace,
+                "watch-namespace": self._namespace,
+                "listen": "127.0.0.1",
+                "health-port": self.health_port,
+                "metrics-port": self.metrics_port,
+                "gather-seconds": 1,
+                "status-interval-seconds": 0.2,
+                "lease-duration-seconds": 5,
+            }
+            options = [f"--{name}={value}" for name, value in flags.items()]
+            command = [sys.executable, "-m", "heterotrain_operator", "run", *options, *self._options]
+            self._process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
         await until(self.leads, f"the operator leads; its log:\n{self._log.read_text()}")
 
     async def leads(self) -> bool:
-        """Tell whether it leads."""
+        """Return whether it leads."""
         return await self.metric("heterotrain_operator_leader") == 1.0
 
     async def metric(self, name: str) -> float | None:
-        """Return one of its own metrics, ``None`` while it does not answer."""
+        """Return one of its own metrics; ``None`` without an answer."""
         try:
             url = f"http://127.0.0.1:{self.metrics_port}/metrics"
             async with aiohttp.ClientSession() as session, session.get(url) as response:
@@ -288,13 +294,13 @@ class Operator:
         return next((float(line.split()[1]) for line in lines if line.startswith(f"{name} ")), None)
 
     async def kill(self) -> None:
-        """End it without any warning."""
+        """Kill it without warning."""
         assert self._process is not None
         self._process.kill()
         await self._process.wait()
 
     async def stop(self) -> int:
-        """Ask it to end, and return its exit code."""
+        """Terminate it and return its exit code."""
         assert self._process is not None
         if self._process.returncode is None:
             self._process.terminate()

@@ -1,4 +1,4 @@
-"""A cluster that exports counters as the trainer does: the truth that fits are held against."""
+"""Simulated members that export counters as the trainer does: the ground truth for fits."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from heterotrain_core.split.member import SplitMember, micro_batch_count
 
 
 @dataclass(kw_only=True)
-class Cluster:
-    """Members of known speed that run steps with noise and count them.
+class SimulatedMembers:
+    """Members of known speed that run noisy steps and count them.
 
     Attributes:
         truth: time models by rank.
@@ -92,7 +92,7 @@ class Cluster:
             self._exchange[i] += value
 
     def counters(self) -> dict[CounterKey, Counters]:
-        """Return the counters as they stand now."""
+        """Return the current counters."""
         return {
             key: Counters(
                 steps=sums["steps"],
@@ -108,7 +108,7 @@ class Cluster:
         }
 
     def scrape(self) -> tuple[Observation, ...]:
-        """Return what happened since the last scrape."""
+        """Return observations since the last scrape."""
         now = self.counters()
         self._scrapes += 1
         found = observe(self._scraped, now, ended_s=15.0 * self._scrapes)
@@ -116,13 +116,13 @@ class Cluster:
         return found
 
     def members(self) -> list[SplitMember]:
-        """Return the truth as the split sees it."""
+        """Return the true models as the split's members."""
         return [
             SplitMember(compute=c, micro_cap_samples=self.micro_caps.get(rank)) for rank, c in enumerate(self.truth)
         ]
 
     def loss_of(self, shares: Sequence[int]) -> float:
-        """Return by how much a noiseless step with these shares is longer than the optimum, e.g. 0.02."""
+        """Return the relative excess of a noiseless step with these shares over the optimum, e.g. 0.02."""
         best = balance(sum(shares), self.members(), communication=self.communication)
         mine = evaluate(shares, self.members(), communication=self.communication)
         assert isinstance(best, Split)
@@ -131,7 +131,7 @@ class Cluster:
 
 
 def three_pools(scale_s: float = 0.001) -> list[ComputeTime]:
-    """Return members of speed 4 : 2 : 1 with some fixed parts."""
+    """Return members of speeds 4 : 2 : 1 with some fixed parts."""
     return [
         ComputeTime(
             per_sample_s=scale_s * slowness,

@@ -1,4 +1,4 @@
-"""Stand-ins for the shell's neighbours: an API server that records calls and can fail, and a Prometheus that answers."""
+"""Test doubles for the engine: an API server that records calls and can fail, and a Prometheus with fixed answers."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ Body = dict[str, Any]
 class FakeKube:
     """Objects in a dictionary; every write is recorded as ``(verb, plural, name)``.
 
-    ``fail`` is asked before each call and may return an error to raise.
+    ``fail`` is called before each call and may return an error to raise.
     """
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str, str], Body] = {}
         self.calls: list[tuple[str, str, str]] = []
         self.conflicts: set[tuple[str, str]] = set()
-        """Plural and name of objects in which others have given our fields other values."""
+        """Plural and name of objects in which other managers have changed the operator's fields."""
         self.fail: Callable[[str, str, str], KubeError | None] = lambda *_: None
         self._version = 100
 
     @property
     def writes(self) -> list[tuple[str, str, str]]:
-        """Calls that change something, Events left out."""
+        """Calls that change something, except Events."""
         return [call for call in self.calls if call[0] not in ("get", "list", "dry-run") and call[1] != EVENTS.plural]
 
     def _call(self, verb: str, resource: Resource, name: str) -> None:
@@ -102,12 +102,12 @@ class FakeKube:
         if found is None:
             raise NotFound(name)
         if found["metadata"]["uid"] != uid:
-            raise Conflict(f"{name} is another one")
+            raise Conflict(f"{name} has another uid")
         del self.objects[resource.plural, namespace, name]
 
 
 class FakeProm:
-    """Answers each query with what ``answers`` holds for it, or raises ``error``."""
+    """Answers each query by ``answers``, or raises ``error``."""
 
     def __init__(self) -> None:
         self.answers: Callable[[str], tuple[Series, ...]] = lambda _: ()

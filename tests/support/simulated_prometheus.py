@@ -1,7 +1,7 @@
-"""A Prometheus on paper: tells the operator what ranks of known speed would have counted, over real HTTP.
+"""A simulated Prometheus: it serves the counters of ranks of known speed over real HTTP.
 
-The test says who trains, by the plan; each look counts some more steps, a part of them at a smaller share, so that slopes
-can be told from fixed parts. Ranks that train no longer are gone at once, as series are that nobody scrapes any more.
+The test passes the plan by which ranks train. Each query counts some more steps, part of them at a smaller share, so
+that slopes can be separated from fixed parts. The series of ranks outside the plan disappear at once.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from heterotrain_core.contract.plan import ComputeTime
 
 from support.ports import free_port
 
-STEPS_A_LOOK = 3
+STEPS_PER_QUERY = 3
 VARIATION = 0.01
 Row = tuple[dict[str, str], float]
 
 
-class PaperPrometheus:
+class SimulatedPrometheus:
     """Answers the operator's two queries about one job.
 
     Args:
@@ -39,11 +39,11 @@ class PaperPrometheus:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """Base URL."""
         return f"http://127.0.0.1:{self._port}"
 
     async def start(self) -> None:
-        """Answer from now on."""
+        """Start the server."""
         app = web.Application()
         app.router.add_post("/api/v1/query", self._query)
         self._runner = web.AppRunner(app)
@@ -51,12 +51,12 @@ class PaperPrometheus:
         await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
 
     async def stop(self) -> None:
-        """Answer no more."""
+        """Stop the server."""
         if self._runner is not None:
             await self._runner.cleanup()
 
     def train(self, plan: Mapping[str, Any]) -> None:
-        """Let the plan's members train by it from now on."""
+        """Let the plan's members train from now on."""
         self._plan = dict(plan)
 
     async def _query(self, request: web.Request) -> web.Response:
@@ -86,7 +86,7 @@ class PaperPrometheus:
             share = member["share_samples"]
             for samples in {share, max(1, share * 4 // 5)}:
                 key = (member["worker_uid"], samples)
-                self._steps[key] = self._steps.get(key, 0) + STEPS_A_LOOK
+                self._steps[key] = self._steps.get(key, 0) + STEPS_PER_QUERY
         speeds = {member["worker_uid"]: (member, self._speeds[member["pool"]]) for member in members}
         for (uid, samples), steps in self._steps.items():
             if uid in speeds:
@@ -103,7 +103,7 @@ def _identity(member: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _shape(member: Mapping[str, Any], speed: ComputeTime, samples: int, steps: int) -> list[Row]:
-    """Return the counters of so many steps with this share."""
+    """Return the counters of this many steps with this share."""
     labels = {**_identity(member), metrics.LABEL_SHARE: str(samples), metrics.LABEL_MICRO_BATCH: str(samples)}
     before_s = speed.per_sample_s * samples + speed.fixed_s
     backward_s = speed.backward_per_sample_s * samples + speed.backward_fixed_s

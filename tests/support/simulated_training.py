@@ -17,11 +17,11 @@ from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
 from heterotrain_operator.prom.history import TelemetryHistory
 from heterotrain_operator.prom.queries import Snapshot, counter_name
 
-from support.exported_counters import Cluster
+from support.exported_counters import SimulatedMembers
 from support.fake_cluster import JOB_UID, FakeCluster
 
 
-class Named(Cluster):
+class Named(SimulatedMembers):
     """A cluster whose members carry the names that the operator's counters have."""
 
     names: Sequence[str] = ()

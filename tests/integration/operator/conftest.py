@@ -1,7 +1,7 @@
 """A real API server, a namespace for each test, and the operator as a process.
 
-``KUBECONFIG`` says where (``make cluster`` and ``eval "$(python -m local_cluster env)"``); without one the tests are
-skipped, loudly.
+``KUBECONFIG`` selects the cluster (``make cluster`` and ``eval "$(python -m local_cluster env)"``). Without it, the
+tests are skipped with a reason.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from support.waiting import until
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark everything here as integration test."""
+    """Mark all tests here as integration tests."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
@@ -41,9 +41,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def quiet_cluster() -> Iterator[None]:
-    """A cluster that serves our CRD and in which no other operator is at work while the tests run."""
+    """A cluster with the CRD and without another operator while the tests run."""
     if not os.environ.get("KUBECONFIG"):
-        pytest.skip(  # only in pytest by hand, without a cluster: `make test` always has one, and lets nothing be skipped
+        # Only a manual pytest run comes here: `make test` has a cluster and allows no skips.
+        pytest.skip(
             'no cluster: run `make cluster`, then eval "$(PYTHONPATH=deploy/dev/cluster python -m local_cluster env)"'
         )
     silenced = asyncio.run(_prepare())
@@ -78,7 +79,7 @@ async def kube(quiet_cluster: None) -> AsyncIterator[KubeClient]:
 
 @pytest.fixture
 async def namespace(kube: KubeClient) -> AsyncIterator[str]:
-    """A namespace of the test's own."""
+    """The test's own namespace."""
     name = f"ht-{secrets.token_hex(4)}"
     await kube.create(
         NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "namespace": ""}}

@@ -1,4 +1,4 @@
-"""What the API server refuses at once, each with the sentence that the user reads."""
+"""Input that the API server refuses at once, each with its message to the user."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-async def test_bad_input_is_refused_with_a_sentence(cluster: Cluster, case: str) -> None:
+async def test_invalid_input_is_refused_with_a_message(cluster: Cluster, case: str) -> None:
     change, sentence = REFUSED[case]
     job = cluster.job()
     change(job)
@@ -210,7 +210,7 @@ ACCEPTED: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("case", ACCEPTED)
-async def test_what_is_right_is_accepted(cluster: Cluster, case: str) -> None:
+async def test_valid_input_is_accepted(cluster: Cluster, case: str) -> None:
     job = cluster.job()
     ACCEPTED[case](job)
     await cluster.kube.create(JOBS, job, dry_run=True)
@@ -238,7 +238,7 @@ CHANGES: dict[str, tuple[Body, str]] = {
 
 
 @pytest.mark.parametrize("case", CHANGES)
-async def test_what_can_t_change_while_the_job_runs(cluster: Cluster, case: str) -> None:
+async def test_immutable_fields_of_a_running_job(cluster: Cluster, case: str) -> None:
     patch, sentence = CHANGES[case]
     await cluster.create(cluster.job())
     with pytest.raises(Refused) as refused:

@@ -1,4 +1,4 @@
-"""The Lease on a real API server: one leader, a quick hand-over at a planned end, a deposed leader that stops."""
+"""The Lease on a real API server: one leader, a quick hand-over at a planned end, and a deposed leader that stops."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_only_one_leads_and_a_planned_end_hands_over_at_once(kube: KubeCli
     assert await acquires(second, within_s=5)
 
 
-async def test_a_silent_leader_is_replaced_when_its_lease_has_run_out(kube: KubeClient, namespace: str) -> None:
+async def test_a_silent_leader_is_replaced_when_its_lease_has_expired(kube: KubeClient, namespace: str) -> None:
     first, second = an_elector(kube, namespace, "first"), an_elector(kube, namespace, "second")
     assert await acquires(first, within_s=5)
     assert not await acquires(second, within_s=1)

@@ -1,4 +1,4 @@
-"""What the API server makes of our writes: applied twice is applied once, nothing is forced, nobody is brought back to life."""
+"""The operator's writes on a real API server: idempotent, never over unread states, and without reviving objects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_applying_twice_changes_nothing(cluster: Cluster, kube: KubeClient
     for resource, body in ((SERVICES, build_service(job)), (DISRUPTION_BUDGETS, budget)):
         first = await kube.apply(resource, body)
         second = await kube.apply(resource, body)
-        # Not by resourceVersion: the budget's controller writes its status whenever it likes.
+        # Not by resourceVersion: the budget's controller writes its status at any time.
         ours = [
             [each for each in found["metadata"]["managedFields"] if each["manager"] == keys.FIELD_MANAGER]
             for found in (first, second)
@@ -37,7 +37,7 @@ async def test_applying_twice_changes_nothing(cluster: Cluster, kube: KubeClient
         assert first["spec"] == second["spec"]
 
 
-async def test_a_field_that_somebody_changed_is_ours_again_after_an_apply(cluster: Cluster, kube: KubeClient) -> None:
+async def test_an_apply_reverts_a_changed_field(cluster: Cluster, kube: KubeClient) -> None:
     job = parse_job(await a_job(cluster))
     await kube.apply(SERVICES, build_service(job))
     name = keys.service_name("job")
@@ -46,8 +46,8 @@ async def test_a_field_that_somebody_changed_is_ours_again_after_an_apply(cluste
     assert again["spec"]["publishNotReadyAddresses"] is True
 
 
-async def test_a_plan_is_only_written_over_the_one_that_was_read(cluster: Cluster, kube: KubeClient) -> None:
-    """A deposed leader that wakes up late must not replace a newer plan."""
+async def test_a_plan_only_replaces_the_one_that_was_read(cluster: Cluster, kube: KubeClient) -> None:
+    """A deposed leader that resumes late must not replace a newer plan."""
     job = parse_job(await a_job(cluster))
 
     def plan(revision: int, version: str | None) -> Body:
@@ -64,7 +64,7 @@ async def test_a_plan_is_only_written_over_the_one_that_was_read(cluster: Cluste
     assert (await cluster.plan())["revision"] == 1
 
 
-async def test_a_status_brings_no_deleted_job_back(cluster: Cluster, kube: KubeClient) -> None:
+async def test_a_status_does_not_revive_a_deleted_job(cluster: Cluster, kube: KubeClient) -> None:
     job = await a_job(cluster)
     metadata = {"name": "job", "namespace": cluster.namespace, "uid": job["metadata"]["uid"]}
     body = {"apiVersion": JOBS.api_version, "kind": keys.KIND, "metadata": metadata, "status": {"state": "Running"}}
@@ -85,7 +85,7 @@ async def test_a_status_for_another_job_of_the_same_name_is_a_conflict(cluster: 
     assert await cluster.status() == {}
 
 
-async def test_only_the_pod_that_was_meant_is_deleted(cluster: Cluster, kube: KubeClient) -> None:
+async def test_a_pod_with_another_uid_is_not_deleted(cluster: Cluster, kube: KubeClient) -> None:
     job = parse_job(await a_job(cluster))
     assert job.spec is not None
     await kube.create(PODS, build_pod(job, job.spec.worker_pools[0], 0, plan_version="0.0"))
@@ -94,7 +94,7 @@ async def test_only_the_pod_that_was_meant_is_deleted(cluster: Cluster, kube: Ku
     assert "job-w0" in await cluster.pods()
 
 
-async def test_a_dry_run_finds_what_our_schema_can_t_see(cluster: Cluster, kube: KubeClient) -> None:
+async def test_a_dry_run_finds_errors_that_the_schema_does_not_cover(cluster: Cluster, kube: KubeClient) -> None:
     body = cluster.job()
     body["spec"]["template"]["spec"]["containers"][0]["imagePullPolice"] = "Always"
     job = parse_job(await cluster.create(body))
@@ -104,8 +104,8 @@ async def test_a_dry_run_finds_what_our_schema_can_t_see(cluster: Cluster, kube:
     assert await cluster.pods() == {}
 
 
-async def test_the_built_pod_is_taken_word_for_word(cluster: Cluster, kube: KubeClient) -> None:
-    """Everything that a user may write beside our additions survives the round trip."""
+async def test_the_built_pod_is_accepted_word_for_word(cluster: Cluster, kube: KubeClient) -> None:
+    """All fields of the user survive the round trip next to the operator's additions."""
     body = cluster.job()
     spec = body["spec"]["template"]["spec"]
     spec["containers"][0] |= {
@@ -128,7 +128,7 @@ async def test_the_built_pod_is_taken_word_for_word(cluster: Cluster, kube: Kube
     assert pod["spec"]["restartPolicy"] == "Never"
 
 
-async def test_the_same_event_is_counted_not_repeated(cluster: Cluster, kube: KubeClient) -> None:
+async def test_a_repeated_event_is_counted(cluster: Cluster, kube: KubeClient) -> None:
     job = await a_job(cluster)
     for _ in range(3):
         await publish(

@@ -20,7 +20,7 @@ from heterotrain_core.split.balance import Infeasible
 from heterotrain_core.split.member import SplitMember
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.exported_counters import Cluster, three_pools
+from support.exported_counters import SimulatedMembers, three_pools
 
 EXCHANGE = CommunicationTime(overlapped_s=0.1, last_bucket_s=0.05, gamma=0.2)
 MEMBERS = tuple(SplitMember(compute=c) for c in three_pools())
@@ -124,7 +124,7 @@ def test_efficiency_is_one_at_the_base_and_falls() -> None:
 
 def test_the_plan_of_an_adaptive_job() -> None:
     """Blind: the base batch. With speeds and noise: the best batch, and the same when asked again."""
-    cluster = Cluster(truth=three_pools(), communication=EXCHANGE)
+    cluster = SimulatedMembers(truth=three_pools(), communication=EXCHANGE)
     members = tuple(MemberEvidence(member=cluster.name(rank)) for rank in range(3))
     request = BatchRequest(
         members=members, base_samples=128, least_samples=64, most_samples=8192, noise_samples=3000.0,
@@ -150,7 +150,7 @@ def test_the_plan_of_an_adaptive_job() -> None:
     assert (again.samples, again.changed) == (decision.samples, False)
 
 
-def learned_members(cluster: Cluster, *shares: tuple[int, ...]) -> tuple[MemberEvidence, ...]:
+def learned_members(cluster: SimulatedMembers, *shares: tuple[int, ...]) -> tuple[MemberEvidence, ...]:
     """Return evidence of 20 steps at each of these share vectors."""
     seen = []
     for vector in shares:
@@ -166,7 +166,7 @@ def learned_members(cluster: Cluster, *shares: tuple[int, ...]) -> tuple[MemberE
 def test_a_batch_grows_no_faster_than_what_was_seen(vectors: list[tuple[int, int, int]], growth: int) -> None:
     """However much noise asks for more: no share beyond four times what good models rest on, twice of poor ones."""
     slow_exchange = CommunicationTime(overlapped_s=3.0, last_bucket_s=1.0, gamma=0.2)
-    cluster = Cluster(truth=three_pools(), communication=slow_exchange)
+    cluster = SimulatedMembers(truth=three_pools(), communication=slow_exchange)
     members = learned_members(cluster, *vectors)
     request = BatchRequest(
         members=members, base_samples=128, least_samples=128, most_samples=10**6, current_samples=128, noise_samples=1e9

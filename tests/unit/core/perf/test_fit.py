@@ -12,10 +12,10 @@ from heterotrain_core.perf.exchange import fit_exchange
 from heterotrain_core.perf.fit import fit_member
 from heterotrain_core.perf.line import FixedPart
 from heterotrain_core.perf.model import FitQuality, compute_s
-from support.exported_counters import Cluster, three_pools
+from support.exported_counters import SimulatedMembers, three_pools
 
 
-def watched(cluster: Cluster, *runs: tuple[Sequence[int], int]) -> list[Observation]:
+def watched(cluster: SimulatedMembers, *runs: tuple[Sequence[int], int]) -> list[Observation]:
     """Return observations of rank 0, a scrape after each run."""
     found = []
     for shares, steps in runs:
@@ -27,7 +27,7 @@ def watched(cluster: Cluster, *runs: tuple[Sequence[int], int]) -> list[Observat
 def test_without_noise_every_coefficient_is_found() -> None:
     """Three shares, phases as exported: q, s, k, m and the update come back."""
     truth = three_pools()[0]
-    model = fit_member(watched(Cluster(truth=[truth]), ([50], 10), ([100], 10), ([200], 10)))
+    model = fit_member(watched(SimulatedMembers(truth=[truth]), ([50], 10), ([100], 10), ([200], 10)))
     assert model.quality is FitQuality.OK
     assert model.compute is not None
     for name in ("per_sample_s", "backward_per_sample_s", "fixed_s", "backward_fixed_s", "update_s"):
@@ -37,7 +37,7 @@ def test_without_noise_every_coefficient_is_found() -> None:
 def test_accumulated_steps_teach_the_same_line() -> None:
     """A share in several micro-batches is so many points on the line of one, and the update is paid once."""
     truth = three_pools()[0]
-    cluster = Cluster(truth=[truth], micro_caps={0: 64})
+    cluster = SimulatedMembers(truth=[truth], micro_caps={0: 64})
     model = fit_member(watched(cluster, ([40], 10), ([64], 10), ([128], 10), ([192], 10)))
     assert model.compute is not None
     for share, micro in ((32, 1), (256, 4), (250, 5)):
@@ -51,7 +51,7 @@ def test_noise_is_averaged_out_and_the_stated_uncertainty_is_honest() -> None:
     truth = ComputeTime(per_sample_s=0.001, fixed_s=0.03, backward_per_sample_s=0.002, backward_fixed_s=0.02)
     errors, ratios = [], []
     for seed in range(200):
-        cluster = Cluster(truth=[truth], variation=0.08, seed=seed)
+        cluster = SimulatedMembers(truth=[truth], variation=0.08, seed=seed)
         model = fit_member(watched(cluster, *[([b], 12) for b in (100, 70, 130, 70, 130, 100)]))
         assert model.compute is not None
         for share in (50, 200):
@@ -69,7 +69,7 @@ def test_noise_is_averaged_out_and_the_stated_uncertainty_is_honest() -> None:
 def test_outliers_and_warm_up_do_not_move_it(seconds: float) -> None:
     """A scrape of steps ten times too long or four times too short is left out, and so are a process's first steps."""
     truth = three_pools()[0]
-    cluster = Cluster(truth=[truth], variation=0.03, warm_up=8.0)
+    cluster = SimulatedMembers(truth=[truth], variation=0.03, warm_up=8.0)
     seen = watched(cluster, *[([b], 20) for b in (100, 60, 140, 100, 60, 140, 100)])
     assert seen[0].warm_up
     steady = Observation(
@@ -137,7 +137,7 @@ def test_a_quarter_of_wrong_observations_is_survived() -> None:
 def test_slowing_down_rescales_what_was_learned_before() -> None:
     """After a change the new speed holds at shares that were only seen at the old one, and is marked for learning."""
     truth = three_pools()[0]
-    cluster = Cluster(truth=[truth], variation=0.03)
+    cluster = SimulatedMembers(truth=[truth], variation=0.03)
     seen = watched(cluster, *[([b], 20) for b in (70, 100, 130, 100, 100)])
     cluster.slow[0] = 2.0
     seen += watched(cluster, ([100], 20), ([100], 20))
@@ -154,7 +154,7 @@ def test_slowing_down_rescales_what_was_learned_before() -> None:
 def test_one_share_leans_on_the_assumption_and_says_so() -> None:
     """The time at the seen share is right; the fixed part is the assumed one; the quality is thin."""
     truth = three_pools()[0]
-    seen = watched(Cluster(truth=[truth]), ([100], 20), ([100], 20))
+    seen = watched(SimulatedMembers(truth=[truth]), ([100], 20), ([100], 20))
     here = compute_s(truth, 100)
     for assumed in (0.0, 0.4):
         model = fit_member(seen, assumed=FixedPart(ratio=assumed, deviation=0.1))
@@ -170,7 +170,7 @@ def test_one_share_leans_on_the_assumption_and_says_so() -> None:
 def test_few_steps_are_thin_and_nothing_is_degenerate() -> None:
     """Verdicts carry their reason; a process's first steps and what cannot be true are as good as nothing."""
     truth = three_pools()[0]
-    few = fit_member(watched(Cluster(truth=[truth]), ([100], 2), ([50], 2)))
+    few = fit_member(watched(SimulatedMembers(truth=[truth]), ([100], 2), ([50], 2)))
     assert (few.quality, few.reason) == (FitQuality.THIN, "only 2 steps were seen")
     nothing = fit_member([])
     assert (nothing.quality, nothing.compute) == (FitQuality.DEGENERATE, None)
@@ -197,7 +197,7 @@ def test_times_that_do_not_grow_give_no_negative_coefficient() -> None:
 
 def test_the_exchange_is_averaged_and_gamma_weighted_by_its_certainty() -> None:
     """T_o and T_u come back through noise; a member that measures gamma badly hardly counts."""
-    cluster = Cluster(
+    cluster = SimulatedMembers(
         truth=three_pools(),
         communication=CommunicationTime(overlapped_s=0.04, last_bucket_s=0.01, gamma=0.2),
         variation=0.05,

@@ -13,7 +13,7 @@ from heterotrain_core.planning.fitting import MemberFits, fit_members
 from heterotrain_core.planning.shares import SharesDecision, SharesRequest, decide_shares
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.exported_counters import Cluster, three_pools
+from support.exported_counters import SimulatedMembers, three_pools
 
 EXCHANGE = CommunicationTime(overlapped_s=0.3, last_bucket_s=0.05, gamma=0.2)
 VECTORS = ((40, 40, 48), (60, 40, 28), (30, 50, 48), (90, 30, 8))
@@ -23,7 +23,7 @@ def evidence_of(
     seed: int, variation: float, vectors: list[int], slow: float
 ) -> tuple[tuple[MemberEvidence, ...], tuple[MemberEvidence, ...]]:
     """Return members and one former member of a cluster whose last member changes its speed half-way."""
-    cluster = Cluster(truth=three_pools(), communication=EXCHANGE, variation=variation, seed=seed, warm_up=3.0)
+    cluster = SimulatedMembers(truth=three_pools(), communication=EXCHANGE, variation=variation, seed=seed, warm_up=3.0)
     seen = []
     for number, vector in enumerate(vectors):
         if 2 * number >= len(vectors):

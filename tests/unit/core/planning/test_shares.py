@@ -14,7 +14,7 @@ from heterotrain_core.planning.shares import MemberEvidence, SharesDecision, Sha
 from heterotrain_core.split.balance import Infeasible
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.exported_counters import Cluster, three_pools
+from support.exported_counters import SimulatedMembers, three_pools
 
 BATCH = 512
 EXCHANGE = CommunicationTime(overlapped_s=0.05, last_bucket_s=0.01, gamma=0.2)
@@ -23,7 +23,7 @@ EXCHANGE = CommunicationTime(overlapped_s=0.05, last_bucket_s=0.01, gamma=0.2)
 class Job:
     """A job whose operator decides after each scrape, as the real one does."""
 
-    def __init__(self, cluster: Cluster, **request: object) -> None:
+    def __init__(self, cluster: SimulatedMembers, **request: object) -> None:
         self.cluster = cluster
         self.request = SharesRequest(
             total_samples=BATCH,
@@ -71,7 +71,7 @@ def pace_of(compute: ComputeTime | None) -> tuple[float, float]:
 
 def test_the_first_plan_is_even_and_probes() -> None:
     """Without evidence: even shares, variations that sum to the batch, no prediction."""
-    first = Job(Cluster(truth=three_pools())).decision
+    first = Job(SimulatedMembers(truth=three_pools())).decision
     assert first.division.shares == (171, 171, 170)
     assert first.changed
     assert first.division.prediction is None
@@ -88,7 +88,9 @@ def test_one_epoch_is_enough(variation: float, median: float, worst: float) -> N
     """After one epoch of 40 steps the split is within 2 % of the optimum in the median of 15 runs."""
     lost = []
     for seed in range(15):
-        cluster = Cluster(truth=three_pools(), communication=EXCHANGE, variation=variation, seed=seed, warm_up=4.0)
+        cluster = SimulatedMembers(
+            truth=three_pools(), communication=EXCHANGE, variation=variation, seed=seed, warm_up=4.0
+        )
         decision = Job(cluster).epoch()
         assert decision.changed
         lost.append(cluster.loss_of(decision.division.shares))
@@ -100,7 +102,7 @@ def test_the_prediction_holds_for_batches_never_seen() -> None:
     """Predicted against mean step time at other batches, with noise and overhead: 3 % in the median."""
     errors = []
     for seed in range(4):
-        cluster = Cluster(
+        cluster = SimulatedMembers(
             truth=three_pools(0.002), communication=EXCHANGE, variation=0.06, seed=seed, overhead_s=0.15, warm_up=4.0
         )
         job = Job(cluster)
@@ -120,7 +122,7 @@ def test_the_prediction_holds_for_batches_never_seen() -> None:
 
 def test_deciding_again_changes_nothing() -> None:
     """The decision's own shares as current ones: the same answer, and nothing to do, in every phase of a job."""
-    job = Job(Cluster(truth=three_pools(), communication=EXCHANGE, variation=0.1, seed=3))
+    job = Job(SimulatedMembers(truth=three_pools(), communication=EXCHANGE, variation=0.1, seed=3))
     for _ in range(4):
         again = decide_shares(replace(job.request, current_shares=job.decision.division.shares))
         assert isinstance(again, SharesDecision)
@@ -135,7 +137,7 @@ def test_noise_does_not_move_the_shares() -> None:
     """Once balanced, what chance could promise is left alone: one correction in ten more epochs, and seldom two."""
     moves = []
     for seed in range(6):
-        job = Job(Cluster(truth=three_pools(), communication=EXCHANGE, variation=0.06, seed=seed))
+        job = Job(SimulatedMembers(truth=three_pools(), communication=EXCHANGE, variation=0.06, seed=seed))
         job.epoch()
         moves.append(sum(job.epoch().changed for _ in range(10)))
         assert job.decision.division.probe == ()
@@ -145,7 +147,7 @@ def test_noise_does_not_move_the_shares() -> None:
 
 def test_the_baseline_stays_even() -> None:
     """With rebalancing off: even shares for ever, no probe, but a prediction for comparison."""
-    job = Job(Cluster(truth=three_pools(), communication=EXCHANGE, variation=0.03), rebalance=False)
+    job = Job(SimulatedMembers(truth=three_pools(), communication=EXCHANGE, variation=0.03), rebalance=False)
     assert job.decision.division.probe == ()
     decision = job.epoch()
     assert decision.division.shares == (171, 171, 170)
@@ -156,7 +158,7 @@ def test_the_baseline_stays_even() -> None:
 
 def test_a_throttled_member_is_learned_anew() -> None:
     """Its change is named and probed, and after two epochs the split is right again."""
-    cluster = Cluster(truth=three_pools(), communication=EXCHANGE, variation=0.03, seed=2)
+    cluster = SimulatedMembers(truth=three_pools(), communication=EXCHANGE, variation=0.03, seed=2)
     job = Job(cluster)
     job.epoch()
     job.epoch()
@@ -177,13 +179,13 @@ def test_a_throttled_member_is_learned_anew() -> None:
         ),
         *cluster.truth[1:],
     ]
-    assert Cluster(truth=slowed, communication=EXCHANGE).loss_of(job.decision.division.shares) < 0.04
+    assert SimulatedMembers(truth=slowed, communication=EXCHANGE).loss_of(job.decision.division.shares) < 0.04
     assert job.decision.relearn == ()
 
 
 def test_a_joiner_is_taken_to_be_like_its_pool() -> None:
     """Without evidence it gets its pool's model, and no probe as that is known; without a pool, the middle member's and one."""
-    job = Job(Cluster(truth=three_pools(), communication=EXCHANGE, variation=0.02))
+    job = Job(SimulatedMembers(truth=three_pools(), communication=EXCHANGE, variation=0.02))
     job.epoch()
     named = tuple(replace(m, pool=pool) for m, pool in zip(job.request.members, ("a", "b", "c"), strict=True))
     for pool, like, shapes in (("c", 2, 0), ("", 1, 3)):
@@ -202,7 +204,7 @@ def test_a_joiner_is_taken_to_be_like_its_pool() -> None:
 
 def test_one_share_is_enough_for_a_member_of_a_known_pool() -> None:
     """A returning worker that is 1.3 times as slow as its pool: its steps tell its pace, the pool tells its shape."""
-    cluster = Cluster(truth=[*three_pools(), three_pools()[0]], communication=EXCHANGE, variation=0.03, seed=4)
+    cluster = SimulatedMembers(truth=[*three_pools(), three_pools()[0]], communication=EXCHANGE, variation=0.03, seed=4)
     cluster.slow[3] = 1.3
     for _ in range(20):
         cluster.run((170, 170, 60, 0))
@@ -232,7 +234,7 @@ def test_one_share_is_enough_for_a_member_of_a_known_pool() -> None:
 
 def test_a_newcomer_is_like_those_of_its_pool_that_left() -> None:
     """Nobody of its pool is there any more, but what is known of them is: it gets their share at once."""
-    job = Job(Cluster(truth=three_pools(), communication=EXCHANGE, variation=0.02))
+    job = Job(SimulatedMembers(truth=three_pools(), communication=EXCHANGE, variation=0.02))
     job.epoch()
     known = tuple(replace(m, pool=pool) for m, pool in zip(job.request.members, ("a", "b", "c"), strict=True))
     for rank, pool in ((2, "c"), (0, "a")):
@@ -281,7 +283,7 @@ def test_a_thin_model_does_not_run_away() -> None:
 
 def test_limits_hold_in_every_plan() -> None:
     """Caps, floors and micro-batches are kept, from the first even plan on; the plan says how to cut."""
-    cluster = Cluster(truth=three_pools(), communication=EXCHANGE, micro_caps={0: 64})
+    cluster = SimulatedMembers(truth=three_pools(), communication=EXCHANGE, micro_caps={0: 64})
     job = Job(cluster)
     limited = (
         replace(job.request.members[0], micro_cap_samples=64, cap_samples=240),
@@ -305,7 +307,7 @@ def test_limits_hold_in_every_plan() -> None:
 def test_a_member_that_only_holds_up_is_proposed_for_leaving() -> None:
     """The decision names it and the gain."""
     truth = [*three_pools()[:2], replace(three_pools()[2], fixed_s=3.0)]
-    job = Job(Cluster(truth=truth, communication=EXCHANGE))
+    job = Job(SimulatedMembers(truth=truth, communication=EXCHANGE))
     decision = job.epoch()
     assert [straggler.member for straggler in decision.stragglers] == [2]
     assert "w2/0 holds up the others" in decision.reason

@@ -16,7 +16,7 @@ from heterotrain_core.planning.significance import FALSE_CHANGES, false_positive
 from heterotrain_core.split.balance import Split, balance, evaluate
 from heterotrain_core.split.member import SplitMember
 from scipy import stats
-from support.exported_counters import Cluster, three_pools
+from support.exported_counters import SimulatedMembers, three_pools
 
 PACE_S, FIXED_S, SHARE = 0.002, 0.04, 100
 
@@ -75,7 +75,7 @@ def test_the_threshold_falls_with_what_was_seen_and_never_exceeds_the_users() ->
     """Shares that are 2.5 % off: kept after few noisy steps, mended after many; a large ``minGainPercent`` changes neither."""
     changed = []
     for scrapes in (1, 30):
-        cluster = Cluster(truth=three_pools(), variation=0.08, seed=3)
+        cluster = SimulatedMembers(truth=three_pools(), variation=0.08, seed=3)
         best = balance(512, [SplitMember(compute=c) for c in three_pools()])
         assert isinstance(best, Split)
         off = (best.shares[0] - 5, best.shares[1] + 3, best.shares[2] + 2)

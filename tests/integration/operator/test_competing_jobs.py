@@ -1,4 +1,4 @@
-"""Two jobs that want the same nodes, with the operator as a process against the real API server and its scheduler."""
+"""Two jobs that compete for nodes, with an operator process and the real API server and scheduler."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from support.api_cluster import Body, Cluster, Operator
 from support.waiting import until
 
 
-def rival(cluster: Cluster, name: str) -> Body:
-    """Return a job that would like four workers on pool a and needs two."""
+def competing_job(cluster: Cluster, name: str) -> Body:
+    """Return a job that needs two workers on pool a and can use four."""
     return cluster.job(cluster.pool("a", maxReplicas=4), name=name, elasticPolicy={"minReplicas": 2})
 
 
-async def leavers(cluster: Cluster, job: str) -> list[str]:
+async def leaving_pods(cluster: Cluster, job: str) -> list[str]:
     """Return the pods of a job that are being deleted."""
     return [name for name, pod in (await cluster.pods(job)).items() if "deletionTimestamp" in pod["metadata"]]
 
 
 async def granted(cluster: Cluster, job: str) -> int | None:
-    """Return how many workers the allocation gives a job in pool a; ``None`` without limits."""
+    """Return the granted workers of a job in pool a; ``None`` without limits."""
     pools = (await cluster.status(job)).get("pools", [])
     return next((pool.get("granted") for pool in pools), None)
 
 
 async def running_members(cluster: Cluster, job: str, count: int) -> list[str]:
-    """Let every scheduled pod of a job run, and wait until its plan names so many."""
+    """Run every scheduled pod of a job, and wait until its plan names this many."""
 
     async def probe() -> list[str]:
         pods = await cluster.pods(job)
@@ -38,22 +38,22 @@ async def running_members(cluster: Cluster, job: str, count: int) -> list[str]:
     return found
 
 
-async def test_a_newcomer_gets_its_part_and_what_it_leaves_goes_back(cluster: Cluster, operator: Operator) -> None:
+async def test_a_new_job_gets_its_part_and_returns_it_at_its_end(cluster: Cluster, operator: Operator) -> None:
     await cluster.add_node("a", cpu="4")
-    await cluster.create(rival(cluster, "old"))
+    await cluster.create(competing_job(cluster, "old"))
     await running_members(cluster, "old", 4)
-    assert await granted(cluster, "old") is None, "alone it takes what fits"
-    newcomer = await cluster.create(rival(cluster, "new"))
+    assert await granted(cluster, "old") is None, "alone, it uses all nodes that fit"
+    newcomer = await cluster.create(competing_job(cluster, "new"))
 
     async def two_leave() -> list[str]:
-        found = await leavers(cluster, "old")
+        found = await leaving_pods(cluster, "old")
         return found if len(found) == 2 else []
 
     going = await until(two_leave, "two workers of the old job leave")
     assert (await cluster.condition("WorkersLimited", "old"))[:2] == ("True", "NodesShared")
     assert "other jobs need them more" in (await cluster.condition("WorkersLimited", "old"))[2]
     for name in going:
-        await cluster.end(name, Ending.LEFT, reason="told to go")
+        await cluster.end(name, Ending.LEFT, reason="drained")
     await cluster.confirm_deletions()
     await running_members(cluster, "new", 2)
     await running_members(cluster, "old", 2)
@@ -72,11 +72,11 @@ async def test_a_newcomer_gets_its_part_and_what_it_leaves_goes_back(cluster: Cl
     assert await granted(cluster, "old") is None
 
 
-async def test_of_two_gangs_that_come_together_one_runs(cluster: Cluster, operator: Operator) -> None:
-    """Three places, two workers each: without a decision between them each could hold what the other one needs."""
+async def test_of_two_gangs_that_arrive_together_one_runs(cluster: Cluster, operator: Operator) -> None:
+    """Capacity for three, two workers each: without an allocation, each job could block the other."""
     await cluster.add_node("a", cpu="3")
     for name in ("first", "second"):
-        await cluster.create(rival(cluster, name))
+        await cluster.create(competing_job(cluster, name))
 
     async def one_runs() -> str:
         for name in ("first", "second"):
@@ -94,6 +94,6 @@ async def test_of_two_gangs_that_come_together_one_runs(cluster: Cluster, operat
     async def told() -> bool:
         return (await cluster.condition("WorkersLimited", loser))[:2] == ("True", "WaitingForNodes")
 
-    await until(told, "the other job says that it waits")
+    await until(told, "the other job reports that it waits")
     found = [pod async for pod in cluster.kube.list(PODS, cluster.namespace) if pod["spec"].get("nodeName")]
     assert len(found) <= 3

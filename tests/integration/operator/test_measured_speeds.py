@@ -1,4 +1,4 @@
-"""What the operator makes of measured speeds, as a process against the real API server; only Prometheus is on paper."""
+"""Measured speeds and deadlines: an operator process, the real API server, and a simulated Prometheus."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from heterotrain_core.contract.outcome import Ending
 from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_operator.kube.resources import PODS
 from support.api_cluster import Cluster, Operator
-from support.simulated_prometheus import PaperPrometheus
+from support.simulated_prometheus import SimulatedPrometheus
 from support.waiting import until
 
 BATCH = 300
@@ -24,9 +24,9 @@ def even(samples_per_s: float) -> ComputeTime:
 
 
 @pytest.fixture
-async def prometheus() -> AsyncIterator[PaperPrometheus]:
+async def prometheus() -> AsyncIterator[SimulatedPrometheus]:
     """Ranks of pool a are four times as fast as those of pool b; an epoch has 300,000 samples."""
-    found = PaperPrometheus({"a": even(400), "b": even(100)}, epoch_samples=300_000)
+    found = SimulatedPrometheus({"a": even(400), "b": even(100)}, epoch_samples=300_000)
     await found.start()
     try:
         yield found
@@ -34,13 +34,13 @@ async def prometheus() -> AsyncIterator[PaperPrometheus]:
         await found.stop()
 
 
-def an_operator(namespace: str, log: Path, prometheus: PaperPrometheus) -> Operator:
+def an_operator(namespace: str, log: Path, prometheus: SimulatedPrometheus) -> Operator:
     options = ("--prometheus-url", prometheus.url, "--prometheus-poll-seconds", "0.2")
     return Operator(namespace, log, *options)
 
 
-async def shares(cluster: Cluster, prometheus: PaperPrometheus) -> dict[str, int]:
-    """Let every pod that has a node run and train by the newest plan; return the plan's shares by pool."""
+async def shares(cluster: Cluster, prometheus: SimulatedPrometheus) -> dict[str, int]:
+    """Run every pod on a node and train by the newest plan; return the plan's shares by pool."""
     pods = await cluster.pods()
     ready = [n for n, pod in pods.items() if pod["spec"].get("nodeName") and pod["status"]["phase"] == "Pending"]
     await cluster.run(*ready)
@@ -50,17 +50,17 @@ async def shares(cluster: Cluster, prometheus: PaperPrometheus) -> dict[str, int
 
 
 async def leave(cluster: Cluster, pool: str) -> None:
-    """Let the pods of a pool that are told to go end in order."""
+    """End the pods of a pool that are being deleted."""
     for name, pod in (await cluster.pods()).items():
         if pod["metadata"]["labels"]["heterotrain.dev/pool"] == pool and "deletionTimestamp" in pod["metadata"]:
             await cluster.end(name, Ending.LEFT, reason="told to go")
     await cluster.confirm_deletions()
 
 
-async def test_a_new_operator_gives_a_worker_that_returns_its_pool_s_share_at_once(
-    cluster: Cluster, namespace: str, tmp_path: Path, prometheus: PaperPrometheus
+async def test_a_restarted_operator_gives_a_returning_worker_its_pool_s_share_at_once(
+    cluster: Cluster, namespace: str, tmp_path: Path, prometheus: SimulatedPrometheus
 ) -> None:
-    """Nobody of pool b is left to be asked when the operator starts anew; its speed is in the job's status."""
+    """No member of pool b is left when the operator restarts; its speed is in the job's status."""
     await cluster.add_node("a")
     node = await cluster.add_node("b")
     operator = an_operator(namespace, tmp_path / "operator.log", prometheus)
@@ -76,7 +76,7 @@ async def test_a_new_operator_gives_a_worker_that_returns_its_pool_s_share_at_on
         }
         return found.keys() == {"a", "b"} and 55 <= found["b"] <= 65 and 55 <= kept["b"] <= 65
 
-    await until(learned, "shares that stand 4 : 1, and the speeds in the status")
+    await until(learned, "shares of 4 : 1, and the speeds in the status")
     await cluster.set_taints(node, "away")
     (gone,) = [n for n, pod in (await cluster.pods()).items() if pod["spec"].get("nodeName") == node]
     pod = (await cluster.pods())[gone]
@@ -105,10 +105,10 @@ async def test_a_new_operator_gives_a_worker_that_returns_its_pool_s_share_at_on
         print((tmp_path / "successor.log").read_text())
 
 
-async def test_a_deadline_takes_what_is_enough_and_is_told_when_it_is_out_of_reach(
-    cluster: Cluster, namespace: str, tmp_path: Path, prometheus: PaperPrometheus
+async def test_a_deadline_uses_enough_pools_and_is_reported_when_out_of_reach(
+    cluster: Cluster, namespace: str, tmp_path: Path, prometheus: SimulatedPrometheus
 ) -> None:
-    """300,000 samples are 50 minutes on the cheap pool alone, 10 on both."""
+    """300,000 samples take 50 minutes on the cheap pool alone, and 10 on both."""
     for name in ("a", "b"):
         await cluster.add_node(name)
     operator = an_operator(namespace, tmp_path / "operator.log", prometheus)
@@ -118,7 +118,7 @@ async def test_a_deadline_takes_what_is_enough_and_is_told_when_it_is_out_of_rea
         return {"deadline": (datetime.now(UTC) + timedelta(minutes=minutes)).strftime("%Y-%m-%dT%H:%M:%SZ")}
 
     async def are(pools: set[str], *told: str) -> None:
-        """Wait until these pools train, and the condition says this."""
+        """Wait until these pools train and the condition has this status and reason."""
 
         async def probe() -> bool:
             found = await shares(cluster, prometheus)

@@ -1,4 +1,4 @@
-"""The operator as a process against the real API server: from a job to members, through losses, restarts and bad input."""
+"""The operator process on a real API server: a job's way to its members, losses, restarts and bad input."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_a_job_trains_and_succeeds(cluster: Cluster, operator: Operator) -
     assert reasons["Succeeded"] == 1
 
 
-async def test_no_finalizer_and_no_foreign_annotation_is_left_on_anybody(cluster: Cluster, operator: Operator) -> None:
+async def test_no_finalizer_and_no_kopf_annotation_is_left_on_any_object(cluster: Cluster, operator: Operator) -> None:
     await cluster.add_node("a")
     await cluster.create(cluster.job(cluster.pool("a")))
     (name,) = await cluster.started(1)
@@ -63,7 +63,7 @@ async def test_no_finalizer_and_no_foreign_annotation_is_left_on_anybody(cluster
         assert not [key for key in body["metadata"].get("annotations", {}) if "kopf" in key]
 
 
-async def test_a_pool_without_a_node_delays_nothing_and_is_told(cluster: Cluster, operator: Operator) -> None:
+async def test_a_pool_without_a_node_delays_nothing_and_is_reported(cluster: Cluster, operator: Operator) -> None:
     await cluster.add_node("a")
     await cluster.create(cluster.job())
     await cluster.started(1)
@@ -77,7 +77,7 @@ async def test_a_pool_without_a_node_delays_nothing_and_is_told(cluster: Cluster
     await state_is(cluster, "Running")
 
 
-async def test_too_few_nodes_are_told_with_the_scheduler_s_words(cluster: Cluster, operator: Operator) -> None:
+async def test_too_few_nodes_are_reported_with_the_scheduler_s_message(cluster: Cluster, operator: Operator) -> None:
     await cluster.add_node("a", cpu="1")
     await cluster.create(cluster.job(cluster.pool("a", maxReplicas=2), elasticPolicy={"minReplicas": 2}))
 
@@ -95,29 +95,29 @@ async def test_an_announced_node_is_drained_and_its_worker_comes_back(cluster: C
     await cluster.create(cluster.job(cluster.pool("a"), cluster.pool("b", capacityType="Spot")))
     names = await cluster.started(2)
     pods = await cluster.pods()
-    (leaver,) = [name for name in names if pods[name]["spec"]["nodeName"] == node]
-    (stayer,) = set(names) - {leaver}
+    (drained_pod,) = [name for name in names if pods[name]["spec"]["nodeName"] == node]
+    (stayer,) = set(names) - {drained_pod}
     await cluster.set_taints(node, SPOT_NOTICE)
 
     async def drained() -> bool:
-        return (await cluster.plan())["drain"] == [leaver]
+        return (await cluster.plan())["drain"] == [drained_pod]
 
     await until(drained, "the plan's drain list")
-    await cluster.end(leaver, Ending.LEFT, reason="told to go")
+    await cluster.end(drained_pod, Ending.LEFT, reason="drained")
     await members_are(cluster, stayer)
     await cluster.set_taints(node)
 
     async def newcomers() -> set[str]:
-        return set(await cluster.scheduled(1)) - {stayer, leaver}
+        return set(await cluster.scheduled(1)) - {stayer, drained_pod}
 
-    (newcomer,) = await until(newcomers, "a worker in the place of the one that left")
+    (newcomer,) = await until(newcomers, "a replacement for the drained worker")
     await cluster.run(newcomer)
     await members_are(cluster, stayer, newcomer)
     status = await cluster.status()
     assert (status["disruptions"], status["restarts"]) == (1, 0)
 
 
-async def test_a_damaged_and_a_deleted_plan_are_made_again_higher(
+async def test_a_damaged_and_a_deleted_plan_are_replaced_by_higher_versions(
     cluster: Cluster, operator: Operator, kube: KubeClient
 ) -> None:
     await cluster.add_node("a")
@@ -143,7 +143,7 @@ async def test_a_damaged_and_a_deleted_plan_are_made_again_higher(
 async def test_a_killed_operator_misses_nothing_and_counts_nothing_twice(
     cluster: Cluster, operator: Operator, namespace: str, tmp_path: Path
 ) -> None:
-    """While no operator runs a worker fails, another one is evicted and gone; the next operator accounts for both, once."""
+    """Without an operator, one worker fails and another is evicted; the next operator counts each of them once."""
     for name in ("a", "b", "c"):
         await cluster.add_node(name)
     await cluster.create(cluster.job(*(cluster.pool(name) for name in ("a", "b", "c"))))
@@ -178,7 +178,7 @@ async def test_a_killed_operator_misses_nothing_and_counts_nothing_twice(
 
 
 async def passes(operator: Operator, more: int) -> None:
-    """Wait until the operator has made so many more passes over jobs."""
+    """Wait until the operator has made this many more passes over jobs."""
     name = 'heterotrain_operator_reconcile_total{result="ok"}'
     before = await operator.metric(name) or 0
 
@@ -221,7 +221,7 @@ async def test_nothing_is_written_while_nothing_changes(cluster: Cluster, namesp
         await operator.stop()
 
 
-async def test_what_somebody_deleted_is_there_again_after_the_next_full_list(
+async def test_deleted_objects_are_created_again_after_the_next_full_list(
     cluster: Cluster, namespace: str, tmp_path: Path
 ) -> None:
     operator = Operator(namespace, tmp_path / "operator.log", "--relist-seconds", "0.5")
@@ -237,7 +237,7 @@ async def test_what_somebody_deleted_is_there_again_after_the_next_full_list(
             async def there(resource: object = resource, name: str = name) -> str:
                 found = {
                     b["metadata"]["name"]: b["metadata"]["uid"] async for b in cluster.kube.list(resource, namespace)
-                }  # type: ignore[arg-type]  # bound late on purpose
+                }  # type: ignore[arg-type]  # evaluated later
                 return found.get(name, "")
 
             uid = await until(there, f"{name} exists")
@@ -247,7 +247,7 @@ async def test_what_somebody_deleted_is_there_again_after_the_next_full_list(
         await operator.stop()
 
 
-async def test_a_bad_job_is_told_why_and_delays_nobody(cluster: Cluster, operator: Operator) -> None:
+async def test_an_invalid_job_gets_the_reason_and_delays_no_other(cluster: Cluster, operator: Operator) -> None:
     await cluster.add_node("a")
     bad = cluster.job(cluster.pool("a"), name="bad")
     bad["spec"]["template"]["spec"]["containers"][0]["comand"] = ["train"]
@@ -262,10 +262,8 @@ async def test_a_bad_job_is_told_why_and_delays_nobody(cluster: Cluster, operato
     await state_is(cluster, "Running", "good")
 
 
-async def test_names_that_are_taken_are_told_and_what_bears_them_is_left_alone(
-    cluster: Cluster, operator: Operator
-) -> None:
-    """A Service and a pod of others, and a pod that an orphaning deletion left behind with all our labels."""
+async def test_names_in_use_are_reported_and_their_objects_are_left_alone(cluster: Cluster, operator: Operator) -> None:
+    """A foreign Service and pod, and an orphaned pod with all labels of a worker."""
     await cluster.add_node("a")
     theirs = {
         "apiVersion": "v1",
@@ -296,8 +294,8 @@ async def test_names_that_are_taken_are_told_and_what_bears_them_is_left_alone(
     async def told(kind: str, words: str) -> bool:
         return words in (await cluster.condition(kind))[2]
 
-    await until(lambda: told("Scheduled", "a Pod named job-w1 exists"), "the pod's name is taken")
-    await until(lambda: told("Ready", "a Service named job-workers exists"), "the Service's name is taken")
+    await until(lambda: told("Scheduled", "a Pod named job-w1 exists"), "the pod's name is in use")
+    await until(lambda: told("Ready", "a Service named job-workers exists"), "the Service's name is in use")
     for resource, name in ((SERVICES, "job-workers"), (PODS, "job-w0"), (PODS, "job-w1")):
         found = await cluster.kube.get(resource, cluster.namespace, name)
         assert not {"ownerReferences", "deletionTimestamp"} & set(found["metadata"])
@@ -306,7 +304,7 @@ async def test_names_that_are_taken_are_told_and_what_bears_them_is_left_alone(
     async def placed() -> bool:
         return "job-w1" in await cluster.pods()
 
-    await until(placed, "the worker is made as soon as its name is free")
+    await until(placed, "the worker is created as soon as its name is free")
 
 
 async def test_suspend_removes_workers_and_resume_goes_on(cluster: Cluster, operator: Operator) -> None:
@@ -320,13 +318,13 @@ async def test_suspend_removes_workers_and_resume_goes_on(cluster: Cluster, oper
         await cluster.confirm_deletions()
         return not await cluster.pods()
 
-    await until(gone, "no pod is left")
+    await until(gone, "all pods are gone")
     await state_is(cluster, "Suspended")
 
     async def at_rest() -> bool:
         return (await cluster.condition("Ready"))[:2] == ("True", "Suspended")
 
-    await until(at_rest, "suspended and nothing left is what was asked for")
+    await until(at_rest, "the suspended job is at rest")
     await cluster.edit({"suspend": False})
     await cluster.run(*await cluster.scheduled(1))
 
@@ -339,7 +337,7 @@ async def test_suspend_removes_workers_and_resume_goes_on(cluster: Cluster, oper
 
 
 async def test_deleting_a_job_leaves_nothing(cluster: Cluster, operator: Operator) -> None:
-    """The garbage collector does it by owner references, with or without an operator."""
+    """The garbage collector follows owner references, with or without an operator."""
     await cluster.add_node("a")
     body = await cluster.create(cluster.job(cluster.pool("a")))
     await cluster.started(1)
@@ -359,7 +357,7 @@ async def test_deleting_a_job_leaves_nothing(cluster: Cluster, operator: Operato
     async def nothing() -> bool:
         return not await left()
 
-    await until(nothing, "nothing of the job is left")
+    await until(nothing, "all objects of the job are gone")
 
 
 async def test_a_drain_takes_one_on_demand_worker_at_a_time(
