@@ -1,4 +1,4 @@
-"""Whatever happens to a job, in whatever order: passes come to rest, versions only grow, nobody is created twice."""
+"""Any events in any order: passes come to rest, versions only grow, and no worker is created twice."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from hypothesis import strategies as st
 from support.fake_cluster import FakeCluster, pool, without_times
 
 POOLS = ("a", "b", "c")
-Happening = Callable[[FakeCluster], object]
+Event = Callable[[FakeCluster], object]
 
 
-def on_pod(change: Callable[[FakeCluster, str], object]) -> Callable[[int], Happening]:
-    def make(number: int) -> Happening:
-        def happen(cluster: FakeCluster) -> None:
+def on_pod(change: Callable[[FakeCluster, str], object]) -> Callable[[int], Event]:
+    def make(number: int) -> Event:
+        def occur(cluster: FakeCluster) -> None:
             running = sorted(name for name, body in cluster.pods.items() if body["status"]["phase"] == "Running")
             if running:
                 change(cluster, running[number % len(running)])
 
-        return happen
+        return occur
 
     return make
 
 
-def on_node(change: Callable[[FakeCluster, str], object]) -> Callable[[int], Happening]:
-    def make(number: int) -> Happening:
-        def happen(cluster: FakeCluster) -> None:
+def on_node(change: Callable[[FakeCluster, str], object]) -> Callable[[int], Event]:
+    def make(number: int) -> Event:
+        def occur(cluster: FakeCluster) -> None:
             if cluster.nodes:
                 change(cluster, sorted(cluster.nodes)[number % len(cluster.nodes)])
 
-        return happen
+        return occur
 
     return make
 
@@ -42,7 +42,7 @@ def heal(cluster: FakeCluster, node: str) -> None:
     cluster.set_node(node, "True")
 
 
-HAPPENINGS: tuple[Callable[[int], Happening], ...] = (
+EVENTS: tuple[Callable[[int], Event], ...] = (
     on_pod(lambda cluster, name: cluster.end(name, Ending.LEFT)),
     on_pod(lambda cluster, name: cluster.end(name, Ending.FAILED, exit_code=1, reason="boom")),
     on_pod(lambda cluster, name: cluster.end(name, exit_code=137)),
@@ -65,7 +65,7 @@ HAPPENINGS: tuple[Callable[[int], Happening], ...] = (
     lambda _: lambda cluster: setattr(cluster, "plan", None),
 )
 
-happenings = st.lists(st.tuples(st.sampled_from(HAPPENINGS), st.integers(0, 30)), max_size=12)
+events = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 30)), max_size=12)
 
 
 def a_cluster() -> FakeCluster:
@@ -76,17 +76,17 @@ def a_cluster() -> FakeCluster:
 
 
 @settings(max_examples=60)
-@given(happenings)
+@given(events)
 def test_every_scenario_comes_to_rest_and_keeps_its_promises(
-    scenario: list[tuple[Callable[[int], Happening], int]],
+    scenario: list[tuple[Callable[[int], Event], int]],
 ) -> None:
     cluster = a_cluster()
     newest = (-1, -1)
-    for happening, number in scenario:
-        happening(number)(cluster)
+    for event, number in scenario:
+        event(number)(cluster)
         cluster.settle()  # asserts that passes come to rest, and that no name is created twice
         if cluster.plan is None:
-            assert cluster.status["state"] == "Suspended", "only a job that never was active has no plan"
+            assert cluster.status["state"] == "Suspended", "only a job that was never active has no plan"
             continue
         version = cluster.version()
         mirrored = (cluster.status["plan"]["desiredGeneration"], cluster.status["plan"]["desiredRevision"])
@@ -101,22 +101,22 @@ def test_every_scenario_comes_to_rest_and_keeps_its_promises(
 
 
 @settings(max_examples=60)
-@given(happenings)
-def test_deciding_is_a_function_of_what_is_seen(scenario: list[tuple[Callable[[int], Happening], int]]) -> None:
+@given(events)
+def test_the_decision_depends_on_its_inputs_only(scenario: list[tuple[Callable[[int], Event], int]]) -> None:
     cluster = a_cluster()
-    for happening, number in scenario:
-        happening(number)(cluster)
+    for event, number in scenario:
+        event(number)(cluster)
         assert decide(cluster.observe()) == decide(cluster.observe())
         cluster.step()
 
 
 @settings(max_examples=60)
-@given(happenings)
-def test_a_quiet_cluster_heals_every_job(scenario: list[tuple[Callable[[int], Happening], int]]) -> None:
+@given(events)
+def test_a_quiet_cluster_heals_every_job(scenario: list[tuple[Callable[[int], Event], int]]) -> None:
     """When the disturbances stop and there is room, the job trains with all its workers again."""
     cluster = a_cluster()
-    for happening, number in scenario:
-        happening(number)(cluster)
+    for event, number in scenario:
+        event(number)(cluster)
         cluster.step()
     cluster.edit(lambda spec: spec.update(suspend=False, elasticPolicy={"minReplicas": 2}))
     for name in list(cluster.nodes):
@@ -137,11 +137,11 @@ def test_a_quiet_cluster_heals_every_job(scenario: list[tuple[Callable[[int], Ha
 
 
 @settings(max_examples=60)
-@given(happenings)
-def test_a_decision_taken_again_adds_nothing(scenario: list[tuple[Callable[[int], Happening], int]]) -> None:
+@given(events)
+def test_a_decision_taken_again_adds_nothing(scenario: list[tuple[Callable[[int], Event], int]]) -> None:
     cluster = a_cluster()
-    for happening, number in scenario:
-        happening(number)(cluster)
+    for event, number in scenario:
+        event(number)(cluster)
         cluster.step()
     cluster.settle()
     again = without_times(cluster.step())

@@ -19,7 +19,7 @@ def test_finished_workers_end_the_job() -> None:
     assert sorted(cluster.pods) == ["job-w0", "job-w1", "job-w2"], "ended pods stay for their logs"
 
 
-def test_exit_code_zero_alone_is_no_success() -> None:
+def test_exit_code_zero_alone_is_not_a_success() -> None:
     cluster = a_running_job()
     for name in cluster.members():
         cluster.end(name, exit_code=0)
@@ -29,7 +29,7 @@ def test_exit_code_zero_alone_is_no_success() -> None:
     assert "heterotrain-run" in cluster.status["lastFailure"]
 
 
-def test_a_straggler_gets_a_moment_after_the_first_has_finished() -> None:
+def test_other_workers_get_some_time_after_the_first_has_finished() -> None:
     cluster = a_running_job()
     cluster.end("job-w0", Ending.FINISHED)
     cluster.settle()
@@ -40,7 +40,7 @@ def test_a_straggler_gets_a_moment_after_the_first_has_finished() -> None:
     assert cluster.status["state"] == "Succeeded"
 
 
-def test_no_worker_is_made_once_training_is_over() -> None:
+def test_no_worker_is_created_once_training_is_over() -> None:
     cluster = FakeCluster(spec={"elasticPolicy": {"minReplicas": 2}}).with_nodes("a", "b").start()
     cluster.end("job-w0", Ending.FINISHED)
     cluster.with_nodes("c")
@@ -91,7 +91,7 @@ def test_a_time_to_live_of_zero_still_reports_the_end_first() -> None:
     assert cluster.deleted_job
 
 
-def test_suspend_removes_all_workers_and_resume_goes_on_above_the_old_plan() -> None:
+def test_suspend_removes_all_workers_and_resume_continues_above_the_old_plan() -> None:
     cluster = a_running_job()
     version = cluster.version()
     cluster.edit(lambda spec: spec.update(suspend=True))
@@ -121,7 +121,7 @@ def test_the_deadline_counts_from_the_start() -> None:
     assert cluster.condition("Failed") == ("True", "DeadlineExceeded")
 
 
-def test_a_job_that_never_begins_fails_by_its_own_deadline_and_one_that_began_does_not() -> None:
+def test_the_pre_running_deadline_fails_only_a_job_that_has_not_begun() -> None:
     waiting = FakeCluster(spec={"preRunningDeadlineSeconds": 50})
     waiting.settle()
     waiting.pass_time(51)

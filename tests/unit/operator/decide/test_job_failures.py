@@ -1,4 +1,4 @@
-"""Workers that fail: what is charged to the job, how long it waits, and when it gives up."""
+"""Failing workers: which ends count as failures, how long replacements wait, and when the job fails."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from support.fake_cluster import FakeCluster, a_running_job
 
 
 def replaced(cluster: FakeCluster, *, after_s: float) -> None:
-    """Let an end be noticed, and once the wait is over another worker take its place and run."""
+    """Decide about an end, and let a replacement run once the delay is over."""
     cluster.settle()
     cluster.pass_time(after_s)
     cluster.settle()
@@ -16,7 +16,7 @@ def replaced(cluster: FakeCluster, *, after_s: float) -> None:
     cluster.settle()
 
 
-def test_own_failures_count_and_wait_longer_and_longer() -> None:
+def test_own_failures_count_and_the_delay_doubles() -> None:
     cluster = a_running_job()
     cluster.end("job-w0", Ending.FAILED, exit_code=1, reason="ValueError: no such file")
     decision = cluster.step()
@@ -54,8 +54,8 @@ def test_beyond_the_backoff_limit_the_job_fails_with_the_last_reason() -> None:
     assert cluster.status["completionTime"]
 
 
-def test_a_worker_that_is_killed_at_once_is_not_replaced_at_once() -> None:
-    """Whatever killed it may go on killing: without a pause, workers would be made and killed in a hot loop."""
+def test_a_worker_that_is_killed_right_after_its_start_is_replaced_later() -> None:
+    """The cause may persist: without a pause, workers would be created and killed in a hot loop."""
     cluster = a_running_job()
     cluster.pass_time(3)
     cluster.end("job-w0", exit_code=137)
@@ -69,7 +69,7 @@ def test_a_worker_that_is_killed_at_once_is_not_replaced_at_once() -> None:
 
 
 def test_a_probe_that_fails_for_ever_fails_the_job() -> None:
-    """The kubelet tells the worker to go, which it does in order, again and again; nothing else wants it to go."""
+    """The kubelet asks each worker to end, which it does in order; nothing else asks for it."""
     probe = {"exec": {"command": ["false"]}}
     template = {"spec": {"containers": [{"name": "main", "image": "image", "livenessProbe": probe}]}}
     cluster = a_running_job(backoffLimit=2, template=template)

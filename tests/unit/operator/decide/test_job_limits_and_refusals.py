@@ -1,4 +1,4 @@
-"""One pass over a job: limits, refusals and what is told to people."""
+"""One pass over a job: limits, refusals, and what status and events report."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from heterotrain_operator.decide.lifecycle import Acceptance
 from support.fake_cluster import FakeCluster, a_running_job, pool
 
 
-def test_fewer_replicas_remove_the_least_preferred_first_and_charge_nobody() -> None:
+def test_fewer_replicas_remove_the_least_preferred_without_counting_a_disruption() -> None:
     cluster = FakeCluster(pool("a", maxReplicas=2), pool("b", maxReplicas=2)).with_nodes("a", "b").start()
     assert len(cluster.members()) == 4
     cluster.edit(lambda spec: spec.update(elasticPolicy={"minReplicas": 1, "maxReplicas": 3}))
     cluster.settle()
-    going = [name for name, body in cluster.pods.items() if "deletionTimestamp" in body["metadata"]]
-    assert [cluster.pods[name]["spec"]["nodeName"] for name in going] == ["b"]
-    assert cluster.plan_json["drain"] == going
-    assert cluster.step().remove == (), "nobody is deleted twice"
-    cluster.end(going[0], Ending.LEFT).vanish(going[0])
+    leaving = [name for name, body in cluster.pods.items() if "deletionTimestamp" in body["metadata"]]
+    assert [cluster.pods[name]["spec"]["nodeName"] for name in leaving] == ["b"]
+    assert cluster.plan_json["drain"] == leaving
+    assert cluster.step().remove == (), "no pod is deleted twice"
+    cluster.end(leaving[0], Ending.LEFT).vanish(leaving[0])
     cluster.settle()
     assert len(cluster.members()) == 3
     assert cluster.status["disruptions"] == 0
 
 
-def test_a_refused_template_makes_no_pods_and_says_why() -> None:
+def test_a_refused_template_creates_no_pods_and_the_status_reports_why() -> None:
     cluster = FakeCluster().with_nodes("a", "b", "c")
     cluster.acceptance = Acceptance(known=True, ok=False, reason="InvalidTemplate", message="unknown field imagee")
     cluster.settle()
@@ -35,7 +35,7 @@ def test_a_refused_template_makes_no_pods_and_says_why() -> None:
     assert cluster.condition("Stalled") == ("True", "InvalidTemplate")
 
 
-def test_a_template_that_is_refused_later_keeps_those_who_train_and_makes_nobody_new() -> None:
+def test_a_template_that_is_refused_later_keeps_running_workers_and_creates_none() -> None:
     cluster = a_running_job()
     cluster.acceptance = Acceptance(known=True, ok=False, reason="InvalidTemplate", message="unknown field imagee")
     cluster.taint("c", "aws-node-termination-handler/spot-itn:NoSchedule")
@@ -50,7 +50,7 @@ def test_a_template_that_is_refused_later_keeps_those_who_train_and_makes_nobody
     assert "unknown field imagee" in cluster.message("Degraded")
 
 
-def test_whether_a_template_is_right_may_be_unknown_for_a_while() -> None:
+def test_whether_a_template_is_valid_may_be_unknown_for_a_while() -> None:
     cluster = FakeCluster().with_nodes("a", "b", "c")
     cluster.acceptance = Acceptance(known=False, ok=False, reason="DryRunFailed", message="webhook did not answer")
     cluster.settle()
@@ -60,7 +60,7 @@ def test_whether_a_template_is_right_may_be_unknown_for_a_while() -> None:
     assert "webhook did not answer" in cluster.status["reason"]
 
 
-def test_pods_that_only_bear_the_job_s_labels_are_left_alone_and_keep_their_names() -> None:
+def test_pods_that_only_carry_the_job_s_labels_are_left_alone_and_keep_their_names() -> None:
     cluster = FakeCluster().with_nodes("a", "b", "c")
     cluster.step()
     orphan = cluster.pods["job-w0"]
@@ -71,12 +71,12 @@ def test_pods_that_only_bear_the_job_s_labels_are_left_alone_and_keep_their_name
     cluster.settle()
     cluster.schedule().run()
     cluster.settle()
-    assert {"job-w0", "job-w1"} <= set(cluster.pods), "they are not ours to delete"
+    assert {"job-w0", "job-w1"} <= set(cluster.pods), "the operator does not own them"
     assert sorted(cluster.members()) == ["job-w2", "job-w3", "job-w4"]
     assert (cluster.status["restarts"], cluster.status["disruptions"]) == (0, 0)
 
 
-def test_what_the_server_refuses_besides_pods_is_told_while_training_goes_on() -> None:
+def test_other_refusals_of_the_server_are_reported_while_training_goes_on() -> None:
     cluster = a_running_job()
     cluster.blocked = "services is forbidden"
     cluster.settle()
@@ -89,7 +89,7 @@ def test_what_the_server_refuses_besides_pods_is_told_while_training_goes_on() -
     assert cluster.condition("Ready") == ("True", "Training")
 
 
-def test_a_spec_that_contradicts_itself_is_refused_whatever_let_it_through() -> None:
+def test_a_contradictory_spec_is_refused_even_if_the_server_accepted_it() -> None:
     cluster = FakeCluster(spec={"elasticPolicy": {"minReplicas": 5, "maxReplicas": 2}})
     cluster.settle()
     assert cluster.condition("Accepted") == ("False", "InvalidSpec")
@@ -111,7 +111,7 @@ def test_a_job_that_is_being_deleted_gets_nothing_new() -> None:
     assert (decision.create, decision.plan, decision.status) == ((), None, None)
 
 
-def test_an_image_that_can_t_be_pulled_is_told_with_the_kubelet_s_words() -> None:
+def test_an_image_that_cannot_be_pulled_is_reported_with_the_kubelet_s_message() -> None:
     cluster = FakeCluster().with_nodes("a", "b", "c")
     cluster.settle()
     cluster.schedule()
@@ -125,26 +125,26 @@ def test_an_image_that_can_t_be_pulled_is_told_with_the_kubelet_s_words() -> Non
     assert "WorkerCannotStart" in cluster.events
 
 
-def test_a_worker_of_which_nobody_says_why_it_does_not_start_is_named() -> None:
+def test_a_worker_that_does_not_start_for_unknown_reasons_is_named() -> None:
     cluster = FakeCluster(pool("a")).with_nodes("a")
     cluster.settle()
     assert cluster.message("Scheduled").endswith(
         "; job-w0 is waiting: see `kubectl describe pod job-w0` for the cause"
-    ), "the scheduler that it names may not exist"
+    ), "the scheduler it names may not exist"
     cluster.schedule()
     cluster.settle()
     assert cluster.message("Running") == (
         "0 workers are ready; job-w0 is starting: see `kubectl describe pod job-w0` for the cause"
-    ), "a volume that is missing is told by Events only"
+    ), "only events report a missing volume"
 
 
-def test_the_price_adds_up_what_is_placed() -> None:
+def test_the_price_is_the_sum_over_placed_workers() -> None:
     cluster = FakeCluster(pool("a", pricePerHour="3.67"), pool("b", pricePerHour="0.11")).with_nodes("a").start()
     assert cluster.status["pricePerHour"] == "3.67"
 
 
 def test_a_sidecar_that_never_ends_does_not_keep_the_job_running() -> None:
-    """The training container's end counts, whatever else runs in the pod (a mesh sidecar)."""
+    """Only the end of the training container counts, whatever else runs in the pod (a mesh sidecar)."""
     cluster = a_running_job()
     for name in cluster.members():
         cluster.end(name, Ending.FINISHED)
@@ -164,7 +164,7 @@ def test_times_of_conditions_move_only_when_they_flip() -> None:
     assert {kind for kind in after if after[kind] != before[kind]} == {"Degraded"}
 
 
-def test_start_is_told_once_however_many_passes_there_are() -> None:
+def test_the_start_is_published_once_however_many_passes_there_are() -> None:
     cluster = a_running_job()
     for _ in range(3):
         cluster.pass_time(100)
@@ -174,8 +174,8 @@ def test_start_is_told_once_however_many_passes_there_are() -> None:
 
 
 @pytest.mark.parametrize(("ready", "least"), [(0, 0), (1, 0), (2, 1), (3, 2)])
-def test_a_drain_may_always_take_one_on_demand_worker_and_no_spot_worker_is_guarded(ready: int, least: int) -> None:
-    """A budget that never lets anybody go would block a node's drain for ever."""
+def test_a_drain_may_always_take_one_on_demand_worker_and_any_spot_worker(ready: int, least: int) -> None:
+    """A budget that never allows an eviction would block the drain of a node for ever."""
     cluster = FakeCluster(pool("a", maxReplicas=3), pool("c", capacityType="Spot")).with_nodes("a", "c", cpu="8")
     cluster.settle()
     cluster.schedule().run(ready=False)

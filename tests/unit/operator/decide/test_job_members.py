@@ -1,4 +1,4 @@
-"""Who takes part in a job: workers that come, are announced to go, are lost and return, pass by pass on a cluster in memory."""
+"""Members of a job: workers that join, are about to leave, are lost and return, pass by pass on a fake cluster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Ending
 from support.fake_cluster import FakeCluster, a_running_job, pool
 
-SPOT_NOTICE = "aws-node-termination-handler/spot-itn:NoSchedule"
+SPOT_TAINT = "aws-node-termination-handler/spot-itn:NoSchedule"
 
 
 def test_a_new_job_gets_a_waiting_plan_before_its_pods_and_a_worker_in_each_pool() -> None:
@@ -31,7 +31,7 @@ def test_ready_workers_become_generation_one_with_even_shares() -> None:
     assert cluster.status["ready"] == "3/3"
 
 
-def test_every_running_pod_is_told_the_plan_s_version() -> None:
+def test_every_running_pod_carries_the_plan_s_version() -> None:
     cluster = a_running_job()
     versions = {body["metadata"]["annotations"][keys.ANNOTATION_PLAN] for body in cluster.pods.values()}
     assert versions == {"{}.{}".format(*cluster.version())}
@@ -56,7 +56,7 @@ def test_training_waits_below_the_minimum() -> None:
     assert cluster.condition("Scheduled") == ("False", "Unschedulable")
 
 
-def test_a_pool_s_own_minimum_has_to_be_there_before_training_starts() -> None:
+def test_a_pool_s_own_minimum_is_needed_before_training_starts() -> None:
     cluster = FakeCluster(pool("a"), pool("b", minReplicas=1)).with_nodes("a").start()
     assert cluster.version()[0] == 0
     assert "below their minReplicas: b" in cluster.status["reason"]
@@ -74,7 +74,7 @@ def test_a_worker_is_not_named_before_it_is_ready() -> None:
     assert cluster.status["state"] == "Starting"
 
 
-def test_ready_workers_wait_a_moment_for_those_that_start_then_go_ahead() -> None:
+def test_ready_workers_wait_a_short_time_for_starting_ones() -> None:
     cluster = FakeCluster().with_nodes("a", "b", "c")
     cluster.settle()
     cluster.schedule().run(ready=False)
@@ -87,19 +87,19 @@ def test_ready_workers_wait_a_moment_for_those_that_start_then_go_ahead() -> Non
     assert cluster.members() == ["job-w0"]
 
 
-def test_a_loss_waits_for_nobody_and_takes_those_in_who_are_ready() -> None:
+def test_a_loss_does_not_wait_and_ready_workers_join_at_once() -> None:
     cluster = FakeCluster(pool("a"), pool("b"), pool("c"), pool("d")).with_nodes("a", "b").start()
     cluster.with_nodes("c", "d").schedule().run(ready=False)
     cluster.set_ready("job-w2")
     cluster.settle()
-    assert cluster.members() == ["job-w0", "job-w1"], "the two that come are gathered"
+    assert cluster.members() == ["job-w0", "job-w1"], "the two joining workers are gathered"
     cluster.vanish("job-w1")
     cluster.settle()
     assert cluster.members() == ["job-w0", "job-w2"]
 
 
-def test_readiness_lets_in_but_its_loss_throws_nobody_out() -> None:
-    """A slow device answers its probe late; that is no reason to make everybody pause."""
+def test_a_member_that_loses_readiness_stays_a_member() -> None:
+    """A busy device answers its probe late; that does not justify a pause of all members."""
     cluster = a_running_job()
     before = cluster.version()
     cluster.set_ready("job-w1", ready=False)
@@ -110,7 +110,7 @@ def test_readiness_lets_in_but_its_loss_throws_nobody_out() -> None:
 def test_an_announced_loss_is_drained_then_left_out() -> None:
     cluster = a_running_job()
     generation, revision = cluster.version()
-    cluster.taint("c", SPOT_NOTICE)
+    cluster.taint("c", SPOT_TAINT)
     cluster.settle()
     assert cluster.version() == (generation, revision + 1)
     assert cluster.plan_json["drain"] == ["job-w2"]
@@ -125,9 +125,9 @@ def test_an_announced_loss_is_drained_then_left_out() -> None:
     assert cluster.status["restarts"] == 0
 
 
-def test_an_announcement_that_is_taken_back_empties_the_drain_list() -> None:
+def test_a_withdrawn_announcement_empties_the_drain_list() -> None:
     cluster = a_running_job()
-    cluster.taint("c", SPOT_NOTICE)
+    cluster.taint("c", SPOT_TAINT)
     cluster.settle()
     cluster.nodes["c"]["spec"]["taints"].clear()
     cluster.settle()
@@ -135,7 +135,7 @@ def test_an_announcement_that_is_taken_back_empties_the_drain_list() -> None:
     assert cluster.members() == ["job-w0", "job-w1", "job-w2"]
 
 
-def test_cordoning_alone_drains_nobody() -> None:
+def test_cordoning_alone_drains_no_worker() -> None:
     cluster = a_running_job()
     before = cluster.version()
     cluster.nodes["c"]["spec"]["unschedulable"] = True
@@ -146,7 +146,7 @@ def test_cordoning_alone_drains_nobody() -> None:
 
 def test_a_spot_node_goes_and_comes_back() -> None:
     cluster = a_running_job()
-    cluster.taint("c", SPOT_NOTICE)
+    cluster.taint("c", SPOT_TAINT)
     cluster.settle()
     cluster.end("job-w2", Ending.LEFT)
     cluster.nodes.pop("c")
@@ -162,7 +162,7 @@ def test_a_spot_node_goes_and_comes_back() -> None:
 
 
 def test_an_index_is_not_used_again_while_its_pod_exists() -> None:
-    """The pod of a node without power stays Terminating: its name is taken, and nobody deletes it by force."""
+    """The pod of a node without power stays Terminating: its name is taken, and it is not deleted by force."""
     cluster = FakeCluster(pool("a", maxReplicas=2)).with_nodes("a", "a2", cpu="1").start()
     assert cluster.members() == ["job-w0", "job-w1"]
     lost = cluster.pods["job-w1"]["spec"]["nodeName"]
@@ -176,7 +176,7 @@ def test_an_index_is_not_used_again_while_its_pod_exists() -> None:
     assert cluster.members() == ["job-w0", "job-w2"]
 
 
-def test_a_silent_node_is_lost_at_once_and_counts_as_a_disruption_once() -> None:
+def test_an_unreachable_node_is_lost_at_once_and_counts_as_one_disruption() -> None:
     cluster = a_running_job()
     cluster.set_node("b", "Unknown")
     cluster.settle()
@@ -187,7 +187,7 @@ def test_a_silent_node_is_lost_at_once_and_counts_as_a_disruption_once() -> None
     assert cluster.status["disruptions"] == 1
 
 
-def test_a_member_whose_pod_vanished_unseen_is_a_disruption() -> None:
+def test_a_member_whose_pod_disappeared_counts_as_a_disruption() -> None:
     cluster = a_running_job()
     cluster.vanish("job-w1")
     cluster.settle()

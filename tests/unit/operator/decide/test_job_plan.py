@@ -1,4 +1,4 @@
-"""The plan that somebody deletes, damages or puts back is made again, higher."""
+"""A plan that is deleted, damaged or replaced by an older one is written again with a higher version."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import pytest
 from heterotrain_core.contract import keys
 from support.fake_cluster import FakeCluster, a_running_job
 
-SPOT_NOTICE = "aws-node-termination-handler/spot-itn:NoSchedule"
+SPOT_TAINT = "aws-node-termination-handler/spot-itn:NoSchedule"
 
 
-def test_a_deleted_plan_is_made_again_higher_with_the_same_members() -> None:
+def test_a_deleted_plan_is_written_again_higher_with_the_same_members() -> None:
     cluster = a_running_job()
     version, members = cluster.version(), cluster.members()
     cluster.plan = None
@@ -19,7 +19,7 @@ def test_a_deleted_plan_is_made_again_higher_with_the_same_members() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"schema": 99}', "[]"])
-def test_a_damaged_plan_is_made_again_higher(text: str) -> None:
+def test_a_damaged_plan_is_written_again_higher(text: str) -> None:
     cluster = a_running_job()
     version = cluster.version()
     assert cluster.plan is not None
@@ -28,7 +28,7 @@ def test_a_damaged_plan_is_made_again_higher(text: str) -> None:
     assert cluster.version() > version
 
 
-def test_an_older_plan_put_back_by_somebody_is_replaced_above_the_newest() -> None:
+def test_an_older_plan_is_replaced_above_the_newest() -> None:
     cluster = FakeCluster().with_nodes("a", "b").start()
     assert cluster.plan is not None
     old = cluster.plan["data"][keys.PLAN_KEY]
@@ -41,11 +41,11 @@ def test_an_older_plan_put_back_by_somebody_is_replaced_above_the_newest() -> No
 
 
 def test_an_older_plan_that_only_differs_in_its_version_is_replaced_too() -> None:
-    """Workers that hold the newer version refuse it, newcomers would not: they have to hear of one version."""
+    """Workers with the newer version refuse it, but new workers would not: all must see one version."""
     cluster = a_running_job()
     assert cluster.plan is not None
     old = cluster.plan["data"][keys.PLAN_KEY]
-    cluster.taint("c", SPOT_NOTICE)
+    cluster.taint("c", SPOT_TAINT)
     cluster.settle()
     cluster.nodes["c"]["spec"]["taints"].clear()
     cluster.settle()
@@ -55,7 +55,7 @@ def test_an_older_plan_that_only_differs_in_its_version_is_replaced_too() -> Non
     assert cluster.version() > newest
 
 
-def test_a_plan_lost_while_nobody_is_ready_waits_below_the_one_that_members_hold() -> None:
+def test_a_plan_lost_while_no_worker_is_ready_stays_below_the_members_plan() -> None:
     """Generation 0 ranks below what running members hold, so they go on; newcomers learn that they have to wait."""
     cluster = a_running_job()
     revision = cluster.version()[1]

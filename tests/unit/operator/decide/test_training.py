@@ -1,4 +1,4 @@
-"""Whole trainings: how often plans are written, how good the first one is, and what a batch that adapts does to samples."""
+"""Complete trainings: how often plans are written, how good the first is, and how an adaptive batch uses samples."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def a_training(
     least_workers: int = 1,
     **training: Any,
 ) -> Training:
-    """Return a job on pools of speed 4 : 2 : 1 with 40 steps an epoch, scraped every two steps."""
+    """Return a job on pools with speeds 4 : 2 : 1, with 40 steps per epoch and a scrape every two steps."""
     batch = {} if "adaptiveBatch" in training else {"globalBatchSize": BATCH}
     spec = {"training": {"epochs": 100, **batch, **training}, "elasticPolicy": {"minReplicas": least_workers}}
     cluster = FakeCluster(spec=spec).with_nodes("a", "b", "c").start()
@@ -47,8 +47,8 @@ def a_training(
     )
 
 
-def test_few_revisions_in_the_first_epoch_and_the_last_of_them_is_right() -> None:
-    """Twenty scrapes: a few revisions, yet the plan for the second epoch is within 2 % of the optimum in the median."""
+def test_few_revisions_in_the_first_epoch_and_the_last_is_near_the_optimum() -> None:
+    """Twenty scrapes give a few revisions, but the second epoch's plan is within 2 % of the optimum in the median."""
     lost, written, refined = [], [], 0
     for seed in range(8):
         training = a_training(seed=seed)
@@ -75,8 +75,8 @@ def test_a_settled_job_is_left_alone() -> None:
     assert training.cluster.condition("StragglerDetected") == ("False", "NoStraggler")
 
 
-def test_what_is_predicted_is_held_against_what_is_measured() -> None:
-    """Only steps at the plan's own shares count, from when it took effect; before, nothing is said."""
+def test_the_prediction_is_compared_with_the_measurement() -> None:
+    """Only steps at the plan's own shares count, once it has taken effect; before that, nothing is reported."""
     training = a_training(seed=1)
     training.epoch()
     assert "prediction" not in training.cluster.status
@@ -92,7 +92,7 @@ def test_what_is_predicted_is_held_against_what_is_measured() -> None:
     assert training.cluster.status["prediction"]["measuredOverPredicted"] > told["measuredOverPredicted"] + 0.01
 
 
-def test_a_baseline_says_that_its_speeds_are_known_at_its_shares_only() -> None:
+def test_a_baseline_reports_that_speeds_are_known_at_its_shares_only() -> None:
     training = a_training(rebalance={"boundary": "Never"})
     training.epoch_samples = BATCH * STEPS  # no short last step, which would be a second share
     training.epoch()
@@ -103,7 +103,7 @@ def test_a_baseline_says_that_its_speeds_are_known_at_its_shares_only() -> None:
     assert "only one share was seen" in training.cluster.message("SpeedsLearned")
 
 
-def test_a_throttled_worker_is_told_with_how_much_slower_it_became() -> None:
+def test_a_throttled_worker_is_reported_with_its_slowdown() -> None:
     training = a_training(seed=2)
     for _ in range(2):
         training.epoch()
@@ -119,8 +119,8 @@ def test_a_throttled_worker_is_told_with_how_much_slower_it_became() -> None:
 
 
 @pytest.mark.parametrize("least_workers", [1, 3])
-def test_who_only_holds_the_others_up_is_told_with_the_gain_where_the_job_can_do_without(least_workers: int) -> None:
-    """Its fixed seconds alone are longer than a step of the others; with all three needed nobody is to leave."""
+def test_a_straggler_is_reported_with_the_gain_if_the_job_can_run_without_it(least_workers: int) -> None:
+    """Its fixed time alone exceeds a step of the others; if all three workers are needed, none is reported."""
     pools = three_pools()
     training = a_training(truth=(*pools[:2], replace(pools[2], fixed_s=3.0)), least_workers=least_workers)
     for _ in range(3):
@@ -144,7 +144,7 @@ ADAPTIVE = {"adaptiveBatch": {"min": BATCH, "max": 8192}}
     ids=lambda rebalance: rebalance["boundary"],
 )
 def test_the_batch_follows_the_noise_at_boundaries_and_no_sample_is_lost(rebalance: dict[str, Any]) -> None:
-    """Each sample once in every epoch, in order, whatever the batch; the trainer's rules cut the very same plans."""
+    """Every epoch uses each sample once and in order, whatever the batch, by the trainer's own rules."""
     training = a_training(seed=4, exchange=SLOW_EXCHANGE, rebalance=rebalance, **ADAPTIVE)
     batches, starts = [], []
     while training.progress.epoch < 5:
@@ -170,8 +170,8 @@ def test_the_batch_follows_the_noise_at_boundaries_and_no_sample_is_lost(rebalan
     assert even == (rebalance["boundary"] == "Never")
 
 
-def test_a_change_of_speed_does_not_hold_the_batch_for_ever_where_shares_never_vary() -> None:
-    """With even shares nobody is seen at a second share, before or after; the batch waits for some steps, not for a line."""
+def test_a_change_of_speed_does_not_block_the_batch_where_shares_never_vary() -> None:
+    """Even shares never show a second share: the batch waits for some steps, not for a complete model."""
     training = a_training(seed=4, exchange=SLOW_EXCHANGE, rebalance={"boundary": "Never"}, **ADAPTIVE)
     training.epoch_samples = BATCH * STEPS  # no short last step either
     said = []
@@ -186,7 +186,7 @@ def test_a_change_of_speed_does_not_hold_the_batch_for_ever_where_shares_never_v
     assert training.roster.plan.global_batch_samples > BATCH
 
 
-def test_without_noise_the_batch_stays_where_it_began() -> None:
+def test_without_a_noise_scale_the_batch_keeps_its_first_size() -> None:
     training = a_training(**ADAPTIVE)
     for _ in range(2):
         training.epoch()
@@ -207,15 +207,13 @@ def test_the_batch_is_no_larger_than_an_epoch() -> None:
 
 
 @pytest.mark.parametrize(("noise_samples", "least", "most"), [(400.0, 110, 230), (12.0, 32, 50)])
-def test_even_shares_find_their_batch_although_they_never_vary(noise_samples: float, least: int, most: int) -> None:
-    """Half of a small step is fixed, which one share does not show: a larger batch is tried, and kept only if it pays."""
+def test_even_shares_find_their_batch_although_shares_never_vary(noise_samples: float, least: int, most: int) -> None:
+    """Half of a small step is fixed time, which one share cannot show: a larger batch is tried, and kept if better."""
     truth = [
         replace(c, fixed_s=0.02 * slow, backward_fixed_s=0.01 * slow)
         for c, slow in zip(three_pools(), (1, 2, 4), strict=True)
     ]
-    training = a_training(
-        seed=2, truth=truth, rebalance={"boundary": "Never"}, adaptiveBatch={"min": 32, "max": 512}
-    )  # fmt: skip
+    training = a_training(seed=2, truth=truth, rebalance={"boundary": "Never"}, adaptiveBatch={"min": 32, "max": 512})
     training.epoch_samples = 32 * 64  # no last, smaller step that would show another share
     training.noise_samples = noise_samples
     while training.progress.epoch < 6:
@@ -224,8 +222,8 @@ def test_even_shares_find_their_batch_although_they_never_vary(noise_samples: fl
     assert len({share // 2 for share in training.plan.shares}) <= 2
 
 
-def test_another_membership_takes_the_batch_along() -> None:
-    """A new generation takes effect in the middle of an epoch: the batch is the one in force, not the one that waits."""
+def test_a_new_generation_keeps_the_batch_in_force() -> None:
+    """A new generation starts in the middle of an epoch: it uses the batch in force, not the pending one."""
     training = a_training(seed=6, exchange=SLOW_EXCHANGE, **ADAPTIVE)
     training.epoch()
     training.noise_samples = 1e6

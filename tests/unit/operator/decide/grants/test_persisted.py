@@ -1,4 +1,4 @@
-"""What a new operator knows of pools without workers: as fast as they were, from a few numbers in the status."""
+"""A new operator learns the speed of pools without workers from a few numbers in the status."""
 
 from __future__ import annotations
 
@@ -21,15 +21,25 @@ POOL = InternalPool(name="b")
 def a_plan(*computes: ComputeTime | None, pool: str = "b") -> Plan:
     members = tuple(
         Member(
-            worker=f"w{i}", worker_uid=f"uid-{i}", address="10.0.0.1", peer_port=1, on_demand=True, pool=pool, local_rank=0, rank=i,
-            share_samples=50, micro_batch_samples=50, cap_samples=None, compute=compute,
+            worker=f"w{i}",
+            worker_uid=f"uid-{i}",
+            address="10.0.0.1",
+            peer_port=1,
+            on_demand=True,
+            pool=pool,
+            local_rank=0,
+            rank=i,
+            share_samples=50,
+            micro_batch_samples=50,
+            cap_samples=None,
+            compute=compute,
         )
         for i, compute in enumerate(computes)
-    )  # fmt: skip
+    )
     return Plan(job_uid="uid", generation=1, revision=1, members=members, global_batch_samples=50 * len(members))
 
 
-def test_a_pool_s_speed_is_that_of_its_middle_rank_and_stays_when_the_pool_is_empty() -> None:
+def test_a_pool_s_speed_is_that_of_its_median_rank_and_stays_when_the_pool_is_empty() -> None:
     faster = replace(SLOW, per_sample_s=0.001)
     speed = speed_of(POOL, a_plan(SLOW, faster, None))
     assert speed is not None
@@ -39,7 +49,7 @@ def test_a_pool_s_speed_is_that_of_its_middle_rank_and_stays_when_the_pool_is_em
     assert speed_of(POOL, None) is None
 
 
-def test_what_the_status_says_is_what_a_new_allocation_begins_with() -> None:
+def test_a_new_allocation_begins_with_the_persisted_grant() -> None:
     exhausted = {
         "speed": speed_of(POOL, a_plan(SLOW)),
         "exhausted_since": "2027-01-15T08:00:00Z",
@@ -56,7 +66,7 @@ def test_what_the_status_says_is_what_a_new_allocation_begins_with() -> None:
     assert known.tries == {"b": 3}
 
 
-def test_a_newcomer_of_a_remembered_pool_is_taken_to_be_like_it_until_one_was_seen() -> None:
+def test_a_new_worker_of_a_pool_with_a_persisted_speed_gets_that_speed() -> None:
     memory = TelemetryHistory({"b": Speed(50, SLOW)})
     other = MemberId("uid-a", 0)
     memory.take(Snapshot(counters={}, gauges={other: MemberGauges(worker="w")}), {other: 1.0}, pools={"uid-a": "a"})
@@ -75,5 +85,7 @@ def seconds(compute: ComputeTime, samples: int) -> float:
     """Return a rank's own seconds for a step."""
     return (
         (compute.per_sample_s + compute.backward_per_sample_s) * samples
-        + compute.fixed_s + compute.backward_fixed_s + compute.update_s
-    )  # fmt: skip
+        + compute.fixed_s
+        + compute.backward_fixed_s
+        + compute.update_s
+    )

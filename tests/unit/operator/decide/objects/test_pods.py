@@ -1,4 +1,4 @@
-"""A worker's pod: the user's template kept whole, the pool's nodes and resources, and what the contract needs."""
+"""A worker's pod: the user's complete template, the pool's nodes and resources, and the additions of the contract."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def main_of(pod: Body) -> Body:
     return found
 
 
-def test_labels_annotations_and_owner_say_whose_it_is() -> None:
+def test_labels_annotations_and_owner_identify_the_job() -> None:
     template = a_template() | {"metadata": {"labels": {"team": "x"}, "annotations": {"note": "y"}}}
     metadata = built(template, pool("a", capacityType="Spot"))["metadata"]
     assert metadata["name"] == "job-w3"
@@ -51,7 +51,7 @@ def test_labels_annotations_and_owner_say_whose_it_is() -> None:
     assert (owner["kind"], owner["uid"], owner["controller"]) == (keys.KIND, "job-uid", True)
 
 
-def test_our_labels_win_over_a_template_that_uses_their_names() -> None:
+def test_the_operator_s_labels_override_those_of_the_template() -> None:
     template = a_template() | {"metadata": {"labels": {keys.LABEL_JOB: "other"}}}
     assert built(template)["metadata"]["labels"][keys.LABEL_JOB] == "job"
 
@@ -84,13 +84,13 @@ def test_the_pool_s_nodes_tolerations_and_resources_are_merged_into_the_template
     }
 
 
-def test_a_toleration_of_silent_nodes_that_the_user_wrote_stays() -> None:
+def test_the_user_s_toleration_of_unreachable_nodes_stays() -> None:
     mine = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "tolerationSeconds": 600}
     tolerations = built(a_template(tolerations=[mine]))["spec"]["tolerations"]
     assert [each for each in tolerations if each["key"] == mine["key"]] == [mine]
 
 
-def test_the_user_s_environment_comes_after_ours_and_both_are_there() -> None:
+def test_the_user_s_environment_comes_after_the_operator_s() -> None:
     template = a_template()
     template["spec"]["containers"][0]["env"] = [{"name": "A", "value": "$(HETEROTRAIN_JOB_NAME)"}]
     entries = main_of(built(template))["env"]
@@ -102,7 +102,7 @@ def test_the_user_s_environment_comes_after_ours_and_both_are_there() -> None:
     assert len(names) == len(set(names))
 
 
-def test_the_fixed_configuration_is_the_spec_s() -> None:
+def test_the_fixed_configuration_comes_from_the_spec() -> None:
     pod = built(
         a_template(terminationGracePeriodSeconds=90),
         training={
@@ -139,7 +139,7 @@ def test_a_folder_for_the_plan_and_memory_for_shm() -> None:
     assert all("subPath" not in each for each in main_of(pod)["volumeMounts"]), "a subPath is never refreshed"
 
 
-def test_a_shm_that_the_user_mounted_stays() -> None:
+def test_the_user_s_own_shm_mount_stays() -> None:
     template = a_template(volumes=[{"name": "mine", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}}])
     template["spec"]["containers"][0]["volumeMounts"] = [{"name": "mine", "mountPath": "/dev/shm"}]
     pod = built(template)
@@ -215,7 +215,7 @@ PROBLEMS: dict[str, tuple[Body, str]] = {
 
 
 @pytest.mark.parametrize("case", PROBLEMS)
-def test_what_the_operator_itself_can_t_work_with(case: str) -> None:
+def test_unusable_templates(case: str) -> None:
     template, sentence = PROBLEMS[case]
     assert sentence in template_problem(template)
 
@@ -224,7 +224,7 @@ def test_a_good_template_has_no_problem() -> None:
     assert template_problem(a_template(restartPolicy="Never")) == ""
 
 
-def test_more_accelerators_than_ranks_may_be_are_told_and_never_run_up() -> None:
+def test_too_many_accelerators_are_reported_and_never_started() -> None:
     body = pool("a", resources={"limits": {"nvidia.com/gpu": "1000000000"}})
     job = parse_job(job_body(body))
     assert job.spec is not None
@@ -253,7 +253,7 @@ MISSHAPEN: dict[str, Body] = {
     "resources": spoiled(resources="2 GPUs"),
     "limits": spoiled(resources={"limits": ["nvidia.com/gpu"]}),
     "amount": spoiled(resources={"limits": {"nvidia.com/gpu": "two"}}),
-    "amount without end": spoiled(resources={"limits": {"cpu": "1e400"}}),
+    "infinite amount": spoiled(resources={"limits": {"cpu": "1e400"}}),
     "amount of many digits": spoiled(resources={"limits": {"cpu": "9" * 400}}),
     "negative amount": spoiled(resources={"requests": {"cpu": -1}}),
     "ports": spoiled(ports="8080"),
@@ -267,7 +267,7 @@ MISSHAPEN: dict[str, Body] = {
 
 
 @pytest.mark.parametrize("case", MISSHAPEN)
-def test_a_misshapen_template_is_a_problem_of_its_job_and_no_exception(case: str) -> None:
+def test_a_malformed_template_is_a_problem_of_its_job_not_an_exception(case: str) -> None:
     job = parse_job(job_body(template=MISSHAPEN[case]))
     assert job.spec is None
     assert job.problem.startswith("spec.template")

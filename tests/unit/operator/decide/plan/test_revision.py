@@ -1,4 +1,4 @@
-"""When a decision deserves a revision, by where the newest plan stands and how far its boundary is."""
+"""When a decision is worth a revision: it depends on the newest plan and on the distance to the boundary."""
 
 from __future__ import annotations
 
@@ -36,65 +36,80 @@ def a_plan(**fields: Any) -> Plan:
     """Return plan 2.7 of two members with 60 and 40 samples."""
     members = tuple(
         Member(
-            rank=rank, worker=f"w{rank}", worker_uid=f"u{rank}", address="10.0.0.1", peer_port=1, pool="p", on_demand=True,
-            share_samples=share, compute=COMPUTE,
+            rank=rank,
+            worker=f"w{rank}",
+            worker_uid=f"u{rank}",
+            address="10.0.0.1",
+            peer_port=1,
+            pool="p",
+            on_demand=True,
+            share_samples=share,
+            compute=COMPUTE,
         )
         for rank, share in enumerate((60, 40))
-    )  # fmt: skip
+    )
     settings: dict[str, Any] = {"members": members, "prediction": PREDICTION} | fields
     return Plan(job_uid="j", generation=2, revision=7, global_batch_samples=100, **settings)
 
 
-def seen(*revisions: int, cursor: int = 0, rate: float | None = 100.0, interval_s: float | None = 1.0) -> Telemetry:
+def telemetry_at(
+    *revisions: int, cursor: int = 0, rate: float | None = 100.0, interval_s: float | None = 1.0
+) -> Telemetry:
     """Return telemetry of members that have these revisions in force, in an epoch of 10,000 samples."""
     gauges = {
         MemberId(f"u{rank}", 0): MemberGauges(
-            worker=f"w{rank}", generation=2, revision=revision, step=1, cursor_samples=cursor, epoch_samples=10_000,
-            global_batch_samples=100, epoch_step=cursor // 100,
+            worker=f"w{rank}",
+            generation=2,
+            revision=revision,
+            step=1,
+            cursor_samples=cursor,
+            epoch_samples=10_000,
+            global_batch_samples=100,
+            epoch_step=cursor // 100,
         )
         for rank, revision in enumerate(revisions)
-    }  # fmt: skip
+    }
     return Telemetry(gauges=gauges, rates=Rates(samples_per_s=rate), scrape_interval_s=interval_s)
 
 
 @pytest.mark.parametrize(
     ("boundary", "telemetry", "expected"),
     [
-        (Boundary(), seen(7, 7), BoundaryDistance.FAR),
-        (Boundary(), seen(7, 6), BoundaryDistance.FAR),
-        (Boundary(), seen(6, 6, cursor=9_500), BoundaryDistance.FAR),
-        (Boundary(), seen(6, 6, cursor=9_700), BoundaryDistance.NEAR),
-        (Boundary(), seen(7, 7, cursor=9_700), BoundaryDistance.NEAR),
-        (Boundary(), seen(6, 6, cursor=9_500, interval_s=15.0), BoundaryDistance.NEAR),
-        (Boundary(kind=BoundaryKind.NEVER), seen(6, 6, cursor=9_500), BoundaryDistance.FAR),
-        (STEPS, seen(6, 6, cursor=1_200), BoundaryDistance.FAR),
-        (STEPS, seen(6, 6, cursor=1_700), BoundaryDistance.NEAR),
+        (Boundary(), telemetry_at(7, 7), BoundaryDistance.FAR),
+        (Boundary(), telemetry_at(7, 6), BoundaryDistance.FAR),
+        (Boundary(), telemetry_at(6, 6, cursor=9_500), BoundaryDistance.FAR),
+        (Boundary(), telemetry_at(6, 6, cursor=9_700), BoundaryDistance.NEAR),
+        (Boundary(), telemetry_at(7, 7, cursor=9_700), BoundaryDistance.NEAR),
+        (Boundary(), telemetry_at(6, 6, cursor=9_500, interval_s=15.0), BoundaryDistance.NEAR),
+        (Boundary(kind=BoundaryKind.NEVER), telemetry_at(6, 6, cursor=9_500), BoundaryDistance.FAR),
+        (STEPS, telemetry_at(6, 6, cursor=1_200), BoundaryDistance.FAR),
+        (STEPS, telemetry_at(6, 6, cursor=1_700), BoundaryDistance.NEAR),
         (Boundary(), Telemetry(), BoundaryDistance.NEAR),
-        (Boundary(), seen(6, 6, rate=None), BoundaryDistance.NEAR),
-        (Boundary(), seen(6, 6, interval_s=None), BoundaryDistance.NEAR),
+        (Boundary(), telemetry_at(6, 6, rate=None), BoundaryDistance.NEAR),
+        (Boundary(), telemetry_at(6, 6, interval_s=None), BoundaryDistance.NEAR),
     ],
 )
-def test_what_a_revision_would_meet(boundary: Boundary, telemetry: Telemetry, expected: BoundaryDistance) -> None:
+def test_the_distance_to_the_boundary(boundary: Boundary, telemetry: Telemetry, expected: BoundaryDistance) -> None:
     assert distance_to_boundary(a_plan(boundary=boundary), telemetry) is expected
 
 
-def test_the_boundary_is_as_far_as_the_samples_before_it_take() -> None:
-    assert seconds_to_boundary(a_plan(), seen(6, 6, cursor=4_000)) == 60.0
-    assert seconds_to_boundary(a_plan(boundary=STEPS), seen(6, 6, cursor=4_300)) == 7.0
-    assert seconds_to_boundary(a_plan(boundary=STEPS), seen(6, 6, cursor=9_950)) == 0.5
-    assert seconds_to_boundary(a_plan(), seen(6, 6, rate=None)) is None
+def test_the_time_to_the_boundary_follows_from_the_samples_before_it() -> None:
+    assert seconds_to_boundary(a_plan(), telemetry_at(6, 6, cursor=4_000)) == 60.0
+    assert seconds_to_boundary(a_plan(boundary=STEPS), telemetry_at(6, 6, cursor=4_300)) == 7.0
+    assert seconds_to_boundary(a_plan(boundary=STEPS), telemetry_at(6, 6, cursor=9_950)) == 0.5
+    assert seconds_to_boundary(a_plan(), telemetry_at(6, 6, rate=None)) is None
 
 
-def test_a_job_that_has_just_sped_up_arrives_sooner_than_its_rate_says() -> None:
-    """Two ranks, steps of 100 samples in a quarter of a second since the plan in force; slower ones change nothing."""
-    telemetry = seen(7, 7, cursor=4_000)
+def test_a_job_that_has_just_become_faster_arrives_sooner_than_its_rate_suggests() -> None:
+    """Two ranks: steps of 100 samples in 0.25 s since the plan took effect count, slower ones change nothing."""
+    telemetry = telemetry_at(7, 7, cursor=4_000)
     for step_s, expected_s in ((0.25, 15.0), (4.0, 60.0)):
         sums = StepsInForce(version=(2, 7), steps={50: 8}, step_s={50: 8 * step_s})
         faster = replace(telemetry, in_force=dict.fromkeys(telemetry.gauges, sums))
         assert seconds_to_boundary(a_plan(), faster) == expected_s
 
 
-def test_far_from_the_boundary_only_much_counts() -> None:
+def test_far_from_the_boundary_only_a_large_gain_counts() -> None:
     assert least_gain(BoundaryDistance.FAR, chosen=0.01) > 0.03
     assert least_gain(BoundaryDistance.FAR, chosen=0.5) == 0.5
     assert least_gain(BoundaryDistance.NEAR, chosen=0.01) == 0.01
@@ -138,10 +153,10 @@ EVERYWHERE, NOT_FAR, NOWHERE = (
         ({"compute": (None, None), "prediction": None, "probe": ((70, 30),), "probe_steps": 2}, {}, NOWHERE),
     ],
 )
-def test_what_is_worth_writing_and_where(
+def test_which_divisions_are_worth_writing_at_which_distance(
     division: dict[str, Any], plan: dict[str, Any], distances: frozenset[BoundaryDistance]
 ) -> None:
-    """Lost telemetry forgets nothing, a smaller piece is told at once, and what only got better waits for the boundary."""
+    """Smaller micro-batches are written at once, improvements near the boundary, and lost telemetry never."""
     decision = replace(DECISION, division=replace(DIVISION, **division))
     found = {distance for distance in BoundaryDistance if worth_writing(decision, a_plan(**plan), distance)}
     assert found == distances
@@ -152,7 +167,7 @@ def test_changed_shares_are_worth_writing_at_any_distance() -> None:
     assert all(worth_writing(changed, a_plan(), distance) for distance in BoundaryDistance)
 
 
-def test_a_first_model_is_told_at_once_and_pieces_that_may_be_larger_again_at_the_boundary() -> None:
+def test_a_first_model_is_written_at_once_and_larger_micro_batches_near_the_boundary() -> None:
     bare = a_plan(prediction=None)
     bare = replace(bare, members=tuple(replace(member, compute=None) for member in bare.members))
     assert worth_writing(DECISION, bare, BoundaryDistance.FAR)

@@ -1,4 +1,4 @@
-"""Shares follow what telemetry has shown, are kept while nothing better is known, and never wait for it."""
+"""Shares follow the measurements, stay without better evidence, and never wait for telemetry."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def steps_of(name: str, member: str, shares: tuple[int, ...], *, ended_s: float)
     return tuple(replace(found, warm_up=False) for found in observe({}, counters, ended_s=ended_s))
 
 
-def told(cluster: FakeCluster, *, shares: tuple[int, ...] = (20, 30, 40)) -> Telemetry:
-    """Return telemetry in which every member has been seen at these shares."""
+def telemetry_of(cluster: FakeCluster, *, shares: tuple[int, ...] = (20, 30, 40)) -> Telemetry:
+    """Return telemetry with observations of every member at these shares."""
     observations, gauges = {}, {}
     for member in cluster.plan_json["members"]:
         identity = MemberId(member["worker_uid"], member["local_rank"])
@@ -60,7 +60,7 @@ def shares_of(cluster: FakeCluster) -> list[int]:
 def test_shares_follow_measured_speed_in_a_new_revision_of_the_same_generation() -> None:
     cluster = a_running_job()
     generation, revision = cluster.version()
-    cluster.telemetry = told(cluster)
+    cluster.telemetry = telemetry_of(cluster)
     cluster.settle()
     assert cluster.version()[0] == generation
     assert cluster.version()[1] > revision
@@ -71,12 +71,12 @@ def test_shares_follow_measured_speed_in_a_new_revision_of_the_same_generation()
     assert cluster.plan_json["members"][0]["compute"] is not None
     assert cluster.plan_json["prediction"]["step_s"] > 0
     assert "SharesPlanned" in cluster.events
-    assert "batchReason" not in cluster.status, "the batch was given"
+    assert "batchReason" not in cluster.status, "the batch is fixed"
 
 
 def test_the_same_evidence_changes_nothing_twice() -> None:
     cluster = a_running_job()
-    cluster.telemetry = told(cluster)
+    cluster.telemetry = telemetry_of(cluster)
     cluster.settle()
     version = cluster.version()
     cluster.telemetry = replace(cluster.telemetry, sequence=2)
@@ -84,18 +84,18 @@ def test_the_same_evidence_changes_nothing_twice() -> None:
     assert cluster.version() == version
 
 
-def test_never_keeps_even_shares_whatever_is_seen() -> None:
+def test_boundary_never_keeps_even_shares_whatever_is_measured() -> None:
     cluster = a_running_job(rebalance={"boundary": "Never"})
-    cluster.telemetry = told(cluster)
+    cluster.telemetry = telemetry_of(cluster)
     cluster.settle()
     assert shares_of(cluster) == [34, 33, 33]
     assert cluster.plan_json["boundary"]["kind"] == "Never"
     assert cluster.plan_json["probe"] == []
 
 
-def test_telemetry_that_goes_away_leaves_the_last_good_plan() -> None:
+def test_lost_telemetry_leaves_the_last_good_plan() -> None:
     cluster = a_running_job()
-    cluster.telemetry = told(cluster)
+    cluster.telemetry = telemetry_of(cluster)
     cluster.settle()
     version, shares = cluster.version(), shares_of(cluster)
     cluster.telemetry = replace(cluster.telemetry, problem="Prometheus can't be reached", reason="Unavailable")
@@ -107,9 +107,9 @@ def test_telemetry_that_goes_away_leaves_the_last_good_plan() -> None:
     assert cluster.events.count("TelemetryUnavailable") == 1
 
 
-def test_an_operator_that_remembers_nothing_keeps_the_shares_of_the_plan() -> None:
+def test_a_new_operator_without_telemetry_keeps_the_shares_of_the_plan() -> None:
     cluster = a_running_job()
-    cluster.telemetry = told(cluster)
+    cluster.telemetry = telemetry_of(cluster)
     cluster.settle()
     shares = shares_of(cluster)
     cluster.telemetry = Telemetry()
@@ -117,9 +117,9 @@ def test_an_operator_that_remembers_nothing_keeps_the_shares_of_the_plan() -> No
     assert shares_of(cluster) == shares
 
 
-def test_survivors_are_shared_out_by_what_is_known_of_them() -> None:
+def test_survivors_get_shares_by_their_known_speeds() -> None:
     cluster = a_running_job()
-    cluster.telemetry = told(cluster)
+    cluster.telemetry = telemetry_of(cluster)
     cluster.settle()
     cluster.vanish("job-w1")
     cluster.step()
@@ -131,9 +131,9 @@ def test_survivors_are_shared_out_by_what_is_known_of_them() -> None:
 
 @pytest.mark.parametrize("remembered", [True, False])
 def test_a_worker_that_returns_gets_the_share_of_its_pool_at_once(remembered: bool) -> None:
-    """Nobody of its pool trains any more, but what the one before it showed is still known; else it is a guess."""
+    """No worker of its pool trains any more, but the speed of the previous one may still be known."""
     cluster = a_running_job()
-    telemetry = told(cluster)
+    telemetry = telemetry_of(cluster)
     pools = {MemberId(m["worker_uid"], 0): m["pool"] for m in cluster.plan_json["members"]}
     cluster.telemetry = replace(telemetry, pools=pools if remembered else {})
     cluster.settle()
@@ -157,9 +157,9 @@ def test_a_changed_boundary_reaches_the_plan_without_a_new_generation() -> None:
     assert cluster.plan_json["boundary"] == {"kind": "Steps", "every_steps": 50}
 
 
-def test_a_micro_batch_cap_that_a_worker_learned_is_in_the_next_plan() -> None:
+def test_the_next_plan_contains_the_micro_batch_cap_of_a_worker() -> None:
     cluster = a_running_job()
-    telemetry = told(cluster)
+    telemetry = telemetry_of(cluster)
     first = MemberId(cluster.plan_json["members"][0]["worker_uid"], 0)
     capped = {**telemetry.gauges, first: replace(telemetry.gauges[first], micro_batch_cap_samples=8)}
     cluster.telemetry = replace(telemetry, gauges=capped)
@@ -167,10 +167,10 @@ def test_a_micro_batch_cap_that_a_worker_learned_is_in_the_next_plan() -> None:
     assert cluster.plan_json["members"][0]["micro_batch_samples"] == 8
 
 
-def test_peak_memory_bounds_micro_batches_before_anything_runs_out() -> None:
-    """A line through what was seen: 1 GB and 0.1 GB a sample on a device of 5 GB, of which 0.92 are used: 36 samples."""
+def test_peak_memory_limits_micro_batches_before_memory_runs_out() -> None:
+    """The fit is 1 GB plus 0.1 GB per sample, and 92 % of a 5 GB device may be used: 36 samples."""
     cluster = a_running_job()
-    telemetry = told(cluster)
+    telemetry = telemetry_of(cluster)
     first = MemberId(cluster.plan_json["members"][0]["worker_uid"], 0)
 
     def seen(*sizes: int) -> Telemetry:
@@ -182,20 +182,23 @@ def test_peak_memory_bounds_micro_batches_before_anything_runs_out() -> None:
     cluster.settle()
     member = cluster.plan_json["members"][0]
     assert member["micro_batch_samples"] == 36
-    assert member["share_samples"] > 36, "it is accumulated, not taken away"
+    assert member["share_samples"] > 36, "a larger share is accumulated over micro-batches"
     version = cluster.version()
     cluster.telemetry = seen(10, 20, 33)
     cluster.settle()
-    assert cluster.version() == version, "the same limit from other steps is nothing new"
+    assert cluster.version() == version, "the same limit from other steps changes nothing"
 
 
-def test_each_worker_is_told_with_what_binds_it() -> None:
+def test_each_worker_is_reported_with_its_binding_constraint() -> None:
     cluster = a_running_job()
-    cluster.telemetry = told(cluster)
+    cluster.telemetry = telemetry_of(cluster)
     cluster.settle()
-    bindings = {member["worker"]: binding for member, binding in zip(
-        cluster.plan_json["members"], cluster.plan_json["prediction"]["bindings"], strict=True
-    )}  # fmt: skip
+    bindings = {
+        member["worker"]: binding
+        for member, binding in zip(
+            cluster.plan_json["members"], cluster.plan_json["prediction"]["bindings"], strict=True
+        )
+    }
     assert {row["name"]: row["binding"] for row in cluster.status["workers"]} == bindings
     assert set(bindings.values()) == {"Compute"}
 
@@ -204,7 +207,7 @@ def test_applied_versions_are_those_that_every_member_reports() -> None:
     cluster = a_running_job()
     cluster.settle()
     generation, revision = cluster.version()
-    telemetry = told(cluster)
+    telemetry = telemetry_of(cluster)
     gauges = {m: replace(g, generation=generation, revision=revision) for m, g in telemetry.gauges.items()}
     cluster.telemetry = Telemetry(gauges=gauges, sequence=1)
     cluster.settle()
@@ -217,7 +220,7 @@ def test_applied_versions_are_those_that_every_member_reports() -> None:
     assert cluster.condition("PlanApplied") == ("False", "WaitingForBoundary")
 
 
-def test_progress_comes_from_the_member_that_is_furthest() -> None:
+def test_progress_comes_from_the_furthest_member() -> None:
     cluster = a_running_job(epochs=2)
     first, second, _ = (MemberId(m["worker_uid"], 0) for m in cluster.plan_json["members"])
     cluster.telemetry = Telemetry(
@@ -255,7 +258,7 @@ def test_progress_never_falls_when_the_furthest_member_is_gone() -> None:
 
 
 @pytest.mark.parametrize("age_minutes", [1, 30])
-def test_a_late_checkpoint_is_told(age_minutes: float) -> None:
+def test_a_late_checkpoint_is_reported(age_minutes: float) -> None:
     spec = {"checkpoint": {"uri": "file:///x", "intervalSeconds": 600}}
     cluster = FakeCluster(spec=spec).with_nodes("a", "b", "c").start()
     first = MemberId(cluster.plan_json["members"][0]["worker_uid"], 0)
@@ -270,26 +273,26 @@ def test_a_late_checkpoint_is_told(age_minutes: float) -> None:
     assert "CheckpointSaved" in cluster.events
 
 
-def test_shares_stay_while_a_member_is_about_to_go() -> None:
-    """They would be those of members that are not together any more when they could take effect."""
+def test_shares_stay_while_a_member_is_about_to_leave() -> None:
+    """New shares could take effect only after the membership has changed."""
     cluster = a_running_job()
     cluster.taint("c", "karpenter.sh/disrupted:NoSchedule")
     cluster.settle()
     version = cluster.version()
-    cluster.telemetry = told(cluster)
+    cluster.telemetry = telemetry_of(cluster)
     cluster.settle()
     assert cluster.version() == version
 
 
-def test_shares_that_are_refined_before_their_boundary_are_told_once() -> None:
+def test_shares_that_are_refined_before_their_boundary_are_published_once() -> None:
     cluster = a_running_job()
-    cluster.telemetry = told(cluster, shares=(20, 30))
+    cluster.telemetry = telemetry_of(cluster, shares=(20, 30))
     cluster.settle()
     gauges = {m: replace(g, generation=1, revision=1) for m, g in cluster.telemetry.gauges.items()}
     for sequence, fixed_s in enumerate((0.5, 1.0, 2.0)):
         SPEEDS["job-w0"] = (0.01, fixed_s)
         try:
-            cluster.telemetry = replace(told(cluster, shares=(20, 30)), gauges=gauges, sequence=10 + sequence)
+            cluster.telemetry = replace(telemetry_of(cluster, shares=(20, 30)), gauges=gauges, sequence=10 + sequence)
         finally:
             SPEEDS["job-w0"] = (0.01, 0.02)
         cluster.settle()

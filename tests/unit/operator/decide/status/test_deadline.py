@@ -1,4 +1,4 @@
-"""A job with a deadline, as the whole operator treats it: enough workers, no more, and the truth about when it ends."""
+"""A job with a deadline: the allocation gives it just enough workers, and its conditions report when it will end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOUR_S = 3600.0
 
 
 def a_cluster(*, left_samples: int, deadline_s: float, prices: bool = True) -> tuple[MultiJobCluster, FakeCluster]:
-    """Return a job on four slow and four fast nodes that has trained for a while: 100 and 300 samples/s a worker."""
+    """Return a job that has trained for a while on four slow and four fast nodes: 100 and 300 samples/s per worker."""
     multi = MultiJobCluster().with_nodes("a1", "a2", "a3", "a4", "b1", "b2", "b3", "b4", cpu="1")
     priced = [{"pricePerHour": price} if prices else {} for price in ("1.0", "4.0")]
     job = multi.add(
@@ -32,20 +32,20 @@ def a_cluster(*, left_samples: int, deadline_s: float, prices: bool = True) -> t
     )
     multi.speeds = {"one": {"a": 100.0, "b": 300.0}}
     multi.settle()
-    assert multi.placed() == {"one": {"a": 4, "b": 4}}, "until its work is known it takes what fits"
+    assert multi.placed() == {"one": {"a": 4, "b": 4}}, "until its remaining work is known, it takes what fits"
     assert job.condition("DeadlineAtRisk") == ("Unknown", "NotMeasured")
     progress(job, left_samples=left_samples)
     return multi, job
 
 
 def progress(job: FakeCluster, *, left_samples: int) -> None:
-    """Let telemetry say how much of ten epochs is left."""
+    """Set the rest of the ten epochs in the telemetry."""
     total = 10 * max(1_000_000, left_samples)
     gauges = MemberGauges(worker="one-w0", step=100, samples_committed=total - left_samples, epoch_samples=total // 10)
     job.telemetry = Telemetry(gauges={MemberId("uid", 0): gauges}, newest_sample_s=job.now_s)
 
 
-def test_with_time_enough_it_keeps_the_cheapest_workers_that_are_enough() -> None:
+def test_with_enough_time_it_keeps_the_cheapest_sufficient_workers() -> None:
     multi, job = a_cluster(left_samples=int(250 * HOUR_S), deadline_s=HOUR_S)
     multi.settle()
     assert multi.placed() == {"one": {"a": 3}}, "300 samples/s at a third of the price of one that is as fast"
@@ -53,7 +53,7 @@ def test_with_time_enough_it_keeps_the_cheapest_workers_that_are_enough() -> Non
     assert job.condition("DeadlineAtRisk") == ("False", "OnTrack")
     assert "ends 9.6 min before" in job.message("DeadlineAtRisk")
     assert "in time for its deadline" in job.message("WorkersLimited")
-    assert multi.waiting("one") == 0, "what is enough asks for no more"
+    assert multi.waiting("one") == 0, "a sufficient grant leaves no worker waiting"
     assert (job.status["disruptions"], job.status["restarts"]) == (0, 0)
 
 
@@ -63,7 +63,7 @@ def test_without_prices_the_fewest_workers_are_the_cheapest() -> None:
     assert multi.placed() == {"one": {"b": 1}}
 
 
-def test_a_deadline_that_is_moved_nearer_brings_workers_and_one_out_of_reach_is_told() -> None:
+def test_an_earlier_deadline_brings_workers_and_an_impossible_one_is_reported() -> None:
     multi, job = a_cluster(left_samples=int(250 * HOUR_S), deadline_s=HOUR_S)
     multi.settle()
     job.job["spec"]["deadline"] = rfc3339(multi.now_s + HOUR_S / 4)
@@ -73,7 +73,7 @@ def test_a_deadline_that_is_moved_nearer_brings_workers_and_one_out_of_reach_is_
     assert job.condition("DeadlineAtRisk") == ("False", "OnTrack")
     job.job["spec"]["deadline"] = rfc3339(multi.now_s + HOUR_S / 8)
     multi.settle()
-    assert multi.placed() == {"one": {"a": 4, "b": 4}}, "as fast as can be"
+    assert multi.placed() == {"one": {"a": 4, "b": 4}}, "as fast as possible"
     assert job.condition("DeadlineAtRisk") == ("True", "Late")
     assert "ends 2 min after" in job.message("DeadlineAtRisk")
     assert "DeadlineAtRisk" in job.events
@@ -86,7 +86,7 @@ def test_a_deadline_that_is_moved_nearer_brings_workers_and_one_out_of_reach_is_
     assert job.condition("DeadlineAtRisk") == ("True", "Passed")
 
 
-def test_a_job_that_is_slower_than_predicted_has_more_workers() -> None:
+def test_a_job_that_is_slower_than_predicted_gets_more_workers() -> None:
     multi, job = a_cluster(left_samples=int(250 * HOUR_S), deadline_s=HOUR_S)
     multi.settle()
     assert multi.placed() == {"one": {"a": 3}}
@@ -101,7 +101,9 @@ def test_a_job_that_is_slower_than_predicted_has_more_workers() -> None:
     known = throughput_of(job.grant.throughput, plan, Telemetry(rates=rates))
     assert known.pace == pytest.approx(0.7)
     other = Rates(sustained=Sustained(plan.generation - 1, 1.0))
-    assert throughput_of(known, plan, Telemetry(rates=other)).pace == known.pace, "a former generation says nothing new"
+    assert throughput_of(known, plan, Telemetry(rates=other)).pace == known.pace, (
+        "rates of an earlier generation do not count"
+    )
     job.grant = replace(job.grant, throughput=known)
     multi.settle()
     assert sum(n * {"a": 100, "b": 300}[name] for name, n in multi.placed()["one"].items()) * 0.7 > 250
@@ -116,9 +118,9 @@ def test_a_job_that_is_slower_than_predicted_has_more_workers() -> None:
         ({"objective": "Deadline", "deadline": "tomorrow"}, "spec.deadline"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_in_a_sentence(changes: dict[str, str], words: str) -> None:
+def test_contradictory_deadlines_are_refused_in_a_sentence(changes: dict[str, str], words: str) -> None:
     assert words in parse_job(job_body(spec=changes)).problem
 
 
-def test_durations_are_told_in_two_digits() -> None:
+def test_durations_have_two_digits() -> None:
     assert [duration_text(s) for s in (12.3, 100.0, 4000.0, 200_000.0)] == ["12 s", "1.7 min", "1.1 h", "2.3 days"]

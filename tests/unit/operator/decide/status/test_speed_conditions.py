@@ -1,4 +1,4 @@
-"""Predicted against measured: only steps under the plan in force, at its own shares, say anything of its prediction."""
+"""The measured step time counts only steps under the plan in force and at its own shares."""
 
 from __future__ import annotations
 
@@ -13,10 +13,17 @@ from heterotrain_operator.decide.status.speed_conditions import LEAST_STEPS, pre
 
 
 def progress_fields(*, version: tuple[int, int] = (1, 2), share: int = 30, steps: int = LEAST_STEPS) -> float | None:
-    """Return the measured step of plan 1.2, one member with a share of 30, after steps of half a second."""
+    """Return the measured step time of plan 1.2 with one member and a share of 30, after steps of half a second."""
     member = Member(
-        rank=0, worker="w0", worker_uid="u0", address="10.0.0.1", peer_port=1, pool="a", on_demand=True, share_samples=30
-    )  # fmt: skip
+        rank=0,
+        worker="w0",
+        worker_uid="u0",
+        address="10.0.0.1",
+        peer_port=1,
+        pool="a",
+        on_demand=True,
+        share_samples=30,
+    )
     prediction = Prediction(step_s=0.4, efficiency=1.0, efficiency_ceiling=1.0, bindings=(Binding.COMPUTE,))
     plan = Plan(
         job_uid="job", generation=1, revision=2, members=(member,), global_batch_samples=30, prediction=prediction

@@ -30,8 +30,8 @@ def test_quantities(text: str, number: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["1e400", "9e99Ei", "16Ei"])
-def test_what_is_too_much_counts_as_the_most(text: str) -> None:
-    """Infinity could not be counted with: neither is it a whole number, nor is anything left when it is taken from itself."""
+def test_excessive_quantities_count_as_the_maximum(text: str) -> None:
+    """Infinity does not work: it is not a whole number, and its difference from itself is undefined."""
     assert parse_quantity(text) == MOST
     assert parse_quantity(f"-{text}") == -MOST
     assert pod_requests({"containers": [container(requests={"cpu": text})]}) == {"cpu": MOST, "pods": 1.0}
@@ -52,7 +52,7 @@ def test_a_limit_alone_is_a_request_and_a_request_wins() -> None:
     assert pod_requests(spec) == {"cpu": 3.0, "pods": 1.0}
 
 
-def test_a_hungry_init_container_counts_beside_the_sidecars_before_it() -> None:
+def test_a_large_init_container_counts_together_with_the_sidecars_before_it() -> None:
     spec = {
         "initContainers": [
             {**container(requests={"cpu": "1"}), "restartPolicy": "Always"},
@@ -85,7 +85,7 @@ def shape(cpu: float = 1.0, **selector: str) -> Shape:
     return Shape(requests={"cpu": cpu, "pods": 1.0}, node_selector=selector, tolerations=())
 
 
-def test_room_is_what_nodes_have_left_in_whole_workers() -> None:
+def test_free_slots_are_the_whole_workers_that_still_fit() -> None:
     nodes = [parse_node(node_body("a1", "a")), parse_node(node_body("a2", "a")), parse_node(node_body("b1", "b"))]
     found = free_slots(shape(1.5, pool="a"), nodes, {"a1": {"cpu": 2.0}})
     assert (found.slots, found.matching_nodes, found.possible) == (1 + 2, 2, True)
@@ -101,27 +101,27 @@ def test_room_is_what_nodes_have_left_in_whole_workers() -> None:
         node_body("n", "a", taints=["karpenter.sh/disrupted:NoSchedule"]),
     ],
 )
-def test_no_room_on_nodes_that_take_nobody(node: dict[str, object]) -> None:
+def test_no_free_slots_on_nodes_that_take_no_workers(node: dict[str, object]) -> None:
     assert free_slots(shape(), [parse_node(node)], {}).slots == 0
 
 
-def test_a_preference_is_no_obstacle() -> None:
+def test_a_preference_is_not_an_obstacle() -> None:
     node = parse_node(node_body("n", "a", taints=["k:PreferNoSchedule"]))
     assert free_slots(shape(), [node], {}).slots == 4
 
 
-def test_a_worker_larger_than_any_node_is_impossible_not_just_without_room() -> None:
+def test_a_worker_larger_than_any_node_is_impossible_not_only_without_room() -> None:
     found = free_slots(shape(9.0), [parse_node(node_body("n", "a"))], {})
     assert (found.slots, found.possible) == (0, False)
 
 
-def test_workers_are_made_for_the_room_there_is_and_one_that_waits() -> None:
+def test_workers_are_created_for_the_free_slots_plus_one_that_waits() -> None:
     cluster = FakeCluster(pool("a", maxReplicas=8)).with_nodes("a", cpu="3")
     cluster.settle()
     assert len(cluster.pods) == 3
     cluster.schedule().run()
     cluster.settle()
-    assert len(cluster.pods) == 4, "one more waits for room, and tells an autoscaler that a node would be welcome"
+    assert len(cluster.pods) == 4, "one more waits for room, so that an autoscaler sees the demand"
     cluster.schedule()
     cluster.settle()
     assert len(cluster.pods) == 4
@@ -135,8 +135,8 @@ def test_foreign_pods_take_room() -> None:
     assert len(cluster.pods) == 2
 
 
-def test_more_waiting_workers_than_useful_are_removed_but_not_at_once() -> None:
-    """The estimate was wrong (two fit, it said): one goes on waiting, the other leaves after a while, and no new one comes."""
+def test_surplus_waiting_workers_are_removed_but_not_at_once() -> None:
+    """By a wrong estimate two fit: one goes on waiting, the other is removed after a while, and no new one comes."""
     cluster = FakeCluster(pool("a", maxReplicas=2)).with_nodes("a", cpu="2")
     cluster.settle()
     assert len(cluster.pods) == 2
@@ -152,8 +152,8 @@ def test_more_waiting_workers_than_useful_are_removed_but_not_at_once() -> None:
     assert len(cluster.pods) == 1
 
 
-def test_a_worker_that_waits_in_vain_takes_no_other_pool_s_place() -> None:
-    """At most two workers in all: the one that waits for pool a gives way when pool b gets room."""
+def test_a_waiting_worker_does_not_block_another_pool() -> None:
+    """With at most two workers, the one that waits for pool a is removed when pool b gets room."""
     cluster = FakeCluster(pool("a"), pool("b", maxReplicas=2), spec={"elasticPolicy": {"maxReplicas": 2}}).with_nodes(
         "b", cpu="1"
     )
@@ -171,13 +171,13 @@ def test_a_worker_that_waits_in_vain_takes_no_other_pool_s_place() -> None:
     assert all(body["spec"]["nodeSelector"] == {"pool": "b"} for body in cluster.pods.values())
 
 
-def test_the_minimum_is_asked_for_even_if_it_does_not_fit() -> None:
+def test_the_minimum_is_created_even_if_it_does_not_fit() -> None:
     cluster = FakeCluster(pool("a", maxReplicas=4), spec={"elasticPolicy": {"minReplicas": 3}})
     cluster.settle()
     assert len(cluster.pods) == 3
 
 
-def test_an_impossible_worker_is_told_what_to_do() -> None:
+def test_the_status_says_what_to_do_about_an_impossible_worker() -> None:
     impossible = pool("a", resources={"limits": {"cpu": "64"}})
     cluster = FakeCluster(impossible).with_nodes("a")
     cluster.settle()
@@ -186,8 +186,8 @@ def test_an_impossible_worker_is_told_what_to_do() -> None:
     assert "no node of pool a is large enough for a worker: lower resources.requests" in cluster.status["reason"]
 
 
-def test_the_scheduler_s_no_counts_more_than_our_estimate() -> None:
-    """There seems to be room for four, but something that we can't see keeps the scheduler from placing anybody."""
+def test_the_scheduler_s_answer_overrides_the_estimate() -> None:
+    """There seems to be room for four, but for a hidden reason the scheduler places no worker."""
     cluster = FakeCluster(pool("a", maxReplicas=8, tolerations=[{"key": "k", "operator": "Exists"}]))
     cluster.with_nodes("a", taints=["k:NoSchedule"])
     cluster.settle()

@@ -1,4 +1,4 @@
-"""Whose fault a worker's end was: by condition, node and last word, never by the exit code alone."""
+"""Who caused a worker's end: by condition, node and outcome, never by the exit code alone."""
 
 from __future__ import annotations
 
@@ -13,16 +13,25 @@ from heterotrain_operator.decide.workers.state import WorkerState, assess_worker
 from support.fake_cluster import node_body
 
 POD = PodView(
-    key=JobKey("ns", "job"), name="job-w0", uid="u", resource_version="1", pool="a", index=0, on_demand=True, ranks=1,
-    phase="Running", node="n", address="10.0.0.1",
-)  # fmt: skip
+    key=JobKey("ns", "job"),
+    name="job-w0",
+    uid="u",
+    resource_version="1",
+    pool="a",
+    index=0,
+    on_demand=True,
+    ranks=1,
+    phase="Running",
+    node="n",
+    address="10.0.0.1",
+)
 
 
 def a_node(**fields: object) -> NodeView:
     return parse_node(node_body("n", "a", **fields))  # type: ignore[arg-type]  # passed through
 
 
-def judged(pod: PodView, node: NodeView | None = None) -> tuple[WorkerState, str]:
+def assessed(pod: PodView, node: NodeView | None = None) -> tuple[WorkerState, str]:
     found = assess_worker(pod, {"n": node or a_node()})
     return found.state, found.reason
 
@@ -36,7 +45,7 @@ def ended(
 
 
 @pytest.mark.parametrize("key", ANNOUNCEMENTS)
-def test_every_cloud_s_announcement_is_understood(key: str) -> None:
+def test_the_announcements_of_all_clouds_are_understood(key: str) -> None:
     assert assess_node(a_node(taints=[f"{key}:NoSchedule"]), "n").state is NodeState.LEAVING
 
 
@@ -66,8 +75,8 @@ RUNNING: dict[str, tuple[PodView, NodeView, WorkerState]] = {
     "without a node": (replace(POD, node="", phase="Pending"), a_node(), WorkerState.WAITING),
     "being deleted": (replace(POD, deleting=True, ready=True), a_node(), WorkerState.LEAVING),
     "being evicted": (replace(POD, disruption="EvictionByEvictionAPI", ready=True), a_node(), WorkerState.LEAVING),
-    "on a silent node": (replace(POD, ready=True), a_node(ready="Unknown"), WorkerState.LOST),
-    "deleted on a silent node": (replace(POD, deleting=True), a_node(ready="Unknown"), WorkerState.LOST),
+    "on an unreachable node": (replace(POD, ready=True), a_node(ready="Unknown"), WorkerState.LOST),
+    "deleted on an unreachable node": (replace(POD, deleting=True), a_node(ready="Unknown"), WorkerState.LOST),
     "on a node that is not ready": (replace(POD, ready=True), a_node(ready="False"), WorkerState.LEAVING),
 }
 
@@ -75,7 +84,7 @@ RUNNING: dict[str, tuple[PodView, NodeView, WorkerState]] = {
 @pytest.mark.parametrize("case", RUNNING)
 def test_a_worker_that_runs(case: str) -> None:
     pod, node, state = RUNNING[case]
-    assert judged(pod, node)[0] is state
+    assert assessed(pod, node)[0] is state
 
 
 def probed(pod: PodView) -> PodView:
@@ -85,51 +94,100 @@ def probed(pod: PodView) -> PodView:
 ENDS: dict[str, tuple[PodView, NodeView, WorkerState, str]] = {
     "finished": (ended(ending=Ending.FINISHED, said="done"), a_node(), WorkerState.FINISHED, "done"),
     "finished while being evicted": (
-        replace(ended(ending=Ending.FINISHED), disruption="EvictionByEvictionAPI"), a_node(), WorkerState.FINISHED, ""
+        replace(ended(ending=Ending.FINISHED), disruption="EvictionByEvictionAPI"),
+        a_node(),
+        WorkerState.FINISHED,
+        "",
     ),
     "left": (ended(ending=Ending.LEFT, said="told to go"), a_node(), WorkerState.LEFT, "told to go"),
     "told to go by its kubelet": (
-        probed(ended(ending=Ending.LEFT, told=True)), a_node(), WorkerState.FAILED, "because its livenessProbe failed"
+        probed(ended(ending=Ending.LEFT, told=True)),
+        a_node(),
+        WorkerState.FAILED,
+        "because its livenessProbe failed",
     ),
-    "killed by its kubelet": (probed(ended(137, reason="Error")), a_node(), WorkerState.FAILED, "because its livenessProbe failed"),
-    "told to go, nobody asks how it is": (ended(ending=Ending.LEFT, told=True), a_node(), WorkerState.LEFT, ""),
+    "killed by its kubelet": (
+        probed(ended(137, reason="Error")),
+        a_node(),
+        WorkerState.FAILED,
+        "because its livenessProbe failed",
+    ),
+    "told to go, without probes": (ended(ending=Ending.LEFT, told=True), a_node(), WorkerState.LEFT, ""),
     "left by the plan": (probed(ended(ending=Ending.LEFT)), a_node(), WorkerState.LEFT, ""),
     "told to go by its deletion": (
-        replace(probed(ended(ending=Ending.LEFT, told=True)), deleting=True), a_node(), WorkerState.LEFT, ""
+        replace(probed(ended(ending=Ending.LEFT, told=True)), deleting=True),
+        a_node(),
+        WorkerState.LEFT,
+        "",
     ),
     "told to go by an eviction": (
-        replace(probed(ended(ending=Ending.LEFT, told=True)), disruption="EvictionByEvictionAPI"), a_node(), WorkerState.LEFT, ""
+        replace(probed(ended(ending=Ending.LEFT, told=True)), disruption="EvictionByEvictionAPI"),
+        a_node(),
+        WorkerState.LEFT,
+        "",
     ),
     "told to go on an announced node": (
-        probed(ended(ending=Ending.LEFT, told=True)), a_node(taints=["karpenter.sh/disrupted:NoSchedule"]), WorkerState.LEFT, ""
+        probed(ended(ending=Ending.LEFT, told=True)),
+        a_node(taints=["karpenter.sh/disrupted:NoSchedule"]),
+        WorkerState.LEFT,
+        "",
     ),
-    "killed with its silent node": (probed(ended(137)), a_node(ready="Unknown"), WorkerState.DISRUPTED, "lost contact"),
+    "killed with its unreachable node": (
+        probed(ended(137)),
+        a_node(ready="Unknown"),
+        WorkerState.DISRUPTED,
+        "lost contact",
+    ),
     "gone after a reboot": (probed(ended(255, reason="Unknown")), a_node(), WorkerState.DISRUPTED, "lost track"),
     "unknown after a reboot": (
-        probed(ended(137, reason="ContainerStatusUnknown")), a_node(), WorkerState.DISRUPTED, "lost track"
+        probed(ended(137, reason="ContainerStatusUnknown")),
+        a_node(),
+        WorkerState.DISRUPTED,
+        "lost track",
     ),
     "failed": (ended(1, ending=Ending.FAILED, said="ValueError: x"), a_node(), WorkerState.FAILED, "ValueError: x"),
     "failed because it was evicted": (
-        replace(ended(1, ending=Ending.FAILED), disruption="PreemptionByScheduler"), a_node(), WorkerState.DISRUPTED, "Preemption"
+        replace(ended(1, ending=Ending.FAILED), disruption="PreemptionByScheduler"),
+        a_node(),
+        WorkerState.DISRUPTED,
+        "Preemption",
     ),
-    "failed because its node went": (ended(1, ending=Ending.FAILED), a_node(ready="Unknown"), WorkerState.DISRUPTED, "lost contact"),
+    "failed because its node went": (
+        ended(1, ending=Ending.FAILED),
+        a_node(ready="Unknown"),
+        WorkerState.DISRUPTED,
+        "lost contact",
+    ),
     "failed on an announced node": (
-        ended(1), a_node(taints=["karpenter.sh/disrupted:NoSchedule"]), WorkerState.DISRUPTED, "Karpenter"
+        ended(1),
+        a_node(taints=["karpenter.sh/disrupted:NoSchedule"]),
+        WorkerState.DISRUPTED,
+        "Karpenter",
     ),
-    "shut down with its node": (replace(ended(137), disruption="NodeShutdown"), a_node(), WorkerState.DISRUPTED, "NodeShutdown"),
-    "deleted by somebody": (replace(ended(143), deleting=True), a_node(), WorkerState.DISRUPTED, "deleted"),
+    "shut down with its node": (
+        replace(ended(137), disruption="NodeShutdown"),
+        a_node(),
+        WorkerState.DISRUPTED,
+        "NodeShutdown",
+    ),
+    "deleted by a user": (replace(ended(143), deleting=True), a_node(), WorkerState.DISRUPTED, "deleted"),
     "out of memory": (ended(137, reason="OOMKilled"), a_node(), WorkerState.FAILED, "raise resources.limits.memory"),
     "killed from outside": (ended(137, reason="Error"), a_node(), WorkerState.DISRUPTED, "killed from outside"),
     "refused by the kubelet": (replace(POD, phase="Failed"), a_node(), WorkerState.DISRUPTED, "node n refused the pod"),
-    "zero without a word": (ended(0), a_node(), WorkerState.FAILED, "heterotrain-run"),
-    "an ordinary crash": (ended(1, said="Traceback\nKeyError: 'x'"), a_node(), WorkerState.FAILED, "exit code 1: KeyError: 'x'"),
+    "exit code zero without an outcome": (ended(0), a_node(), WorkerState.FAILED, "heterotrain-run"),
+    "an ordinary crash": (
+        ended(1, said="Traceback\nKeyError: 'x'"),
+        a_node(),
+        WorkerState.FAILED,
+        "exit code 1: KeyError: 'x'",
+    ),
     "a segmentation fault": (ended(139, reason="Error"), a_node(), WorkerState.FAILED, "exit code 139"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", ENDS)
 def test_a_worker_that_ended(case: str) -> None:
     pod, node, state, words = ENDS[case]
-    found, reason = judged(pod, node)
+    found, reason = assessed(pod, node)
     assert found is state
     assert words in reason
