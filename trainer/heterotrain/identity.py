@@ -82,11 +82,13 @@ def read_identity(environ: Mapping[str, str] = os.environ) -> Identity:
         UsageError: a variable is missing or is not a number.
     """
     return replace(
-        _who(environ), sample_log_dir=environ.get(env.SAMPLE_LOG_DIR), tensorboard_dir=environ.get(env.TENSORBOARD_DIR)
+        _from_environment(environ),
+        sample_log_dir=environ.get(env.SAMPLE_LOG_DIR),
+        tensorboard_dir=environ.get(env.TENSORBOARD_DIR),
     )
 
 
-def _who(environ: Mapping[str, str]) -> Identity:
+def _from_environment(environ: Mapping[str, str]) -> Identity:
     if env.JOB_UID in environ:
         local_rank = _number(environ, env.LOCAL_RANK, 0)
         return Identity(

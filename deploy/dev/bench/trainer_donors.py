@@ -78,12 +78,12 @@ def rank_main(rank: int, ranks: int, *, donors: int, size_bytes: int, repeats: i
     group = Group(rank=rank, world_size=ranks, sockets=SocketFilter(members=frozenset(), excluded_ports=frozenset()))
     group.build(connect=lambda: store, backend="gloo", own_address=address(rank))
     state = a_state(size_bytes)
-    who = Roles(leader=0, donors=tuple(range(donors)), receivers=tuple(range(donors, ranks)), cold_start=False)
+    roles = Roles(leader=0, donors=tuple(range(donors)), receivers=tuple(range(donors, ranks)), cold_start=False)
     found = []
     for _ in range(repeats):
         group.gather_now([0.0])
         began_s = time.perf_counter()
-        exchange(group, who, lambda: flatten(state))
+        exchange(group, roles, lambda: flatten(state))
         group.gather_now([0.0])
         found.append(time.perf_counter() - began_s)
     group.close()

@@ -43,12 +43,12 @@ def rank_main(rank: int, ranks: int, *, port: int, folder: str, size_bytes: int,
     group.build(connect=lambda: store, backend="gloo", own_address=None)
     state = a_state(size_bytes)
     found: dict[str, list[float]] = {}
-    who = Roles(leader=0, donors=tuple(range(ranks - 1)), receivers=(ranks - 1,), cold_start=False)
+    roles = Roles(leader=0, donors=tuple(range(ranks - 1)), receivers=(ranks - 1,), cold_start=False)
     seconds = found.setdefault(f"to one joiner, {ranks - 1} donor(s)", [])
     for _ in range(repeats):
         group.gather_now([0.0])
         began_s = time.perf_counter()
-        exchange(group, who, lambda: flatten(state))
+        exchange(group, roles, lambda: flatten(state))
         seconds.append(time.perf_counter() - began_s)
     for writers in (1, ranks) if ranks > MOST_DONORS else ():
         checkpoints(group, state, Path(folder), writers=writers, repeats=repeats, found=found)

@@ -96,7 +96,7 @@ class CheckpointManager:
         """Start a checkpoint when one is due and this rank writes it whole."""
         if self._writer is None:
             return
-        self._watch(self._writer)
+        self._log_if_stuck(self._writer)
         self._prepare(self._writer, active_group, training)
         if not self._is_writer(active_group):
             self._schedule.cancel_request()
@@ -118,7 +118,7 @@ class CheckpointManager:
             label=label, index=active_group.rank, count=len(roster.plan_ranks), completes=completes,
             record=self.record() if completes else None,
         )  # fmt: skip
-        self._began(self._writer.start_part(training.capture(), request))
+        self._note_start(self._writer.start_part(training.capture(), request))
 
     def write_early(
         self,
@@ -238,7 +238,7 @@ class CheckpointManager:
                 _log.warning("no time is left for the checkpoint being written: the job may use an older one")
             return done
         while not writer.wait(STUCK_S):
-            self._watch(writer)
+            self._log_if_stuck(writer)
         return True
 
     # -- small things ------------------------------------------------------------------------------------------------
@@ -282,37 +282,39 @@ class CheckpointManager:
         buffers: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         step = training.progress.steps
-        self._began(writer.start(training.capture(buffers), generation=generation, step=step, record=self.record()))
+        self._note_start(
+            writer.start(training.capture(buffers), generation=generation, step=step, record=self.record())
+        )
 
-    def _began(self, pause_s: float) -> None:
-        self._schedule.began(time.monotonic())
+    def _note_start(self, pause_s: float) -> None:
+        self._schedule.started(time.monotonic())
         self._report.gauges({names.CHECKPOINT_PAUSE: pause_s})
 
-    def _watch(self, writer: CheckpointWriter) -> None:
+    def _log_if_stuck(self, writer: CheckpointWriter) -> None:
         """Log a write that does not end; training continues."""
         running_s = writer.running_s
         if running_s is not None and self._schedule.should_warn(running_s):
             self._report.count(names.CHECKPOINT_FAILURES)
             _log.error("a checkpoint has been in progress for %.0f s: check whether its store is stuck", running_s)
 
-    def _on_done(self, written: WriteResult) -> None:
-        if written.failure:
+    def _on_done(self, result: WriteResult) -> None:
+        if result.failure:
             self._report.count(names.CHECKPOINT_FAILURES)
-            self._schedule.failed(time.monotonic(), at_once=written.missing is not MissingParts.NOTHING)
-            if written.missing is MissingParts.UNSEEN:
+            self._schedule.failed(time.monotonic(), at_once=result.missing is not MissingParts.NOTHING)
+            if result.missing is MissingParts.UNSEEN:
                 self._whole_only = True
                 _log.warning("from now on one rank writes everything: parts need a folder that all workers share")
             return
-        if written.put_s > 0 and written.size_bytes:
-            self._speed_bytes_per_s = written.size_bytes / written.put_s
-        if written.manifest is None:
+        if result.put_s > 0 and result.size_bytes:
+            self._speed_bytes_per_s = result.size_bytes / result.put_s
+        if result.manifest is None:
             return
-        self._last_step = written.step
+        self._last_step = result.step
         self._report.gauges({
-            names.CHECKPOINT_STEP: float(written.step), names.CHECKPOINT_TIME: written.manifest.written_unix_s,
-            names.CHECKPOINT_DURATION: written.total_s,
+            names.CHECKPOINT_STEP: float(result.step), names.CHECKPOINT_TIME: result.manifest.written_unix_s,
+            names.CHECKPOINT_DURATION: result.total_s,
         })  # fmt: skip
-        _log.info("checkpoint of step %d is complete after %.2f s", written.step, written.total_s)
+        _log.info("checkpoint of step %d is complete after %.2f s", result.step, result.total_s)
 
     def _is_kept(self, step: int) -> bool:
         """Return whether a checkpoint of this step is complete, regardless of its writer."""

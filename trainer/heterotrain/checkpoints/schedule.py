@@ -32,7 +32,7 @@ class Schedule:
         """Return whether a checkpoint should be written now."""
         return self._requested.is_set() or now_s >= self._due_s
 
-    def began(self, now_s: float) -> None:
+    def started(self, now_s: float) -> None:
         """Note that a write has started."""
         self._requested.clear()
         self._due_s = now_s + self._every_s

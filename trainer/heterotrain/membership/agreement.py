@@ -99,16 +99,16 @@ def agree_on_state(group: Group | None, training: Training, checkpoints: Checkpo
         )
         for r in rows
     ]
-    who = transfer.roles(summaries)
+    roles = transfer.assign_roles(summaries)
     rank = group.rank if group is not None else 0
-    if who.cold_start and rank == who.leader:
+    if roles.cold_start and rank == roles.leader:
         if not checkpoints.load_into(training):
             training.progress = Progress()
         training.has_state = True
     if group is not None:
-        received = transfer.exchange(group, who, training.flat)
+        received = transfer.exchange(group, roles, training.flat)
         if received is not None:
             training.restore_flat(received)
-    if not who.cold_start:  # of ranks with the same committed steps, some may have run more hooks or ended training
-        stopped = any(summaries[donor].stopped for donor in who.donors)
-        training.progress = replace(training.progress, evaluated=summaries[who.leader].evaluated, stopped=stopped)
+    if not roles.cold_start:  # of ranks with the same committed steps, some may have run more hooks or ended training
+        stopped = any(summaries[donor].stopped for donor in roles.donors)
+        training.progress = replace(training.progress, evaluated=summaries[roles.leader].evaluated, stopped=stopped)

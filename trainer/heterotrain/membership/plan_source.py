@@ -61,7 +61,7 @@ class PlanSource:
         self.on_change: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._held: HeldPlan | None = None
-        self._seen: tuple[int, int, int] | None = None
+        self._last_stat: tuple[int, int, int] | None = None
         self._refusal = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="heterotrain-plan", daemon=True)
@@ -99,13 +99,13 @@ class PlanSource:
             return
         try:
             found = os.stat(self._path)  # noqa: PTH116  # called twenty times a second: the cheapest call
-            seen = (found.st_ino, found.st_mtime_ns, found.st_size)
-            if seen == self._seen:
+            current = (found.st_ino, found.st_mtime_ns, found.st_size)
+            if current == self._last_stat:
                 return
             text = self._path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             return  # the mount is being swapped or does not exist yet: the next poll reads it
-        self._seen = seen
+        self._last_stat = current
         answer = self.offer(text)
         if isinstance(answer, Refused) and answer.reason != self._refusal:
             self._refusal = answer.reason

@@ -39,20 +39,20 @@ class HostedStore:
     Attributes:
         store: the store.
         port: its port on this host.
-        before: sockets that were open before it was started; all later ones may belong to the group.
+        sockets_before: sockets that were open before it was started; all later ones may belong to the group.
     """
 
     store: Any
     port: int
-    before: frozenset[OpenSocket]
+    sockets_before: frozenset[OpenSocket]
 
 
 def host_store() -> HostedStore:
     """Start a store on a free port of this host."""
-    before = open_sockets()
+    sockets_before = open_sockets()
     limit = timedelta(seconds=SETUP_S)
     store = c10d.TCPStore("localhost", 0, None, is_master=True, timeout=limit, wait_for_workers=False)
-    return HostedStore(store=store, port=int(store.port), before=before)
+    return HostedStore(store=store, port=int(store.port), sockets_before=sockets_before)
 
 
 def connect_store(host: str, port: int) -> Any:

@@ -70,14 +70,14 @@ class Group:
         self.world_size = world_size
         self.waiting: Waiting | None = None
         self._sockets = sockets
-        self._before = hosted.before if hosted else open_sockets()
+        self._sockets_before = hosted.sockets_before if hosted else open_sockets()
         self._store: Any = hosted.store if hosted else None
-        self._own: frozenset[OpenSocket] | None = None
+        self._own_sockets: frozenset[OpenSocket] | None = None
         self._lock = threading.Lock()
         self._cut = ""
         self._backend = ""
         self._mesh: Mesh | None = None
-        self._peered: frozenset[OpenSocket] = frozenset()
+        self._peer_sockets: frozenset[OpenSocket] = frozenset()
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -108,10 +108,10 @@ class Group:
         self._store, self._mesh = connections.store, connections.mesh
         publish(connections, backend=backend, rank=self.rank, world_size=self.world_size)
         with self._lock:
-            self._own = open_sockets() - self._before
+            self._own_sockets = open_sockets() - self._sockets_before
         # Without the store's sockets and those of other threads, which may close while the group is intact.
-        self._peered = connected(
-            self._own, addresses=self._addresses if self._sockets.members else None,
+        self._peer_sockets = connected(
+            self._own_sockets, addresses=self._addresses if self._sockets.members else None,
             excluded_ports=self._sockets.excluded_ports | {getattr(self._store, "port", 0)},
         )  # fmt: skip
         self.check()
@@ -120,7 +120,7 @@ class Group:
         """Make every operation of this group fail, now and later; safe from any thread."""
         with self._lock:
             first, self._cut = not self._cut, self._cut or reason
-            candidates = self._own if self._own is not None else open_sockets() - self._before
+            candidates = self._own_sockets if self._own_sockets is not None else open_sockets() - self._sockets_before
         if first and self._backend == "nccl":
             abort_nccl()
         count = cut(candidates, addresses=self._addresses, excluded_ports=self._sockets.excluded_ports)
@@ -170,7 +170,7 @@ class Group:
         Raises:
             PeerLost: the group is broken.
         """
-        return self._guarded(lambda: self._must_mesh().gather(data), OSError)
+        return self._guarded(lambda: self._require_mesh().gather(data), OSError)
 
     def gather_now(self, values: Sequence[float]) -> list[list[float]]:
         """Return every rank's values, by rank.
@@ -209,7 +209,7 @@ class Group:
         Raises:
             PeerLost: the group is broken.
         """
-        start = self._must_mesh().send_receive
+        start = self._require_mesh().send_receive
         self.wait(self._guarded(lambda: start(outgoing=outgoing, incoming=incoming), OSError), what)
 
     def wait(self, work: dist.Work | Exchange, what: str = "an exchange between ranks") -> None:
@@ -257,11 +257,11 @@ class Group:
 
         Gloo closes a connection of this process when it broke; the group is then cut here.
         """
-        if not self._cut and self._peered - open_sockets():
+        if not self._cut and self._peer_sockets - open_sockets():
             self.cut("a connection broke")
         return self.is_cut
 
-    def _must_mesh(self) -> Mesh:
+    def _require_mesh(self) -> Mesh:
         if self._mesh is None:
             raise PeerLost("the group is closed")
         return self._mesh

@@ -62,12 +62,12 @@ def explain(own: Activity, peers: Sequence[Activity]) -> str:
     """
     elsewhere = [p for p in peers if not p.answers or not p.waits_for]
     others = elsewhere or [p for p in peers if (p.steps, p.waits_for) != (own.steps, own.waits_for)]
-    whom = ", ".join(peer.label for peer in others) or (
+    awaited = ", ".join(peer.label for peer in others) or (
         "no rank in particular, because all ranks wait for the same"
         if peers
         else "unknown, because ranks without an operator cannot ask each other"
     )
-    lines = [f"step {own.steps} has waited {own.waits_s:.0f} s for {own.waits_for}; waited for: {whom}"]
+    lines = [f"step {own.steps} has waited {own.waits_s:.0f} s for {own.waits_for}; waited for: {awaited}"]
     for peer in peers:
         if not peer.answers:
             lines.append(f"{peer.label} does not answer")
@@ -135,23 +135,23 @@ class HangWatch:
         )
 
     def _watch(self) -> None:
-        told, told_s = None, 0.0
+        logged, logged_s = None, 0.0
         while not self._stop.wait(self._limit_s / 10):
             group = self._group()
             waiting = group.waiting if group is not None else None
-            if told is not None and waiting is not told:
-                _log.warning("the wait for %s is over after at least %.0f s", told.what, told_s)
-                told = None
+            if logged is not None and waiting is not logged:
+                _log.warning("the wait for %s is over after at least %.0f s", logged.what, logged_s)
+                logged = None
             if waiting is None:
                 continue
             waited_s = time.monotonic() - waiting.since_s
-            if waited_s < (2 * told_s if told is waiting else self._limit_s):
+            if waited_s < (2 * logged_s if logged is waiting else self._limit_s):
                 continue
             peers = self._ask()
             own = self.activity()
             if own.waits_for and group is not None and group.waiting is waiting:  # it may be over by now
                 _log.warning("%s", explain(own, peers))
-                told, told_s = waiting, waited_s
+                logged, logged_s = waiting, waited_s
 
 
 def to_reply(activity: Activity) -> dict[str, object]:

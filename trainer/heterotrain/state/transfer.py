@@ -51,7 +51,7 @@ class Roles:
     cold_start: bool
 
 
-def roles(summaries: Sequence[StateSummary]) -> Roles:
+def assign_roles(summaries: Sequence[StateSummary]) -> Roles:
     """Return donors and receivers: the most committed steps win, then the best checkpoint, then the lowest rank."""
     newest = max((h.steps, h.evaluated) for h in summaries)
     if newest[0] < 0:
@@ -67,26 +67,26 @@ def roles(summaries: Sequence[StateSummary]) -> Roles:
     return Roles(leader=leader, donors=donors, receivers=receivers, cold_start=False)
 
 
-def exchange(group: Group, who: Roles, own: Callable[[], Flat]) -> Flat | None:
+def exchange(group: Group, roles: Roles, own: Callable[[], Flat]) -> Flat | None:
     """Transfer the state; return it on receivers, ``None`` elsewhere.
 
     Args:
         group: the connections of the whole formation.
-        who: the roles, the same on every rank.
+        roles: the roles, the same on every rank.
         own: returns this rank's state as skeleton and tensors; called on donors only.
 
     Raises:
         PeerLost: the group broke meanwhile.
     """
-    if not who.receivers:
+    if not roles.receivers:
         return None
-    mine = own() if group.rank in who.donors else None
-    skeleton = mine.skeleton if mine is not None and group.rank == who.leader else b""
+    mine = own() if group.rank in roles.donors else None
+    skeleton = mine.skeleton if mine is not None and group.rank == roles.leader else b""
     sizes = group.gather_now([float(len(skeleton))])
-    skeleton = group.broadcast_bytes(skeleton or None, size_bytes=int(sizes[who.leader][0]), source=who.leader)
+    skeleton = group.broadcast_bytes(skeleton or None, size_bytes=int(sizes[roles.leader][0]), source=roles.leader)
     flat = mine or empty_like_skeleton(skeleton)
     lengths_bytes = sizes_bytes(flat.tensors)
-    for routes in rounds(sum(lengths_bytes), donors=who.donors, receivers=who.receivers):
+    for routes in rounds(sum(lengths_bytes), donors=roles.donors, receivers=roles.receivers):
         outgoing = {r.to: _payload(flat, lengths_bytes, r) for r in routes if r.source == group.rank}
         incoming = {r.source: _payload(flat, lengths_bytes, r) for r in routes if r.to == group.rank}
         group.send_receive(outgoing, incoming, "a part of the state")

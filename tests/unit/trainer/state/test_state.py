@@ -13,7 +13,7 @@ from heterotrain.state.parts import byte_view, cut, pack, sizes_bytes
 from heterotrain.state.routes import rounds
 from heterotrain.state.tensors import Flat, empty_like_skeleton, flatten, unflatten
 from heterotrain.state.training import Training
-from heterotrain.state.transfer import StateSummary, roles
+from heterotrain.state.transfer import StateSummary, assign_roles
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -135,10 +135,10 @@ def test_donors_and_receivers(
     cold_start: bool,
 ) -> None:
     """The newest state wins, then the best checkpoint, then the lowest rank."""
-    who = roles(
+    roles = assign_roles(
         [StateSummary(steps=a, evaluated=b, checkpoint_generation=c, checkpoint_step=d) for a, b, c, d in summaries]
     )
-    assert (who.leader, who.donors, who.receivers, who.cold_start) == (leader, donors, receivers, cold_start)
+    assert (roles.leader, roles.donors, roles.receivers, roles.cold_start) == (leader, donors, receivers, cold_start)
 
 
 @given(

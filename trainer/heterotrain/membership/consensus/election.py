@@ -83,8 +83,8 @@ class Election:
         self, membership: FormationMembership, formation: FormationId, rank: int, wanted: tuple[int, ...]
     ) -> None:
         state, acceptors = self._state, membership.members
-        seen = state.acceptor(formation).promised
-        number = Ballot(number=seen.number + 1 if seen else 1, rank=rank)
+        highest = state.acceptor(formation).promised
+        number = Ballot(number=highest.number + 1 if highest else 1, rank=rank)
         body: dict[str, Any] = {"formation": formation_to_json(formation), "ballot": [number.number, number.rank]}
         own, promised = paxos.prepare(state.acceptor(formation), number)
         state.acceptors[formation] = own
@@ -102,20 +102,21 @@ class Election:
         views = {rank: replies.get(membership.key(rank), {}).get("lost", ()) for rank in wanted}
         apart = {(one, other) for one, lost in views.items() for other in lost if other in wanted}
         workers = {member: membership.plan.members[member].worker for member in membership.plan_ranks}
-        known = paxos.fully_connected(wanted, self._apart_too_long(apart), workers=workers)
-        if any({*pair} <= {*known} for pair in apart):
+        connected = paxos.fully_connected(wanted, self._apart_too_long(apart), workers=workers)
+        if any({*pair} <= {*connected} for pair in apart):
             # Perhaps temporary: a rank that was frozen or cut off may be reachable from here before it is from others.
             return
-        if wanted and len(workers_of(membership.plan, known)) < membership.plan.min_replicas:
+        if wanted and len(workers_of(membership.plan, connected)) < membership.plan.min_replicas:
             self._log_once(
-                f"only ranks {list(known)} of the plan can all call each other: waiting for the operator's plan"
+                f"only ranks {list(connected)} of the plan can all call each other: waiting for the operator's plan"
             )
             return
-        if known != wanted:
+        if connected != wanted:
             _log.warning(
-                "ranks %s of the plan stay out: they and others cannot call each other", sorted({*wanted} - {*known})
+                "ranks %s of the plan stay out: they and others cannot call each other",
+                sorted({*wanted} - {*connected}),
             )
-        wanted = known
+        wanted = connected
         ranks = paxos.value_to_propose(wanted, [own.accepted, *(_accepted(p.get("accepted")) for p in promises)])
         own, voted = paxos.accept(state.acceptor(formation), number, ranks)
         state.acceptors[formation] = own
