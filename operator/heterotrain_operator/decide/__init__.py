@@ -1,1 +1,1 @@
-"""Pure decisions: from views to wanted objects, plan, status and events. No IO, clock, logging or chance."""
+"""Pure decisions: from views of the cluster to objects, plan, status and events. No IO, clock, logging or randomness."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from heterotrain_operator.api.conditions import ConditionType
+from heterotrain_operator.api.conditions import ConditionType, find_condition
 from heterotrain_operator.api.reading import most_workers
 from heterotrain_operator.api.status import HeteroTrainJobStatus
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
@@ -113,8 +113,8 @@ def _per_price(status: HeteroTrainJobStatus) -> float | None:
 
 
 def _at_risk(status: HeteroTrainJobStatus) -> float | None:
-    stated = {c.status for c in status.conditions if c.type == ConditionType.DEADLINE_AT_RISK.value}
-    return None if not stated & {"True", "False"} else float("True" in stated)
+    found = find_condition(status.conditions, ConditionType.DEADLINE_AT_RISK)
+    return float(found.status == "True") if found is not None and found.status != "Unknown" else None
 
 
 class _Job(NamedTuple):

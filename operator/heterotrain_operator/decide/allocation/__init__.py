@@ -1,1 +1,1 @@
-"""The allocation over all jobs: which jobs compete for which nodes, what each requests, what each is granted."""
+"""The allocation over all jobs: which jobs compete for which nodes, their demands, and the workers granted to them."""

@@ -159,9 +159,9 @@ def _assess_unexplained_end(pod: PodView, ended: Ended) -> tuple[WorkerState, st
             WorkerState.FAILED,
             "it ended without an outcome: start the script with heterotrain-run, or let it use heterotrain.init()",
         )
-    tail = ended.message.strip().splitlines()
-    said = f": {tail[-1]}" if tail else ""
+    lines = ended.message.strip().splitlines()
+    last_line = f": {lines[-1]}" if lines else ""
     return (
         WorkerState.FAILED,
-        f"exit code {ended.exit_code}{f' ({ended.reason})' if ended.reason not in ('', 'Error') else ''}{said}",
+        f"exit code {ended.exit_code}{f' ({ended.reason})' if ended.reason not in ('', 'Error') else ''}{last_line}",
     )
