@@ -85,7 +85,7 @@ def step() -> Any:
     axes.axvline(end, color="black", linestyle=":", linewidth=1)
     axes.text(end, 0.45, " end of the step", va="center")
     axes.set(xlim=(-0.16, end + 0.2), ylim=(-2.5, 0.7), yticks=[], xlabel="seconds")
-    axes.set_title("A bucket goes when every rank has filled it (thin lines) and the one before it is through")
+    axes.set_title("A bucket is exchanged when every rank has filled it (thin lines) and the one before is over")
     axes.grid(visible=False)
     return figure
 
@@ -113,7 +113,7 @@ def level() -> Any:
     axes.axhline(split.step_s, color="black", linestyle=":", linewidth=1)
     axes.text(185, split.step_s, f"level: {split.step_s * 1000:.0f} ms", ha="center", va="bottom")
     axes.set(xlabel="share in samples", ylabel="t(n) in seconds", ylim=(0, 0.9), xlim=(0, 300))
-    axes.set_title("480 samples at the least level: everyone takes what is done by then")
+    axes.set_title("480 samples at the lowest level: each member takes the samples that it finishes by then")
     axes.legend(frameon=False, loc="upper left")
     return figure
 
@@ -134,7 +134,7 @@ def ceiling() -> Any:
     axes.set(
         xlabel="standard deviation of a member's step, relative to its mean", ylabel="efficiency at most", xlim=(0, 0.2)
     )
-    axes.set_title("Even a perfect split waits for whoever is slowest in this step")
+    axes.set_title("Even a perfect split waits for the slowest member of each step")
     axes.legend(frameon=False)
     return figure
 

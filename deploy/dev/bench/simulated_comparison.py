@@ -1,7 +1,7 @@
 """Simulated: five policies on published workloads and two GPU mixes. Prints Markdown; docs/simulation.md quotes it.
 
 First, one global batch for everybody: what shares alone bring, and how fast each policy finds them. Then the time to the
-published target, where those who can choose the batch do. Usage:
+published target, where each policy that can choose the batch does. Usage:
 simulated_comparison.py [--seeds N] [--target-seeds N] [--picture FILE] [WORKLOAD …]
 """
 
@@ -132,8 +132,8 @@ def draw(times: Mapping[tuple[str, str], Mapping[str, float]], path: Path) -> No
     labels = [f"{workload}\n{gpus.replace(' + ', chr(10))}" for workload, gpus in times]
     axes.set_xticks([place + (len(POLICIES) - 1) / 2 * width for place in range(len(times))], labels, fontsize=7)
     axes.set(ylabel="times as fast to the target as even shares", ylim=(0, None))
-    axes.set_title("Simulated: time to the published target, batch adapted by those who can", fontsize=9)
-    axes.legend(frameon=False, fontsize=8, ncols=len(POLICIES))
+    axes.set_title("Simulated: time to the published target; each policy that can choose the batch does", fontsize=9)
+    axes.legend(frameon=False, fontsize=8, ncols=len(POLICIES), columnspacing=1)
     figure.savefig(path, dpi=110, metadata={"Software": None} if path.suffix == ".png" else None)
     plt.close(figure)
 
