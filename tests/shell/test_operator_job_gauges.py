@@ -78,7 +78,7 @@ async def test_unknown_values_and_jobs_that_do_not_train_have_no_series() -> Non
     cluster.job["metadata"]["resourceVersion"] = "1000"
     app.job_event(cluster.job, deleted=False)
     await app.reconciler.run_once(KEY)
-    assert {sample.name for family in app.metrics.of_jobs.collect() for sample in family.samples} == set()
+    assert {sample.name for family in app.metrics.job_gauges.collect() for sample in family.samples} == set()
 
 
 def test_wanted_and_granted_workers_are_exported_while_a_job_waits_and_removed_with_it() -> None:

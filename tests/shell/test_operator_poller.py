@@ -193,9 +193,9 @@ async def test_after_slow_reads_the_poller_rests_as_long() -> None:
     task = asyncio.create_task(bench.poller.run())
     await asyncio.sleep(6.5)
     assert bench.prom is not None
-    asked = bench.prom.queries
+    before = bench.prom.queries
     await asyncio.sleep(5)
-    assert bench.prom.queries == asked, "two answers of 3 s, then 6 s of rest"
+    assert bench.prom.queries == before, "two answers of 3 s, then 6 s of rest"
     await asyncio.sleep(1)
-    assert bench.prom.queries == asked + 1
+    assert bench.prom.queries == before + 1
     task.cancel()

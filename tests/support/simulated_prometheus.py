@@ -60,8 +60,8 @@ class SimulatedPrometheus:
         self._plan = dict(plan)
 
     async def _query(self, request: web.Request) -> web.Response:
-        asked = str((await request.post())["query"])
-        rows = self._times() if asked.startswith("timestamp(") else self._everything()
+        query = str((await request.post())["query"])
+        rows = self._times() if query.startswith("timestamp(") else self._everything()
         result = [{"metric": labels, "value": [time.time(), str(value)]} for labels, value in rows]
         return web.json_response({"status": "success", "data": {"resultType": "vector", "result": result}})
 

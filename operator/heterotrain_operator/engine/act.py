@@ -81,7 +81,7 @@ class Actor:
         started_s, before = self._clocks.monotonic(), dict(memory.refusals)
         # 1. Write what the pods need.
         await self._try("objects", memory, *(self._apply(job, body, memory) for body in decision.apply))
-        # 2. Write the plan and tell the pods.
+        # 2. Write the plan, and patch the pods so that their kubelets deliver it.
         if decision.plan is not None:
             if not await self._try("plan", memory, self._write_plan(job, decision.plan)):
                 # The rest of the decision assumes this plan (the status names its version): decide again without it.
@@ -111,7 +111,7 @@ class Actor:
         """Make all calls of a step; return whether none was refused.
 
         Raises:
-            KubeError: a call failed for another reason.
+            KubeError: a call failed for another reason; all calls were made.
         """
         answers = await asyncio.gather(*calls, return_exceptions=True)
         memory.refusals.pop(step, None)

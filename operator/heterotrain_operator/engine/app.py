@@ -57,38 +57,16 @@ class App:
         self.metrics = OperatorMetrics()
         self.store = Store()
         self.queue: Queue[JobKey] = Queue(jitter=lambda: random.uniform(0.8, 1.2))  # noqa: S311  # spreads retries
-        self.actor = Actor(
-            kube,
-            self.store,
-            self.metrics,
-            clocks=clocks,
-            status_interval_s=settings.status_interval_s,
-        )
-        self.poller = Poller(
-            prom,
-            self.store,
-            self.queue,
-            self.metrics,
-            settings.prometheus,
-            clocks=clocks,
-        )
+        self.actor = Actor(kube, self.store, self.metrics, clocks=clocks, status_interval_s=settings.status_interval_s)
+        self.poller = Poller(prom, self.store, self.queue, self.metrics, settings.prometheus, clocks=clocks)
         self.allocator = Allocator(
-            self.store,
-            self.queue,
-            self.metrics,
-            telemetry_of=self.poller.telemetry_of,
-            clocks=clocks,
+            self.store, self.queue, self.metrics, telemetry_of=self.poller.telemetry_of, clocks=clocks
+        )
+        sources = JobInputSources(
+            telemetry_of=self.poller.telemetry_of, grant_of=self.allocator.grant_of, gather_s=settings.gather_s
         )
         self.reconciler = Reconciler(
-            kube,
-            self.store,
-            self.queue,
-            self.actor,
-            self.metrics,
-            sources=JobInputSources(
-                telemetry_of=self.poller.telemetry_of, grant_of=self.allocator.grant_of, gather_s=settings.gather_s
-            ),
-            clocks=clocks,
+            kube, self.store, self.queue, self.actor, self.metrics, sources=sources, clocks=clocks
         )
         self.elector: Elector | None = None
         if settings.leader_election:
@@ -111,12 +89,12 @@ class App:
 
     # --- watch events ------------------------------------------------------------------------------------------------
 
-    def _wake(self, key: JobKey) -> None:
+    def _enqueue(self, key: JobKey) -> None:
         """Queue a job; a stand-by only fills its store, and queues all jobs when it starts to lead."""
         if self.elector is None or self.elector.leads:
             self.queue.add(key)
 
-    def _wake_later(self, keys: Iterable[JobKey]) -> None:
+    def _enqueue_later(self, keys: Iterable[JobKey]) -> None:
         """Queue jobs with low priority."""
         if self.elector is None or self.elector.leads:
             self.queue.add_low_priority(keys)
@@ -136,7 +114,7 @@ class App:
     def job_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
         """Store the newest state of a job."""
         if not deleted and self.store.jobs.is_stored(key_of(body), body["metadata"]["resourceVersion"]):
-            self._wake(
+            self._enqueue(
                 key_of(body)
             )  # an echo of the status that was just written: the next step may have waited for it
             return
@@ -145,7 +123,7 @@ class App:
             self.store.jobs.discard(view.key)
         else:
             self.store.jobs.put(view)
-        self._wake(view.key)
+        self._enqueue(view.key)
         if deleted or before is None or _demand(before) != _demand(view):
             self.allocator.changed()
 
@@ -163,7 +141,7 @@ class App:
             self.store.pods.discard((view.key.namespace, view.name))
         else:
             self.store.pods.put(view)
-        self._wake(view.key)
+        self._enqueue(view.key)
         self.allocator.changed()
 
     def plan_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
@@ -175,7 +153,7 @@ class App:
             self.store.plans.discard(view.key)
         else:
             self.store.plans.put(view)
-        self._wake(view.key)
+        self._enqueue(view.key)
         self.allocator.changed()
 
     def node_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
@@ -188,8 +166,8 @@ class App:
             self.store.nodes.put(view)
         if deleted or before is None or _relevant(before) != _relevant(view):
             for key in {pod.key for pod in self.store.pods.all().values() if pod.node == view.name}:
-                self._wake(key)
-            self._wake_later(self.store.jobs.all())
+                self._enqueue(key)
+            self._enqueue_later(self.store.jobs.all())
             self.allocator.changed()
 
     # --- tasks -------------------------------------------------------------------------------------------------------
@@ -240,7 +218,7 @@ class App:
             self.metrics.pods.set(len(self.store.pods.all()))
             self._synced.set()
             self.reconciler.reapply()
-            self._wake_later(known)
+            self._enqueue_later(known)
             await wait_at_most(self._watch_gap, self.settings.relist_s)
 
     async def _list_foreign_pods(self) -> None:

@@ -15,8 +15,8 @@ class OperatorMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)  # memory and CPU time
-        self.of_jobs = JobGauges()
-        self.registry.register(self.of_jobs)
+        self.job_gauges = JobGauges()
+        self.registry.register(self.job_gauges)
         self.leader = Gauge("heterotrain_operator_leader", "1 while this replica leads.", registry=self.registry)
         self.jobs = Gauge("heterotrain_operator_jobs", "Known jobs.", registry=self.registry)
         self.pods = Gauge("heterotrain_operator_pods", "Known worker pods.", registry=self.registry)

@@ -137,7 +137,7 @@ class Reconciler:
         # 3. Decide.
         decision, planning_s = self._decide(job, acceptance, memory)
         # 4. Show the decision.
-        self._metrics.of_jobs.show(key, job.uid, decision.status, job.spec)
+        self._metrics.job_gauges.show(key, job.uid, decision.status, job.spec)
         if decision.reason and decision.reason != memory.logged_reason:
             log.info("decided", job=key.name, namespace=key.namespace, reason=decision.reason)
             memory.logged_reason = decision.reason
@@ -162,7 +162,7 @@ class Reconciler:
     def _forget(self, key: JobKey) -> None:
         memory = self._memories.pop(key, None)
         if memory is not None:
-            self._metrics.of_jobs.show(key, memory.uid, None)
+            self._metrics.job_gauges.show(key, memory.uid, None)
 
     def _decide(self, job: JobView, acceptance: Acceptance, memory: JobMemory) -> tuple[Decision, float | None]:
         """Decide; also return the seconds until telemetry that has to wait may lead to new shares."""

@@ -91,9 +91,9 @@ async def test_of_two_gangs_that_arrive_together_one_runs(cluster: Cluster, oper
     winner = await until(one_runs, "one of the two jobs trains")
     (loser,) = {"first", "second"} - {winner}
 
-    async def told() -> bool:
+    async def reported() -> bool:
         return (await cluster.condition("WorkersLimited", loser))[:2] == ("True", "WaitingForNodes")
 
-    await until(told, "the other job reports that it waits")
+    await until(reported, "the other job reports that it waits")
     found = [pod async for pod in cluster.kube.list(PODS, cluster.namespace) if pod["spec"].get("nodeName")]
     assert len(found) <= 3

@@ -81,11 +81,11 @@ async def test_too_few_nodes_are_reported_with_the_scheduler_s_message(cluster: 
     await cluster.add_node("a", cpu="1")
     await cluster.create(cluster.job(cluster.pool("a", maxReplicas=2), elasticPolicy={"minReplicas": 2}))
 
-    async def told() -> bool:
+    async def reported() -> bool:
         status, reason, message = await cluster.condition("Scheduled")
         return (status, reason) == ("False", "Unschedulable") and "nodes are available" in message
 
-    await until(told, "the condition Scheduled with the scheduler's message")
+    await until(reported, "the condition Scheduled with the scheduler's message")
     await state_is(cluster, "Pending")
 
 
@@ -291,11 +291,11 @@ async def test_names_in_use_are_reported_and_their_objects_are_left_alone(cluste
     await cluster.kube.create(PODS, orphan)
     await cluster.create(cluster.job(cluster.pool("a")))
 
-    async def told(kind: str, words: str) -> bool:
+    async def reported(kind: str, words: str) -> bool:
         return words in (await cluster.condition(kind))[2]
 
-    await until(lambda: told("Scheduled", "a Pod named job-w1 exists"), "the pod's name is in use")
-    await until(lambda: told("Ready", "a Service named job-workers exists"), "the Service's name is in use")
+    await until(lambda: reported("Scheduled", "a Pod named job-w1 exists"), "the pod's name is in use")
+    await until(lambda: reported("Ready", "a Service named job-workers exists"), "the Service's name is in use")
     for resource, name in ((SERVICES, "job-workers"), (PODS, "job-w0"), (PODS, "job-w1")):
         found = await cluster.kube.get(resource, cluster.namespace, name)
         assert not {"ownerReferences", "deletionTimestamp"} & set(found["metadata"])

@@ -53,7 +53,7 @@ async def leave(cluster: Cluster, pool: str) -> None:
     """End the pods of a pool that are being deleted."""
     for name, pod in (await cluster.pods()).items():
         if pod["metadata"]["labels"]["heterotrain.dev/pool"] == pool and "deletionTimestamp" in pod["metadata"]:
-            await cluster.end(name, Ending.LEFT, reason="told to go")
+            await cluster.end(name, Ending.LEFT, reason="drained")
     await cluster.confirm_deletions()
 
 
@@ -117,16 +117,16 @@ async def test_a_deadline_uses_enough_pools_and_is_reported_when_out_of_reach(
     def within(minutes: float) -> dict[str, str]:
         return {"deadline": (datetime.now(UTC) + timedelta(minutes=minutes)).strftime("%Y-%m-%dT%H:%M:%SZ")}
 
-    async def are(pools: set[str], *told: str) -> None:
+    async def are(pools: set[str], *expected: str) -> None:
         """Wait until these pools train and the condition has this status and reason."""
 
         async def probe() -> bool:
             found = await shares(cluster, prometheus)
             for pool in {"a", "b"} - pools:
                 await leave(cluster, pool)
-            return found.keys() == pools and (await cluster.condition("DeadlineAtRisk"))[:2] == told
+            return found.keys() == pools and (await cluster.condition("DeadlineAtRisk"))[:2] == expected
 
-        await until(probe, f"{pools} train, and the deadline is {told}")
+        await until(probe, f"{pools} train, and the deadline is {expected}")
 
     try:
         pools = (cluster.pool("a", pricePerHour="5.0"), cluster.pool("b", pricePerHour="1.0"))

@@ -28,12 +28,12 @@ async def test_applying_twice_changes_nothing(cluster: Cluster, kube: KubeClient
         first = await kube.apply(resource, body)
         second = await kube.apply(resource, body)
         # Not by resourceVersion: the budget's controller writes its status at any time.
-        ours = [
+        managed = [
             [each for each in found["metadata"]["managedFields"] if each["manager"] == keys.FIELD_MANAGER]
             for found in (first, second)
         ]
-        assert len(ours[0]) == 1
-        assert ours[0] == ours[1], "the second apply moved the time of our last change"
+        assert len(managed[0]) == 1
+        assert managed[0] == managed[1], "the second apply changed the time of the operator's last write"
         assert first["spec"] == second["spec"]
 
 
