@@ -85,7 +85,7 @@ class Allocator:
         self._clocks = clocks
         self._entries: dict[JobKey, _Entry] = {}
         self._rates = RateCache()
-        self._first_s = float("inf")
+        self._first_decision_s = float("inf")
         """When the first decision was made. Before it, no job takes nodes that may have been granted to another one."""
         self._being_decided: frozenset[JobKey] = frozenset()
         self._changed = asyncio.Event()
@@ -103,7 +103,7 @@ class Allocator:
         if entry is None or entry.uid != job.uid:
             entry = self._entries[job.key] = self._new_entry(job)
         if entry.grant.undecided:
-            if self._clocks.monotonic() - max(entry.added_s, self._first_s) >= PATIENCE_S:
+            if self._clocks.monotonic() - max(entry.added_s, self._first_decision_s) >= PATIENCE_S:
                 return UNLIMITED
             if job.key not in self._being_decided:
                 self._urgent.set()
@@ -127,7 +127,7 @@ class Allocator:
         """Decide about every job."""
         await self._run_once()
         self._being_decided = frozenset()
-        self._first_s = min(self._first_s, self._clocks.monotonic())
+        self._first_decision_s = min(self._first_decision_s, self._clocks.monotonic())
 
     async def _run_once(self) -> None:
         self._changed.clear()

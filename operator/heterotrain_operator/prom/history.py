@@ -72,7 +72,7 @@ class TelemetryHistory:
         self._counters: dict[CounterKey, Counters] = {}
         self._observations: dict[MemberId, tuple[Observation, ...]] = {}
         self._committed: deque[tuple[float, int]] = deque()
-        self._since: tuple[int, float, int] | None = None
+        self._generation_start: tuple[int, float, int] | None = None
         self._scraped_s: dict[MemberId, float] = {}
         self._times: Mapping[MemberId, float] = {}
         self._pools: dict[MemberId, str] = {}
@@ -169,9 +169,13 @@ class TelemetryHistory:
         if newest is None or newest.generation is None or newest.samples_committed is None:
             return None
         generation, samples = newest.generation, newest.samples_committed
-        if self._since is None or self._since[0] != generation or samples < self._since[2]:
-            self._since = (generation, now_s, samples)
-        _, since_s, before = self._since
+        if (
+            self._generation_start is None
+            or self._generation_start[0] != generation
+            or samples < self._generation_start[2]
+        ):
+            self._generation_start = (generation, now_s, samples)
+        _, since_s, before = self._generation_start
         if now_s - since_s < RATE_WINDOW_S or samples == before:
             return None
         return Sustained(generation, (samples - before) / (now_s - since_s))
