@@ -46,6 +46,7 @@ class Placement:
             for competitor, proposed in zip(competitors, proposals, strict=True)
             for pool in competitor.spec.worker_pools
         ]
+        # 1. Take the proposals as they are.
         for competitor, proposed, pool in pools:
             own = {
                 group.name: proposed.workers.get(job_pool_key(pool, group.name), 0)
@@ -54,11 +55,13 @@ class Placement:
             self._granted[competitor.pool_key(pool)] = own
             for group in self._groups_of(competitor, pool):
                 occupancy.add({(group.name, group.sizes[competitor.pool_key(pool)]): own[group.name]})
+        # 2. Leave workers where they are as long as no other job needs their places.
         for competitor, proposed, pool in pools:
             if proposed.workers:
-                self._stay(competitor, pool)
+                self._keep_groups(competitor, pool)
             else:
-                self._keep(competitor, pool)
+                self._keep_workers(competitor, pool)
+        # 3. Note which pools still lack workers, and whether any worker comes or goes.
         self._lacking = {
             pool_key
             for competitor, _, pool in pools
@@ -85,7 +88,7 @@ class Placement:
     def _groups_of(self, competitor: Competitor, pool: WorkerPool) -> Sequence[NodeGroup]:
         return self._open_to[competitor.job.key][pool.name]
 
-    def _stay(self, competitor: Competitor, pool: WorkerPool) -> None:
+    def _keep_groups(self, competitor: Competitor, pool: WorkerPool) -> None:
         """Keep workers on their node groups instead of others of their pool, where no other job needs their places."""
         granted = self._granted[competitor.pool_key(pool)]
         placed = {group.name: len(competitor.placed_on(pool, group)) for group in self._groups_of(competitor, pool)}
@@ -100,7 +103,7 @@ class Placement:
                     granted[here] += 1
                     granted[there] -= 1
 
-    def _keep(self, competitor: Competitor, pool: WorkerPool) -> None:
+    def _keep_workers(self, competitor: Competitor, pool: WorkerPool) -> None:
         """Let a waiting job keep workers whose places no other job needs: it would only request them again."""
         for group in self._groups_of(competitor, pool):
             one: dict[tuple[str, Size], int] = {(group.name, group.sizes[competitor.pool_key(pool)]): 1}
