@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,75 @@ def schema_of(part: str) -> dict[str, Any]:
 def test_every_field_has_a_description(part: str) -> None:
     missing = [path for path, field in fields(schema_of(part)) if not field.get("description")]
     assert missing == []
+
+
+def leaves(part: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the fields that hold a value, a list of values or a map of values."""
+    for path, field in fields(schema_of(part)):
+        if "properties" not in field and "properties" not in field.get("items", {}):
+            yield path, field
+
+
+def test_every_value_of_the_spec_has_an_example() -> None:
+    """Unless its choices speak for themselves, or it must be left out."""
+
+    def speaks(field: dict[str, Any]) -> bool:
+        text = field["description"]
+        return "Example: " in text or "enum" in field or field["type"] == "boolean" or "Leave it out" in text
+
+    found = dict(leaves("spec"))
+    assert len(found) > 50
+    assert [path for path, field in found.items() if not speaks(field)] == []
+
+
+def test_no_value_of_the_spec_is_a_float() -> None:
+    assert [path for path, field in leaves("spec") if field.get("type") == "number"] == []
+
+
+def test_durations_of_the_spec_are_whole_seconds() -> None:
+    units = ("minutes", "hours", "days", "milliseconds", "duration")
+    assert [path for path, _ in fields(schema_of("spec")) if path.lower().endswith(units)] == []
+
+
+@pytest.mark.parametrize("part", ["spec", "status"])
+def test_choices_are_camel_case(part: str) -> None:
+    free = {".managedBy"}  # names of controllers, as in Kubernetes' Job
+    choices = {path: field["enum"] for path, field in fields(schema_of(part)) if "enum" in field and path not in free}
+    assert choices
+    assert {
+        path: words for path, words in choices.items() if not all(w.isalnum() and w[0].isupper() for w in words)
+    } == {}
+
+
+MOST_WORDS = 30
+
+
+def texts(node: Any) -> Iterator[str]:
+    """Yield all descriptions and messages of rules."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            if name in ("description", "message") and isinstance(value, str):
+                yield value
+            else:
+                yield from texts(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from texts(value)
+
+
+def test_sentences_are_short() -> None:
+    sentences = [each for text in texts(crd()) for each in re.split(r"(?<=\.) ", text)]
+    assert len(sentences) > 200
+    assert [each for each in sentences if len(each.split()) > MOST_WORDS] == []
+
+
+def test_the_scale_subresource_points_at_fields_that_exist() -> None:
+    scale = crd()["spec"]["versions"][0]["subresources"]["scale"]
+    known = {f".spec{path}" for path, _ in fields(schema_of("spec"))} | {
+        f".status{path}" for path, _ in fields(schema_of("status"))
+    }
+    assert set(scale) == {"specReplicasPath", "statusReplicasPath", "labelSelectorPath"}
+    assert set(scale.values()) <= known
 
 
 @pytest.mark.parametrize("part", ["spec", "status"])

@@ -1,4 +1,4 @@
-"""Conditions of a job: their types, and the rule by which their times move."""
+"""Conditions of a job: their types, and the update of their times."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ from heterotrain_operator.api.status import MAX_MESSAGE_LENGTH, Condition
 
 
 class ConditionType(StrEnum):
-    """Aspects of a job's state."""
+    """Types of conditions."""
 
     ACCEPTED = "Accepted"
-    """The spec is understood and the API server takes its pods."""
+    """The spec is valid, and the API server accepts the workers' pods."""
     SUSPENDED = "Suspended"
     SCHEDULED = "Scheduled"
     """At least the minimum of workers has nodes."""
     RUNNING = "Running"
-    """Training goes on."""
+    """The job trains."""
     RESIZING = "Resizing"
-    """A change of membership is under way."""
+    """Workers join or leave."""
     RESTARTING = "Restarting"
-    """Training has begun, and waits for enough workers to go on."""
+    """Training began, but waits until enough workers are ready again."""
     DEGRADED = "Degraded"
-    """Training goes on with fewer workers than wanted."""
+    """The job trains with fewer workers than wanted."""
     CHECKPOINT_HEALTHY = "CheckpointHealthy"
     PLAN_APPLIED = "PlanApplied"
-    """Every member uses the newest plan."""
+    """Every worker uses the newest plan."""
     WORKERS_LIMITED = "WorkersLimited"
-    """The job has fewer workers than it could, because others need its nodes more or because fewer are cheaper."""
+    """The job gets fewer workers than it could have: other jobs need the nodes more, or fewer workers are cheaper."""
     DEADLINE_AT_RISK = "DeadlineAtRisk"
-    """With objective: Deadline, the job is expected to end too late, or has."""
+    """With objective: Deadline, the job ended too late or is expected to."""
     SPEEDS_LEARNED = "SpeedsLearned"
-    """Every member's speed is known well enough to predict other shares."""
+    """Every worker's speed is known well enough to predict the effect of other shares."""
     STRAGGLER_DETECTED = "StragglerDetected"
-    """Without a certain worker the others would be faster."""
+    """The other workers would be faster without a certain one."""
     TELEMETRY_AVAILABLE = "TelemetryAvailable"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
     READY = "Ready"
-    """What was asked for is reached; with the next two, what kstatus (Helm, Flux, Argo) reads."""
+    """The desired state is reached. kstatus (Helm, Flux, Argo CD) reads this and the next two."""
     RECONCILING = "Reconciling"
     STALLED = "Stalled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionValue:
-    """A condition without its times. ``holds`` is ``None`` when it can't be told."""
+    """A condition without its times. ``holds`` is ``None`` when it is not known."""
 
     type: ConditionType
     holds: bool | None

@@ -8,17 +8,17 @@ from typing import Any
 import yaml
 from heterotrain_core.contract import keys
 
-from heterotrain_operator.api.schema import CEL, structural
+from heterotrain_operator.api.schema import Rule, structural
 from heterotrain_operator.api.status import HeteroTrainJobStatus
 from heterotrain_operator.api.types import MAX_NAME_LENGTH
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 
 HEADER = "# Made by `make crds` from operator/heterotrain_operator/api; do not edit.\n"
 
-NAME_RULE = CEL(
-    rule=f"size(self.metadata.name) <= {MAX_NAME_LENGTH} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-    message=f"metadata.name has to start with a letter, use only a-z, 0-9 and '-', and have at most {MAX_NAME_LENGTH} characters, "
-    "because pods and Services are named after it",
+NAME_RULE = Rule(
+    cel=f"size(self.metadata.name) <= {MAX_NAME_LENGTH} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+    message="metadata.name has to start with a letter, contain only a-z, 0-9 and '-', end with a letter or digit, and have "
+    f"at most {MAX_NAME_LENGTH} characters",
 )
 
 COLUMNS = (
@@ -48,8 +48,11 @@ SCALE = {
 
 def crd() -> dict[str, Any]:
     """Return the CustomResourceDefinition of ``HeteroTrainJob``."""
-    spec = {**structural(HeteroTrainJobSpec), "description": "What the user wants."}
-    status = {**structural(HeteroTrainJobStatus), "description": "What the operator reports."}
+    spec = {**structural(HeteroTrainJobSpec), "description": "Desired state of the training job."}
+    status = {
+        **structural(HeteroTrainJobStatus),
+        "description": "Observed state of the training job. Only the operator writes it.",
+    }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -77,14 +80,14 @@ def crd() -> dict[str, Any]:
                     ],
                     "schema": {
                         "openAPIV3Schema": {
-                            "description": "One training job on mixed accelerators, as fast as the sum of its parts, "
-                            "that never stops when a machine goes away.",
+                            "description": "One PyTorch training job on mixed accelerators. Each worker gets a share of the "
+                            "batch that fits its speed, and training continues when workers join or leave.",
                             "type": "object",
                             "required": ["spec"],
-                            "x-kubernetes-validations": [{"rule": NAME_RULE.rule, "message": NAME_RULE.message}],
+                            "x-kubernetes-validations": [{"rule": NAME_RULE.cel, "message": NAME_RULE.message}],
                             "properties": {
-                                "apiVersion": {"type": "string", "description": f"{keys.GROUP}/{keys.VERSION}."},
-                                "kind": {"type": "string", "description": f"{keys.KIND}."},
+                                "apiVersion": {"type": "string", "description": f"Always {keys.GROUP}/{keys.VERSION}."},
+                                "kind": {"type": "string", "description": f"Always {keys.KIND}."},
                                 "metadata": {"type": "object"},
                                 "spec": spec,
                                 "status": status,

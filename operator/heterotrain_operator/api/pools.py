@@ -1,4 +1,4 @@
-"""Where workers may run and how many: ``spec.workerPools`` and ``spec.elasticPolicy``."""
+"""Number and places of workers: ``spec.elasticPolicy`` and ``spec.workerPools``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from heterotrain_core.contract import keys
 from heterotrain_core.contract.choices import Choice
 from pydantic import Field
 
-from heterotrain_operator.api.schema import CEL, Model
+from heterotrain_operator.api.schema import Model, Rule
 from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER, MAX_WORKERS, LabelValue, Quantity
 
 
 class CapacityType(Choice):
-    """How long a pool's nodes may be expected to stay."""
+    """Whether the cloud may take a pool's nodes away at any time."""
 
     ON_DEMAND = keys.CAPACITY_ON_DEMAND
     SPOT = keys.CAPACITY_SPOT
@@ -22,104 +22,130 @@ class CapacityType(Choice):
 class ElasticPolicy(
     Model,
     rules=(
-        CEL(
-            rule="!has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
+        Rule(
+            cel="!has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
+            holds=lambda self: self.max_replicas is None or self.min_replicas <= self.max_replicas,
             message="minReplicas is larger than maxReplicas: lower minReplicas or raise maxReplicas",
         ),
     ),
 ):
-    """How many workers in all, and when one is given up."""
+    """Limits on the number of workers, and when a silent worker is given up."""
 
-    min_replicas: int = Field(default=1, ge=1, le=MAX_WORKERS, description="Workers below which training waits.")
+    min_replicas: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_WORKERS,
+        description="Minimum number of workers. Training pauses while fewer are ready. Example: 2.",
+    )
     max_replicas: int | None = Field(
-        default=None, ge=1, le=MAX_WORKERS, description="Most workers; without it, the sum of the pools' maxReplicas."
+        default=None,
+        ge=1,
+        le=MAX_WORKERS,
+        description="Maximum number of workers. Unset: the sum of the pools' maxReplicas. kubectl scale and autoscalers set "
+        "this field; a HorizontalPodAutoscaler needs it set. Example: 8.",
     )
     peer_timeout_seconds: int = Field(
         default=3,
         ge=1,
         le=300,
-        description="Silence of a worker's host after which the others go on without it; a process that hangs on a host that "
-        "answers is given four times as long. Raise it where the network stalls now and then.",
+        description="Seconds without an answer from a worker's host until the others continue without it. A hanging process "
+        "on a reachable host gets four times as long. Raise it on unreliable networks. Example: 3.",
     )
 
 
 class Toleration(Model):
-    """A Kubernetes toleration."""
+    """A toleration as in a pod."""
 
     key: str | None = Field(
-        default=None, max_length=316, description="Taint key; empty matches all with operator Exists."
+        default=None,
+        max_length=316,
+        description="Key of the taint. Empty with operator Exists: all taints. Example: nvidia.com/gpu.",
     )
     operator: Annotated[str, Field(max_length=16)] | None = Field(
-        default=None, description="Equal (default) or Exists."
+        default=None, description="Equal (default) compares the value, Exists does not. Example: Exists."
     )
-    value: str | None = Field(default=None, max_length=63, description="Taint value.")
+    value: str | None = Field(default=None, max_length=63, description="Value of the taint. Example: present.")
     effect: Annotated[str, Field(max_length=32)] | None = Field(
-        default=None, description="NoSchedule, PreferNoSchedule or NoExecute; empty matches all."
+        default=None,
+        description="Effect of the taint: NoSchedule, PreferNoSchedule or NoExecute. Empty: all. Example: NoSchedule.",
     )
-    toleration_seconds: int | None = Field(default=None, description="How long a NoExecute taint is tolerated.")
+    toleration_seconds: int | None = Field(
+        default=None, description="Seconds for which a NoExecute taint is tolerated. Unset: forever. Example: 60."
+    )
 
 
 class Resources(Model):
     """Requests and limits of the training container."""
 
     limits: dict[str, Quantity] = Field(
-        default_factory=dict, max_length=32, description="Most that a worker may use, e.g. nvidia.com/gpu: 4."
+        default_factory=dict,
+        max_length=32,
+        description="Limits of the training container. Example: {nvidia.com/gpu: 4}.",
     )
     requests: dict[str, Quantity] = Field(
         default_factory=dict,
         max_length=32,
-        description="What the scheduler sets aside; a missing entry takes the limit.",
+        description="Requests of the training container. A missing entry is the limit. Example: {cpu: 8}.",
     )
 
 
 class WorkerPool(
     Model,
     rules=(
-        CEL(
-            rule="self.minReplicas <= self.maxReplicas",
+        Rule(
+            cel="self.minReplicas <= self.maxReplicas",
+            holds=lambda self: self.min_replicas <= self.max_replicas,
             message="the pool's minReplicas is larger than its maxReplicas: lower minReplicas or raise maxReplicas",
         ),
     ),
 ):
-    """A set of nodes with one kind of accelerator, and how many workers may run there."""
+    """A set of similar nodes, and how many workers may run there."""
 
     name: str = Field(
         min_length=1,
         max_length=40,
         pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
-        description="Name of the pool, unique in the job.",
+        description="Name of the pool, unique in the job. Example: a100.",
     )
     min_replicas: int = Field(
-        default=0, ge=0, le=MAX_WORKERS, description="Workers that have to run in this pool before training starts."
+        default=0,
+        ge=0,
+        le=MAX_WORKERS,
+        description="Workers that must have a node in this pool before training starts. Example: 0.",
     )
-    max_replicas: int = Field(default=1, ge=1, le=MAX_WORKERS, description="Most workers in this pool.")
+    max_replicas: int = Field(
+        default=1, ge=1, le=MAX_WORKERS, description="Maximum number of workers in this pool. Example: 4."
+    )
     capacity_type: CapacityType = Field(
         default=CapacityType.ON_DEMAND,
-        description="OnDemand, or Spot for nodes that the cloud may take away at any time.",
+        description="Spot for nodes that the cloud may take away at any time, else OnDemand.",
     )
     price_per_hour: str | None = Field(
         default=None,
         max_length=32,
         pattern=r"^[0-9]+(\.[0-9]+)?$",
-        description="Price of one worker for an hour, a decimal number in quotes; status.pricePerHour adds them up.",
+        description="Price of one worker for an hour, a decimal number in quotes. Use one currency for all pools; none is "
+        'assumed. Example: "3.67".',
     )
     node_selector: dict[str, LabelValue] = Field(
         default_factory=dict,
         max_length=32,
-        description="Labels of the pool's nodes; added to the template's own nodeSelector.",
+        description="Labels of the pool's nodes, in addition to the template's nodeSelector. Example: {gpu: a100}.",
     )
     tolerations: tuple[Toleration, ...] = Field(
         default=(),
         max_length=32,
-        description="Taints of the pool's nodes that workers tolerate; added to the template's own.",
+        description="Tolerations of the pool's workers, in addition to the template's. Example: [{key: nvidia.com/gpu, "
+        "operator: Exists}].",
     )
     resources: Resources = Field(
         default_factory=Resources,
-        description="Resources of the training container; an entry here wins over the template's.",
+        description="Resources of the training container. An entry here replaces the template's.",
     )
     num_proc_per_worker: int | None = Field(
         default=None,
         ge=1,
         le=MAX_NUM_PROC_PER_WORKER,
-        description="Processes that train in one pod; without it, the number of accelerators that a worker requests, else 1.",
+        description="Training processes in one worker. Unset: the number of accelerators that a worker requests, else 1. "
+        "Example: 4.",
     )

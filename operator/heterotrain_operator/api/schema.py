@@ -6,6 +6,7 @@ types that server-side apply needs are carried by the models themselves (class a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,33 +21,44 @@ PRESERVE = "x-kubernetes-preserve-unknown-fields"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CEL:
-    """One validation rule: a CEL expression over ``self``, and the sentence that a user reads when it does not hold."""
+class Rule:
+    """One validation rule, stated once for the API server and for the operator.
 
-    rule: str
+    The API server evaluates the CEL expression. The operator evaluates ``holds`` when it reads an object, because the
+    rules may be newer than the object.
+
+    Attributes:
+        cel: expression over ``self`` as users write it.
+        message: the sentence for the user when the rule does not hold.
+        holds: the same on the model. ``None`` for transition rules (``oldSelf``) and for the pod template, whose
+            mistakes must not stop running workers (``decide.objects.pods.template_problem``).
+    """
+
+    cel: str
     message: str
+    holds: Callable[[Any], bool] | None = None
 
 
 class Model(BaseModel):
     """A part of the custom resource: camelCase outside, frozen inside; unknown fields are ignored when reading.
 
-    Class arguments: ``rules``, CEL rules of this object; ``preserve=True`` keeps fields that the schema does not name.
+    Class arguments: ``rules`` of this object; ``preserve=True`` keeps fields that the schema does not name.
     """
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")
-    cel_rules: ClassVar[tuple[CEL, ...]] = ()
+    rules: ClassVar[tuple[Rule, ...]] = ()
     preserves_unknown: ClassVar[bool] = False
 
-    def __init_subclass__(cls, *, rules: tuple[CEL, ...] = (), preserve: bool = False, **kwargs: Any) -> None:
+    def __init_subclass__(cls, *, rules: tuple[Rule, ...] = (), preserve: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.cel_rules = rules
+        cls.rules = rules
         cls.preserves_unknown = preserve
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler, /) -> JsonSchemaValue:
         schema = handler.resolve_ref_schema(handler(core_schema))
-        if cls.cel_rules:
-            schema["x-kubernetes-validations"] = [{"rule": cel.rule, "message": cel.message} for cel in cls.cel_rules]
+        if cls.rules:
+            schema["x-kubernetes-validations"] = [{"rule": rule.cel, "message": rule.message} for rule in cls.rules]
         if cls.preserves_unknown:
             schema[PRESERVE] = True
         for field in cls.model_fields.values():
@@ -57,6 +69,28 @@ class Model(BaseModel):
                 complete = factory().model_dump(mode="json", by_alias=True, exclude_none=True)
                 schema["properties"][field.alias]["default"] = {k: v for k, v in complete.items() if v not in ({}, [])}
         return schema
+
+
+def broken_rules(model: Model, path: str) -> Iterator[str]:
+    """Yield a sentence for each rule that does not hold, the innermost first.
+
+    A rule of an object may rely on the rules of its parts: take the first one.
+
+    Args:
+        model: the object.
+        path: of the object, for the sentence.
+    """
+    for name, field in type(model).model_fields.items():
+        value, at = getattr(model, name), f"{path}.{field.alias}"
+        if isinstance(value, Model):
+            yield from broken_rules(value, at)
+        elif isinstance(value, tuple):
+            for item in value:
+                if isinstance(item, Model):
+                    yield from broken_rules(item, f"{at}[{getattr(item, 'name', '')}]")
+    for rule in model.rules:
+        if rule.holds is not None and not rule.holds(model):
+            yield f"{path}: {rule.message}"
 
 
 def MapList(*names: str) -> dict[str, Any]:  # noqa: N802  # reads like the type that it stands for

@@ -1,4 +1,4 @@
-"""What the operator reports: ``status`` of a ``HeteroTrainJob``, bounded in size however large the job is."""
+"""``status`` of a ``HeteroTrainJob``: bounded in size, however large the job is."""
 
 from __future__ import annotations
 
@@ -14,43 +14,48 @@ MAX_MESSAGE_LENGTH = 1024
 
 
 class Condition(Model):
-    """One aspect of the job's state."""
+    """One condition of the job."""
 
-    type: str = Field(max_length=316, description="Name of the aspect.")
+    type: str = Field(max_length=316, description="Type of the condition in CamelCase, such as Ready.")
     status: Annotated[str, WithJsonSchema({"type": "string", "enum": ["True", "False", "Unknown"]})] = Field(
-        description="Whether it holds."
+        description="Whether the condition holds."
     )
-    reason: str = Field(max_length=1024, description="Why, as one CamelCase word.")
-    message: str = Field(max_length=32_768, description="Why, for people.")
-    last_transition_time: TimestampText = Field(description="When status last changed.")
-    observed_generation: int = Field(default=0, ge=0, description="Generation of the spec that this was said of.")
+    reason: str = Field(max_length=1024, description="Reason for the status, one CamelCase word for programs.")
+    message: str = Field(max_length=32_768, description="Explanation for people.")
+    last_transition_time: TimestampText = Field(description="Time of the last change of status.")
+    observed_generation: int = Field(
+        default=0, ge=0, description="metadata.generation of the spec that the condition describes."
+    )
 
 
 class PlanStatus(Model):
-    """The newest plan, and the one in force."""
+    """The newest plan, and the plan in force.
 
-    desired: str = Field(
-        default="0.0", max_length=48, description="generation.revision of the newest plan, for tables."
-    )
+    A plan assigns each worker its share of the batch. Its version is generation.revision.
+    """
+
+    desired: str = Field(default="0.0", max_length=48, description="Version (generation.revision) of the newest plan.")
     desired_generation: int = Field(
-        default=0, description="Generation of the newest plan; grows with every change of membership."
+        default=0, description="Generation of the newest plan. It increases when workers join or leave."
     )
-    desired_revision: int = Field(default=0, description="Revision of the newest plan; grows with every other change.")
+    desired_revision: int = Field(
+        default=0, description="Revision of the newest plan. It increases when shares or the batch change."
+    )
     applied: str | None = Field(
-        default=None,
-        max_length=48,
-        description="generation.revision that every member has in force, by their own telemetry.",
+        default=None, max_length=48, description="Version of the plan that all workers report to be in force."
     )
-    applied_generation: int | None = Field(default=None, description="Generation that every member has in force.")
-    applied_revision: int | None = Field(default=None, description="Revision whose shares every member uses.")
-    members: int = Field(default=0, description="Ranks in the newest plan.")
+    applied_generation: int | None = Field(default=None, description="Generation of the plan in force.")
+    applied_revision: int | None = Field(default=None, description="Revision of the plan in force.")
+    members: int = Field(default=0, description="Training processes in the newest plan.")
     global_batch_size: int | None = Field(default=None, description="Samples of one optimizer step in the newest plan.")
     predicted_step_seconds: float | None = Field(
-        default=None, description="Seconds of a step that the newest plan predicts."
+        default=None, description="Predicted duration of a step with the newest plan, in seconds."
     )
-    predicted_efficiency: float | None = Field(default=None, description="Efficiency that the newest plan predicts.")
+    predicted_efficiency: float | None = Field(
+        default=None, description="Predicted value of status.efficiency with the newest plan, from 0 to 1."
+    )
     efficiency_ceiling: float | None = Field(
-        default=None, description="Best efficiency that the measured variances allow."
+        default=None, description="Highest efficiency that the measured noise of step times allows, from 0 to 1."
     )
     reason: str = Field(
         default="", max_length=MAX_MESSAGE_LENGTH, description="Why the newest plan differs from the one before."
@@ -58,62 +63,71 @@ class PlanStatus(Model):
 
 
 class PredictionStatus(Model):
-    """How well the plan in force predicts; while a newer plan waits for its boundary, the last that was known."""
+    """Predicted and measured step time of the plan in force; while a newer plan waits, the last known values."""
 
-    plan: str = Field(max_length=48, description="generation.revision of the plan.")
-    predicted_step_seconds: float = Field(description="Mean seconds of a step at its shares, as predicted.")
+    plan: str = Field(max_length=48, description="Version (generation.revision) of the plan.")
+    predicted_step_seconds: float = Field(description="Predicted mean duration of a step, in seconds.")
     measured_step_seconds: float | None = Field(
-        default=None, description="The same as measured since it took effect, steps of a probe not included."
+        default=None,
+        description="Measured mean duration of a step since the plan took effect, in seconds. Steps that try other shares do "
+        "not count.",
     )
     measured_over_predicted: float | None = Field(
-        default=None, description="1.05: steps take 5 % longer than predicted."
+        default=None, description="Measured over predicted duration. 1.05 means that steps take 5 % longer."
     )
 
 
 class CheckpointStatus(Model):
     """The newest durable checkpoint."""
 
-    step: int = Field(description="Committed steps in it.")
-    time: TimestampText = Field(description="When it became durable.")
+    step: int = Field(description="Optimizer steps that it contains.")
+    time: TimestampText = Field(description="Time at which it became durable.")
 
 
 class PoolStatus(Model):
     """Workers of one pool."""
 
     name: str = Field(max_length=63, description="Name of the pool.")
-    desired: int = Field(description="Workers that the operator wants here now.")
+    desired: int = Field(description="Number of workers that the operator currently wants in the pool.")
     replicas: int = Field(description="Workers that have a pod.")
     placed: int = Field(description="Workers that have a node.")
     ready: int = Field(description="Workers that are ready to train.")
     granted: int | None = Field(
         default=None,
-        description="Workers that the allocation gives the job here; absent while nobody else wants the nodes.",
+        description="Workers that the job may have in the pool while jobs compete for its nodes. Absent without competition.",
     )
-    disruptions: int = Field(default=0, description="Workers lost here through no fault of their own.")
+    disruptions: int = Field(
+        default=0,
+        description="Workers of the pool that were lost through no fault of their own, for example by eviction.",
+    )
 
 
 class WorkerStatus(Model):
-    """One worker; big jobs list the most remarkable ones."""
+    """One worker."""
 
-    name: str = Field(max_length=253, description="Pod name.")
-    pool: str = Field(max_length=63, description="Pool.")
+    name: str = Field(max_length=253, description="Name of the pod.")
+    pool: str = Field(max_length=63, description="Name of the pool.")
     state: str = Field(
         max_length=32,
-        description="Waiting (for a node), Starting, Ready (not in the plan yet), Training, Leaving, Lost, Failed, Finished or Left.",
+        description="Waiting (for a node), Starting, Ready (not in the plan yet), Training, Leaving, Lost, Failed, Disrupted, "
+        "Finished or Left.",
     )
-    node: str | None = Field(default=None, max_length=253, description="Node.")
+    node: str | None = Field(default=None, max_length=253, description="Name of the node.")
     share_samples: int | None = Field(
-        default=None, description="Samples of each global batch, over all ranks of the worker."
+        default=None, description="Samples of each global batch that the worker computes, over all its processes."
     )
     binding: str | None = Field(
         default=None,
         max_length=16,
-        description="What keeps it from helping more, by the plan: compute, communication, memory, or floor (its least share).",
+        description="The limit on the worker's share: Compute, Communication, Memory, or Floor (it has its smallest share "
+        "and is still too slow).",
     )
     samples_per_second: float | None = Field(
-        default=None, description="Samples per second of its own computation, exchange excluded."
+        default=None, description="Samples per second of the worker's own computation, without the gradient exchange."
     )
-    message: str | None = Field(default=None, max_length=MAX_MESSAGE_LENGTH, description="What is wrong with it.")
+    message: str | None = Field(
+        default=None, max_length=MAX_MESSAGE_LENGTH, description="What is wrong with the worker, or why it leaves."
+    )
 
 
 class PoolSpeed(Model):
@@ -185,17 +199,18 @@ Internal = Annotated[
 
 
 class HeteroTrainJobStatus(Model):
-    """What the operator reports."""
+    """Observed state of a training job."""
 
-    observed_generation: int = Field(default=0, description="Generation of the spec that this status was made from.")
+    observed_generation: int = Field(
+        default=0, description="metadata.generation of the spec that this status describes."
+    )
     state: str = Field(
         default="",
         max_length=32,
-        description="One word for people: Invalid, Suspended, Pending, Starting, Running, Degraded, Resizing, Restarting, Succeeded or Failed.",
+        description="Summary in one word: Invalid, Suspended, Pending, Starting, Running, Degraded, Resizing, Restarting, "
+        "Succeeded or Failed.",
     )
-    reason: str = Field(
-        default="", max_length=MAX_MESSAGE_LENGTH, description="Why the job is in this state, in one sentence."
-    )
+    reason: str = Field(default="", max_length=MAX_MESSAGE_LENGTH, description="Why the job is in this state.")
     replicas: int = Field(default=0, description="Workers that have a pod.")
     selector: str = Field(
         default="",
@@ -203,79 +218,101 @@ class HeteroTrainJobStatus(Model):
         description="Label selector of the job's workers, in text form. The scale subresource and autoscalers read it.",
     )
     ready_replicas: int = Field(default=0, description="Workers that are ready to train.")
-    desired_replicas: int = Field(default=0, description="Workers that the operator wants now.")
-    ready: str = Field(default="0/0", max_length=16, description="readyReplicas/desiredReplicas, for tables.")
+    desired_replicas: int = Field(default=0, description="Number of workers that the operator currently wants.")
+    ready: str = Field(default="0/0", max_length=16, description="readyReplicas/desiredReplicas, for the table.")
     pools: tuple[PoolStatus, ...] = Field(
-        default=(), max_length=64, description="Workers of each pool.", json_schema_extra=MapList("name")
+        default=(), max_length=64, description="Workers by pool.", json_schema_extra=MapList("name")
     )
     price_per_hour: str | None = Field(
-        default=None, max_length=32, description="Price of the workers that have a node, for an hour."
+        default=None,
+        max_length=32,
+        description="Sum of the pools' pricePerHour over all workers that have a node, in the currency of those prices.",
     )
-    restarts: int = Field(default=0, description="Workers that failed by their own fault; counts against backoffLimit.")
+    restarts: int = Field(
+        default=0, description="Workers that failed by their own fault. They count against backoffLimit."
+    )
     disruptions: int = Field(
-        default=0, description="Workers lost through no fault of their own; never counted as failures."
+        default=0,
+        description="Workers that were lost through no fault of their own, for example by eviction. They never count as "
+        "failures.",
     )
     last_failure: str | None = Field(
-        default=None, max_length=MAX_MESSAGE_LENGTH, description="The newest failure in one sentence."
+        default=None, max_length=MAX_MESSAGE_LENGTH, description="The newest worker failure, in one sentence."
     )
-    last_failure_time: TimestampText | None = Field(default=None, description="When it was noticed.")
-    start_time: TimestampText | None = Field(default=None, description="When the job started or was resumed.")
+    last_failure_time: TimestampText | None = Field(default=None, description="Time of the newest worker failure.")
+    start_time: TimestampText | None = Field(default=None, description="Time at which the job started or was resumed.")
     training_since: TimestampText | None = Field(
-        default=None, description="When the first plan with members was made after the start."
+        default=None, description="Time at which training began after the last start or resume."
     )
-    completion_time: TimestampText | None = Field(default=None, description="When the job ended.")
-    plan: PlanStatus = Field(default_factory=PlanStatus, description="The newest plan, and the one in force.")
-    epoch: int | None = Field(default=None, description="Epoch in progress, the first is 0.")
-    step: int | None = Field(default=None, description="Committed steps.")
-    samples: int | None = Field(default=None, description="Samples committed since the job began.")
-    loss: float | None = Field(default=None, description="Newest loss.")
+    completion_time: TimestampText | None = Field(default=None, description="Time at which the job ended.")
+    plan: PlanStatus = Field(
+        default_factory=PlanStatus,
+        description="The newest plan and the plan in force. A plan assigns each worker its share of the batch.",
+    )
+    epoch: int | None = Field(
+        default=None,
+        description="Number of completed epochs, which is the index of the epoch in progress, counted from 0. At the end "
+        "it equals spec.training.epochs.",
+    )
+    step: int | None = Field(default=None, description="Number of completed optimizer steps.")
+    samples: int | None = Field(default=None, description="Number of samples in all completed steps.")
+    loss: float | None = Field(default=None, description="Newest training loss.")
     metrics: dict[str, float] = Field(
-        default_factory=dict, max_length=16, description="What else the script reports by name."
+        default_factory=dict,
+        max_length=16,
+        description="Newest values that the training script reports, by name; at most 16.",
     )
     samples_per_second: float | None = Field(default=None, description="Measured throughput of the job.")
-    step_seconds: float | None = Field(default=None, description="Measured mean seconds from step to step.")
-    prediction: PredictionStatus | None = Field(
-        default=None, description="Predicted against measured step time of the plan in force."
+    step_seconds: float | None = Field(
+        default=None, description="Measured mean time from one step to the next, in seconds."
     )
-    global_batch_size: int | None = Field(default=None, description="Samples of one optimizer step that are in force.")
+    prediction: PredictionStatus | None = Field(
+        default=None, description="Predicted and measured step time of the plan in force."
+    )
+    global_batch_size: int | None = Field(default=None, description="Samples of one optimizer step at present.")
     batch_reason: str | None = Field(
         default=None,
         max_length=MAX_MESSAGE_LENGTH,
-        description="With adaptiveBatch: why the batch is no larger and no smaller, by the newest decision.",
+        description="With adaptiveBatch: why the batch has its size.",
     )
     noise_scale_samples: float | None = Field(
         default=None,
-        description="Gradient noise scale: the batch at which noise and signal weigh the same; larger batches teach little more.",
+        description="Gradient noise scale, in samples. A global batch much larger than this brings little progress per "
+        "sample.",
     )
     efficiency: float | None = Field(
-        default=None, description="Measured throughput over the sum of what each worker reaches alone."
+        default=None,
+        description="Measured throughput over the sum of the workers' own samplesPerSecond. 1 means that no worker waits.",
     )
     progress: str | None = Field(
-        default=None, max_length=16, description="Part of all samples that is committed, for tables."
+        default=None, max_length=16, description="progressPercentage with a percent sign, for the table."
     )
     progress_percentage: int | None = Field(
-        default=None, ge=0, le=100, description="Part of all samples that is committed."
+        default=None, ge=0, le=100, description="Completed part of all samples of all epochs, in percent."
     )
     estimated_remaining_seconds: int | None = Field(
-        default=None, ge=0, description="Time left at the present throughput."
+        default=None, ge=0, description="Estimated time to the end of training at the present throughput, in seconds."
     )
     last_checkpoint: CheckpointStatus | None = Field(default=None, description="The newest durable checkpoint.")
     workers: tuple[WorkerStatus, ...] = Field(
-        default=(), max_length=MAX_WORKER_ROWS, description="Workers, at most 64.", json_schema_extra=MapList("name")
+        default=(),
+        max_length=MAX_WORKER_ROWS,
+        description="Workers. In a larger job 64 of them, those that are not ready first.",
+        json_schema_extra=MapList("name"),
     )
     conditions: tuple[Condition, ...] = Field(
         default=(),
         max_length=32,
-        description="Aspects of the state, each with its reason.",
+        description="Conditions of the job. Ready, Reconciling and Stalled summarize them for Helm, Flux and Argo CD.",
         json_schema_extra=MapList("type"),
     )
     internal: Internal = Field(
         default_factory=InternalStatus,
-        description="Private to the operator: counts and measurements that survive its restart. The contents may change in "
-        "any version; do not read or edit them.",
+        description="Private to the operator: values that it keeps for its next start. The contents may change in any "
+        "version. Do not read or edit them.",
     )
 
 
 def as_body(status: HeteroTrainJobStatus) -> dict[str, Any]:
-    """Return the status as the API server takes it; what is not known is absent."""
+    """Return the status as a JSON object; unknown values are absent."""
     return status.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -1,7 +1,7 @@
-"""What every worker's pod is made from: ``spec.template``.
+"""``spec.template``: the template of the workers' pods.
 
-Typed is what the operator itself reads or adds to: a mistake there is refused when the job is applied, and can never
-surprise a decision. All else is kept as it is, and tried out by a dry run.
+Typed are the fields that the operator reads or adds to, so that mistakes there are rejected when the job is applied.
+All other fields are kept as they are and checked by a dry run of the pod.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated
 from heterotrain_core.contract import env, keys
 from pydantic import Field
 
-from heterotrain_operator.api.schema import CEL, MapList, Model
+from heterotrain_operator.api.schema import MapList, Model, Rule
 from heterotrain_operator.api.types import EnvName, LabelValue, Quantity
 
 
@@ -19,59 +19,61 @@ class EnvVar(
     Model,
     preserve=True,
     rules=(
-        CEL(
-            rule=f"!self.name.startsWith('{env.PREFIX}') || self.name in {sorted(env.USER_SETTABLE)}",
-            message=f"names that start with {env.PREFIX} belong to the operator: give the variable another name",
+        Rule(
+            cel=f"!self.name.startsWith('{env.PREFIX}') || self.name in {sorted(env.USER_SETTABLE)}",
+            message=f"names that start with {env.PREFIX} belong to the operator: rename the variable",
         ),
     ),
 ):
     """An environment variable."""
 
-    name: EnvName = Field(description="Name of the variable.")
+    name: EnvName = Field(description="Name of the variable. Example: NCCL_DEBUG.")
 
 
 class ContainerResources(Model, preserve=True):
     """Requests and limits of a container."""
 
-    limits: dict[str, Quantity] | None = Field(default=None, max_length=32, description="Most that it may use.")
+    limits: dict[str, Quantity] | None = Field(default=None, max_length=32, description="Limits. Example: {cpu: 2}.")
     requests: dict[str, Quantity] | None = Field(
-        default=None, max_length=32, description="What the scheduler sets aside."
+        default=None, max_length=32, description="Requests. Example: {cpu: 500m}."
     )
 
 
 class ContainerPort(Model, preserve=True):
     """A port of a container."""
 
-    name: str | None = Field(default=None, max_length=63, description="Name of the port.")
+    name: str | None = Field(default=None, max_length=63, description="Name of the port. Example: debug.")
 
 
 class VolumeMount(Model, preserve=True):
     """Where a volume is mounted."""
 
-    mount_path: str | None = Field(default=None, max_length=4096, description="Path in the container.")
+    mount_path: str | None = Field(default=None, max_length=4096, description="Path in the container. Example: /data.")
 
 
 class Container(Model, preserve=True):
-    """A container; everything that Kubernetes knows is allowed."""
+    """A container as in a pod; all fields of Kubernetes are allowed."""
 
-    name: str = Field(min_length=1, max_length=63, description="Name of the container.")
+    name: str = Field(min_length=1, max_length=63, description="Name of the container. Example: trainer.")
     env: tuple[EnvVar, ...] | None = Field(
-        default=None, max_length=200, description="Environment; the operator adds its own variables."
+        default=None, max_length=200, description="Environment variables. The operator adds its own."
     )
     resources: ContainerResources | None = Field(
-        default=None, description="Resources; those of the pool win in the container that trains."
+        default=None, description="Resources. The pool's resources take precedence in the training container."
     )
     ports: tuple[ContainerPort, ...] | None = Field(
-        default=None, max_length=100, description="Ports; the operator adds those of the metrics."
+        default=None, max_length=100, description="Ports. The operator adds the ports of the metrics."
     )
     volume_mounts: tuple[VolumeMount, ...] | None = Field(
-        default=None, max_length=100, description="Mounts; the operator adds the plan's and /dev/shm."
+        default=None, max_length=100, description="Volume mounts. The operator adds the plan and /dev/shm."
     )
     restart_policy: str | None = Field(
-        default=None, max_length=16, description="Always makes an init container a sidecar."
+        default=None, max_length=16, description="For init containers only: Always makes it a sidecar. Example: Always."
     )
     termination_message_path: str | None = Field(
-        default=None, max_length=4096, description="File that receives the worker's outcome."
+        default=None,
+        max_length=4096,
+        description="File for the worker's final result, which the operator reads. Example: /dev/termination-log.",
     )
 
 
@@ -79,32 +81,36 @@ class Volume(
     Model,
     preserve=True,
     rules=(
-        CEL(
-            rule=f"!(self.name in {sorted([keys.CONTAINER_PLAN_VOLUME, keys.CONTAINER_SHM_VOLUME])})",
+        Rule(
+            cel=f"!(self.name in {sorted([keys.CONTAINER_PLAN_VOLUME, keys.CONTAINER_SHM_VOLUME])})",
             message=f"the volume names {keys.CONTAINER_PLAN_VOLUME} and {keys.CONTAINER_SHM_VOLUME} belong to the operator: "
-            "give the volume another name",
+            "rename the volume",
         ),
     ),
 ):
-    """A volume; everything that Kubernetes knows is allowed."""
+    """A volume as in a pod; all fields of Kubernetes are allowed."""
 
-    name: str = Field(min_length=1, max_length=63, description="Name of the volume.")
+    name: str = Field(min_length=1, max_length=63, description="Name of the volume. Example: data.")
 
 
 class PodToleration(Model, preserve=True):
-    """A toleration."""
+    """A toleration as in a pod."""
 
-    key: str | None = Field(default=None, max_length=316, description="Taint key; empty matches all.")
+    key: str | None = Field(
+        default=None,
+        max_length=316,
+        description="Key of the taint. Empty with operator Exists: all taints. Example: nvidia.com/gpu.",
+    )
 
 
-REPLACED_BY_US = "spec.template.spec.restartPolicy has to be left out: the operator replaces workers itself"
+REPLACED_BY_US = "leave spec.template.spec.restartPolicy out: the operator replaces workers itself"
 SCHEDULED_BY_POOL = (
-    "spec.template.spec.nodeName has to be left out: choose nodes by nodeSelector in spec.workerPools, because a worker that "
-    "passes the scheduler by is refused by a node that is full"
+    "leave spec.template.spec.nodeName out: choose nodes by nodeSelector in spec.workerPools, because a full node rejects "
+    "a worker that bypasses the scheduler"
 )
 LIMITED_BY_JOB = (
-    "spec.template.spec.activeDeadlineSeconds has to be left out: limit the job by spec.activeDeadlineSeconds, because workers "
-    "that end one by one are only made again"
+    "leave spec.template.spec.activeDeadlineSeconds out: limit the job by spec.activeDeadlineSeconds, because the operator "
+    "replaces workers that end one by one"
 )
 
 
@@ -112,60 +118,74 @@ class PodSpec(
     Model,
     preserve=True,
     rules=(
-        CEL(rule="!has(self.restartPolicy) || self.restartPolicy == 'Never'", message=REPLACED_BY_US),
-        CEL(rule="!has(self.nodeName) || self.nodeName == ''", message=SCHEDULED_BY_POOL),
-        CEL(rule="!has(self.activeDeadlineSeconds)", message=LIMITED_BY_JOB),
+        Rule(cel="!has(self.restartPolicy) || self.restartPolicy == 'Never'", message=REPLACED_BY_US),
+        Rule(cel="!has(self.nodeName) || self.nodeName == ''", message=SCHEDULED_BY_POOL),
+        Rule(cel="!has(self.activeDeadlineSeconds)", message=LIMITED_BY_JOB),
     ),
 ):
-    """A pod's specification; everything that Kubernetes knows is allowed and kept."""
+    """Specification of the pod; all fields of Kubernetes are allowed and kept."""
 
     containers: tuple[Container, ...] = Field(
         min_length=1,
         max_length=10,
-        description="Containers; the first one trains, unless the annotation kubectl.kubernetes.io/default-container names another.",
+        description="Containers. The first one runs the training, unless the annotation kubectl.kubernetes.io/default-container names "
+        "another.",
         json_schema_extra=MapList("name"),
     )
     init_containers: tuple[Container, ...] | None = Field(
-        default=None, max_length=10, description="Containers that run before.", json_schema_extra=MapList("name")
+        default=None,
+        max_length=10,
+        description="Containers that run before the others.",
+        json_schema_extra=MapList("name"),
     )
     volumes: tuple[Volume, ...] | None = Field(
         default=None,
         max_length=64,
-        description="Volumes; the operator adds the plan and, unless one is mounted there, /dev/shm.",
+        description="Volumes. The operator adds the plan and, unless a volume is mounted there, /dev/shm.",
         json_schema_extra=MapList("name"),
     )
     node_selector: dict[str, LabelValue] | None = Field(
-        default=None, max_length=32, description="Labels of nodes; those of the pool are added."
+        default=None,
+        max_length=32,
+        description="Labels of the nodes, in addition to the pool's nodeSelector. Example: {zone: a}.",
     )
     tolerations: tuple[PodToleration, ...] | None = Field(
-        default=None, max_length=64, description="Tolerations; those of the pool are added."
+        default=None, max_length=64, description="Tolerations, in addition to the pool's."
     )
     overhead: dict[str, Quantity] | None = Field(
-        default=None, max_length=32, description="What the runtime class takes besides."
+        default=None, max_length=32, description="Additional resources of the runtime class. Example: {memory: 64Mi}."
     )
     termination_grace_period_seconds: int | None = Field(
-        default=None, ge=1, le=86_400, description="Seconds between the request to leave and the kill; 30 by default."
+        default=None, ge=1, le=86_400, description="Seconds between SIGTERM and SIGKILL. Unset: 30. Example: 60."
     )
-    restart_policy: str | None = Field(default=None, max_length=16, description="Left out, or Never.")
-    node_name: str | None = Field(default=None, max_length=253, description="Left out: the scheduler places workers.")
-    active_deadline_seconds: int | None = Field(default=None, description="Left out: the job has a limit of its own.")
+    restart_policy: str | None = Field(
+        default=None, max_length=16, description="Leave it out: the operator replaces workers. Example: Never."
+    )
+    node_name: str | None = Field(
+        default=None, max_length=253, description="Leave it out: the scheduler places workers."
+    )
+    active_deadline_seconds: int | None = Field(
+        default=None, description="Leave it out: use spec.activeDeadlineSeconds."
+    )
 
 
 class TemplateMetadata(Model):
-    """Labels and annotations that every worker carries besides the operator's own."""
+    """Labels and annotations of the workers, in addition to the operator's."""
 
-    labels: dict[str, LabelValue] = Field(default_factory=dict, max_length=64, description="Labels.")
+    labels: dict[str, LabelValue] = Field(
+        default_factory=dict, max_length=64, description="Labels. Example: {team: vision}."
+    )
     annotations: dict[str, Annotated[str, Field(max_length=65_536)]] = Field(
-        default_factory=dict, max_length=64, description="Annotations."
+        default_factory=dict, max_length=64, description="Annotations. Example: {example.com/owner: vision}."
     )
 
 
 class PodTemplate(Model):
-    """What every worker's pod is made from."""
+    """Template of the workers' pods."""
 
     metadata: TemplateMetadata = Field(
         default_factory=TemplateMetadata, description="Labels and annotations of the pods."
     )
     spec: PodSpec = Field(
-        description="The pod. A change reaches workers that start after it; suspend and resume to renew all."
+        description="Specification of the pod. A change applies to workers created later; suspend and resume the job to replace all."
     )

@@ -1,4 +1,4 @@
-"""What is trained, independent of the machines: ``spec.training``."""
+"""``spec.training``: data order, batch, numbers and exchange, independent of the machines."""
 
 from __future__ import annotations
 
@@ -7,27 +7,32 @@ from heterotrain_core.contract.plan import BoundaryKind
 from heterotrain_core.scaling_rules import Scaling
 from pydantic import Field
 
-from heterotrain_operator.api.schema import CEL, Model
+from heterotrain_operator.api.schema import Model, Rule
 from heterotrain_operator.api.types import MAX_BATCH
 
 
 class Rebalance(
     Model,
     rules=(
-        CEL(
-            rule="self.boundary == 'Steps' ? self.everySteps > 0 : self.everySteps == 0",
-            message="everySteps belongs to boundary: Steps and has to be at least 1 there; leave it out for other boundaries",
+        Rule(
+            cel="self.boundary == 'Steps' ? self.everySteps > 0 : self.everySteps == 0",
+            holds=lambda self: (self.boundary is BoundaryKind.STEPS) == (self.every_steps > 0),
+            message="everySteps belongs to boundary: Steps. Set it to at least 1 there, and leave it out otherwise",
         ),
     ),
 ):
-    """When and how readily shares are changed."""
+    """When shares change, and for which gain."""
 
     boundary: BoundaryKind = Field(
         default=BoundaryKind.EPOCH,
-        description="Where new shares take effect: at an epoch's end, every everySteps steps, or Never (even shares, the baseline).",
+        description="When new shares take effect: at the end of an epoch, every everySteps steps, or Never. Never gives all "
+        "workers equal shares.",
     )
     every_steps: int = Field(
-        default=0, ge=0, le=1_000_000, description="Steps between boundaries; only with boundary: Steps."
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="Steps between two changes of shares. Only with boundary: Steps. Example: 200.",
     )
     min_gain_percent: int = Field(
         default=1,
@@ -39,90 +44,100 @@ class Rebalance(
 
 
 class Communication(Model):
-    """How gradients travel."""
+    """How workers exchange gradients."""
 
     backend: Backend = Field(
-        default=Backend.AUTO, description="Auto takes NCCL where every rank has a GPU of its own, else Gloo."
+        default=Backend.AUTO,
+        description="Library that exchanges gradients. Auto is NCCL if every process has a GPU of its own, else Gloo.",
     )
     compression: Compression = Field(
         default=Compression.NONE,
-        description="Number format of gradients on the wire; anything but None loses accuracy.",
+        description="Number format of gradients on the wire. FP16 and BF16 halve the traffic and round the gradients.",
     )
     bucket_mib: int = Field(
         default=25,
         alias="bucketMiB",
         ge=1,
         le=1024,
-        description="Gradients are exchanged in buckets; one ends as soon as it holds so many MiB.",
+        description="Gradients are exchanged in buckets. A bucket is sent when it holds this many MiB. Example: 25.",
     )
 
 
 class AdaptiveBatch(
     Model,
     rules=(
-        CEL(
-            rule="self.min <= self.max",
+        Rule(
+            cel="self.min <= self.max",
+            holds=lambda self: self.least_samples <= self.most_samples,
             message="adaptiveBatch.min is larger than adaptiveBatch.max: lower min or raise max",
         ),
     ),
 ):
-    """The range in which the operator chooses the global batch that learns fastest."""
+    """The range of an adaptive global batch."""
 
     least_samples: int = Field(
         alias="min",
         ge=1,
         le=MAX_BATCH,
-        description="Least samples of an optimizer step. Training starts with it, and the script's learning rate is the one "
-        "for this batch; learningRateScaling says how the rate follows a larger one.",
+        description="Smallest global batch, in samples. Training starts with it, and the script's learning rate is the one "
+        "for this batch. Example: 512.",
     )
-    most_samples: int = Field(alias="max", ge=1, le=MAX_BATCH, description="Most samples of an optimizer step.")
+    most_samples: int = Field(
+        alias="max", ge=1, le=MAX_BATCH, description="Largest global batch, in samples. Example: 4096."
+    )
 
 
 class Training(
     Model,
     rules=(
-        CEL(
-            rule="has(self.globalBatchSize) != has(self.adaptiveBatch)",
-            message="give exactly one of training.globalBatchSize (a fixed batch) and training.adaptiveBatch (a range: min and max)",
+        Rule(
+            cel="has(self.globalBatchSize) != has(self.adaptiveBatch)",
+            holds=lambda self: (self.global_batch_size is None) != (self.adaptive_batch is None),
+            message="give exactly one of globalBatchSize (a fixed batch) and adaptiveBatch (a range: min and max)",
         ),
     ),
 ):
-    """What is trained, independent of the machines."""
+    """Training settings that do not depend on the machines."""
 
     global_batch_size: int | None = Field(
         default=None,
         ge=1,
         le=MAX_BATCH,
-        description="Samples of one optimizer step over all workers; the gradient is exactly that of this batch. "
-        "Either this or adaptiveBatch.",
+        description="Samples of one optimizer step, over all workers. Set either this or adaptiveBatch. Example: 512.",
     )
     adaptive_batch: AdaptiveBatch | None = Field(
         default=None,
-        description="Instead of globalBatchSize: the operator measures the gradient noise scale and chooses the batch by "
-        "throughput times what a sample is worth in it. It changes where shares change, with rebalance.boundary Never at "
-        "an epoch's end, and only for a gain of 5 % or more.",
+        description="Instead of globalBatchSize: a range in which the operator chooses the batch by throughput and measured "
+        "gradient noise. The batch changes with the shares, or at an epoch's end with rebalance.boundary: Never, and only "
+        "for a gain of at least 5 %.",
     )
-    epochs: int = Field(default=1, ge=1, le=1_000_000, description="Passes over the data set.")
+    epochs: int = Field(default=1, ge=1, le=1_000_000, description="Passes over the data set. Example: 20.")
     seed: int = Field(
-        default=0, ge=0, le=2**53, description="Seeds the order of the samples and every rank's generators."
+        default=0,
+        ge=0,
+        le=2**53,
+        description="Seed of the sample order and of the random generators in every process. Example: 42.",
     )
-    rebalance: Rebalance = Field(default_factory=Rebalance, description="When and how readily shares are changed.")
+    rebalance: Rebalance = Field(
+        default_factory=Rebalance, description="When the workers' shares of the batch change, and for which gain."
+    )
     precision: Precision = Field(
         default=Precision.AUTO,
-        description="Number format of the forward pass; Auto takes BF16 where every worker's accelerator has it, else FP32.",
+        description="Number format of the forward pass. Auto is BF16 if the accelerators of all workers support it, "
+        "else FP32.",
     )
     learning_rate_scaling: Scaling = Field(
         default=Scaling.NONE,
-        description="How the learning rate follows a global batch that differs from the one it was chosen for; schedules "
-        "advance by what a step is worth.",
+        description="How the learning rate follows the global batch. AdaScale uses the measured gradient noise.",
     )
     learning_rate_warmup_samples: int | None = Field(
         default=None,
         ge=0,
         le=2**53,
-        description="Samples over which a changed learning-rate factor comes into force; without it, 100 base batches.",
+        description="Samples over which a changed learning-rate factor takes effect. Unset: 100 times the first batch. "
+        "Example: 51200.",
     )
-    communication: Communication = Field(default_factory=Communication, description="How gradients travel.")
+    communication: Communication = Field(default_factory=Communication, description="How workers exchange gradients.")
 
     @property
     def base_batch_samples(self) -> int:

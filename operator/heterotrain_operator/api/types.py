@@ -1,4 +1,4 @@
-"""Limits and kinds of values that the parts of a ``HeteroTrainJob`` share."""
+"""Limits and types that the parts of a ``HeteroTrainJob`` share."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MAX_BATCH = 10_000_000
 MAX_NAME_LENGTH = 48
 """Room for ``-w999`` and ``-on-demand`` below the 63 characters of a label or host name."""
 
-# Kubernetes takes numbers of any length, and makes of those beyond 64 bits what it likes.
+# Kubernetes accepts numbers of any length, but changes those beyond 64 bits.
 _QUANTITY = r"^([0-9]{1,18}(\.[0-9]{0,9})?|\.[0-9]{1,9})([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]{1,2})?$"
 
 
 def _quantity(value: int | str) -> int | str:
     if not re.fullmatch(_QUANTITY, str(value)):
         raise ValueError(
-            f"{value!r} is no amount: write a number that is not negative, with a suffix such as m, Mi or Gi"
+            f"{value!r} is not a quantity: write a number of at least 0, with a suffix such as m, Mi or Gi"
         )
     return value
 

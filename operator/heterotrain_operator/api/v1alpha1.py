@@ -1,7 +1,7 @@
 """``HeteroTrainJob`` as users write it: ``heterotrain.dev/v1alpha1``.
 
-The CRD in ``crds/`` is generated from these models (``api/crd.py``), so the descriptions here are what ``kubectl explain``
-prints, and the limits are what the API server enforces. A field that nothing implements is not here.
+The CRD in ``crds/`` is generated from these models (``api/crd.py``): the descriptions are the text of ``kubectl
+explain``, and the API server enforces the limits and rules. Every field here is implemented.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from heterotrain_core.contract.choices import Choice
 from pydantic import Field, WithJsonSchema
 
 from heterotrain_operator.api.pools import ElasticPolicy, WorkerPool
-from heterotrain_operator.api.schema import CEL, MapList, Model
+from heterotrain_operator.api.schema import MapList, Model, Rule
 from heterotrain_operator.api.template import PodTemplate
 from heterotrain_operator.api.training import (
     Training,
@@ -30,7 +30,7 @@ MANAGED_BY_MULTIKUEUE = "kueue.x-k8s.io/multikueue"
 
 
 class CleanPodPolicy(Choice):
-    """What happens to pods when the job ends."""
+    """Which pods are deleted when the job ends."""
 
     NONE = "None"
     RUNNING = "Running"
@@ -38,20 +38,17 @@ class CleanPodPolicy(Choice):
 
 
 class Checkpoint(Model):
-    """Where and how often state is saved."""
+    """Where and how often checkpoints are written, and which are kept."""
 
     uri: str = Field(
         min_length=1,
         max_length=1024,
         pattern=r"^[a-z][a-z0-9+.-]*://.+$",
-        description="Where checkpoints go: file:///checkpoints (mount a volume there), or any URI of fsspec, such as "
-        "s3://bucket/path or gs://bucket/path, whose Python package (s3fs, gcsfs) is in the image.",
+        description="Folder for checkpoints: file:// on a volume that all workers mount, or any fsspec URI whose Python "
+        "package (s3fs, gcsfs) is in the image. Example: s3://bucket/digits.",
     )
     interval_seconds: int = Field(
-        default=600,
-        ge=1,
-        le=604_800,
-        description="Seconds between two periodic checkpoints. Example: 600.",
+        default=600, ge=1, le=604_800, description="Seconds between two periodic checkpoints. Example: 600."
     )
     max_to_keep: int = Field(
         default=3, ge=1, le=1000, description="Number of checkpoints to keep; older ones are deleted. Example: 3."
@@ -78,109 +75,140 @@ _TRAINING_FIXED = (
 )
 
 
-# A batch that is missing is refused by a rule of its own; here it must not be an error as well.
+# A missing batch breaks a rule of its own; it must not be an error here as well.
 _LEAST_BATCH = f"self.training.?globalBatchSize.orValue(self.training.?adaptiveBatch.?min.orValue({MAX_BATCH}))"
+
+
+def _most_ranks(spec: HeteroTrainJobSpec) -> int:
+    """Return the largest number of ranks for which the batch has to suffice."""
+    ranks = sum(pool.max_replicas * (pool.num_proc_per_worker or 1) for pool in spec.worker_pools)
+    return spec.elastic_policy.max_replicas or ranks
+
+
+def _priced(spec: HeteroTrainJobSpec) -> set[bool]:
+    return {pool.price_per_hour is not None for pool in spec.worker_pools}
 
 
 class HeteroTrainJobSpec(
     Model,
     rules=(
-        CEL(
-            rule="self.workerPools.map(p, p.maxReplicas).sum() >= self.elasticPolicy.minReplicas",
-            message="elasticPolicy.minReplicas is larger than the sum of the pools' maxReplicas: lower it or let pools grow",
+        Rule(
+            cel="self.workerPools.map(p, p.maxReplicas).sum() >= self.elasticPolicy.minReplicas",
+            holds=lambda self: sum(pool.max_replicas for pool in self.worker_pools) >= self.elastic_policy.min_replicas,
+            message="elasticPolicy.minReplicas is larger than the sum of the pools' maxReplicas: lower it, or raise a "
+            "pool's maxReplicas",
         ),
-        CEL(
-            rule="!has(self.elasticPolicy.maxReplicas) || "
+        Rule(
+            cel="!has(self.elasticPolicy.maxReplicas) || "
             "self.workerPools.map(p, p.minReplicas).sum() <= self.elasticPolicy.maxReplicas",
-            message="the sum of the pools' minReplicas is larger than elasticPolicy.maxReplicas: lower one or raise the other",
+            holds=lambda self: (
+                self.elastic_policy.max_replicas is None
+                or sum(pool.min_replicas for pool in self.worker_pools) <= self.elastic_policy.max_replicas
+            ),
+            message="the sum of the pools' minReplicas is larger than elasticPolicy.maxReplicas: lower one or raise the "
+            "other",
         ),
-        CEL(
-            rule=f"{_LEAST_BATCH} >= (has(self.elasticPolicy.maxReplicas) ? self.elasticPolicy.maxReplicas : "
+        Rule(
+            cel=f"{_LEAST_BATCH} >= (has(self.elasticPolicy.maxReplicas) ? self.elasticPolicy.maxReplicas : "
             "self.workerPools.map(p, p.maxReplicas * (has(p.numProcPerWorker) ? p.numProcPerWorker : 1)).sum())",
-            message="training.globalBatchSize (or adaptiveBatch.min) gives some workers no sample: make it at least the largest "
-            "number of ranks, or lower maxReplicas",
+            holds=lambda self: self.training.base_batch_samples >= _most_ranks(self),
+            message="the batch is too small for the maximum number of processes: raise training.globalBatchSize (or "
+            "adaptiveBatch.min), or lower maxReplicas",
         ),
-        CEL(
-            rule="self.objective != 'Cost' || self.workerPools.all(p, has(p.pricePerHour))",
+        Rule(
+            cel="self.objective != 'Cost' || self.workerPools.all(p, has(p.pricePerHour))",
+            holds=lambda self: self.objective is not Objective.COST or _priced(self) == {True},
             message="objective: Cost compares prices: give every pool its pricePerHour, or choose another objective",
         ),
-        CEL(
-            rule="(self.objective == 'Deadline') == has(self.deadline)",
-            message="deadline belongs to objective: Deadline and is required there: give both or neither",
+        Rule(
+            cel="(self.objective == 'Deadline') == has(self.deadline)",
+            holds=lambda self: (self.objective is Objective.DEADLINE) == (self.deadline is not None),
+            message="deadline and objective: Deadline belong together: give both or neither",
         ),
-        CEL(
-            rule="self.objective != 'Deadline' || self.workerPools.all(p, has(p.pricePerHour)) || "
+        Rule(
+            cel="self.objective != 'Deadline' || self.workerPools.all(p, has(p.pricePerHour)) || "
             "!self.workerPools.exists(p, has(p.pricePerHour))",
+            holds=lambda self: self.objective is not Objective.DEADLINE or len(_priced(self)) == 1,
             message="objective: Deadline compares prices: give every pool its pricePerHour, or none of them",
         ),
-        CEL(
-            rule="oldSelf.suspend || ("
+        Rule(
+            cel="oldSelf.suspend || ("
             + " && ".join(f"self.training.{name} == oldSelf.training.{name}" for name in _TRAINING_FIXED)
             + ")",
-            message="training can't change while the job runs (rebalance can): set suspend: true first, then change it, then resume",
+            message="training (except rebalance) is immutable while the job runs: set suspend: true, change training, then "
+            "set suspend: false",
         ),
-        CEL(
-            rule="self.managedBy == oldSelf.managedBy",
-            message="managedBy can't change after creation: delete the job and create it anew",
+        Rule(
+            cel="self.managedBy == oldSelf.managedBy",
+            message="managedBy is immutable: delete the job and create it again",
         ),
     ),
 ):
-    """What the user wants."""
+    """Desired state of a training job."""
 
     suspend: bool = Field(
         default=False,
-        description="true removes all workers and frees their nodes; the checkpoint stays, and false goes on from it.",
+        description="true deletes all workers and frees their nodes; checkpoints stay. false resumes from the newest "
+        "checkpoint.",
     )
     managed_by: Annotated[
         str,
         WithJsonSchema({"type": "string", "enum": [MANAGED_BY_US, MANAGED_BY_MULTIKUEUE], "default": MANAGED_BY_US}),
     ] = Field(
-        default=MANAGED_BY_US, description="Who runs the job; the operator leaves jobs alone that are not its own."
+        default=MANAGED_BY_US,
+        description="Controller of the job. The operator ignores a job with another value than its own.",
     )
-    training: Training = Field(description="What is trained, independent of the machines.")
-    elastic_policy: ElasticPolicy = Field(default_factory=ElasticPolicy, description="How many workers in all.")
+    training: Training = Field(description="Training settings that do not depend on the machines.")
+    elastic_policy: ElasticPolicy = Field(
+        default_factory=ElasticPolicy, description="Limits on the number of workers over all pools."
+    )
     worker_pools: tuple[WorkerPool, ...] = Field(
         min_length=1,
         max_length=MAX_POOLS,
-        description="Where workers may run, the preferred pools first.",
+        description="Sets of nodes on which workers may run, the preferred one first.",
         json_schema_extra=MapList("name"),
     )
     objective: Objective = Field(
         default=Objective.THROUGHPUT,
-        description="What counts where jobs compete for nodes: samples per second, goodput (samples per second at what each "
-        "is worth, with adaptiveBatch), cost: goodput per price, so the fewest and cheapest workers that minReplicas allows, "
-        "or deadline: done in time at the least price (of the fewest workers where no pool has one), and as soon as can be "
-        "where that is out of reach.",
+        description="What counts if jobs compete for nodes. Throughput: samples per second. Goodput: samples per second, "
+        "weighted by their use in an adaptive batch. Cost: goodput per price. Deadline: done in time at the lowest price.",
     )
     deadline: Timestamp | None = Field(
         default=None,
-        description="With objective: Deadline, the time by which training shall be done, such as 2027-01-31T18:00:00Z; it may "
-        "be moved while the job runs. The condition DeadlineAtRisk says whether it is in reach and by how much it is not.",
+        description="Time by which training should be done. Only with objective: Deadline. It may change while the job "
+        "runs; the condition DeadlineAtRisk reports the forecast. Example: 2027-01-31T18:00:00Z.",
     )
     checkpoint: Checkpoint | None = Field(
         default=None,
-        description="Where and how often state is saved; without it a job that loses all workers starts again.",
+        description="Where and how often checkpoints are written. Without it, a job that loses all workers starts again "
+        "from the beginning.",
     )
     backoff_limit: int = Field(
         default=6,
         ge=0,
         le=1000,
-        description="Failures of workers by their own fault before the job fails; disruptions never count.",
+        description="Worker failures after which the job fails. Disruptions such as evictions do not count. Example: 6.",
     )
     active_deadline_seconds: int | None = Field(
-        default=None, ge=1, le=2**31, description="Seconds after start (or resume) in which the job has to finish."
+        default=None,
+        ge=1,
+        le=2**31,
+        description="Seconds after start or resume in which the job has to finish, or it fails. Example: 86400.",
     )
     pre_running_deadline_seconds: int | None = Field(
-        default=None, ge=1, le=2**31, description="Seconds after start (or resume) in which training has to begin."
+        default=None,
+        ge=1,
+        le=2**31,
+        description="Seconds after start or resume in which training has to begin, or the job fails. Example: 1800.",
     )
     ttl_seconds_after_finished: int | None = Field(
         default=None,
         ge=0,
         le=2**31,
-        description="Seconds after its end when the job is deleted; without it, it is kept.",
+        description="Seconds after which a finished job is deleted. Unset: never. Example: 604800.",
     )
     clean_pod_policy: CleanPodPolicy = Field(
         default=CleanPodPolicy.RUNNING,
-        description="Pods that are deleted when the job ends: those that still Run, All, or None.",
+        description="Which pods are deleted at the end of the job: those still Running, All, or None.",
     )
-    template: PodTemplate = Field(description="What every worker's pod is made from.")
+    template: PodTemplate = Field(description="Template of the workers' pods.")

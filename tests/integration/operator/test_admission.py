@@ -54,7 +54,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
                 s["workerPools"][0].update(numProcPerWorker=4),
             )
         ),
-        "training.globalBatchSize (or adaptiveBatch.min) gives some workers no sample",
+        "the batch is too small for the maximum number of processes",
     ),
     "cost without prices": (
         spec(lambda s: s.update(objective="Cost")),
@@ -62,11 +62,11 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "deadline without its time": (
         spec(lambda s: s.update(objective="Deadline")),
-        "deadline belongs to objective: Deadline and is required there",
+        "deadline and objective: Deadline belong together: give both or neither",
     ),
     "time without deadline": (
         spec(lambda s: s.update(deadline="2099-01-01T00:00:00Z")),
-        "deadline belongs to objective: Deadline and is required there",
+        "deadline and objective: Deadline belong together: give both or neither",
     ),
     "deadline that is no time": (
         spec(lambda s: s.update(objective="Deadline", deadline="tomorrow")),
@@ -110,11 +110,11 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "batch below workers": (
         spec(lambda s: (s["training"].update(globalBatchSize=3), s["workerPools"][0].update(maxReplicas=8))),
-        "training.globalBatchSize (or adaptiveBatch.min) gives some workers no sample",
+        "the batch is too small for the maximum number of processes",
     ),
     "batch below ranks": (
         spec(lambda s: (s["training"].update(globalBatchSize=3), s["workerPools"][0].update(numProcPerWorker=4))),
-        "training.globalBatchSize (or adaptiveBatch.min) gives some workers no sample",
+        "the batch is too small for the maximum number of processes",
     ),
     "every steps without steps": (
         spec(lambda s: s["training"].update(rebalance={"everySteps": 5})),
@@ -145,15 +145,15 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "reserved volume": (
         lambda job: job["spec"]["template"]["spec"].update(volumes=[{"name": "heterotrain-plan", "emptyDir": {}}]),
-        "belong to the operator: give the volume another name",
+        "belong to the operator: rename the volume",
     ),
     "a node of its own": (
         lambda job: job["spec"]["template"]["spec"].update(nodeName="n"),
-        "nodeName has to be left out: choose nodes by nodeSelector",
+        "nodeName out: choose nodes by nodeSelector",
     ),
     "restart policy": (
         lambda job: job["spec"]["template"]["spec"].update(restartPolicy="Always"),
-        "restartPolicy has to be left out",
+        "leave spec.template.spec.restartPolicy out",
     ),
     "a limit of its own": (
         lambda job: job["spec"]["template"]["spec"].update(activeDeadlineSeconds=3),
@@ -226,14 +226,17 @@ async def test_the_example_is_accepted_and_defaults_are_filled_in(cluster: Clust
 
 
 CHANGES: dict[str, tuple[Body, str]] = {
-    "batch": ({"training": {"globalBatchSize": 200}}, "training can't change while the job runs"),
+    "batch": ({"training": {"globalBatchSize": 200}}, "training (except rebalance) is immutable while the job runs"),
     "fixed to adaptive": (
         {"training": {"globalBatchSize": None, "adaptiveBatch": {"min": 100, "max": 200}}},
-        "training can't change while the job runs",
+        "training (except rebalance) is immutable while the job runs",
     ),
-    "epochs": ({"training": {"epochs": 9}}, "training can't change while the job runs"),
-    "backend": ({"training": {"communication": {"backend": "Gloo"}}}, "training can't change while the job runs"),
-    "managedBy": ({"managedBy": "kueue.x-k8s.io/multikueue"}, "managedBy can't change after creation"),
+    "epochs": ({"training": {"epochs": 9}}, "training (except rebalance) is immutable while the job runs"),
+    "backend": (
+        {"training": {"communication": {"backend": "Gloo"}}},
+        "training (except rebalance) is immutable while the job runs",
+    ),
+    "managedBy": ({"managedBy": "kueue.x-k8s.io/multikueue"}, "managedBy is immutable"),
 }
 
 

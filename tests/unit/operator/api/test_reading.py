@@ -1,27 +1,46 @@
-"""What the API server may have let through is checked again, and each refusal is one sentence that says what to do."""
+"""Reading a job: all rules are checked again, and each message is one sentence that says what to do."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Iterator
+from typing import Any, get_args
 
 import pytest
-from heterotrain_operator.api.reading import SpecError, read_spec
+from heterotrain_operator.api.reading import SpecError, read_spec, read_status
+from heterotrain_operator.api.schema import Model, Rule
+from heterotrain_operator.api.status import (
+    Condition,
+    HeteroTrainJobStatus,
+    InternalPool,
+    InternalStatus,
+    PoolSpeed,
+    PoolStatus,
+    WorkerStatus,
+    as_body,
+)
+from heterotrain_operator.api.template import PodTemplate
+from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from support.fake_cluster import job_body, pool
 
+NOW = "2027-01-15T08:00:00Z"
 RANGE = {"min": 64, "max": 4096}
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "no batch": ({"globalBatchSize": None}, "exactly one of globalBatchSize and adaptiveBatch"),
+    "no batch": ({"globalBatchSize": None}, "exactly one of globalBatchSize (a fixed batch) and adaptiveBatch"),
     "two batches": (
         {"globalBatchSize": 64, "adaptiveBatch": RANGE},
-        "exactly one of globalBatchSize and adaptiveBatch",
+        "exactly one of globalBatchSize (a fixed batch) and adaptiveBatch",
     ),
     "minimum above maximum": (
         {"adaptiveBatch": {"min": 9, "max": 8}},
-        "adaptiveBatch.min 9 is above its max 8: lower it",
+        "spec.training.adaptiveBatch: adaptiveBatch.min is larger than adaptiveBatch.max",
     ),
-    "batch below workers": ({"globalBatchSize": 2}, "globalBatchSize is 2, fewer than the 3 workers"),
-    "least batch below workers": ({"adaptiveBatch": {"min": 2, "max": 8}}, "adaptiveBatch.min is 2, fewer than the 3"),
+    "batch below workers": ({"globalBatchSize": 2}, "spec: the batch is too small for the maximum number of processes"),
+    "least batch below workers": (
+        {"adaptiveBatch": {"min": 2, "max": 8}},
+        "too small for the maximum number of processes",
+    ),
     "steps without everySteps": ({"rebalance": {"boundary": "Steps"}}, "everySteps belongs to boundary: Steps"),
 }
 
@@ -36,7 +55,7 @@ def test_a_contradiction_is_told(case: str) -> None:
 
 def test_a_deadline_beyond_all_calendars_is_refused() -> None:
     spec = {"objective": "Deadline", "deadline": "9999-12-31T23:59:59-14:00"}
-    with pytest.raises(SpecError, match="give one before the year 9999"):
+    with pytest.raises(SpecError, match="give a time before the year 9999"):
         read_spec(job_body(spec=spec))
 
 
@@ -48,5 +67,81 @@ def test_training_starts_with_the_batch_that_the_learning_rate_belongs_to() -> N
 
 def test_cost_without_prices_is_refused() -> None:
     unpriced = job_body(pool("a", pricePerHour="3.67"), pool("b"), spec={"objective": "Cost"})
-    with pytest.raises(SpecError, match="pool b has no pricePerHour: give every pool its price"):
+    with pytest.raises(SpecError, match="objective: Cost compares prices: give every pool its pricePerHour"):
         read_spec(unpriced)
+
+
+def rules_of(model: type[Model]) -> Iterator[Rule]:
+    """Yield the rules of a model and of all its parts, without those of the pod template."""
+    yield from model.rules
+    for field in model.model_fields.values():
+        for part in (field.annotation, *get_args(field.annotation)):
+            if isinstance(part, type) and issubclass(part, Model) and part is not PodTemplate:
+                yield from rules_of(part)
+
+
+def test_every_rule_of_the_api_server_is_checked_on_reading_too() -> None:
+    rules = list(rules_of(HeteroTrainJobSpec))
+    assert len(rules) > 10
+    assert [rule.message for rule in rules if (rule.holds is None) != ("oldSelf" in rule.cel)] == []
+
+
+POLICY = {"minReplicas": 3, "maxReplicas": 2}
+BROKEN: dict[str, tuple[dict[str, Any], str]] = {
+    "minReplicas above maxReplicas": ({"elasticPolicy": POLICY}, "spec.elasticPolicy: minReplicas is larger"),
+    "minReplicas above the pools": ({"elasticPolicy": {"minReplicas": 9}}, "larger than the sum of the pools'"),
+    "a pool's minReplicas": ({"workerPools": [pool("a", **POLICY)]}, "spec.workerPools[a]: the pool's minReplicas"),
+    "pools' minReplicas": (
+        {"workerPools": [pool("a", minReplicas=2, maxReplicas=2)], "elasticPolicy": {"maxReplicas": 1}},
+        "the sum of the pools' minReplicas is larger",
+    ),
+    "processes": (
+        {"workerPools": [pool("a", numProcPerWorker=8)], "training": {"globalBatchSize": 7}},
+        "too small for the maximum number of processes",
+    ),
+    "a pool twice": ({"workerPools": [pool("a"), pool("a")]}, "names a pool twice"),
+    "some prices": (
+        {
+            "workerPools": [pool("a", pricePerHour="1"), pool("b")],
+            "objective": "Deadline",
+            "deadline": "2099-01-01T00:00:00Z",
+        },
+        "give every pool its pricePerHour, or none of them",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_rule_is_reported_with_its_place(case: str) -> None:
+    spec, sentence = BROKEN[case]
+    with pytest.raises(SpecError) as error:
+        read_spec(job_body(spec=spec))
+    assert sentence in str(error.value)
+
+
+def test_the_status_reads_what_it_writes() -> None:
+    speed = PoolSpeed(
+        samples=20,
+        per_sample_seconds=0.1,
+        fixed_seconds=0.2,
+        backward_per_sample_seconds=0.3,
+        backward_fixed_seconds=0.4,
+    )
+    pools = (InternalPool(name="a", speed=speed), InternalPool(name="b", exhausted_since=NOW, exhausted_tries=2))
+    condition = Condition(type="Ready", status="True", reason="Training", message="", last_transition_time=NOW)
+    status = HeteroTrainJobStatus(
+        state="Running",
+        epoch=3,
+        metrics={"accuracy": 0.9},
+        selector="heterotrain.dev/job=job",
+        pools=(PoolStatus(name="a", desired=1, replicas=1, placed=1, ready=0),),
+        workers=(WorkerStatus(name="job-w0", pool="a", state="Training", binding="Compute"),),
+        conditions=(condition,),
+        internal=InternalStatus(accounted_workers=("uid-1",), pools=pools),
+    )
+    assert read_status({"status": json.loads(json.dumps(as_body(status)))}) == status
+
+
+def test_private_values_of_another_version_count_as_none_and_the_rest_is_read() -> None:
+    body = {"status": {"restarts": 2, "internal": {"pools": "of another version"}}}
+    assert read_status(body) == HeteroTrainJobStatus(restarts=2)

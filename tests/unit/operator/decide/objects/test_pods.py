@@ -196,7 +196,7 @@ def test_building_a_pod_leaves_the_template_as_it_was() -> None:
 
 PROBLEMS: dict[str, tuple[Body, str]] = {
     "no container": ({"spec": {"containers": []}}, "containers is empty"),
-    "restart policy": (a_template(restartPolicy="OnFailure"), "restartPolicy has to be left out"),
+    "restart policy": (a_template(restartPolicy="OnFailure"), "leave spec.template.spec.restartPolicy out"),
     "unknown main container": (
         a_template() | {"metadata": {"annotations": {"kubectl.kubernetes.io/default-container": "x"}}},
         "names 'x', but the containers are ['main']",
@@ -209,7 +209,7 @@ PROBLEMS: dict[str, tuple[Body, str]] = {
         {"spec": {"containers": [{"name": "main", "ports": [{"name": "ht-metrics-0"}]}]}},
         "the port name ht-metrics-0 belongs to the operator",
     ),
-    "a node of its own": (a_template(nodeName="n"), "nodeName has to be left out: choose nodes by nodeSelector"),
+    "a node of its own": (a_template(nodeName="n"), "nodeName out: choose nodes by nodeSelector"),
     "a limit of its own": (a_template(activeDeadlineSeconds=5), "limit the job by spec.activeDeadlineSeconds"),
 }
 

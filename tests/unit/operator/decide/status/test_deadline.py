@@ -114,7 +114,7 @@ def test_a_job_that_is_slower_than_predicted_gets_more_workers() -> None:
     [
         ({"objective": "Deadline"}, "give both or neither"),
         ({"deadline": rfc3339(NOW_S + 60)}, "give both or neither"),
-        ({"objective": "Deadline", "deadline": rfc3339(NOW_S - 60)}, "was over when the job was created"),
+        ({"objective": "Deadline", "deadline": rfc3339(NOW_S - 60)}, "had passed when the job was created"),
         ({"objective": "Deadline", "deadline": "tomorrow"}, "spec.deadline"),
     ],
 )
