@@ -17,8 +17,8 @@ HEADER = "# Made by `make crds` from operator/heterotrain_operator/api; do not e
 
 NAME_RULE = Rule(
     cel=f"size(self.metadata.name) <= {MAX_NAME_LENGTH} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-    message="metadata.name has to start with a letter, contain only a-z, 0-9 and '-', end with a letter or digit, and have "
-    f"at most {MAX_NAME_LENGTH} characters",
+    message="metadata.name has to start with a letter, contain only a-z, 0-9 and '-', end with a letter or digit, "
+    f"and have at most {MAX_NAME_LENGTH} characters",
 )
 
 COLUMNS = (
@@ -80,8 +80,8 @@ def crd() -> dict[str, Any]:
                     ],
                     "schema": {
                         "openAPIV3Schema": {
-                            "description": "One PyTorch training job on mixed accelerators. Each worker gets a share of the "
-                            "batch that fits its speed, and training continues when workers join or leave.",
+                            "description": "One PyTorch training job on mixed accelerators. Each worker gets a share of "
+                            "the batch that fits its speed, and training continues when workers join or leave.",
                             "type": "object",
                             "required": ["spec"],
                             "x-kubernetes-validations": [{"rule": NAME_RULE.cel, "message": NAME_RULE.message}],

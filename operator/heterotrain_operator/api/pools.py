@@ -41,15 +41,15 @@ class ElasticPolicy(
         default=None,
         ge=1,
         le=MAX_WORKERS,
-        description="Maximum number of workers. Unset: the sum of the pools' maxReplicas. kubectl scale and autoscalers set "
-        "this field; a HorizontalPodAutoscaler needs it set. Example: 8.",
+        description="Maximum number of workers. Unset: the sum of the pools' maxReplicas. kubectl scale and "
+        "autoscalers set this field; a HorizontalPodAutoscaler needs it set. Example: 8.",
     )
     peer_timeout_seconds: int = Field(
         default=3,
         ge=1,
         le=300,
-        description="Seconds without an answer from a worker's host until the others continue without it. A hanging process "
-        "on a reachable host gets four times as long. Raise it on unreliable networks. Example: 3.",
+        description="Seconds without an answer from a worker's host until the others continue without it. A hanging "
+        "process on a reachable host gets four times as long. Raise it on unreliable networks. Example: 3.",
     )
 
 
@@ -124,8 +124,8 @@ class WorkerPool(
         default=None,
         max_length=32,
         pattern=r"^[0-9]+(\.[0-9]+)?$",
-        description="Price of one worker for an hour, a decimal number in quotes. Use one currency for all pools; none is "
-        'assumed. Example: "3.67".',
+        description="Price of one worker for an hour, a decimal number in quotes. Use one currency for all pools; none "
+        'is assumed. Example: "3.67".',
     )
     node_selector: dict[str, LabelValue] = Field(
         default_factory=dict,
@@ -146,6 +146,6 @@ class WorkerPool(
         default=None,
         ge=1,
         le=MAX_NUM_PROC_PER_WORKER,
-        description="Training processes in one worker. Unset: the number of accelerators that a worker requests, else 1. "
-        "Example: 4.",
+        description="Training processes in one worker. Unset: the number of accelerators that a worker requests, else "
+        "1. Example: 4.",
     )

@@ -67,5 +67,6 @@ def _beyond_rules(spec: HeteroTrainJobSpec, body: Mapping[str, Any]) -> str:
         return f"spec.deadline {spec.deadline.isoformat()} is too far away: give a time before the year {MAXYEAR}"
     created = (body.get("metadata") or {}).get("creationTimestamp")
     if created and spec.deadline <= datetime.fromisoformat(created):
-        return f"spec.deadline {spec.deadline.isoformat()} had passed when the job was created at {created}: give a later time"
+        given = spec.deadline.isoformat()
+        return f"spec.deadline {given} had passed when the job was created at {created}: give a later time"
     return ""

@@ -1,7 +1,7 @@
 """From pydantic models to the structural schema that a CRD may hold.
 
-The API server takes a subset of JSON schema: no references, no ``anyOf`` with null, no titles. Rules in CEL and the list
-types that server-side apply needs are carried by the models themselves (class argument ``rules``, ``MapList``).
+The API server accepts a subset of JSON schema: no references, no ``anyOf`` with null, no titles. The models themselves
+carry the validation rules and the list types that server-side apply needs (class argument ``rules``, ``MapList``).
 """
 
 from __future__ import annotations

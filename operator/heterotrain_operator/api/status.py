@@ -69,8 +69,8 @@ class PredictionStatus(Model):
     predicted_step_seconds: float = Field(description="Predicted mean duration of a step, in seconds.")
     measured_step_seconds: float | None = Field(
         default=None,
-        description="Measured mean duration of a step since the plan took effect, in seconds. Steps that try other shares do "
-        "not count.",
+        description="Measured mean duration of a step since the plan took effect, in seconds. Steps that try other "
+        "shares do not count.",
     )
     measured_over_predicted: float | None = Field(
         default=None, description="Measured over predicted duration. 1.05 means that steps take 5 % longer."
@@ -94,7 +94,8 @@ class PoolStatus(Model):
     ready: int = Field(description="Workers that are ready to train.")
     granted: int | None = Field(
         default=None,
-        description="Workers that the job may have in the pool while jobs compete for its nodes. Absent without competition.",
+        description="Workers that the job may have in the pool while jobs compete for its nodes. Absent without "
+        "competition.",
     )
     disruptions: int = Field(
         default=0,
@@ -109,8 +110,8 @@ class WorkerStatus(Model):
     pool: str = Field(max_length=63, description="Name of the pool.")
     state: str = Field(
         max_length=32,
-        description="Waiting (for a node), Starting, Ready (not in the plan yet), Training, Leaving, Lost, Failed, Disrupted, "
-        "Finished or Left.",
+        description="Waiting (for a node), Starting, Ready (not in the plan yet), Training, Leaving, Lost, Failed, "
+        "Disrupted, Finished or Left.",
     )
     node: str | None = Field(default=None, max_length=253, description="Name of the node.")
     share_samples: int | None = Field(
@@ -119,8 +120,8 @@ class WorkerStatus(Model):
     binding: str | None = Field(
         default=None,
         max_length=16,
-        description="The limit on the worker's share: Compute, Communication, Memory, or Floor (it has its smallest share "
-        "and is still too slow).",
+        description="The limit on the worker's share: Compute, Communication, Memory, or Floor (it has its smallest "
+        "share and is still too slow).",
     )
     samples_per_second: float | None = Field(
         default=None, description="Samples per second of the worker's own computation, without the gradient exchange."
@@ -207,8 +208,8 @@ class HeteroTrainJobStatus(Model):
     state: str = Field(
         default="",
         max_length=32,
-        description="Summary in one word: Invalid, Suspended, Pending, Starting, Running, Degraded, Resizing, Restarting, "
-        "Succeeded or Failed.",
+        description="Summary in one word: Invalid, Suspended, Pending, Starting, Running, Degraded, Resizing, "
+        "Restarting, Succeeded or Failed.",
     )
     reason: str = Field(default="", max_length=MAX_MESSAGE_LENGTH, description="Why the job is in this state.")
     replicas: int = Field(default=0, description="Workers that have a pod.")
@@ -226,15 +227,16 @@ class HeteroTrainJobStatus(Model):
     price_per_hour: str | None = Field(
         default=None,
         max_length=32,
-        description="Sum of the pools' pricePerHour over all workers that have a node, in the currency of those prices.",
+        description="Sum of the pools' pricePerHour over all workers that have a node, in the currency of those "
+        "prices.",
     )
     restarts: int = Field(
         default=0, description="Workers that failed by their own fault. They count against backoffLimit."
     )
     disruptions: int = Field(
         default=0,
-        description="Workers that were lost through no fault of their own, for example by eviction. They never count as "
-        "failures.",
+        description="Workers that were lost through no fault of their own, for example by eviction. They never count "
+        "as failures.",
     )
     last_failure: str | None = Field(
         default=None, max_length=MAX_MESSAGE_LENGTH, description="The newest worker failure, in one sentence."
@@ -251,8 +253,8 @@ class HeteroTrainJobStatus(Model):
     )
     epoch: int | None = Field(
         default=None,
-        description="Number of completed epochs, which is the index of the epoch in progress, counted from 0. At the end "
-        "it equals spec.training.epochs.",
+        description="Number of completed epochs, which is the index of the epoch in progress, counted from 0. At the "
+        "end it equals spec.training.epochs.",
     )
     step: int | None = Field(default=None, description="Number of completed optimizer steps.")
     samples: int | None = Field(default=None, description="Number of samples in all completed steps.")
@@ -282,7 +284,8 @@ class HeteroTrainJobStatus(Model):
     )
     efficiency: float | None = Field(
         default=None,
-        description="Measured throughput over the sum of the workers' own samplesPerSecond. 1 means that no worker waits.",
+        description="Measured throughput over the sum of the workers' own samplesPerSecond. 1 means that no worker "
+        "waits.",
     )
     progress: str | None = Field(
         default=None, max_length=16, description="progressPercentage with a percent sign, for the table."

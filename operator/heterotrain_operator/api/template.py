@@ -83,8 +83,8 @@ class Volume(
     rules=(
         Rule(
             cel=f"!(self.name in {sorted([keys.CONTAINER_PLAN_VOLUME, keys.CONTAINER_SHM_VOLUME])})",
-            message=f"the volume names {keys.CONTAINER_PLAN_VOLUME} and {keys.CONTAINER_SHM_VOLUME} belong to the operator: "
-            "rename the volume",
+            message=f"the volume names {keys.CONTAINER_PLAN_VOLUME} and {keys.CONTAINER_SHM_VOLUME} belong to the "
+            "operator: rename the volume",
         ),
     ),
 ):
@@ -105,12 +105,12 @@ class PodToleration(Model, preserve=True):
 
 REPLACED_BY_US = "leave spec.template.spec.restartPolicy out: the operator replaces workers itself"
 SCHEDULED_BY_POOL = (
-    "leave spec.template.spec.nodeName out: choose nodes by nodeSelector in spec.workerPools, because a full node rejects "
-    "a worker that bypasses the scheduler"
+    "leave spec.template.spec.nodeName out: choose nodes by nodeSelector in spec.workerPools, because a full node "
+    "rejects a worker that bypasses the scheduler"
 )
 LIMITED_BY_JOB = (
-    "leave spec.template.spec.activeDeadlineSeconds out: limit the job by spec.activeDeadlineSeconds, because the operator "
-    "replaces workers that end one by one"
+    "leave spec.template.spec.activeDeadlineSeconds out: limit the job by spec.activeDeadlineSeconds, because the "
+    "operator replaces workers that end one by one"
 )
 
 
@@ -128,8 +128,8 @@ class PodSpec(
     containers: tuple[Container, ...] = Field(
         min_length=1,
         max_length=10,
-        description="Containers. The first one runs the training, unless the annotation kubectl.kubernetes.io/default-container names "
-        "another.",
+        description="Containers. The first one runs the training, unless the annotation "
+        "kubectl.kubernetes.io/default-container names another.",
         json_schema_extra=MapList("name"),
     )
     init_containers: tuple[Container, ...] | None = Field(
@@ -187,5 +187,6 @@ class PodTemplate(Model):
         default_factory=TemplateMetadata, description="Labels and annotations of the pods."
     )
     spec: PodSpec = Field(
-        description="Specification of the pod. A change applies to workers created later; suspend and resume the job to replace all."
+        description="Specification of the pod. A change applies to workers created later; suspend and resume the job "
+        "to replace all."
     )

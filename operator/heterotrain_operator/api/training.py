@@ -25,8 +25,8 @@ class Rebalance(
 
     boundary: BoundaryKind = Field(
         default=BoundaryKind.EPOCH,
-        description="When new shares take effect: at the end of an epoch, every everySteps steps, or Never. Never gives all "
-        "workers equal shares.",
+        description="When new shares take effect: at the end of an epoch, every everySteps steps, or Never. Never "
+        "gives all workers equal shares.",
     )
     every_steps: int = Field(
         default=0,
@@ -79,8 +79,8 @@ class AdaptiveBatch(
         alias="min",
         ge=1,
         le=MAX_BATCH,
-        description="Smallest global batch, in samples. Training starts with it, and the script's learning rate is the one "
-        "for this batch. Example: 512.",
+        description="Smallest global batch, in samples. Training starts with it, and the script's learning rate is the "
+        "one for this batch. Example: 512.",
     )
     most_samples: int = Field(
         alias="max", ge=1, le=MAX_BATCH, description="Largest global batch, in samples. Example: 4096."
@@ -107,9 +107,9 @@ class Training(
     )
     adaptive_batch: AdaptiveBatch | None = Field(
         default=None,
-        description="Instead of globalBatchSize: a range in which the operator chooses the batch by throughput and measured "
-        "gradient noise. The batch changes with the shares, or at an epoch's end with rebalance.boundary: Never, and only "
-        "for a gain of at least 5 %.",
+        description="Instead of globalBatchSize: a range in which the operator chooses the batch by throughput and "
+        "measured gradient noise. The batch changes with the shares, or at an epoch's end with rebalance.boundary: "
+        "Never, and only for a gain of at least 5 %.",
     )
     epochs: int = Field(default=1, ge=1, le=1_000_000, description="Passes over the data set. Example: 20.")
     seed: int = Field(

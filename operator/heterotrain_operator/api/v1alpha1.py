@@ -44,8 +44,8 @@ class Checkpoint(Model):
         min_length=1,
         max_length=1024,
         pattern=r"^[a-z][a-z0-9+.-]*://.+$",
-        description="Folder for checkpoints: file:// on a volume that all workers mount, or any fsspec URI whose Python "
-        "package (s3fs, gcsfs) is in the image. Example: s3://bucket/digits.",
+        description="Folder for checkpoints: file:// on a volume that all workers mount, or any fsspec URI whose "
+        "Python package (s3fs, gcsfs) is in the image. Example: s3://bucket/digits.",
     )
     interval_seconds: int = Field(
         default=600, ge=1, le=604_800, description="Seconds between two periodic checkpoints. Example: 600."
@@ -57,8 +57,8 @@ class Checkpoint(Model):
         default=None,
         ge=1,
         le=3_600_000_000,
-        description="Checkpoints older than this many seconds are deleted, except the newest. Unset: age does not matter. "
-        "Example: 86400.",
+        description="Checkpoints older than this many seconds are deleted, except the newest. Unset: age does not "
+        "matter. Example: 86400.",
     )
 
 
@@ -105,8 +105,8 @@ class HeteroTrainJobSpec(
                 self.elastic_policy.max_replicas is None
                 or sum(pool.min_replicas for pool in self.worker_pools) <= self.elastic_policy.max_replicas
             ),
-            message="the sum of the pools' minReplicas is larger than elasticPolicy.maxReplicas: lower one or raise the "
-            "other",
+            message="the sum of the pools' minReplicas is larger than elasticPolicy.maxReplicas: lower one or raise "
+            "the other",
         ),
         Rule(
             cel=f"{_LEAST_BATCH} >= (has(self.elasticPolicy.maxReplicas) ? self.elasticPolicy.maxReplicas : "
@@ -135,8 +135,8 @@ class HeteroTrainJobSpec(
             cel="oldSelf.suspend || ("
             + " && ".join(f"self.training.{name} == oldSelf.training.{name}" for name in _TRAINING_FIXED)
             + ")",
-            message="training (except rebalance) is immutable while the job runs: set suspend: true, change training, then "
-            "set suspend: false",
+            message="training (except rebalance) is immutable while the job runs: set suspend: true, change training, "
+            "then set suspend: false",
         ),
         Rule(
             cel="self.managedBy == oldSelf.managedBy",
@@ -170,8 +170,9 @@ class HeteroTrainJobSpec(
     )
     objective: Objective = Field(
         default=Objective.THROUGHPUT,
-        description="What counts if jobs compete for nodes. Throughput: samples per second. Goodput: samples per second, "
-        "weighted by their use in an adaptive batch. Cost: goodput per price. Deadline: done in time at the lowest price.",
+        description="What counts if jobs compete for nodes. Throughput: samples per second. Goodput: samples per "
+        "second, weighted by their use in an adaptive batch. Cost: goodput per price. Deadline: done in time at the "
+        "lowest price.",
     )
     deadline: Timestamp | None = Field(
         default=None,
@@ -180,14 +181,15 @@ class HeteroTrainJobSpec(
     )
     checkpoint: Checkpoint | None = Field(
         default=None,
-        description="Where and how often checkpoints are written. Without it, a job that loses all workers starts again "
-        "from the beginning.",
+        description="Where and how often checkpoints are written. Without it, a job that loses all workers starts "
+        "again from the beginning.",
     )
     backoff_limit: int = Field(
         default=6,
         ge=0,
         le=1000,
-        description="Worker failures after which the job fails. Disruptions such as evictions do not count. Example: 6.",
+        description="Worker failures after which the job fails. Disruptions such as evictions do not count. Example: "
+        "6.",
     )
     active_deadline_seconds: int | None = Field(
         default=None,
