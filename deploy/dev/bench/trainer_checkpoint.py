@@ -87,7 +87,7 @@ def main() -> None:
         state = state_of(megabytes * 10**6)
         rows: dict[str, list[float]] = {"pause": [], "lost": [], "durable": [], "save": []}
         with tempfile.TemporaryDirectory(dir=arguments.folder) as place:
-            writer = CheckpointWriter(CheckpointFolder(place, keep=2), on_done=lambda _written: None)
+            writer = CheckpointWriter(CheckpointFolder(place, max_to_keep=2), on_done=lambda _written: None)
             training = Training()
             for step in range(arguments.repeats + 1):
                 pace_s = training.pace_s(0.5)

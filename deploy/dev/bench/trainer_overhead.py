@@ -239,7 +239,7 @@ def main() -> None:
         parser.error(f"--seconds has to be a number above 0, not {arguments.seconds:g}")
     if arguments.case is not None:
         print(json.dumps(work(arguments.case, arguments.seconds, os.environ["FOLDER"])), flush=True)
-        os._exit(0)  # the job is not finished, and its farewell would say so
+        os._exit(0)  # the job is not finished, and its termination message would report a failure
     print(machine())
     heads = (
         "model, samples a rank", "parameters", "bare DDP", "this trainer", "beyond, ms", "beyond, wall", "in all", "beyond, processor",

@@ -62,7 +62,7 @@ def checkpoints(
 ) -> None:  # fmt: skip
     """Write checkpoints by the first ``writers`` ranks together."""
     done: list[WriteResult] = []
-    writer = CheckpointWriter(CheckpointFolder(folder, keep=1), on_done=done.append)
+    writer = CheckpointWriter(CheckpointFolder(folder, max_to_keep=1), on_done=done.append)
     whole = sum(sizes_bytes(state["x"]))
     if group.rank < writers:
         writer.prepare(whole * (group.rank + 1) // writers - whole * group.rank // writers, pin=False)

@@ -109,7 +109,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.compression is not None:
         print(json.dumps(work(arguments.compression, arguments.rounds)), flush=True)
-        os._exit(0)  # the job is not finished, and its farewell would say so
+        os._exit(0)  # the job is not finished, and its termination message would report a failure
     if os.geteuid() != 0 or not Path("/sys/module").exists():
         raise SystemExit("network namespaces need root on Linux: the figures over a slow link were not taken")
     print(machine())

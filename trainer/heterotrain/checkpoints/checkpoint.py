@@ -88,11 +88,11 @@ def new_mark() -> int:
 class CheckpointFolder:
     """The checkpoints of one job."""
 
-    def __init__(self, uri: str | Path, *, keep: int, keep_s: float | None = None) -> None:
-        """Keep the newest ``keep`` checkpoints not older than ``keep_s`` seconds; the newest one always stays."""
+    def __init__(self, uri: str | Path, *, max_to_keep: int, max_age_s: float | None = None) -> None:
+        """Keep the newest ``max_to_keep`` checkpoints, none older than ``max_age_s``; the newest always stays."""
         self.storage = Storage(str(uri))
-        self._keep = max(1, keep)
-        self._keep_s = keep_s
+        self._max_to_keep = max(1, max_to_keep)
+        self._max_age_s = max_age_s
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -261,13 +261,15 @@ class CheckpointFolder:
 
     def _prune(self, now_s: float) -> None:
         """Remove checkpoints that need not be kept, and files that failed writers have left behind."""
-        newest = self.manifests()[: self._keep]
+        newest = self.manifests()[: self._max_to_keep]
         kept = [
-            manifest for index, manifest in enumerate(newest)
-            if index == 0 or self._keep_s is None or now_s - manifest.written_unix_s <= self._keep_s
-        ]  # fmt: skip
+            manifest
+            for index, manifest in enumerate(newest)
+            if index == 0 or self._max_age_s is None or now_s - manifest.written_unix_s <= self._max_age_s
+        ]
         needed = {name for manifest in kept for name in manifest.files}
         self.storage.remove(
-            name for name in self.storage.names()
+            name
+            for name in self.storage.names()
             if (found := _ANY.match(name)) and name not in needed and (int(found[1]), int(found[2])) < kept[-1].order
-        )  # fmt: skip
+        )

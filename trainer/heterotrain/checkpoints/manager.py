@@ -54,8 +54,8 @@ class CheckpointManager:
         if config.checkpoint_uri is not None:
             self._folder = CheckpointFolder(
                 job_folder_uri(config.checkpoint_uri, identity),
-                keep=config.checkpoint_max_to_keep,
-                keep_s=config.checkpoint_max_age_s,
+                max_to_keep=config.checkpoint_max_to_keep,
+                max_age_s=config.checkpoint_max_age_s,
             )
             self._writer = CheckpointWriter(self._folder, on_done=self._on_done)
 
@@ -115,9 +115,12 @@ class CheckpointManager:
         label = Label(generation=roster.formation.generation, step=training.progress.steps, mark=mark)
         completes = self._is_writer(active_group)
         request = WriteRequest(
-            label=label, index=active_group.rank, count=len(roster.plan_ranks), completes=completes,
+            label=label,
+            index=active_group.rank,
+            count=len(roster.plan_ranks),
+            completes=completes,
             record=self.record() if completes else None,
-        )  # fmt: skip
+        )
         self._note_start(self._writer.start_part(training.capture(), request))
 
     def write_early(
@@ -310,10 +313,13 @@ class CheckpointManager:
         if result.manifest is None:
             return
         self._last_step = result.step
-        self._report.gauges({
-            names.CHECKPOINT_STEP: float(result.step), names.CHECKPOINT_TIME: result.manifest.written_unix_s,
-            names.CHECKPOINT_DURATION: result.total_s,
-        })  # fmt: skip
+        self._report.gauges(
+            {
+                names.CHECKPOINT_STEP: float(result.step),
+                names.CHECKPOINT_TIME: result.manifest.written_unix_s,
+                names.CHECKPOINT_DURATION: result.total_s,
+            }
+        )
         _log.info("checkpoint of step %d is complete after %.2f s", result.step, result.total_s)
 
     def _is_kept(self, step: int) -> bool:

@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 KEPT_PLANS = 500
 HASHED_SAMPLES = 8
+FINGERPRINTED = f"the number of samples and up to {HASHED_SAMPLES} of them, evenly spread over the first epoch"
 
 
 class RunRecord:
@@ -52,8 +53,10 @@ class RunRecord:
         if state["data"] is not None and self.data is not None and state["data"] != self.data:
             _log.warning(
                 "the data set is not the one that training started with (fingerprint %s, before %s): "
-                "epochs no longer cover the same samples", self.data[:16], state["data"][:16],
-            )  # fmt: skip
+                "epochs no longer cover the same samples",
+                self.data[:16],
+                state["data"][:16],
+            )
 
     def note(self, roster: Roster, *, step: int) -> None:
         """Add the plan of a committed step, if it differs from the last one."""
@@ -80,19 +83,22 @@ class RunRecord:
     def file(self, progress: Progress) -> bytes:
         """Return the record as JSON, for users and programs."""
         job = {"name": self._identity.job_name, "namespace": self._identity.namespace, "uid": self._identity.job_uid}
-        return json.dumps({
-            "job": job,
-            "progress": asdict(progress),
-            "seed": self._config.seed,
-            "settings": asdict(self._config),
-            "versions": versions(),
-            "data": {
-                "sha256": self.data,
-                "of": f"the number of samples and up to {HASHED_SAMPLES} of them, evenly spread over the first epoch",
+        return json.dumps(
+            {
+                "job": job,
+                "progress": asdict(progress),
+                "seed": self._config.seed,
+                "settings": asdict(self._config),
+                "versions": versions(),
+                "data": {
+                    "sha256": self.data,
+                    "of": FINGERPRINTED,
+                },
+                "plans_left_out": self._left_out,
+                "plans": self._plans,
             },
-            "plans_left_out": self._left_out,
-            "plans": self._plans,
-        }, indent=1).encode()  # fmt: skip
+            indent=1,
+        ).encode()
 
 
 def versions() -> dict[str, str]:

@@ -80,9 +80,12 @@ class Elastic:
         """Return the next active group; tries again while members are lost during the setup."""
         if self._watch is None:  # here, because this is the thread that trains
             self._watch = HangWatch(
-                limit_s=LIMIT_FACTOR * self._timeout_s, group=lambda: self._group,
-                steps=lambda: self._training.progress.steps, ask=self._ask, name=self._identity.name,
-            )  # fmt: skip
+                limit_s=LIMIT_FACTOR * self._timeout_s,
+                group=lambda: self._group,
+                steps=lambda: self._training.progress.steps,
+                ask=self._ask,
+                name=self._identity.name,
+            )
             self._peers.handlers["doing"] = self._on_activity
         membership = previous
         while True:
@@ -134,8 +137,9 @@ class Elastic:
         try:
             group.build(
                 connect=lambda: connect_store(result.store_address, result.store_port),
-                backend=self._choose(result), own_address=self._identity.address,
-            )  # fmt: skip
+                backend=self._choose(result),
+                own_address=self._identity.address,
+            )
             held = self._source.newest
             mine = held if held and held.plan.generation == membership.plan.generation else membership.held
             agreed = agree_on_plan(group, mine, job_uid=self._identity.job_uid)
@@ -147,9 +151,12 @@ class Elastic:
             return None
         progress = self._training.progress
         roster = roster_of(
-            agreed.plan, plan_ranks=membership.plan_ranks, formation=membership.formation,
-            epoch=progress.epoch, epoch_step=progress.epoch_steps,
-        )  # fmt: skip
+            agreed.plan,
+            plan_ranks=membership.plan_ranks,
+            formation=membership.formation,
+            epoch=progress.epoch,
+            epoch_step=progress.epoch_steps,
+        )
         _log.info(
             "formation %s: rank %d of %d, shares %s", membership.formation, rank, len(members), list(roster.shares)
         )

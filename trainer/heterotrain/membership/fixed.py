@@ -81,15 +81,19 @@ class Fixed:
             store, _, _ = next(iter(c10d.rendezvous("env://")))
             attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
             group = self._group = Group(
-                rank=self._identity.rank, world_size=self._identity.world_size,
+                rank=self._identity.rank,
+                world_size=self._identity.world_size,
                 sockets=SocketFilter(members=frozenset(), excluded_ports=frozenset({self._identity.metrics_port or 0})),
-            )  # fmt: skip
+            )
             prefixed = c10d.PrefixStore(f"heterotrain-{attempt}", store)
             group.build(connect=lambda: prefixed, backend=self._choose(prefixed), own_address=None)
             self._watch = HangWatch(
-                limit_s=LIMIT_FACTOR * self._timeout_s, group=lambda: self._group,
-                steps=lambda: self._training.progress.steps, ask=list, name=self._identity.name,
-            )  # fmt: skip
+                limit_s=LIMIT_FACTOR * self._timeout_s,
+                group=lambda: self._group,
+                steps=lambda: self._training.progress.steps,
+                ask=list,
+                name=self._identity.name,
+            )
         agree_on_state(group, self._training, self._checkpoints)
         ranks = tuple(range(len(self._held.plan.members)))
         membership = FormationMembership(

@@ -40,9 +40,11 @@ class PeerService:
         self.loop = asyncio.new_event_loop()
         self._changed = asyncio.Event()
         self.heartbeats = Heartbeats(
-            timeout_s=timeout_s, message=lambda member: self._envelope(member, "beat"), on_reply=self._gossip,
+            timeout_s=timeout_s,
+            message=lambda member: self._envelope(member, "beat"),
+            on_reply=self._gossip,
             changed=self._changed,
-        )  # fmt: skip
+        )
         self._thread = threading.Thread(target=self._run, name="heterotrain-peers", daemon=True)
         self._server: asyncio.Server | None = None
 

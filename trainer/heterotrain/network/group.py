@@ -111,9 +111,10 @@ class Group:
             self._own_sockets = open_sockets() - self._sockets_before
         # Without the store's sockets and those of other threads, which may close while the group is intact.
         self._peer_sockets = connected(
-            self._own_sockets, addresses=self._addresses if self._sockets.members else None,
+            self._own_sockets,
+            addresses=self._addresses if self._sockets.members else None,
             excluded_ports=self._sockets.excluded_ports | {getattr(self._store, "port", 0)},
-        )  # fmt: skip
+        )
         self.check()
 
     def cut(self, reason: str) -> None:
@@ -161,7 +162,7 @@ class Group:
         # The same as dist.all_reduce, without its checks for cases that cannot occur here.
         work: dist.Work = self._guarded(
             lambda: c10d.group.WORLD.allreduce([flat], c10d.AllreduceOptions()), RuntimeError
-        )  # fmt: skip
+        )
         return work
 
     def gather(self, data: bytes) -> AllGather:

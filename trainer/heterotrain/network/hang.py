@@ -157,9 +157,11 @@ class HangWatch:
 def to_reply(activity: Activity) -> dict[str, object]:
     """Return this rank's activity as a reply to a peer; the stack is included only when this rank does not wait."""
     return {
-        "steps": activity.steps, "waits_for": activity.waits_for, "waits_s": activity.waits_s,
+        "steps": activity.steps,
+        "waits_for": activity.waits_for,
+        "waits_s": activity.waits_s,
         "stack": [] if activity.waits_for else list(activity.stack),
-    }  # fmt: skip
+    }
 
 
 def from_reply(rank: int, name: str, reply: Mapping[str, object] | None) -> Activity:

@@ -94,7 +94,7 @@ def loaded_step(folder: CheckpointFolder) -> int | None:
 
 def test_the_newest_few_are_kept(place: str) -> None:
     """Older ones are removed, data and manifest; no other files are left behind."""
-    folder = CheckpointFolder(place, keep=2)
+    folder = CheckpointFolder(place, max_to_keep=2)
     for step in (1, 2, 3, 4):
         written(folder, step)
     assert [manifest.step for manifest in folder.manifests()] == [4, 3]
@@ -104,7 +104,7 @@ def test_the_newest_few_are_kept(place: str) -> None:
 
 def test_old_ones_are_removed_by_age_but_never_the_newest(place: str) -> None:
     """A user who returns after weeks finds at least one."""
-    folder = CheckpointFolder(place, keep=9, keep_s=100.0)
+    folder = CheckpointFolder(place, max_to_keep=9, max_age_s=100.0)
     for step, now_s in ((1, 0.0), (2, 50.0), (3, 120.0)):
         written(folder, step, now_s=now_s)
     assert [manifest.step for manifest in folder.manifests()] == [3, 2]
@@ -114,7 +114,7 @@ def test_old_ones_are_removed_by_age_but_never_the_newest(place: str) -> None:
 
 def test_files_of_dead_writers_are_removed_with_age(tmp_path: Path) -> None:
     """Incomplete files older than the kept checkpoints are removed; those of a possibly live writer stay."""
-    folder = CheckpointFolder(tmp_path, keep=1)
+    folder = CheckpointFolder(tmp_path, max_to_keep=1)
     old = ".checkpoint-g000000001-s000000000001-00000000000a-p0of1.bin"
     new = "checkpoint-g000000001-s000000000009-00000000000b-p0of1.bin"
     for name in (old, new, "somebody-elses.bin"):
@@ -127,7 +127,7 @@ def test_files_of_dead_writers_are_removed_with_age(tmp_path: Path) -> None:
 
 def test_a_later_generation_outranks_a_higher_step(place: str) -> None:
     """A late checkpoint of a writer that was given up is not restored and does not displace newer ones."""
-    folder, given_up = CheckpointFolder(place, keep=1), CheckpointFolder(place, keep=1)
+    folder, given_up = CheckpointFolder(place, max_to_keep=1), CheckpointFolder(place, max_to_keep=1)
     written(folder, 5, generation=2)
     written(given_up, 9, generation=1)
     assert loaded_step(folder) == 5
@@ -136,7 +136,7 @@ def test_a_later_generation_outranks_a_higher_step(place: str) -> None:
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_a_state_in_parts_is_read_by_any_rank(place: str, count: int) -> None:
     """Parts are written in any order by several writers; the checkpoint exists only with the last one."""
-    folder, flat = CheckpointFolder(place, keep=2), state_of(7)
+    folder, flat = CheckpointFolder(place, max_to_keep=2), state_of(7)
     label = Label(generation=1, step=7, mark=123)
     parts = cut(sizes_bytes(flat.tensors), count)
     for index in reversed(range(count)):
@@ -144,9 +144,11 @@ def test_a_state_in_parts_is_read_by_any_rank(place: str, count: int) -> None:
         folder.write_part(label, pack(flat.tensors, parts[index], None), index=index, count=count)
         if count > 1:
             assert (folder.parts_there(label, count) is None) == (index > 0)
-    stored = folder.parts_there(label, count) if count > 1 else [folder.write_part(
-        label, pack(flat.tensors, parts[0], None), index=0, count=1
-    )]  # fmt: skip
+    stored = (
+        folder.parts_there(label, count)
+        if count > 1
+        else [folder.write_part(label, pack(flat.tensors, parts[0], None), index=0, count=1)]
+    )
     assert stored is not None
     folder.complete(label, flat.skeleton, stored, now_s=0.0)
     assert loaded_step(folder) == 7
@@ -155,7 +157,7 @@ def test_a_state_in_parts_is_read_by_any_rank(place: str, count: int) -> None:
 @pytest.mark.parametrize("damage", ["flip", "cut", "longer", "no data", "no manifest", "manifest cut", "other format"])
 def test_a_damaged_checkpoint_is_skipped(place: str, damage: str) -> None:
     """The previous one is good and is restored."""
-    folder = CheckpointFolder(place, keep=3)
+    folder = CheckpointFolder(place, max_to_keep=3)
     written(folder, 1)
     manifest = written(folder, 2)
     files, _, root = fsspec.get_fs_token_paths(place)
@@ -182,7 +184,7 @@ def test_a_damaged_checkpoint_is_skipped(place: str, damage: str) -> None:
 
 def test_a_job_does_not_start_over_where_checkpoints_exist(place: str) -> None:
     """When all are damaged, the user decides; nothing is removed."""
-    folder = CheckpointFolder(place, keep=3)
+    folder = CheckpointFolder(place, max_to_keep=3)
     manifest = written(folder, 1)
     folder.storage.remove([manifest.parts[0].name])
     before = sorted(folder.storage.names())
@@ -193,8 +195,8 @@ def test_a_job_does_not_start_over_where_checkpoints_exist(place: str) -> None:
 
 def test_no_checkpoint_at_all(tmp_path: Path) -> None:
     """An empty or missing folder is a cold start."""
-    assert CheckpointFolder(tmp_path / "absent", keep=1).load_newest() is None
-    assert CheckpointFolder(tmp_path / "absent", keep=1).newest_order() == (-1, -1)
+    assert CheckpointFolder(tmp_path / "absent", max_to_keep=1).load_newest() is None
+    assert CheckpointFolder(tmp_path / "absent", max_to_keep=1).newest_order() == (-1, -1)
 
 
 @pytest.mark.parametrize("uri", ["s3://bucket/x", "nosuch://x"])
@@ -206,7 +208,7 @@ def test_an_unknown_protocol_is_reported(uri: str) -> None:
 
 def test_a_disk_that_becomes_full_during_a_write(tmp_path: Path) -> None:
     """The kernel refuses further data: the write raises and leaves nothing, and the old checkpoint stays."""
-    folder = CheckpointFolder(tmp_path, keep=1)
+    folder = CheckpointFolder(tmp_path, max_to_keep=1)
     written(folder, 1)
     before = sorted(tmp_path.iterdir())
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -222,7 +224,7 @@ def test_a_disk_that_becomes_full_during_a_write(tmp_path: Path) -> None:
 
 def test_the_same_step_again_replaces_only_when_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second write of a step that fails at the manifest leaves the first one intact."""
-    folder, calls = CheckpointFolder(tmp_path, keep=2), []
+    folder, calls = CheckpointFolder(tmp_path, max_to_keep=2), []
     written(folder, 1)
     synced = os.fsync
 
@@ -242,7 +244,7 @@ def test_the_same_step_again_replaces_only_when_complete(tmp_path: Path, monkeyp
 
 def test_two_writers_of_one_step_do_not_disturb_each_other(place: str) -> None:
     """Each has files of its own; a reader gets one complete checkpoint."""
-    folders = [CheckpointFolder(place, keep=1) for _ in range(2)]
+    folders = [CheckpointFolder(place, max_to_keep=1) for _ in range(2)]
     threads = [threading.Thread(target=written, args=(folder, 4)) for folder in folders]
     for thread in threads:
         thread.start()
@@ -262,7 +264,7 @@ def a_writer(folder: CheckpointFolder) -> tuple[CheckpointWriter, list[WriteResu
 
 def test_the_writer_copies_before_it_returns(place: str) -> None:
     """Later changes by training or by a later copy are not in the checkpoint."""
-    folder = CheckpointFolder(place, keep=2)
+    folder = CheckpointFolder(place, max_to_keep=2)
     writer, done = a_writer(folder)
     weights = torch.zeros(1000)
     for step in (3, 4):
@@ -278,7 +280,7 @@ def test_the_writer_copies_before_it_returns(place: str) -> None:
 
 def test_prepared_memory_is_used(place: str) -> None:
     """The copy uses prepared memory; for another length, new memory is allocated."""
-    writer, done = a_writer(CheckpointFolder(place, keep=2))
+    writer, done = a_writer(CheckpointFolder(place, max_to_keep=2))
     writer.prepare(4000, pin=False)
     assert writer.wait()
     assert writer._buffer is not None
@@ -294,7 +296,7 @@ def test_prepared_memory_is_used(place: str) -> None:
 def test_a_failed_write_is_reported(tmp_path: Path) -> None:
     """Training continues, and the callback gets the failure."""
     (tmp_path / "file").touch()
-    writer, done = a_writer(CheckpointFolder(tmp_path / "file" / "below", keep=1))
+    writer, done = a_writer(CheckpointFolder(tmp_path / "file" / "below", max_to_keep=1))
     writer.start({"step": 1}, generation=1, step=1)
     writer.wait()
     assert done[0].manifest is None
@@ -311,7 +313,7 @@ def test_a_store_that_hangs_does_not_stop_training(place: str, monkeypatch: pyte
         return put(self, name, chunks)
 
     monkeypatch.setattr(Storage, "put", hangs)
-    folder = CheckpointFolder(place, keep=1)
+    folder = CheckpointFolder(place, max_to_keep=1)
     writer, done = a_writer(folder)
     writer.start({"step": 1}, generation=1, step=1)
     assert writer.running_s is not None
@@ -326,7 +328,7 @@ def test_a_store_that_hangs_does_not_stop_training(place: str, monkeypatch: pyte
 def test_parts_that_never_come(place: str, lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no checkpoint then, no file is left behind, and the reason is reported."""
     monkeypatch.setattr("heterotrain.checkpoints.writer.PATIENCE_S", 3600.0 if lost else 0.0)
-    folder = CheckpointFolder(place, keep=1)
+    folder = CheckpointFolder(place, max_to_keep=1)
     writer, done = a_writer(folder)
     written(folder, 1)
     before = sorted(folder.storage.names())

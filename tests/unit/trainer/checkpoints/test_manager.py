@@ -98,7 +98,7 @@ def test_a_terminated_run_continues_from_an_object_store(kind: str, stop_after: 
     torch.manual_seed(99)
     with pytest.raises(SystemExit):
         run(data=data, stop_after=stop_after)
-    found = CheckpointFolder(URI, keep=9).load_newest()
+    found = CheckpointFolder(URI, max_to_keep=9).load_newest()
     assert found is not None
     assert found[0].step == stop_after + 1
     _, resumed, rest = run(data=data)
@@ -148,7 +148,7 @@ def test_memory_is_allocated_before_the_first_checkpoint(monkeypatch: pytest.Mon
     assert writer is not None
     assert writer._buffer is not None
     assert writer._buffer.numel() == job._training.size_bytes()
-    assert CheckpointFolder(URI, keep=9).newest_order()[1] == 6
+    assert CheckpointFolder(URI, max_to_keep=9).newest_order()[1] == 6
     torch.testing.assert_close(run()[1].state_dict(), model.state_dict(), rtol=0, atol=0)
 
 
@@ -177,7 +177,7 @@ def test_a_store_that_hangs_is_logged_and_training_continues(
             assert "check whether its store is stuck" in caplog.text
             assert job._report._counters["heterotrain_checkpoint_failures_total"] >= 1
             release.set()
-    assert CheckpointFolder(URI, keep=9).newest_order()[1] == 6
+    assert CheckpointFolder(URI, max_to_keep=9).newest_order()[1] == 6
 
 
 def test_a_slow_step_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
@@ -204,9 +204,9 @@ def test_a_slow_step_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None
 
     with pytest.raises(SystemExit):
         train()
-    hurried, last = CheckpointFolder(URI, keep=9).manifests()[::-1]
+    hurried, last = CheckpointFolder(URI, max_to_keep=9).manifests()[::-1]
     assert (hurried.step, last.step) == (1, 2)
-    state = CheckpointFolder(URI, keep=9).load(hurried)
+    state = CheckpointFolder(URI, max_to_keep=9).load(hurried)
     assert state["progress"]["steps"] == 1
     assert float(state["model"].pop("seen")) == 8.0
     assert float(before.pop("seen")) == 10.0
@@ -236,7 +236,7 @@ def test_a_write_that_will_not_fit_is_logged(caplog: pytest.LogCaptureFixture) -
     with pytest.raises(SystemExit):
         train()
     assert "the job may continue from an older checkpoint" in caplog.text
-    assert CheckpointFolder(URI, keep=9).newest_order()[1] == 2
+    assert CheckpointFolder(URI, max_to_keep=9).newest_order()[1] == 2
 
 
 def test_which_writes_fit_a_grace_period() -> None:

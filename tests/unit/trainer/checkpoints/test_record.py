@@ -50,8 +50,10 @@ def test_the_history_of_plans() -> None:
     after.note(a_roster(2, (10, 6, 4), lost=1), step=9)
     told = json.loads(after.file(Progress(steps=10)))
     assert [(p["from_step"], p["revision"], p["formation"], sum(p["shares"])) for p in told["plans"]] == [
-        (0, 1, 0, 20), (5, 2, 0, 20), (9, 2, 1, 20),
-    ]  # fmt: skip
+        (0, 1, 0, 20),
+        (5, 2, 0, 20),
+        (9, 2, 1, 20),
+    ]
     assert told["plans"][1]["shares"] == [10, 6, 4]
     assert told["plans"][2]["workers"] == ["w0/0", "w1/0"]
     assert (told["seed"], told["settings"]["epochs"], told["progress"]["steps"]) == (7, 3, 10)
@@ -87,12 +89,15 @@ def of(data: Any) -> str | None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda s: {**s, "label": 4}, lambda s: {**s, "text": "b"}, lambda s: {**s, "x": s["x"] * 1.01},
-        lambda s: {**s, "x": s["x"].double()}, lambda s: {**s, "n": s["n"][::-1].copy()},
+        lambda s: {**s, "label": 4},
+        lambda s: {**s, "text": "b"},
+        lambda s: {**s, "x": s["x"] * 1.01},
+        lambda s: {**s, "x": s["x"].double()},
+        lambda s: {**s, "n": s["n"][::-1].copy()},
         lambda s: {"label": s["label"]},
     ],
     ids=["label", "text", "values", "dtype", "order", "keys"],
-)  # fmt: skip
+)
 def test_a_fingerprint_detects_relevant_changes(change: Any) -> None:
     """Another value, type or order within a sample, but not the last digits of computed values."""
     sample = {"x": torch.linspace(0, 1, 9), "n": np.arange(5), "text": "a", "label": 3, "none": None}

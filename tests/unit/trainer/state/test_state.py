@@ -100,9 +100,12 @@ def test_parts_are_equal_and_hold_every_byte_once(sizes: list[int], parts: int) 
 def test_packed_parts_are_the_state(parts: int) -> None:
     """For any dtype, layout and shape, bit for bit."""
     tensors = [
-        torch.randn(3, 5, generator=torch.Generator().manual_seed(0)).t(), torch.tensor(2.5, dtype=torch.bfloat16),
-        torch.empty(0), torch.tensor([True, False]), torch.arange(4, dtype=torch.int64),
-    ]  # fmt: skip
+        torch.randn(3, 5, generator=torch.Generator().manual_seed(0)).t(),
+        torch.tensor(2.5, dtype=torch.bfloat16),
+        torch.empty(0),
+        torch.tensor([True, False]),
+        torch.arange(4, dtype=torch.int64),
+    ]
     flat = flatten({"x": tensors})
     packed = [pack(flat.tensors, byte_ranges, None) for byte_ranges in cut(sizes_bytes(flat.tensors), parts)]
     back = empty_like_skeleton(flat.skeleton)
@@ -141,9 +144,7 @@ def test_donors_and_receivers(
     assert (roles.leader, roles.donors, roles.receivers, roles.cold_start) == (leader, donors, receivers, cold_start)
 
 
-@given(
-    total=st.integers(0, 60), donors=st.integers(1, 5), receivers=st.integers(0, 6), seed=st.integers(0, 9)
-)  # fmt: skip
+@given(total=st.integers(0, 60), donors=st.integers(1, 5), receivers=st.integers(0, 6), seed=st.integers(0, 9))
 def test_every_byte_reaches_every_receiver_without_overloading_a_link(
     total: int, donors: int, receivers: int, seed: int
 ) -> None:

@@ -156,7 +156,7 @@ class Rendezvous:
             return None
         return RendezvousResult(
             membership=membership, store_address=host.address, store_port=hosted.port, devices=devices, hosted=hosted
-        )  # fmt: skip
+        )
 
     async def _arrive(self, membership: FormationMembership, host: Member) -> RendezvousResult | None:
         formation, stores = membership.formation, self._state.stores

@@ -49,9 +49,11 @@ def publish(connections: GroupConnections, *, backend: str, rank: int, world_siz
             c10d.Backend.register_backend(BACKEND, lambda *_: _MADE[-1], devices=["cpu", "cuda"])
         dist.init_process_group(
             f"cuda:nccl,cpu:{BACKEND}" if backend == "nccl" else BACKEND,
-            store=c10d.PrefixStore("default", connections.store), rank=rank, world_size=world_size,
+            store=c10d.PrefixStore("default", connections.store),
+            rank=rank,
+            world_size=world_size,
             timeout=timedelta(seconds=COLLECTIVE_S),
-        )  # fmt: skip
+        )
     except (RuntimeError, ValueError) as error:
         raise PeerLost(f"the group could not be built: {short_message(error)}") from error
     finally:

@@ -56,7 +56,7 @@ class Mesh:
         """
         return SendReceive(
             self._peers, number=self._next(), limit_s=self._limit_s, outgoing=outgoing, incoming=incoming
-        )  # fmt: skip
+        )
 
     def cut(self) -> None:
         """Make every exchange fail, now and later, on this rank and on its peers."""

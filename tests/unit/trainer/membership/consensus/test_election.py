@@ -62,7 +62,7 @@ class VotingGroup:
 
         heartbeats = SimpleNamespace(
             is_up=lambda key: not lost(key), is_lost=lost, is_undetermined=lambda _key: False, ping_all=pause
-        )  # fmt: skip
+        )
         return SimpleNamespace(
             identity=SimpleNamespace(worker_uid=f"u{me}", local_rank=0), heartbeats=heartbeats, handlers={},
             notify=lambda: None,
