@@ -127,7 +127,7 @@ class Storage:
                     _fill(file, chunk, stored.name)
                     digest.update(chunk)
             if file.read(1):
-                raise DamagedFileError(f"{stored.name} is longer than its manifest says")
+                raise DamagedFileError(f"{stored.name} is longer than its manifest states")
         if digest.hexdigest() != stored.sha256:
             raise DamagedFileError(f"{stored.name} does not match its checksum")
 
@@ -204,5 +204,5 @@ def _fill(file: Any, buffer: memoryview, name: str) -> None:
     while position < len(buffer):
         count = file.readinto(buffer[position:])
         if not count:
-            raise DamagedFileError(f"{name} is shorter than its manifest says")
+            raise DamagedFileError(f"{name} is shorter than its manifest states")
         position += count

@@ -204,9 +204,9 @@ def test_a_slow_step_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None
 
     with pytest.raises(SystemExit):
         train()
-    hurried, last = CheckpointFolder(URI, max_to_keep=9).manifests()[::-1]
-    assert (hurried.step, last.step) == (1, 2)
-    state = CheckpointFolder(URI, max_to_keep=9).load(hurried)
+    early, last = CheckpointFolder(URI, max_to_keep=9).manifests()[::-1]
+    assert (early.step, last.step) == (1, 2)
+    state = CheckpointFolder(URI, max_to_keep=9).load(early)
     assert state["progress"]["steps"] == 1
     assert float(state["model"].pop("seen")) == 8.0
     assert float(before.pop("seen")) == 10.0

@@ -48,16 +48,16 @@ def test_the_history_of_plans() -> None:
     after.load_state_dict(unflatten(flatten(record.state_dict())))
     after.note(a_roster(2, (10, 6, 4)), step=6)
     after.note(a_roster(2, (10, 6, 4), lost=1), step=9)
-    told = json.loads(after.file(Progress(steps=10)))
-    assert [(p["from_step"], p["revision"], p["formation"], sum(p["shares"])) for p in told["plans"]] == [
+    content = json.loads(after.file(Progress(steps=10)))
+    assert [(p["from_step"], p["revision"], p["formation"], sum(p["shares"])) for p in content["plans"]] == [
         (0, 1, 0, 20),
         (5, 2, 0, 20),
         (9, 2, 1, 20),
     ]
-    assert told["plans"][1]["shares"] == [10, 6, 4]
-    assert told["plans"][2]["workers"] == ["w0/0", "w1/0"]
-    assert (told["seed"], told["settings"]["epochs"], told["progress"]["steps"]) == (7, 3, 10)
-    assert told["versions"]["torch"] == torch.__version__
+    assert content["plans"][1]["shares"] == [10, 6, 4]
+    assert content["plans"][2]["workers"] == ["w0/0", "w1/0"]
+    assert (content["seed"], content["settings"]["epochs"], content["progress"]["steps"]) == (7, 3, 10)
+    assert content["versions"]["torch"] == torch.__version__
 
 
 def test_a_long_history_is_cut_and_records_that() -> None:
@@ -65,9 +65,9 @@ def test_a_long_history_is_cut_and_records_that() -> None:
     record = a_record()
     for revision in range(KEPT_PLANS + 3):
         record.note(a_roster(revision, (4,)), step=revision)
-    told = json.loads(record.file(Progress()))
-    assert told["plans_left_out"] == 3
-    assert told["plans"][0]["from_step"] == 3
+    content = json.loads(record.file(Progress()))
+    assert content["plans_left_out"] == 3
+    assert content["plans"][0]["from_step"] == 3
 
 
 def test_other_data_are_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -46,7 +46,7 @@ def test_nccl_where_every_rank_has_a_gpu_of_its_own(
 
 
 @pytest.mark.parametrize(
-    ("devices", "says"),
+    ("devices", "message"),
     [
         ([CPU, CPU],
          r"set to NCCL, but rank 0 \(w0/0\) and 1 more have no GPU: set it to Auto or Gloo, or give each rank a"),
@@ -54,9 +54,9 @@ def test_nccl_where_every_rank_has_a_gpu_of_its_own(
          r"but ranks 0 \(w0/0\) and 1 \(w1/0\) share one GPU, which NCCL refuses: set it to Auto or Gloo, or give"),
     ],
 )  # fmt: skip
-def test_nccl_on_unsuitable_devices_is_refused_with_a_reason(devices: list[DeviceIds], says: str) -> None:
+def test_nccl_on_unsuitable_devices_is_refused_with_a_reason(devices: list[DeviceIds], message: str) -> None:
     """At once, instead of an error of NCCL minutes later."""
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=message):
         choose_backend(Backend.NCCL, devices, ["w0/0", "w1/0"])
 
 

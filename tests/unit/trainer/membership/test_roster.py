@@ -27,9 +27,9 @@ def a_plan(*shares: int, **fields: Any) -> Plan:
 
 def a_roster(plan: Plan, ranks: tuple[int, ...] | None = None, **fields: Any) -> Roster:
     """Return the roster of a formation of these ranks."""
-    everybody = tuple(range(len(plan.members)))
+    all_ranks = tuple(range(len(plan.members)))
     formation = FormationId(generation=plan.generation, number=0 if ranks is None else 1)
-    return roster_of(plan, plan_ranks=everybody if ranks is None else ranks, formation=formation, **fields)
+    return roster_of(plan, plan_ranks=all_ranks if ranks is None else ranks, formation=formation, **fields)
 
 
 def test_a_whole_formation_uses_the_plan() -> None:

@@ -40,12 +40,12 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("said", MODELS)
+@pytest.mark.parametrize("message", MODELS)
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
-def test_models_that_cannot_be_trained(said: str) -> None:
+def test_models_that_cannot_be_trained(message: str) -> None:
     """By the name of the layer or parameter."""
-    with pytest.raises(UsageError, match=said):
-        admission.check_model(MODELS[said]())
+    with pytest.raises(UsageError, match=message):
+        admission.check_model(MODELS[message]())
 
 
 def test_all_models_that_torch_trains_are_accepted() -> None:
@@ -58,15 +58,15 @@ def test_all_models_that_torch_trains_are_accepted() -> None:
 
 def test_optimizers_and_schedulers_that_need_more_than_a_step() -> None:
     """A closure or a metric, and objects of another type."""
-    for made, said in (
+    for made, message in (
         ([], "not a list"),
         (torch.optim.LBFGS(LAYER.parameters()), r"LBFGS runs the model several times"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             admission.check_optimizer(made)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(sgd(1))
-    for scheduler, said in ((plateau, r"job\.register\(name, scheduler\)"), (None, "not a NoneType")):
-        with pytest.raises(UsageError, match=said):
+    for scheduler, message in ((plateau, r"job\.register\(name, scheduler\)"), (None, "not a NoneType")):
+        with pytest.raises(UsageError, match=message):
             admission.check_scheduler(scheduler)
 
 
@@ -84,23 +84,23 @@ LOSSES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("said", LOSSES)
-def test_losses(said: str) -> None:
+@pytest.mark.parametrize("message", LOSSES)
+def test_losses(message: str) -> None:
     """Losses that are not tensors, have several elements, or do not depend on the model."""
-    with pytest.raises(UsageError, match=said):
-        admission.check_loss(LOSSES[said])
+    with pytest.raises(UsageError, match=message):
+        admission.check_loss(LOSSES[message])
 
 
 def test_numbers() -> None:
     """Tensors of one element count as numbers; weights are at least 0; integers may be numpy's."""
     values = {"a": torch.ones(1, requires_grad=True), "b": np.float32(2), "c": 3}
     assert admission.plain_numbers("report", values) == {"a": 1.0, "b": 2.0, "c": 3.0}
-    for bad, said in (
+    for bad, message in (
         (0.7, "takes numbers by name"),
         ({"a": "high"}, "a must be one number, not 'high'"),
         ({"b": torch.zeros(2)}, r"shape \(2,\)"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             admission.plain_numbers("report", bad)
     admission.check_weight(torch.tensor(0.0))
     for weight in (-1, float("inf"), torch.ones(2)):
@@ -114,11 +114,11 @@ def test_numbers() -> None:
 
 def test_objects_that_are_not_data_sets(tmp_path: Path) -> None:
     """A collection of data sets, and the path of one."""
-    for given, said in (
+    for given, message in (
         ({"train": [1], "test": [2]}, r"one of its values to job\.steps \('train', 'test'\)"),
         (tmp_path, "load it first"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             source_of(given, collate=None, shuffle=True, seed=0)
 
 

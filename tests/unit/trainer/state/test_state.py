@@ -190,8 +190,8 @@ def test_a_state_of_another_script_is_refused() -> None:
         "groups parameters of SGD differently": training_of(model, torch.optim.SGD(parts)),
         r"registered objects \(mine\)": registered,
     }
-    for said, other in others.items():
-        with pytest.raises(UsageError, match=f"{said}.*the same script") as caught:
+    for message, other in others.items():
+        with pytest.raises(UsageError, match=f"{message}.*the same script") as caught:
             other.restore(kept)
         assert "\n" not in str(caught.value)
         assert not other.has_state

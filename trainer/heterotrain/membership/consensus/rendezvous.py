@@ -88,7 +88,7 @@ class Rendezvous:
                 continue
             if membership is None or not membership.takes_part(me):
                 if membership is not None and self._peers.loop.time() > deadline:
-                    raise Excluded(f"the others went on without {self._peers.identity.name} and no plan names it")
+                    raise Excluded(f"the others continued without {self._peers.identity.name} and no plan names it")
                 await self._peers.wait_change(RETRY_S)
                 continue
             ranks = await self._election.vote(membership)

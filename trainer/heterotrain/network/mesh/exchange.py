@@ -137,10 +137,10 @@ class Exchange:
         whole, head = self._heads[peer]
         if len(whole) - len(missing) < HEAD.size:
             return
-        said = bytes(whole[: HEAD.size])
-        if said != head:
+        received = bytes(whole[: HEAD.size])
+        if received != head:
             raise UsageError(
-                f"rank {peer} exchanges {HEAD.unpack(said)[1]} bytes where this rank exchanges {HEAD.unpack(head)[1]}: "
+                f"rank {peer} exchanges {HEAD.unpack(received)[1]} bytes where this rank exchanges {HEAD.unpack(head)[1]}: "
                 "every rank has to run the same model with the same layers, and to call job.sum with the same values"
             )
         del self._heads[peer]

@@ -118,8 +118,8 @@ def test_too_few_connected_members_wait_for_the_operator(caplog: pytest.LogCaptu
         group = VotingGroup(3, {(1, 2)}, min_replicas=3)
 
         async def name_others() -> None:
-            said = "only ranks [0, 1] of the plan can all call each other: waiting for the operator's plan"
-            while said not in caplog.text:  # noqa: ASYNC110  # a log has no event
+            message = "only ranks [0, 1] of the plan can all call each other: waiting for the operator's plan"
+            while message not in caplog.text:  # noqa: ASYNC110  # a log has no event
                 await asyncio.sleep(0.001)
             for peers in group.peers:
                 peers.source.newest = SimpleNamespace(plan=SimpleNamespace(generation=2))

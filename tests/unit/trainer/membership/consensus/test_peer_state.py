@@ -14,14 +14,14 @@ from heterotrain.membership.roster import FormationId
 
 def alone() -> tuple[PeerState, Any, list[str]]:
     """Return the peer state of a rank without a network, its peers, and the reasons passed to ``on_broken``."""
-    told: list[str] = []
+    reasons: list[str] = []
     peers: Any = SimpleNamespace(
         identity=SimpleNamespace(worker_uid="u0", local_rank=0),
         heartbeats=SimpleNamespace(),
         handlers={},
         notify=lambda: None,
     )
-    return PeerState(peers, on_broken=told.append), peers, told
+    return PeerState(peers, on_broken=reasons.append), peers, reasons
 
 
 @pytest.mark.parametrize(
@@ -36,12 +36,12 @@ def alone() -> tuple[PeerState, Any, list[str]]:
 )
 def test_a_peer_that_asks_about_the_next_vote_has_left_this_formation(asked: FormationId, over: bool) -> None:
     """Otherwise one waits for the other's arrival, and the other for the vote, without end."""
-    state, peers, told = alone()
+    state, peers, reasons = alone()
     membership: Any = SimpleNamespace(formation=FormationId(generation=2, number=0))
     state.membership = membership
     answer = asyncio.run(peers.handlers["status"]({"formation": formation_to_json(asked)}))
     assert answer == {"decided": None, "finished": False, "hopeless": False}
-    assert bool(told) is over
+    assert bool(reasons) is over
     assert (FormationId(generation=2, number=0) in state.broken) is over
 
 
@@ -52,12 +52,12 @@ def test_a_peer_that_asks_about_the_next_vote_has_left_this_formation(asked: For
 )
 def test_replies_reveal_a_broken_formation(theirs: tuple[int, int], broken: bool, over: bool) -> None:
     """A peer that cannot call this rank reports in its replies that it gave up the formation."""
-    state, peers, told = alone()
+    state, peers, reasons = alone()
     peers.on_reply({"standing": list(theirs), "broken": broken})  # in no formation yet
     formation = FormationId(generation=2, number=1)
     state.membership = SimpleNamespace(formation=formation)  # type: ignore[assignment]  # all that is looked at
     assert peers.reply_fields() == {"standing": [2, 1], "broken": False}
     peers.on_reply({"standing": list(theirs), "broken": broken})
     peers.on_reply({"error": "another job"})
-    assert bool(told) is over
+    assert bool(reasons) is over
     assert peers.reply_fields() == {"standing": [2, 1], "broken": over}

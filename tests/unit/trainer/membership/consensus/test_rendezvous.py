@@ -18,7 +18,7 @@ from heterotrain_core.contract.plan import Member, Plan
 def peers_of(me: PeerKey, *, lost: set[PeerKey]) -> Any:
     """Return a peer service whose peers never answer; some of them are lost."""
 
-    async def nobody(*_arguments: Any, **_options: Any) -> dict[str, Any]:
+    async def no_reply(*_arguments: Any, **_options: Any) -> dict[str, Any]:
         await asyncio.sleep(0)
         return {}
 
@@ -28,7 +28,7 @@ def peers_of(me: PeerKey, *, lost: set[PeerKey]) -> Any:
         loop=SimpleNamespace(create_task=lambda work: asyncio.get_running_loop().create_task(work)),
         source=SimpleNamespace(newest=None),
         handlers={}, notify=lambda: None, watch=lambda _members: None,
-        request=nobody, ask_all=nobody, wait_change=nobody,
+        request=no_reply, ask_all=no_reply, wait_change=no_reply,
     )  # fmt: skip
 
 
@@ -46,20 +46,20 @@ def test_a_member_lost_during_the_vote_is_not_waited_for(me: int, number: int, g
     plan = Plan(job_uid="j", generation=4, revision=1, members=members, global_batch_samples=3)
     formation = FormationId(generation=4, number=number)
     membership = FormationMembership(held=HeldPlan(plan=plan, text=""), formation=formation, plan_ranks=(0, 1, 2))
-    told: list[str] = []
+    reasons: list[str] = []
 
     async def enter() -> Any:
         peers = peers_of((f"u{me}", 0), lost={("u2", 0)})
         rendezvous = Rendezvous(
-            peers, device=(), host_store=lambda: pytest.fail("not everybody is here"), on_broken=told.append
+            peers, device=(), host_store=lambda: pytest.fail("not all members have arrived"), on_broken=reasons.append
         )
         async with asyncio.timeout(0.5 if not given_up else 60):
             return await rendezvous._enter(membership)
 
     if given_up:
         assert asyncio.run(enter()) is None
-        assert told == ["a member was lost before it had arrived"]
+        assert reasons == ["a member was lost before it had arrived"]
     else:
         with pytest.raises(TimeoutError):
             asyncio.run(enter())
-        assert told == []
+        assert reasons == []
