@@ -8,7 +8,7 @@ gradients together. Large gradients have hooks too: they move while they are sti
 such step records which gradient is last. If another gradient turns out to be last, the result is still correct; that
 bucket is merely sent late and the order is recorded again.
 
-A hook on every parameter would be simpler, and costs 3 to 6 % of a step with many small tensors (ADR 17).
+A hook on every parameter would be simpler, but takes up to 6 % of a short step with many small tensors (ADR 17).
 """
 
 from __future__ import annotations
