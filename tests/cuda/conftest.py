@@ -1,4 +1,4 @@
-"""Workers that see the GPU. `make test-cuda` says so where there is none; nothing here is part of `make test`."""
+"""Fixtures for workers with a GPU. `make test-cuda` fails without one; nothing here is part of `make test`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["operate"]
 
 @pytest.fixture(scope="session", autouse=True)
 def gpu() -> None:
-    """Fail where there is none: a test that is skipped proves nothing."""
+    """Fail without a GPU: a skipped test proves nothing."""
     if not torch.cuda.is_available():
         pytest.exit(
             "these tests need a GPU that PyTorch can use; torch.cuda.is_available() is false here", returncode=1

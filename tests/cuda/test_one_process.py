@@ -1,4 +1,4 @@
-"""What only a device can show in one process: its own time, its memory, and copies that it makes by itself.
+"""Device-only behaviour in one process: the device's own time, its memory, and asynchronous copies.
 
 Not run yet: there was no GPU where these tests were written.
 """
@@ -23,8 +23,8 @@ from prometheus_client import generate_latest
 MIB = 1024 * 1024
 
 
-def test_phases_are_what_the_device_did() -> None:
-    """A device that is kept busy for a while, then for three times as long; the host is done with both at once."""
+def test_phases_measure_the_devices_work() -> None:
+    """The device is busy for a while, then for three times as long; the host queues both immediately."""
     clock = Clock(CudaTimeline(torch.device("cuda", 0)))
     cycles = 50_000_000
     torch.cuda._sleep(1)
@@ -33,15 +33,15 @@ def test_phases_are_what_the_device_did() -> None:
     forward = clock.spent(Phase.FORWARD, began)
     torch.cuda._sleep(3 * cycles)
     clock.spent(Phase.BACKWARD, forward)
-    assert not clock.is_over(), "nobody waited"
+    assert not clock.is_over(), "recording phases must not wait for the device"
     torch.cuda.synchronize()
     assert clock.is_over()
     times = clock.read(ReductionTimestamps(), step_s=1.0)
     assert times.backward_s / times.forward_s == pytest.approx(3, rel=0.1)
 
 
-def test_what_is_loaded_ahead_is_pinned() -> None:
-    """Batches of worker processes lie in page-locked memory, from which copies overlap with computing."""
+def test_prefetched_batches_are_pinned() -> None:
+    """Batches from worker processes are in page-locked memory, from which copies overlap with computing."""
     source = source_of(problem(32), collate=None, shuffle=False, seed=0)
     x, _y = Prefetcher(source, workers=1, pin=True).take(EpochSlice(0, 0, 8), lambda: iter([EpochSlice(0, 0, 8)]))
     assert x.is_pinned()
@@ -49,8 +49,8 @@ def test_what_is_loaded_ahead_is_pinned() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_weights_on_the_device_are_those_of_the_processor(workers: int) -> None:
-    """fp64, with and without worker processes, against plain torch on the CPU over the same samples."""
+def test_weights_on_the_device_equal_those_on_the_cpu(workers: int) -> None:
+    """The job in fp64, with and without worker processes, matches plain torch on the CPU with the same samples."""
     job = heterotrain.init(epochs=2, batch_samples=16)
     model = job.wrap(net())
     optimizer = job.optimizer(optimizer_of(model))
@@ -71,7 +71,7 @@ def test_weights_on_the_device_are_those_of_the_processor(workers: int) -> None:
 
 @pytest.fixture
 def little_memory() -> Iterator[int]:
-    """Let this process have 1 GiB of the device beside what it holds; yield the limit in bytes."""
+    """Limit this process to 1 GiB of device memory beyond its present use; yield the limit in bytes."""
     torch.cuda.empty_cache()
     limit = torch.cuda.memory_reserved() + 1024 * MIB
     torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
@@ -79,8 +79,8 @@ def little_memory() -> Iterator[int]:
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def test_memory_that_runs_out_halves_the_micro_batch(little_memory: int) -> None:
-    """A row takes 32 MiB in forward and as much in backward, so 64 rows do not fit; every step is committed all the same."""
+def test_running_out_of_memory_halves_the_micro_batch(little_memory: int) -> None:
+    """A row takes 32 MiB in forward and as much in backward, so 64 rows do not fit; yet every step is committed."""
     job = heterotrain.init(epochs=1, batch_samples=64)
     model = job.wrap(torch.nn.Linear(1, 8 * MIB, bias=False))
     optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=1e-3))

@@ -1,4 +1,4 @@
-"""Ranks on a GPU: NCCL where a rank has one for itself, gloo where two share it.
+"""Ranks on a GPU: NCCL if each rank has its own, gloo if two ranks share one.
 
 Not run yet: there was no GPU where these tests were written.
 """
@@ -28,7 +28,7 @@ def assert_finished(operator: Operator, workers: list[Worker], *, epochs: int) -
 
 @pytest.mark.parametrize("backend", ["NCCL", "Auto"])
 def test_one_rank_by_nccl(operate: Operate, backend: str) -> None:
-    """Alone on its GPU: asked for or not, its buckets go through NCCL."""
+    """A rank alone on its GPU uses NCCL, whether configured or chosen automatically."""
     operator = operate(backend=backend)
     worker = operator.start("w0")
     operator.until_ready(worker)
@@ -38,7 +38,7 @@ def test_one_rank_by_nccl(operate: Operate, backend: str) -> None:
 
 
 def test_two_ranks_on_one_gpu_by_gloo_and_a_third_joins(operate: Operate) -> None:
-    """Uneven shares on one device; the joiner's state comes from the donors' device memory."""
+    """Two ranks have uneven shares on one device; the joining rank's state comes from the donors' device memory."""
     operator = operate(epochs=3)
     workers = [operator.start(f"w{i}", slow_s=0.02) for i in range(2)]
     operator.until_ready(*workers)
@@ -51,8 +51,8 @@ def test_two_ranks_on_one_gpu_by_gloo_and_a_third_joins(operate: Operate) -> Non
     assert "ranks 0 (w0/0) and 1 (w1/0) share one GPU, which NCCL refuses" in workers[0].log()
 
 
-def test_nccl_for_two_ranks_on_one_gpu_is_refused_with_a_sentence(operate: Operate) -> None:
-    """Both ranks say what is wrong and what to do, before NCCL says anything."""
+def test_nccl_for_two_ranks_on_one_gpu_is_refused_with_a_remedy(operate: Operate) -> None:
+    """Both ranks report the problem and the remedy before NCCL fails."""
     operator = operate(backend="NCCL")
     workers = [operator.start(f"w{i}") for i in range(2)]
     operator.until_ready(*workers)

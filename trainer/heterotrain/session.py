@@ -112,7 +112,8 @@ class Job:
         self._membership = _membership(identity, config, self.device, self._training, checkpoints)
         self._loop = Loop(
             identity=identity, config=config, device=self.device, training=self._training, membership=self._membership,
-            checkpoints=checkpoints, numerics=self._numerics, report=self._report, termination_message=termination_message,
+            checkpoints=checkpoints, numerics=self._numerics, report=self._report,
+            termination_message=termination_message,
             record=self._record,
             observer=Observer(self._report, self._training, self._numerics),
         )  # fmt: skip

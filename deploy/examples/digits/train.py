@@ -1,4 +1,4 @@
-"""A small convolutional network learns handwritten digits, on as many unequal workers as there are.
+"""Train a small convolutional network on handwritten digits, with any number of unequal workers.
 
 The lines marked with an arrow are all that heterotrain adds to an ordinary PyTorch loop. Run it anywhere:
 
@@ -22,9 +22,9 @@ TEST_IMAGES = 297
 
 
 def load_digits():
-    """Return scikit-learn's 1,797 digits as images in [0, 1] and labels, read from the package's own file.
+    """Return scikit-learn's 1,797 digits as images in [0, 1] and labels, read from a file in the package.
 
-    Importing scikit-learn for it would take longer than training an epoch on a slow worker.
+    Importing scikit-learn would take longer than training an epoch on a slow worker.
     """
     package = Path(importlib.util.find_spec("sklearn").origin).parent
     with gzip.open(package / "datasets/data/digits.csv.gz", "rt") as file:
@@ -34,7 +34,7 @@ def load_digits():
 
 
 class Augmented(torch.utils.data.Dataset):
-    """Digits shifted, turned and scaled: sample i is always the same picture, so that every run sees the same data."""
+    """Shifted, rotated and scaled digits; sample i is always the same image, so that every run has the same data."""
 
     def __init__(self, images, labels, samples):
         self.images, self.labels, self.samples = images, labels, samples
@@ -58,7 +58,7 @@ class Augmented(torch.utils.data.Dataset):
 
 
 def network(width):
-    """Return the network; ``width`` sets what a sample costs."""
+    """Return the network; ``width`` sets the computing time of a sample."""
     return nn.Sequential(
         nn.Conv2d(1, width, 3, padding=1), nn.ReLU(),
         nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
@@ -68,13 +68,13 @@ def network(width):
 
 
 def main():
-    """Train and report the accuracy on digits that were never trained on."""
+    """Train, and report the accuracy on a separate test set."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples-per-epoch", type=int, default=13440)
-    parser.add_argument("--width", type=int, default=44, help="channels of the first layer: what a sample costs")
+    parser.add_argument("--width", type=int, default=44, help="channels of the first layer")
     parser.add_argument("--learning-rate", type=float, default=0.002)
-    parser.add_argument("--epochs", type=int, default=5, help="where no operator says")
-    parser.add_argument("--batch", type=int, default=448, help="global batch, where no operator says")
+    parser.add_argument("--epochs", type=int, default=5, help="epochs, without an operator")
+    parser.add_argument("--batch", type=int, default=448, help="global batch, without an operator")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)

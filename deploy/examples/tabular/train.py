@@ -1,4 +1,4 @@
-"""A small network tells benign from malignant tumours by thirty measurements of cells, without a loop of its own.
+"""Train a small network to classify tumours by thirty measurements of cells, without a hand-written loop.
 
 ``heterotrain.fit`` is the whole training: model, data, loss, optimizer. Run it anywhere:
 
@@ -21,9 +21,9 @@ TEST_ROWS = 114
 
 
 def load_tumours():
-    """Return scikit-learn's 569 tumours, measurements standardised, read from the package's own file.
+    """Return scikit-learn's 569 tumours with standardised measurements, read from a file in the package.
 
-    Importing scikit-learn for it would take longer than the whole training.
+    Importing scikit-learn would take longer than the whole training.
     """
     package = Path(importlib.util.find_spec("sklearn").origin).parent
     rows = np.loadtxt(package / "datasets/data/breast_cancer.csv", delimiter=",", skiprows=1, dtype=np.float32)
@@ -34,10 +34,10 @@ def load_tumours():
 
 
 def main():
-    """Train and report the accuracy on tumours that were never trained on."""
+    """Train, and report the accuracy on a separate test set."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=20, help="where no operator says")
-    parser.add_argument("--batch", type=int, default=65, help="global batch, where no operator says")
+    parser.add_argument("--epochs", type=int, default=20, help="epochs, without an operator")
+    parser.add_argument("--batch", type=int, default=65, help="global batch, without an operator")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -1,8 +1,8 @@
-"""A small transformer learns to continue paragraphs of Python's own documentation, letter by letter.
+"""Train a small transformer to continue paragraphs of Python's own documentation, letter by letter.
 
-Paragraphs differ in length, so a batch's loss is a sum over letters: ``step.backward(loss_sum, weight=letters)`` makes the
-gradient that of all letters of the global batch, however paragraphs fall on the workers. Each topic of the documentation is
-a shard, so that a worker opens one after the other. Run it anywhere:
+Paragraphs differ in length, so a batch's loss is a sum over letters. ``step.backward(loss_sum, weight=letters)`` gives
+the gradient over all letters of the global batch, however the paragraphs are divided among the workers. Each topic of
+the documentation is a shard, and workers open shards one after the other. Run it anywhere:
 
     python train.py --epochs 2          one process on a laptop
     torchrun --nproc-per-node 2 train.py
@@ -29,7 +29,7 @@ def paragraphs(topic):
 
 
 def padded(sequences):
-    """Return input and target letters of a batch; -1 where a paragraph has ended already."""
+    """Return the input and target letters of a batch; targets after a paragraph's end are -1."""
     length = max(len(sequence) for sequence in sequences)
     whole = torch.full((len(sequences), length), -1)
     for row, sequence in zip(whole, sequences, strict=True):
@@ -55,21 +55,21 @@ class Network(nn.Module):
 
 
 def loss_of(model, letters, targets):
-    """Return the sum of the loss over all letters, and how many those are."""
+    """Return the sum of the loss over all letters, and the number of letters."""
     total = F.cross_entropy(model(letters).transpose(1, 2), targets, ignore_index=-1, reduction="sum")
     return total, int((targets >= 0).sum())
 
 
 def main():
-    """Train and report how many bits a letter of unseen topics costs."""
+    """Train, and report the bits per letter on topics of a separate test set."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--topics", type=int, default=len(topics), help="how much of the documentation is used")
+    parser.add_argument("--topics", type=int, default=len(topics), help="number of topics to use")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--learning-rate", type=float, default=0.002)
-    parser.add_argument("--epochs", type=int, default=3, help="where no operator says")
-    parser.add_argument("--batch", type=int, default=64, help="paragraphs in a global batch, where no operator says")
-    parser.add_argument("--workers", type=int, default=0, help="processes that load ahead")
+    parser.add_argument("--epochs", type=int, default=3, help="epochs, without an operator")
+    parser.add_argument("--batch", type=int, default=64, help="paragraphs per global batch, without an operator")
+    parser.add_argument("--workers", type=int, default=0, help="processes that load samples ahead")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The tests that need a GPU are at least collected where there is none: they import, and their names are right."""
+"""Tests that need a GPU can at least be collected without one: their imports and names are valid."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_the_tests_for_a_gpu_can_be_collected() -> None:
-    """In an interpreter of its own, as whoever has a GPU will run them."""
+    """They are collected in a separate interpreter, as on a machine with a GPU."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests/cuda"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

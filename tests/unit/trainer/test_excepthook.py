@@ -1,4 +1,4 @@
-"""What a person sees when his script asks for something that cannot be done: the sentence and his own lines."""
+"""Usage errors are printed as a message plus the script's own lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCRIPTS = {
 
 
 def run(tmp_path: Path, text: str, *command: str, **environment: str) -> str:
-    """Run a script and return what it says on stderr; it has to fail."""
+    """Run a script that has to fail; return its stderr."""
     script = tmp_path / "train.py"
     script.write_text(text)
     done = subprocess.run(
@@ -40,7 +40,7 @@ def run(tmp_path: Path, text: str, *command: str, **environment: str) -> str:
 
 
 @pytest.mark.parametrize("case", SCRIPTS)
-def test_a_person_sees_the_sentence_and_his_own_lines(tmp_path: Path, case: str) -> None:
+def test_users_see_the_message_and_their_own_lines(tmp_path: Path, case: str) -> None:
     text, line, words = SCRIPTS[case]
     said = run(tmp_path, text)
     files = [each for each in said.splitlines() if each.lstrip().startswith("File ")]
@@ -51,7 +51,7 @@ def test_a_person_sees_the_sentence_and_his_own_lines(tmp_path: Path, case: str)
     assert words in last
 
 
-def test_the_launcher_and_json_lines_tell_it_the_same_way(tmp_path: Path) -> None:
+def test_the_launcher_and_json_lines_show_the_same(tmp_path: Path) -> None:
     text, line, words = SCRIPTS["after init"]
     said = run(tmp_path, text, "-m", "heterotrain.launch", HETEROTRAIN_LOG_FORMAT="json")
     (record,) = [found for each in said.splitlines() if "exception" in (found := json.loads(each))]
@@ -60,13 +60,16 @@ def test_the_launcher_and_json_lines_tell_it_the_same_way(tmp_path: Path) -> Non
     assert record["exception"].count("File ") == 1
 
 
-def test_a_wrong_setting_of_the_launcher_is_told_without_lines_of_ours(tmp_path: Path) -> None:
+def test_a_wrong_setting_of_the_launcher_is_shown_without_library_lines(tmp_path: Path) -> None:
     said = run(tmp_path, "", "-m", "heterotrain.launch", HETEROTRAIN_LOG_FORMAT="xml")
     assert said.strip().splitlines()[-1].startswith("heterotrain.errors.UsageError: HETEROTRAIN_LOG_FORMAT must be")
     assert "logs.py" not in said
     assert "logs.py" in run(tmp_path, "", "-X", "dev", "-m", "heterotrain.launch", HETEROTRAIN_LOG_FORMAT="xml")
 
 
-def test_what_a_script_makes_of_an_error_is_told_whole(tmp_path: Path) -> None:
-    caught = "import heterotrain\n\ntry:\n    heterotrain.init(epochs=0)\nexcept heterotrain.UsageError as error:\n    raise ValueError('mine') from error\n"
+def test_an_error_that_the_script_wraps_is_shown_in_full(tmp_path: Path) -> None:
+    caught = (
+        "import heterotrain\n\ntry:\n    heterotrain.init(epochs=0)\n"
+        "except heterotrain.UsageError as error:\n    raise ValueError('mine') from error\n"
+    )
     assert "admission.py" in run(tmp_path, caught)

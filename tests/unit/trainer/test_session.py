@@ -1,4 +1,4 @@
-"""The library in one process, as on a laptop: the same code, nobody else."""
+"""The library in one process, as on a laptop: the same code without peers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DATA = torch.utils.data.TensorDataset(X, X.sum(1, keepdim=True) ** 2)
 
 @pytest.fixture(autouse=True)
 def _tidy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Keep what ``init`` does to the process from other tests."""
+    """Undo the changes of ``init`` to the process after each test."""
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("heterotrain.termination_message.TerminationMessage.install", lambda _self: None)
@@ -55,8 +55,8 @@ def test_steps_cover_each_epoch() -> None:
     assert train(*a_job()) == [8, 8, 4, 8, 8, 4]
 
 
-def test_the_loop_is_plain_sgd() -> None:
-    """The same order of samples in plain torch gives the same weights."""
+def test_the_loop_equals_plain_sgd() -> None:
+    """Plain torch with the same order of samples gives the same weights."""
     job, model, optimizer = a_job(epochs=1)
     torch.manual_seed(1)
     plain = torch.nn.Linear(2, 1).double()
@@ -77,7 +77,7 @@ def test_the_loop_is_plain_sgd() -> None:
 
 
 def test_clipping_comes_after_the_reduction() -> None:
-    """One step with a tiny limit moves the weights by learning rate times limit."""
+    """One step with a tiny limit moves the weights by the learning rate times the limit."""
     job, model, optimizer = a_job(epochs=1, batch_samples=20)
     before = [p.detach().clone() for p in model.parameters()]
     train(job, model, optimizer, clip_norm=1e-3)
@@ -96,7 +96,7 @@ def test_schedulers_count_committed_steps() -> None:
 
 
 def test_hooks_run_once_for_each_epoch_without_gradients() -> None:
-    """In eval mode, and the mode is put back."""
+    """They run in eval mode, and the mode is restored."""
     job, model, optimizer = a_job(epochs=3)
     seen = []
 
@@ -111,7 +111,7 @@ def test_hooks_run_once_for_each_epoch_without_gradients() -> None:
 
 
 def test_out_of_memory_halves_the_micro_batches() -> None:
-    """The step comes again with smaller pieces, and the weights are those of a run that never failed."""
+    """The step is repeated with smaller micro-batches, and the weights are those of a run without errors."""
     job, model, optimizer = a_job()
     sizes = []
     for step in job.steps(DATA):
@@ -129,7 +129,7 @@ def test_out_of_memory_halves_the_micro_batches() -> None:
 
 
 def test_a_model_too_large_for_one_sample_is_an_error() -> None:
-    """Halving ends at one."""
+    """Halving ends at one sample."""
     job, _, _ = a_job()
 
     def loop() -> None:
@@ -143,7 +143,7 @@ def test_a_model_too_large_for_one_sample_is_an_error() -> None:
 
 
 def test_buffers_and_random_numbers_are_restored_when_a_step_is_repeated() -> None:
-    """What an attempt changed in the model's buffers, and the numbers it drew, are undone."""
+    """A failed attempt's changes of buffers are undone, and its random numbers are drawn again."""
     job = heterotrain.init(epochs=1, batch_samples=20)
 
     class Counting(torch.nn.Module):
@@ -173,16 +173,17 @@ def test_buffers_and_random_numbers_are_restored_when_a_step_is_repeated() -> No
 
 MISTAKES = {
     "no apply": r"step 0 ended without step\.apply", "apply early": r"after 0 of 1 micro-batch\.",
-    "apply twice": r"step\.apply once", "backward twice": r"call 2 of step\.backward\. Call step\.backward exactly once",
-    "vector loss": r"scalar loss", "clip at 0": r"clip_norm must be above 0, not 0", "weight": r"of at least 0, not nan",
+    "apply twice": r"step\.apply once", "backward twice": r"call 2 of step\.backward\. Call .* exactly once",
+    "vector loss": r"scalar loss", "clip at 0": r"clip_norm must be above 0, not 0",
+    "weight": r"of at least 0, not nan",
     "other optimizer": r"a SGD that is unknown to job\.optimizer", "no optimizer": r"needs at least one optimizer",
     "detached loss": r"depends on no parameter",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes_in_the_loop_are_said(mistake: str) -> None:
-    """Each in one sentence that names what to call."""
+def test_mistakes_in_the_loop_are_reported(mistake: str) -> None:
+    """Each message names the remedy."""
     job, model, optimizer = a_job()
     other = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -209,23 +210,23 @@ def test_mistakes_in_the_loop_are_said(mistake: str) -> None:
         loop()
 
 
-def test_a_step_outside_its_with_block_is_said() -> None:
-    """The transaction has to be entered."""
+def test_a_step_outside_its_with_block_is_reported() -> None:
+    """The script has to enter the transaction."""
     job, _, _ = a_job()
     with pytest.raises(UsageError, match="with step"):
         for _ in job.steps(DATA):
             pass
 
 
-def test_micro_batches_outside_of_the_with_block_are_said() -> None:
-    """Nobody would see to it that all ranks commit the step."""
+def test_micro_batches_outside_the_with_block_are_reported() -> None:
+    """Without the block, ranks could not commit the step together."""
     job, _, _ = a_job()
     with pytest.raises(UsageError, match="inside `with step:`"):
         next(iter(next(iter(job.steps(DATA))).micro_batches()))
 
 
-def test_a_group_of_the_scripts_own_is_said() -> None:
-    """Two default groups cannot be; what to leave out is said before anybody connects."""
+def test_a_default_group_of_the_script_is_reported() -> None:
+    """There can be only one default group; the message comes before ranks connect."""
     job, _, _ = a_job()
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
@@ -236,7 +237,7 @@ def test_a_group_of_the_scripts_own_is_said() -> None:
 
 
 def test_several_optimizers_share_a_step() -> None:
-    """Each moves its own parameters by the one gradient; schedules count the step once."""
+    """Each one moves its own parameters by the same gradient; schedules count the step once."""
     job, model, _ = a_job(epochs=1, batch_samples=20)
     job._training.optimizers.clear()
     one, other = (job.optimizer(torch.optim.SGD([p], lr=rate)) for p, rate in ((model.weight, 0.1), (model.bias, 0.2)))
@@ -256,8 +257,8 @@ def test_several_optimizers_share_a_step() -> None:
     assert one.param_groups[0]["lr"] == pytest.approx(0.05)
 
 
-def test_a_registered_object_needs_a_state_and_a_name_of_its_own() -> None:
-    """Otherwise it would be missing in a checkpoint, or take another one's place."""
+def test_a_registered_object_needs_a_state_and_a_unique_name() -> None:
+    """Otherwise it would be missing in a checkpoint, or replace another object."""
     job, _, optimizer = a_job()
     with pytest.raises(UsageError, match=r"state_dict\(\) and load_state_dict\(\), not a int"):
         job.register("number", 5)  # type: ignore[type-var]  # the mistake
@@ -267,7 +268,7 @@ def test_a_registered_object_needs_a_state_and_a_name_of_its_own() -> None:
 
 
 def test_unknown_layers_that_mix_samples_are_refused_by_name() -> None:
-    """What cannot be made to count over the global batch is refused, with a way out."""
+    """A layer that cannot count over the global batch is refused, with a remedy."""
     job = heterotrain.init()
     with pytest.raises(UsageError, match=r"'1' is a SyncBatchNorm.*GroupNorm"):
         job.wrap(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.SyncBatchNorm(2)))
@@ -275,13 +276,13 @@ def test_unknown_layers_that_mix_samples_are_refused_by_name() -> None:
 
 @pytest.mark.parametrize("setting", [{"precision": "fp8"}, {"compression": "gzip"}])
 def test_unknown_settings_are_refused(setting: dict[str, str]) -> None:
-    """With those that there are."""
+    """The message lists the known ones."""
     with pytest.raises(UsageError, match=r"is unknown: choose one of .*FP16"):
         heterotrain.init(**setting)  # type: ignore[arg-type]  # one of two keywords
 
 
 def test_elements_are_clipped_after_the_norm() -> None:
-    """No element moves by more than learning rate times limit."""
+    """No element moves by more than the learning rate times the limit."""
     job, model, optimizer = a_job(epochs=1, batch_samples=20)
     before = [p.detach().clone() for p in model.parameters()]
     train(job, model, optimizer, clip_norm=100.0, clip_value=1e-3)
@@ -289,8 +290,8 @@ def test_elements_are_clipped_after_the_norm() -> None:
     assert max(moved) == pytest.approx(0.1 * 1e-3)
 
 
-def test_numeric_state_goes_through_a_checkpoint() -> None:
-    """Loss scale, rate and noise averages come back as they were, from plain values."""
+def test_numeric_state_survives_a_checkpoint() -> None:
+    """Loss scale, rate and noise averages are restored from plain values."""
     job, model, optimizer = a_job(epochs=3)
     train(job, model, optimizer)
     kept = job._training.extras["heterotrain-numerics"].state_dict()
@@ -303,7 +304,7 @@ def test_numeric_state_goes_through_a_checkpoint() -> None:
 
 
 def test_nothing_to_train() -> None:
-    """No model, no data, nothing that learns, or numbers that make no sense."""
+    """There is no model, no data, no trainable parameter, or a number makes no sense."""
     for settings, said in (
         ({"epochs": 0}, "epochs must be a whole number of at least 1, not 0"),
         ({"batch_samples": -3}, "not -3"),
@@ -322,7 +323,7 @@ def test_nothing_to_train() -> None:
         Reducer(frozen, bucket_bytes=100).begin()
 
 
-def test_parameters_may_be_frozen_and_thawed() -> None:
+def test_parameters_may_be_frozen() -> None:
     """The buckets follow; a frozen parameter keeps its value."""
     job, model, optimizer = a_job(epochs=1)
     bias = model.bias.detach().clone()
@@ -332,7 +333,7 @@ def test_parameters_may_be_frozen_and_thawed() -> None:
 
 
 def test_unused_parameters_get_a_zero_gradient() -> None:
-    """A branch that a step does not use neither blocks nor moves."""
+    """A branch that a step does not use neither blocks the step nor changes its weights."""
     job = heterotrain.init(epochs=1, batch_samples=8)
     model = job.wrap(torch.nn.ModuleDict({"used": torch.nn.Linear(2, 1), "idle": torch.nn.Linear(2, 1)}).double())
     optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
@@ -350,7 +351,7 @@ def test_a_gradient_that_arrives_twice_is_an_error() -> None:
 
     def twice(x: torch.Tensor) -> torch.Tensor:
         inner = torch.utils.checkpoint.checkpoint(layer, x.requires_grad_(), use_reentrant=True)
-        return torch.utils.checkpoint.checkpoint(layer, inner, use_reentrant=True)  # type: ignore[no-any-return]  # torch has no types for it
+        return torch.utils.checkpoint.checkpoint(layer, inner, use_reentrant=True)  # type: ignore[no-any-return]
 
     def loop() -> None:
         for step in job.steps(DATA):
@@ -378,7 +379,7 @@ def test_finish_ends_early(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_fit_steps_a_scheduler() -> None:
-    """Once for each committed step: after two epochs of three steps the rate is halved six times."""
+    """It is stepped once for each committed step: two epochs of three steps halve the rate six times."""
     made: list[torch.optim.lr_scheduler.LRScheduler] = []
 
     def scheduler(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
@@ -392,8 +393,8 @@ def test_fit_steps_a_scheduler() -> None:
     assert made[0].get_last_lr() == [0.01]
 
 
-def test_fit_wants_the_maker_of_the_optimizer() -> None:
-    """Not an optimizer: the model may still move to another device."""
+def test_fit_refuses_an_optimizer_in_place_of_a_function() -> None:
+    """The model may still move to another device, so the optimizer has to be made later."""
     model = torch.nn.Linear(2, 1)
     with pytest.raises(UsageError, match=r"optimizer=lambda p: torch\.optim\.SGD"):
         heterotrain.fit(
@@ -402,7 +403,7 @@ def test_fit_wants_the_maker_of_the_optimizer() -> None:
 
 
 def test_fit_trains_without_a_loop() -> None:
-    """The ready-made loop gives the weights of the hand-written one; sums with weights are understood."""
+    """``fit`` gives the weights of the hand-written loop, also for a loss that is a sum with a weight."""
     by_hand = a_job()
     train(*by_hand)
     torch.manual_seed(1)

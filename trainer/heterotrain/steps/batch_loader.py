@@ -105,7 +105,8 @@ class BatchLoader:
         if self._log is None:
             return
         self._log.write({
-            "at_s": time.time(), "epoch": task.epoch, "step": task.number, "generation": membership.formation.generation,
+            "at_s": time.time(), "epoch": task.epoch, "step": task.number,
+            "generation": membership.formation.generation,
             "formation": membership.formation.number, "rank": task.rank, "shares": task.shares, "ids": task.ids,
             "batch_ids": self._source.ids(task.epoch, task.cursor, task.cursor + task.batch_samples),
         })  # fmt: skip

@@ -96,7 +96,8 @@ class Formations:
         if not may_adopt(active_group.roster, active_group.agreed.plan, epoch_step=progress.epoch_steps):
             return
         active_group.roster = roster_of(
-            active_group.agreed.plan, plan_ranks=active_group.roster.plan_ranks, formation=active_group.roster.formation,
+            active_group.agreed.plan, plan_ranks=active_group.roster.plan_ranks,
+            formation=active_group.roster.formation,
             epoch=progress.epoch, epoch_step=progress.epoch_steps,
         )  # fmt: skip
         plan = active_group.roster.plan

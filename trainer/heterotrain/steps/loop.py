@@ -69,8 +69,8 @@ class Loop:
             termination_message=termination_message,
         )
         self._formations = Formations(
-            membership=membership, shutdown=self.shutdown, training=training, checkpoints=checkpoints, observer=observer,
-            report=report,
+            membership=membership, shutdown=self.shutdown, training=training, checkpoints=checkpoints,
+            observer=observer, report=report,
         )  # fmt: skip
         self.reducer: Reducer | None = None
         self.run_hooks: Callable[[int], None] = lambda _epoch: None
@@ -213,7 +213,8 @@ class Loop:
         slot = Slot(
             vote=ok, steps=step.task.number, generation=held.plan.generation, revision=held.plan.revision,
             plan_bytes=held.size_bytes, plan_checksum=held.checksum, leaving=self.shutdown.leaving or drained,
-            weight=step.weight, loss_sum=float(step.loss_sum), checkpoint=self._checkpoints.proposes(active_group, self._training),
+            weight=step.weight, loss_sum=float(step.loss_sum),
+            checkpoint=self._checkpoints.proposes(active_group, self._training),
             mark=new_mark() if active_group.rank == 0 else 0,  # only the lowest rank's mark is read
             plain=observer.plain, preconditioned=observer.preconditioned, measure_every=observer.budget.measure_every,
             buckets_s=observer.buckets_s if len(observer.buckets_s) == buckets else (math.nan,) * buckets,

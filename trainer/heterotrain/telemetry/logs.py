@@ -28,8 +28,8 @@ _log = logging.getLogger(__name__)
 Tags = Mapping[str, str | int]
 """Fields of a line: ``job``, ``namespace``, ``worker``, ``local_rank``, ``rank``, ``formation``, ``epoch``, ``step``.
 
-Unknown fields are left out. ``rank`` is the rank in the formation, ``epoch`` counts from 0, and ``step`` is the number of
-committed steps.
+Unknown fields are left out. ``rank`` is the rank in the formation, ``epoch`` counts from 0, and ``step`` is the number
+of committed steps.
 """
 
 

@@ -261,8 +261,8 @@ def serve(report: Report, identity: Identity) -> ThreadingHTTPServer | None:
         server = Server(("", identity.metrics_port), Handler)
     except OSError as error:
         raise UsageError(
-            f"the metrics port {identity.metrics_port} cannot be used ({error}). Stop the process that listens there, or "
-            f"set another port in {env.METRICS_PORT}."
+            f"the metrics port {identity.metrics_port} cannot be used ({error}). Stop the process that listens there, "
+            f"or set another port in {env.METRICS_PORT}."
         ) from error
     threading.Thread(target=server.serve_forever, name="heterotrain-metrics", daemon=True).start()
     return server

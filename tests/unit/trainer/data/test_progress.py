@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 @given(epoch_samples=st.integers(1, 200), batches=st.lists(st.integers(1, 64), min_size=1, max_size=20))
 def test_every_epoch_is_cut_into_batches_without_a_gap(epoch_samples: int, batches: list[int]) -> None:
-    """Whatever the global batch is at each step, the steps of an epoch cover it from 0 to its end."""
+    """The steps of an epoch cover it from 0 to its end, for any global batch in each step."""
     progress, covered = Progress(), 0
     while progress.epoch == 0:
         batch = min(batches[progress.steps % len(batches)], epoch_samples - progress.cursor)
@@ -31,7 +31,7 @@ def test_every_epoch_is_cut_into_batches_without_a_gap(epoch_samples: int, batch
 
 
 @given(shares=st.lists(st.integers(0, 50), min_size=1, max_size=9))
-def test_slices_lie_beside_each_other(shares: list[int]) -> None:
+def test_slices_are_adjacent(shares: list[int]) -> None:
     """The ranks' slices follow each other and cover the batch."""
     slices = [slice_of(tuple(shares), rank) for rank in range(len(shares))]
     assert slices[0][0] == 0
@@ -41,7 +41,7 @@ def test_slices_lie_beside_each_other(shares: list[int]) -> None:
 
 @given(share=st.integers(0, 300), size=st.integers(0, 40))
 def test_micro_batches_make_up_the_share(share: int, size: int) -> None:
-    """None is larger than what fits, and the last one is the largest: it alone overlaps with the exchange."""
+    """None exceeds the limit, and the last one is the largest, because only that one overlaps with the exchange."""
     cut = micro_batches(share, size)
     assert sum(cut) == share
     assert all(0 < part <= (size or share) for part in cut)
@@ -49,7 +49,7 @@ def test_micro_batches_make_up_the_share(share: int, size: int) -> None:
 
 
 def test_the_order_depends_on_seed_and_epoch_alone() -> None:
-    """The same seed and epoch give the same permutation, others another."""
+    """The same seed and epoch give the same permutation; another seed or epoch gives another one."""
     order = permutation(seed=1, epoch=2, epoch_samples=50, shuffle=True).tolist()
     permutation.cache_clear()
     assert order == permutation(seed=1, epoch=2, epoch_samples=50, shuffle=True).tolist()

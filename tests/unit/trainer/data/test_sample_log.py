@@ -10,7 +10,7 @@ from heterotrain.data.sample_log import SampleLog, lineage
 
 
 def a_line(step: int, rank: int, *, formation: int = 0, generation: int = 1, **fields: Any) -> dict[str, Any]:
-    """Return a rank's line about a step of four samples that two ranks divide."""
+    """Return a rank's line about a step of four samples that are shared by two ranks."""
     batch = [4 * step, 4 * step + 1, 4 * step + 2, 4 * step + 3]
     ids = batch[:3] if rank == 0 else batch[3:]
     plain = {"epoch": step // 2, "step": step, "generation": generation, "formation": formation, "rank": rank}
@@ -18,7 +18,7 @@ def a_line(step: int, rank: int, *, formation: int = 0, generation: int = 1, **f
 
 
 def test_epochs_in_order_from_any_rank(tmp_path: Path) -> None:
-    """A rank that was killed right after a commit leaves no line; the other one's is enough."""
+    """A rank that is killed right after a commit writes no line; the other rank's line is enough."""
     one, other = SampleLog(str(tmp_path), name="a"), SampleLog(str(tmp_path), name="b")
     for step in (0, 1, 2):
         one.write(a_line(step, 0))
@@ -28,7 +28,7 @@ def test_epochs_in_order_from_any_rank(tmp_path: Path) -> None:
 
 
 def test_the_newest_formation_wins(tmp_path: Path) -> None:
-    """A step that one rank committed and the others did over counts once, as done over."""
+    """A step that one rank committed and the others repeated counts once, as repeated."""
     log = SampleLog(str(tmp_path), name="a")
     log.write(a_line(0, 0, batch_ids=[9, 8, 7, 6], ids=[9, 8, 7]))
     log.write(a_line(0, 0, formation=1))
@@ -36,7 +36,7 @@ def test_the_newest_formation_wins(tmp_path: Path) -> None:
 
 
 def test_a_contradiction_is_an_error(tmp_path: Path) -> None:
-    """Two ranks that trained other samples than they should have are found out."""
+    """Ranks that trained the wrong samples are detected."""
     log = SampleLog(str(tmp_path), name="a")
     log.write(a_line(0, 0))
     log.write(a_line(0, 1, ids=[2]))

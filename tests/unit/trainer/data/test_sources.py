@@ -1,4 +1,4 @@
-"""Every sample of an epoch comes once, from wherever it is read, by whatever process, however often it is asked for."""
+"""Every sample of an epoch comes once: from any position, by any process, and however often it is requested."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.noisy_data import Noisy, Stream
 
 
 def opened(name: str) -> list[str]:
-    """Open the shard of this name: seven records, or none."""
+    """Open the shard with this name: seven records, or none."""
     return [] if name == "empty" else [f"{name}{index}" for index in range(7)]
 
 
@@ -31,14 +31,14 @@ def shards(**options: Any) -> Shards[str]:
 
 
 def sources() -> list[Source]:
-    """Return one of each kind."""
+    """Return one source of each kind."""
     return [
         source_of(data, collate=None, shuffle=True, seed=3) for data in (Noisy(21), shards(seed=3), Stream(21))
     ]  # fmt: skip
 
 
 def take(source: Source, epoch: int, batch: int, cuts: list[int]) -> Iterator[tuple[list[int], Any]]:
-    """Read an epoch in steps, each of them in pieces that are cut anywhere; yield ids and samples of each part."""
+    """Read an epoch in steps, each cut into slices at any position; yield ids and samples of each slice."""
     cursor, ends = 0, False
     while not ends:
         count, ends = source.extent(epoch, cursor, batch)
@@ -52,7 +52,7 @@ def take(source: Source, epoch: int, batch: int, cuts: list[int]) -> Iterator[tu
 @pytest.mark.parametrize("kind", [0, 1, 2], ids=["map", "numbered", "stream"])
 @given(batch=st.integers(1, 25), cuts=st.lists(st.integers(0, 25), max_size=4))
 def test_each_sample_once_however_it_is_cut(kind: int, batch: int, cuts: list[int]) -> None:
-    """In every epoch, and in another order than in the one before."""
+    """This holds in every epoch, and each epoch has a new order."""
     source = sources()[kind]
     orders = []
     for epoch in range(2):
@@ -64,8 +64,8 @@ def test_each_sample_once_however_it_is_cut(kind: int, batch: int, cuts: list[in
 
 
 @pytest.mark.parametrize("kind", [0, 1, 2], ids=["map", "numbered", "stream"])
-def test_entered_anywhere_it_goes_on_with_the_same_samples(kind: int) -> None:
-    """Whoever resumes in the middle of an epoch sees what an undisturbed run sees, noise included; a repeat, too."""
+def test_resuming_in_the_middle_of_an_epoch_gives_the_same_samples(kind: int) -> None:
+    """A resumed run and a repeated step get the samples of an undisturbed run, including random augmentation."""
     whole = [str(batch) for _, batch in take(sources()[kind], 1, 4, [])]
     for begin in range(0, 20, 4):
         torch.manual_seed(begin)
@@ -79,7 +79,7 @@ def test_entered_anywhere_it_goes_on_with_the_same_samples(kind: int) -> None:
 
 @pytest.mark.parametrize("kind", [0, 1, 2], ids=["map", "numbered", "stream"])
 def test_reading_leaves_the_models_random_numbers_alone(kind: int) -> None:
-    """Dropout draws the same numbers whether data are read in this process or not."""
+    """Dropout draws the same numbers whether or not data are read in this process."""
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -90,7 +90,7 @@ def test_reading_leaves_the_models_random_numbers_alone(kind: int) -> None:
 
 
 def test_a_stream_reads_no_further_than_the_next_step() -> None:
-    """One sample more tells whether the epoch is over; what a step has taken is dropped."""
+    """One more sample shows whether the epoch is over; samples of earlier steps are dropped."""
     source = source_of(Stream(100), collate=None, shuffle=True, seed=0)
     assert isinstance(source, Streamed)
     for cursor in range(0, 90, 10):
@@ -101,8 +101,8 @@ def test_a_stream_reads_no_further_than_the_next_step() -> None:
     assert source.samples == 100
 
 
-def test_data_that_changed_are_told() -> None:
-    """A run cannot go on in the middle of an epoch that became shorter."""
+def test_a_changed_data_set_is_refused() -> None:
+    """A run cannot continue in the middle of an epoch that has become shorter."""
     with pytest.raises(UsageError, match="ended after 5 samples"):
         source_of(Stream(5), collate=None, shuffle=True, seed=0).extent(0, 8, 4)
     with pytest.raises(UsageError, match="5 samples, but 8"):
@@ -112,14 +112,14 @@ def test_data_that_changed_are_told() -> None:
 
 
 @pytest.mark.parametrize("data", [5, iter([1, 2])], ids=["a number", "an iterator"])
-def test_what_is_no_data_set(data: Any) -> None:
-    """The sentence says what is."""
+def test_other_objects_are_refused(data: Any) -> None:
+    """The message describes valid data sets."""
     with pytest.raises(UsageError, match="is not a data set"):
         source_of(data, collate=None, shuffle=True, seed=0)
 
 
-def test_a_loader_is_not_taken_for_a_stream() -> None:
-    """Its batches would be taken for samples."""
+def test_a_loader_is_not_accepted_as_a_stream() -> None:
+    """Otherwise its batches would count as samples."""
     with pytest.raises(UsageError, match="the data set itself, not a DataLoader"):
         source_of(torch.utils.data.DataLoader(Noisy(4)), collate=None, shuffle=True, seed=0)
 
@@ -143,28 +143,24 @@ def test_shards_are_opened_one_after_the_other() -> None:
 
 
 def test_worker_processes_change_nothing() -> None:
-    """The same batches to the last bit; when what comes next changes, what was loaded ahead is thrown away."""
+    """The batches are bitwise equal; after a change, prefetched samples are thrown away."""
     source = source_of(Noisy(64), collate=None, shuffle=True, seed=3)
-    ahead = Prefetcher(source, workers=2, pin=False)
+    prefetcher = Prefetcher(source, workers=2, pin=False)
 
     def following(begin: int, size: int) -> Iterator[EpochSlice]:
         for epoch in range(2):
             for start in range(begin if epoch == 0 else 0, 64, size):
                 yield EpochSlice(epoch, start, min(64, start + size))
 
-    for begin, size, count in (
-        (0, 8, 3),
-        (24, 5, 4),
-        (24, 5, 10),
-        (16, 16, 5),
-    ):  # other shares, a repeat, an epoch's end
+    # other shares, a repeated step, an epoch's end
+    for begin, size, count in ((0, 8, 3), (24, 5, 4), (24, 5, 10), (16, 16, 5)):
         for part, _ in zip(following(begin, size), range(count), strict=False):
-            rest = lambda part=part, size=size: following(part.start, size)  # noqa: E731  # what follows this part
-            torch.testing.assert_close(ahead.take(part, rest), source.load(part), rtol=0, atol=0)
+            rest = lambda part=part, size=size: following(part.start, size)  # noqa: E731  # including this slice
+            torch.testing.assert_close(prefetcher.take(part, rest), source.load(part), rtol=0, atol=0)
 
 
-def test_a_stream_that_is_read_ahead_is_the_same() -> None:
-    """Every sample, the random numbers in it and the epoch's end; in mid-epoch, again from before, and in the next epoch."""
+def test_prefetching_does_not_change_a_stream() -> None:
+    """Samples, their random numbers and the epoch's end are the same: in mid-epoch, going back, and in a new epoch."""
     here, ahead = (source_of(Stream(100), collate=None, shuffle=True, seed=3) for _ in range(2))
     assert isinstance(ahead, Streamed)
     StreamReader(ahead, ahead_samples=32)
@@ -174,15 +170,15 @@ def test_a_stream_that_is_read_ahead_is_the_same() -> None:
         torch.testing.assert_close(here.load(part), ahead.load(part), rtol=0, atol=0)
 
 
-def test_what_workers_cannot_do_is_told() -> None:
-    """Before any process is started."""
+def test_data_that_cannot_be_sent_to_workers_are_refused() -> None:
+    """This happens before any process is started."""
     local = Mapped(dataset=Noisy(4), collate=lambda samples: samples, shuffle=True, seed=0)
     with pytest.raises(UsageError, match="top level of a module"):
         Prefetcher(local, workers=1, pin=False)
 
 
-def test_an_attribute_that_is_no_method_makes_no_stream() -> None:
-    """A data set with indices may keep something under the name ``read``."""
+def test_an_attribute_that_is_not_a_method_does_not_make_a_stream() -> None:
+    """A data set with indices may have any attribute named ``read``."""
     dataset = Noisy(4)
     dataset.read = ["files"]  # type: ignore[attr-defined]  # what is tested
     assert isinstance(source_of(dataset, collate=None, shuffle=False, seed=0), Mapped)

@@ -1,4 +1,4 @@
-"""BatchNorm that counts over the global batch: by itself it is torch's own."""
+"""BatchNorm over the global batch; in a single process it equals torch's own."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from torch import nn
         (nn.BatchNorm3d, (2, 3, 2, 2, 2), {"eps": 0.1}),
     ],
 )
-def test_alone_it_is_torchs_own(kind: Any, shape: tuple[int, ...], options: dict[str, Any]) -> None:
-    """Outputs, all gradients and running statistics over several batches, in training and in evaluation."""
+def test_alone_it_equals_torchs_own(kind: Any, shape: tuple[int, ...], options: dict[str, Any]) -> None:
+    """Outputs, all gradients and running statistics agree over several batches, in training and in evaluation."""
     torch.manual_seed(0)
     plain = kind(3, **options).double()
     ours = copy.deepcopy(plain)
@@ -51,14 +51,14 @@ def test_alone_it_is_torchs_own(kind: Any, shape: tuple[int, ...], options: dict
 
 
 class Threads:
-    """Ranks as threads: a gather is over when all have put their row in."""
+    """Ranks as threads: a gather ends when all ranks have added their rows."""
 
     def __init__(self, ranks: int) -> None:
         self._barrier = threading.Barrier(ranks)
         self._rows = [b""] * ranks
 
     def of(self, rank: int) -> Any:
-        """Return the group as one rank has it."""
+        """Return the group of one rank."""
         return SimpleNamespace(gather=partial(self._gather, rank), wait=lambda *_: None)
 
     def _gather(self, rank: int, row: bytes) -> SimpleNamespace:
@@ -72,7 +72,7 @@ class Threads:
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=4).filter(lambda shares: sum(shares) > 1), st.integers(0, 99))
 @settings(max_examples=25, deadline=None)
 def test_any_division_gives_the_whole_batchs_statistics_and_gradients(shares: list[int], seed: int) -> None:
-    """Two layers on several ranks, empty shares among them, against torch's own on the whole batch."""
+    """Two layers on several ranks, some with empty shares, match torch's own layers on the whole batch."""
     torch.manual_seed(seed)
     plain = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3), nn.BatchNorm1d(3)).double()
     x = 2 + torch.randn(sum(shares), 3, dtype=torch.float64)
@@ -91,7 +91,7 @@ def test_any_division_gives_the_whole_batchs_statistics_and_gradients(shares: li
         synchronise(models[rank], BatchNormContext(group=threads.of(rank), counts=shares[rank] > 0))
         if shares[rank]:
             (models[rank](parts[rank]) * weights.split(shares)[rank]).sum().backward()
-        else:  # one sample that has no part in anything, with a gradient that must not reach the others
+        else:  # one sample that does not count, with a gradient that must not reach the other ranks
             (models[rank](x[:1].clone().requires_grad_()) * 1e9).sum().backward()
 
     with ThreadPoolExecutor(len(shares)) as pool:
@@ -109,7 +109,7 @@ def test_any_division_gives_the_whole_batchs_statistics_and_gradients(shares: li
 
 
 def test_half_inputs_are_summed_wide() -> None:
-    """The result has the input's format, statistics are those of fp32."""
+    """The result has the input's dtype; statistics are computed in fp32."""
     layer = nn.BatchNorm1d(2)
     synchronise(layer, BatchNormContext())
     x = (100 + torch.randn(64, 2, generator=torch.Generator().manual_seed(1))).bfloat16()
@@ -118,7 +118,7 @@ def test_half_inputs_are_summed_wide() -> None:
 
 
 def test_a_single_value_is_refused() -> None:
-    """As torch does, with what to do."""
+    """Torch refuses it too; the message adds a remedy."""
     layer = nn.BatchNorm1d(2)
     synchronise(layer, BatchNormContext())
     with pytest.raises(UsageError, match="more than one sample"):
@@ -126,7 +126,7 @@ def test_a_single_value_is_refused() -> None:
 
 
 def test_a_part_of_a_share_is_refused_by_name() -> None:
-    """Its statistics would be others; in eval mode there are none to take."""
+    """Its statistics would be wrong; in eval mode none are taken."""
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     synchronise(model, BatchNormContext(micro_batches=2))
     with pytest.raises(UsageError, match=r"layer '1' is a BatchNorm.*GroupNorm.*eval mode"):
@@ -136,16 +136,16 @@ def test_a_part_of_a_share_is_refused_by_name() -> None:
 
 
 def test_models_can_be_copied_and_kept() -> None:
-    """A copy takes part in the same steps; one from a file is alone."""
+    """A copy takes part in the same steps; a model from a file has no peers."""
     context = BatchNormContext()
     model = nn.Sequential(nn.BatchNorm1d(2))
     synchronise(model, context)
     assert copy.deepcopy(model)[0].heterotrain_context is context
-    assert pickle.loads(pickle.dumps(model))[0].heterotrain_context.group is None  # noqa: S301  # made a moment ago
+    assert pickle.loads(pickle.dumps(model))[0].heterotrain_context.group is None  # noqa: S301  # made in this test
 
 
 @pytest.mark.parametrize("layer", [nn.LazyBatchNorm1d(), nn.SyncBatchNorm(2)])
 def test_other_kinds_are_refused(layer: nn.Module) -> None:
-    """By name."""
+    """The message names the layer's kind."""
     with pytest.raises(UsageError, match=type(layer).__name__):
         synchronise(nn.Sequential(layer), BatchNormContext())

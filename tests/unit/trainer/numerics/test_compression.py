@@ -1,4 +1,4 @@
-"""What a gradient loses on the wire, and that nothing is lost that does not fit."""
+"""The error of compressed gradients, and overflows, which are sent uncompressed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from heterotrain_core.contract.choices import Compression
 
 
 def exchanged(compressors: list[Compressor], flats: list[torch.Tensor]) -> tuple[torch.Tensor, bool]:
-    """Play one all-reduce of these ranks; return what they all hold after it, and whether it was packed."""
+    """Simulate one all-reduce of these ranks; return their common result, and whether it was compressed."""
     packed = [compressor.pack(flat) for compressor, flat in zip(compressors, flats, strict=True)]
     travelled = [p for p in packed if p is not None]
-    assert len(travelled) in (0, len(compressors)), "ranks disagree on what travels"
+    assert len(travelled) in (0, len(compressors)), "ranks disagree on whether to compress"
     total = torch.stack(flats).sum(0)
     fits = bool(travelled)
     if travelled:
@@ -32,7 +32,7 @@ def exchanged(compressors: list[Compressor], flats: list[torch.Tensor]) -> tuple
 @pytest.mark.parametrize("compression", [Compression.FP16, Compression.BF16])
 @pytest.mark.parametrize("size", [1e-9, 1.0, 1e6])
 def test_the_error_is_within_its_bound_at_any_size(compression: str, size: float) -> None:
-    """W u sum|c| for each element, plus what fp16 loses below its range; the first step of fp16 is exact."""
+    """The bound is W u sum|c| per element, plus fp16's loss below its range; the first step in fp16 is exact."""
     generator, ranks = torch.Generator().manual_seed(3), 5
     compressors = [Compressor(compression) for _ in range(ranks)]
     for step in range(4):
@@ -48,8 +48,8 @@ def test_the_error_is_within_its_bound_at_any_size(compression: str, size: float
         assert float((found.double() - exact).norm() / exact.norm()) < 2 * ROUNDOFF[compression]
 
 
-def test_a_sum_that_does_not_fit_travels_in_full() -> None:
-    """A gradient that grew a thousandfold overflows fp16: that step is exact, and the next is packed again."""
+def test_a_sum_that_overflows_is_sent_uncompressed() -> None:
+    """A gradient that grew a thousandfold overflows fp16: that step is exact, and the next is compressed again."""
     compressors = [Compressor(Compression.FP16) for _ in range(2)]
     small = [torch.ones(4), torch.full((4,), 2.0)]
     exchanged(compressors, small)
@@ -61,28 +61,28 @@ def test_a_sum_that_does_not_fit_travels_in_full() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
-def test_no_scale_is_made_of_nothing(value: float) -> None:
-    """After a sum that is zero or not finite, the next one travels in full."""
+def test_no_scale_without_a_finite_sum(value: float) -> None:
+    """After a sum that is zero or not finite, the next one is sent uncompressed."""
     compressor = Compressor(Compression.FP16)
     compressor.learn(torch.full((3,), value))
     assert compressor.pack(torch.ones(3)) is None
 
 
-def test_half_gradients_are_not_packed() -> None:
-    """They are as small already."""
+def test_half_gradients_are_not_compressed() -> None:
+    """They have that size already."""
     assert Compressor(Compression.BF16).pack(torch.ones(3, dtype=torch.float16)) is None
 
 
 def test_the_largest_element() -> None:
-    """Not finite when any element is not."""
+    """It is not finite if any element is not finite."""
     assert largest(torch.tensor([1.0, -3.0])) == 3.0
     assert not largest(torch.tensor([1.0, float("nan")])) < float("inf")
     assert largest(torch.empty(0)) == 0.0
 
 
 @pytest.mark.parametrize("size", [CHUNK_ELEMENTS - 1, CHUNK_ELEMENTS, 2 * CHUNK_ELEMENTS + 3])
-def test_long_buckets_are_rounded_in_stretches_as_short_ones_are_at_once(size: int) -> None:
-    """Every element, whatever the length; and the scale is the one that the sum itself would have asked for."""
+def test_long_buckets_are_rounded_in_chunks_like_short_ones_in_one_piece(size: int) -> None:
+    """Every element is equal for any length, and the scale is the one that follows from the sum itself."""
     flat = torch.randn(size, generator=torch.Generator().manual_seed(8))
     compressor, scale = Compressor(Compression.FP16), 2.0**6
     compressor.learn(torch.tensor([3.0]))

@@ -13,7 +13,7 @@ from heterotrain_core.scaling_rules import Family, Scaling
 
 
 def followed(scaling: Scaling, batches: list[int], **fields: Any) -> list[Rate]:
-    """Return where the factor stands after each step of these batches, for a base batch of 16."""
+    """Return the state of the factor after each step with these batches, for a base batch of 16."""
     policy = RatePolicy(scaling=scaling, base_samples=16, warm_up_samples=fields.pop("warm_up", 0))
     rates, rate, done = [], Rate(), 0
     for batch in batches:
@@ -26,14 +26,14 @@ def followed(scaling: Scaling, batches: list[int], **fields: Any) -> list[Rate]:
     return rates
 
 
-def test_a_changed_batch_comes_into_force_over_the_warm_up() -> None:
-    """A straight line in samples from the factor that was in force, also when the batch changes on the way."""
+def test_a_changed_batch_takes_effect_over_the_warm_up() -> None:
+    """The factor is a straight line in samples from its last value, also if the batch changes during the warm-up."""
     rates = followed(Scaling.LINEAR, [16, 16, 48, 48, 48, 48, 32, 32, 32, 32, 32], warm_up=96)
     assert [rate.factor for rate in rates] == pytest.approx([1, 1, 1, 2, 3, 3, 3, 3 - 1 / 3, 3 - 2 / 3, 2, 2])
 
 
 def test_without_a_rule_nothing_changes() -> None:
-    """Whatever the batch; every step is one step of a schedule."""
+    """This holds for any batch; every step is one step of a schedule."""
     rates = followed(Scaling.NONE, [16, 64, 8])
     assert [rate.factor for rate in rates] == [1.0, 1.0, 1.0]
     assert [rate.worth_steps for rate in rates] == [1.0, 2.0, 3.0]
@@ -48,22 +48,22 @@ def test_without_a_rule_nothing_changes() -> None:
         (Scaling.ADASCALE, Family.ADAPTIVE, (5 / 2) ** 0.5, 5 / 2),
     ],
 )
-def test_a_step_is_worth_what_its_rule_says(scaling: Scaling, family: Family, factor: float, worth: float) -> None:
+def test_the_rule_decides_the_worth_of_a_step(scaling: Scaling, family: Family, factor: float, worth: float) -> None:
     """At phi = B = 64 = 4 B_0 the gain is (4 + 1) / (1 + 1)."""
     (rate,) = followed(scaling, [64], family=family, noise_samples=64.0)
     assert (rate.factor, rate.worth_steps) == pytest.approx((factor, worth))
 
 
 def test_schedules_advance_by_whole_base_steps() -> None:
-    """Two and a half base steps a step: two, then three; half batches advance it every other step."""
+    """Two and a half base steps per step give two, then three; half batches advance a schedule every other step."""
     rates = [Rate(), *followed(Scaling.LINEAR, [40, 40, 8, 8, 16])]
     assert [schedule_steps(a, b) for a, b in itertools.pairwise(rates)] == [2, 3, 0, 1, 1]
     tenths = [Rate(), *followed(Scaling.LINEAR, [2] * 80)]
     assert sum(schedule_steps(a, b) for a, b in itertools.pairwise(tenths)) == 10
 
 
-def test_the_step_is_scaled_and_the_rate_put_back() -> None:
-    """Schedulers go on from the user's own rates, each group with its own."""
+def test_the_step_is_scaled_and_the_rate_restored() -> None:
+    """Schedulers continue from the user's own rates, each group with its own."""
     first, second = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
     optimizer = torch.optim.SGD([{"params": [first], "lr": 0.1}, {"params": [second], "lr": 0.2}])
     first.grad = second.grad = torch.ones(1)
@@ -72,8 +72,8 @@ def test_the_step_is_scaled_and_the_rate_put_back() -> None:
     assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.2]
 
 
-def test_adascale_knows_which_optimizers_it_can_judge() -> None:
-    """Others are refused with a way out, and so are two kinds at once; the other rules take any."""
+def test_adascale_refuses_unsupported_optimizers() -> None:
+    """The message has a remedy. Two kinds together are refused too; the other rules accept all kinds."""
     parameters = [torch.nn.Parameter(torch.zeros(1))]
     unknown, adam, sgd = torch.optim.Adagrad(parameters), torch.optim.AdamW(parameters), torch.optim.SGD(parameters)
     with pytest.raises(UsageError, match="does not support Adagrad"):

@@ -1,4 +1,4 @@
-"""What is measured for the noise scale is what the formulas ask for."""
+"""Measurements for the noise scale agree with the formulas."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_squares_are_those_of_each_micro_batch(cuts: tuple[int, ...], adaptive: 
         (((model(a) - b) ** 2).mean() * (scale * len(a) / rank_of)).backward()
         measured.group_done(float(len(a)))
     reducer.flush()
-    reducer.scale(rank_of / (scale * 12))  # as if the 12 had been the whole batch
+    reducer.scale(rank_of / (scale * 12))  # as if these 12 were the whole batch
     total = measured.reduced()
     found, preconditioned = measured.squares(batch_samples=rank_of, weight=20.0)
 
@@ -76,7 +76,7 @@ def test_squares_are_those_of_each_micro_batch(cuts: tuple[int, ...], adaptive: 
 
 
 def test_one_rank_that_accumulates_finds_the_noise() -> None:
-    """Micro-batches of unequal sizes are groups like ranks: over many draws both parts meet the truth."""
+    """Micro-batches of unequal sizes are groups like ranks: over many draws, both estimates meet the true values."""
     truth, deviation = torch.full((6,), 0.3, dtype=torch.float64), 1.5
     model = torch.nn.Linear(6, 1, bias=False).double()
     torch.nn.init.zeros_(model.weight)
@@ -106,7 +106,7 @@ def test_one_rank_that_accumulates_finds_the_noise() -> None:
 
 
 def test_nothing_is_divided_before_the_first_step() -> None:
-    """Adam has no second moments yet; parameters that no optimizer holds move nothing."""
+    """Adam has no second moments yet; parameters without an optimizer do not count."""
     model, x, y = problem()
     optimizer = torch.optim.Adam(model[0].parameters())
     assert not Preconditioner([optimizer]).is_known

@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def test_the_scale_halves_at_once_and_doubles_late() -> None:
-    """Powers of two all the way, within limits."""
+    """The scale is always a power of two, within limits."""
     scale = LossScale(factor=1024.0)
     assert scale.after(finite=False) == LossScale(factor=512.0)
     for _ in range(GROW_AFTER - 1):
@@ -27,7 +27,7 @@ def test_the_scale_halves_at_once_and_doubles_late() -> None:
 
 
 class Rows:
-    """A group whose other rank says what it has."""
+    """A group with one other rank, which sends a fixed value."""
 
     def __init__(self, other: float) -> None:
         self._other = other
@@ -44,18 +44,18 @@ class Rows:
 def test_auto_is_bf16_only_where_all_ranks_have_it(
     monkeypatch: pytest.MonkeyPatch, own: bool, other: float, expected: Precision
 ) -> None:
-    """A V100 beside an A100: both in fp32."""
+    """A V100 together with an A100: both use fp32."""
     monkeypatch.setattr("heterotrain.numerics.precision.has_bf16", lambda _device: own)
     precision = MixedPrecision(Precision.AUTO, CPU)
     precision.agree(cast("Group", Rows(other)))
     assert precision.format is expected
     fixed = MixedPrecision(Precision.FP16, CPU)
-    fixed.agree(None)  # nothing to agree on
+    fixed.agree(None)  # a fixed setting needs no agreement
     assert fixed.format is Precision.FP16
 
 
 def test_bf16_on_an_accelerator_without_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By name, with what to do."""
+    """The message names the device and the remedy."""
     monkeypatch.setattr("heterotrain.numerics.precision.has_bf16", lambda _device: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "Tesla V100")
     with pytest.raises(UsageError, match=r"Tesla V100 cannot compute in it\. Use precision Auto"):
@@ -67,7 +67,7 @@ def test_bf16_on_an_accelerator_without_it_is_refused(monkeypatch: pytest.Monkey
     ("setting", "dtype"), [(Precision.FP32, None), (Precision.BF16, torch.bfloat16), (Precision.FP16, torch.float16)]
 )
 def test_matrix_products_run_in_the_format(setting: str, dtype: Any) -> None:
-    """Parameters stay as they are; losses are wide."""
+    """Parameters keep their dtype; losses are in fp32."""
     layer, x = torch.nn.Linear(3, 2), torch.ones(4, 3)
     with MixedPrecision(setting, CPU).autocast():
         out = layer(x)

@@ -1,4 +1,4 @@
-"""How parameters are put into buckets."""
+"""Buckets: their parameters, their gradients and the start of their reductions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 
 def test_the_first_bucket_is_small_and_holds_the_last_layers() -> None:
-    """It can travel while backward still computes the others; a smaller limit holds for it, too."""
+    """It can travel while backward still computes the others; a smaller bucket size applies to it as well."""
     layers = [torch.nn.Linear(256, 256, bias=False) for _ in range(16)]  # a quarter of a MiB each
     for limit, expected in ((2 * MIB, [4, 8, 4]), (MIB // 2, [2] * 8)):
         reducer = Reducer(torch.nn.Sequential(*layers), bucket_bytes=limit)
@@ -24,7 +24,7 @@ def test_the_first_bucket_is_small_and_holds_the_last_layers() -> None:
 
 
 def test_a_large_layer_does_not_leave_the_first_bucket_empty() -> None:
-    """A classifier of a few kilobytes alone would give the link nothing to do."""
+    """A classifier of a few kilobytes alone would leave the network idle."""
     model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024, bias=False) for _ in range(3)], torch.nn.Linear(1024, 10))
     reducer = Reducer(model, bucket_bytes=25 * MIB)
     reducer.begin()
@@ -32,8 +32,8 @@ def test_a_large_layer_does_not_leave_the_first_bucket_empty() -> None:
 
 
 @given(sizes=st.lists(st.integers(1, 400), min_size=1, max_size=30), enough=st.integers(100, 1500))
-def test_buckets_are_those_of_ddp(sizes: list[int], enough: int) -> None:
-    """Torch's own assignment is the oracle, over parameters in the order in which their gradients come."""
+def test_buckets_equal_those_of_ddp(sizes: list[int], enough: int) -> None:
+    """Torch's own assignment is the oracle, over parameters in the order in which their gradients arrive."""
     parameters = [torch.nn.Parameter(torch.empty(size)) for size in sizes]
     indices, _ = torch.distributed._compute_bucket_assignment_by_size(parameters[::-1], [400, 4 * enough])
     with pytest.MonkeyPatch.context() as patch:
@@ -49,10 +49,10 @@ def test_buckets_are_those_of_ddp(sizes: list[int], enough: int) -> None:
 def test_gradients_of_micro_batches_add_up_and_unused_parameters_count_as_zero(
     monkeypatch: pytest.MonkeyPatch, large_bytes: int, unused: bool
 ) -> None:
-    """In the flat buffers, whatever an earlier step left there; as plain torch computes them."""
+    """The flat buffers hold the same sums as in plain torch, whatever an earlier step left there."""
     monkeypatch.setattr(
         gradient_hooks, "LARGE_BYTES", large_bytes
-    )  # such gradients move at once, others with their bucket's last
+    )  # gradients of this size move at once, others with the last one of their bucket
     torch.manual_seed(1)
     used = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
     model = torch.nn.ModuleDict({"used": used, **({"unused": torch.nn.Linear(2, 2)} if unused else {})}).double()
@@ -76,8 +76,8 @@ def test_gradients_of_micro_batches_add_up_and_unused_parameters_count_as_zero(
         reducer.scale(17.0)  # the next step must not see what this one leaves
 
 
-def test_layers_that_are_frozen_thawed_or_added_change_the_buckets() -> None:
-    """Noticed when the next step begins."""
+def test_frozen_unfrozen_and_added_layers_change_the_buckets() -> None:
+    """The change takes effect when the next step begins."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2)))
     reducer = Reducer(model, bucket_bytes=MIB)
 
@@ -95,7 +95,7 @@ def test_layers_that_are_frozen_thawed_or_added_change_the_buckets() -> None:
 
 
 class Branches(torch.nn.Module):
-    """Two branches whose gradients come in the order in which forward calls them; layers of a quarter of a MiB."""
+    """Two branches whose gradients arrive in the order of forward's calls; each layer has a quarter of a MiB."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,14 +103,14 @@ class Branches(torch.nn.Module):
         self.a_first = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a number to which both contribute."""
+        """Return a number that depends on both branches."""
         if self.a_first:
             return self.a(self.b(x).tanh()).square().mean()
         return self.b(self.a(x).tanh()).square().mean()
 
 
-def test_a_bucket_is_sent_off_during_backward_whatever_the_order() -> None:
-    """The first step learns which gradient is the last; in a step in which another one is, the bucket travels late, but right."""
+def test_a_bucket_is_sent_during_backward_for_any_order() -> None:
+    """The first step records the last gradient; if another one is last, the bucket is sent late but correctly."""
     torch.manual_seed(2)
     model, x = Branches(), torch.randn(3, 256)
     sent: list[str] = []
@@ -141,12 +141,12 @@ def test_a_bucket_is_sent_off_during_backward_whatever_the_order() -> None:
         *["in backward"] * 2,
     ]
     assert calls[:8] == [2, 1, 1, 2, 1, 1, 2, 1]
-    assert sent[-2:] == ["in backward"] * 2, "who is surprised each time learns no more"
+    assert sent[-2:] == ["in backward"] * 2, "after too many wrong orders, no order is recorded"
     assert calls[-1] == 2
 
 
-def test_a_gradient_that_comes_after_its_bucket_has_left_is_an_error() -> None:
-    """Also where only the last parameter of a bucket is heard: torch counts the buffer's changes."""
+def test_a_gradient_that_arrives_after_its_bucket_was_sent_is_an_error() -> None:
+    """This is found even if only a bucket's last parameter has a hook: torch counts the buffer's changes."""
     layer = torch.nn.Linear(4, 4, bias=False)
     reducer = Reducer(layer, bucket_bytes=MIB)
     launched: list[Bucket] = []

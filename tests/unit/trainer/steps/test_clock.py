@@ -1,4 +1,4 @@
-"""Phases are what the device did, not what the host queued; nobody waits for the device to say so."""
+"""Phases measure the device's work, not the host's queueing, and measuring never waits for the device."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from prometheus_client import generate_latest
 
 
 class Device:
-    """A device that does what it is told some time later; each thing that is queued takes it a second."""
+    """A device that executes queued work later; each queued timestamp takes one second."""
 
     def __init__(self) -> None:
         self.queued_s = 0.0
         self.done_s = 0.0
 
     def now(self) -> float:
-        """Queue a moment."""
+        """Queue a timestamp."""
         self.queued_s += 1.0
         return self.queued_s
 
-    def is_past(self, moment: Any) -> bool:
-        """Return whether the device got there."""
-        return bool(moment <= self.done_s)
+    def is_past(self, timestamp: Any) -> bool:
+        """Return whether the device has reached the timestamp."""
+        return bool(timestamp <= self.done_s)
 
     def seconds(self, earlier: Any, later: Any) -> float:
-        """Return the device's seconds; asking for what has not happened is a mistake."""
+        """Return the device's seconds; fails for timestamps in the future."""
         assert self.is_past(earlier)
         assert self.is_past(later)
         return float(later - earlier)
 
 
 def test_phases_add_up_over_micro_batches() -> None:
-    """Two micro-batches: each phase is the sum of its spans; gamma is a part of the last backward pass only."""
+    """With two micro-batches, each phase is the sum of its spans; gamma refers to the last backward pass only."""
     device = Device()
     clock = Clock(device)
     for _ in range(2):
@@ -56,14 +56,14 @@ def test_phases_add_up_over_micro_batches() -> None:
 
 
 def test_a_step_without_samples_has_no_gamma() -> None:
-    """Nothing was computed, so nothing is known of buckets."""
+    """Nothing was computed, so the first bucket's time is unknown."""
     clock = Clock(HostTimeline())
     clock.spent(Phase.SYNC, clock.now())
     assert clock.read(ReductionTimestamps(), step_s=1.0).first_bucket_ratio is None
 
 
-def test_a_device_that_lags_is_read_when_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the commit the update still runs: whoever asks then hears of the steps before, with the device's own seconds."""
+def test_a_device_that_lags_is_read_when_it_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The update still runs at the commit, so a scrape then shows the steps before, in the device's own seconds."""
     device = Device()
     monkeypatch.setattr("heterotrain.numerics.reducer.timeline_of", lambda _device: device)
     told: list[StepTimes] = []
@@ -83,12 +83,12 @@ def test_a_device_that_lags_is_read_when_it_is_done(monkeypatch: pytest.MonkeyPa
             step.apply(optimizer)
         generate_latest(reports[-1].registry)
         counts.append(len(told))
-    assert counts == [0, 0, 1, 2, 3], "the first step is not typical, and of the last one the update still runs"
+    assert counts == [0, 0, 1, 2, 3], "the first step is not typical, and the last one's update still runs"
     assert {(times.load_s, times.forward_s, times.sync_s, times.update_s) for times in told} == {(1.0, 1.0, 1.0, 1.0)}
 
 
 def test_each_device_has_its_timeline() -> None:
-    """CUDA is asked by events, everything else by the host's clock."""
+    """CUDA uses events, everything else the host's clock."""
     assert isinstance(timeline_of(torch.device("cuda", 0)), CudaTimeline)
     timeline = timeline_of(torch.device("cpu"))
     first, second = timeline.now(), timeline.now()

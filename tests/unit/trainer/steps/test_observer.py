@@ -1,4 +1,4 @@
-"""What is measured in which steps, and what a scrape finds of those that were not measured."""
+"""Which steps are measured, and what a scrape shows for the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = 20
 
 @pytest.mark.parametrize("scaling", ["None", "AdaScale"])
 def test_gradients_are_measured_as_often_as_the_budget_allows(monkeypatch: pytest.MonkeyPatch, scaling: str) -> None:
-    """One of two in a formation's first steps, then one of four; where the noise enters the weights, no clock has a say."""
+    """One of two in a formation's first steps, then one of four; with AdaScale, independent of any clock."""
     monkeypatch.setattr(observer, "LEARN_STEPS", 6)
     monkeypatch.setattr(sampling, "measuring_interval", lambda **_: 4)
     measured: list[int] = []
@@ -35,7 +35,7 @@ def test_gradients_are_measured_as_often_as_the_budget_allows(monkeypatch: pytes
         heterotrain.init().identity,
         TrainingConfig(epochs=1, base_batch_samples=4, learning_rate_scaling=scaling, precision="FP32"),
     )
-    job._loop._attempts.cap_samples = 2  # two micro-batches are two groups, so that there is noise to see
+    job._loop._attempts.cap_samples = 2  # two micro-batches are two groups, from which noise can be estimated
     model = job.wrap(torch.nn.Linear(3, 1))
     optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
     x = torch.randn(4 * STEPS, 3, generator=torch.Generator().manual_seed(1))
@@ -48,7 +48,7 @@ def test_gradients_are_measured_as_often_as_the_budget_allows(monkeypatch: pytes
     assert measured == (list(range(STEPS)) if scaling == "AdaScale" else budgeted)
     report = job._report  # as a scrape sees it
     found = dict(re.findall(r"^(\w+)\{[^}]*\} (\S+)$", generate_latest(report.registry).decode(), re.MULTILINE))
-    assert float(found[names.STEPS]) == STEPS - 1, "each step is counted but the first, which is not typical"
+    assert float(found[names.STEPS]) == STEPS - 1, "each step is counted except the first, which is not typical"
     assert float(found[names.SAMPLES]) == 4 * (STEPS - 1)
     assert (float(found[names.STEP]), float(found[names.SAMPLES_COMMITTED])) == (STEPS, 4 * STEPS)
     assert float(found[names.MEASUREMENT_INTERVAL]) == 4

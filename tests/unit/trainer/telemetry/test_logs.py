@@ -1,4 +1,4 @@
-"""What a log line says of who speaks, in both formats."""
+"""Fields of log lines in both formats."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def lines_of(tmp_path: Path, form: str) -> list[str]:
     return done.stderr.splitlines()
 
 
-def test_every_line_is_a_json_object_that_says_where_the_rank_is(tmp_path: Path) -> None:
-    """The script's records, warnings, a thread's and the script's own last exception."""
-    said = [json.loads(line) for line in lines_of(tmp_path, "json")]
+def test_every_line_is_a_json_object_with_the_rank_and_its_progress(tmp_path: Path) -> None:
+    """This includes the script's records, warnings, and uncaught exceptions of a thread and of the script."""
+    entries = [json.loads(line) for line in lines_of(tmp_path, "json")]
     ours = [
-        entry for entry in said if entry["logger"] in ("of.the.script", "py.warnings", "heterotrain.telemetry.logs")
+        entry for entry in entries if entry["logger"] in ("of.the.script", "py.warnings", "heterotrain.telemetry.logs")
     ]
     assert [entry["level"] for entry in ours] == ["warning", "warning", "error", "critical"]
     where = {"worker": "local", "local_rank": 0, "rank": 0, "formation": "1.0", "epoch": 0, "step": 2}
@@ -66,14 +66,14 @@ def test_every_line_is_a_json_object_that_says_where_the_rank_is(tmp_path: Path)
 
 
 def test_text_for_people(tmp_path: Path) -> None:
-    """Time, who and where in front; a traceback as Python prints it."""
-    said = lines_of(tmp_path, "text")
-    line = next(line for line in said if line.endswith("two"))
+    """Time, rank and progress come first; a traceback looks as Python prints it."""
+    lines = lines_of(tmp_path, "text")
+    line = next(line for line in lines if line.endswith("two"))
     assert line.partition(" [")[2] == "local/0 rank 0 epoch 0 step 2] WARNING two"
-    assert said[-1] == "KeyError: 'at the end'"
+    assert lines[-1] == "KeyError: 'at the end'"
 
 
 def test_an_unknown_format_is_refused() -> None:
-    """The variable, its value and what it may be."""
+    """The message names the variable, its value and the allowed values."""
     with pytest.raises(UsageError, match=r"HETEROTRAIN_LOG_FORMAT.*text or json.*'yaml'"):
         set_up_logs({}, environ={env.LOG_FORMAT: "yaml"})

@@ -1,4 +1,4 @@
-"""What a scrape sees."""
+"""The metrics of a scrape."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IDENTITY = Identity(mode=Mode.OPERATED, job_uid="j", worker="w0", worker_uid="u0
 
 
 def rendered(report: Report) -> dict[str, float]:
-    """Return all samples by name and labels, the identity's left out."""
+    """Return all samples by name and labels, without the identity's labels."""
     found = {}
     for line in generate_latest(report.registry).decode().splitlines():
         if not line.startswith("#"):
@@ -42,7 +42,7 @@ def times(**fields: float) -> StepTimes:
 
 
 def test_a_step_is_counted_under_its_shape() -> None:
-    """Seconds and squares by phase; compute is its own sum."""
+    """Seconds and squares are counted by phase; compute is a sum of phases."""
     report = Report(IDENTITY)
     for _ in range(2):
         report.step(share_samples=8, micro_batch_samples=4, times=times(first_bucket_ratio=0.5), peak_bytes=None)
@@ -55,8 +55,8 @@ def test_a_step_is_counted_under_its_shape() -> None:
     assert not any(name.startswith(names.PEAK_MEMORY) for name in found)
 
 
-def test_the_shape_unused_for_longest_goes_first() -> None:
-    """Label sets are bounded; a shape that is used again stays."""
+def test_the_least_recently_used_shape_is_dropped() -> None:
+    """The number of label sets is bounded; a shape that is used again stays."""
     report = Report(IDENTITY)
     for share in [*range(names.MAX_LIVE_SHAPES), 0, 99]:
         report.step(share_samples=share, micro_batch_samples=1, times=times(), peak_bytes=None)
@@ -67,7 +67,7 @@ def test_the_shape_unused_for_longest_goes_first() -> None:
 
 
 def test_missing_is_missing() -> None:
-    """A fresh process exports no loss, no plan and no steps, but counters that are truly zero."""
+    """A fresh process exports no loss, no plan and no steps, only counters whose value is really zero."""
     found = rendered(Report(IDENTITY))
     assert found == {
         f"{names.READY}{{}}": 0.0, f"{names.REPEATED_STEPS}{{}}": 0.0, f"{names.OUT_OF_MEMORY}{{}}": 0.0,
@@ -121,8 +121,8 @@ def test_readiness_waits_for_all_local_ranks() -> None:
 
 
 @pytest.mark.parametrize("fault", ["hangs up", "defect"])
-def test_only_a_defect_of_ours_is_news(fault: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A scraper that hangs up while its answer is made leaves no trace; an exception of ours is logged."""
+def test_only_defects_are_logged(fault: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A scraper that disconnects while the response is made leaves no log line; an exception in the code does."""
     identity = Identity(mode=Mode.OPERATED, job_uid="j", worker="w", worker_uid="u", metrics_port=free_port())
     report, asked, answer = Report(identity), threading.Event(), threading.Event()
 
@@ -138,7 +138,10 @@ def test_only_a_defect_of_ours_is_news(fault: str, caplog: pytest.LogCaptureFixt
     assert server is not None
     report.registry.register(Slow())
     handled, finish = threading.Event(), server.shutdown_request
-    server.shutdown_request = lambda request: (finish(request), handled.set())  # type: ignore[method-assign]  # to see the answer's end
+    server.shutdown_request = lambda request: (  # type: ignore[method-assign]  # to note the end of the response
+        finish(request),
+        handled.set(),
+    )
     try:
         with socket.create_connection(("127.0.0.1", identity.metrics_port or 0)) as scraper:
             scraper.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")

@@ -1,4 +1,4 @@
-"""A folder that cannot take points never disturbs the training."""
+"""A failing TensorBoard folder never disturbs the training."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_folder_that_cannot_be_written_is_one_warning(tmp_path: Path, caplog: 
 def test_a_disk_that_is_too_slow_is_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not more points wait than fit."""
+    """The queue of waiting points is bounded."""
     monkeypatch.setattr(tensorboard, "PENDING", 0)
     writer = WriterThread(tmp_path, suffix=".w", first_step=1)
     for step in range(3):
@@ -38,7 +38,7 @@ def test_a_disk_that_is_too_slow_is_one_warning(
     assert "too slow" in caplog.text
 
 
-def test_a_folder_that_is_no_path_is_refused() -> None:
+def test_a_url_is_refused_as_a_folder() -> None:
     """An object store is not a folder."""
     identity = Identity(mode=Mode.ALONE)
     with pytest.raises(UsageError, match="'s3://bucket/runs' is not a path"):
