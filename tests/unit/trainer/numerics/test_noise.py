@@ -29,7 +29,7 @@ def gradient(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> list[t
 @pytest.mark.parametrize("cuts", [(12,), (3, 9), (5, 1, 6)])
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_squares_are_those_of_each_micro_batch(cuts: tuple[int, ...], adaptive: bool) -> None:
-    """Whatever the factors on the loss; preconditioned ones as Adam would divide them."""
+    """This holds for any factors on the losses; preconditioned squares are divided as in Adam."""
     model, x, y = problem()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, amsgrad=True)
     if adaptive:
