@@ -48,7 +48,8 @@ def started(zygote: Zygote, folder: Path, name: str, ranks: int) -> list[str]:
 
 def result(outputs: list[str]) -> float:
     """Return what the last epoch's evaluation said, on the one rank that says it."""
-    said = [re.findall(rf"epoch {EPOCHS}: (?:accuracy|bits_per_letter) (\S+)", output) for output in outputs]
+    line = rf"epoch {EPOCHS - 1} done \({EPOCHS} of {EPOCHS}\): (?:accuracy|bits_per_letter) (\S+)"
+    said = [re.findall(line, output) for output in outputs]
     (value,) = [values[-1] for values in said if values]
     return float(value)
 

@@ -100,6 +100,7 @@ class Job:
         self._training = Training()
         self._numerics = Numerics(config, self.device, self._training)
         self._hooks: list[EpochHook] = []
+        self._ended_epoch: int | None = None  # while its hooks run
         self._report = Report(identity)
         termination_message = TerminationMessage(
             identity.termination_path, where=self._where, metrics=self._report.reported
@@ -180,8 +181,8 @@ class Job:
     def on_epoch_end(self, hook: EpochHook) -> EpochHook:
         """Call ``hook(epoch)`` on every rank after each epoch and report its return value. Usable as a decorator.
 
-        Epochs count from 0. The model is in ``eval`` mode and gradients are off. If the loss of a peer interrupts a
-        hook, it is called again.
+        ``epoch`` is the index of the epoch that has just ended, counted from 0. The model is in ``eval`` mode and
+        gradients are off. If the loss of a peer interrupts a hook, it is called again.
         """
         self._hooks.append(hook)
         return hook
@@ -234,7 +235,12 @@ class Job:
         self._report.user(found)
         if self.is_leader:
             text = ", ".join(f"{name} {value:.6g}" for name, value in found.items())
-            _log.info("epoch %d: %s", self._training.progress.epoch, text)
+            _log.info("%s: %s", self._epoch_text(), text)
+
+    def _epoch_text(self) -> str:
+        if self._ended_epoch is None:
+            return f"epoch {self._training.progress.epoch}"
+        return f"epoch {self._ended_epoch} done ({self._ended_epoch + 1} of {self.config.epochs})"
 
     def sum(self, **values: float) -> dict[str, float]:
         """Return each value summed over all ranks. Every rank has to call this, in an ``on_epoch_end`` hook."""
@@ -281,6 +287,7 @@ class Job:
         if model is None or not self._hooks:
             return
         training = model.training
+        self._ended_epoch = epoch
         model.eval()
         try:
             with torch.no_grad():
@@ -289,6 +296,7 @@ class Job:
                     if values is not None:
                         self._reported("a hook of job.on_epoch_end", values)
         finally:
+            self._ended_epoch = None
             model.train(training)
 
     def _where(self) -> tuple[int, int]:

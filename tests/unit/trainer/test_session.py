@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import signal
 from collections.abc import Iterator
@@ -108,6 +109,22 @@ def test_hooks_run_once_for_each_epoch_without_gradients() -> None:
     train(job, model, optimizer)
     assert seen == [(0, False, False), (1, False, False), (2, False, False)]
     assert model.training
+
+
+def test_an_epoch_s_end_and_its_middle_are_named_by_the_same_count(caplog: pytest.LogCaptureFixture) -> None:
+    """From 0: the epoch in progress, and the one whose hooks run."""
+    job, model, optimizer = a_job(epochs=2, batch_samples=20)
+    job.on_epoch_end(lambda epoch: {"ended": epoch})
+    logger = logging.getLogger("heterotrain")
+    logger.addHandler(caplog.handler)
+    try:
+        with caplog.at_level("INFO", logger="heterotrain"):
+            job.report(begun=1)
+            train(job, model, optimizer)
+    finally:
+        logger.removeHandler(caplog.handler)
+    lines = [message for message in dict.fromkeys(caplog.messages) if message.startswith("epoch ")]
+    assert lines == ["epoch 0: begun 1", "epoch 0 done (1 of 2): ended 0", "epoch 1 done (2 of 2): ended 1"]
 
 
 def test_out_of_memory_halves_the_micro_batches() -> None:
