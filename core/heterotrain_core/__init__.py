@@ -1,5 +1,5 @@
 """The pure part of heterotrain: contract, performance model, split, goodput, allocation.
 
-Values go in, values with a reason come out. Nothing here reads a clock, a file, a socket or a random number, so that
-the operator, the trainer's survivors and the simulator all run the very same decisions.
+Inputs and results are plain values, and each result has a reason. Nothing here reads a clock, a file, a socket or a
+random number, so the operator, the trainer's surviving workers and the simulator make the same decisions.
 """

@@ -1,7 +1,8 @@
-"""Which global batch learns fastest: throughput times statistical efficiency.
+"""The global batch with the highest goodput: throughput times statistical efficiency.
 
-``goodput(B) = B / T(B) * (phi + B_0) / (phi + B)``: samples per second, counted at what a sample is worth in a batch of
-``B_0`` (Pollux, OSDI'21). ``T`` is the split's optimum for these members, so memory and unequal speeds are in it.
+``goodput(B) = B / T(B) * (phi + B_0) / (phi + B)``: samples per second, each weighted by its contribution relative to
+one in a batch of ``B_0`` (Pollux, OSDI'21). ``T`` is the split's optimum for these members, so it includes memory
+limits and unequal speeds.
 """
 
 from __future__ import annotations
@@ -15,20 +16,21 @@ from heterotrain_core.split.balance import Infeasible, Split, balance_many, eval
 from heterotrain_core.split.member import SplitMember
 
 CANDIDATES = 50
+"""Batches that are compared, at equal ratios; twice as many halve the ratio between neighbours."""
 LEAST_GAIN = 0.05
-"""A change of batch has to promise this much: the noise scale itself is not known better."""
+"""Gain in goodput that a change of batch has to promise: the noise scale is not known more exactly."""
 _ALIKE = ComputeTime(per_sample_s=1.0, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class BatchCandidate:
     """One global batch.
 
     Attributes:
         samples: the batch.
         step_s: its least step time.
         samples_per_s: its throughput.
-        efficiency: what a sample is worth in it, relative to one in the base batch.
+        efficiency: contribution of a sample in it, relative to one in the base batch.
         goodput_per_s: their product.
     """
 
@@ -41,7 +43,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchChoice:
-    """The decision.
+    """The chosen batch and all that it was compared with.
 
     Attributes:
         samples: the global batch.
@@ -54,12 +56,12 @@ class BatchChoice:
     samples: int
     split: Split
     changed: bool
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[BatchCandidate, ...]
     reason: str
 
 
 def statistical_efficiency(samples: float, *, base_samples: float, noise_samples: float) -> float:
-    """Return what a sample in a batch of ``samples`` is worth relative to one in the base batch: ``(phi+B_0)/(phi+B)``."""
+    """Return the contribution of a sample relative to one in the base batch: ``(phi + B_0) / (phi + B)``."""
     return (noise_samples + base_samples) / (noise_samples + samples)
 
 
@@ -68,7 +70,7 @@ def candidate_batches(
 ) -> tuple[int, ...]:
     """Return up to ``count`` batches spaced geometrically from ``least`` to ``most``, and ``also``, ascending.
 
-    All are multiples of ``unit`` within the limits; what is not, is left out of ``also``.
+    All are multiples of ``unit`` within the limits; others in ``also`` are left out.
     """
     low, high = -(-least // unit) * unit, most // unit * unit
     if low < 1 or high < low:
@@ -91,15 +93,15 @@ def choose_batch(
     overhead_s: float = 0.0,
     even: bool = False,
 ) -> BatchChoice | Infeasible:
-    """Return the batch of greatest goodput that fits into memory, or the current one where little is to be gained.
+    """Return the batch with the highest goodput that fits into memory, or the current one where the gain is small.
 
-    Stable: with the chosen batch as the current one, the same numbers choose it again. While the noise scale is unknown
-    the current batch stays, or the base batch (clipped to the limits) is taken.
+    Stable: with the chosen batch as the current one, the same numbers choose it again. While the noise scale is
+    unknown, the result is the current batch, or the base batch (clipped to the limits) if there is none.
 
     Args:
-        members: by rank; caps and micro-batch caps decide what fits.
+        members: by rank; caps and micro-batch caps decide which batches fit.
         communication: the exchange.
-        base_samples: B_0, for which the user chose his learning rate.
+        base_samples: B_0, for which the user chose the learning rate.
         least_samples: least batch.
         most_samples: largest batch.
         current_samples: the batch in force; ``None`` at the start or when it is no longer possible.
@@ -143,14 +145,15 @@ def choose_batch(
         return chosen(best.samples, f"{best.samples} samples learn {gained:.0%} faster than {here} {why}")
     return chosen(
         here,
-        f"{here} samples stay: the best batch, {best.samples}, would learn {gained:.1%} faster {why}, less than {LEAST_GAIN:.0%}",
+        f"{here} samples stay: the best batch, {best.samples}, would learn {gained:.1%} faster {why}, "
+        f"less than {LEAST_GAIN:.0%}",
     )
 
 
 def _evenly(
     totals: Sequence[int], members: Sequence[SplitMember], *, communication: CommunicationTime
 ) -> tuple[Split | Infeasible, ...]:
-    """Return what each batch comes to when it is divided as if all members were alike."""
+    """Return each batch's split when it is divided as if all members were alike."""
     alike = balance_many(totals, [replace(member, compute=_ALIKE) for member in members])
     return tuple(
         each if isinstance(each, Infeasible) else evaluate(each.shares, members, communication=communication)
@@ -160,14 +163,14 @@ def _evenly(
 
 def _candidate(
     samples: int, split: Split, *, base_samples: int, noise_samples: float | None, overhead_s: float
-) -> Candidate:
+) -> BatchCandidate:
     step_s = split.step_s + overhead_s
     worth = (
         1.0
         if noise_samples is None
         else statistical_efficiency(samples, base_samples=base_samples, noise_samples=max(0.0, noise_samples))
     )
-    return Candidate(
+    return BatchCandidate(
         samples=samples,
         step_s=step_s,
         samples_per_s=samples / step_s,

@@ -1,8 +1,8 @@
 """The gradient noise scale from unequal shares: up to which batch larger batches pay off.
 
 Per-sample gradients have mean ``G`` and covariance ``Sigma``. A group of ``b_j`` samples (a rank's share, or one of its
-micro-batches) has the mean gradient ``g_j`` with ``E|g_j|^2 = |G|^2 + tr(Sigma)/b_j``; the global batch of ``B`` has ``g``
-with ``E|g|^2 = |G|^2 + tr(Sigma)/B``. With ``n`` groups
+micro-batches) has the mean gradient ``g_j`` with ``E|g_j|^2 = |G|^2 + tr(Sigma)/b_j``; the global batch of ``B`` has
+``g`` with ``E|g|^2 = |G|^2 + tr(Sigma)/B``. With ``n`` groups
 
     tr(Sigma) ~ (sum_j b_j |g_j|^2 - B |g|^2) / (n - 1)          |G|^2 ~ |g|^2 - tr(Sigma)/B
 
@@ -47,7 +47,9 @@ def estimate(*, weighted_squares: float, total_squared: float, samples: float, g
         samples: ``B``, true samples (or tokens) of the step.
         groups: non-empty micro-batches of all ranks, at least 2.
     """
-    if groups < 2 or samples <= 0 or not (math.isfinite(weighted_squares) and math.isfinite(total_squared)):  # noqa: PLR2004  # one group has no spread
+    if groups < 2 or samples <= 0:  # noqa: PLR2004  # one group has no spread
+        return None
+    if not (math.isfinite(weighted_squares) and math.isfinite(total_squared)):
         return None
     variance = (weighted_squares - samples * total_squared) / (groups - 1)
     return NoiseSample(gradient_squared=total_squared - variance / samples, variance=variance)

@@ -18,26 +18,26 @@ class Scaling(Choice):
 
 
 class Family(StrEnum):
-    """What kind of optimizer the rate belongs to."""
+    """Kind of optimizer that the learning rate belongs to."""
 
     SGD = "sgd"
     ADAPTIVE = "adaptive"
-    """Adam and its kin: updates are divided by the root of a second moment."""
+    """Adam and similar: updates are divided by the root of a second moment."""
 
 
 class Statistics(StrEnum):
-    """Of which gradients a rule needs the noise scale."""
+    """Gradients whose noise scale a rule needs."""
 
     PLAIN = "plain"
     PRECONDITIONED = "preconditioned"
-    """Each gradient divided elementwise by ``sqrt(v_hat) + eps``, the step that the optimizer really takes."""
+    """Each gradient divided elementwise by ``sqrt(v_hat) + eps``: the optimizer's actual step."""
 
 
 def needed_statistics(scaling: Scaling, family: Family) -> Statistics | None:
-    """Return which gradients' noise scale the rule needs, ``None`` when it needs none.
+    """Return the gradients whose noise scale the rule needs, ``None`` when it needs none.
 
-    It follows from the optimizer, never from how the rule was asked for: with an adaptive optimizer plain statistics
-    would judge steps that are not taken.
+    It only depends on rule and optimizer: with an adaptive optimizer, plain statistics would describe steps that are
+    not taken.
     """
     if scaling is not Scaling.ADASCALE:
         return None
@@ -45,7 +45,7 @@ def needed_statistics(scaling: Scaling, family: Family) -> Statistics | None:
 
 
 def gain(*, samples: float, base_samples: float, noise_samples: float) -> float:
-    """Return how many steps of the base batch one step of ``samples`` is worth, in [1, samples / base].
+    """Return the number of steps of the base batch that one step of ``samples`` equals, in [1, samples / base].
 
     ``(var/B_0 + sqr) / (var/B + sqr)`` with ``phi = var/sqr``, from AdaScale (Johnson et al. 2020); a batch below the
     base counts for less than one step by the same formula.
@@ -69,7 +69,7 @@ def learning_rate_scale(
     """Return the factor on the user's learning rate for a batch of ``samples``.
 
     Linear: ``B/B_0`` (Goyal et al. 2017). Sqrt: its root. AdaScale: the gain for SGD, the gain's root for adaptive
-    optimizers; while the noise scale is unknown the rate stays as it is, which is safe at any batch.
+    optimizers. While the noise scale is unknown, the rate is not scaled, which is safe at any batch.
 
     Args:
         scaling: the rule.
@@ -90,10 +90,10 @@ def learning_rate_scale(
 
 
 def warmed_up(scale: float, *, since_samples: float, warm_up_samples: float, before: float = 1.0) -> float:
-    """Return the factor on its way from ``before`` to ``scale``: a straight line over ``warm_up_samples``.
+    """Return the factor during warm-up: a straight line from ``before`` to ``scale`` over ``warm_up_samples``.
 
-    A large factor at once diverges early in training (Goyal et al. 2017, gradual warm-up). Samples instead of steps, so
-    that a change of batch in the middle does not stretch it.
+    A sudden large factor diverges early in training (Goyal et al. 2017, gradual warm-up). It counts samples instead of
+    steps, so that a change of batch in the middle does not stretch it.
     """
     if warm_up_samples <= 0 or since_samples >= warm_up_samples:
         return scale

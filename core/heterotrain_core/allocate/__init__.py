@@ -1,1 +1,1 @@
-"""Which workers each job should have: jobs and pools in, grants with reasons out."""
+"""The workers that each job should have: jobs and pools in, grants with reasons out."""

@@ -56,7 +56,7 @@ class Candidate:
 
     @property
     def arrays(self) -> tuple[Ints, Floats]:
-        """The options' workers (``counts_OP``, one row each) and their scores (``score_O``), in the order of options."""
+        """The options' workers (``counts_OP``, one row each) and scores (``score_O``), in the order of options."""
         if not self._arrays:
             counts = np.array([option.counts for option in self.options], dtype=np.int64)
             scores = np.array([option.score for option in self.options], dtype=float)

@@ -1,9 +1,10 @@
 """Whether sets of workers meet a deadline, including the time that losses may still cost.
 
-Legend: ``O`` options. The time to the end is ``r / v + k a / n``: the remaining samples ``r`` at ``v`` samples per second,
-and for each of ``k`` losses the absence ``a`` of one of ``n`` workers until its successor trains. Losses are independent
-by assumption, so their number is a Poisson variable; ``k`` is its mean plus two standard deviations. Where a whole pool
-fails at once, that is too little: the model then shows the job late as well, and the job gets other workers.
+Legend: ``O`` options. The time to the end is ``r / v + k a / n``: the remaining samples ``r`` at ``v`` samples per
+second, and for each of ``k`` losses the absence ``a`` of one of ``n`` workers until its successor trains. Losses are
+independent by assumption, so their number is a Poisson variable; ``k`` is its mean plus two standard deviations. Where
+a whole pool fails at once, that is too little: the model then shows the job late as well, and the job gets other
+workers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Joint improvement of two or three jobs: their workers, and the free capacity, are shared in the best way of all.
 
 It finds improvements that no change of one job brings, and no single worker that changes hands: a job gives up all but
-its minimum because every change costs it one pause; two jobs swap pools; one job makes space for several workers at once.
-docs/adr/0017 has the measured gain.
+its minimum because every change costs it one pause; two jobs swap pools; one job makes space for several workers at
+once. docs/adr/0017 has the measured gain.
 
 Legend: ``O`` a job's options.
 

@@ -10,7 +10,7 @@ from heterotrain_core.contract.plan import CommunicationTime
 from heterotrain_core.split.member import SplitMember
 
 Size = int | tuple[int, ...]
-"""Capacity of a node, or need of a worker: accelerators, or amounts of several resources in one order for the whole pool."""
+"""Capacity of a node, or need of a worker: accelerators, or several resources in one order for the whole pool."""
 
 
 class Objective(Choice):
@@ -122,7 +122,8 @@ class JobDemand:
         objective: the quantity that it maximises.
         remaining_samples: until it is done; ``None`` when unknown.
         deadline_s: with ``Objective.DEADLINE``, seconds from now until the deadline; negative once that has passed.
-        pace: measured samples per second over predicted ones; below 1 because of checkpoints, evaluation or a wrong model.
+        pace: measured samples per second over predicted ones; below 1 because of checkpoints, evaluation or a wrong
+            model.
         pause_s: seconds without progress that one change of membership costs it, measured or assumed.
         weight: its priority; jobs with a larger weight are admitted first, and their scores count more.
         arrived_s: arrival time; earlier first. Only differences matter.

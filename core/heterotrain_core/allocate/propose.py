@@ -25,8 +25,8 @@ def propose(capacity: PoolCapacity, jobs: Sequence[JobDemand], *, rate_cache: Ra
 
     Admission goes by weight, then running before waiting, then arrival. Beyond minimums, workers go where they add most
     to the sum of the logarithms of the jobs' objectives. A job's current workers count in full. Any other workers bear
-    the cost of the change: its pause, over the time that the new workers are expected to last, and a margin. So a change
-    that does not pay is not proposed, and proposing again after a proposal was carried out changes nothing.
+    the cost of the change: its pause, over the time that the new workers are expected to last, and a margin. So a
+    change that does not pay is not proposed, and proposing again after a proposal was carried out changes nothing.
 
     Args:
         capacity: of the pools.

@@ -1,8 +1,8 @@
 """A good joint choice of options where there are too many for branch and bound.
 
 Jobs are admitted in order: a job never waits for one that comes later, and no job is stopped for a later one, but a
-running job may shrink to its minimum to let another one run. Among equal admissions the sum of scores counts. Scores are
-logarithms of rates, so the sum is the proportionally fair one (Nash). Everything is deterministic: the same input gives
+running job may shrink to its minimum to let another one run. Among equal admissions the sum of scores counts. Scores
+are logarithms of rates, so the sum is the proportionally fair one (Nash). The same input always gives
 the same output.
 """
 

@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 LEAST_GAIN = 0.03
-"""Gain that a change has to promise beyond its pause: models are no more exact than this, and every change is a risk."""
+"""Gain that a change has to promise beyond its pause: models are no more exact, and every change is a risk."""
 LONGEST_DWELL_S = 7 * 24 * 3600.0
 """Seconds that a set of workers is expected to last at most, however rare losses are: one week."""
 BATCHES = 9
@@ -48,7 +48,8 @@ class Option(NamedTuple):
 
     Attributes:
         counts: workers from each of the job's pools, in their order.
-        rate_per_s: expected samples per second, weighted as the objective asks, losses included, before the cost of change.
+        rate_per_s: expected samples per second, weighted as the objective asks, losses included, before the cost of
+            change.
         price_per_hour: of all workers.
         score: summand of the search: the logarithm of the objective's quantity, after the cost of change.
         in_time: whether it meets the deadline.
@@ -209,7 +210,7 @@ def _highest(job: JobDemand, slots: Sequence[int]) -> list[int]:
 
 
 def thinned_out(job: JobDemand, slots: Sequence[int]) -> bool:
-    """Return whether there may be too many options to list all; the job's current workers then decide which are listed."""
+    """Return whether there may be too many options to list all; current workers then decide which are listed."""
     return math.prod(most + 1 for most in _highest(job, slots)) > MOST_OPTIONS
 
 

@@ -2,5 +2,5 @@
 
 ``keys`` names labels and annotations, ``env`` names environment variables and mount paths, ``metrics`` names the
 Prometheus series, ``plan`` and ``codec`` hold the plan, ``config`` the part that is fixed for a pod's life, and
-``outcome`` what a worker leaves behind as its termination message.
+``outcome`` the termination message of a worker.
 """

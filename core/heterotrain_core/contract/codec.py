@@ -1,7 +1,7 @@
-"""The plan as strict JSON, and the rule by which a reader takes or refuses what it reads.
+"""The plan as strict JSON, and the rules by which a reader accepts or refuses it.
 
-Unknown fields are refused rather than ignored: a field that one side writes and the other drops would be a silent
-disagreement about the gradient. A change of fields is a change of ``SCHEMA_VERSION``.
+Unknown fields are refused rather than ignored: if one side wrote a field that the other dropped, both would silently
+disagree about the gradient. A change of fields is a change of ``SCHEMA_VERSION``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from heterotrain_core.contract.plan import SCHEMA_VERSION, Plan, problems
 
-BEYOND_COUNTING = 2**52
-"""No job comes to so many plans, and a number that somebody wrote by hand has to leave room for newer ones."""
+MAX_VERSION = 2**52
+"""Limit of generations and revisions: no job reaches it, and a number written by hand must allow newer plans."""
 _T = TypeVar("_T")
 
 
@@ -40,7 +40,7 @@ def encode_plan(plan: Plan) -> str:
 
 
 def decode_plan(text: str, *, job_uid: str, newest: tuple[int, int] = (-1, -1)) -> Plan | Refused:
-    """Read a plan for the job ``job_uid`` that is not older than ``newest``; anything else is refused with a reason."""
+    """Return the plan if it is for the job ``job_uid`` and not older than ``newest``, otherwise why it is refused."""
     try:
         raw: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -58,8 +58,8 @@ def decode_plan(text: str, *, job_uid: str, newest: tuple[int, int] = (-1, -1)) 
         return Refused(reason=str(error))
     if plan.job_uid != job_uid:
         return Refused(reason=f"the plan is for job {plan.job_uid}, not for {job_uid}")
-    if max(plan.version) >= BEYOND_COUNTING:
-        return Refused(reason=f"plan {plan.version} counts beyond {BEYOND_COUNTING}: nobody can write a newer one")
+    if max(plan.version) >= MAX_VERSION:
+        return Refused(reason=f"plan {plan.version} has a version beyond {MAX_VERSION}: no newer plan could follow")
     if plan.version < newest:
         return Refused(reason=f"plan {plan.version} is older than {newest}")
     if found := problems(plan):
@@ -82,7 +82,7 @@ def _read(kind: type[_T], raw: Any, path: str) -> _T:
 
 @cache
 def _hints(kind: type[Any]) -> Mapping[str, Any]:
-    """Return the type of each field; a plan holds thousands of values of a few types."""
+    """Return the type of each field; cached, because a plan holds thousands of values of a few types."""
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in fields(kind)}
 

@@ -1,4 +1,4 @@
-"""What is fixed for a pod's whole life: handed over once, as JSON in an environment variable."""
+"""Settings that are fixed for a pod's whole life, passed once as JSON in an environment variable."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ class TrainingConfig:
         seed: seeds the sample permutation and every rank's generators.
         precision: a value of ``Precision``, in any case.
         learning_rate_scaling: a value of ``scaling_rules.Scaling``, in any case.
-        learning_rate_warmup_samples: samples over which a changed factor on the learning rate comes into force; ``None``
-            leaves it to the trainer.
+        learning_rate_warmup_samples: samples over which a changed factor on the learning rate takes effect; ``None``
+            leaves the choice to the trainer.
         backend: a value of ``Backend``, in any case.
         compression: of gradients on the wire: a value of ``Compression``, in any case.
         bucket_mib: DDP's bucket size in MiB.
         checkpoint_uri: where checkpoints go (``file:///…`` or any fsspec URI); ``None`` keeps none.
         checkpoint_interval_s: seconds between durable checkpoints.
-        checkpoint_max_to_keep: newest checkpoints that are kept.
-        checkpoint_max_age_s: age beyond which a checkpoint is not kept, unless it is the newest; ``None`` sets no limit.
+        checkpoint_max_to_keep: number of newest checkpoints that are kept.
+        checkpoint_max_age_s: age beyond which a checkpoint is not kept, unless it is the newest; ``None`` sets no
+            limit.
         grace_s: seconds between SIGTERM and SIGKILL.
         peer_timeout_s: silence of a host after which its ranks count as lost.
     """

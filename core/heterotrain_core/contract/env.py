@@ -1,7 +1,8 @@
 """Names of the environment variables that the operator sets in a worker, and paths that it mounts.
 
-A user's own variables are kept; names that start with ``HETEROTRAIN_`` are refused at admission, but for ``USER_SETTABLE``.
-Without any of them, ``heterotrain.init()`` trains alone in one process, so that a script can be tried on a laptop.
+A user's own variables are kept; names that start with ``HETEROTRAIN_`` are refused at admission, but for
+``USER_SETTABLE``. Without any of them, ``heterotrain.init()`` trains alone in one process, so that a script can be
+tried on a laptop.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ JOB_UID: Final = "HETEROTRAIN_JOB_UID"
 WORKER: Final = "HETEROTRAIN_WORKER"
 """Pod name (downward API)."""
 WORKER_UID: Final = "HETEROTRAIN_WORKER_UID"
-"""Pod uid (downward API): a pod that came back under an old name is another worker."""
+"""Pod uid (downward API): a pod that returns under an old name is another worker."""
 WORKER_ADDRESS: Final = "HETEROTRAIN_WORKER_ADDRESS"
 """Pod IP (downward API)."""
 NUM_PROC_PER_WORKER: Final = "HETEROTRAIN_NUM_PROC_PER_WORKER"

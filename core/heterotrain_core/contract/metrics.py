@@ -1,8 +1,8 @@
 """Names, units and labels of the series that each rank exports and the operator reads.
 
 Every series carries the identity labels, so that a query by ``job_uid`` finds them whatever the scrape configuration
-renames. Counters are read raw and differenced by the reader: ``rate()`` loses a label set that lived for a few steps.
-Missing data is missing, never zero: a gauge that has no value yet is not exported.
+renames. Counters are read raw, and the reader takes differences: ``rate()`` loses a label set that exists for a few
+steps only. Missing data is missing, never zero: a gauge without a value yet is not exported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LABEL_WORKER_UID: Final = "worker_uid"
 LABEL_LOCAL_RANK: Final = "local_rank"
 IDENTITY_LABELS: Final = (LABEL_JOB_UID, LABEL_WORKER, LABEL_WORKER_UID, LABEL_LOCAL_RANK)
 
-# What a step looked like; at most MAX_LIVE_SHAPES of them are kept per rank, the oldest goes first.
+# Shape of a step. A rank keeps at most MAX_LIVE_SHAPES shapes and drops the oldest first.
 LABEL_SHARE: Final = "share"
 """Samples that this rank processed in the step."""
 LABEL_MICRO_BATCH: Final = "micro_batch"
@@ -28,14 +28,14 @@ LABEL_PHASE: Final = "phase"
 PHASE_LOAD: Final = "load"
 PHASE_FORWARD: Final = "forward"
 PHASE_BACKWARD: Final = "backward"
-"""Own backward computation, communication wait not included."""
+"""Own backward computation, without waiting for communication."""
 PHASE_SYNC: Final = "sync"
-"""Exposed synchronisation: from the end of own backward until the last bucket is reduced (waiting for others included)."""
+"""Exposed synchronisation, from the end of own backward to the last reduced bucket; includes waiting for others."""
 PHASE_UPDATE: Final = "update"
 PHASE_COMPUTE: Final = "compute"
 """load + forward + backward + update of one step: its own sum of squares, because phases of one step are correlated."""
 PHASE_STEP: Final = "step"
-"""Commit to commit: what the user waits for."""
+"""Commit to commit: the step as the user experiences it."""
 PHASES: Final = (
     PHASE_LOAD, PHASE_FORWARD, PHASE_BACKWARD, PHASE_SYNC, PHASE_UPDATE, PHASE_COMPUTE, PHASE_STEP,
 )  # fmt: skip
@@ -46,7 +46,7 @@ SAMPLES: Final = "heterotrain_samples_total"
 PHASE_SECONDS: Final = "heterotrain_phase_seconds_total"
 PHASE_SECONDS_SQUARED: Final = "heterotrain_phase_seconds_squared_total"
 FIRST_BUCKET_FRACTION: Final = "heterotrain_first_bucket_fraction_total"
-"""Sum over steps of the fraction of the last micro-batch's backward that had passed when the first bucket was ready (gamma)."""
+"""Sum over steps of gamma: the fraction of the last micro-batch's backward done when the first bucket was ready."""
 FIRST_BUCKET_FRACTION_SQUARED: Final = "heterotrain_first_bucket_fraction_squared_total"
 
 # Counters with identity labels only; the same on every rank, because they are minima over ranks per step.
@@ -66,11 +66,11 @@ CAUSE_LEAVE: Final = "leave"
 CAUSE_LOSS: Final = "loss"
 REPEATED_STEPS: Final = "heterotrain_repeated_steps_total"
 SKIPPED_STEPS: Final = "heterotrain_skipped_steps_total"
-"""Committed steps that left the weights alone, because the gradient overflowed in fp16."""
+"""Committed steps that did not change the weights, because the gradient overflowed in fp16."""
 OUT_OF_MEMORY: Final = "heterotrain_out_of_memory_total"
 CHECKPOINT_FAILURES: Final = "heterotrain_checkpoint_failures_total"
 TELEMETRY_SECONDS: Final = "heterotrain_telemetry_seconds_total"
-"""Seconds of the training thread that telemetry took, by its own clock; beside the steps' seconds it is what telemetry costs."""
+"""Seconds of the training thread that telemetry took, by its own clock; over the steps' seconds, its relative cost."""
 
 # Gauges with identity labels.
 READY: Final = "heterotrain_ready"

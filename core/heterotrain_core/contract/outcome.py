@@ -1,6 +1,6 @@
-"""What a worker leaves behind as its termination message.
+"""The outcome that a worker writes as its termination message.
 
-Exit code 0 alone says nothing: an evicted worker leaves with 0, too. A job succeeds only by ``finished``.
+Exit code 0 alone is ambiguous: an evicted worker also exits with 0. A job succeeds only by ``finished``.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
 MAX_MESSAGE_BYTES = 4096
-"""The kubelet keeps this much of a termination message."""
-
-
+"""The kubelet keeps this many bytes of a termination message."""
 MAX_METRICS = 16
+"""Metrics in an outcome, so that the message fits."""
 MAX_METRIC_NAME = 64
+"""Characters of a metric's name; metrics with longer names are left out."""
 
 
 class Ending(StrEnum):
@@ -25,21 +25,22 @@ class Ending(StrEnum):
     FINISHED = "finished"
     """Every epoch is committed."""
     LEFT = "left"
-    """It was told to go (SIGTERM, drain) and its peers know."""
+    """It stopped on request (SIGTERM, drain), and its peers were informed."""
     FAILED = "failed"
-    """Its own fault: an exception in the script, a bad configuration."""
+    """It failed by itself: an exception in the script, or a bad configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A worker's last word: how it ended, why in one sentence, where the training stood, and what was last reported.
+    """How a worker ended, why in one sentence, its training progress, and the last reported metrics.
 
     Attributes:
         epoch: epochs that were begun, from 0.
         step: committed steps.
-        metrics: newest values that the script reported, at most ``MAX_METRICS``; here because a process that ends is
-            not scraped again.
-        told: whether the pod got SIGTERM, rather than left by the plan; False from a worker that does not say.
+        metrics: newest values reported by the script, at most ``MAX_METRICS``; part of the outcome because a process
+            that ends is not scraped again.
+        told: whether the pod got SIGTERM, rather than leaving by the plan; ``False`` from a worker that does not report
+            it.
     """
 
     ending: Ending
@@ -67,7 +68,7 @@ def encode_outcome(outcome: Outcome) -> str:
 
 
 def decode_outcome(text: str) -> Outcome | None:
-    """Return the outcome, or ``None`` when the text is no outcome (a foreign or truncated message)."""
+    """Return the outcome, or ``None`` when the text is not an outcome (a foreign or truncated message)."""
     try:
         raw = json.loads(text)
         return Outcome(

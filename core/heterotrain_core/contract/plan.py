@@ -25,7 +25,7 @@ class BoundaryKind(Choice):
 
 
 class Binding(Choice):
-    """What keeps a member from a smaller step time."""
+    """The constraint that keeps a member from a smaller step time."""
 
     COMPUTE = "Compute"
     COMMUNICATION = "Communication"
@@ -106,7 +106,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What the plan rests on: expected step seconds, achieved / sum of solo rates, and each member's binding constraint.
+    """Expected step seconds, efficiency (achieved over the sum of solo rates), and each member's binding constraint.
 
     ``efficiency_ceiling`` is the best expected efficiency that the measured variances allow (1.0 when unknown).
     """

@@ -1,1 +1,1 @@
-"""How fast each member is: from raw counters to observations, from observations to a model, from models to a step."""
+"""The speed of each member: raw counters become observations, observations a time model."""

@@ -1,7 +1,7 @@
-"""Telemetry as it arrives: cumulative counters per member and shape, and what lies between two scrapes of them.
+"""Telemetry as it arrives: cumulative counters per member and shape, and their differences between two scrapes.
 
-Counters are raw sums, so that nothing is lost between scrapes however short a share's life was. What cannot be used
-(a missing series, a value that is not a number, a mean that is negative) is missing, never zero.
+Counters are raw sums, so nothing is lost between scrapes, however briefly a share was in use. Unusable values (a
+missing series, a value that is not a number, a negative mean) are treated as missing, never as zero.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from dataclasses import dataclass, replace
 from heterotrain_core.contract import metrics
 
 LONGEST_STEP_S = 1e6
-"""No phase of a step takes eleven days; what says so is not a measurement."""
+"""Eleven days: a longer phase of a step is not a measurement."""
 SHORTEST_STEP_S = 1e-9
+"""Shorter compute times are not measurements."""
 MOST_SAMPLES = 2**31
+"""Larger shares are not measurements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterKey:
-    """Whose counters, for which shape of step.
+    """The member and the shape of step that counters belong to.
 
     Attributes:
-        member: names one process's rank for good: include the pod's uid, so that a successor is somebody else.
+        member: permanent name of one process's rank; includes the pod's uid, so that a successor has another name.
         share_samples: samples of the step.
         micro_batch_samples: its largest micro-batch.
     """
@@ -38,7 +40,7 @@ class Counters:
     """Cumulative counters of one key; ``None`` where the series is missing.
 
     ``phase_s`` and ``phase_s2`` map the phases of ``contract.metrics`` to summed seconds and squared seconds. The last
-    three carry no shape label: they are the member's, repeated in each of its shapes.
+    three have no shape label: they belong to the member and are repeated in each of its shapes.
     """
 
     steps: float
@@ -53,7 +55,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanVariance:
-    """Mean and variance of a quantity over steps; the variance is ``None`` where fewer than two steps were seen."""
+    """Mean and variance of a quantity over steps; the variance is ``None`` for fewer than two steps."""
 
     mean: float
     variance: float | None = None
@@ -61,17 +63,17 @@ class MeanVariance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What one member did with one shape of step between two scrapes.
+    """One member's steps of one shape between two scrapes.
 
     Attributes:
         member: as in ``CounterKey``.
         share_samples: samples of each step.
         micro_batches: micro-batches of each step.
-        steps: how many steps, at least 1.
-        ended_s: when the later scrape was taken; only differences matter.
-        warm_up: whether this is the first that was ever seen of the process: its first steps are slow.
+        steps: number of steps, at least 1.
+        ended_s: time of the later scrape; only differences matter.
+        warm_up: whether this is the first observation of the process, whose first steps are slow.
         load, forward, backward, sync, update, compute, step: seconds per step in each phase (see ``contract.metrics``).
-        first_bucket_fraction: gamma as this member saw it.
+        first_bucket_fraction: gamma as measured by this member.
         bucket_steps: steps for which the exchange was timed.
         overlapped_s: T_o, mean seconds of all buckets but the last.
         last_bucket_s: T_u, mean seconds of the last bucket.
@@ -99,26 +101,28 @@ class Observation:
 def observe(
     previous: Mapping[CounterKey, Counters], current: Mapping[CounterKey, Counters], *, ended_s: float
 ) -> tuple[Observation, ...]:
-    """Return what happened between two scrapes, by member and share; keys without a new step are left out.
+    """Return the observations between two scrapes, by member and share; keys without a new step are left out.
 
-    A counter that fell belongs to a process that started anew and counts from zero; so does a key that is new. With an
-    empty ``previous`` (the first scrape, an operator that restarted) everything since the process began is one
-    observation a key.
+    A counter that fell belongs to a restarted process and counts from zero, and so does a new key. With an empty
+    ``previous`` (at the first scrape, or after a restart of the operator), each key gives one observation of everything
+    since its process began.
 
     Args:
         previous: counters of the earlier scrape.
         current: counters of the later scrape.
-        ended_s: when the later one was taken, in seconds.
+        ended_s: time of the later scrape in seconds.
     """
     known = {key.member for key in previous}
     exchange_before = {key.member: counters for key, counters in previous.items()}
     found = []
     for key in sorted(current, key=lambda key: (key.member, key.share_samples, key.micro_batch_samples)):
         before = previous.get(key)
-        anew = before is not None and current[key].steps < before.steps
-        observation = _between(key, None if anew else before, current[key], exchange_before.get(key.member), ended_s)
+        restarted = before is not None and current[key].steps < before.steps
+        observation = _between(
+            key, None if restarted else before, current[key], exchange_before.get(key.member), ended_s
+        )
         if observation is not None:
-            found.append(replace(observation, warm_up=anew or key.member not in known))
+            found.append(replace(observation, warm_up=restarted or key.member not in known))
     return tuple(found)
 
 
@@ -133,14 +137,14 @@ def _between(
     empty: Mapping[str, float] = {}
     sums, squares = (before.phase_s, before.phase_s2) if before else (empty, empty)
     phases = {
-        phase: _moments(
+        phase: _mean_and_variance(
             _grown(sums.get(phase, 0.0), after.phase_s.get(phase)),
             _grown(squares.get(phase, 0.0), after.phase_s2.get(phase)),
             steps,
         )
         for phase in metrics.PHASES
     }
-    fraction = _moments(
+    fraction = _mean_and_variance(
         _grown(before.first_bucket_fraction if before else 0.0, after.first_bucket_fraction),
         _grown(before.first_bucket_fraction_squared if before else 0.0, after.first_bucket_fraction_squared),
         steps,
@@ -168,14 +172,14 @@ def _between(
 
 
 def _grown(before: float | None, after: float | None) -> float | None:
-    """Return by how much a sum grew, ``None`` where that is not known."""
+    """Return the growth of a sum, ``None`` where it is not known."""
     if after is None or not math.isfinite(after):
         return None
     grown = after - (before if before is not None and math.isfinite(before) else 0.0)
     return grown if grown >= 0 else None
 
 
-def _moments(total: float | None, squares: float | None, steps: int) -> MeanVariance | None:
+def _mean_and_variance(total: float | None, squares: float | None, steps: int) -> MeanVariance | None:
     if total is None:
         return None
     mean = total / steps
@@ -199,7 +203,7 @@ def _exchange(before: Counters | None, after: Counters) -> tuple[int, float | No
 
 
 def usable(observation: Observation) -> bool:
-    """Return whether every number of the observation can be true (whoever built it)."""
+    """Return whether every number of the observation is plausible."""
     phases = (
         observation.load, observation.forward, observation.backward, observation.sync, observation.update,
         observation.compute, observation.step, observation.first_bucket_fraction,

@@ -1,14 +1,14 @@
-"""When a member's speed changed: throttling, a noisy neighbour, and the recovery from them.
+"""Finds changes of a member's speed: throttling, a noisy neighbour, and the recovery from them.
 
-Observations are walked through in time. The last ones, about ``LATEST_STEPS`` steps, are held against a line fitted to
-all before them; a common ratio beyond ``NOTICED_RATIO`` that noise does not explain is a change, and what was seen
-before counts from then on as if it had been seen at the new speed. What one scrape brought happened at one time: shares
-take turns within it, so its points are never torn apart. A change of 1.2 or more is so noticed within 20
-steps or two scrapes, whichever is longer; smaller ones are followed by forgetting.
+Observations are processed in time order. The last ones, about ``LATEST_STEPS`` steps, are compared with a line fitted
+to all earlier ones. A common ratio beyond ``NOTICED_RATIO`` that noise does not explain is a change; from then on,
+earlier observations are scaled to the new speed. Points of one scrape stay together, because shares take turns within
+it. So a change of 1.2 or more is noticed within 20 steps or two scrapes, whichever is longer; forgetting follows
+smaller changes.
 
-Real times are no lines (small shares leave a GPU half idle), and a line that misses a curve is no change of speed. So a
-change has to contradict what was seen itself, too: at nearly the same size its time, elsewhere that more samples take
-no less time and no more time a sample.
+Real times are not linear (small shares leave a GPU half idle), and a line that misses a curve does not show a change of
+speed. So a change also has to contradict the observations themselves: at nearly the same size by its time, elsewhere by
+taking less time for more samples, or more time per sample.
 """
 
 from __future__ import annotations
@@ -19,18 +19,26 @@ from dataclasses import dataclass
 from itertools import groupby
 
 LATEST_STEPS = 20
+"""Steps of a test for a change. Fewer notice changes sooner, but let noise pass as a change more often."""
 NOTICED_RATIO = 1.2
+"""Least ratio of new to old seconds, or of old to new, that counts as a change."""
 _NOTICED = math.log(NOTICED_RATIO)
 _DEVIATIONS = 4.0
+"""Standard errors that a change has to exceed as well."""
 _HALF_LIFE_STEPS = 600
+"""Steps after which an observation counts half in the line."""
 _MODEL_ERROR = 0.02
+"""Relative error of a time that a line cannot express, however many steps were averaged."""
 _TRUST_IN_THE_PAST = 0.3
-"""Weight of what was seen before a change, relative to what came after."""
+"""Weight of observations before a change, relative to those after it."""
 _SAME_SIZE_RATIO = 1.25
+"""Micro-batch sizes within this ratio count as one size."""
 _SEEN_STEPS = 40
 """Steps over which the time at one size is averaged."""
 _FIXED_PART = 0.1
+"""Assumed fixed part of a member's time where only one size was observed."""
 _FIXED_PART_DEVIATION = 0.3
+"""Standard error of that assumption: it counts as one observation with this relative error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +50,7 @@ class Point:
         seconds: mean seconds per micro-batch.
         variation: standard deviation of a step relative to the mean.
         steps: steps.
-        scraped_s: when they were scraped.
+        scraped_s: time of their scrape.
     """
 
     size: float
@@ -53,7 +61,7 @@ class Point:
 
     @property
     def error(self) -> float:
-        """Relative standard error of the mean, with a floor for what a straight line cannot say."""
+        """Relative standard error of the mean, with a floor for the deviation from a straight line."""
         return math.sqrt(self.variation**2 / self.steps + _MODEL_ERROR**2)
 
 
@@ -67,7 +75,7 @@ class Change:
 
 def changes(points: Sequence[Point]) -> tuple[Change, ...]:
     """Return the changes of speed in time-ordered points, oldest first."""
-    line = _Line()
+    line = _RunningLine()
     latest: list[tuple[int, list[Point]]] = []
     found: list[Change] = []
     first = 0
@@ -81,7 +89,7 @@ def changes(points: Sequence[Point]) -> tuple[Change, ...]:
             latest = latest[start:]
             line.rescale(ratio)
             found.append(Change(first=latest[0][0], ratio=ratio))
-        # Keep back no more than is needed for a test, so that a change is not learned before it is noticed.
+        # Hold back only the points of a test, so that the line does not learn a change before it is noticed.
         while latest and (not line.known or _steps(group for _, group in latest[1:]) >= LATEST_STEPS):
             line.take(latest.pop(0)[1])
     return tuple(found)
@@ -91,8 +99,8 @@ def _steps(groups: Iterable[Sequence[Point]]) -> int:
     return sum(point.steps for group in groups for point in group)
 
 
-def _changed(line: _Line, groups: Sequence[Sequence[Point]]) -> bool:
-    """Return whether some latest scrapes of enough steps took beyond doubt longer or shorter than the line says."""
+def _changed(line: _RunningLine, groups: Sequence[Sequence[Point]]) -> bool:
+    """Return whether the latest scrapes took significantly longer or shorter than the line predicts."""
     for start in range(len(groups)):
         if _steps(groups[start:]) < LATEST_STEPS:
             return False
@@ -105,8 +113,8 @@ def _changed(line: _Line, groups: Sequence[Sequence[Point]]) -> bool:
     return False
 
 
-def _located(line: _Line, groups: Sequence[Sequence[Point]]) -> tuple[int, float]:
-    """Return where among the scrapes the change began, and its ratio: old ones fit the line, new ones have one shift."""
+def _located(line: _RunningLine, groups: Sequence[Sequence[Point]]) -> tuple[int, float]:
+    """Return the scrape where the change began, and its ratio: older scrapes fit the line, newer ones are shifted."""
     best = (math.inf, 0, 0.0)
     for start in range(len(groups)):
         shift, _ = _shift(line, [point for group in groups[start:] for point in group])
@@ -119,7 +127,7 @@ def _located(line: _Line, groups: Sequence[Sequence[Point]]) -> tuple[int, float
     return best[1], math.exp(best[2])
 
 
-def _shift(line: _Line, points: Sequence[Point]) -> tuple[float, float]:
+def _shift(line: _RunningLine, points: Sequence[Point]) -> tuple[float, float]:
     """Return the points' common logarithmic distance from the line and its standard error; noisy points count less."""
     whole = shift = 0.0
     for point in points:
@@ -129,8 +137,8 @@ def _shift(line: _Line, points: Sequence[Point]) -> tuple[float, float]:
     return shift / whole, math.sqrt(1.0 / whole)
 
 
-def _contradiction(line: _Line, points: Sequence[Point]) -> float:
-    """Return the points' common logarithmic distance from what can be true at the speed of all that was seen before."""
+def _contradiction(line: _RunningLine, points: Sequence[Point]) -> float:
+    """Return the points' common logarithmic distance from the plausible times at the earlier speed."""
     whole = distance = 0.0
     for point in points:
         least, most = line.possible(point.size)
@@ -140,13 +148,13 @@ def _contradiction(line: _Line, points: Sequence[Point]) -> float:
     return distance / whole
 
 
-class _Line:
-    """A running weighted straight line with forgetting; a weak assumption stands in for a slope that nobody saw."""
+class _RunningLine:
+    """A running weighted straight line with forgetting; a weak assumption stands in for an unobserved slope."""
 
     def __init__(self) -> None:
         self.w = self.wx = self.wy = self.wxx = self.wxy = 0.0
         self._solution: tuple[float, float, float, float, float] | None = None
-        """Solved once for each state of the sums: every point of every window is held against it."""
+        """Solved once for each state of the sums, because every point of every window is compared with it."""
         self._seen: dict[float, tuple[float, int]] = {}
         """Mean seconds by size, and over how many steps."""
 
@@ -180,7 +188,7 @@ class _Line:
         self._seen = {x: (ratio * seconds, steps) for x, (seconds, steps) in self._seen.items()}
 
     def possible(self, x: float) -> tuple[float, float]:
-        """Return the least and the most seconds at a size that agree with what was seen."""
+        """Return the least and the most seconds at a size that agree with the observations."""
         near = min(self._seen, key=lambda seen: abs(math.log(seen / x)))
         if max(near / x, x / near) < _SAME_SIZE_RATIO:
             expected = self._seen[near][0] * self.at(x) / self.at(near)
@@ -189,7 +197,7 @@ class _Line:
         as_fast = {seen: seconds * x / seen for seen, seconds in as_long.items()}
         least = max(as_long[seen] if seen <= x else as_fast[seen] for seen in as_long)
         most = min(as_fast[seen] if seen <= x else as_long[seen] for seen in as_long)
-        # Where old times of other sizes contradict each other, whatever lies between them can be true.
+        # Where old times of other sizes contradict each other, all times between them are plausible.
         return min(least, most), max(least, most)
 
     def _solved(self) -> tuple[float, float, float, float, float]:

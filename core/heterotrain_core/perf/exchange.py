@@ -1,7 +1,7 @@
 """The cluster's exchange model from every member's observations.
 
-T_o and T_u arrive as minima over ranks for each step (a rank that is early measures waiting as well, the last one only
-the transfer), so they are the same on every rank and only have to be averaged. gamma is measured by each member with
+T_o and T_u arrive as minima over ranks for each step, so they are the same on every rank and only have to be averaged.
+(An early rank measures its waiting as well, the last one only the transfer.) gamma is measured by each member with
 its own noise and combined by inverse variance.
 """
 
@@ -20,10 +20,11 @@ from heterotrain_core.perf.model import ExchangeModel
 Floats = NDArray[np.float64]
 
 _HALF_LIFE_STEPS = 600
+"""Steps of the same member after which an observation counts half."""
 _GAMMA_ERROR = 0.01
-"""No member knows its fraction better than this."""
+"""Least standard error of one member's fraction."""
 _GAMMA_VARIANCE_ALONE = 0.05
-"""Variance of one step's fraction where only one step was seen."""
+"""Variance of one step's fraction where only one step was observed."""
 
 
 def fit_exchange(observations: Sequence[Observation]) -> ExchangeModel:
@@ -33,12 +34,12 @@ def fit_exchange(observations: Sequence[Observation]) -> ExchangeModel:
     overhead_s = _overhead_s(seen)
     if not timed:
         return ExchangeModel(
-            communication=None, overhead_s=overhead_s, reason="nobody has timed the gradient exchange yet"
+            communication=None, overhead_s=overhead_s, reason="the gradient exchange has not been timed yet"
         )
     weights = _recent(timed)
     gamma, deviation = _gamma(seen)
-    overlapped_s = _middle([o.overlapped_s or 0.0 for o in timed], weights)
-    last_bucket_s = _middle([o.last_bucket_s or 0.0 for o in timed], weights)
+    overlapped_s = _interquartile_mean([o.overlapped_s or 0.0 for o in timed], weights)
+    last_bucket_s = _interquartile_mean([o.last_bucket_s or 0.0 for o in timed], weights)
     return ExchangeModel(
         communication=CommunicationTime(overlapped_s=overlapped_s, last_bucket_s=last_bucket_s, gamma=gamma),
         gamma_deviation=deviation,
@@ -51,8 +52,8 @@ def fit_exchange(observations: Sequence[Observation]) -> ExchangeModel:
 def ring_scale(members_O: NDArray[np.int64], measured_members: int) -> Floats:
     """Return the factor on a measured exchange for other numbers of members; 0 for a single member.
 
-    A ring all-reduce moves ``(n - 1) / n`` of the data twice, so exchange times grow with that factor. Where the exchange
-    was measured with fewer than two members, nothing follows from it, and the factor is 1.
+    A ring all-reduce moves ``(n - 1) / n`` of the data twice, so exchange times grow with that factor. Where the
+    exchange was measured with fewer than two members, nothing follows from it, and the factor is 1.
 
     Args:
         members_O: numbers of members.
@@ -66,7 +67,7 @@ def ring_scale(members_O: NDArray[np.int64], measured_members: int) -> Floats:
 
 
 def _gamma(seen: Sequence[Observation]) -> tuple[float, float]:
-    """Return gamma and its standard error, combined over members and windows by inverse variance."""
+    """Return gamma and its standard error, combined over observations by inverse variance."""
     top = bottom = 0.0
     for observation in seen:
         fraction = observation.first_bucket_fraction
@@ -88,7 +89,7 @@ def _overhead_s(seen: Sequence[Observation]) -> float:
     ]
     if not found:
         return 0.0
-    return max(0.0, _middle([rest for _, rest in found], _recent([o for o, _ in found])))
+    return max(0.0, _interquartile_mean([rest for _, rest in found], _recent([o for o, _ in found])))
 
 
 def _recent(observations: Sequence[Observation]) -> list[float]:
@@ -102,8 +103,8 @@ def _recent(observations: Sequence[Observation]) -> list[float]:
     return weights[::-1]
 
 
-def _middle(values: Sequence[float], weights: Sequence[float]) -> float:
-    """Return the weighted mean of the middle half: as robust as a median, less jumpy with few windows."""
+def _interquartile_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Return the weighted mean of the middle half: as robust as a median, but smoother with few observations."""
     ordered = sorted(zip(values, weights, strict=True))
     whole = sum(weights)
     passed = total = kept = 0.0

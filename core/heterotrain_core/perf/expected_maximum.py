@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 _REACH = 6.0
-"""Standard deviations beyond which a normal variable does not go: 1e-9 of them do."""
+"""Standard deviations that a normal variable is taken not to exceed: only one in 1e9 does."""
 _LEAST_DEVIATION = 1e-9
-"""Relative to the largest mean: a variable without any spread is a step, which the grid would miss."""
+"""Least deviation, relative to the largest mean: the grid would miss the step of a variable without spread."""
 _POINTS = 1025
+"""Points of the integration grid."""
 _TABLE_Z = np.linspace(-_REACH - 1, _REACH + 1, 2801)
 _TABLE_P = np.array([0.5 * math.erfc(-z / math.sqrt(2)) for z in _TABLE_Z.tolist()])
 
@@ -23,14 +24,14 @@ _TABLE_P = np.array([0.5 * math.erfc(-z / math.sqrt(2)) for z in _TABLE_Z.tolist
 def expected_maximum(means: Sequence[float], deviations: Sequence[float]) -> float:
     """Return the mean of the maximum of independent normal variables, to about 1e-3 of the largest deviation.
 
-    ``E max = h - integral of P(max <= x) dx`` up to an ``h`` that nobody exceeds, by the trapezoid rule: exact for any
+    ``E max = h - integral of P(max <= x) dx`` up to an ``h`` above all variables, by the trapezoid rule. Exact for any
     number of variables with different means and deviations, where Clark's (1961) pairwise formula is an approximation.
 
     Assumes independence. Members slowed by a common cause have a smaller maximum than this.
 
     Args:
         means: seconds, at least one, positive.
-        deviations: standard deviations in seconds, as many.
+        deviations: standard deviations in seconds, one for each mean.
     """
     mean_W = np.array(means, dtype=float)
     deviation_W = np.maximum(np.array(deviations, dtype=float), _LEAST_DEVIATION * float(mean_W.max()))
@@ -47,7 +48,7 @@ def expected_maximum(means: Sequence[float], deviations: Sequence[float]) -> flo
 
 
 def quantile_of_maximum(deviations: Sequence[float], probability: float) -> float:
-    """Return what the maximum of independent normal variables of mean zero stays below with this probability.
+    """Return the quantile of the maximum of independent normal variables with mean zero.
 
     Solves ``product of P(x_i <= x) = probability`` by bisection, to 1e-6 of the largest deviation.
 
@@ -67,7 +68,7 @@ def quantile_of_maximum(deviations: Sequence[float], probability: float) -> floa
 
 
 def efficiency_ceiling(variations: Sequence[float]) -> float:
-    """Return the best expected efficiency of perfectly balanced members without any exchange, in (0, 1].
+    """Return the best expected efficiency of perfectly balanced members without an exchange, in (0, 1].
 
     Three members with a variation of 0.05, 0.08 or 0.13 reach at most 0.96, 0.94 or 0.90 of the sum of their rates.
 

@@ -1,10 +1,10 @@
 """A member's time model from its observations.
 
-Seconds of a phase that is paid per micro-batch, divided by the number of micro-batches, are a line in the micro-batch's
-size, ``y = q x + s``, so steps with and without accumulation are one regression. It is weighted by relative error
-(variance of the mean from telemetry, plus what a line cannot say), keeps ``q`` and ``s`` non-negative, gives outliers
-no weight (Tukey's bisquare), forgets, and leans on a stated assumption about the fixed part exactly as far as the
-data are silent (``line``). Legend: ``O`` observations.
+Seconds of phases that every micro-batch repeats, divided by the number of micro-batches, are a line in the micro-batch
+size, ``y = q x + s``. So steps with and without accumulation are one regression. It is weighted by relative error
+(variance of the mean from telemetry, plus the model error of a line), keeps ``q`` and ``s`` non-negative, ignores
+outliers (Tukey's bisquare), forgets, and uses a stated assumption on the fixed part as far as the data do not determine
+it (``line``).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from heterotrain_core.perf.model import FitQuality, MemberModel
 from heterotrain_core.perf.regression_data import RegressionData, summarize
 
 TRUSTED_ERROR = 0.05
-"""A model is ok when it predicts half and twice the typical share this well."""
+"""Relative error at half and twice the typical share up to which a model is ok."""
 
 
 def fit_member(
     observations: Sequence[Observation], *, assumed: FixedPart = ASSUMED, here_samples: float | None = None
 ) -> MemberModel:
-    """Return the member's model from its observations, oldest first; what cannot be computed with is left out.
+    """Return the member's model from its observations, oldest first; unusable observations are left out.
 
-    With one share only, the fixed part is the ``assumed`` one and the quality is thin unless that was seen in its pool.
-    Never raises on telemetry.
+    With one share only, the fixed part is the ``assumed`` one, and the quality is thin unless that was observed in the
+    member's pool. Never raises on telemetry.
     """
     return fit_data(summarize(observations), assumed=assumed, here_samples=here_samples)
 
@@ -35,9 +35,9 @@ def fit_member(
 def fit_data(
     seen: RegressionData | None, *, assumed: FixedPart = ASSUMED, here_samples: float | None = None
 ) -> MemberModel:
-    """Return the model of what was seen, leaning on what is thought of the fixed part as far as the data are silent.
+    """Return the model of the data, with the assumed fixed part as far as the data do not determine it.
 
-    Where times are no line, it is to be right for a micro-batch of ``here_samples``; ``None`` for all sizes alike.
+    Where times are not linear, it is fitted for a micro-batch of ``here_samples``; ``None`` fits all sizes alike.
     """
     if seen is None:
         return MemberModel(
@@ -85,9 +85,9 @@ def _quality(error: float, compute: ComputeTime, *, shapes: int, steps: int, poo
     if not (rate > 0 or fixed > 0 or compute.update_s > 0):
         return FitQuality.DEGENERATE, f"its compute time was zero in all of {steps} steps"
     if steps < LEAST_STEPS:
-        return FitQuality.THIN, f"only {steps} steps were seen"
+        return FitQuality.THIN, f"only {steps} steps were observed"
     if shapes == 1 and not pool:
-        return FitQuality.THIN, f"only one share was seen in {steps} steps, so its fixed part is assumed"
+        return FitQuality.THIN, f"only one share was observed in {steps} steps, so its fixed part is assumed"
     seen = f"{shapes} share{'s' if shapes > 1 else ''} in {steps} steps{' and others of its pool' if pool else ''}"
     if error > TRUSTED_ERROR:
         return FitQuality.THIN, f"{seen} predict other shares only to {min(error, 9.99):.0%}"

@@ -1,7 +1,7 @@
 """A robust, non-negative line through a member's seconds by micro-batch size, with its error.
 
-Weighted by relative error, Tukey's bisquare against outliers, and leaning on what is thought of the fixed part as on one
-more observation at size zero. Legend: ``O`` observations.
+Observations are weighted by relative error, with Tukey's bisquare against outliers. The expected fixed part counts as
+one more observation at size zero. Legend: ``O`` observations.
 """
 
 from __future__ import annotations
@@ -18,31 +18,42 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 LEAST_STEPS = 8
-NOTHING_S = 1e-15
+"""Steps from which a model can be trusted, and from which a range of sizes counts as observed."""
+TINY_S = 1e-15
+"""Seconds that count as zero."""
 _SAME_SIZE_RATIO = 1.25
+"""Micro-batch sizes within this ratio count as one size."""
 _SAME_TIME = 0.15
-_NEW_GROUND = 1.5
-_SEEN_AGAIN = 3
-_BENDS = 3
-_LARGEST_BEND = 0.5
-_SOUND = 0.5
+"""Relative difference within which times at one size agree."""
+_FAR_SIZE_RATIO = 1.5
+"""Ratio of micro-batch sizes from which a size lies in a range of its own."""
+_REPEATED = 3
+"""Observations at one size from which their median is compared with, instead of the line."""
+_CURVE_PASSES = 3
+"""Passes that estimate how far times stray from a line, each starting from the line of the previous one."""
+_LARGEST_STRAY = 0.5
+"""Most relative deviation from a line, at a size ratio of e."""
+_INLIER_WEIGHT = 0.5
+"""Least bisquare weight of an observation that counts as an inlier."""
 _NO_REACH = 1e-6
-_FEW, _USUAL_EXCESS = 2, 4.0
-"""A handful of observations may agree by chance: so many more are thought to miss by twice what their own spread says."""
+"""Sum of squared size distances (fourth powers of logarithms) below which all sizes are one size."""
+_PRIOR_OBSERVATIONS, _PRIOR_EXCESS = 2, 4.0
+"""Few observations may agree by chance: this many more are assumed, with this squared error over their spread."""
 _LEAST_SERIES = 8
-"""Observations below which nobody can tell whether one is like the next."""
+"""Observations below which a correlation with the next observation cannot be estimated."""
 _MOST_PERSISTENT = 0.95
+"""Largest correlation with the next observation: the variance of a sum is then 39 times that of independent parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedPart:
-    """What is thought of the fixed part of a member's time before its own data are looked at.
+    """The expected fixed part of a member's time, before its own data.
 
     Attributes:
         ratio: fixed part relative to the time of a micro-batch of ``of_samples``.
         deviation: standard error of the ratio.
-        of_samples: 0 for whatever size is typical of the data.
-        seen: whether it was seen (in others of the pool), so that it counts as data, or is assumed.
+        of_samples: 0 for the size that is typical of the data.
+        seen: whether it was observed in others of the pool, so that it counts as data; otherwise it is an assumption.
     """
 
     ratio: float = 0.1
@@ -70,7 +81,7 @@ ASSUMED = FixedPart()
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Seconds of a micro-batch of x samples: ``slope x + fixed``; ``error`` is ``None`` where the data do not tell."""
+    """Seconds of a micro-batch of x samples: ``slope x + fixed``; ``error`` is ``None`` where it is unknown."""
 
     slope: float
     fixed: float
@@ -87,74 +98,82 @@ def fit_line(
     assumed: FixedPart,
     here_samples: float | None = None,
 ) -> Line:
-    """Return the robust non-negative weighted line; ``weight_O`` are relative weights (of y / its mean).
+    """Return the robust non-negative weighted line.
 
-    Where a line does not explain the times, it is to be right at ``here_samples``: other sizes count less, the further away
-    (and the more times bend) the less. ``None`` asks for the line that suits all sizes.
+    The newest observations far beyond all other sizes are not outliers if they are plausible, however far they are from
+    the line of the others: then the time is not linear, as where small shares leave a GPU half idle.
 
-    What the newest steps show far beyond all other sizes is no outlier if it can be true, however far it is from the line of
-    all others: then the time is no line, as where small shares leave a GPU half idle, and shares are decided here.
+    Args:
+        x_O: micro-batch sizes.
+        y_O: seconds.
+        weight_O: relative weights: inverse squares of the errors of ``y / mean``.
+        steps_O: steps of each observation.
+        newest_O: whether an observation shows the current speed.
+        assumed: the expected fixed part.
+        here_samples: where times are not linear, the line is fitted for this size: other sizes count less, the further
+            away they are and the more times curve. ``None`` fits all sizes alike.
     """
-    positive = y_O > NOTHING_S
+    positive = y_O > TINY_S
     if not positive.any():
         return Line(0.0, 0.0, None)
     x_O, y_O, weight_O = x_O[positive], y_O[positive], weight_O[positive]
     steps_O, newest_O = steps_O[positive], newest_O[positive]
     w_O = weight_O / y_O**2
     slope, fixed = _least_squares(x_O, y_O, w_O, assumed)
-    if len(y_O) > 3:  # noqa: PLR2004  # three points do not tell which of them is the outlier
-        slope, fixed = _middle_line(x_O, y_O)
+    if len(y_O) > 3:  # noqa: PLR2004  # of three points, any one may be the outlier
+        slope, fixed = _theil_sen(x_O, y_O)
         robust_O = np.zeros_like(y_O)
-        firm_O = _new_ground(x_O, y_O, newest_O) | _alone_in_its_range(x_O, y_O, steps_O)
-        usual_O = _usual_at_its_size(x_O, y_O)
+        kept_O = _beyond_other_sizes(x_O, y_O, newest_O) | _only_ones_in_range(x_O, y_O, steps_O)
+        median_O = _median_at_its_size(x_O, y_O)
         for _ in range(8):
-            expected_O = np.maximum(slope * x_O + fixed, NOTHING_S)
-            miss_O = np.abs(y_O / np.where(usual_O > 0, usual_O, expected_O) - 1) * np.sqrt(weight_O)
+            expected_O = np.maximum(slope * x_O + fixed, TINY_S)
+            miss_O = np.abs(y_O / np.where(median_O > 0, median_O, expected_O) - 1) * np.sqrt(weight_O)
             scale = max(1.0, 1.4826 * float(np.median(miss_O)))
             following_O = np.maximum(1 - (miss_O / (4.685 * scale)) ** 2, 0.0) ** 2
-            following_O = np.where(firm_O, 1.0, following_O)
+            following_O = np.where(kept_O, 1.0, following_O)
             if np.allclose(following_O, robust_O, atol=1e-3):
                 break
             robust_O = following_O
             w_O = weight_O * robust_O / expected_O**2
             slope, fixed = _least_squares(x_O, y_O, w_O, assumed)
         far_O = np.log(x_O / here_samples) ** 2 if here_samples else np.zeros_like(x_O)
-        for _ in range(_BENDS if here_samples else 0):
-            expected_O = np.maximum(slope * x_O + fixed, NOTHING_S)
-            bend = _bend(y_O / expected_O - 1, far_O, weight_O, robust_O)
-            w_O = robust_O / (1 / weight_O + (bend * far_O) ** 2) / expected_O**2
+        for _ in range(_CURVE_PASSES if here_samples else 0):
+            expected_O = np.maximum(slope * x_O + fixed, TINY_S)
+            stray = _stray(y_O / expected_O - 1, far_O, weight_O, robust_O)
+            w_O = robust_O / (1 / weight_O + (stray * far_O) ** 2) / expected_O**2
             slope, fixed = _least_squares(x_O, y_O, w_O, assumed)
     return Line(slope, fixed, _line_error(x_O, y_O, w_O, slope=slope, fixed=fixed, assumed=assumed))
 
 
-def _bend(miss_O: Floats, far_O: Floats, weight_O: Floats, robust_O: Floats) -> float:
-    """Return how far times stray from a line, relative to them, at a distance of 1 (squared logarithm of sizes).
+def _stray(miss_O: Floats, far_O: Floats, weight_O: Floats, robust_O: Floats) -> float:
+    """Return how far times stray from a line, relative to the times, at a distance of 1 (squared logarithm of sizes).
 
-    By moments: what the relative misses are beyond their own errors. 0 where a line explains them.
+    By moments: the relative misses in excess of their own errors. 0 where a line explains them.
     """
-    sound_O = robust_O > _SOUND
-    reach = float((far_O[sound_O] ** 2).sum())
-    beyond = float((miss_O[sound_O] ** 2 - 1 / weight_O[sound_O]).sum())
-    return min(_LARGEST_BEND, math.sqrt(beyond / reach)) if reach > _NO_REACH and beyond > 0 else 0.0
+    inlier_O = robust_O > _INLIER_WEIGHT
+    reach = float((far_O[inlier_O] ** 2).sum())
+    beyond = float((miss_O[inlier_O] ** 2 - 1 / weight_O[inlier_O]).sum())
+    return min(_LARGEST_STRAY, math.sqrt(beyond / reach)) if reach > _NO_REACH and beyond > 0 else 0.0
 
 
-def _usual_at_its_size(x_O: Floats, y_O: Floats) -> Floats:
-    """Return the median seconds at each observation's size where some agree on it, 0 where too few tell.
+def _median_at_its_size(x_O: Floats, y_O: Floats) -> Floats:
+    """Return the median seconds at each observation's size, 0 where a size has too few observations.
 
-    What was seen again and again at one size is no outlier, however far from the line: then the time is no line.
+    Repeated measurements at one size are never outliers, however far from the line: they show that times are not
+    linear.
     """
-    usual_O = np.zeros_like(y_O)
+    median_O = np.zeros_like(y_O)
     for x in np.unique(x_O).tolist():
         there_O = x_O == x
-        if np.count_nonzero(there_O) >= _SEEN_AGAIN:
-            usual_O[there_O] = np.median(y_O[there_O])
-    return usual_O
+        if np.count_nonzero(there_O) >= _REPEATED:
+            median_O[there_O] = np.median(y_O[there_O])
+    return median_O
 
 
-def _new_ground(x_O: Floats, y_O: Floats, newest_O: Flags) -> Flags:
-    """Return which of the newest observations lie far beyond all other sizes, agree with those at their own, and can be true.
+def _beyond_other_sizes(x_O: Floats, y_O: Floats, newest_O: Flags) -> Flags:
+    """Return which of the newest observations lie far beyond other sizes, agree at their own, and are plausible.
 
-    More samples take no less time, and no more time a sample, as long as memory holds.
+    Plausible: more samples take no less time in all, and no more time per sample, as long as memory suffices.
     """
     found_O = np.zeros(len(x_O), dtype=bool)
     for i in np.flatnonzero(newest_O).tolist():
@@ -163,7 +182,7 @@ def _new_ground(x_O: Floats, y_O: Floats, newest_O: Flags) -> Flags:
         others_x, others_y = x_O[~beside_O], y_O[~beside_O]
         if not len(others_x):
             continue
-        larger, smaller = x > _NEW_GROUND * others_x.max(), x * _NEW_GROUND < others_x.min()
+        larger, smaller = x > _FAR_SIZE_RATIO * others_x.max(), x * _FAR_SIZE_RATIO < others_x.min()
         if not (larger or smaller) or abs(y / float(np.median(y_O[beside_O])) - 1) > _SAME_TIME:
             continue
         time, pace = float(np.median(others_y)), float(np.median(others_y / others_x))
@@ -171,20 +190,23 @@ def _new_ground(x_O: Floats, y_O: Floats, newest_O: Flags) -> Flags:
     return found_O
 
 
-def _alone_in_its_range(x_O: Floats, y_O: Floats, steps_O: Floats) -> Flags:
-    """Return which observations are all that is known of a range of sizes, agree with each other, and can be true.
+def _only_ones_in_range(x_O: Floats, y_O: Floats, steps_O: Floats) -> Flags:
+    """Return which observations are the only ones in a range of sizes, agree with each other, and are plausible.
 
-    Most steps are made at few sizes. Where the time is no line, those at other sizes miss the line of the many; left out as
-    outliers, they would be forgotten, and the same error made again.
+    Most steps have one of a few sizes. Where times are not linear, steps at other sizes miss the line of the majority.
+    Dropped as outliers, they would be forgotten, and the same error would be made again.
     """
     found_O = np.zeros(len(x_O), dtype=bool)
     for x in np.unique(x_O).tolist():
         distance_O = np.abs(np.log(x_O / x))
         beside_O = distance_O < math.log(_SAME_SIZE_RATIO)
-        if steps_O[beside_O].sum() < LEAST_STEPS or (~beside_O & (distance_O < math.log(_NEW_GROUND))).any():
+        if steps_O[beside_O].sum() < LEAST_STEPS or (~beside_O & (distance_O < math.log(_FAR_SIZE_RATIO))).any():
             continue
         time = float(np.median(y_O[beside_O]))
-        for nearest in (x_O[x_O < x / _NEW_GROUND].max(initial=0.0), x_O[x_O > x * _NEW_GROUND].min(initial=math.inf)):
+        for nearest in (
+            x_O[x_O < x / _FAR_SIZE_RATIO].max(initial=0.0),
+            x_O[x_O > x * _FAR_SIZE_RATIO].min(initial=math.inf),
+        ):
             if not 0 < nearest < math.inf:
                 continue
             there = float(np.median(y_O[np.abs(np.log(x_O / nearest)) < math.log(_SAME_SIZE_RATIO)]))
@@ -196,8 +218,8 @@ def _alone_in_its_range(x_O: Floats, y_O: Floats, steps_O: Floats) -> Flags:
     return found_O
 
 
-def _middle_line(x_O: Floats, y_O: Floats) -> tuple[float, float]:
-    """Return the line of median slope through the median point (Theil-Sen): a start that a few outliers do not move."""
+def _theil_sen(x_O: Floats, y_O: Floats) -> tuple[float, float]:
+    """Return the line of median slope through the median point (Theil-Sen): a start that resists a few outliers."""
     i, j = np.triu_indices(len(x_O), k=1)
     run, rise = x_O[j] - x_O[i], y_O[j] - y_O[i]
     apart = run != 0
@@ -206,7 +228,7 @@ def _middle_line(x_O: Floats, y_O: Floats) -> tuple[float, float]:
 
 
 def _least_squares(x_O: Floats, y_O: Floats, w_O: Floats, assumed: FixedPart) -> tuple[float, float]:
-    """Return the non-negative (slope, fixed part), the assumption counting as one observation at size zero."""
+    """Return the non-negative (slope, fixed part); the expected fixed part counts as one observation at size zero."""
     value, weight = _at_zero(x_O, y_O, w_O, assumed)
     sw, sy = float(w_O.sum()) + weight, float((w_O * y_O).sum()) + weight * value
     sx, sxx, sxy = (float(v) for v in ((w_O * x_O).sum(), (w_O * x_O * x_O).sum(), (w_O * x_O * y_O).sum()))
@@ -221,7 +243,7 @@ def _least_squares(x_O: Floats, y_O: Floats, w_O: Floats, assumed: FixedPart) ->
 
 
 def _at_zero(x_O: Floats, y_O: Floats, w_O: Floats, assumed: FixedPart) -> tuple[float, float]:
-    """Return what is thought of the seconds at size zero, and its weight."""
+    """Return the expected seconds at size zero, and their weight."""
     whole = float(w_O.sum())
     typical = float((w_O * y_O).sum()) / whole
     there = assumed.at(float((w_O * x_O).sum()) / whole)
@@ -231,13 +253,13 @@ def _at_zero(x_O: Floats, y_O: Floats, w_O: Floats, assumed: FixedPart) -> tuple
 def _line_error(
     x_O: Floats, y_O: Floats, w_O: Floats, *, slope: float, fixed: float, assumed: FixedPart
 ) -> LineError | None:
-    """Return the standard error of the line from what was seen, ``None`` where that does not tell."""
+    """Return the standard error of the line from the observations, ``None`` where they do not determine it."""
     if float(w_O.sum()) <= 0:
         return None
     degrees = max(1, len(x_O) - 2)
-    pull_O = w_O * (y_O - slope * x_O - fixed)
-    misses = float((pull_O**2 / np.where(w_O > 0, w_O, 1.0)).sum())
-    excess = max(1.0, (misses + _FEW * _USUAL_EXCESS) / (degrees + _FEW))
+    part_O = w_O * (y_O - slope * x_O - fixed)
+    misses = float((part_O**2 / np.where(w_O > 0, w_O, 1.0)).sum())
+    excess = max(1.0, (misses + _PRIOR_OBSERVATIONS * _PRIOR_EXCESS) / (degrees + _PRIOR_OBSERVATIONS))
     about_O = x_O - float((w_O * x_O).sum() / w_O.sum())
     if assumed.seen:
         _, weight = _at_zero(x_O, y_O, w_O, assumed)
@@ -249,30 +271,30 @@ def _line_error(
         return None
     return LineError(
         centre_samples=centre,
-        centre_s=math.sqrt(excess * persistence(pull_O) / whole),
-        slope_s=math.sqrt(excess * persistence(pull_O * about_O) / spread),
+        centre_s=math.sqrt(excess * persistence(part_O) / whole),
+        slope_s=math.sqrt(excess * persistence(part_O * about_O) / spread),
     )
 
 
-def persistence(pull_O: Floats) -> float:
-    """Return how many times as large the variance of a sum over time is as independent parts would make it, at least 1.
+def persistence(part_O: Floats) -> float:
+    """Return the variance of a sum over time relative to that of independent parts, at least 1.
 
-    ``(1 + r) / (1 - r)`` for parts that are correlated by r with the next one (and r^k with the k-th). A fit makes its own
-    misses cancel out, which lowers what is seen of r by about ``(1 + 3 r) / n`` (Kendall 1954); that is put right.
+    ``(1 + r) / (1 - r)`` for parts with a correlation of r with the next one (and r^k with the k-th). The misses of a
+    fit cancel out, which lowers the observed r by about ``(1 + 3 r) / n`` (Kendall 1954); this bias is corrected.
 
     Args:
-        pull_O: what each observation contributes to the sum, in order of time; the mean is about 0.
+        part_O: contribution of each observation to the sum, in order of time; the mean is about 0.
     """
-    n, square = len(pull_O), float((pull_O**2).sum())
+    n, square = len(part_O), float((part_O**2).sum())
     if n < _LEAST_SERIES or square <= 0:
         return 1.0
-    seen = float((pull_O[1:] * pull_O[:-1]).sum()) / square
+    seen = float((part_O[1:] * part_O[:-1]).sum()) / square
     r = min(max((n * seen + 1) / (n - 3), 0.0), _MOST_PERSISTENT)
     return (1 + r) / (1 - r)
 
 
 def uncertainty(line: Line, typical: float) -> float:
-    """Return the relative standard error at half and twice the typical size, the worse one."""
+    """Return the relative standard error at half and twice the typical size, the worse of the two."""
     if line.error is None:
         return math.inf
     worst = 0.0

@@ -1,4 +1,4 @@
-"""How large a micro-batch may be: declared, seen in peak memory, and taught by running out of it."""
+"""How large a micro-batch may be: by declaration, by peak memory, and by out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 USABLE_PART = 0.92
-"""Of a device's memory: the allocator fragments, and libraries take their own."""
+"""Usable part of a device's memory: the allocator fragments, and libraries need some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPeak:
-    """The peak memory of steps with this largest micro-batch, and whether they ran out of it.
+    """Peak memory of steps with this largest micro-batch, and whether they ran out of memory.
 
     Attributes:
         micro_batch_samples: samples of the largest micro-batch.
         peak_bytes: highest allocation; ``None`` when it is not known.
-        ran_out: an out-of-memory error ended such a step.
+        ran_out: whether an out-of-memory error ended such a step.
     """
 
     micro_batch_samples: int
@@ -27,7 +27,7 @@ class MemoryPeak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchCap:
-    """The largest micro-batch that is thought to fit, ``None`` for no limit, and why."""
+    """The largest micro-batch expected to fit, ``None`` for no limit, and the reason."""
 
     samples: int | None
     reason: str
@@ -36,15 +36,15 @@ class MicroBatchCap:
 def micro_batch_cap(
     peaks: Sequence[MemoryPeak], *, declared: int | None = None, memory_bytes: float | None = None
 ) -> MicroBatchCap:
-    """Return the least of what is declared, half of what ran out of memory, and what peak memory leaves room for.
+    """Return the least of the declared limit, half of a size that ran out of memory, and the fit of peak memory.
 
     Peak memory is a line in the micro-batch, ``base + slope n``: activations grow with it, weights and optimizer state
-    do not. The line is drawn through the two largest sizes seen; one size tells nothing about larger ones.
+    do not. The line goes through the two largest observed sizes; one size alone does not show the slope.
 
     Args:
-        peaks: what was seen, in any order; what cannot be true is left out.
+        peaks: observations, in any order; implausible ones are left out.
         declared: the user's own limit in samples.
-        memory_bytes: the device's memory; without it peaks tell nothing.
+        memory_bytes: the device's memory; without it, peaks do not give a limit.
     """
     caps = [] if declared is None else [(max(1, declared), f"{declared} samples are declared to fit")]
     failed = [peak.micro_batch_samples for peak in peaks if peak.ran_out and peak.micro_batch_samples > 0]
@@ -61,11 +61,14 @@ def micro_batch_cap(
         slope = (large_bytes - small_bytes) / (large - small)
         if slope > 0:
             room = large + math.floor((USABLE_PART * memory_bytes - large_bytes) / slope)
-            # What has run is known to fit, whatever the line says.
+            # Sizes that have run do fit, whatever the line predicts.
             caps.append(
-                (max(large, room), f"{slope / 2**20:.3g} MiB a sample on {large_bytes / 2**30:.3g} GiB for {large}")
+                (
+                    max(large, room),
+                    f"{large} samples take {large_bytes / 2**30:.3g} GiB, each further one {slope / 2**20:.3g} MiB",
+                )
             )
     if not caps:
-        return MicroBatchCap(samples=None, reason="nothing is known about its memory")
+        return MicroBatchCap(samples=None, reason="no limit is known for its memory")
     samples, reason = min(caps)
     return MicroBatchCap(samples=samples, reason=reason)

@@ -1,10 +1,10 @@
-"""Bounds how many observations of a member are kept: old ones are merged, so that hours of training stay cheap to fit.
+"""Merges old observations, so that the number kept per member is bounded and hours of training stay cheap to fit.
 
-The newest scrapes stay as they came, because a change of speed is found in them. Older ones are merged over blocks of
-some dozens of steps, shape by shape; means and variances of what is merged are those of all its steps together. Scrapes
-between which the speed changed are not merged: the mean of two speeds is nobody's speed. What is very old is dropped,
-except for the newest observation of each share that was not used since: without it, nobody could tell a slope any more
-after some thousands of steps with one and the same share.
+The newest scrapes stay unchanged, because changes of speed are found in them. Older scrapes are merged over blocks of
+some dozens of steps, shape by shape; means and variances are those of all merged steps together. Scrapes with a change
+of speed between them are not merged, because the mean of two speeds means nothing. Very old observations are dropped,
+except for the newest one of each share that was not used since: without it, the slope would be lost after thousands of
+steps with one share.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from itertools import groupby
 from heterotrain_core.perf.counters import MeanVariance, Observation
 
 RECENT_STEPS = 60
+"""Last steps whose scrapes stay unchanged: three times the steps in which a change of speed is found."""
 BLOCK_STEPS = 40
+"""Steps of a merged block, up to the end of its last scrape."""
 MOST_STEPS = 3000
-"""Five half-lives of what a fit remembers."""
+"""Steps that are kept: five half-lives of an observation's weight in a fit."""
 MOST_OLD_SIZES = 8
-"""Of so many shares that were used long ago something is kept, the newest ones."""
+"""Shares not used since of which an observation is kept, the newest ones."""
 _SAME_SPEED_RATIO = 1.15
+"""Ratio of times at one shape up to which two scrapes may be merged."""
 
 
 def merge_old(observations: Sequence[Observation]) -> tuple[Observation, ...]:
-    """Return observations (oldest first, one member's) that say the same in fewer; condensing again changes nothing more."""
+    """Return one member's observations, oldest first, with old ones merged; merging again changes nothing."""
     scrapes = [tuple(scrape) for _, scrape in groupby(observations, key=lambda o: o.ended_s)]
     recent: list[tuple[Observation, ...]] = []
     while scrapes and _steps(recent) < RECENT_STEPS:
@@ -42,9 +45,9 @@ def merge_old(observations: Sequence[Observation]) -> tuple[Observation, ...]:
     dropped: list[tuple[Observation, ...]] = []
     while blocks and _steps(blocks[1:]) + _steps(recent) >= MOST_STEPS:
         dropped.append(blocks.pop(0))
-    old = _remembered(dropped, used={_size(o) for block in (*blocks, *recent) for o in block})
+    old = _newest_of_unused_sizes(dropped, used={_size(o) for block in (*blocks, *recent) for o in block})
     if old and blocks:
-        # In the oldest block that is left, not before it, so that condensing again finds the same blocks.
+        # In the oldest remaining block, not before it, so that merging again finds the same blocks.
         oldest = blocks[0]
         blocks[0] = (*(replace(o, ended_s=oldest[-1].ended_s) for o in old), *oldest)
     elif old:
@@ -52,8 +55,10 @@ def merge_old(observations: Sequence[Observation]) -> tuple[Observation, ...]:
     return tuple(o for block in (*blocks, *recent) for o in block)
 
 
-def _remembered(dropped: Sequence[Sequence[Observation]], *, used: Collection[tuple[int, int]]) -> list[Observation]:
-    """Return the newest observation of each size that nothing later tells of, oldest first."""
+def _newest_of_unused_sizes(
+    dropped: Sequence[Sequence[Observation]], *, used: Collection[tuple[int, int]]
+) -> list[Observation]:
+    """Return the newest observation of each size that no later observation has, oldest first."""
     newest: dict[tuple[int, int], Observation] = {}
     for block in reversed(dropped):
         for observation in reversed(block):
@@ -67,7 +72,7 @@ def _steps(scrapes: Iterable[Sequence[Observation]]) -> int:
 
 
 def _alike(block: Sequence[Sequence[Observation]], scrape: Sequence[Observation]) -> bool:
-    """Tell whether no shape of the scrape took much longer or shorter than in the block."""
+    """Return whether each shape of the scrape took about as long as in the block."""
     for new in scrape:
         olds = [o for old in block for o in old if _shape(o) == _shape(new) and o.compute is not None]
         if not olds or new.compute is None:
@@ -99,7 +104,7 @@ def _merged(block: Sequence[Sequence[Observation]]) -> tuple[Observation, ...]:
 
 def _both(a: Observation, b: Observation) -> Observation:
     def pooled(of_a: MeanVariance | None, of_b: MeanVariance | None) -> MeanVariance | None:
-        return _moments(of_a, a.steps, of_b, b.steps)
+        return _pooled(of_a, a.steps, of_b, b.steps)
 
     return replace(
         b,
@@ -118,8 +123,8 @@ def _both(a: Observation, b: Observation) -> Observation:
     )
 
 
-def _moments(a: MeanVariance | None, steps_a: int, b: MeanVariance | None, steps_b: int) -> MeanVariance | None:
-    """Return mean and variance over the steps of both; what is known of one only is not known of both."""
+def _pooled(a: MeanVariance | None, steps_a: int, b: MeanVariance | None, steps_b: int) -> MeanVariance | None:
+    """Return mean and variance over the steps of both, ``None`` where one of them is unknown."""
     if a is None or b is None:
         return None
     steps = steps_a + steps_b

@@ -1,4 +1,4 @@
-"""What was learned about a job's members and their exchange, with how far it can be trusted."""
+"""Fitted time models of a job's members and of their exchange, and how far to trust them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 
 
 class FitQuality(StrEnum):
-    """How far a fit can be trusted."""
+    """How far to trust a fit."""
 
     OK = "ok"
     """Slope and fixed part are known well enough to predict other shares."""
     THIN = "thin"
-    """Usable near the shares that were seen; further away it rests on an assumption."""
+    """Usable near the observed shares; further away it rests on an assumption."""
     DEGENERATE = "degenerate"
-    """No model follows from the data."""
+    """The data do not determine a model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class LineError:
     """How well a line is known: the error of a weighted regression, as a function of the size.
 
     Attributes:
-        centre_samples: weighted mean of the micro-batch sizes that were seen.
+        centre_samples: weighted mean of the observed micro-batch sizes.
         centre_s: standard error of the line's seconds there.
         slope_s: standard error of its slope, seconds per sample; independent of the error at the centre.
     """
@@ -35,7 +35,7 @@ class LineError:
     slope_s: float
 
     def at(self, samples: float) -> float:
-        """Return the standard error in seconds at a micro-batch of so many samples."""
+        """Return the standard error in seconds at a micro-batch of this size."""
         return math.hypot(self.centre_s, self.slope_s * (samples - self.centre_samples))
 
 
@@ -45,20 +45,20 @@ class MemberModel:
 
     Attributes:
         compute: the coefficients; ``None`` when the quality is degenerate.
-        variation: standard deviation of own compute seconds in one step, relative to their mean; without what all members
-            have in common, where that is known.
+        variation: standard deviation of own compute seconds in one step, relative to their mean; without the part that
+            all members share, where that is known.
         uncertainty_ratio: relative standard error of predicted compute seconds at half and twice the typical share,
-            the worse of the two, from the data of the member and its pool alone; ``inf`` when they cannot tell.
-        error: the same at any size; ``None`` when the data cannot tell.
-        largest_share_samples: the largest share that was seen.
-        steps: steps that the fit rests on.
-        shapes: distinct micro-batch sizes that were seen.
-        pooled: others of its pool are known well, and it leans on them.
-        steps_at_speed: steps since its speed changed last, all of them when it never did.
-        drifted: its speed changed, and the new one has been seen for few steps of one share only.
-        drift_ratio: how much slower it became at the last change (2.0: half as fast), 1.0 when it never changed.
-        quality: how far to trust it.
-        reason: why, in one sentence.
+            the worse of the two, from the data of the member and its pool alone; ``inf`` when they do not determine it.
+        error: the same at any size; ``None`` when the data do not determine it.
+        largest_share_samples: largest observed share.
+        steps: observed steps.
+        shapes: distinct observed micro-batch sizes.
+        pooled: whether the model leans on other members of its pool that are known well.
+        steps_at_speed: steps since the last change of speed, all steps without any.
+        drifted: whether the speed changed, and only few steps of one share were observed since.
+        drift_ratio: new over old seconds at the last change (2.0: half as fast), 1.0 without any.
+        quality: how far to trust the model.
+        reason: the reason for the quality, in one sentence.
     """
 
     compute: ComputeTime | None
@@ -81,10 +81,10 @@ class ExchangeModel:
     """The cluster's exchange.
 
     Attributes:
-        communication: T_o, T_u and gamma; ``None`` while nobody has measured any.
+        communication: T_o, T_u and gamma; ``None`` before any measurement.
         gamma_deviation: standard error of gamma.
-        overhead_s: seconds of a step that are neither compute nor exchange: what the loop itself costs.
-        reason: what it rests on, in one sentence.
+        overhead_s: seconds of a step that are neither compute nor exchange: the cost of the training loop itself.
+        reason: the evidence, in one sentence.
     """
 
     communication: CommunicationTime | None
@@ -112,7 +112,7 @@ def at_pace(model: MemberModel, ratio: float) -> MemberModel:
         backward_fixed_s=ratio * c.backward_fixed_s,
         update_s=ratio * c.update_s,
     )
-    told = error and LineError(
+    scaled = error and LineError(
         centre_samples=error.centre_samples, centre_s=ratio * error.centre_s, slope_s=ratio * error.slope_s
     )
-    return replace(model, compute=slower, error=told)
+    return replace(model, compute=slower, error=scaled)

@@ -1,7 +1,7 @@
-"""A member's usable observations as arrays, before anything is assumed of its fixed part: times, weights, ages, pace.
+"""A member's usable observations as arrays: the input of the regression, before any assumption on the fixed part.
 
-Seconds of a phase that is paid per micro-batch are divided by the number of micro-batches. Old observations count less, and
-as if they had been made at the newest speed. Legend: ``O`` observations.
+Seconds of phases that every micro-batch repeats are divided by the number of micro-batches. Old observations count
+less, and are scaled to the newest speed. Legend: ``O`` observations.
 """
 
 from __future__ import annotations
@@ -17,26 +17,34 @@ from heterotrain_core.perf.drift import Point, changes
 from heterotrain_core.perf.line import ASSUMED, LEAST_STEPS, Flags, Floats, Line, fit_line
 
 NEWEST_STEPS = 20
-"""What so many last steps show is how fast the member is now."""
+"""Last steps that show the current speed."""
 WARM_UP_STEPS = 3
-"""The first steps of a process choose kernels, build buckets and fill caches."""
+"""First steps of a process, left out: they choose kernels, build buckets and fill caches."""
 _HALF_LIFE_STEPS = 600
+"""Steps after which an observation counts half. Fewer follow small changes faster; more average out more noise."""
 _OLDEST_WEIGHT = 0.02
-"""Old observations at other shares still tell the slope, so they are never forgotten altogether."""
+"""Least weight of old observations: those at other shares still show the slope, so they are never forgotten."""
 _MODEL_ERROR = 0.005
-_USUAL_VARIATION = 0.1
+"""Relative error of a time that a line cannot express, however many steps were averaged."""
+_DEFAULT_VARIATION = 0.1
+"""Relative standard deviation of a step while no variance was observed."""
 _USUAL_STEPS = 8
+"""Weight of the usual variation, in steps, next to an observation's own variance."""
 _WARM_UP_VARIATION = 0.5
+"""Relative standard deviation assumed for a process's first observation where it has no variance."""
 _LARGEST_VARIATION = 10.0
+"""Cap on relative standard deviations: more is a broken measurement."""
 _RELEARNED_STEPS = 60
+"""Steps at a new speed after which it counts as known even if only one size was observed."""
 _NOW_STEPS = 40
+"""Last steps whose most frequent share counts as the current one."""
 _BACKWARD_PART = 2 / 3
-"""Where only the sum of phases is known: a backward pass costs about two forward passes."""
+"""Part of the time that is backward, where only the sum of phases is known: backward costs about two forward passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedSlowdown:
-    """By how much all members were slower than usual at each time; between times as in a line, 1 outside of them."""
+    """How many times as long as usual all members took at each time: interpolated between times, 1 outside of them."""
 
     at_s: Floats
     log_ratio: Floats
@@ -48,25 +56,25 @@ class SharedSlowdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegressionData:
-    """What a member's usable observations say before anything is assumed of its fixed part; arrays are ``_O``.
+    """A member's usable observations, ready for a fit; arrays are ``_O``.
 
     Attributes:
         size_O: samples of a micro-batch.
-        seconds_O: mean seconds of a micro-batch, as if all had been seen at the newest speed.
+        seconds_O: mean seconds of a micro-batch, scaled to the newest speed.
         precision_O: inverse squares of their relative errors.
-        weight_O: the same times the trust in their age.
+        weight_O: the same times a weight that falls with age.
         steps_O: steps.
-        newest_O: whether they show how fast the member is now.
+        newest_O: whether an observation shows the current speed.
         began_s_O, ended_s_O: when their steps began and when they were scraped.
-        typical_samples: mean size, newer ones counting more.
-        of_slope, of_fixed: load's and forward's part of the slope, and of the fixed part; the rest is backward's.
+        typical_samples: mean size; newer observations count more.
+        of_slope, of_fixed: part of load and forward in the slope, and in the fixed part; the rest is backward.
         update_s: usual seconds of the update.
         variation: usual relative deviation of a step.
         largest_share_samples: largest share.
         share_now, size_now: the share of most of the last steps, and its micro-batch.
-        drift_ratio: how much slower it became at the last change, 1.0 when it never did.
-        steps_at_speed: steps since then, all of them when it never did.
-        drifted: whether few steps of one size only were seen since.
+        drift_ratio: new over old seconds at the last change of speed, 1.0 without any.
+        steps_at_speed: steps since then, all steps without any.
+        drifted: whether only few steps of one size were observed since.
     """
 
     size_O: Floats
@@ -93,15 +101,15 @@ class RegressionData:
 def summarize(
     observations: Sequence[Observation], *, shared: SharedSlowdown | None = None, steady: bool = False
 ) -> RegressionData | None:
-    """Return what observations, oldest first, say; ``None`` where none can be used.
+    """Return a member's observations as arrays; ``None`` where none is usable.
 
     Args:
-        observations: of one member.
-        shared: how slow all members were at each time: no change of this one's speed.
-        steady: do not look for changes of speed at all.
+        observations: of one member, oldest first.
+        shared: slowdown of all members at each time; it does not count as a change of this member's speed.
+        steady: whether to skip the search for changes of speed.
     """
     seen = [o for o in sorted(filter(usable, observations), key=lambda o: o.ended_s) if _own(o) is not None]
-    seen = _warm([o for o in seen if o.share_samples > 0])
+    seen = _without_warm_up([o for o in seen if o.share_samples > 0])
     if not seen:
         return None
     usual = _usual_variation(seen)
@@ -138,7 +146,7 @@ def summarize(
     if all(o.backward is not None and (o.forward is not None or o.load is not None) for o in seen):
         before = line([_sum(o.load, o.forward) for o in seen])
         backward = line([o.backward for o in seen])
-        # The sum of phases is known best; the phases only say how its slope and its fixed part divide.
+        # The sum of phases is known best; single phases only divide its slope and its fixed part.
         by_mean = _part(_at_mean(before, x_O), _at_mean(backward, x_O), 1 - _BACKWARD_PART)
         of_slope = _part(before.slope, backward.slope, by_mean)
         of_fixed = _part(before.fixed, backward.fixed, by_mean)
@@ -148,6 +156,8 @@ def summarize(
     seconds_O, weight_O = points([_own(o) for o in seen])
     since = moved[-1].first if moved else 0
     at_speed = int(steps_O[since:].sum())
+    # Shares that never vary show only one size, and then the old line at the new speed may hold.
+    one_size = len(set(x_O[since:].tolist())) < 2  # noqa: PLR2004  # a line needs two sizes
     lately: dict[tuple[int, float], float] = {}
     for o, size, after in zip(seen, x_O.tolist(), after_O.tolist(), strict=True):
         if after < _NOW_STEPS:
@@ -172,16 +182,15 @@ def summarize(
         size_now=size_now,
         drift_ratio=moved[-1].ratio if moved else 1.0,
         steps_at_speed=at_speed,
-        # A line needs two points; but shares that never vary show no second one, and the old line at the new speed may hold.
-        drifted=bool(moved) and len(set(x_O[since:].tolist())) < 2 and at_speed < _RELEARNED_STEPS,  # noqa: PLR2004 - two points make a line
+        drifted=bool(moved) and one_size and at_speed < _RELEARNED_STEPS,
     )
 
 
-def _warm(seen: list[Observation]) -> list[Observation]:
-    """Return the observations without those that hold nothing but a process's first steps, if any others are left.
+def _without_warm_up(seen: list[Observation]) -> list[Observation]:
+    """Return the observations without those of only a process's first steps, if any others are left.
 
-    Scrapes may cut the first steps as they like. In an observation of more steps the slow first ones show as a large variance,
-    which takes its weight away.
+    A scrape may fall anywhere within the first steps. In a longer observation, the slow first steps show as a large
+    variance, which reduces its weight.
     """
     warm: list[Observation] = []
     cold_steps = 0
@@ -196,7 +205,7 @@ def _warm(seen: list[Observation]) -> list[Observation]:
 
 
 def _began_s(seen: Sequence[Observation]) -> Floats:
-    """Return when each observation's steps began, ``_O``: at the scrape before, the first ones as long ago as they took."""
+    """Return when each observation's steps began, ``_O``: at the previous scrape, or their own duration before."""
     ends_s = sorted({o.ended_s for o in seen})
     first_s = sum(
         o.steps * mean.mean for o in seen if o.ended_s == ends_s[0] and (mean := o.step or _own(o)) is not None
@@ -214,7 +223,7 @@ def _at_mean(line: Line, x_O: Floats) -> float:
 
 
 def _own(observation: Observation) -> MeanVariance | None:
-    """Return the seconds that are paid per micro-batch: compute without the update."""
+    """Return the seconds that micro-batches take: compute without the update."""
     if observation.compute is not None:
         update = observation.update.mean if observation.update is not None else 0.0
         mean = observation.compute.mean - update
@@ -241,17 +250,17 @@ def _relative_deviation(moments: MeanVariance) -> float | None:
 
 
 def _usual_variation(seen: Sequence[Observation]) -> float:
-    """Return the member's usual variation: the weighted median, which a hiccup in one scrape does not move."""
+    """Return the member's usual variation: the weighted median, which resists an outlier in one scrape."""
     calm = [o for o in seen if not o.warm_up] or list(seen)
     known = [(_relative_deviation(own), o.steps) for o in calm if (own := _own(o)) is not None]
-    found = [(deviation / _middle_deviation(steps), steps) for deviation, steps in known if deviation is not None]
-    return _weighted_median(found) if found else _USUAL_VARIATION
+    found = [(deviation / _median_deviation(steps), steps) for deviation, steps in known if deviation is not None]
+    return _weighted_median(found) if found else _DEFAULT_VARIATION
 
 
-def _middle_deviation(steps: int) -> float:
-    """Return the median of a standard deviation that is estimated from so many normal steps, if the true one is 1.
+def _median_deviation(steps: int) -> float:
+    """Return the median of a standard deviation estimated from so many normal steps, if the true one is 1.
 
-    By Wilson and Hilferty's (1931) cube: two steps show 0.69 of it or less half of the time, ten 0.96.
+    By the cube-root approximation of Wilson and Hilferty (1931): 0.69 for two steps, 0.96 for ten.
     """
     return math.pow(1 - 2 / (9 * (steps - 1)), 1.5)
 
@@ -261,14 +270,14 @@ def _error(observation: Observation, moments: MeanVariance | None, usual: float)
     own = _relative_deviation(moments) if moments is not None else None
     if own is None:
         own = _WARM_UP_VARIATION if observation.warm_up else usual
-    # Few steps estimate their own deviation badly: the usual one counts as some steps more.
+    # Few steps estimate their own deviation badly, so the usual one counts as some more steps.
     own2 = ((observation.steps - 1) * own**2 + _USUAL_STEPS * usual**2) / (observation.steps - 1 + _USUAL_STEPS)
     return math.sqrt(own2 / observation.steps + _MODEL_ERROR**2)
 
 
 def _point(observation: Observation, usual: float, shared: SharedSlowdown | None) -> Point:
     own = _own(observation)
-    assert own is not None  # noqa: S101  # only observations with it come here
+    assert own is not None  # noqa: S101  # callers pass only observations with it
     deviation = _relative_deviation(own)
     if deviation is None:
         deviation = _WARM_UP_VARIATION if observation.warm_up else usual
@@ -282,7 +291,7 @@ def _point(observation: Observation, usual: float, shared: SharedSlowdown | None
 
 
 def _weighted_median(values: Sequence[tuple[float, float]]) -> float:
-    """Return the value below and above which half of the weight lies."""
+    """Return the value with half of the weight below and half above it."""
     ordered = sorted(values)
     half = sum(weight for _, weight in ordered) / 2
     passed = 0.0

@@ -1,14 +1,14 @@
-"""What the members of a job have in common: other work on a shared host, a clock or a quota slows all of them at once.
+"""The pace that all members of a job share: other work on a common host, a clock or a quota slows them at once.
 
-It says nothing about who should have how many samples, but it is most of what varies on a shared machine, and it goes on from
-step to step. So it is taken out of what each member's line is fitted to, and what is left is nearly independent between steps
-and between members. ``r`` is the logarithm of a time over the member's own line, averaged over an observation; members make
-the same steps, so at one time
+The shared pace does not affect which shares are best, but on a shared machine it causes most of the variation, and it
+lasts from step to step. So it is removed before each member's line is fitted; the rest is nearly independent between
+steps and between members. ``r`` is the logarithm of a time over the member's own line, averaged over an observation.
+Members make the same steps, so at one time
 
-    r_i = c + e_i,      c for all of them, e_i of its own, variance s² / steps
+    r_i = c + e_i,      c common to all members, e_i of member i alone, with variance s² / steps
 
-c is the mean over members, shrunk by how far it exceeds what the e_i alone make of a mean (James and Stein):
-``1 - s² / mean(steps c²)``. Legend: ``O`` observations.
+c is the mean over members, shrunk by its excess over the mean that the e_i alone would have (James and Stein):
+``1 - s² / mean(steps c²)``. docs/adr/0017 has the measured gain. Legend: ``O`` observations.
 """
 
 from __future__ import annotations
@@ -21,32 +21,35 @@ import numpy as np
 
 from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_core.perf.counters import MeanVariance, Observation
-from heterotrain_core.perf.line import NOTHING_S, Floats
+from heterotrain_core.perf.line import TINY_S, Floats
 from heterotrain_core.perf.model import MemberModel
 from heterotrain_core.perf.regression_data import RegressionData, SharedSlowdown
 
 NOW_STEPS = 40
-"""What all have in common is taken to go on as over so many last steps; what tells members apart is remembered longer."""
+"""Last steps whose shared pace is expected to continue; differences between members are remembered longer."""
 SMOOTH_STEPS = 4
-"""It is averaged over so many steps at least. Shares sum to the batch: when some go up others go down, so step by step a common
-slowness could also be slopes that are wrong; over a probe's ups and downs it cannot."""
+"""Least steps over which the shared pace is averaged.
+
+Shares sum to the batch, so some rise when others fall. Within a step, wrong slopes could therefore look like a shared
+pace; over both vectors of a probe they cannot.
+"""
 SHARED_STEPS = 8
-"""The same where a change of one member's speed is told from one of all."""
+"""The same where a change of one member's speed is distinguished from a change of all."""
 _LARGEST = math.log(1.5)
-"""One member's own change of speed is no common one, however few members there are to tell."""
+"""Cap on a logarithmic distance: one member's change of speed must not become a shared one, even with few members."""
 _ALONE_RATIO = 1.5
-"""Steps of all members in an observation's time over its own, below which nobody else was seen."""
+"""Weight of all members in an observation's time over its own, up to which the member counts as alone."""
 _LEAST_OWN_PART = 0.3
-"""No member's deviation is less than this part its own: variances of few steps are known badly."""
+"""Least part of a member's deviation that is its own, because variances of few steps are known badly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPace:
-    """What all members have in common.
+    """The members' data without their shared pace, and the current shared pace.
 
     Attributes:
-        data: as they came, but as if every observation had been made at the usual common pace; ``None`` stays.
-        now_ratio: how many times as long as usual steps take lately for all.
+        data: as given, but with every observation scaled to the usual shared pace; ``None`` stays.
+        now_ratio: how many times as long as usual steps take lately, for all members.
     """
 
     data: tuple[RegressionData | None, ...]
@@ -54,24 +57,24 @@ class SharedPace:
 
 
 def remove_shared_pace(data: Sequence[RegressionData | None], models: Sequence[MemberModel]) -> SharedPace:
-    """Return what was seen without what was common, and the common pace of the last steps.
+    """Return the data without the shared pace, and the shared pace of the last steps.
 
     Args:
-        data: of all members that are known, those that have left included; they overlap in time as they may.
-        models: their fits, which need not know of anything common.
+        data: of all known members, including those that have left; they need not overlap in time.
+        models: their fits, which may still contain the shared pace.
     """
     tracks = _tracks(data, models)
-    if len(tracks) < 2:  # noqa: PLR2004 - one member has nothing in common with others
+    if len(tracks) < 2:  # noqa: PLR2004  # a single member shares its pace with no other
         return SharedPace(data=tuple(data))
     at_s = np.unique(np.concatenate([track.at_s for track in tracks.values()]))
     weight = np.sum([np.interp(at_s, track.at_s, track.weight) for track in tracks.values()], axis=0)
     missed = np.sum([np.interp(at_s, track.at_s, track.missed) for track in tracks.values()], axis=0)
-    everybody = _Track(at_s=at_s, steps=np.zeros_like(at_s), weight=weight, missed=missed)
+    all_members = _Track(at_s=at_s, steps=np.zeros_like(at_s), weight=weight, missed=missed)
     common: dict[int, Floats] = {}
     own = between = windows = 0.0
     for number, track in tracks.items():
         from_s, until_s = track.windows()
-        mean, whole = everybody.mean(from_s, until_s)
+        mean, whole = all_members.mean(from_s, until_s)
         mine, part = track.mean(from_s, until_s)
         shared = whole > _ALONE_RATIO * part
         common[number] = np.where(shared, mean, 0.0)
@@ -82,7 +85,7 @@ def remove_shared_pace(data: Sequence[RegressionData | None], models: Sequence[M
     times = windows / len(tracks)
     if between <= 0 or times < 1:
         return SharedPace(data=tuple(data))
-    # By chance alone own and between are alike, give or take the deviation of a mean of squares over so many times.
+    # Without a shared pace, own and between are equal up to the deviation of a mean of squares over so many times.
     shrunk = max(0.0, 1 - (1 + math.sqrt(2 / times)) * own / between)
     found: list[RegressionData | None] = list(data)
     for number, seen in enumerate(data):
@@ -91,22 +94,22 @@ def remove_shared_pace(data: Sequence[RegressionData | None], models: Sequence[M
             found[number] = replace(seen, seconds_O=seen.seconds_O * np.exp(-shrunk * common[number][of_O]))
     newest = max(tracks.values(), key=lambda track: float(track.at_s[-1]))
     since_s = np.interp(newest.steps[-1:] - NOW_STEPS, newest.steps, newest.at_s)
-    now, _ = everybody.mean(since_s, at_s[-1:])
+    now, _ = all_members.mean(since_s, at_s[-1:])
     return SharedPace(data=tuple(found), now_ratio=math.exp(shrunk * float(now[0])))
 
 
 def shared_slowdown(data: Sequence[RegressionData | None], models: Sequence[MemberModel]) -> SharedSlowdown | None:
-    """Return how slow all members were at each time, ``None`` where nobody can tell.
+    """Return the slowdown of all members at each time, ``None`` with fewer than two usable members.
 
-    It is for telling whether one member's speed changed, so it is no mean, which that one would move, but what nobody who was
-    there does without: the least of their distances where all have the same sign, else nothing.
+    It helps to decide whether one member's speed changed. A mean would move with that member, so it is the least of the
+    distances of all members present where these have the same sign, otherwise nothing.
 
     Args:
-        data: of all members that are known, in which no change of speed was looked for.
+        data: of all known members, summarized without a search for changes of speed.
         models: their fits.
     """
     tracks = list(_tracks(data, models).values())
-    if len(tracks) < 2:  # noqa: PLR2004 - one member has nothing in common with others
+    if len(tracks) < 2:  # noqa: PLR2004  # a single member shares its pace with no other
         return None
     at_s = np.unique(np.concatenate([track.at_s[1:] for track in tracks]))
     there, least, most = np.zeros(len(at_s)), np.full(len(at_s), math.inf), np.full(len(at_s), -math.inf)
@@ -133,7 +136,7 @@ def _tracks(data: Sequence[RegressionData | None], models: Sequence[MemberModel]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Track:
-    """One member's steps, their weight and its weighted distance from its line, summed up to each moment."""
+    """One member's steps, their weight, and their weighted distance from its line, each summed up to each time."""
 
     at_s: Floats
     steps: Floats
@@ -144,8 +147,8 @@ class _Track:
     def of(cls, seen: RegressionData, line: ComputeTime) -> _Track:
         rate = line.per_sample_s + line.backward_per_sample_s
         fixed = line.fixed_s + line.backward_fixed_s
-        expected_O = np.maximum(rate * seen.size_O + fixed, NOTHING_S)
-        distance_O = np.clip(np.log(np.maximum(seen.seconds_O, NOTHING_S) / expected_O), -_LARGEST, _LARGEST)
+        expected_O = np.maximum(rate * seen.size_O + fixed, TINY_S)
+        distance_O = np.clip(np.log(np.maximum(seen.seconds_O, TINY_S) / expected_O), -_LARGEST, _LARGEST)
         ends_s, place_O = np.unique(seen.ended_s_O, return_inverse=True)
 
         def summed(values_O: Floats) -> Floats:
@@ -159,7 +162,7 @@ class _Track:
         )
 
     def windows(self) -> tuple[Floats, Floats]:
-        """Return from when until when each scrape is looked at: its own time, or longer where it holds few steps."""
+        """Return the interval for each scrape: its own time, or a longer one where it holds few steps."""
         middle = (self.steps[1:] + self.steps[:-1]) / 2
         half = np.maximum(np.diff(self.steps), SMOOTH_STEPS) / 2
         begin = np.clip(middle - half, 0.0, max(0.0, self.steps[-1] - SMOOTH_STEPS))
@@ -167,27 +170,27 @@ class _Track:
         return np.interp(begin, self.steps, self.at_s), np.interp(end, self.steps, self.at_s)
 
     def mean(self, from_s: Floats, until_s: Floats) -> tuple[Floats, Floats]:
-        """Return the mean distance within intervals, and its weight; 0 and 0 where there was no step."""
+        """Return the mean distance within intervals, and its weight; both are 0 where there was no step."""
         weight = np.interp(until_s, self.at_s, self.weight) - np.interp(from_s, self.at_s, self.weight)
         missed = np.interp(until_s, self.at_s, self.missed) - np.interp(from_s, self.at_s, self.missed)
-        return np.where(weight > 0, missed / np.maximum(weight, NOTHING_S), 0.0), weight
+        return np.where(weight > 0, missed / np.maximum(weight, TINY_S), 0.0), weight
 
 
 def own_variations(observations: Sequence[Sequence[Observation]], variations: Sequence[float]) -> tuple[float, ...]:
-    """Return each member's relative deviation of a step without what all members have in common.
+    """Return each member's relative deviation of a step without the part that all members share.
 
-    The step ends with the last member, so within the steps of one observation ``cov(step, compute_i) / (step compute_i)`` is
-    the common variance v, and for the last one its own besides: for normal times ``v + p_i own_i²`` with the chance p_i that
-    i is the last (Stein's lemma), and the p_i sum to 1. The covariance follows from the three variances that are exported,
-    because synchronisation is what a step has beyond compute. Where the exchange takes part of the step, v is too small
-    rather than too large.
+    The step ends with the last member. So within the steps of one observation ``cov(step, compute_i) / (step
+    compute_i)`` is the shared variance v, plus the own variance of the last member: for normal times ``v + p_i
+    own_i²``, with the probability p_i that i is the last (Stein's lemma); the p_i sum to 1. The covariance follows from
+    the three exported variances, because synchronisation is the step without compute. Where the exchange takes part of
+    the step, v is too small rather than too large.
 
     Args:
-        observations: by member, those in force together.
-        variations: total relative deviations, as many.
+        observations: by member, for the members of the current plan.
+        variations: total relative deviations, one for each member.
     """
     found = [mean for mean in map(_with_step, observations) if mean is not None]
-    if len(found) < 2 or len(found) < len(observations):  # noqa: PLR2004 - as above
+    if len(found) < 2 or len(found) < len(observations):  # noqa: PLR2004  # as above
         return tuple(variations)
     own = sum(variance for _, variance in found) / len(found)
     common = max(0.0, (sum(covariance for covariance, _ in found) - own) / (len(found) - 1))
@@ -195,10 +198,10 @@ def own_variations(observations: Sequence[Sequence[Observation]], variations: Se
 
 
 def _with_step(observations: Sequence[Observation]) -> tuple[float, float] | None:
-    """Return mean relative covariance of compute with the step, and variance of compute, within observations."""
+    """Return the mean relative covariance of compute with the step, and variance of compute, within observations."""
     covariance = variance = weight = 0.0
     for o in observations:
-        if o.warm_up or o.steps < 2:  # noqa: PLR2004 - one step has no spread
+        if o.warm_up or o.steps < 2:  # noqa: PLR2004  # one step has no spread
             continue
         spreads = [_spread(moments) for moments in (o.step, o.compute, o.sync)]
         if o.step is None or o.compute is None or None in spreads or not (o.step.mean > 0 and o.compute.mean > 0):

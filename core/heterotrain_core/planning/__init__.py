@@ -1,1 +1,1 @@
-"""What a job's plan says about shares, decided from evidence."""
+"""Global batch and shares of a job's plan, decided from its telemetry."""

@@ -13,9 +13,9 @@ from heterotrain_core.planning.fitting import MemberFits, fit_members
 from heterotrain_core.split.balance import Infeasible, Split, balance
 
 OPTIMISTIC_FIXED_PART = ASSUMED.ratio + ASSUMED.deviation
-"""Fixed part of a member's time where only one size was observed: as large as is plausible, because only a larger batch shows it."""
+"""Fixed part of a member's time where only one size was observed: as large as plausible, to try a larger batch."""
 LEAST_STEPS = 12
-"""Steps of each member at its present speed before the batch changes: fewer noisy steps would move it back and forth."""
+"""Steps of each member at its present speed before the batch changes; fewer would move it back and forth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +61,11 @@ class BatchDecision:
 
 
 def decide_batch(request: BatchRequest, *, fits: MemberFits | None = None) -> BatchDecision | Infeasible:
-    """Return the batch with the highest goodput; the current or the base batch while speeds or noise are not known well.
+    """Return the batch with the highest goodput; the current or the base batch while speed or noise is unclear.
 
     The batch grows step by step, because speeds and noise are extrapolated: each candidate is judged by shares near the
-    observed shares of each member. Stable: with the decided batch as the current one, the same evidence decides it again.
+    observed shares of each member. Stable: with the decided batch as the current one, the same evidence decides it
+    again.
 
     Args:
         request: members, limits and noise.
@@ -106,8 +107,9 @@ def decide_batch(request: BatchRequest, *, fits: MemberFits | None = None) -> Ba
 def _optimistic(compute: ComputeTime, model: MemberModel) -> ComputeTime:
     """Return a member's line with an optimistic fixed part where only one size was observed, otherwise unchanged.
 
-    Even shares show no second size while the batch stays, so the assumed fixed part decides whether the batch ever moves.
-    A larger batch is tried where it would pay with a large fixed part, and taken back if the fixed part turns out small.
+    Even shares show no second size while the batch stays, so the assumed fixed part decides whether the batch ever
+    moves. A larger batch is tried where it would pay with a large fixed part, and taken back if the fixed part turns
+    out small.
     """
     size = model.largest_share_samples
     rate, fixed = compute.per_sample_s + compute.backward_per_sample_s, compute.fixed_s + compute.backward_fixed_s

@@ -28,7 +28,8 @@ class MemberFits:
     Attributes:
         evidence: the members, by rank.
         former: members that have left.
-        data: observations of ``evidence`` and ``former`` as arrays, without the shared pace; ``None`` where none is usable.
+        data: observations of ``evidence`` and ``former`` as arrays, without the shared pace; ``None`` where none is
+            usable.
         alone: the model of each of them from its own data.
         now_ratio: how many times as long as usual steps take lately, for all members.
         exchange: the cluster's exchange.
@@ -47,7 +48,8 @@ class MemberFits:
         ``compute`` is ``None`` only where no member was ever observed.
 
         Args:
-            total_samples: the global batch for which shares are sought. If it is about the one of the last steps, models
+            total_samples: the global batch for which shares are sought. If it is about the one of the last steps,
+            models
                 are fitted to be right near the shares of those steps, in case times are not linear. Otherwise, or with
                 ``None``, they are fitted for all shares alike.
         """

@@ -1,8 +1,8 @@
-"""Small variations of the shares within an epoch, so that speeds are known after one epoch instead of two.
+"""Probes: small variations of the shares within an epoch, so that speeds are known after one epoch instead of two.
 
-Even shares, or any fixed ones, show each member at one point only, and nothing then tells its slope from its fixed
-part. The gradient stays exact whatever the shares, so varying them costs a little time and no accuracy. Two opposite
-vectors take turns every few steps: a short epoch shows both, and slow drift or a warm-up hits both alike.
+Fixed shares show each member at one size only, where its slope and its fixed part cannot be separated. The gradient is
+exact for any shares, so varying them costs a little time and no accuracy. Two opposite vectors take turns every few
+steps: a short epoch shows both, and slow drift or a warm-up affects both alike.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 VARIATION = 0.5
+"""Part of its share by which a share varies. Less shows the slope less well, more costs more time."""
 LARGEST_VARIATION = 0.7
-"""Of the side that has fewer members to vary: three members go +0.3, +0.3, -0.45 or so."""
+"""The same on the side with fewer members: three members vary by about +0.3, +0.3 and -0.45."""
 PROBE_STEPS = 2
+"""Steps for each vector of a probe."""
 ROUNDS = 4
+"""Turns of both variations in a probe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,15 +32,15 @@ class Limits:
 def probe_vectors(
     shares: Sequence[int], limits: Sequence[Limits], learners: Sequence[int]
 ) -> tuple[tuple[int, ...], ...]:
-    """Return share vectors around ``shares`` in which the ``learners`` vary; each has the same sum. Empty when none can.
+    """Return share vectors around ``shares`` in which the ``learners`` vary, with the same sum; empty when none can.
 
-    The vectors are to be used ``PROBE_STEPS`` steps each: first ``shares`` itself (a process's first steps are slow,
-    and this shape is seen again later), then both variations in turn.
+    Each vector is for ``PROBE_STEPS`` steps: first ``shares`` itself (a process's first steps are slow, and this shape
+    occurs again later), then both variations in turn.
 
     Args:
         shares: samples by rank.
         limits: by rank.
-        learners: ranks whose speed has to be learned; the others take up the difference.
+        learners: ranks whose speed has to be learned; the others absorb the difference.
     """
     moves = _moves(shares, limits, learners)
     up = _vector(shares, limits, moves)
@@ -47,7 +50,7 @@ def probe_vectors(
 
 
 def _moves(shares: Sequence[int], limits: Sequence[Limits], learners: Sequence[int]) -> list[float]:
-    """Return by how much each share goes up in the first variation; the sum is zero."""
+    """Return the change of each share in the first variation; the sum is zero."""
     up: list[int] = []
     down: list[int] = []
     reach = {rank: max(VARIATION * shares[rank], limits[rank].granularity) for rank in learners}
@@ -59,12 +62,12 @@ def _moves(shares: Sequence[int], limits: Sequence[Limits], learners: Sequence[i
     spare = sum(shares[rank] for rank in others)
     high, low = sum(reach[rank] for rank in up), sum(reach[rank] for rank in down)
     if not others:
-        # Nobody else takes up the difference: the lighter side moves more, as far as it may, the heavier one less.
+        # No other member absorbs the difference: the lighter side moves more, as far as allowed, the heavier one less.
         most = LARGEST_VARIATION / VARIATION
         common = min(max(high, low), most * min(high, low))
         high, low = (common / side if side else 0.0 for side in (high, low))
     else:
-        # Those whose speed is known take the difference up, but are not driven off their shares for it.
+        # Members of known speed absorb the difference, but stay near their shares.
         room = VARIATION * spare
         high, low = min(1.0, (low + room) / high) if high else 0.0, min(1.0, (high + room) / low) if low else 0.0
     for sign, side, factor in ((1.0, up, high), (-1.0, down, low)):
@@ -85,7 +88,7 @@ def _vector(shares: Sequence[int], limits: Sequence[Limits], moves: Sequence[flo
         most = wanted if limit.most is None else limit.most // limit.granularity * limit.granularity
         vector.append(max(min(wanted, most), -(-limit.least // limit.granularity) * limit.granularity))
     missing = sum(shares) - sum(vector)
-    # Rounding and limits leave a rest; whoever moves least takes it, so that the variation stays visible.
+    # Rounding and limits leave a rest. The members that move least take it, so that the variation stays visible.
     for rank in sorted(range(len(shares)), key=lambda rank: (abs(moves[rank]), rank)):
         limit = limits[rank]
         room = missing if limit.most is None or missing < 0 else min(missing, limit.most - vector[rank])

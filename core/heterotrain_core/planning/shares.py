@@ -1,8 +1,8 @@
 """The shares of a job's next plan: from telemetry to models, from models to an optimal split, with a reason.
 
 The first plan has even shares and probes; later shares follow the evidence. A member without evidence of its own (a
-joiner) is taken to be like the others of its pool, or like the middle member. Deciding again on the same evidence changes
-nothing.
+joiner) is taken to be like the others of its pool, or like the middle member. Deciding again on the same evidence
+changes nothing.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class SharesDecision:
         division: the shares and what they rest on, as a plan carries them.
         gain_ratio: predicted part of a step that the shares save against the current ones, e.g. 0.1; 0 when the current
             shares stay, 1 when there are none that could stay.
-        changed: whether the shares differ from the current ones. A probe that begins or ends does not change the shares,
-            but is also a reason for a new revision.
+        changed: whether the shares differ from the current ones. A probe that begins or ends does not change the
+            shares, but is also a reason for a new revision.
         relearn: members whose speed changed.
         stragglers: members without which the rest would be faster.
         models: the fitted model of each member, with its quality and reason.

@@ -1,11 +1,11 @@
-"""How much of a predicted gain could be mere chance: the errors of the fits, chosen by an optimum for their size.
+"""Significance of a predicted gain: how large a gain the errors of the fits alone could suggest.
 
-Other shares look better than the current ones even where they are not: each member's line is off by chance, and the
-optimum takes samples from whoever looks slow. Say that the current shares are the best ones, so that all members end
-together at T. Member i's line is off by a normal error of deviation e_i there; the slowest seems to end at
-``T + max_i e_i``, the optimum, which levels all of them, at about T. So chance alone promises a gain of ``max_i e_i / T``,
-and with probability ``1 - FALSE_CHANGES`` no more than that maximum's quantile. A gain beyond it is believed.
-Members that do not hold up the step make the quantile larger than it need be, never smaller.
+Other shares look better than the current ones even where they are not: each member's line has a random error, and the
+optimum takes samples from members that look slow. Suppose that the current shares are the best ones, so that all
+members end together at T. Member i's line has a normal error of deviation e_i there. The slowest member then seems to
+end at ``T + max_i e_i``, and the optimum, which levels all members, at about T. So chance alone suggests a gain of
+``max_i e_i / T``, and with probability ``1 - FALSE_CHANGES`` no more than that maximum's quantile. A larger gain is
+believed. Members that do not hold up the step make the quantile larger than necessary, never smaller.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from heterotrain_core.perf.model import MemberModel
 from heterotrain_core.split.balance import Split
 
 FALSE_CHANGES = 0.05
-"""Part of decisions over shares that are already the best ones in which chance alone promises more."""
+"""Part of decisions about shares that are already best in which chance alone suggests a larger gain."""
 USUAL_VARIATION = 0.1
-"""Of a step, while too few were seen to tell: how uncertain a member is then follows from how many there were."""
+"""Least relative deviation of a step where the fit has no error; the error then follows from the number of steps."""
 
 
 def false_positive_gain(models: Sequence[MemberModel], now: Split) -> float:
-    """Return the part of a step that other shares seem to save by the errors of the fits alone; infinite if nothing was seen.
+    """Return the part of a step that other shares seem to save by fit errors alone; infinite without observations.
 
-    A member seen at one share only has a line that rests on an assumption; where it is now it is still known from its steps.
+    A member observed at one share only has a line that rests on an assumption, but its steps show its time at that
+    share.
 
     Args:
         models: by rank.

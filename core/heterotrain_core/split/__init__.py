@@ -1,1 +1,1 @@
-"""How one global batch is divided: the least step time that floors, caps and memory allow, exact to the last sample."""
+"""Division of one global batch: the least step time that floors, caps and memory allow, exact to the last sample."""

@@ -1,7 +1,7 @@
-"""Share one global batch so that the slowest member finishes as early as possible, exact to the last sample.
+"""Divide one global batch so that the slowest member finishes as early as possible, exact to the last sample.
 
-The same function runs in the operator, in the forecast and in the trainer's survivors, so that all of them know the same
-shares from the same models.
+The operator, the forecast and the trainer's surviving workers run the same function, so they get the same shares from
+the same models.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from heterotrain_core.split.gaps import Run, pick
 from heterotrain_core.split.level import least_shares
 from heterotrain_core.split.member import SplitMember, member_problem
 from heterotrain_core.split.proportion import evenly, in_proportion
-from heterotrain_core.split.result import Infeasible, Split, described
+from heterotrain_core.split.result import Infeasible, Split, describe
 from heterotrain_core.split.step_time import Ints, Timing
 
 __all__ = ["Infeasible", "Split", "balance", "balance_many", "evaluate", "evenly", "in_proportion"]
@@ -30,8 +30,8 @@ def balance(
     """Return the shares with the least step time ``max_i t_i(b_i)`` under floors, caps and granularity.
 
     Provably optimal in integers: the least level at which the members together take the batch is one of finitely many
-    step times, and that one is found (``level``); tables that fall and mixed granularities are followed exactly
-    (``gaps``). Among optimal divisions the others are levelled, too, and ties go evenly to the lower ranks.
+    step times, and ``level`` finds it. ``gaps`` treats falling tables and mixed granularities exactly. Among optimal
+    divisions, the other members are levelled as well, and ties go evenly to the lower ranks.
 
     Args:
         total_samples: the global batch, at least 1.
@@ -57,14 +57,14 @@ def balance_many(
         answers = iter([_with_gaps(total, members, communication, timing, sorted(odd)) for total in feasible])
     else:
         shares_CW = least_shares(timing, feasible)
-        answers = iter(described(timing, members, shares_CW))
+        answers = iter(describe(timing, members, shares_CW))
     return tuple(next(answers) if limit is None else limit for limit in limits)
 
 
 def evaluate(
     shares: Sequence[int], members: Sequence[SplitMember], *, communication: CommunicationTime = _ALONE
 ) -> Split | Infeasible:
-    """Return what given shares come to, optimal or not; infeasible where they break a floor, a cap or a granularity."""
+    """Return the times of given shares, optimal or not; infeasible where they break a floor, cap or granularity."""
     if problem := _problem(members, communication):
         return problem
     if len(shares) != len(members):
@@ -82,12 +82,12 @@ def evaluate(
         )
     if not any(shares):
         return Infeasible(reason="all shares are zero", limit=1)
-    return described(timing, members, shares_W[None, :])[0]
+    return describe(timing, members, shares_W[None, :])[0]
 
 
 def _problem(members: Sequence[SplitMember], communication: CommunicationTime) -> Infeasible | None:
     if not members:
-        return Infeasible(reason="there is nobody to share the batch: add a member")
+        return Infeasible(reason="there are no members to share the batch: add one")
     for index, member in enumerate(members):
         if clause := member_problem(member):
             return Infeasible(reason=f"member {index} {clause}")
@@ -98,13 +98,14 @@ def _problem(members: Sequence[SplitMember], communication: CommunicationTime) -
 
 
 def _limit_problems(totals: Sequence[int], members: Sequence[SplitMember], timing: Timing) -> list[Infeasible | None]:
-    """Return for each batch what limits it out, ``None`` where they allow it."""
+    """Return for each batch the limit that forbids it, ``None`` where all allow it."""
     crossed = np.flatnonzero(timing.lo_W > timing.cap_W).tolist()
     if crossed:
         member = members[crossed[0]]
         broken = Infeasible(
             reason=f"member {crossed[0]} needs at least {member.floor_samples} samples but may have at most "
-            f"{int(timing.cap_W[crossed[0]])} (granularity {member.granularity_samples}): lower its floor or leave it out"
+            f"{int(timing.cap_W[crossed[0]])} (granularity {member.granularity_samples}): lower its floor "
+            "or leave it out"
         )
         return [broken] * len(totals)
     least, most = int(timing.lo_W.sum()), int(timing.cap_W.sum())
@@ -131,7 +132,7 @@ def _limit_problem(total: int, least: int, most: int, unit: int) -> Infeasible |
         )
     if total % unit:
         return Infeasible(
-            reason=f"the global batch of {total} is no multiple of the granularity {unit}",
+            reason=f"the global batch of {total} is not a multiple of the granularity {unit}",
             limit=max(total // unit * unit, -(-least // unit) * unit),
         )
     return None
@@ -140,7 +141,7 @@ def _limit_problem(total: int, least: int, most: int, unit: int) -> Infeasible |
 def _with_gaps(
     total: int, members: Sequence[SplitMember], communication: CommunicationTime, timing: Timing, odd: list[int]
 ) -> Split | Infeasible:
-    """Return the optimum where some members' reachable shares have gaps, by bisection on the level down to one float."""
+    """Return the optimum where some members' reachable shares have gaps, by bisection on the level to one float."""
     unit = math.gcd(*(member.granularity_samples for member in members))
     smooth = [index for index in range(len(members)) if index not in set(odd)]
     groups = sorted({members[index].granularity_samples for index in smooth})
@@ -170,8 +171,8 @@ def _with_gaps(
     best = choice(high)
     if best is None:
         return Infeasible(
-            reason=f"no shares sum to {total} with these granularities, floors and caps: use a batch that is a multiple "
-            "of the largest granularity"
+            reason=f"no shares sum to {total} with these granularities, floors and caps: "
+            "use a batch that is a multiple of the largest granularity"
         )
     while low < (middle := (low + high) / 2) < high:
         found = choice(middle)
@@ -185,4 +186,4 @@ def _with_gaps(
         shares_W[columns] = least_shares(part, (amount * unit,))[0]
     for index, amount in zip(odd, best[len(groups) :], strict=True):
         shares_W[index] = amount * unit
-    return described(timing, members, shares_W[None, :])[0]
+    return describe(timing, members, shares_W[None, :])[0]

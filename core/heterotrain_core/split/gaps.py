@@ -1,9 +1,9 @@
-"""Divisions where not every number of samples can be reached: tables that fall, and mixed granularities.
+"""Divisions where not every number of samples can be reached: falling tables, and mixed granularities.
 
-Within a level such members take shares from a set with gaps, and "the members together can take enough" no longer
-means that they can take exactly the batch. Sums of sets are then followed as bits of one integer: bit ``b`` says that
-``b`` samples can be reached. Members without gaps of their own count together, by granularity, as one arithmetic
-progression, so the work grows with the number of odd members only.
+Within a level, such members take shares from a set with gaps. Then "the members together can take enough" does not
+imply that they can take exactly the batch. Sums of such sets are represented as bits of one integer: bit ``b`` means
+that ``b`` samples can be reached. Members without gaps count together, by granularity, as one arithmetic progression,
+so the work only grows with the number of members with gaps.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Run:
 
 
 def sums(sets: Sequence[Sequence[Run]], total: int) -> list[int]:
-    """Return bit sets of the sums up to ``total`` that the first 0, 1, 2, … of the sets reach, one share of each."""
+    """Return bit sets of the sums up to ``total`` that the first 0, 1, 2, … sets reach with one share from each."""
     mask = (1 << (total + 1)) - 1
     reached = [1]
     for runs in sets:
@@ -52,7 +52,7 @@ def pick(sets: Sequence[Sequence[Run]], total: int) -> tuple[int, ...] | None:
 
 
 def _largest_in(run: Run, before: int, left: int) -> list[int]:
-    """Return the largest share of the run whose complement was reached before, as a list of at most one."""
+    """Return the largest share of the run whose complement is in ``before``, as a list of at most one."""
     share = run.first + (min(run.last, left) - run.first) // run.stride * run.stride
     while share >= run.first:
         if before >> (left - share) & 1:
@@ -62,7 +62,7 @@ def _largest_in(run: Run, before: int, left: int) -> list[int]:
 
 
 def _add(reached: int, run: Run, mask: int) -> int:
-    """Return the sums after adding one share of the run: doubling covers an arithmetic progression in log steps."""
+    """Return the sums after adding one share of the run; doubling covers the progression in logarithmic steps."""
     last = min(run.last, mask.bit_length() - 1)
     if last < run.first:
         return 0

@@ -1,8 +1,9 @@
 """The least level at which the members together take a whole batch: exact over the finite set of possible step times.
 
-Every ``t_i`` never falls with the share, so the samples that all members finish within a level never fall with the
-level. The least level with enough of them is one of the values ``t_i(n)``, and any integer division that fits under it
-is optimal. Legend: ``W`` members, ``C`` candidate batches.
+No ``t_i`` falls with the share, so the samples that all members finish within a level do not fall with the level. The
+least sufficient level is one of the values ``t_i(n)``, and any integer division within it is optimal.
+
+Legend: ``W`` members, ``C`` candidate batches.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ from heterotrain_core.split.proportion import in_proportion
 from heterotrain_core.split.step_time import Floats, Ints, Timing
 
 _NEWTON_STEPS = 24
+"""Most Newton steps for the real-valued level; the exact step corrects the rest."""
 _SMALL_SPREAD = 64
+"""Granules between two levels, besides four for each member, that are listed one by one instead of halving further."""
 
 
 def least_shares(timing: Timing, totals: Sequence[int]) -> Ints:
     """Return for each total the shares ``_CW`` with the least greatest step time.
 
-    Members whose floor alone takes longer than the level keep their floor, and the others are levelled among themselves.
-    Samples that the level leaves over are taken from those that reach it exactly, evenly, highest rank first.
+    Members whose floor alone takes longer than the level keep their floor, and the others are levelled among
+    themselves. Surplus samples are removed evenly from the members that reach the level exactly, highest rank first.
 
     All members have one granularity, of which each total is a multiple between the sums of floors and caps.
     """
-    # The exact step below makes up for a quarter of a granule a member, and jumps between micro-batches leave no less.
+    # A quarter of a granule per member is close enough: the exact step corrects it, and micro-batches jump by more.
     near = 0.25 * float(timing.granularity_W.sum())
     starts = real_levels(timing, np.array(totals, dtype=float), near_samples=near)
     firsts = timing.most(starts[:, None])
@@ -42,7 +45,7 @@ def real_levels(
         timing: the members.
         totals_C: samples; between the sums of floors and caps.
         counts_CW: how many members of each kind there are; ``None`` for one of each.
-        near_samples: by how much the samples at the level may miss the total, besides rounding.
+        near_samples: tolerated difference between the samples at the level and the total, besides rounding.
     """
     shape = (len(totals_C), len(timing.lo_W))
     low: Floats = timing.step_s(np.broadcast_to(timing.lo_W, shape)).min(axis=1)
@@ -74,7 +77,7 @@ def _exact(timing: Timing, total: int, start: float, first_W: Ints) -> Ints:
         return timing.hi_W.copy()
     low, few_W, high, many_W = _bracket(timing, total, start, first_W)
     low, few_W, high, many_W = _narrow(timing, total, low=low, few_W=few_W, high=high, many_W=many_W)
-    # What is left between the two levels is few: list each further granule with the time at which it would be done.
+    # Only few granules lie between the two levels: list each of them with its completion time.
     more_W = (many_W - few_W) // granularity
     columns = np.repeat(np.arange(len(more_W)), more_W)
     ordinal = np.arange(len(columns)) - np.repeat(np.cumsum(more_W) - more_W, more_W) + 1
@@ -89,7 +92,7 @@ def _exact(timing: Timing, total: int, start: float, first_W: Ints) -> Ints:
 
 
 def _bracket(timing: Timing, total: int, start: float, first_W: Ints) -> tuple[float, Ints, float, Ints]:
-    """Return a level with too few samples and one with enough, and the shares at both; close together as a rule."""
+    """Return a level with too few samples and one with enough, usually close together, and the shares at both."""
     granularity = int(timing.granularity_W[0])
     missing = (total - int(first_W.sum())) // granularity
     if missing > 0:
@@ -111,7 +114,7 @@ def _bracket(timing: Timing, total: int, start: float, first_W: Ints) -> tuple[f
 def _narrow(
     timing: Timing, total: int, *, low: float, few_W: Ints, high: float, many_W: Ints
 ) -> tuple[float, Ints, float, Ints]:
-    """Return a bracket between whose levels only few granules lie, or which no float divides any more."""
+    """Return a bracket with only few granules between its levels, or one that no float divides."""
     granularity = int(timing.granularity_W[0])
     halve = False
     while int((many_W - few_W).sum()) > (4 * len(few_W) + _SMALL_SPREAD) * granularity:

@@ -1,4 +1,4 @@
-"""What the split knows about one member: how long a share takes, and which shares it may be given."""
+"""One member as input of the split: the time of each share, and the allowed shares."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from heterotrain_core.contract.plan import ComputeTime
 class TableTime:
     """Measured step times: linear between the points, flat below the first, no share beyond the last.
 
-    It need be neither convex nor monotone. It has no separate backward part, so communication cannot hide behind it.
+    Need not be convex or monotone. There is no separate backward part, so communication cannot overlap with it.
 
     Attributes:
         points: (samples, seconds), by growing samples; at least one.
@@ -24,11 +24,11 @@ class TableTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitMember:
-    """One rank, or anything else with a time curve (a whole pipeline, too), as the split sees it.
+    """One rank, or anything else with a time curve such as a whole pipeline, as input of the split.
 
     Attributes:
         compute: own seconds for a share. A share of 0 takes no micro-batch, so only ``ComputeTime.update_s`` is left.
-        floor_samples: least share, 0 allows none.
+        floor_samples: least share; 0 allows an empty share.
         cap_samples: largest share, whatever the micro-batches; ``None`` when there is no limit.
         micro_cap_samples: largest micro-batch; a larger share is accumulated over ``ceil(share / micro_cap)``
             micro-batches of nearly equal size. ``None`` when everything fits at once.
@@ -43,7 +43,7 @@ class SplitMember:
 
 
 def member_problem(member: SplitMember) -> str | None:
-    """Return in one clause what makes the member unusable, ``None`` when it is sound."""
+    """Return in one clause why the member is unusable, ``None`` when it is sound."""
     if member.floor_samples < 0:
         return f"has a negative floor ({member.floor_samples})"
     if member.granularity_samples < 1:
@@ -68,11 +68,11 @@ def member_problem(member: SplitMember) -> str | None:
     )
     if not all(math.isfinite(x) and x >= 0 for x in parts):
         return "has a time model with a negative or infinite part"
-    return None if any(x > 0 for x in parts) else "is said to need no time at all"
+    return None if any(x > 0 for x in parts) else "has a time model without any time"
 
 
 def micro_batch_count(share_samples: int, micro_cap_samples: int | None) -> int:
-    """Return how many micro-batches a share takes: none for an empty share, one while it fits."""
+    """Return the number of micro-batches of a share: none for an empty share, one while it fits."""
     if share_samples <= 0:
         return 0
     return 1 if micro_cap_samples is None else -(-share_samples // micro_cap_samples)

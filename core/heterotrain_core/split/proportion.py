@@ -1,4 +1,4 @@
-"""Divisions of a batch that need no time model: even shares, and shares in a given proportion."""
+"""Divisions of a batch without a time model: even shares, and shares in a given proportion."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def evenly(total_samples: int, members: int) -> tuple[int, ...]:
-    """Return even shares; what is left over goes to the lowest ranks, one sample each.
+    """Return even shares; the remainder goes to the lowest ranks, one sample each.
 
     Raises:
         ValueError: fewer than one member, or a negative total.
@@ -20,8 +20,8 @@ def evenly(total_samples: int, members: int) -> tuple[int, ...]:
 def in_proportion(total_samples: int, shares: Sequence[int]) -> tuple[int, ...]:
     """Return ``total_samples`` divided in proportion to ``shares``, in whole samples, by largest remainder.
 
-    Integer arithmetic, ties to the lower rank: every rank that computes it gets the same answer. All-zero shares are
-    divided evenly. With a total that is the sum of the shares, the answer is the shares themselves.
+    Integer arithmetic, ties to the lower rank: every rank computes the same result. All-zero shares are divided evenly.
+    If the total is the sum of the shares, the result is the shares themselves.
 
     Raises:
         ValueError: no shares, a negative share or a negative total.

@@ -1,4 +1,4 @@
-"""What comes out of dividing a batch: shares with their times, what binds each member, the bound, or why there are none."""
+"""The result of dividing a batch: shares with their times and binding constraints, or why there are none."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Split:
     Attributes:
         shares: samples per member, by rank; they sum to the global batch.
         micro_batches: micro-batches per member, 0 for an empty share.
-        step_s: predicted seconds of a step: of ``balance`` the least possible.
+        step_s: predicted seconds of a step; from ``balance``, the least possible.
         member_s: when the step would end if the member alone held it up; the largest is ``step_s``.
         own_s: each member's own compute seconds.
-        bindings: what keeps each member from helping more. Memory: at its cap, and one granule more would still
-            finish before the slowest. Floor: at its floor, and somebody else would do its last granule sooner (also an
-            empty share). Otherwise compute or communication, by which of the two terms its step time is.
+        bindings: each member's binding constraint. Memory: at its cap, although one granule more would still finish
+            before the slowest. Floor: at its floor, although another member would finish its last granule sooner (also
+            an empty share). Otherwise compute or communication, whichever term determines its step time.
         solo_samples_per_s: sum over members of share / own compute seconds.
         efficiency: (global batch / step_s) / solo_samples_per_s, in (0, 1].
         reason: one sentence for people.
@@ -46,7 +46,7 @@ class Infeasible:
     """No division exists.
 
     Attributes:
-        reason: what forbids it and what would help, in one sentence.
+        reason: the obstacle and a remedy, in one sentence.
         limit: the nearest global batch that floors and caps allow, in samples; ``None`` where no batch would help.
     """
 
@@ -54,8 +54,8 @@ class Infeasible:
     limit: int | None = None
 
 
-def described(timing: Timing, members: Sequence[SplitMember], shares_CW: Ints) -> list[Split]:
-    """Return what each row of shares comes to: its times, what binds each member, and the bound.
+def describe(timing: Timing, members: Sequence[SplitMember], shares_CW: Ints) -> list[Split]:
+    """Return the times and the binding constraints of each row of shares.
 
     Args:
         timing: of the members.
@@ -67,7 +67,7 @@ def described(timing: Timing, members: Sequence[SplitMember], shares_CW: Ints) -
     backward_CW = timing.last_backward_s(shares_CW)
     exposed_CW = np.maximum(timing.overlapped_s - timing.hidden * backward_CW, 0.0)
     step_CW = own_CW + exposed_CW + timing.last_s
-    # What one granule more would cost, limits aside for caps.
+    # The time with one granule more, ignoring caps.
     next_CW = _next_s(timing, members, shares_CW)
     slowest_C1 = step_CW.max(axis=1)[:, None]
     room_CW = np.where(shares_CW < timing.hi_W, next_CW, np.inf)
@@ -121,13 +121,13 @@ def _split(
 
 
 def _next_s(timing: Timing, members: Sequence[SplitMember], shares_CW: Ints) -> Floats:
-    """Return each member's step time with one granule more; beyond a table's end its last slope goes on."""
+    """Return each member's step time with one granule more; beyond its end, a table continues with its last slope."""
     more_CW = shares_CW + timing.granularity_W
     times_CW = timing.model_step_s(more_CW)
     for index in np.flatnonzero(timing.is_table_W).tolist():
         member = members[index]
         table = member.compute
-        assert isinstance(table, TableTime)  # noqa: S101  # is_table_W says so; mypy cannot see it
+        assert isinstance(table, TableTime)  # noqa: S101  # implied by is_table_W
         end = table.points[-1][0]
         micro_cap = int(timing.micro_W[index])
         wanted = more_CW[:, index]

@@ -6,11 +6,11 @@ With ``n`` samples in ``M = ceil(n / micro cap)`` micro-batches of nearly equal 
 ``floor(n / M)`` samples, a member needs (docs/mathematics.md)
 
     compute    C(n) = (q + k) n + (s + m) M + update
-    backward   P(n) = k floor(n / M) + m            of the last micro-batch, the only one that overlaps with the exchange
+    backward   P(n) = k floor(n / M) + m            of the last micro-batch, the only one that overlaps the exchange
     step       t(n) = C(n) + T_u + max(0, T_o - (1 - gamma) P(n))
 
-and the cluster's step is ``max_i t_i(n_i)``, which is the two-term formula regrouped by member. ``t`` never falls with
-``n`` for models; a table may fall, and is then seen through its envelope (see ``gaps``).
+and the cluster's step is ``max_i t_i(n_i)``, the two-term formula regrouped by member. For models, ``t`` never falls
+with ``n``; a falling table is replaced by its envelope (see ``gaps``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 UNLIMITED = 2**40
-"""Stands for "no limit" in samples; products with it still fit 64 bits and are exact in a float."""
+"""Represents "no limit" in samples; products with it still fit 64 bits and are exact in a float."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class _Table:
     """One distinct table, on the grid of shares that its members may have.
 
     Attributes:
-        columns: the members that share it.
+        columns: the members that use it.
         lo, granularity: grid point ``x`` is the share ``lo + x * granularity``.
         own_G: compute seconds on the grid.
-        reach_G: least of them for this share or any larger one up to the cap, so that it never falls: a share counts as
-            reached as soon as any share at least as large is.
+        reach_G: least compute seconds of this share or any larger one up to the cap, so that it never falls: a share
+            counts as reached as soon as an equal or larger one is.
     """
 
     columns: Ints
@@ -55,7 +55,7 @@ class _Table:
 
 
 def table_seconds(table: TableTime, samples: Ints, micro_cap: int) -> Floats:
-    """Return own compute seconds for shares by the table: micro-batches add up, an empty share costs nothing."""
+    """Return own compute seconds for shares by the table: micro-batches add up, and an empty share takes no time."""
     xs, ys = (np.array(axis, dtype=float) for axis in zip(*table.points, strict=True))
     micro = np.maximum(-(-samples // micro_cap), 1)
     small, larger = np.divmod(samples, micro)
@@ -74,7 +74,7 @@ class Timing:
         *,
         exchange_L1: Floats | float = 1.0,
     ) -> None:
-        """Lay out ``members`` (sound by ``member_problem``); shares above ``most_samples`` will not be asked for.
+        """Lay out ``members`` (sound by ``member_problem``) for shares up to ``most_samples``.
 
         ``exchange_L1`` scales the exchange along the leading axes, where each of them stands for another cluster.
         """
@@ -98,7 +98,7 @@ class Timing:
         self.accumulates = bool(np.any(self.micro_W < self.hi_W))
         self.is_table_W = np.array([isinstance(m.compute, TableTime) for m in members])
         self.tables = self._tables(members) if self.is_table_W.any() else ()
-        # A member whose own slope of the communication term is zero (q = 0, gamma = 0) only ever waits for its fixed part.
+        # Where this slope of the communication term is zero (q = 0, gamma = 0), a member only waits for its fixed part.
         self.late_W = self.rate_W - self.hidden * self.k_W
 
     def _tables(self, members: Sequence[SplitMember]) -> tuple[_Table, ...]:
@@ -137,7 +137,7 @@ class Timing:
         return self.k_W * last + self.m_W * np.minimum(micro, 1)
 
     def step_s(self, samples_LW: Ints) -> Floats:
-        """Return t(n): when the step would end if this member alone held it up."""
+        """Return t(n): the end of the step if this member alone determined it."""
         times = self._model_step(samples_LW, slice(None))
         for table in self.tables:
             own = table.reach_G[table.index(samples_LW[..., table.columns])]
@@ -169,7 +169,7 @@ class Timing:
         return times
 
     def model_step_s(self, samples_LW: Ints) -> Floats:
-        """Return t(n) by the models alone, also above the caps; what it says for tables means nothing."""
+        """Return t(n) by the models alone, also above the caps; meaningless for tables."""
         return self._model_step(samples_LW, slice(None))
 
     def real_most(self, level_L1: Floats) -> tuple[Floats, Floats]:
@@ -182,7 +182,7 @@ class Timing:
         lower: Floats = np.zeros_like(late)
         upper: Floats = self.micro_W.astype(float)
         if self.accumulates:
-            # Whole micro-batches of full size first, then the largest share in one micro-batch more.
+            # Micro-batches of full size first, then the largest share in one more micro-batch.
             exposed = np.maximum(self.overlapped_s - self.hidden * (self.k_W * self.micro_W + self.m_W), 0.0)
             full = np.floor(_divide(budget - exposed, self.rate_W * self.micro_W + self.fixed_W))
             full = np.clip(full, 0.0, np.ceil(self.hi_W / self.micro_W))
@@ -209,8 +209,8 @@ class Timing:
     def most(self, level_L1: Floats) -> Ints:
         """Return the largest allowed share that each member finishes within a level; its floor where none is.
 
-        The closed form gives the share up to rounding errors and to the last micro-batch's rounding; the two loops
-        make it exact against ``step_s`` itself, in one or two passes.
+        The closed form gives the share up to rounding errors and the rounding of the last micro-batch. The two loops
+        make it exact with respect to ``step_s``, in one or two passes.
         """
         real, _ = self.real_most(level_L1)
         whole = (real / self.granularity_W).astype(np.int64) * self.granularity_W
@@ -237,7 +237,7 @@ def _cap(member: SplitMember) -> int:
 
 
 def _divide(amount: Floats, rate: Floats) -> Floats:
-    """Return amount / rate, with unlimited or nothing where the rate is zero."""
+    """Return amount / rate; where the rate is zero, unlimited for an amount >= 0, otherwise -1."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         if rate.all():
             return amount / rate

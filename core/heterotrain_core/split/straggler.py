@@ -1,4 +1,4 @@
-"""Who had better leave: a member whose floor alone makes everybody wait."""
+"""Stragglers: members whose floor alone makes the others wait."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _ALONE = CommunicationTime()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """A member that is proposed for leaving.
+    """A member without which the others would be faster.
 
     Attributes:
-        member: its place in the sequence that was asked about.
-        gain_ratio: by how much the step time falls with it (and those proposed before it) gone, e.g. 0.25.
+        member: its index in the given sequence.
+        gain_ratio: part of the step time saved without it (and the stragglers before it), e.g. 0.25.
         step_s: the step time then.
-        reason: one sentence for people.
+        reason: one sentence for users.
     """
 
     member: int
@@ -36,17 +36,17 @@ def find_stragglers(
     communication: CommunicationTime = _ALONE,
     least_members: int = 1,
 ) -> tuple[Straggler, ...]:
-    """Return the members without which the rest would be faster, the greatest gain first; empty when none.
+    """Return the members without which the others would be faster, the greatest gain first.
 
-    A member's best share is below its floor when it would finish sooner than at its floor and others would take the
-    difference; with everybody else able to take the batch, the step is shorter without it. Communication is taken as
-    it is: fewer members rarely make it slower, so the gain is a lower bound as a rule.
+    At its floor, such a member determines the step time, while the others could take its samples and still finish
+    sooner. Communication is assumed unchanged: fewer members rarely make it slower, so the gain usually is a lower
+    bound.
 
     Args:
         total_samples: the global batch.
         members: by rank, as for ``balance``.
         communication: as for ``balance``.
-        least_members: nobody is proposed beyond this number of remaining members.
+        least_members: members that remain at least.
     """
     staying = list(range(len(members)))
     found: list[Straggler] = []
@@ -57,7 +57,7 @@ def find_stragglers(
             if binding is not Binding.FLOOR or split.shares[place] == 0:
                 continue
             if split.member_s[place] < split.step_s:
-                continue  # others set the pace, and without it they would have more to do
+                continue  # other members determine the step, and would get more samples without it
             rest = [members[i] for i in staying[:place] + staying[place + 1 :]]
             without = balance(total_samples, rest, communication=communication)
             if isinstance(without, Split) and without.step_s < (best[0] if best else split.step_s):

@@ -266,7 +266,8 @@ def test_what_only_several_workers_together_bring_is_found(givers: tuple[int, ..
 def test_the_search_comes_close_where_pauses_are_long() -> None:
     """Running jobs in up to two full pools, of which some need several workers for a change to pay: 1 % at worst.
 
-    What pairs of jobs cannot do, three have to: in one of these cases a job gains 16 % by it, in others up to 37 % by pairs.
+    What pairs of jobs cannot do, three have to: in one of these cases a job gains 16 % by it, in others up to 37 % by
+    pairs.
     """
     gaps = []
     for seed in range(300):

@@ -124,7 +124,7 @@ def edited(plan: Plan, **changes: Any) -> str:
         (edited(a_plan(), members=[{"rank": 0}]), "missing"),
         (edited(a_plan(), job_uid="other"), "for job other"),
         (edited(a_plan(), generation=1, revision=99), "older than (2, 4)"),
-        (edited(a_plan(), revision=10**30), "nobody can write a newer one"),
+        (edited(a_plan(), revision=10**30), "no newer plan could follow"),
     ],
 )
 def test_a_bad_plan_is_refused_with_its_reason(text: str, word: str) -> None:

@@ -171,7 +171,7 @@ def test_few_steps_are_thin_and_nothing_is_degenerate() -> None:
     """Verdicts carry their reason; a process's first steps and what cannot be true are as good as nothing."""
     truth = three_pools()[0]
     few = fit_member(watched(SimulatedMembers(truth=[truth]), ([100], 2), ([50], 2)))
-    assert (few.quality, few.reason) == (FitQuality.THIN, "only 2 steps were seen")
+    assert (few.quality, few.reason) == (FitQuality.THIN, "only 2 steps were observed")
     nothing = fit_member([])
     assert (nothing.quality, nothing.compute) == (FitQuality.DEGENERATE, None)
     broken = Observation(

@@ -23,18 +23,18 @@ def failed(samples: int) -> MemoryPeak:
 @pytest.mark.parametrize(
     ("peaks", "declared", "memory_gib", "cap", "words"),
     [
-        ([], None, None, None, "nothing"),
+        ([], None, None, None, "no limit"),
         ([], 24, None, 24, "declared"),
-        ([seen(8, 6.0)], None, 16.0, None, "nothing"),
-        ([seen(8, 6.0), seen(16, 8.0)], None, None, None, "nothing"),
-        ([seen(8, 6.0), seen(16, 8.0)], None, 16.0, 16 + math.floor((16 * USABLE_PART - 8) / 0.25), "a sample"),
+        ([seen(8, 6.0)], None, 16.0, None, "no limit"),
+        ([seen(8, 6.0), seen(16, 8.0)], None, None, None, "no limit"),
+        ([seen(8, 6.0), seen(16, 8.0)], None, 16.0, 16 + math.floor((16 * USABLE_PART - 8) / 0.25), "each further"),
         ([seen(8, 6.0), seen(16, 8.0), failed(32)], None, 80.0, 16, "half"),
         ([failed(32), failed(48)], None, None, 16, "half"),
         ([failed(1)], None, None, 1, "half"),
-        ([seen(8, 6.0), seen(16, 15.9)], None, 16.0, 16, "a sample"),
+        ([seen(8, 6.0), seen(16, 15.9)], None, 16.0, 16, "each further"),
         ([seen(8, 6.0), seen(16, 8.0)], 12, 16.0, 12, "declared"),
-        ([seen(8, 6.0), seen(16, 5.0)], None, 16.0, None, "nothing"),
-        ([seen(8, math.nan), seen(-4, 8.0), MemoryPeak(micro_batch_samples=3)], None, 16.0, None, "nothing"),
+        ([seen(8, 6.0), seen(16, 5.0)], None, 16.0, None, "no limit"),
+        ([seen(8, math.nan), seen(-4, 8.0), MemoryPeak(micro_batch_samples=3)], None, 16.0, None, "no limit"),
     ],
 )
 def test_caps(

@@ -190,7 +190,7 @@ def test_a_table_is_linear_between_points_and_ends_at_the_last() -> None:
         (4, SplitMember(compute=TableTime(points=((2, 1.0), (2, 2.0)))), "do not grow"),
         (4, SplitMember(compute=TableTime(points=((2, 0.0),))), "not positive"),
         (4, SplitMember(compute=ComputeTime(per_sample_s=float("nan"), fixed_s=0, backward_per_sample_s=0, backward_fixed_s=0)), "negative or infinite"),
-        (4, SplitMember(compute=ComputeTime(per_sample_s=0, fixed_s=0, backward_per_sample_s=0, backward_fixed_s=0)), "no time at all"),
+        (4, SplitMember(compute=ComputeTime(per_sample_s=0, fixed_s=0, backward_per_sample_s=0, backward_fixed_s=0)), "without any time"),
         (4, SplitMember(compute=TableTime(points=((8, 1.0),)), floor_samples=3, granularity_samples=4, cap_samples=3), "needs at least 3"),
         (4, SplitMember(compute=TableTime(points=((8, 1.0),)), granularity_samples=3), "multiple of the granularity 3"),
         (4, SplitMember(compute=TableTime(points=((8, 1.0),)), granularity_samples=0), "granularity of 0"),

@@ -1,8 +1,8 @@
 """Other systems' distributions are special cases: a member is anything with a time curve, a cap and a floor.
 
 Per-microbatch times of whole pipelines stand where a GPU's samples stand otherwise. Sources: Oobleck's instantiation
-(SOSP'23 code: least variance; 2024 code: least maximum), Malleus' data assignment with a floor per pipeline, Whale's load
-ratios under memory limits (ATC'22 §3.3.1), measured iterations of Sailor's mixed clusters (OPT-350M, validation runs).
+(SOSP'23 code: least variance; 2024 code: least maximum), Malleus' data assignment with a floor per pipeline, Whale's
+load ratios under memory limits (ATC'22 §3.3.1), measured iterations of Sailor's mixed clusters (OPT-350M, validation runs).
 """
 
 from __future__ import annotations

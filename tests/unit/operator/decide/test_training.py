@@ -100,7 +100,7 @@ def test_a_baseline_reports_that_speeds_are_known_at_its_shares_only() -> None:
     for _ in range(2):
         training.epoch()
     assert training.cluster.condition("SpeedsLearned") == ("False", "PartlyLearned")
-    assert "only one share was seen" in training.cluster.message("SpeedsLearned")
+    assert "only one share was observed" in training.cluster.message("SpeedsLearned")
 
 
 def test_a_throttled_worker_is_reported_with_its_slowdown() -> None:
