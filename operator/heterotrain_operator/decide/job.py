@@ -163,32 +163,23 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob) -> D
 
 def _build_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, decided: _ActivePass) -> Decision:
     """Return the decision as objects, status and events."""
-    workers, now_s, replicas = derived.workers, inputs.now_s, decided.replicas
+    now_s, replicas, deadline = inputs.now_s, decided.replicas, job.spec.deadline
     plan, newest = decided.new_plan or derived.in_force.plan, derived.in_force.newest
     if plan is not None:
         newest = (max(newest[0], plan.generation), max(newest[1], plan.revision))
     # Workers that this pass removes are not disruptions: from now on their uids count as accounted.
     uids = derived.accounts.accounted | {worker.pod.uid for worker, _ in replicas.remove}
-    accounts = replace(derived.accounts, accounted=uids)
-    context = JobContext(
-        inputs=inputs,
-        workers=workers,
-        life=derived.life,
-        accounts=accounts,
-        plan=plan,
-        shares=decided.shares,
-        replicas=replicas,
-    )
+    derived = replace(derived, accounts=replace(derived.accounts, accounted=uids))
+    context = JobContext(inputs=inputs, derived=derived, plan=plan, shares=decided.shares, replicas=replicas)
     status = status_of(context, newest=newest)
-    budget = build_disruption_budget(job, workers)
+    budget = build_disruption_budget(job, derived.workers)
     version = version_text(plan) if plan else ""
     remove = (*(worker.pod for worker, _ in replicas.remove), *_unneeded_ended_pods(context))
-    deadline = job.spec.deadline
     return Decision(
         apply=(build_service(job), *([budget] if budget else [])),
         plan=_plan_object(inputs, decided.new_plan),
         plan_version=version,
-        touch=_pods_to_touch(workers, version),
+        touch=_pods_to_touch(derived.workers, version),
         create=decided.create,
         status=status,
         remove=tuple(pod for pod in remove if not pod.deleting),
@@ -214,15 +205,8 @@ def _decide_inactive(inputs: JobInputs, derived: DerivedState) -> Decision:
     """Return what to do about a job that gets no workers: refused, suspended, finishing or ended."""
     job, life = inputs.job, derived.life
     policy = job.spec.clean_pod_policy if job.spec is not None else CleanPodPolicy.RUNNING
-    context = JobContext(
-        inputs=inputs,
-        workers=derived.workers,
-        life=life,
-        accounts=derived.accounts,
-        plan=derived.in_force.plan,
-        shares=None,
-        replicas=NO_REPLICAS,
-    )
+    plan = derived.in_force.plan
+    context = JobContext(inputs=inputs, derived=derived, plan=plan, shares=None, replicas=NO_REPLICAS)
     status = status_of(context, newest=derived.in_force.newest)
     expires_s, expired = _time_to_live(job, life, now_s=inputs.now_s)
     return Decision(

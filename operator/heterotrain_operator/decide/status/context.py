@@ -11,7 +11,7 @@ from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.telemetry import MemberId, Telemetry
 from heterotrain_operator.cluster_state.views import JobView
 from heterotrain_operator.decide.grants.grant import JobGrant
-from heterotrain_operator.decide.inputs import JobInputs
+from heterotrain_operator.decide.inputs import DerivedState, JobInputs
 from heterotrain_operator.decide.lifecycle import Life, Stage
 from heterotrain_operator.decide.plan.shares import Shares
 from heterotrain_operator.decide.workers.failures import Accounts
@@ -40,18 +40,14 @@ class JobContext:
 
     Attributes:
         inputs: what the pass looked at.
-        workers: the job's workers with their states.
-        life: the stage of the job's life.
-        accounts: counted failures and disruptions; workers that this pass removes count as accounted.
+        derived: what follows from the inputs; workers that this pass removes count as accounted.
         plan: the plan after this pass, ``None`` when there is none.
         shares: this pass's decision about shares, ``None`` when there was nothing new to decide on.
         replicas: workers that should exist.
     """
 
     inputs: JobInputs
-    workers: Sequence[Worker]
-    life: Life
-    accounts: Accounts
+    derived: DerivedState
     plan: Plan | None
     shares: Shares | None
     replicas: ReplicaDecision
@@ -65,6 +61,21 @@ class JobContext:
     def spec(self) -> HeteroTrainJobSpec | None:
         """The job's spec, ``None`` when it is not valid."""
         return self.inputs.job.spec
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """The job's workers with their states."""
+        return self.derived.workers
+
+    @property
+    def life(self) -> Life:
+        """The stage of the job's life."""
+        return self.derived.life
+
+    @property
+    def accounts(self) -> Accounts:
+        """Counted failures and disruptions."""
+        return self.derived.accounts
 
     @property
     def telemetry(self) -> Telemetry:

@@ -12,7 +12,7 @@ from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.status.speed_conditions import LEAST_STEPS, prediction_of
 
 
-def progress_fields(*, version: tuple[int, int] = (1, 2), share: int = 30, steps: int = LEAST_STEPS) -> float | None:
+def measured_step_s(*, version: tuple[int, int] = (1, 2), share: int = 30, steps: int = LEAST_STEPS) -> float | None:
     """Return the measured step time of plan 1.2 with one member and a share of 30, after steps of half a second."""
     member = Member(
         rank=0,
@@ -29,7 +29,7 @@ def progress_fields(*, version: tuple[int, int] = (1, 2), share: int = 30, steps
         job_uid="job", generation=1, revision=2, members=(member,), global_batch_samples=30, prediction=prediction
     )
     done = StepsInForce(version=version).after(share, steps, 0.5)
-    situation = SimpleNamespace(
+    context = SimpleNamespace(
         job=SimpleNamespace(status=SimpleNamespace(prediction=None)),
         plan=plan,
         runs=True,
@@ -37,17 +37,17 @@ def progress_fields(*, version: tuple[int, int] = (1, 2), share: int = 30, steps
         applied=plan.version,
         telemetry=Telemetry(in_force={MemberId("u0", 0): done}),
     )
-    found = prediction_of(cast("JobContext", situation))
+    found = prediction_of(cast("JobContext", context))
     assert found is not None
     assert found.predicted_step_seconds == 0.4
     return found.measured_step_seconds
 
 
 def test_steps_of_the_plan_in_force_count() -> None:
-    assert progress_fields() == pytest.approx(0.5)
+    assert measured_step_s() == pytest.approx(0.5)
 
 
 def test_steps_under_another_plan_at_other_shares_or_too_few_do_not() -> None:
-    assert progress_fields(version=(1, 1)) is None
-    assert progress_fields(share=31) is None
-    assert progress_fields(steps=LEAST_STEPS - 1) is None
+    assert measured_step_s(version=(1, 1)) is None
+    assert measured_step_s(share=31) is None
+    assert measured_step_s(steps=LEAST_STEPS - 1) is None
