@@ -141,7 +141,7 @@ class Exchange:
         if received != head:
             raise UsageError(
                 f"rank {peer} exchanges {HEAD.unpack(received)[1]} bytes where this rank exchanges {HEAD.unpack(head)[1]}: "
-                "every rank has to run the same model with the same layers, and to call job.sum with the same values"
+                "run the same model with the same layers on every rank, and call job.sum with the same values"
             )
         del self._heads[peer]
 
