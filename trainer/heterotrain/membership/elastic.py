@@ -78,7 +78,7 @@ class Elastic:
 
     def form(self, previous: FormationMembership | None) -> ActiveGroup | None:
         """Return the next active group; tries again while members are lost during the setup."""
-        if self._watch is None:  # here, because this is the thread that trains
+        if self._watch is None:  # created here, because this is the training thread
             self._watch = HangWatch(
                 limit_s=LIMIT_FACTOR * self._timeout_s,
                 group=lambda: self._group,
@@ -96,7 +96,7 @@ class Elastic:
             active_group = self._connect(result)
             if active_group is not None:
                 return active_group
-            del result  # and with it the store, which wakes members that still wait for its keys
+            del result  # also drops the store, which wakes members that still wait for its keys
 
     def newest(self) -> HeldPlan | None:
         """Return the newest plan that this rank has received."""

@@ -139,8 +139,9 @@ class Exchange:
             return
         received = bytes(whole[: HEAD.size])
         if received != head:
+            theirs, own = HEAD.unpack(received)[1], HEAD.unpack(head)[1]
             raise UsageError(
-                f"rank {peer} exchanges {HEAD.unpack(received)[1]} bytes where this rank exchanges {HEAD.unpack(head)[1]}: "
+                f"rank {peer} exchanges {theirs} bytes where this rank exchanges {own}: "
                 "run the same model with the same layers on every rank, and call job.sum with the same values"
             )
         del self._heads[peer]
