@@ -96,7 +96,7 @@ def test_running_out_of_memory_halves_the_micro_batch(little_memory: int) -> Non
             sizes.append(rows)
     assert [sum(rows) for rows in sizes] == [64, 64, 64]
     assert job._loop._attempts.cap_samples == max(sizes[-1]) < 64
-    told = generate_latest(job._report.registry).decode()
-    assert names.OUT_OF_MEMORY in told
-    peaks = [float(line.split()[-1]) for line in told.splitlines() if line.startswith(names.PEAK_MEMORY)]
+    metrics = generate_latest(job._report.registry).decode()
+    assert names.OUT_OF_MEMORY in metrics
+    peaks = [float(line.split()[-1]) for line in metrics.splitlines() if line.startswith(names.PEAK_MEMORY)]
     assert 0 < max(peaks) <= little_memory

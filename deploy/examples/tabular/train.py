@@ -15,7 +15,7 @@ import heterotrain
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812 - everybody's name for it
+from torch.nn import functional as F  # noqa: N812  # the usual name
 
 TEST_ROWS = 114
 

@@ -16,7 +16,7 @@ from pydoc_data.topics import topics
 import heterotrain
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812 - everybody's name for it
+from torch.nn import functional as F  # noqa: N812  # the usual name
 
 LETTERS, END, LONGEST, SHORTEST = 128, 0, 192, 40
 

@@ -42,28 +42,28 @@ def run(tmp_path: Path, text: str, *command: str, **environment: str) -> str:
 @pytest.mark.parametrize("case", SCRIPTS)
 def test_users_see_the_message_and_their_own_lines(tmp_path: Path, case: str) -> None:
     text, line, words = SCRIPTS[case]
-    said = run(tmp_path, text)
-    files = [each for each in said.splitlines() if each.lstrip().startswith("File ")]
-    assert all(f'"{tmp_path}/train.py"' in each for each in files), said
-    assert line in said
-    last = said.strip().splitlines()[-1]
+    stderr = run(tmp_path, text)
+    files = [each for each in stderr.splitlines() if each.lstrip().startswith("File ")]
+    assert all(f'"{tmp_path}/train.py"' in each for each in files), stderr
+    assert line in stderr
+    last = stderr.strip().splitlines()[-1]
     assert last.startswith("heterotrain.errors.UsageError: ")
     assert words in last
 
 
 def test_the_launcher_and_json_lines_show_the_same(tmp_path: Path) -> None:
     text, line, words = SCRIPTS["after init"]
-    said = run(tmp_path, text, "-m", "heterotrain.launch", HETEROTRAIN_LOG_FORMAT="json")
-    (record,) = [found for each in said.splitlines() if "exception" in (found := json.loads(each))]
+    stderr = run(tmp_path, text, "-m", "heterotrain.launch", HETEROTRAIN_LOG_FORMAT="json")
+    (record,) = [found for each in stderr.splitlines() if "exception" in (found := json.loads(each))]
     assert words in record["event"]
     assert line in record["exception"]
     assert record["exception"].count("File ") == 1
 
 
 def test_a_wrong_setting_of_the_launcher_is_shown_without_library_lines(tmp_path: Path) -> None:
-    said = run(tmp_path, "", "-m", "heterotrain.launch", HETEROTRAIN_LOG_FORMAT="xml")
-    assert said.strip().splitlines()[-1].startswith("heterotrain.errors.UsageError: HETEROTRAIN_LOG_FORMAT must be")
-    assert "logs.py" not in said
+    stderr = run(tmp_path, "", "-m", "heterotrain.launch", HETEROTRAIN_LOG_FORMAT="xml")
+    assert stderr.strip().splitlines()[-1].startswith("heterotrain.errors.UsageError: HETEROTRAIN_LOG_FORMAT must be")
+    assert "logs.py" not in stderr
     assert "logs.py" in run(tmp_path, "", "-X", "dev", "-m", "heterotrain.launch", HETEROTRAIN_LOG_FORMAT="xml")
 
 

@@ -1,1 +1,1 @@
-"""The loop: one step after the other, each committed by all ranks or by none."""
+"""The training loop: steps that all ranks commit or none does, and the formations in which they run."""

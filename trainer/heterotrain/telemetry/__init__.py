@@ -1,1 +1,1 @@
-"""What a rank tells the outside: metrics for the scrape, curves for people, lines that say who speaks."""
+"""A rank's output: metrics for scrapes, curves for TensorBoard, tagged log lines, and the budget for measuring."""

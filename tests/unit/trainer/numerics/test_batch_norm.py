@@ -33,21 +33,21 @@ def test_alone_it_equals_torchs_own(kind: Any, shape: tuple[int, ...], options: 
     """Outputs, all gradients and running statistics agree over several batches, in training and in evaluation."""
     torch.manual_seed(0)
     plain = kind(3, **options).double()
-    ours = copy.deepcopy(plain)
-    assert synchronise(nn.Sequential(nn.Identity(), ours), BatchNormContext()) == [ours]
-    assert isinstance(ours, GlobalBatchNorm)
-    assert isinstance(ours, kind)
+    converted = copy.deepcopy(plain)
+    assert synchronise(nn.Sequential(nn.Identity(), converted), BatchNormContext()) == [converted]
+    assert isinstance(converted, GlobalBatchNorm)
+    assert isinstance(converted, kind)
     for _ in range(3):
         x = (5 + 3 * torch.randn(*shape, dtype=torch.float64)).requires_grad_()
         y = x.detach().clone().requires_grad_()
         weights = torch.randn(*shape, dtype=torch.float64)
         (plain(x) * weights).sum().backward()
-        (ours(y) * weights).sum().backward()
+        (converted(y) * weights).sum().backward()
         torch.testing.assert_close(y.grad, x.grad, rtol=1e-9, atol=1e-11)
-    torch.testing.assert_close(dict(ours.state_dict()), dict(plain.state_dict()), rtol=1e-12, atol=0)
-    for own, other in zip(ours.parameters(), plain.parameters(), strict=True):
+    torch.testing.assert_close(dict(converted.state_dict()), dict(plain.state_dict()), rtol=1e-12, atol=0)
+    for own, other in zip(converted.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(own.grad, other.grad, rtol=1e-9, atol=1e-11)
-    torch.testing.assert_close(ours.eval()(x), plain.eval()(x), rtol=1e-12, atol=0)
+    torch.testing.assert_close(converted.eval()(x), plain.eval()(x), rtol=1e-12, atol=0)
 
 
 class Threads:

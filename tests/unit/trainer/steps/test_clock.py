@@ -66,8 +66,8 @@ def test_a_device_that_lags_is_read_when_it_has_finished(monkeypatch: pytest.Mon
     """The update still runs at the commit, so a scrape then shows the steps before, in the device's own seconds."""
     device = Device()
     monkeypatch.setattr("heterotrain.numerics.reducer.timeline_of", lambda _device: device)
-    told: list[StepTimes] = []
-    monkeypatch.setattr(Report, "step", lambda _self, **facts: told.append(facts["times"]))
+    found: list[StepTimes] = []
+    monkeypatch.setattr(Report, "step", lambda _self, **facts: found.append(facts["times"]))
     reports: list[Report] = []
     begin = Report.__init__
     monkeypatch.setattr(Report, "__init__", lambda self, who: (begin(self, who), reports.append(self))[0])
@@ -82,9 +82,9 @@ def test_a_device_that_lags_is_read_when_it_has_finished(monkeypatch: pytest.Mon
             device.done_s = device.queued_s  # as when the reduction is waited for
             step.apply(optimizer)
         generate_latest(reports[-1].registry)
-        counts.append(len(told))
+        counts.append(len(found))
     assert counts == [0, 0, 1, 2, 3], "the first step is not typical, and the last one's update still runs"
-    assert {(times.load_s, times.forward_s, times.sync_s, times.update_s) for times in told} == {(1.0, 1.0, 1.0, 1.0)}
+    assert {(times.load_s, times.forward_s, times.sync_s, times.update_s) for times in found} == {(1.0, 1.0, 1.0, 1.0)}
 
 
 def test_each_device_has_its_timeline() -> None:

@@ -52,17 +52,17 @@ def lines_of(tmp_path: Path, form: str) -> list[str]:
 def test_every_line_is_a_json_object_with_the_rank_and_its_progress(tmp_path: Path) -> None:
     """This includes the script's records, warnings, and uncaught exceptions of a thread and of the script."""
     entries = [json.loads(line) for line in lines_of(tmp_path, "json")]
-    ours = [
+    found = [
         entry for entry in entries if entry["logger"] in ("of.the.script", "py.warnings", "heterotrain.telemetry.logs")
     ]
-    assert [entry["level"] for entry in ours] == ["warning", "warning", "error", "critical"]
+    assert [entry["level"] for entry in found] == ["warning", "warning", "error", "critical"]
     where = {"worker": "local", "local_rank": 0, "rank": 0, "formation": "1.0", "epoch": 0, "step": 2}
-    assert all(where.items() <= entry.items() for entry in ours)
-    assert ours[0]["event"] == "two\nlines"
-    assert "of a library" in ours[1]["event"]
-    assert "ZeroDivisionError" in ours[2]["exception"]
-    assert "at the end" in ours[3]["event"]
-    assert "Traceback" in ours[3]["exception"]
+    assert all(where.items() <= entry.items() for entry in found)
+    assert found[0]["event"] == "two\nlines"
+    assert "of a library" in found[1]["event"]
+    assert "ZeroDivisionError" in found[2]["exception"]
+    assert "at the end" in found[3]["event"]
+    assert "Traceback" in found[3]["exception"]
 
 
 def test_text_for_people(tmp_path: Path) -> None:
