@@ -62,7 +62,7 @@ class MultiJobCluster:
     def competitions(self) -> tuple[Competition, ...]:
         """Return the current competitions."""
         self._share_usage()
-        seen = [
+        inputs = [
             AllocationInput(
                 job=cluster.job_view,
                 pods=cluster.pod_views,
@@ -79,7 +79,7 @@ class MultiJobCluster:
             jobs[name].key: cluster.grant if self.keeps_grants else persisted_grant(jobs[name].status)
             for name, cluster in self.jobs.items()
         }
-        return competitions(seen, some.node_views, some.observe().used(), before.__getitem__)
+        return competitions(inputs, some.node_views, some.observe().used(), before.__getitem__)
 
     def allocate(self) -> dict[str, JobGrant]:
         """Decide about all jobs, and return their grants."""

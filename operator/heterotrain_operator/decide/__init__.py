@@ -1,1 +1,1 @@
-"""Pure decisions: from views of the cluster to objects, plan, status and events. No IO, clock, logging or randomness."""
+"""Pure decisions: from views of the cluster to objects, plan, status and events. No IO, clock, logs or randomness."""

@@ -46,6 +46,7 @@ def decide_membership(
         gather_s: longest time for which a ready worker waits for starting ones.
         now_s: now.
     """
+    # 1. Compare the members of the plan with the workers: who stays, who leaves, who is gone, who could join.
     by_uid = {worker.pod.uid: worker for worker in workers}
     names = {member.worker_uid: member.worker for member in plan.members} if plan else {}
     staying = [by_uid[uid] for uid in names if uid in by_uid and by_uid[uid].placed]
@@ -59,6 +60,7 @@ def decide_membership(
     drain = tuple(worker.pod.name for worker in leaving)
     draining = f"{_names(leaving)} will leave: {leaving[0].reason}" if leaving else ""
 
+    # 2. Keep the generation if too few workers would take part, or if nothing changes.
     candidates = sorted([*staying, *joiners], key=lambda worker: (not worker.pod.on_demand, worker.pod.index))
     needed = spec.elastic_policy.min_replicas
     starting = not (staying or leaving)
@@ -66,11 +68,12 @@ def decide_membership(
         return MembershipDecision(workers=None, drain=drain, lost=gone, reason=draining)
     if not gone and not joiners and plan is not None:
         return MembershipDecision(workers=None, drain=drain, reason=draining)
-    # Before the start, and while no member is missing, there is time to wait for workers that are about to be ready.
+    # 3. Before the start, and while no member is missing, wait for workers that are about to be ready.
     patient = starting or not gone
     wait_s = _gathering(workers, joiners, needed=needed if starting else 1, gather_s=gather_s, now_s=now_s)
     if patient and wait_s:
         return MembershipDecision(workers=None, drain=drain, lost=gone, reason=draining, again_s=wait_s)
+    # 4. Otherwise make a new generation of all candidates.
     changes = []
     if gone:
         lost = [by_uid[uid] for uid in gone if uid in by_uid]

@@ -116,7 +116,7 @@ def test_an_announced_loss_is_drained_then_left_out() -> None:
     assert cluster.plan_json["drain"] == ["job-w2"]
     assert cluster.status["state"] == "Resizing"
     assert cluster.message("Degraded").startswith("2 of 3 workers continue training")
-    cluster.end("job-w2", Ending.LEFT, reason="told to go")
+    cluster.end("job-w2", Ending.LEFT, reason="asked to end")
     cluster.settle()
     assert cluster.version()[0] == generation + 1
     assert cluster.members() == ["job-w0", "job-w1"]

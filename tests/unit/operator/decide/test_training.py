@@ -82,14 +82,14 @@ def test_the_prediction_is_compared_with_the_measurement() -> None:
     assert "prediction" not in training.cluster.status
     for _ in range(4):
         training.epoch()
-    told = training.cluster.status["prediction"]
-    assert told["plan"] == training.cluster.status["plan"]["applied"]
-    assert told["predictedStepSeconds"] == pytest.approx(told["measuredStepSeconds"], rel=0.03)
+    prediction = training.cluster.status["prediction"]
+    assert prediction["plan"] == training.cluster.status["plan"]["applied"]
+    assert prediction["predictedStepSeconds"] == pytest.approx(prediction["measuredStepSeconds"], rel=0.03)
     at_plan = [s for s in training.speeds.step_seconds[-STEPS:] if s > 0.5]  # an epoch's last step is short
-    assert told["measuredStepSeconds"] == pytest.approx(float(np.mean(at_plan)), rel=0.03)
+    assert prediction["measuredStepSeconds"] == pytest.approx(float(np.mean(at_plan)), rel=0.03)
     training.speeds.slow = dict.fromkeys(range(3), 1.15)
     training.epoch()
-    assert training.cluster.status["prediction"]["measuredOverPredicted"] > told["measuredOverPredicted"] + 0.01
+    assert training.cluster.status["prediction"]["measuredOverPredicted"] > prediction["measuredOverPredicted"] + 0.01
 
 
 def test_a_baseline_reports_that_speeds_are_known_at_its_shares_only() -> None:
@@ -161,11 +161,11 @@ def test_the_batch_follows_the_noise_at_boundaries_and_no_sample_is_lost(rebalan
         assert training.taken[epoch] == list(range(training.epoch_samples))
     steps = training.plan.boundary.kind is BoundaryKind.STEPS
     assert all(start == 0 or (steps and start % 15 == 0) for start in starts)
-    told = training.cluster.status
-    assert told["globalBatchSize"] == batches[-1]
-    assert told["noiseScaleSamples"] == float(f"{training.noise_samples:.4g}")
+    status = training.cluster.status
+    assert status["globalBatchSize"] == batches[-1]
+    assert status["noiseScaleSamples"] == float(f"{training.noise_samples:.4g}")
     assert "BatchPlanned" in training.cluster.events
-    assert "at a noise scale of" in told["batchReason"]
+    assert "at a noise scale of" in status["batchReason"]
     even = max(training.roster.shares) - min(training.roster.shares) <= 1
     assert even == (rebalance["boundary"] == "Never")
 
@@ -174,15 +174,15 @@ def test_a_change_of_speed_does_not_block_the_batch_where_shares_never_vary() ->
     """Even shares never show a second share: the batch waits for some steps, not for a complete model."""
     training = a_training(seed=4, exchange=SLOW_EXCHANGE, rebalance={"boundary": "Never"}, **ADAPTIVE)
     training.epoch_samples = BATCH * STEPS  # no short last step either
-    said = []
+    conditions = []
     while training.progress.epoch < 3:
         training.noise_samples = 4000.0 * 8**training.progress.epoch
         if training.progress.steps == STEPS // 2:
             training.speeds.slow = {0: 1.4, 1: 1.3}
         training.step()
-        said.append(training.cluster.condition("SpeedsLearned"))
-    assert ("False", "SpeedChanged") in said
-    assert said[-1] != ("False", "SpeedChanged")
+        conditions.append(training.cluster.condition("SpeedsLearned"))
+    assert ("False", "SpeedChanged") in conditions
+    assert conditions[-1] != ("False", "SpeedChanged")
     assert training.roster.plan.global_batch_samples > BATCH
 
 

@@ -58,10 +58,7 @@ def test_a_new_job_gets_its_part_from_a_job_that_uses_all_nodes() -> None:
     multi.remove("new")
     multi.settle()
     assert multi.placed() == {"old": {"a": 4}}, "it takes the free nodes again"
-    assert "nobody else wants its nodes" in old.message("WorkersLimited") or old.condition("WorkersLimited") == (
-        "False",
-        "NotLimited",
-    )
+    assert old.condition("WorkersLimited") == ("False", "NotLimited")
 
 
 def test_a_job_whose_minimum_does_not_fit_next_to_running_ones_waits_without_nodes() -> None:
@@ -107,16 +104,16 @@ def test_two_jobs_that_start_together_do_not_block_each_other() -> None:
 def test_cost_takes_the_fewest_and_cheapest_workers_even_alone() -> None:
     multi = a_cluster("a", "b", cpu="4")
     job = multi.add(
-        "thrifty",
+        "cheap",
         pool("a", maxReplicas=4, pricePerHour="3.67"),
         pool("b", maxReplicas=4, pricePerHour="0.35"),
         elasticPolicy=TWO,
         objective="Cost",
     )
     multi.settle()
-    assert multi.placed() == {"thrifty": {"b": 2}}
+    assert multi.placed() == {"cheap": {"b": 2}}
     assert job.condition("WorkersLimited") == ("True", "FewerWorkersCheaper")
-    assert multi.waiting("thrifty") == 0
+    assert multi.waiting("cheap") == 0
     assert job.status["pricePerHour"] == "0.70"
 
 
@@ -162,17 +159,17 @@ def test_an_exhausted_pool_goes_to_other_jobs_and_is_tried_again() -> None:
 def test_a_worker_that_moves_leaves_once_its_replacement_is_ready() -> None:
     """A job with objective Cost moves to the cheaper pool as soon as that has nodes, and trains without a break."""
     multi = a_cluster("a")
-    job = multi.add("thrifty", pool("a", pricePerHour="3.67"), pool("b", pricePerHour="0.35"), objective="Cost")
+    job = multi.add("cheap", pool("a", pricePerHour="3.67"), pool("b", pricePerHour="0.35"), objective="Cost")
     multi.settle()
-    assert multi.placed() == {"thrifty": {"a": 1}}
+    assert multi.placed() == {"cheap": {"a": 1}}
     multi.with_nodes("b", cpu="1")
-    job.grant = multi.allocate()["thrifty"]
+    job.grant = multi.allocate()["cheap"]
     assert (job.grant.limits, len(job.grant.leave)) == ({"a": 0, "b": 1}, 1)
     job.settle()
-    assert multi.waiting("thrifty") == 1
-    assert multi.placed() == {"thrifty": {"a": 1}}, "it stays until its replacement is ready"
+    assert multi.waiting("cheap") == 1
+    assert multi.placed() == {"cheap": {"a": 1}}, "it stays until its replacement is ready"
     multi.settle()
-    assert multi.placed() == {"thrifty": {"b": 1}}
+    assert multi.placed() == {"cheap": {"b": 1}}
     assert len(job.members()) == 1
     assert "0.35 instead of 3.67 an hour" in job.message("WorkersLimited")
     assert "TrainingInterrupted" not in job.events
@@ -284,7 +281,7 @@ def test_jobs_that_are_suspended_refused_or_over_take_no_part() -> None:
 
 
 def test_workers_on_cordoned_nodes_stay_and_count() -> None:
-    """Nobody is moved only because his node takes no more workers."""
+    """A worker does not have to leave only because its node takes no more workers."""
     multi = a_cluster("a1", "a2", cpu="2")
     multi.add("one", pool("a", maxReplicas=4))
     multi.settle()
@@ -294,7 +291,7 @@ def test_workers_on_cordoned_nodes_stay_and_count() -> None:
     assert multi.placed() == {"one": {"a": 3}, "two": {"a": 1}}
 
 
-def test_a_new_operator_that_remembers_nothing_changes_nothing() -> None:
+def test_a_new_operator_changes_nothing() -> None:
     multi = a_cluster("a", "b", cpu="4")
     for number, name in enumerate(("x", "y", "z")):
         multi.add(name, pool("a", maxReplicas=4), pool("b", maxReplicas=1 + number), elasticPolicy={"minReplicas": 1})

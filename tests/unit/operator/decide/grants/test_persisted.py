@@ -70,10 +70,10 @@ def test_a_new_worker_of_a_pool_with_a_persisted_speed_gets_that_speed() -> None
     memory = TelemetryHistory({"b": Speed(50, SLOW)})
     other = MemberId("uid-a", 0)
     memory.take(Snapshot(counters={}, gauges={other: MemberGauges(worker="w")}), {other: 1.0}, pools={"uid-a": "a"})
-    told = memory.telemetry
+    telemetry = memory.telemetry
     former = [
-        MemberEvidence(member=member.worker_uid, pool=told.pools[member], observations=observations)
-        for member, observations in told.observations.items()
+        MemberEvidence(member=member.worker_uid, pool=telemetry.pools[member], observations=observations)
+        for member, observations in telemetry.observations.items()
     ]
     (newcomer,) = fit_members([MemberEvidence(member="new", pool="b")], former).models()
     assert newcomer.compute is not None

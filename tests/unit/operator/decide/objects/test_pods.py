@@ -96,9 +96,9 @@ def test_the_user_s_environment_comes_after_the_operator_s() -> None:
     entries = main_of(built(template))["env"]
     assert entries[-1] == {"name": "A", "value": "$(HETEROTRAIN_JOB_NAME)"}
     names = [entry["name"] for entry in entries]
-    ours = {value for value in vars(env).values() if isinstance(value, str) and value.startswith(env.PREFIX)}
+    defined = {value for value in vars(env).values() if isinstance(value, str) and value.startswith(env.PREFIX)}
     set_elsewhere = {env.PREFIX, env.LOCAL_RANK, *env.USER_SETTABLE}
-    assert ours - set_elsewhere == {name for name in names if name.startswith(env.PREFIX)}
+    assert defined - set_elsewhere == {name for name in names if name.startswith(env.PREFIX)}
     assert len(names) == len(set(names))
 
 
@@ -228,8 +228,8 @@ def test_too_many_accelerators_are_reported_and_never_started() -> None:
     body = pool("a", resources={"limits": {"nvidia.com/gpu": "1000000000"}})
     job = parse_job(job_body(body))
     assert job.spec is not None
-    said = template_problem(job.template, job.spec.worker_pools)
-    assert said.startswith("a worker of pool a requests 1000000000 accelerators, but runs at most 16 ranks: lower")
+    problem = template_problem(job.template, job.spec.worker_pools)
+    assert problem.startswith("a worker of pool a requests 1000000000 accelerators, but runs at most 16 ranks: lower")
     assert len(main_of(built(pool_body=body))["ports"]) == 16
     declared = parse_job(job_body({**body, "numProcPerWorker": 2}))
     assert declared.spec is not None

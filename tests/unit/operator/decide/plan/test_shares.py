@@ -129,13 +129,13 @@ def test_survivors_get_shares_by_their_known_speeds() -> None:
     assert fast > 3 * slow
 
 
-@pytest.mark.parametrize("remembered", [True, False])
-def test_a_worker_that_returns_gets_the_share_of_its_pool_at_once(remembered: bool) -> None:
+@pytest.mark.parametrize("speed_known", [True, False])
+def test_a_worker_that_returns_gets_the_share_of_its_pool_at_once(speed_known: bool) -> None:
     """No worker of its pool trains any more, but the speed of the previous one may still be known."""
     cluster = a_running_job()
     telemetry = telemetry_of(cluster)
     pools = {MemberId(m["worker_uid"], 0): m["pool"] for m in cluster.plan_json["members"]}
-    cluster.telemetry = replace(telemetry, pools=pools if remembered else {})
+    cluster.telemetry = replace(telemetry, pools=pools if speed_known else {})
     cluster.settle()
     before = shares_of(cluster)
     cluster.vanish("job-w2")
@@ -145,7 +145,7 @@ def test_a_worker_that_returns_gets_the_share_of_its_pool_at_once(remembered: bo
     assert cluster.members() == ["job-w0", "job-w1", "job-w2"]
     assert cluster.plan_json["members"][2]["worker_uid"] not in {identity.worker_uid for identity in pools}
     likeness = [abs(now - then) for now, then in zip(shares_of(cluster), before, strict=True)]
-    assert (max(likeness) <= 1) == remembered
+    assert (max(likeness) <= 1) == speed_known
 
 
 def test_a_changed_boundary_reaches_the_plan_without_a_new_generation() -> None:
@@ -173,18 +173,18 @@ def test_peak_memory_limits_micro_batches_before_memory_runs_out() -> None:
     telemetry = telemetry_of(cluster)
     first = MemberId(cluster.plan_json["members"][0]["worker_uid"], 0)
 
-    def seen(*sizes: int) -> Telemetry:
+    def peaks_at(*sizes: int) -> Telemetry:
         peaks = {size: 1e9 + 1e8 * size for size in sizes}
         gauges = replace(telemetry.gauges[first], device_memory_bytes=5e9, peak_memory_bytes=peaks)
         return replace(telemetry, gauges={**telemetry.gauges, first: gauges})
 
-    cluster.telemetry = seen(10, 20)
+    cluster.telemetry = peaks_at(10, 20)
     cluster.settle()
     member = cluster.plan_json["members"][0]
     assert member["micro_batch_samples"] == 36
     assert member["share_samples"] > 36, "a larger share is accumulated over micro-batches"
     version = cluster.version()
-    cluster.telemetry = seen(10, 20, 33)
+    cluster.telemetry = peaks_at(10, 20, 33)
     cluster.settle()
     assert cluster.version() == version, "the same limit from other steps changes nothing"
 

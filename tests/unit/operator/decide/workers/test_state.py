@@ -37,9 +37,9 @@ def assessed(pod: PodView, node: NodeView | None = None) -> tuple[WorkerState, s
 
 
 def ended(
-    exit_code: int = 0, *, ending: Ending | None = None, reason: str = "", said: str = "", told: bool = False
+    exit_code: int = 0, *, ending: Ending | None = None, reason: str = "", message: str = "", told: bool = False
 ) -> PodView:
-    message = encode_outcome(Outcome(ending=ending, reason=said, epoch=0, step=0, told=told)) if ending else said
+    message = encode_outcome(Outcome(ending=ending, reason=message, epoch=0, step=0, told=told)) if ending else message
     phase = "Failed" if exit_code else "Succeeded"
     return replace(POD, phase=phase, ended=Ended(exit_code=exit_code, reason=reason, message=message, finished_s=0.0))
 
@@ -92,15 +92,15 @@ def probed(pod: PodView) -> PodView:
 
 
 ENDS: dict[str, tuple[PodView, NodeView, WorkerState, str]] = {
-    "finished": (ended(ending=Ending.FINISHED, said="done"), a_node(), WorkerState.FINISHED, "done"),
+    "finished": (ended(ending=Ending.FINISHED, message="done"), a_node(), WorkerState.FINISHED, "done"),
     "finished while being evicted": (
         replace(ended(ending=Ending.FINISHED), disruption="EvictionByEvictionAPI"),
         a_node(),
         WorkerState.FINISHED,
         "",
     ),
-    "left": (ended(ending=Ending.LEFT, said="told to go"), a_node(), WorkerState.LEFT, "told to go"),
-    "told to go by its kubelet": (
+    "left": (ended(ending=Ending.LEFT, message="asked to end"), a_node(), WorkerState.LEFT, "asked to end"),
+    "asked to end by its kubelet": (
         probed(ended(ending=Ending.LEFT, told=True)),
         a_node(),
         WorkerState.FAILED,
@@ -112,21 +112,21 @@ ENDS: dict[str, tuple[PodView, NodeView, WorkerState, str]] = {
         WorkerState.FAILED,
         "because its livenessProbe failed",
     ),
-    "told to go, without probes": (ended(ending=Ending.LEFT, told=True), a_node(), WorkerState.LEFT, ""),
+    "asked to end, without probes": (ended(ending=Ending.LEFT, told=True), a_node(), WorkerState.LEFT, ""),
     "left by the plan": (probed(ended(ending=Ending.LEFT)), a_node(), WorkerState.LEFT, ""),
-    "told to go by its deletion": (
+    "asked to end by its deletion": (
         replace(probed(ended(ending=Ending.LEFT, told=True)), deleting=True),
         a_node(),
         WorkerState.LEFT,
         "",
     ),
-    "told to go by an eviction": (
+    "asked to end by an eviction": (
         replace(probed(ended(ending=Ending.LEFT, told=True)), disruption="EvictionByEvictionAPI"),
         a_node(),
         WorkerState.LEFT,
         "",
     ),
-    "told to go on an announced node": (
+    "asked to end on an announced node": (
         probed(ended(ending=Ending.LEFT, told=True)),
         a_node(taints=["karpenter.sh/disrupted:NoSchedule"]),
         WorkerState.LEFT,
@@ -145,7 +145,7 @@ ENDS: dict[str, tuple[PodView, NodeView, WorkerState, str]] = {
         WorkerState.DISRUPTED,
         "lost track",
     ),
-    "failed": (ended(1, ending=Ending.FAILED, said="ValueError: x"), a_node(), WorkerState.FAILED, "ValueError: x"),
+    "failed": (ended(1, ending=Ending.FAILED, message="ValueError: x"), a_node(), WorkerState.FAILED, "ValueError: x"),
     "failed because it was evicted": (
         replace(ended(1, ending=Ending.FAILED), disruption="PreemptionByScheduler"),
         a_node(),
@@ -176,7 +176,7 @@ ENDS: dict[str, tuple[PodView, NodeView, WorkerState, str]] = {
     "refused by the kubelet": (replace(POD, phase="Failed"), a_node(), WorkerState.DISRUPTED, "node n refused the pod"),
     "exit code zero without an outcome": (ended(0), a_node(), WorkerState.FAILED, "heterotrain-run"),
     "an ordinary crash": (
-        ended(1, said="Traceback\nKeyError: 'x'"),
+        ended(1, message="Traceback\nKeyError: 'x'"),
         a_node(),
         WorkerState.FAILED,
         "exit code 1: KeyError: 'x'",
