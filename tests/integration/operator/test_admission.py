@@ -33,10 +33,13 @@ REFUSED: dict[str, tuple[Change, str]] = {
         spec(lambda s: s["training"].update(globalBatchSize=-1)),
         "should be greater than or equal to 1",
     ),
-    "no batch": (spec(lambda s: s["training"].clear()), "give exactly one of training.globalBatchSize"),
+    "no batch": (
+        spec(lambda s: s["training"].clear()),
+        "give exactly one of globalBatchSize (a fixed batch) and adaptiveBatch",
+    ),
     "two batches": (
         spec(lambda s: s["training"].update(adaptiveBatch={"min": 100, "max": 200})),
-        "give exactly one of training.globalBatchSize",
+        "give exactly one of globalBatchSize (a fixed batch) and adaptiveBatch",
     ),
     "adaptive minimum above maximum": (
         adaptive(least=200, most=100),
