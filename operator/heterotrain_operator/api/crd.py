@@ -80,8 +80,8 @@ def crd() -> dict[str, Any]:
                     ],
                     "schema": {
                         "openAPIV3Schema": {
-                            "description": "One PyTorch training job on mixed accelerators. Each worker gets a share of "
-                            "the batch that fits its speed, and training continues when workers join or leave.",
+                            "description": "One PyTorch training job on mixed accelerators. Each worker gets a share "
+                            "of the batch that fits its speed, and training continues when workers join or leave.",
                             "type": "object",
                             "required": ["spec"],
                             "x-kubernetes-validations": [{"rule": NAME_RULE.cel, "message": NAME_RULE.message}],
