@@ -1,28 +1,73 @@
-"""Reading YAML and JSON documents, and checking them against a schema that ships with this package.
+"""Reading YAML and JSON documents, and checking them against pydantic models.
 
-JSON is read as JSON. YAML is read with the numbers of YAML 1.2, because PyYAML's default takes ``1e-3`` for a string
-and ``010`` for eight, and a key that stands twice is refused instead of silently dropped.
+YAML is read with the numbers of YAML 1.2: PyYAML's default reads ``1e-3`` as a string and ``010`` as eight. A repeated
+key is refused instead of silently dropped. Every mistake becomes one sentence with its place and the remedy.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-import math
 import re
 import sys
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from functools import lru_cache
-from importlib import resources
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+import click
 import yaml
-from jsonschema import Draft202012Validator, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError
+from pydantic.alias_generators import to_camel
+from pydantic_core import ErrorDetails
 
 from heterotrain_cli.errors import InputError
 
 STANDARD_INPUT = "-"
+_MOST_SHOWN = 60
+"""Characters of a wrong value in a message, so that the message fits on a line."""
+
+
+def _integral(value: Any) -> Any:
+    """Return 64.0 as 64, as JSON schema understands integers."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Text = Annotated[str, Strict()]
+Name = Annotated[Text, Field(min_length=1)]
+Flag = Annotated[bool, Strict()]
+Integer = Annotated[int, Strict(), BeforeValidator(_integral)]
+Number = Annotated[float, Strict()]
+Seconds = Annotated[Number, Field(ge=0, le=1e9)]
+Price = Annotated[Number, Field(ge=0, le=1e9)]
+Fraction = Annotated[Number, Field(ge=0, le=1)]
+
+
+def _alias(field: str) -> str:
+    """Return a field's name in documents: camelCase, with ``Seconds`` for ``_s``."""
+    return to_camel(re.sub(r"_s$", "_seconds", field))
+
+
+class Part(BaseModel):
+    """Base of all parts of a document: no unknown fields, finite numbers, values of the right type only."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, alias_generator=_alias,
+        field_title_generator=lambda name, field: field.alias or name,
+    )  # fmt: skip
+
+
+class Document(Part):
+    """Base of whole documents."""
+
+    model_config = ConfigDict(json_schema_extra={"$schema": "https://json-schema.org/draft/2020-12/schema"})
+
+    schema_url: Text = Field(default="", alias="$schema")
+    """Where an editor finds this schema; otherwise unused."""
+    description: Text = ""
+    """One sentence for people, shown by ``heterotrain simulate --list``."""
+
+
+AnyDocument = TypeVar("AnyDocument", bound=BaseModel)
 
 
 class Loader(yaml.SafeLoader):
@@ -33,9 +78,7 @@ class Loader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable) and key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} stands twice", key_node.start_mark
-                )
+                raise yaml.constructor.ConstructorError(None, None, _repeated(key), key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
@@ -53,15 +96,19 @@ Loader.add_implicit_resolver(
 )
 
 
-def _whole(loader: Loader, node: yaml.ScalarNode) -> int:
+def _int(loader: Loader, node: yaml.ScalarNode) -> int:
     return int(loader.construct_scalar(node))
 
 
-Loader.add_constructor("tag:yaml.org,2002:int", _whole)
+Loader.add_constructor("tag:yaml.org,2002:int", _int)
+
+
+def _repeated(key: object) -> str:
+    return f"the key {key!r} appears twice: keep one"
 
 
 def place(path: str) -> str:
-    """Return how errors name the document."""
+    """Return the name of the document in messages."""
     return "standard input" if path == STANDARD_INPUT else path
 
 
@@ -69,27 +116,28 @@ def read_text(path: str) -> str:
     """Return the text of a file; ``-`` is standard input.
 
     Raises:
-        InputError: it can't be read.
+        InputError: the file can't be read.
     """
     try:
         return sys.stdin.read() if path == STANDARD_INPUT else Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise InputError(f"{place(path)}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{place(path)}: is not text in UTF-8: write it as YAML or JSON") from error
+        raise InputError(f"{place(path)}: is not UTF-8 text: write it as YAML or JSON") from error
 
 
-def read_document(path: str) -> Any:
-    """Return the value of a YAML or JSON file; ``-`` is standard input.
+def read_document(path: str, model: type[AnyDocument]) -> AnyDocument:
+    """Return a YAML or JSON file as the model; ``-`` is standard input.
 
     Raises:
-        InputError: the file can't be read, or is neither YAML nor JSON.
+        InputError: the file can't be read, is neither YAML nor JSON, or does not fit the model.
     """
-    return parse_document(read_text(path), where=place(path))
+    where = place(path)
+    return check_document(parse_document(read_text(path), where=where), model, where=where)
 
 
 def parse_document(text: str, *, where: str) -> Any:
-    """Return the value of a YAML or JSON text; ``where`` names it in errors.
+    """Return the value of a YAML or JSON text with one document.
 
     Raises:
         InputError: the text is neither YAML nor JSON, or holds more than one document.
@@ -98,126 +146,169 @@ def parse_document(text: str, *, where: str) -> Any:
         try:
             return json.loads(text, object_pairs_hook=_unique)
         except json.JSONDecodeError:
-            pass  # flow-style YAML starts with a brace, too
+            pass  # flow-style YAML also starts with a brace
         except ValueError as error:
             raise InputError(f"{where}: {error}") from error
+    documents = parse_documents(text, where=where)
+    if len(documents) > 1:
+        raise InputError(f"{where}: holds {len(documents)} documents, but only 1 is allowed")
+    return documents[0] if documents else None
+
+
+def parse_documents(text: str, *, where: str) -> list[Any]:
+    """Return the values of all documents in a YAML text.
+
+    Raises:
+        InputError: the text is neither YAML nor JSON.
+    """
     try:
-        return yaml.load(text, Loader=Loader)  # noqa: S506  # derived from SafeLoader
+        return list(yaml.load_all(text, Loader=Loader))  # derived from SafeLoader
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         at = f" (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else ""
         raise InputError(f"{where}: is neither YAML nor JSON: {error.problem}{at}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{where}: is neither YAML nor JSON: {' '.join(str(error).split())}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: cannot be read as YAML: {error}") from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        twice = next(key for i, (key, _) in enumerate(pairs) if key in {k for k, _ in pairs[:i]})
-        raise ValueError(f"the key {twice!r} stands twice")
+        names = [key for key, _ in pairs]
+        raise ValueError(_repeated(next(key for key in names if names.count(key) > 1)))
     return found
 
 
-@lru_cache
-def schema_text(name: str) -> str:
-    """Return the text of the JSON schema ``name`` that ships with this package."""
-    return (resources.files("heterotrain_cli") / "schemas" / f"{name}.schema.json").read_text(encoding="utf-8")
-
-
-@lru_cache
-def _validator(name: str) -> Draft202012Validator:
-    return Draft202012Validator(json.loads(schema_text(name)))
-
-
-def check_document(document: Any, *, schema: str, where: str) -> None:
-    """Return if the document keeps the schema.
+def check_document(document: Any, model: type[AnyDocument], *, where: str) -> AnyDocument:
+    """Return the document as the model.
 
     Raises:
-        InputError: it does not; the message names the place and what is expected there.
+        InputError: it does not fit; the message has the place, the value and what is allowed.
     """
-    if bad := _not_finite(document, ""):
-        raise InputError(f"{where}: {bad} has to be a finite number")
-    errors = sorted(_validator(schema).iter_errors(document), key=lambda error: [str(part) for part in error.path])
-    if errors:
-        raise InputError(f"{where}: {_sentence(errors[0])}")
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise InputError(f"{where}: {explain(error, model)}") from error
 
 
-def _not_finite(value: Any, at: str) -> str:
-    """Return the place of the first number that is infinite or not a number, empty where all are finite."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return at or "the document"
-    if isinstance(value, dict):
-        parts = ((child, f"{at}.{key}" if at else str(key)) for key, child in value.items())
-    elif isinstance(value, list):
-        parts = ((child, f"{at}[{index}]") for index, child in enumerate(value))
-    else:
-        return ""
-    return next((found for child, below in parts if (found := _not_finite(child, below))), "")
+def schema_option(model: type[BaseModel]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option ``--schema``, which prints the model's JSON schema."""
+
+    def show(context: click.Context, _: click.Parameter, wanted: bool) -> None:  # noqa: FBT001  # click's own signature
+        if wanted:
+            click.echo(json.dumps(model.model_json_schema(), indent=2, ensure_ascii=False))
+            context.exit()
+
+    return click.option(
+        "--schema", is_flag=True, is_eager=True, expose_value=False, callback=show,
+        help="Print the JSON schema of the file and exit.",
+    )  # fmt: skip
 
 
 _KINDS = {
-    "object": "a mapping", "array": "a list", "string": "text", "integer": "a whole number", "number": "a number",
-    "boolean": "true or false",
+    "model": "a mapping", "dict": "a mapping", "list": "a list", "tuple": "a list", "string": "text",
+    "int": "a whole number", "float": "a number", "bool": "true or false", "datetime": "a time such as 2027-01-31T18:00:00Z",
 }  # fmt: skip
-
-
 _SENTENCES = {
-    "minimum": "{here} is {value}, but has to be at least {limit}",
-    "maximum": "{here} is {value}, but may be at most {limit}",
-    "exclusiveMinimum": "{here} is {value}, but has to be more than {limit}",
-    "minItems": "{here} has {length} entries, but needs at least {limit}",
-    "maxItems": "{here} has {length} entries, but may have at most {limit}",
-    "minLength": "{here} is empty",
-    "enum": "{here} has to be one of {choices}, not {value}",
-    "pattern": "{here} is {value}, which is not of the expected form {limit}",
+    "missing": "{here} is missing",
+    "greater_than_equal": "{here} is {value}, but must be at least {ge}",
+    "greater_than": "{here} is {value}, but must be more than {gt}",
+    "less_than_equal": "{here} is {value}, but must be at most {le}",
+    "less_than": "{here} is {value}, but must be less than {lt}",
+    "too_short": "{here} has {actual_length} entries, but needs at least {min_length}",
+    "too_long": "{here} has more than {max_length} entries: remove some",
+    "string_too_short": "{here} is empty",
+    "string_too_long": "{here} is longer than {max_length} characters",
+    "string_pattern_mismatch": "{here} is {value}, but must be {form}",
+    "finite_number": "{here} must be a finite number",
+    "literal_error": "{here} is {value}, but must be one of {expected}",
+    "enum": "{here} is {value}, but must be one of {expected}",
+    "int_from_float": "{here} must be a whole number, not {value}",
+    "value_error": "{here}: {error}",
+}
+_FORMS = {
+    "^[a-z][a-z0-9+.-]*://.+$": "a URI such as file:///checkpoints",
+    r"^[0-9]+(\.[0-9]+)?$": 'a number such as "3.67", without a currency',
+    "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$": "lower-case letters, digits and hyphens",
 }
 
 
-def _sentence(error: ValidationError) -> str:
-    """Return one sentence for people from one violation."""
-    here = _path(error.absolute_path) or "the document"
-    value: Any = error.instance
-    limit: Any = error.validator_value
-    schema: Any = error.schema
-    match error.validator:
-        case "required":
-            return f"{here} lacks {next(name for name in limit if name not in value)}"
-        case "additionalProperties":
-            return _unknown(here, value, schema)
-        case "type":
-            kinds = [limit] if isinstance(limit, str) else list(limit)
-            return f"{here} has to be {' or '.join(_KINDS[kind] for kind in kinds)}, not {_shown(value)}"
-        case str(rule) if rule in _SENTENCES:
-            length = len(value) if isinstance(value, list) else 0
-            choices = ", ".join(map(str, limit)) if isinstance(limit, list) else ""
-            return _SENTENCES[rule].format(here=here, value=_shown(value), limit=limit, length=length, choices=choices)
-        case _:
-            # Alternatives say in the schema itself what they mean.
-            return f"{here}: {schema.get('$comment', error.message)}"
+def explain(error: ValidationError, model: type[BaseModel], *, prefix: str = "") -> str:
+    """Return one sentence about the first mistake; a misspelt field comes first, as it explains a missing one."""
+    first = min(error.errors(), key=lambda details: details["type"] != "extra_forbidden")
+    parts = [prefix, *first["loc"]] if prefix else first["loc"]
+    here = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
+    if first["type"] == "extra_forbidden":
+        return f"{here} is not a field: {_hint(str(first['loc'][-1]), _known_fields(model, first['loc'][:-1]))}"
+    return _sentence(first, here or "the document").removeprefix("the document: ")
 
 
-def _unknown(here: str, value: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
-    known = list(schema.get("properties", {}))
-    name = next(str(key) for key in value if key not in known)
+def _sentence(details: ErrorDetails, here: str) -> str:
+    value = details["input"]
+    limits = {key: f"{limit:g}" if isinstance(limit, float) else limit for key, limit in details.get("ctx", {}).items()}
+    form = _FORMS.get(str(limits.get("pattern")), f"of the form {limits.get('pattern')}")
+    if sentence := _SENTENCES.get(details["type"]):
+        return sentence.format(here=here, value=_shown(value), form=form, **limits)
+    kind = next((kind for name, kind in _KINDS.items() if details["type"].startswith(f"{name}_")), None)
+    if kind is None:
+        return f"{here}: {details['msg']}"
+    return f"{here} must be {kind}, not {_shown(value)}{_quotes(kind, value)}"
+
+
+def _quotes(kind: str, value: Any) -> str:
+    """Return the remedy for text in place of a number, or a number in place of text."""
+    if kind == "text" and isinstance(value, int | float) and not isinstance(value, bool):
+        return f': put it in quotes, "{value}"'
+    number = kind.endswith("number") and isinstance(value, str) and re.fullmatch(r"[-+]?[0-9]+(\.[0-9]+)?", value)
+    return f": remove the quotes, {value}" if number else ""
+
+
+def _hint(name: str, known: list[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(k for k in known if k != '$schema')}"
-    return f"{here} has the unknown field {name}: {hint}"
+    return f"did you mean {close[0]}?" if close else f"known are {', '.join(k for k in known if k != '$schema')}"
 
 
-def _path(path: Iterable[str | int]) -> str:
-    text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f"{'.' if text else ''}{part}"
-    return text
+def _known_fields(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+    """Return the fields that the model's JSON schema allows at a place."""
+    schema = model.model_json_schema()
+    node = _resolved(schema, schema)
+    for part in loc:
+        node = _resolved(schema, node["items"] if isinstance(part, int) else node["properties"][part])
+    return list(node["properties"])
+
+
+def _resolved(schema: Mapping[str, Any], node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a node of a JSON schema without references and without its null alternative."""
+    node = next((option for option in node.get("anyOf", ()) if option.get("type") != "null"), node)
+    return schema["$defs"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
+
+
+def unknown_field(document: Any, model: type[BaseModel], *, prefix: str, free: Collection[str]) -> str:
+    """Return one sentence about the first field that the model ignores, empty if there is none.
+
+    Fields named in ``free`` may hold anything.
+    """
+    schema = model.model_json_schema()
+
+    def search(value: Any, node: Mapping[str, Any], here: str) -> str:
+        node = _resolved(schema, node)
+        below: Iterable[tuple[str, Any, Any]] = ()
+        if isinstance(value, Mapping) and "properties" in node:
+            known = node["properties"]
+            if name := next((str(name) for name in value if name not in known), ""):
+                return f"{here}.{name} is not a field: {_hint(name, list(known))}"
+            below = ((f"{here}.{name}", child, known[name]) for name, child in value.items() if name not in free)
+        elif isinstance(value, list) and isinstance(node.get("items"), Mapping):
+            below = ((f"{here}[{index}]", child, node["items"]) for index, child in enumerate(value))
+        return next((found for at, child, under in below if (found := search(child, under, at))), "")
+
+    return search(document, schema, prefix)
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, Mapping):
         return "a mapping"
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if isinstance(value, list | tuple):
         return "a list"
     text = json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}…"  # noqa: PLR2004  # one line on a terminal
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…"

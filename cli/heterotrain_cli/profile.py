@@ -1,113 +1,124 @@
-"""A profile: how fast each member is and what the exchange costs, as people write it (``docs/forecast.md``)."""
+"""A profile: the speed of each member and the cost of the gradient exchange, as users write it (``docs/forecast.md``)."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Annotated
 
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.split.member import SplitMember, TableTime
+from pydantic import ConfigDict, Field, model_validator
 
-from heterotrain_cli.documents import check_document
-from heterotrain_cli.errors import InputError
+from heterotrain_cli.documents import Document, Fraction, Integer, Name, Part, Price, Seconds
 
-SCHEMA = "profile"
 MAX_MEMBERS = 100_000
-"""Single members of one profile; a decision over more than this is no longer a matter of a second."""
+"""Single members of one profile; a forecast for more of them takes far longer than a second."""
+_COEFFICIENTS = {"per_sample_s", "fixed_s", "backward_per_sample_s", "backward_fixed_s"}
+_Samples = Annotated[Integer, Field(ge=0, le=10**12)]
+_AtLeastOne = Annotated[Integer, Field(ge=1, le=10**12)]
+_Point = tuple[Annotated[Integer, Field(ge=0, le=10**8)], Seconds]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileMember:
-    """One entry: ``count`` equal members.
+class Communication(Part):
+    """Gradient exchange of the whole cluster, independent of the batch."""
 
-    Attributes:
-        name: as given; with a job, its pool.
-        count: single members that the entry stands for.
-        curve: time and limits of one of them.
-        price_per_hour: of one of them, in any currency; ``None`` when not stated.
+    overlapped_s: Seconds = 0
+    """T_o: transfer seconds of all gradient buckets but the last; they can hide behind backward."""
+    last_bucket_s: Seconds = 0
+    """T_u: transfer seconds of the last bucket; nothing can hide it."""
+    gamma: Fraction = 0
+    """Fraction of backward that has passed when the first bucket is ready."""
+
+
+class ProfileMember(Part):
+    """One entry: ``count`` equal members."""
+
+    name: Name
+    """Shown in the answer; with a job, the member's pool. Without a job, names need not be unique."""
+    count: Annotated[Integer, Field(ge=1, le=MAX_MEMBERS)] = 1
+    """Equal members that this entry stands for."""
+    measured: Annotated[list[_Point], Field(min_length=1)] | None = None
+    """[samples, seconds] pairs of the member's own step without exchange: linear between them, flat below the first,
+    no share beyond the last; they need be neither convex nor monotone. Exchange cannot hide behind a measured member.
     """
+    per_sample_s: Seconds = 0
+    """q: seconds per sample of everything but backward (load, forward)."""
+    fixed_s: Seconds = 0
+    """s: fixed seconds of load and forward for each micro-batch."""
+    backward_per_sample_s: Seconds = 0
+    """k: backward seconds per sample."""
+    backward_fixed_s: Seconds = 0
+    """m: fixed backward seconds for each micro-batch."""
+    min_samples: _Samples = 1
+    """Smallest share; 0 allows the member to be left without work."""
+    max_samples: _Samples | None = None
+    """Largest share, whatever the micro-batches."""
+    max_micro_batch_samples: _AtLeastOne | None = None
+    """Largest micro-batch; a larger share is accumulated over several of nearly equal size."""
+    granularity: _AtLeastOne = 1
+    """Shares are multiples of it."""
+    price_per_hour: Price | None = None
+    """Price of one member for an hour, in any currency."""
 
-    name: str
-    count: int
-    curve: SplitMember
-    price_per_hour: float | None
+    @model_validator(mode="after")
+    def _one_time(self) -> ProfileMember:
+        if bool(self.model_fields_set & _COEFFICIENTS) == (self.measured is not None):
+            raise ValueError(
+                "give either measured, or at least one of perSampleSeconds, fixedSeconds, backwardPerSampleSeconds and "
+                "backwardFixedSeconds, not both"
+            )
+        points = sorted(self.measured or ())
+        if points:
+            _check_table(points)
+        elif not any(getattr(self, name) for name in _COEFFICIENTS):
+            raise ValueError("a step takes no time: set at least one coefficient above 0")
+        return self
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
-    """A whole profile."""
-
-    communication: CommunicationTime
-    members: tuple[ProfileMember, ...]
-
-
-def read_profile(document: Any, *, where: str) -> Profile:
-    """Return the profile that a document holds; ``where`` names the document in errors.
-
-    Raises:
-        InputError: it does not keep the schema, a table contradicts itself, or a member needs no time at all.
-    """
-    check_document(document, schema=SCHEMA, where=where)
-    exchange = document.get("communication", {})
-    profile = Profile(
-        communication=CommunicationTime(
-            overlapped_s=float(exchange.get("overlappedSeconds", 0)),
-            last_bucket_s=float(exchange.get("lastBucketSeconds", 0)),
-            gamma=float(exchange.get("gamma", 0)),
-        ),
-        members=tuple(_member(raw, f"{where}: members[{i}]") for i, raw in enumerate(document["members"])),
-    )
-    if (total := sum(member.count for member in profile.members)) > MAX_MEMBERS:
-        raise InputError(f"{where}: the counts add up to {total} members, but at most {MAX_MEMBERS} are possible")
-    return profile
-
-
-def _member(raw: Mapping[str, Any], where: str) -> ProfileMember:
-    compute = _table(raw["measured"], where) if "measured" in raw else _coefficients(raw, where)
-    price = raw.get("pricePerHour")
-    return ProfileMember(
-        name=raw["name"],
-        count=int(raw.get("count", 1)),
-        curve=SplitMember(
+    @cached_property
+    def curve(self) -> SplitMember:
+        """Step time and limits of one of the members."""
+        compute: ComputeTime | TableTime
+        if self.measured is None:
+            compute = ComputeTime(**self.model_dump(include=_COEFFICIENTS))
+        else:
+            compute = TableTime(points=tuple(sorted(self.measured)))
+        return SplitMember(
             compute=compute,
-            floor_samples=int(raw.get("minSamples", 1)),
-            cap_samples=_whole(raw.get("maxSamples")),
-            micro_cap_samples=_whole(raw.get("maxMicroBatchSamples")),
-            granularity_samples=int(raw.get("granularity", 1)),
-        ),
-        price_per_hour=None if price is None else float(price),
-    )
+            floor_samples=self.min_samples,
+            cap_samples=self.max_samples,
+            micro_cap_samples=self.max_micro_batch_samples,
+            granularity_samples=self.granularity,
+        )
 
 
-def _table(pairs: Sequence[Sequence[float]], where: str) -> TableTime:
-    points = tuple(sorted((int(samples), float(seconds)) for samples, seconds in pairs))
-    for (samples, _), (following, _) in itertools.pairwise(points):
+def _check_table(points: list[tuple[int, float]]) -> None:
+    for (samples, seconds), (following, _) in itertools.pairwise([*points, (-1, 0.0)]):
         if samples == following:
-            raise InputError(f"{where}.measured gives {samples} samples twice: keep one of the two times")
-    if zero := next((samples for samples, seconds in points if samples > 0 and seconds <= 0), None):
-        raise InputError(f"{where}.measured gives 0 seconds for {zero} samples: a share that has samples takes time")
+            raise ValueError(f"measured gives {samples} samples twice: keep one of the two times")
+        if samples > 0 and seconds == 0:
+            raise ValueError(f"measured gives 0 seconds for {samples} samples: a share with samples takes time")
     if points[-1][0] < 1:
-        raise InputError(f"{where}.measured allows no share: add a point with at least 1 sample")
-    return TableTime(points=points)
+        raise ValueError("measured allows no share: add a point with at least 1 sample")
 
 
-def _coefficients(raw: Mapping[str, Any], where: str) -> ComputeTime:
-    compute = ComputeTime(
-        per_sample_s=float(raw.get("perSampleSeconds", 0)),
-        fixed_s=float(raw.get("fixedSeconds", 0)),
-        backward_per_sample_s=float(raw.get("backwardPerSampleSeconds", 0)),
-        backward_fixed_s=float(raw.get("backwardFixedSeconds", 0)),
-    )
-    if compute == _NO_TIME:
-        raise InputError(f"{where} needs no time at all: at least one of its coefficients has to be more than 0")
-    return compute
+class Profile(Document):
+    """How fast each member of a job is, and what gradient exchange costs (``heterotrain forecast --profile``)."""
 
+    model_config = ConfigDict(json_schema_extra={"$id": "urn:heterotrain:schema:profile:v1"})
 
-_NO_TIME = ComputeTime(per_sample_s=0.0, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
+    exchange: Communication = Field(default=Communication(), alias="communication")
+    """Gradient exchange of the whole cluster, independent of the batch."""
+    members: Annotated[tuple[ProfileMember, ...], Field(min_length=1)]
+    """The members; in the answer each single one has an entry, in this order."""
 
+    @model_validator(mode="after")
+    def _not_too_many(self) -> Profile:
+        if (total := sum(member.count for member in self.members)) > MAX_MEMBERS:
+            raise ValueError(f"the counts add up to {total} members, but at most {MAX_MEMBERS} are possible")
+        return self
 
-def _whole(value: float | None) -> int | None:
-    """Return an integer of the document as one: JSON schema also calls 64.0 an integer."""
-    return None if value is None else int(value)
+    @property
+    def communication(self) -> CommunicationTime:
+        """The gradient exchange as the core takes it."""
+        return CommunicationTime(**dict(self.exchange))

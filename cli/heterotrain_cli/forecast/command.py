@@ -8,18 +8,12 @@ from typing import Any
 import click
 from rich.console import Console
 
-from heterotrain_cli.documents import place, read_document, schema_text
+from heterotrain_cli.documents import read_document, schema_option
 from heterotrain_cli.forecast.answer import answer, as_document
 from heterotrain_cli.forecast.tables import show_answer
-from heterotrain_cli.profile import SCHEMA, read_profile
+from heterotrain_cli.profile import Profile
 
 MAX_BATCH = 10**12
-
-
-def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> None:  # noqa: FBT001  # click's own signature
-    if wanted:
-        click.echo(schema_text(SCHEMA), nl=False)
-        context.exit()
 
 
 @click.command()
@@ -30,14 +24,7 @@ def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> N
 @click.option("--batch", type=click.IntRange(1, MAX_BATCH), help="Global batch in samples; default: the job's.")
 @click.option("--samples-per-epoch", type=click.IntRange(1), help="Size of the data set, for the cost of an epoch.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option(
-    "--schema",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_print_schema,
-    help="Print the profile's JSON schema.",
-)
+@schema_option(Profile)
 def forecast(
     *,
     job: str | None,
@@ -68,7 +55,7 @@ def forecast(
         raise click.UsageError("say what to forecast: a JOB.YAML, or --profile FILE and --batch N")
     if batch is None:
         raise click.UsageError("say which global batch: --batch N")
-    profile = read_profile(read_document(profile_path), where=place(profile_path))
+    profile = read_document(profile_path, Profile)
     single = answer(profile, batch)
     if output == "json":
         click.echo(json.dumps(as_document(single), indent=2, ensure_ascii=False))

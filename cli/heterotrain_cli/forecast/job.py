@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import yaml
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.plan import BoundaryKind, CommunicationTime
 from heterotrain_core.perf.exchange import ring_scale
@@ -16,8 +15,9 @@ from heterotrain_operator.api.pools import CapacityType
 from heterotrain_operator.api.reading import SpecError, most_workers, read_spec
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.decide.objects.pods import num_proc_per_worker
+from pydantic import ValidationError
 
-from heterotrain_cli.documents import Loader, place, read_text
+from heterotrain_cli.documents import explain, parse_documents, place, read_text, unknown_field
 from heterotrain_cli.errors import InputError
 from heterotrain_cli.profile import Profile
 
@@ -72,31 +72,31 @@ class Job:
 
 
 def read_job(path: str) -> Job:
-    """Return the one HeteroTrainJob that a YAML file holds, other objects beside it ignored.
+    """Return the one HeteroTrainJob that a YAML file holds, other objects in it ignored.
 
     Raises:
         InputError: there is none or more than one, or it can't be run as it is written.
     """
     where = place(path)
-    try:
-        documents = [
-            d for d in yaml.load_all(read_text(path), Loader=Loader) if d is not None
-        ]  # derived from SafeLoader
-    except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"{where}: is not YAML: {' '.join(str(error).split())}") from error
+    documents = parse_documents(read_text(path), where=where)
     jobs = [d for d in documents if isinstance(d, Mapping) and d.get("kind") == keys.KIND]
     if len(jobs) != 1:
-        raise InputError(f"{where}: holds {len(jobs)} objects of kind {keys.KIND}, but has to hold exactly one")
+        kinds = ", ".join(str(d["kind"]) for d in documents if isinstance(d, Mapping) and "kind" in d) or "no object"
+        raise InputError(f"{where}: must hold exactly one {keys.KIND}, but holds {kinds}")
     body = jobs[0]
     if body.get("apiVersion") != API_VERSION:
-        raise InputError(f"{where}: apiVersion is {body.get('apiVersion')!r}, but has to be {API_VERSION}")
+        raise InputError(f"{where}: apiVersion is {body.get('apiVersion')!r}, but must be {API_VERSION}")
     metadata = body.get("metadata")
     if not isinstance(metadata, Mapping) or not isinstance(metadata.get("name"), str):
         raise InputError(f"{where}: metadata.name is missing")
+    if unknown := unknown_field(body.get("spec"), HeteroTrainJobSpec, prefix="spec", free=("template",)):
+        raise InputError(f"{where}: {unknown}")
     try:
         spec = read_spec(body)
     except SpecError as error:
-        raise InputError(f"{where}: {error}") from error
+        cause = error.__cause__
+        reason = explain(cause, HeteroTrainJobSpec, prefix="spec") if isinstance(cause, ValidationError) else str(error)
+        raise InputError(f"{where}: {reason}") from error
     return Job(
         name=metadata["name"],
         namespace=metadata.get("namespace"),

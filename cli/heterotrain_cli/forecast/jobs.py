@@ -13,7 +13,7 @@ from heterotrain_cli.forecast.cluster import Learned, exchange, learned, with_le
 from heterotrain_cli.forecast.job import Job, read_job, with_profile
 from heterotrain_cli.forecast.options import JobForecast, Outcome, PoolOutcome, forecast_job
 from heterotrain_cli.forecast.tables import headline, plain_table, say
-from heterotrain_cli.profile import read_profile
+from heterotrain_cli.profile import Profile
 
 _SHOWN_ALTERNATIVES = 8
 
@@ -185,9 +185,8 @@ def report_from_profile(path: str, profile_path: str, *, batch: int | None, samp
     Raises:
         InputError: one of the two files can't be used, or they don't fit together.
     """
-    where = place(profile_path)
-    profile = read_profile(read_document(profile_path), where=where)
-    job = with_profile(_with_batch(read_job(path), batch), profile, where=where)
+    profile = read_document(profile_path, Profile)
+    job = with_profile(_with_batch(read_job(path), batch), profile, where=place(profile_path))
     forecast = forecast_job(job, profile.communication)
     return JobReport(job=job, forecast=forecast, samples_per_epoch=samples_per_epoch)
 

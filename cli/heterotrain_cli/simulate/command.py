@@ -14,19 +14,13 @@ from heterotrain_simulator.result import RunResult
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from heterotrain_cli.documents import schema_text
+from heterotrain_cli.documents import schema_option
 from heterotrain_cli.errors import InputError
 from heterotrain_cli.forecast.tables import plain_table, say
 from heterotrain_cli.simulate.pictures import draw
-from heterotrain_cli.simulate.reading import POLICIES, SCHEMA, Comparison, read_scenario, shipped
+from heterotrain_cli.simulate.scenario_file import POLICIES, Comparison, ScenarioFile, read_scenario, shipped
 from heterotrain_cli.simulate.summary import Summary, as_document, summarise
 from heterotrain_cli.simulate.tables import markdown, show, title
-
-
-def _print_schema(context: click.Context, _: click.Parameter, wanted: bool) -> None:  # noqa: FBT001  # click's own signature
-    if wanted:
-        click.echo(schema_text(SCHEMA), nl=False)
-        context.exit()
 
 
 def _print_list(context: click.Context, _: click.Parameter, wanted: bool) -> None:  # noqa: FBT001  # click's own signature
@@ -50,14 +44,7 @@ def _print_list(context: click.Context, _: click.Parameter, wanted: bool) -> Non
 @click.option(
     "--list", is_flag=True, is_eager=True, expose_value=False, callback=_print_list, help="List the shipped scenarios."
 )
-@click.option(
-    "--schema",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_print_schema,
-    help="Print a scenario's JSON schema.",
-)
+@schema_option(ScenarioFile)
 def simulate(scenario: str, policies: tuple[str, ...], seeds: tuple[int, ...], out: Path | None, output: str) -> None:
     """Run policies side by side on a simulated cluster.
 

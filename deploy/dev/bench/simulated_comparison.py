@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from heterotrain_cli.simulate.pictures import COLOURS
-from heterotrain_cli.simulate.reading import POLICIES
+from heterotrain_cli.simulate.scenario_file import POLICIES
 from heterotrain_cli.simulate.summary import summarise
 from heterotrain_cli.simulate.tables import span
 from heterotrain_simulator.buckets import Network

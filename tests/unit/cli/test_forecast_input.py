@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from heterotrain_cli.documents import parse_document, schema_text
+from heterotrain_cli.documents import parse_document
 from heterotrain_cli.main import main
-from jsonschema import Draft202012Validator
+from heterotrain_cli.profile import Profile
 
 ONE = {"name": "x", "perSampleSeconds": 0.1}
 
@@ -32,34 +32,34 @@ def the_error(document: Any) -> str:
 
 
 BAD: list[tuple[Any, str]] = [
-    ({}, "the document lacks members"),
-    ([], "the document has to be a mapping, not a list"),
-    ("", "the document has to be a mapping, not null"),
+    ({}, "members is missing"),
+    ([], "the document must be a mapping, not a list"),
+    ("", "the document must be a mapping, not null"),
     ({"members": []}, "members has 0 entries, but needs at least 1"),
-    ({"members": [{"perSampleSeconds": 1}]}, "members[0] lacks name"),
-    ({"members": [{"name": 3, "perSampleSeconds": 1}]}, "members[0].name has to be text, not 3"),
-    ({"members": [ONE, {"name": "x", "perSampelSeconds": 1}]}, "members[1] has the unknown field perSampelSeconds: did you mean perSampleSeconds?"),
-    ({"members": [{"name": "x"}]}, "members[0]: a member needs either measured, or at least one of perSampleSeconds, fixedSeconds, backwardPerSampleSeconds and backwardFixedSeconds, not both"),
-    ({"members": [{**ONE, "measured": [[1, 1]]}]}, "members[0]: a member needs either measured, or at least one of perSampleSeconds, fixedSeconds, backwardPerSampleSeconds and backwardFixedSeconds, not both"),
-    ({"members": [{"name": "x", "fixedSeconds": 0}]}, "members[0] needs no time at all: at least one of its coefficients has to be more than 0"),
-    ({"members": [{"name": "x", "perSampleSeconds": -1}]}, "members[0].perSampleSeconds is -1, but has to be at least 0"),
-    ({"members": [{"name": "x", "perSampleSeconds": "1"}]}, 'members[0].perSampleSeconds has to be a number, not "1"'),
-    ({"members": [{"name": "x", "perSampleSeconds": True}]}, "members[0].perSampleSeconds has to be a number, not true"),
-    ({"members": [{**ONE, "count": 0}]}, "members[0].count is 0, but has to be at least 1"),
-    ({"members": [{**ONE, "count": 1.5}]}, "members[0].count has to be a whole number, not 1.5"),
+    ({"members": [{"perSampleSeconds": 1}]}, "members[0].name is missing"),
+    ({"members": [{"name": 3, "perSampleSeconds": 1}]}, 'members[0].name must be text, not 3: put it in quotes, "3"'),
+    ({"members": [ONE, {"name": "x", "perSampelSeconds": 1}]}, "members[1].perSampelSeconds is not a field: did you mean perSampleSeconds?"),
+    ({"members": [{"name": "x"}]}, "members[0]: give either measured, or at least one of perSampleSeconds, fixedSeconds, backwardPerSampleSeconds and backwardFixedSeconds, not both"),
+    ({"members": [{**ONE, "measured": [[1, 1]]}]}, "members[0]: give either measured, or at least one of perSampleSeconds, fixedSeconds, backwardPerSampleSeconds and backwardFixedSeconds, not both"),
+    ({"members": [{"name": "x", "fixedSeconds": 0}]}, "members[0]: a step takes no time: set at least one coefficient above 0"),
+    ({"members": [{"name": "x", "perSampleSeconds": -1}]}, "members[0].perSampleSeconds is -1, but must be at least 0"),
+    ({"members": [{"name": "x", "perSampleSeconds": "1"}]}, 'members[0].perSampleSeconds must be a number, not "1": remove the quotes, 1'),
+    ({"members": [{"name": "x", "perSampleSeconds": True}]}, "members[0].perSampleSeconds must be a number, not true"),
+    ({"members": [{**ONE, "count": 0}]}, "members[0].count is 0, but must be at least 1"),
+    ({"members": [{**ONE, "count": 1.5}]}, "members[0].count must be a whole number, not 1.5"),
     ({"members": [{**ONE, "count": 60_000}, {**ONE, "count": 60_000}]}, "the counts add up to 120000 members, but at most 100000 are possible"),
-    ({"members": [{**ONE, "granularity": 0}]}, "members[0].granularity is 0, but has to be at least 1"),
+    ({"members": [{**ONE, "granularity": 0}]}, "members[0].granularity is 0, but must be at least 1"),
     ({"members": [{"name": "x", "measured": []}]}, "members[0].measured has 0 entries, but needs at least 1"),
-    ({"members": [{"name": "x", "measured": [[1]]}]}, "members[0].measured[0] has 1 entries, but needs at least 2"),
-    ({"members": [{"name": "x", "measured": [[1, 2, 3]]}]}, "members[0].measured[0] has 3 entries, but may have at most 2"),
-    ({"members": [{"name": "x", "measured": [[1, 2], [1, 3]]}]}, "members[0].measured gives 1 samples twice: keep one of the two times"),
-    ({"members": [{"name": "x", "measured": [[0, 0], [1, 0]]}]}, "members[0].measured gives 0 seconds for 1 samples: a share that has samples takes time"),
-    ({"members": [ONE], "communication": {"gamma": 1.5}}, "communication.gamma is 1.5, but may be at most 1"),
-    ('{"members": [{"name": "x", "perSampleSeconds": NaN}]}', "members[0].perSampleSeconds has to be a finite number"),
-    ('{"members": [{"name": "x", "perSampleSeconds": 1e999}]}', "members[0].perSampleSeconds has to be a finite number"),
-    ('{"members": [], "members": []}', "the key 'members' stands twice"),
+    ({"members": [{"name": "x", "measured": [[1]]}]}, "members[0].measured[0][1] is missing"),
+    ({"members": [{"name": "x", "measured": [[1, 2, 3]]}]}, "members[0].measured[0] has more than 2 entries: remove some"),
+    ({"members": [{"name": "x", "measured": [[1, 2], [1, 3]]}]}, "members[0]: measured gives 1 samples twice: keep one of the two times"),
+    ({"members": [{"name": "x", "measured": [[0, 0], [1, 0]]}]}, "members[0]: measured gives 0 seconds for 1 samples: a share with samples takes time"),
+    ({"members": [ONE], "communication": {"gamma": 1.5}}, "communication.gamma is 1.5, but must be at most 1"),
+    ('{"members": [{"name": "x", "perSampleSeconds": NaN}]}', "members[0].perSampleSeconds must be a finite number"),
+    ('{"members": [{"name": "x", "perSampleSeconds": 1e999}]}', "members[0].perSampleSeconds must be a finite number"),
+    ('{"members": [], "members": []}', "the key 'members' appears twice: keep one"),
     ("members: [", "is neither YAML nor JSON: expected the node content, but found '<stream end>' (line 1, column 11)"),
-    ("members: []\nmembers: []\n", "is neither YAML nor JSON: the key 'members' stands twice (line 2, column 1)"),
+    ("members: []\nmembers: []\n", "is neither YAML nor JSON: the key 'members' appears twice: keep one (line 2, column 1)"),
 ]  # fmt: skip
 
 
@@ -140,15 +140,15 @@ def test_the_table_for_people() -> None:
     assert row.split() == ["x", "2", "4", "1", "Compute"]
 
 
-def test_the_schema_is_valid_and_printed() -> None:
-    """The schema that is enforced is a valid one, every field explains itself, and it can be printed."""
+def test_the_schema_is_printed() -> None:
+    """Every field in it has a description, its own or that of its type."""
     printed = CliRunner().invoke(main, ["forecast", "--schema"])
     assert printed.exit_code == 0
-    assert printed.stdout == schema_text("profile")
     schema = json.loads(printed.stdout)
-    Draft202012Validator.check_schema(schema)
-    fields = {**schema["properties"], **schema["properties"]["members"]["items"]["properties"]}
-    assert [name for name, field in fields.items() if "description" not in field] == []
+    assert schema["required"] == ["members"]
+    fields = {**schema["properties"], **schema["$defs"]["ProfileMember"]["properties"]}
+    assert [name for name, field in fields.items() if not {"description", "$ref"} & set(field)] == []
+    assert all("description" in part for part in schema["$defs"].values())
 
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "forecast.md"
@@ -168,7 +168,6 @@ def test_the_documented_example_gives_the_documented_answer() -> None:
 def test_documented_fields_are_the_schema_s() -> None:
     """docs/forecast.md has every field of the schema."""
     text = DOCUMENT.read_text(encoding="utf-8")
-    schema = json.loads(schema_text("profile"))
-    item = schema["properties"]["members"]["items"]["properties"]
-    names = [*item, *schema["properties"]["communication"]["properties"]]
+    parts = Profile.model_json_schema()["$defs"].values()
+    names = [name for part in parts for name in part["properties"]]
     assert [name for name in names if f"`{name}`" not in text] == []

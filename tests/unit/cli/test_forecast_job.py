@@ -227,19 +227,45 @@ def test_other_objects_in_the_file_are_ignored(folder: Path) -> None:
     assert answer(folder) == before
 
 
+WRONG_FIELDS: list[tuple[str, Any, str]] = [
+    ("training.globalBatchSize", 0, "training.globalBatchSize is 0, but must be at least 1"),
+    ("training.globalBatchSize", "lots", 'training.globalBatchSize must be a whole number, not "lots"'),
+    ("training.globalBatchsize", 60, "training.globalBatchsize is not a field: did you mean globalBatchSize?"),
+    ("elasticPolicy.minReplica", 1, "elasticPolicy.minReplica is not a field: did you mean minReplicas?"),
+    ("templates", {}, "templates is not a field: did you mean template?"),
+    (
+        "workerPools.0.pricePerHour",
+        3.67,
+        'workerPools[0].pricePerHour must be text, not 3.67: put it in quotes, "3.67"',
+    ),
+    ("workerPools.0.name", "T4", 'workerPools[0].name is "T4", but must be lower-case letters, digits and hyphens'),
+    ("checkpoint.uri", "/c", 'checkpoint.uri is "/c", but must be a URI such as file:///checkpoints'),
+    ("deadline", "tomorrow", 'deadline must be a time such as 2027-01-31T18:00:00Z, not "tomorrow"'),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "sentence"), WRONG_FIELDS)
+def test_a_wrong_field_of_a_job_is_one_sentence(folder: Path, path: str, value: Any, sentence: str) -> None:
+    """It has the place, the value and what is allowed."""
+    changed = copy.deepcopy(JOB)
+    node: Any = changed["spec"]
+    *parents, last = path.split(".")
+    for name in parents:
+        node = node[int(name)] if isinstance(node, list) else node.setdefault(name, {})
+    node[last] = value
+    assert refusal(folder, changed) == f"job.yaml: spec.{sentence}"
+
+
 def test_wrong_jobs_and_profiles_are_one_sentence(folder: Path) -> None:
     """Each names the file and what to change."""
     changed = copy.deepcopy(JOB)
-    changed["spec"]["training"]["globalBatchSize"] = 0
-    assert refusal(folder, changed).startswith("job.yaml: spec.training.globalBatchSize: ")
-    changed = copy.deepcopy(JOB)
     changed["spec"]["elasticPolicy"]["minReplicas"] = 99
     assert refusal(folder, changed).startswith("job.yaml: spec.elasticPolicy.minReplicas is 99")
-    assert refusal(folder, {**JOB, "kind": "Job"}) == (
-        "job.yaml: holds 0 objects of kind HeteroTrainJob, but has to hold exactly one"
+    assert refusal(folder, {**JOB, "kind": "PyTorchJob"}) == (
+        "job.yaml: must hold exactly one HeteroTrainJob, but holds PyTorchJob"
     )
     assert refusal(folder, {**JOB, "apiVersion": "heterotrain.dev/v9"}) == (
-        "job.yaml: apiVersion is 'heterotrain.dev/v9', but has to be heterotrain.dev/v1alpha1"
+        "job.yaml: apiVersion is 'heterotrain.dev/v9', but must be heterotrain.dev/v1alpha1"
     )
     assert refusal(folder, {**JOB, "metadata": {}}) == "job.yaml: metadata.name is missing"
     stranger = {"members": [*PROFILE["members"], {"name": "h100", "perSampleSeconds": 1}]}

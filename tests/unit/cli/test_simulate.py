@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from heterotrain_cli.documents import schema_text
 from heterotrain_cli.main import main
 from heterotrain_cli.simulate import command
-from heterotrain_cli.simulate.reading import POLICIES, read_scenario, scenario_of, shipped
+from heterotrain_cli.simulate.scenario_file import POLICIES, read_scenario, scenario_of, shipped
 from heterotrain_simulator.baselines import Even
 from heterotrain_simulator.engine import simulate
 from heterotrain_simulator.spot_traces import P3
-from jsonschema import Draft202012Validator
 
 SMALL: dict[str, Any] = {
     "workload": "opt-350m",
@@ -119,20 +117,17 @@ def test_every_shipped_scenario_is_sound_and_listed() -> None:
         assert read_scenario(name).scenario.name == name
 
 
-def test_defaults_are_the_schema_s() -> None:
-    """What the schema calls a default is what a scenario without it gets."""
-    schema = json.loads(schema_text("scenario"))
-    Draft202012Validator.check_schema(schema)
-    bare = scenario_of({"workload": "bert", "batch": 64, "pools": [{"name": "x", "gpu": "t4"}]}, name="x", where="x")
-    stated: dict[str, Any] = {}
-    for name, field in schema["properties"].items():
-        if "default" in field:
-            stated[name] = field["default"]
-        elif field.get("type") == "object":
-            stated[name] = {part: inner["default"] for part, inner in field["properties"].items() if "default" in inner}
-    full = {"workload": "bert", "batch": 64, "pools": [{"name": "x", "gpu": "t4", "count": 1}], **stated}
-    assert scenario_of(full, name="x", where="x") == bare
-    assert bare.policies == tuple(POLICIES)
+def test_the_printed_schema_has_the_defaults() -> None:
+    """A scenario that states every printed default is the same as one without them."""
+    schema = json.loads(CliRunner().invoke(main, ["simulate", "--schema"]).stdout)
+    bare = {"workload": "bert", "batch": 64, "pools": [{"name": "x", "gpu": "t4"}]}
+    stated = {name: field["default"] for name, field in schema["properties"].items() if "default" in field}
+    assert {"network", "gamma", "noise", "pauses", "end", "policies", "seeds"} <= set(stated)
+    assert stated["noise"]["variation"] == 0.03
+    full = {**{name: value for name, value in stated.items() if value is not None}, **bare}
+    full["pauses"].pop("restartSeconds")
+    assert scenario_of(full, name="x", where="x") == scenario_of(bare, name="x", where="x")
+    assert scenario_of(bare, name="x", where="x").policies == tuple(POLICIES)
 
 
 def test_a_trace_is_a_pool_s_workers() -> None:
@@ -151,9 +146,9 @@ def test_a_trace_is_a_pool_s_workers() -> None:
 
 def test_wrong_scenarios_are_one_sentence(tmp_path: Path) -> None:
     """Each names the place and what is expected."""
-    assert refusal(tmp_path, batch=0) == "batch is 0, but has to be at least 1"
-    assert refusal(tmp_path, workload="gpt").startswith("workload has to be one of cifar10, imagenet")
-    assert refusal(tmp_path, polices=[]) == "the document has the unknown field polices: did you mean policies?"
+    assert refusal(tmp_path, batch=0) == "batch is 0, but must be at least 1"
+    assert refusal(tmp_path, workload="gpt").startswith("workload is \"gpt\", but must be one of 'cifar10', 'imagenet'")
+    assert refusal(tmp_path, polices=[]) == "polices is not a field: did you mean policies?"
     assert refusal(tmp_path, pools=[{"name": "x", "gpu": "k80"}]).startswith(
         "opt-350m was not measured on k80, only on gh200"
     )
@@ -162,8 +157,7 @@ def test_wrong_scenarios_are_one_sentence(tmp_path: Path) -> None:
     )
     assert refusal(tmp_path, changes=[{"pool": "y", "atSeconds": 1}]) == "a change names the pool y, which no group has"
     assert (
-        refusal(tmp_path, network={"gigabitsPerSecond": 0})
-        == "network.gigabitsPerSecond is 0, but has to be more than 0"
+        refusal(tmp_path, network={"gigabitsPerSecond": 0}) == "network.gigabitsPerSecond is 0, but must be more than 0"
     )
     missing = CliRunner().invoke(main, ["simulate", "/nowhere.yaml"])
     assert missing.exit_code == 2
