@@ -47,7 +47,7 @@ def progress_fields(context: JobContext) -> dict[str, Any]:
             "loss": rounded(newest.loss) if newest.loss is not None else old.loss,
             "global_batch_size": newest.global_batch_samples or old.global_batch_size,
             "noise_scale_samples": old.noise_scale_samples if noise is None else rounded(noise),
-            "metrics": _bounded({**old.metrics, **metrics}),
+            "metrics": _bounded(metrics, old.metrics),
         }
         fields |= _completion(context, newest.samples_committed, newest.epoch_samples)
     fields |= _final_values(context, fields["metrics"])
@@ -79,12 +79,13 @@ def _final_values(context: JobContext, metrics: dict[str, float]) -> dict[str, A
     return {
         "epoch": newest.epoch,
         "step": newest.step,
-        "metrics": _bounded({**metrics, **last}),
+        "metrics": _bounded(last, metrics),
     }
 
 
-def _bounded(metrics: dict[str, float]) -> dict[str, float]:
-    return dict([*metrics.items()][:_MOST_METRICS])
+def _bounded(newest: dict[str, float], before: dict[str, float]) -> dict[str, float]:
+    """Return the metrics, as many as the status may hold; names that are no longer reported go first."""
+    return dict([*{**newest, **before, **newest}.items()][:_MOST_METRICS])
 
 
 def _completion(context: JobContext, samples: int | None, epoch_samples: int | None) -> dict[str, Any]:

@@ -246,6 +246,26 @@ def test_progress_comes_from_the_furthest_member() -> None:
     assert (status["progress"], status["progressPercentage"]) == ("50%", 50)
 
 
+def test_metrics_stay_within_their_limit_when_a_script_reports_under_new_names() -> None:
+    cluster = a_running_job()
+    first = MemberId(cluster.plan_json["members"][0]["worker_uid"], 0)
+    for step, prefix in enumerate(("old", "new"), start=1):
+        reported = {f"{prefix}{number:02}": float(number) for number in range(12)}
+        gauges = MemberGauges(worker="job-w0", step=step, samples_committed=100 * step, user_metrics=reported)
+        cluster.telemetry = Telemetry(gauges={first: gauges}, sequence=step)
+        cluster.settle()
+    metrics = cluster.status["metrics"]
+    assert len(metrics) == 16
+    assert reported.items() <= metrics.items()
+
+
+def test_the_status_has_the_selector_of_the_job_s_workers() -> None:
+    cluster = a_running_job()
+    wanted = dict(pair.split("=") for pair in cluster.status["selector"].split(","))
+    assert cluster.pods
+    assert all(wanted.items() <= pod["metadata"]["labels"].items() for pod in cluster.pods.values())
+
+
 def test_progress_never_falls_when_the_furthest_member_is_gone() -> None:
     cluster = a_running_job(epochs=2)
     first = MemberId(cluster.plan_json["members"][0]["worker_uid"], 0)
