@@ -22,20 +22,26 @@ NAME_RULE = Rule(
 )
 
 COLUMNS = (
-    ("State", "string", ".status.state", 0),
-    ("Ready", "string", ".status.ready", 0),
-    ("Epoch", "integer", ".status.epoch", 0),
-    ("Progress", "string", ".status.progress", 0),
-    ("Restarts", "integer", ".status.restarts", 0),
-    ("Age", "date", ".metadata.creationTimestamp", 0),
-    ("Samples/s", "number", ".status.samplesPerSecond", 1),
-    ("StepTime", "number", ".status.prediction.measuredStepSeconds", 1),
-    ("PredictedStepTime", "number", ".status.prediction.predictedStepSeconds", 1),
-    ("Batch", "integer", ".status.globalBatchSize", 1),
-    ("Plan", "string", ".status.plan.applied", 1),
-    ("Disruptions", "integer", ".status.disruptions", 1),
-    ("Price/h", "string", ".status.pricePerHour", 1),
-    ("Reason", "string", ".status.reason", 1),
+    ("State", "string", ".status.state", 0, "Summary in one word."),
+    ("Ready", "string", ".status.ready", 0, "Workers that are ready to train, of those that the operator wants."),
+    ("Epoch", "integer", ".status.epoch", 0, "Completed epochs."),
+    ("Progress", "string", ".status.progress", 0, "Completed part of all samples."),
+    ("Restarts", "integer", ".status.restarts", 0, "Workers that failed by their own fault."),
+    ("Age", "date", ".metadata.creationTimestamp", 0, "Time since the job was created."),
+    ("Samples/s", "number", ".status.samplesPerSecond", 1, "Measured throughput."),
+    ("StepTime", "number", ".status.prediction.measuredStepSeconds", 1, "Measured duration of a step, in seconds."),
+    (
+        "PredictedStepTime",
+        "number",
+        ".status.prediction.predictedStepSeconds",
+        1,
+        "Predicted duration of a step, in seconds.",
+    ),
+    ("Batch", "integer", ".status.globalBatchSize", 1, "Samples of one step, over all workers."),
+    ("Plan", "string", ".status.plan.applied", 1, "Version (generation.revision) of the plan in force."),
+    ("Disruptions", "integer", ".status.disruptions", 1, "Workers lost through no fault of their own."),
+    ("Price/h", "string", ".status.pricePerHour", 1, "Price of an hour, in the currency of the pools' pricePerHour."),
+    ("Reason", "string", ".status.reason", 1, "Why the job is in its state."),
 )
 
 
@@ -75,8 +81,8 @@ def crd() -> dict[str, Any]:
                     "storage": True,
                     "subresources": {"status": {}, "scale": SCALE},
                     "additionalPrinterColumns": [
-                        {"name": name, "type": kind, "jsonPath": path, "priority": priority}
-                        for name, kind, path, priority in COLUMNS
+                        {"name": name, "type": kind, "jsonPath": path, "priority": priority, "description": text}
+                        for name, kind, path, priority, text in COLUMNS
                     ],
                     "schema": {
                         "openAPIV3Schema": {
