@@ -1,4 +1,4 @@
-"""Slow, obvious answers that the fast ones are held against. Nothing here shares code with the solver."""
+"""Slow and simple solutions to compare the fast ones with. Nothing here shares code with the solver."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def table_at(points: Sequence[tuple[int, float]], samples: float) -> float:
 
 
 def micro_batch_sizes(share: int, micro_cap: int | None) -> list[int]:
-    """Return the sizes of a share's micro-batches: as few as fit, as equal as whole samples allow, larger ones first."""
+    """Return the sizes of a share's micro-batches: as few and as equal as possible, larger ones first."""
     if share == 0:
         return []
     count = 1 if micro_cap is None else math.ceil(share / micro_cap)
@@ -65,7 +65,7 @@ def allowed_shares(member: SplitMember, total: int) -> list[int]:
 
 
 def least_step_s(total: int, members: Sequence[SplitMember], communication: CommunicationTime) -> float | None:
-    """Return the least step time over all integer divisions, by trying each share of each member; None when none fits."""
+    """Return the least step time over all integer divisions, by brute force; ``None`` when none fits."""
     best = {0: 0.0}
     for member in members:
         times = {n: member_step_s(member, n, communication) for n in allowed_shares(member, total)}
@@ -87,7 +87,7 @@ def bucket_step_s(  # an oracle takes what it needs
     ready_at: Sequence[float],
     start_s: float = 0.0,
 ) -> float:
-    """Return a step's seconds, bucket by bucket: each waits for everybody and for the one before it.
+    """Return a step's seconds, bucket by bucket: each bucket waits for all members and for the bucket before it.
 
     Args:
         compute: time models.

@@ -41,7 +41,7 @@ def chosen(noise: float | None, current: int | None, members: tuple[SplitMember,
     return found
 
 
-def test_more_noise_wants_larger_batches() -> None:
+def test_more_noise_leads_to_larger_batches() -> None:
     """From the smallest noise scale to the largest the batch never falls, and it is the best of the table."""
     batches = []
     for phi in (1.0, 50.0, 500.0, 5000.0, 1e6):
@@ -163,8 +163,8 @@ def learned_members(cluster: SimulatedMembers, *shares: tuple[int, ...]) -> tupl
 @pytest.mark.parametrize(
     ("vectors", "growth"), [([(40, 40, 48)] * 3, 2), ([(90, 40, 20), (70, 35, 15), (50, 50, 28)], 4)]
 )
-def test_a_batch_grows_no_faster_than_what_was_seen(vectors: list[tuple[int, int, int]], growth: int) -> None:
-    """However much noise asks for more: no share beyond four times what good models rest on, twice of poor ones."""
+def test_a_batch_grows_no_faster_than_the_evidence(vectors: list[tuple[int, int, int]], growth: int) -> None:
+    """However large the noise scale: no share beyond four times the observed ones (twice for poor models)."""
     slow_exchange = CommunicationTime(overlapped_s=3.0, last_bucket_s=1.0, gamma=0.2)
     cluster = SimulatedMembers(truth=three_pools(), communication=slow_exchange)
     members = learned_members(cluster, *vectors)
@@ -187,7 +187,7 @@ def test_a_batch_grows_no_faster_than_what_was_seen(vectors: list[tuple[int, int
 
 
 def test_an_even_division_is_judged_by_its_slowest_member() -> None:
-    """Against the closed form: everybody has the same share, so the last one sets the step."""
+    """Against the closed form: all members have the same share, so the slowest one determines the step."""
     truth = three_pools()
     choice = choose_batch(
         tuple(SplitMember(compute=c) for c in truth),

@@ -22,11 +22,16 @@ DIMENSIONS = 120
 GRID = [
     (shares, ratio, spread)
     for shares in (
-        (10, 90), (50, 50), (5, 15, 30, 50), (100, 20, 20, 20, 20, 20), (64,) * 4 + (32,) * 4 + (16,) * 8, (1, 2, 200),
+        (10, 90),
+        (50, 50),
+        (5, 15, 30, 50),
+        (100, 20, 20, 20, 20, 20),
+        (64,) * 4 + (32,) * 4 + (16,) * 8,
+        (1, 2, 200),
     )
     for ratio in (0.2, 1.0, 20.0)
     for spread in ("isotropic", "anisotropic")
-]  # fmt: skip
+]
 
 
 def drawn(
@@ -47,7 +52,7 @@ def drawn(
 
 @pytest.mark.parametrize(("shares", "ratio", "spread"), GRID)
 def test_unbiased_and_never_of_larger_variance(shares: tuple[int, ...], ratio: float, spread: str) -> None:
-    """Against equal weights and the published ones: no bias, and no larger variance in either part."""
+    """Against equal weights and the published ones: no bias, and no larger variance of either part."""
     squares, whole, gradient, trace = drawn(shares, ratio, spread, 2000)
     total = float(sum(shares))
     ours = [
@@ -90,7 +95,7 @@ def test_the_published_weights_are_worse_than_plain_averaging_beyond_two_members
 def test_the_closed_form_is_the_weighted_sum_of_local_estimates(
     shares: list[float], squares: list[float], whole: float
 ) -> None:
-    """One scalar all-reduce gives what the least-variance weights give."""
+    """One scalar all-reduce gives the same as the least-variance weights."""
     squares = squares[: len(shares)]
     together = estimate(
         weighted_squares=sum(b * s for b, s in zip(shares, squares, strict=True)),
@@ -107,14 +112,14 @@ def test_the_closed_form_is_the_weighted_sum_of_local_estimates(
 
 
 def test_one_group_or_broken_sums_give_nothing() -> None:
-    """A single micro-batch has no spread; a loss scale that made a NaN is no estimate."""
+    """A single micro-batch has no spread; a NaN from a loss scale gives no estimate."""
     assert estimate(weighted_squares=1.0, total_squared=1.0, samples=8, groups=1) is None
     assert estimate(weighted_squares=math.nan, total_squared=1.0, samples=8, groups=4) is None
     assert estimate(weighted_squares=1.0, total_squared=math.inf, samples=8, groups=4) is None
 
 
 def test_averages_are_unbiased_from_the_first_step_and_follow_the_batch() -> None:
-    """Bias-corrected; a step of ten base batches forgets as much as ten steps; what is no number is skipped."""
+    """Bias-corrected; a step of ten base batches forgets as much as ten steps; non-finite values are skipped."""
     one = NoiseSample(gradient_squared=2.0, variance=50.0)
     first = NoiseAverage().after(one, samples=64, base_samples=64)
     assert NoiseAverage().corrected() is None
@@ -142,7 +147,7 @@ def test_the_ratio_is_of_averages_and_converges() -> None:
 
 
 @pytest.mark.parametrize("samples", [64, 640])
-def test_no_scale_is_made_of_a_few_steps(samples: int) -> None:
+def test_a_few_steps_give_no_noise_scale(samples: int) -> None:
     """Ten base batches have to be seen first, in ten steps or in one."""
     average, base_batches = NoiseAverage(), 0
     while average.scale() is None:
@@ -154,8 +159,16 @@ def test_no_scale_is_made_of_a_few_steps(samples: int) -> None:
 
 @pytest.mark.parametrize(
     ("gradient", "variance", "expected"),
-    [(2.0, 50.0, 25.0), (0.0, 50.0, MOST_BATCHES * 64), (-1.0, 50.0, MOST_BATCHES * 64), (1e-30, 1.0, MOST_BATCHES * 64), (1.0, -0.5, 0.0), (-1.0, -1.0, None), (math.nan, 1.0, None)],
-)  # fmt: skip
+    [
+        (2.0, 50.0, 25.0),
+        (0.0, 50.0, MOST_BATCHES * 64),
+        (-1.0, 50.0, MOST_BATCHES * 64),
+        (1e-30, 1.0, MOST_BATCHES * 64),
+        (1.0, -0.5, 0.0),
+        (-1.0, -1.0, None),
+        (math.nan, 1.0, None),
+    ],
+)
 def test_the_ratio_is_guarded(gradient: float, variance: float, expected: float | None) -> None:
     """Chance may turn either part negative; phi stays between zero and a stated limit, or is unknown."""
     assert noise_scale(NoiseSample(gradient_squared=gradient, variance=variance), samples=64) == expected

@@ -48,7 +48,7 @@ def test_adascale_lies_between_no_change_and_linear(base: int, more: int, phi: f
     assert gain(samples=base, base_samples=base, noise_samples=phi) == pytest.approx(1.0)
 
 
-def test_the_gain_is_what_the_expected_progress_of_a_step_says() -> None:
+def test_the_gain_is_the_expected_progress_of_a_step() -> None:
     """E<G, g>^2 / E|g|^2 of one large step against small ones: the ratio of useful step lengths is the gain."""
     rng = np.random.default_rng(0)
     mean, deviation, base, batch = np.full(50, 0.1), 0.8, 16, 128

@@ -1,4 +1,4 @@
-"""A deadline as objective: against trying everything, and as a loop that decides again and again until the work is done."""
+"""A deadline as objective: against brute force, and in a loop of decisions until the work is done."""
 
 from __future__ import annotations
 
@@ -52,8 +52,12 @@ def pools(*, spot_nodes: int = 4, losses: float = 0.0) -> tuple[Pool, ...]:
 def a_job(rng: random.Random, **more: object) -> JobDemand:
     """Return a job that may use all kinds."""
     values: dict[str, object] = {
-        "key": "job", "pools": job_pools(rng), "max_workers": 12, "batch_samples": 4096, "objective": Objective.DEADLINE,
-    }  # fmt: skip
+        "key": "job",
+        "pools": job_pools(rng),
+        "max_workers": 12,
+        "batch_samples": 4096,
+        "objective": Objective.DEADLINE,
+    }
     return JobDemand(**{**values, **more})  # type: ignore[arg-type]  # tests pass what they mean
 
 
@@ -69,7 +73,7 @@ def needed_s(job: JobDemand, counts: tuple[int, ...], losses_per_s: tuple[float,
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_the_cheapest_set_that_is_in_time_or_else_the_fastest(seed: int) -> None:
+def test_the_cheapest_set_in_time_or_else_the_fastest(seed: int) -> None:
     """Every combination of workers is tried; the risk of losses and the pace count."""
     rng = random.Random(seed)
     losses = rng.choice([0.0, 3.0, 30.0])
@@ -104,8 +108,8 @@ def test_the_cheapest_set_that_is_in_time_or_else_the_fastest(seed: int) -> None
         assert "too late for its deadline" in grant.reason
 
 
-def test_what_is_in_time_comes_before_another_job_s_speed_but_not_before_its_minimum() -> None:
-    """A job that would be late takes from one that has no deadline, down to what that needs to run."""
+def test_a_deadline_comes_before_another_job_s_speed_but_not_its_minimum() -> None:
+    """A job that would be late takes workers from one without a deadline, down to that job's minimum."""
     rng = random.Random(1)
     hurry = a_job(rng, key="hurry", remaining_samples=6 * 800 * HOUR_S, deadline_s=2 * HOUR_S)
     other = a_job(rng, key="other", objective=Objective.THROUGHPUT, min_workers=4, current={"fast": 4})
@@ -115,7 +119,7 @@ def test_what_is_in_time_comes_before_another_job_s_speed_but_not_before_its_min
 
 
 @pytest.mark.parametrize("seed", range(16))
-def test_until_its_end_a_job_is_in_time_and_seldom_changes(seed: int) -> None:
+def test_until_its_end_a_job_is_in_time_and_rarely_changes(seed: int) -> None:
     """Speeds are known to 3 %, workers take a while to start, spot workers are lost: it neither is late nor wavers."""
     rng = random.Random(seed)
     pace = rng.uniform(0.8, 1.05)
@@ -154,8 +158,8 @@ def test_until_its_end_a_job_is_in_time_and_seldom_changes(seed: int) -> None:
     assert len(changes) <= 4 + 2 * len(lost), f"changed at {changes}, lost at {lost}"
 
 
-def test_the_reason_and_the_spare_time_say_what_is_meant() -> None:
-    """A quarter of an hour too late is told as such; without work that is known there is nothing to tell."""
+def test_reason_and_spare_time_agree() -> None:
+    """A quarter of an hour too late is stated as such; without known work, nothing is stated."""
     rng = random.Random(2)
     job = a_job(rng, remaining_samples=5600.0 * HOUR_S, deadline_s=0.75 * HOUR_S)
     (late,) = propose(PoolCapacity(pools()), [job]).grants

@@ -105,7 +105,7 @@ def fits_by_trying(nodes: tuple[int, ...], sizes: list[int]) -> bool:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_grants_keep_every_limit(seed: int) -> None:
-    """Nodes hold what is granted; gangs, minimums and maximums are kept; every grant has a reason."""
+    """Grants fit on the nodes; gangs, minimums and maximums are kept; every grant has a reason."""
     pools, jobs = an_instance(seed)
     proposal = propose(PoolCapacity(pools), jobs)
     held: dict[str, list[int]] = {}
@@ -126,7 +126,7 @@ def test_grants_keep_every_limit(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_carrying_a_proposal_out_settles_it(seed: int) -> None:
+def test_a_proposal_is_stable_once_carried_out(seed: int) -> None:
     """The order of the jobs in the question does not matter, and asking again afterwards changes nothing."""
     pools, jobs = an_instance(seed)
     proposal = propose(PoolCapacity(pools), jobs)
@@ -137,7 +137,7 @@ def test_carrying_a_proposal_out_settles_it(seed: int) -> None:
     assert not any(grant.changed for grant in again.grants)
 
 
-def test_known_rates_change_nothing_and_are_forgotten_with_their_jobs() -> None:
+def test_cached_rates_change_nothing_and_leave_with_their_jobs() -> None:
     """Kept from one proposal to the next they save time only, whatever the jobs have and still have to do by then."""
     cache = RateCache()
     for seed in range(20):
@@ -230,7 +230,7 @@ def a_runner(key: str, **more: object) -> JobDemand:
 
 
 def a_holder(key: str, count: int) -> JobDemand:
-    """Return a job that has workers which it would hardly miss: all but its fixed time is done by one in a moment."""
+    """Return a job that barely needs its workers: a single one takes almost no more than the fixed time."""
     member = SplitMember(
         compute=ComputeTime(per_sample_s=1e-5, fixed_s=0.05, backward_per_sample_s=2e-5, backward_fixed_s=0.05)
     )
@@ -239,8 +239,8 @@ def a_holder(key: str, count: int) -> JobDemand:
 
 
 @pytest.mark.parametrize("givers", [(), (8,), (4, 4), (6, 6)])
-def test_what_only_several_workers_together_bring_is_found(givers: tuple[int, ...]) -> None:
-    """One worker more does not pay for a long pause, six do: free ones, or such as others hardly miss; by both ways to search."""
+def test_gains_of_several_workers_at_once_are_found(givers: tuple[int, ...]) -> None:
+    """One more worker does not pay for a long pause, but six do, free or from other jobs; both searches find it."""
     pools = [Pool(name="p", nodes=(1,) * (4 + sum(givers or (8,))))]
     slow = a_runner("a", current={"p": 4}, remaining_samples=2.4e6, pause_s=500.0)
     jobs = [slow, *(a_holder(f"g{i}", n) for i, n in enumerate(givers))]
@@ -300,7 +300,7 @@ def test_the_search_comes_close_where_pauses_are_long() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_another_node_never_hurts(seed: int) -> None:
-    """With one node more, as many jobs run in order, and what they score together is no less (nothing runs yet)."""
+    """With one more node, as many jobs run in order, and the sum of scores is not lower (nothing runs yet)."""
     pools, jobs = an_instance(seed)
     jobs = [
         replace(job, current={}, pools=tuple(replace(job_pool, min_workers=0) for job_pool in job.pools))
@@ -316,8 +316,8 @@ def test_another_node_never_hurts(seed: int) -> None:
         assert rank(after)[1] >= rank(before)[1] - 1e-9
 
 
-def test_many_jobs_are_served_and_settled() -> None:
-    """60 jobs on 120 nodes: every job runs that could run alone, deterministic, stable, and every accelerator accounted for."""
+def test_many_jobs_are_served_and_stable() -> None:
+    """60 jobs on 120 nodes: every job that could run alone runs; deterministic, stable, accelerators accounted for."""
     rng = random.Random(5)
     pools = [Pool(name=f"p{i}", nodes=(4,) * 30, spot=i % 2 == 0) for i in range(4)]
     shapes = [an_instance(seed)[1][0] for seed in range(2000, 2010)]
@@ -340,7 +340,7 @@ def test_many_jobs_are_served_and_settled() -> None:
 
 
 def test_rates_agree_with_the_split() -> None:
-    """The real-valued rate of many options at once is the exact split's, to what whole samples cost."""
+    """The real-valued rate of many options at once equals that of the exact split, apart from whole samples."""
     rng = random.Random(3)
     job_pools = tuple(
         JobPool(pool=f"p{i}", max_workers=4, ranks=ranks, member=a_member(rng)) for i, ranks in enumerate((1, 2, 4))
@@ -373,7 +373,7 @@ def test_rates_agree_with_the_split() -> None:
     assert compared > 10
 
 
-def test_room_is_exact_for_nested_sizes() -> None:
+def test_capacity_is_exact_for_nested_sizes() -> None:
     """Counting by size equals trying every placement where larger sizes are multiples of smaller ones."""
     rng = random.Random(8)
     full = 0
@@ -402,8 +402,8 @@ def fits_in_vectors(nodes: tuple[tuple[int, ...], ...], needs: list[tuple[int, .
     return False
 
 
-def test_room_with_several_resources_never_claims_a_packing_that_does_not_exist() -> None:
-    """Accelerators beside processors: what fits by counting fits by trying, and little that fits is missed."""
+def test_capacity_with_several_resources_never_claims_a_packing_that_does_not_exist() -> None:
+    """Accelerators and processors: packings found by counting exist, and few existing ones are missed."""
     rng = random.Random(9)
     shapes = [(1, 2), (0, 3), (2, 1)]
     missed = held = 0
@@ -435,7 +435,7 @@ def test_one_pool_of_a_job_on_two_sets_of_nodes_keeps_its_limits_together() -> N
     assert grant.reason == "starts with 3 any: speeds are not known yet"
 
 
-def test_losses_are_learned_from_an_assumption() -> None:
+def test_losses_start_from_a_prior() -> None:
     """Unseen spot capacity is taken to last a day; evidence takes over; on-demand capacity is trusted more."""
     day = 24 * 3600.0
     assert losses_per_s(Pool(name="p", spot=True)) == pytest.approx(1 / day)

@@ -1,4 +1,4 @@
-"""The scenario table: cluster, jobs, what each job gets and why. A changed rule shows up as a changed row."""
+"""The scenario table: cluster, jobs, each job's workers and the reason. A changed rule shows as a changed row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the search is from the best choice of more jobs than branch and bound can do: an integer programme says (HiGHS)."""
+"""The search against an integer programme (HiGHS), for more jobs than branch and bound can prove."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 
-def a_crowd(seed: int, *, jobs: int, pools: int, nodes: int) -> tuple[list[Pool], list[JobDemand]]:
-    """Return jobs of every objective, most of them running, with gangs, prices, deadlines and long pauses; nodes hold one worker."""
+def contending_jobs(seed: int, *, jobs: int, pools: int, nodes: int) -> tuple[list[Pool], list[JobDemand]]:
+    """Return jobs of every objective, mostly running, with gangs, prices, deadlines and pauses; one worker per node."""
     rng = random.Random(seed)
     names = [f"p{i}" for i in range(pools)]
     found = [Pool(name=name, nodes=(1,) * rng.randint(nodes // 2, nodes), spot=rng.random() < 0.4) for name in names]
@@ -72,7 +72,7 @@ def a_speed(per_s: float) -> SplitMember:
 
 
 def tight(seed: int) -> tuple[list[Pool], list[JobDemand]]:
-    """Return ten jobs of one kind each in three of ten pools, not many more nodes than jobs, nobody running yet."""
+    """Return ten kinds of ten jobs in three of ten pools each, with barely more nodes than jobs; no job runs yet."""
     rng = random.Random(seed)
     names = [f"p{i}" for i in range(10)]
     pools = [Pool(name=name, nodes=(1,) * rng.randint(10, 14)) for name in names]
@@ -116,7 +116,7 @@ def the_best(candidates: Sequence[Candidate], pools: Sequence[Pool], running: Se
 
 
 def gap(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> float:
-    """Return how much lower than best the rate of one of the jobs that run is (its logarithm, on average)."""
+    """Return the mean logarithm by which the rates of running jobs are below the best."""
     candidates = build_candidates(PoolCapacity(pools), jobs)
     runs, score = rank(search(candidates, PoolCapacity(pools)))
     best = the_best(candidates, pools, runs)
@@ -126,7 +126,7 @@ def gap(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> float:
 
 def test_a_dozen_contending_jobs() -> None:
     """Ten jobs to fourteen that contend for three pools: 0.1 % on average, 3 % at worst."""
-    gaps = [gap(*a_crowd(seed, jobs=10 + seed % 5, pools=3, nodes=14)) for seed in range(60)]
+    gaps = [gap(*contending_jobs(seed, jobs=10 + seed % 5, pools=3, nodes=14)) for seed in range(60)]
     assert float(np.mean(gaps)) < 0.001
     assert float(np.quantile(gaps, 0.95)) < 0.002
     assert max(gaps) < 0.03
@@ -134,21 +134,21 @@ def test_a_dozen_contending_jobs() -> None:
 
 def test_fifty_contending_jobs() -> None:
     """With more jobs each single choice matters less: 0.1 % on average, 1 % at worst."""
-    gaps = [gap(*a_crowd(seed, jobs=50, pools=6, nodes=40)) for seed in range(8)]
+    gaps = [gap(*contending_jobs(seed, jobs=50, pools=6, nodes=40)) for seed in range(8)]
     assert float(np.mean(gaps)) < 0.001
     assert max(gaps) < 0.01
 
 
-def test_hardly_more_nodes_than_jobs() -> None:
-    """A hundred jobs for some 120 nodes, where it matters who stands in which pool: 4 % at worst."""
+def test_barely_more_nodes_than_jobs() -> None:
+    """A hundred jobs on some 120 nodes, where the choice of pools matters: 4 % at worst."""
     gaps = [gap(*tight(seed)) for seed in range(4)]
     assert max(gaps) < 0.04
 
 
-def test_what_was_searched_for_settles() -> None:
+def test_searched_proposals_are_stable_once_carried_out() -> None:
     """More jobs than branch and bound takes on: asking again after a proposal was carried out changes nothing."""
-    crowds = [a_crowd(seed, jobs=13 + seed % 5, pools=3, nodes=16) for seed in range(30, 60)]
-    for pools, jobs in (*crowds, tight(0), tight(1)):
+    groups_of_jobs = [contending_jobs(seed, jobs=13 + seed % 5, pools=3, nodes=16) for seed in range(30, 60)]
+    for pools, jobs in (*groups_of_jobs, tight(0), tight(1)):
         proposal = propose(PoolCapacity(pools), jobs)
         assert not proposal.exact
         assert any(grant.changed for grant in proposal.grants)

@@ -128,7 +128,7 @@ def edited(plan: Plan, **changes: Any) -> str:
     ],
 )
 def test_a_bad_plan_is_refused_with_its_reason(text: str, word: str) -> None:
-    """A reader never raises and says what is wrong."""
+    """A reader never raises, and states the problem."""
     answer = decode_plan(text, job_uid="uid-1", newest=(2, 4))
     assert isinstance(answer, Refused)
     assert word in answer.reason

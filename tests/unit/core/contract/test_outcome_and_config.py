@@ -41,12 +41,12 @@ def test_an_outcome_carries_what_was_reported_last(metrics: dict[str, float]) ->
 
 
 @pytest.mark.parametrize("text", ["", "Segmentation fault", "[]", '{"ending": "vanished"}', '{"ending": "finished"}'])
-def test_a_foreign_message_is_no_outcome(text: str) -> None:
+def test_a_foreign_message_is_not_an_outcome(text: str) -> None:
     """A user's own last words are not mistaken for ours."""
     assert decode_outcome(text) is None
 
 
-def test_the_configuration_survives_and_is_strict() -> None:
+def test_the_configuration_survives_the_round_trip_and_is_strict() -> None:
     """Another version's field is an error, not a silent default."""
     config = TrainingConfig(epochs=3, checkpoint_uri="file:///c")
     assert config == decode_config(encode_config(config))

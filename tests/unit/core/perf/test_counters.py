@@ -18,8 +18,8 @@ def counted(steps: float, seconds: float, squared: float, **more: float) -> Coun
     return Counters(steps=steps, phase_s={phase: seconds}, phase_s2={phase: squared}, **more)
 
 
-def test_two_scrapes_give_mean_and_variance_of_what_lies_between() -> None:
-    """Means, unbiased variances and the exchange come from differences; what is missing stays missing."""
+def test_two_scrapes_give_mean_and_variance_of_the_steps_between() -> None:
+    """Means, unbiased variances and the exchange come from differences; missing values stay missing."""
     before = counted(10, 100.0, 5000.0, bucket_steps=10, overlapped_s=1.0, last_bucket_s=0.5)
     after = counted(13, 106.0, 5014.0, bucket_steps=12, overlapped_s=1.6, last_bucket_s=0.7)
     (found,) = observe({KEY: before}, {KEY: after}, ended_s=30.0)
@@ -32,8 +32,8 @@ def test_two_scrapes_give_mean_and_variance_of_what_lies_between() -> None:
     assert found.first_bucket_fraction is None
 
 
-def test_nothing_new_is_no_observation() -> None:
-    """A key without a new step, or with a count that is no number, says nothing."""
+def test_without_new_steps_there_is_no_observation() -> None:
+    """A key without a new step, or with a count that is not a number, gives no observation."""
     same = counted(10, 100.0, 5000.0)
     assert observe({KEY: same}, {KEY: same}, ended_s=1.0) == ()
     assert observe({}, {KEY: counted(math.nan, 1.0, 1.0)}, ended_s=1.0) == ()
@@ -49,7 +49,7 @@ def test_a_counter_that_fell_belongs_to_a_new_process() -> None:
     assert (others.steps, others.warm_up, others.micro_batches) == (2, False, 1)
 
 
-def test_a_new_share_of_a_known_member_is_no_warm_up_and_keeps_the_exchange() -> None:
+def test_a_new_share_of_a_known_member_is_not_a_warm_up_and_keeps_the_exchange() -> None:
     """The exchange carries no shape, so a new shape is differenced against the member's other shapes."""
     fresh = CounterKey(member="u/0", share_samples=60, micro_batch_samples=60)
     before = {KEY: counted(10, 1.0, 1.0, bucket_steps=10, overlapped_s=5.0, last_bucket_s=1.0)}
@@ -92,8 +92,8 @@ scrapes = st.dictionaries(
 
 
 @given(scrapes, scrapes)
-def test_no_counters_break_it(before: dict[CounterKey, Counters], after: dict[CounterKey, Counters]) -> None:
-    """Whatever is scraped: no exception, and every observation has steps."""
+def test_no_counters_raise(before: dict[CounterKey, Counters], after: dict[CounterKey, Counters]) -> None:
+    """For any counters: no exception, and every observation has steps."""
     for found in observe(before, after, ended_s=1.0):
         assert isinstance(found, Observation)
         assert found.steps >= 1

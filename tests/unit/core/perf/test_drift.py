@@ -34,7 +34,7 @@ def scrapes(
 @pytest.mark.parametrize("steps", [1, 5, 10, 30, 100])
 @pytest.mark.parametrize("ratio", [1.5, 2.0, 0.5])
 def test_a_change_is_noticed_in_time(steps: int, ratio: float) -> None:
-    """Slower or faster, in the middle of a scrape: known after 20 full steps or two full scrapes, whichever is longer."""
+    """Slower or faster within a scrape: found after 20 full steps or two full scrapes, whichever is longer."""
     rng = np.random.default_rng(steps)
     before = max(4, 60 // steps)
     for _ in range(15):
@@ -50,7 +50,7 @@ def test_a_change_is_noticed_in_time(steps: int, ratio: float) -> None:
 
 @pytest.mark.parametrize("steps", [1, 5, 10, 30, 100])
 @pytest.mark.parametrize(("ratio", "variation"), [(1.0, 0.1), (1.1, 0.05)])
-def test_noise_of_a_tenth_is_no_change(steps: int, ratio: float, variation: float) -> None:
+def test_noise_of_a_tenth_is_not_a_change(steps: int, ratio: float, variation: float) -> None:
     """Neither steps that vary by a tenth nor a lasting tenth is taken for a change of speed."""
     rng = np.random.default_rng(100 + steps)
     for _ in range(20):
@@ -59,7 +59,7 @@ def test_noise_of_a_tenth_is_no_change(steps: int, ratio: float, variation: floa
         assert changes(points) == ()
 
 
-def test_one_hiccup_is_no_change() -> None:
+def test_one_slow_scrape_is_not_a_change() -> None:
     """One step of 20 that took 20 times as long has a spread that explains it."""
     rows = [(1.0, 0.03), (1.0, 0.03), (1.95, 2.2), (1.0, 0.03), (1.0, 0.03)]
     assert (
@@ -78,8 +78,8 @@ def test_recovery_is_a_change_back() -> None:
     assert first.ratio * second.ratio == pytest.approx(1.0, rel=0.05)
 
 
-def test_another_share_is_no_change() -> None:
-    """Twice the share takes longer; that is what the line is for, also before it knows the slope."""
+def test_another_share_is_not_a_change() -> None:
+    """Twice the share takes longer: the line explains it, even before the slope is known."""
     fixed, slope = 0.2, 0.008
     sizes = [100.0] * 4 + [170.0] * 4 + [60.0] * 3
     points = [
@@ -89,8 +89,8 @@ def test_another_share_is_no_change() -> None:
 
 
 @pytest.mark.parametrize("sizes", [[10, 8, 12, 9, 96, 10, 240, 4, 60], [160, 200, 120, 16, 160, 4, 40]])
-def test_a_curve_is_no_change(sizes: list[int]) -> None:
-    """Half idle below 40 samples and a line above: no jump between the two is taken for another speed."""
+def test_a_curve_is_not_a_change(sizes: list[int]) -> None:
+    """Half idle below 40 samples and linear above: a jump between the two is not a change of speed."""
     points = [
         Point(size=float(x), seconds=max(0.33, 0.0125 * x), variation=0.03, steps=20, scraped_s=float(i))
         for i, x in enumerate(size for size in sizes for _ in range(2))

@@ -23,7 +23,7 @@ def test_two_variables_have_a_closed_form() -> None:
         assert expected_maximum([m1, m2], [s1, s2]) == pytest.approx(clark, abs=1e-3 * max(s1, s2))
 
 
-def test_many_different_variables_match_chance() -> None:
+def test_many_different_variables_match_random_draws() -> None:
     """Forty members of different means and deviations: within the error of 200,000 draws."""
     rng = np.random.default_rng(2)
     means, deviations = rng.uniform(0.8, 1.0, 40), rng.uniform(0, 0.15, 40)

@@ -34,7 +34,7 @@ def test_without_noise_every_coefficient_is_found() -> None:
         assert getattr(model.compute, name) == pytest.approx(getattr(truth, name), rel=0.02), name
 
 
-def test_accumulated_steps_teach_the_same_line() -> None:
+def test_accumulated_steps_give_the_same_line() -> None:
     """A share in several micro-batches is so many points on the line of one, and the update is paid once."""
     truth = three_pools()[0]
     cluster = SimulatedMembers(truth=[truth], micro_caps={0: 64})
@@ -46,7 +46,7 @@ def test_accumulated_steps_teach_the_same_line() -> None:
         )
 
 
-def test_noise_is_averaged_out_and_the_stated_uncertainty_is_honest() -> None:
+def test_noise_is_averaged_out_and_the_stated_uncertainty_is_right() -> None:
     """200 noisy members: the median error at half and twice the share is small, and within what the fit states."""
     truth = ComputeTime(per_sample_s=0.001, fixed_s=0.03, backward_per_sample_s=0.002, backward_fixed_s=0.02)
     errors, ratios = [], []
@@ -87,7 +87,7 @@ def test_outliers_and_warm_up_do_not_move_it(seconds: float) -> None:
 
 
 def test_an_outlier_among_its_own_scrape_is_left_out() -> None:
-    """Five shares of one scrape, one of them steadily four times too short: no change of speed, just wrong."""
+    """Five shares of one scrape, one of them always four times too short: an outlier, not a change of speed."""
     truth = three_pools()[0]
     seen = [
         Observation(
@@ -105,7 +105,7 @@ def test_an_outlier_among_its_own_scrape_is_left_out() -> None:
         assert compute_s(model.compute, share) == pytest.approx(compute_s(truth, share), rel=0.03)
 
 
-def test_a_quarter_of_wrong_observations_is_survived() -> None:
+def test_a_quarter_of_wrong_observations_is_tolerated() -> None:
     """300 members of which every fourth share was measured 2 to 5 times off: 3 % in 9 of 10, and never led astray."""
     truth = three_pools()[0]
     errors = []
@@ -151,7 +151,7 @@ def test_slowing_down_rescales_what_was_learned_before() -> None:
     assert not fit_member(seen).drifted
 
 
-def test_one_share_leans_on_the_assumption_and_says_so() -> None:
+def test_one_share_uses_the_assumption_and_the_reason_states_it() -> None:
     """The time at the seen share is right; the fixed part is the assumed one; the quality is thin."""
     truth = three_pools()[0]
     seen = watched(SimulatedMembers(truth=[truth]), ([100], 20), ([100], 20))
@@ -167,8 +167,8 @@ def test_one_share_leans_on_the_assumption_and_says_so() -> None:
         assert model.uncertainty_ratio == float("inf")
 
 
-def test_few_steps_are_thin_and_nothing_is_degenerate() -> None:
-    """Verdicts carry their reason; a process's first steps and what cannot be true are as good as nothing."""
+def test_few_steps_are_thin_and_no_steps_are_degenerate() -> None:
+    """Each quality has a reason; a process's first steps and implausible values do not count."""
     truth = three_pools()[0]
     few = fit_member(watched(SimulatedMembers(truth=[truth]), ([100], 2), ([50], 2)))
     assert (few.quality, few.reason) == (FitQuality.THIN, "only 2 steps were observed")
@@ -196,7 +196,7 @@ def test_times_that_do_not_grow_give_no_negative_coefficient() -> None:
 
 
 def test_the_exchange_is_averaged_and_gamma_weighted_by_its_certainty() -> None:
-    """T_o and T_u come back through noise; a member that measures gamma badly hardly counts."""
+    """T_o and T_u are recovered from noise; a member that measures gamma badly barely counts."""
     cluster = SimulatedMembers(
         truth=three_pools(),
         communication=CommunicationTime(overlapped_s=0.04, last_bucket_s=0.01, gamma=0.2),
@@ -237,7 +237,7 @@ def test_the_exchange_is_averaged_and_gamma_weighted_by_its_certainty() -> None:
     assert found.overhead_s == pytest.approx(0.003, rel=1e-6)
 
 
-def test_an_exchange_that_nobody_timed_is_unknown() -> None:
+def test_an_untimed_exchange_is_unknown() -> None:
     """Missing is missing, never zero."""
     assert fit_exchange([]).communication is None
     assert fit_exchange([Observation(member="m", share_samples=1, steps=1, ended_s=0.0)]).communication is None

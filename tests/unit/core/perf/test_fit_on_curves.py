@@ -1,4 +1,4 @@
-"""Real GPUs are no lines: half idle below some share, their time hardly depends on it. A fit has to follow to new ground."""
+"""Times of real GPUs are not linear: below some share they barely depend on it. A fit has to follow to new sizes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def an_epoch_of_small_shares() -> list[Observation]:
 
 
 @pytest.mark.parametrize("steps", [10, 30, 200])
-def test_new_ground_is_believed(steps: int) -> None:
+def test_times_far_beyond_other_sizes_are_believed(steps: int) -> None:
     """One scrape at eight times the share, far above the line of all before it, is predicted at once."""
     model = fit_member([*an_epoch_of_small_shares(), seen(257, steps, 20.0)])
     assert model.compute is not None
@@ -40,7 +40,7 @@ def test_new_ground_is_believed(steps: int) -> None:
     assert compute_s(model.compute, 513) > 0.06
 
 
-def test_and_stays_believed() -> None:
+def test_they_stay_believed() -> None:
     """After more scrapes there, too."""
     later = [seen(257, 13, 20.0 + 2 * i) for i in range(6)]
     model = fit_member([*an_epoch_of_small_shares(), *later])
@@ -48,8 +48,8 @@ def test_and_stays_believed() -> None:
     assert compute_s(model.compute, 257) == pytest.approx(0.049, rel=0.1)
 
 
-def test_and_is_not_forgotten_when_shares_become_small_again() -> None:
-    """One epoch at a large share among many at small ones: nobody would give that share again for next to nothing."""
+def test_they_are_not_forgotten_when_shares_become_small_again() -> None:
+    """One epoch at a large share among many at small ones: the large share still counts."""
     few = [seen(1025, 10, 20.0 + i) for i in range(2)]
     again = [seen(share, 40, 30.0 + i) for i, share in enumerate((32, 28, 36, 32, 32, 32, 30, 34))]
     model = fit_member([*an_epoch_of_small_shares(), *few, *again])
@@ -58,8 +58,8 @@ def test_and_is_not_forgotten_when_shares_become_small_again() -> None:
     assert compute_s(model.compute, 32) == pytest.approx(0.0343, rel=0.1)
 
 
-def test_where_the_shares_are_the_fit_is_what_was_seen() -> None:
-    """No line goes through 91, 182 and 513; the one that is fitted goes through the share in force, whatever it costs elsewhere."""
+def test_near_the_shares_the_fit_matches_the_observations() -> None:
+    """No line goes through 91, 182 and 513; the fit goes through the current share, at the expense of the others."""
     for now in (182, 257):
         history = [seen(share, 8, 5.0) for share in (91, 182, 513)] + [seen(513, 40, 6.0 + i) for i in range(4)]
         model = fit_member([*history, *(seen(now, 20, 20.0 + i) for i in range(6))], here_samples=now)
@@ -67,7 +67,7 @@ def test_where_the_shares_are_the_fit_is_what_was_seen() -> None:
         assert compute_s(model.compute, now) == pytest.approx(dict(CURVE)[now] * 1e-3, rel=0.01)
 
 
-def test_what_cannot_be_true_is_an_outlier_wherever_it_is() -> None:
+def test_implausible_times_are_outliers_at_any_size() -> None:
     """A hiccup in the only steps at another share costs more than in proportion, and is left out."""
     hiccup = seen(64, 12, 20.0)
     assert hiccup.compute is not None

@@ -1,4 +1,4 @@
-"""Micro-batch caps from what is declared, seen and suffered."""
+"""Micro-batch caps from declarations, peak memory and out-of-memory errors."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 
 def scrape(share: int, seconds: list[float], ended_s: float) -> Observation:
-    """Return what one scrape shows of steps that took these seconds."""
+    """Return one scrape's observation of steps with these seconds."""
     parts = {
         metrics.PHASE_FORWARD: 1 / 3,
         metrics.PHASE_BACKWARD: 2 / 3,
@@ -56,7 +56,7 @@ def test_a_long_run_becomes_short_and_keeps_every_step() -> None:
     assert sum(o.steps for o in condensed) == sum(o.steps for o in observations)
 
 
-def test_the_newest_scrapes_stay_as_they_came() -> None:
+def test_the_newest_scrapes_stay_unchanged() -> None:
     observations, _ = a_long_run(400)
     condensed = merge_old(observations)
     newest = []
@@ -102,7 +102,7 @@ def test_the_model_stays_the_same_also_after_a_change_of_speed(speed_at: float) 
         assert seconds(short, share) == pytest.approx(seconds(whole, share), rel=0.02)
 
 
-def test_two_speeds_are_not_merged_into_one_that_nobody_had() -> None:
+def test_two_speeds_are_not_merged() -> None:
     slow = [scrape(20, [0.4], float(number)) for number in range(10)]
     fast = [scrape(20, [0.2], 100.0 + number) for number in range(10)]
     recent = [scrape(20, [0.2], 200.0 + number) for number in range(RECENT_STEPS)]
@@ -110,7 +110,7 @@ def test_two_speeds_are_not_merged_into_one_that_nobody_had() -> None:
     assert [round(o.compute.mean, 3) for o in old if o.compute] == [0.4, 0.2]
 
 
-def test_what_is_very_old_is_dropped() -> None:
+def test_very_old_observations_are_dropped() -> None:
     observations = [scrape(20, [0.25] * 10, float(number)) for number in range(1000)]
     kept = merge_old(observations)
     assert MOST_STEPS <= sum(o.steps for o in kept) <= MOST_STEPS + BLOCK_STEPS + 10
@@ -118,7 +118,7 @@ def test_what_is_very_old_is_dropped() -> None:
 
 
 @pytest.mark.parametrize("steps_a_scrape", [10, 500, 4000])
-def test_shares_of_long_ago_still_tell_the_slope(steps_a_scrape: int) -> None:
+def test_old_shares_still_show_the_slope(steps_a_scrape: int) -> None:
     """A probe in the first scrape, then one share for ten thousand steps: the line is still known."""
     kept: tuple[Observation, ...] = ()
     arrived = [replace(scrape(share, [0.1 + 0.01 * share] * 6, 1.0), warm_up=True) for share in (14, 26)]
@@ -134,14 +134,14 @@ def test_shares_of_long_ago_still_tell_the_slope(steps_a_scrape: int) -> None:
     assert model.compute.fixed_s + model.compute.backward_fixed_s == pytest.approx(0.1, rel=0.1)
 
 
-def test_no_more_old_shares_are_kept_than_are_of_use() -> None:
+def test_only_a_few_old_shares_are_kept() -> None:
     old = [scrape(share, [0.01 * share] * 6, float(share)) for share in range(10, 40)]
     kept = merge_old([*old, *(scrape(50, [0.5] * 500, 100.0 + number) for number in range(20))])
     assert [o.share_samples for o in kept if o.share_samples != 50] == list(range(32, 40))
 
 
 @given(st.lists(st.tuples(st.sampled_from([10, 20]), st.integers(1, 5)), max_size=80))
-def test_condensing_again_changes_nothing_more(steps: list[tuple[int, int]]) -> None:
+def test_merging_again_changes_nothing(steps: list[tuple[int, int]]) -> None:
     observations = [scrape(share, [0.01 * share] * count, float(i)) for i, (share, count) in enumerate(steps)]
     once = merge_old(observations)
     assert merge_old(once) == once

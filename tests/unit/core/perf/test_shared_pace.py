@@ -1,4 +1,4 @@
-"""What all members have in common is found, taken out of their lines, and none is made up."""
+"""The shared pace of all members is found and removed from their lines, and none is invented."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def walk(chance: np.random.Generator, steps: int, correlation: float) -> Floats:
 def run(
     common: float, *, seed: int, scrapes: int = 24, steps: int = 3, late: int = 0, cold: float = 1.0
 ) -> list[list[Observation]]:
-    """Return what three members show that take turns with three vectors of shares; one of them is scraped steps later.
+    """Return observations of three members that take turns with three share vectors; one is scraped some steps later.
 
     Their first three steps take ``cold`` times as long.
     """
@@ -63,10 +63,16 @@ def run(
                 own, step = seconds_NW[at, rank], step_N[at]
                 mine.append(
                     Observation(
-                        member=f"w{rank}", share_samples=share, steps=len(at), ended_s=float(step_N[:end].sum()),
-                        warm_up=cold != 1.0 and scrape == 1, compute=moments(own), step=moments(step), sync=moments(step - own),
+                        member=f"w{rank}",
+                        share_samples=share,
+                        steps=len(at),
+                        ended_s=float(step_N[:end].sum()),
+                        warm_up=cold != 1.0 and scrape == 1,
+                        compute=moments(own),
+                        step=moments(step),
+                        sync=moments(step - own),
                     )
-                )  # fmt: skip
+                )
             begin = end
         found.append(mine)
     return found
@@ -80,8 +86,8 @@ def off(compute: ComputeTime, pace_s: float, share: int) -> float:
     return math.log(compute_s(compute, share) / (pace_s * share + FIXED_S))
 
 
-def told_apart(seen: list[list[Observation]], *, without: bool) -> tuple[float, float]:
-    """Return how far the members' paces are off from each other where they train, and how far they are said to be."""
+def spread_and_error(seen: list[list[Observation]], *, without: bool) -> tuple[float, float]:
+    """Return the spread of the members' relative errors at their shares, and the stated error."""
     data = [summarize(mine) for mine in seen]
     models = [fit_data(each) for each in data]
     if without:
@@ -96,18 +102,18 @@ def told_apart(seen: list[list[Observation]], *, without: bool) -> tuple[float, 
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_members_are_told_apart_through_what_slows_them_all(late: int) -> None:
-    """Noise of 12 % that all share and 4 % of their own: lines are as certain as they are right, not three times less."""
+def test_members_are_distinguished_despite_a_shared_pace(late: int) -> None:
+    """Noise of 12 % shared and 4 % own: the stated error of the lines is about the real one, not three times it."""
     runs = [run(0.12, seed=seed, late=late) for seed in range(30)]
-    plain, doubted = np.mean([told_apart(seen, without=False) for seen in runs], axis=0)
-    found, said = np.mean([told_apart(seen, without=True) for seen in runs], axis=0)
+    plain, doubted = np.mean([spread_and_error(seen, without=False) for seen in runs], axis=0)
+    found, said = np.mean([spread_and_error(seen, without=True) for seen in runs], axis=0)
     assert found < 0.95 * plain
     assert doubted > 2 * plain
     assert 0.7 * found < said < 1.5 * found
 
 
-def test_nothing_common_is_made_up() -> None:
-    """Independent noise is hardly touched, one member alone not at all."""
+def test_no_shared_pace_is_invented() -> None:
+    """Independent noise is barely changed, and a single member not at all."""
     for seed in range(5):
         data = [summarize(mine) for mine in run(0.0, seed=seed)]
         models = [fit_data(each) for each in data]
@@ -122,8 +128,8 @@ def test_nothing_common_is_made_up() -> None:
     assert alone.now_ratio == 1.0
 
 
-def test_what_slows_all_lately_shows_in_the_models_and_not_in_who_is_slower() -> None:
-    """Everybody takes 1.15 times as long for the last twenty scrapes: the models say so, in the same proportions."""
+def test_a_recent_slowdown_of_all_keeps_their_proportions() -> None:
+    """All members take 1.15 times as long in the last twenty scrapes: the models show it, in the same proportions."""
     seen = run(0.0, seed=4, scrapes=60)
     slowed = [[o if i < len(mine) * 2 // 3 else slower(o, 1.15) for i, o in enumerate(mine)] for mine in seen]
     models = models_of(slowed)
@@ -135,8 +141,8 @@ def test_what_slows_all_lately_shows_in_the_models_and_not_in_who_is_slower() ->
     assert errors == pytest.approx([math.log(1.15)] * 3, abs=0.03)
 
 
-def test_first_steps_are_not_how_fast_all_are_now() -> None:
-    """Three steps of half as much again, cut by scrapes of one step: twelve steps later nobody is predicted too slow."""
+def test_first_steps_do_not_set_the_current_pace() -> None:
+    """Three steps at 1.5 times the time, in scrapes of one step: twelve steps later the predictions are right again."""
     errors = []
     for seed in range(20):
         seen = run(0.0, seed=seed, scrapes=12, steps=1, cold=1.5)
@@ -157,7 +163,7 @@ def models_of(seen: Sequence[Sequence[Observation]]) -> list[MemberModel]:
 
 
 def changed(ratios: tuple[float, float, float], seed: int) -> list[MemberModel]:
-    """Return what is learned of three members that become slower by these ratios for the last 30 of 90 steps."""
+    """Return the models of three members that become slower by these ratios for the last 30 of 90 steps."""
     seen = run(0.03, seed=seed, scrapes=30)
     slowed = [
         [slower(o, ratio) if at >= len(mine) * 2 // 3 else o for at, o in enumerate(mine)]
@@ -166,8 +172,8 @@ def changed(ratios: tuple[float, float, float], seed: int) -> list[MemberModel]:
     return models_of(slowed)
 
 
-def test_what_slows_all_is_no_change_of_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A common slowness about as large as what counts as a change: nobody is told apart by who just exceeds it."""
+def test_a_slowdown_of_all_is_not_a_change_of_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shared slowdown near the limit of a change: members just above and below the limit are treated alike."""
 
     def apart() -> float:
         spreads = []
@@ -184,7 +190,7 @@ def test_what_slows_all_is_no_change_of_some(monkeypatch: pytest.MonkeyPatch) ->
     assert found < 0.8 * apart()
 
 
-def test_a_change_of_one_is_no_slowness_of_all() -> None:
+def test_a_change_of_one_is_not_a_slowdown_of_all() -> None:
     for seed in range(6):
         ratios = [model.drift_ratio for model in changed((1.0, 1.5, 1.0), seed)]
         assert ratios == pytest.approx([1.0, 1.5, 1.0], rel=0.12)
@@ -202,14 +208,19 @@ def slower(o: Observation, ratio: float) -> Observation:
         return m and MeanVariance(mean=ratio * m.mean, variance=m.variance and ratio**2 * m.variance)
 
     return Observation(
-        member=o.member, share_samples=o.share_samples, steps=o.steps, ended_s=o.ended_s,
-        compute=stretched(o.compute), step=stretched(o.step), sync=stretched(o.sync),
-    )  # fmt: skip
+        member=o.member,
+        share_samples=o.share_samples,
+        steps=o.steps,
+        ended_s=o.ended_s,
+        compute=stretched(o.compute),
+        step=stretched(o.step),
+        sync=stretched(o.sync),
+    )
 
 
 @pytest.mark.parametrize("common", [0.0, 0.06, 0.12])
-def test_the_mean_step_is_that_of_what_members_do_not_share(common: float) -> None:
-    """Balanced members: the mean of the maximum follows from their own parts, found in three exported variances."""
+def test_the_mean_step_follows_from_own_variations(common: float) -> None:
+    """Balanced members: the mean of the maximum follows from their own parts, found from three exported variances."""
     chance = np.random.default_rng(3)
     shared_N, own_NW = 1 + common * chance.standard_normal(6000), OWN * chance.standard_normal((6000, 3))
     seconds_NW = shared_N[:, None] * (1 + own_NW)
@@ -217,28 +228,32 @@ def test_the_mean_step_is_that_of_what_members_do_not_share(common: float) -> No
     seen = [
         [
             Observation(
-                member=f"w{rank}", share_samples=10, steps=6, ended_s=float(at),
-                compute=moments(seconds_NW[at : at + 6, rank]), step=moments(step_N[at : at + 6]),
+                member=f"w{rank}",
+                share_samples=10,
+                steps=6,
+                ended_s=float(at),
+                compute=moments(seconds_NW[at : at + 6, rank]),
+                step=moments(step_N[at : at + 6]),
                 sync=moments((step_N - seconds_NW[:, rank])[at : at + 6]),
             )
             for at in range(0, 6000, 6)
         ]
         for rank in range(3)
-    ]  # fmt: skip
+    ]
     total = math.hypot(common, OWN)
     own = own_variations(seen, [total] * 3)
     assert own == pytest.approx([OWN] * 3, rel=0.1)
     assert expected_maximum([1.0] * 3, own) == pytest.approx(float(step_N.mean()), abs=0.005)
 
 
-def test_own_parts_are_whole_where_nobody_can_tell() -> None:
+def test_without_evidence_the_whole_variation_is_own() -> None:
     assert own_variations([[], []], [0.1, 0.2]) == (0.1, 0.2)
     assert own_variations([run(0.1, seed=1)[0]], [0.1]) == (0.1,)
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.8])
-def test_what_goes_on_is_counted_once(correlation: float) -> None:
-    """Of 1,000 series the variance of the sum over 60 values, about their own mean as a fit leaves them, is that of the process."""
+def test_persistent_noise_is_counted_once(correlation: float) -> None:
+    """The variance of the sum over 60 values, about their own mean as after a fit, is that of the process."""
     chance, n = np.random.default_rng(5), 60
     series = [walk(chance, n, correlation) for _ in range(400)]
     truth = float(np.var([each.sum() for each in series])) / n

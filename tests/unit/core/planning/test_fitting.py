@@ -1,4 +1,4 @@
-"""One fit serves a whole decision: batch and shares come out as if each had fitted its own models."""
+"""One fit serves a whole decision: batch and shares are the same as with separate fits."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def evidence_of(
 def test_fits_handed_down_decide_the_same(
     seed: int, variation: float, vectors: list[int], slow: float, total: int
 ) -> None:
-    """For any evidence: shares and batch from shared fits equal those from fits of their own."""
+    """For any evidence: shares and batch from common fits equal those from separate fits."""
     members, former = evidence_of(seed, variation, vectors, slow)
     fits = fit_members(members, former)
     shares = SharesRequest(total_samples=total, members=members, former=former, current_shares=(30, 40, total - 70))

@@ -30,22 +30,22 @@ def test_members_of_a_pool_move_together() -> None:
         assert vector[1] == vector[2] == vector[5] == 200 - vector[0]
 
 
-def test_one_learner_varies_and_the_others_take_it_up() -> None:
-    """A joiner is probed alone; nobody else moves more than needed."""
+def test_one_learner_varies_and_the_others_absorb_it() -> None:
+    """A joiner is probed alone; no other member moves more than needed."""
     vectors = probe_vectors((100, 100, 100), (FREE,) * 3, (2,))
     assert {vector[2] for vector in vectors} == {50, 100, 150}
     assert {vector[0] for vector in vectors} <= {75, 100, 125}
 
 
-def test_nobody_is_driven_off_for_the_others_to_learn() -> None:
-    """Two large learners against a small member whose speed is known: it goes up or down by a half, not to one sample."""
+def test_known_members_stay_near_their_shares() -> None:
+    """Two large learners and a small member of known speed: it varies by a half and does not fall to one sample."""
     for vector in probe_vectors((272, 117, 59), (FREE,) * 3, (0, 1))[1:]:
         assert sum(vector) == 448
         assert 29 <= vector[2] <= 89
         assert min(abs(vector[0] - 272), abs(vector[1] - 117)) > 50
 
 
-def test_nothing_to_vary_is_no_probe() -> None:
+def test_without_anything_to_vary_there_is_no_probe() -> None:
     """One member, or limits that hold every share."""
     assert probe_vectors((8,), (FREE,), (0,)) == ()
     held = Limits(least=4, most=4, granularity=1)

@@ -52,7 +52,7 @@ class Job:
         return self.decision
 
     def learn(self) -> None:
-        """Scrape, and keep what was seen."""
+        """Scrape, and keep the observations."""
         seen = self.cluster.scrape()
         self.request = replace(
             self.request,
@@ -70,7 +70,7 @@ def pace_of(compute: ComputeTime | None) -> tuple[float, float]:
 
 
 def test_the_first_plan_is_even_and_probes() -> None:
-    """Without evidence: even shares, variations that sum to the batch, no prediction."""
+    """Without evidence: even shares, variations that sum to the batch, and no prediction."""
     first = Job(SimulatedMembers(truth=three_pools())).decision
     assert first.division.shares == (171, 171, 170)
     assert first.changed
@@ -134,7 +134,7 @@ def test_deciding_again_changes_nothing() -> None:
 
 
 def test_noise_does_not_move_the_shares() -> None:
-    """Once balanced, what chance could promise is left alone: one correction in ten more epochs, and seldom two."""
+    """Once balanced, gains that chance could suggest are ignored: one correction in ten more epochs, rarely two."""
     moves = []
     for seed in range(6):
         job = Job(SimulatedMembers(truth=three_pools(), communication=EXCHANGE, variation=0.06, seed=seed))
@@ -146,7 +146,7 @@ def test_noise_does_not_move_the_shares() -> None:
 
 
 def test_the_baseline_stays_even() -> None:
-    """With rebalancing off: even shares for ever, no probe, but a prediction for comparison."""
+    """With rebalancing off: always even shares, no probe, but a prediction for comparison."""
     job = Job(SimulatedMembers(truth=three_pools(), communication=EXCHANGE, variation=0.03), rebalance=False)
     assert job.decision.division.probe == ()
     decision = job.epoch()
@@ -156,7 +156,7 @@ def test_the_baseline_stays_even() -> None:
     assert decision.division.prediction.efficiency < 0.6
 
 
-def test_a_throttled_member_is_learned_anew() -> None:
+def test_a_throttled_member_is_learned_again() -> None:
     """Its change is named and probed, and after two epochs the split is right again."""
     cluster = SimulatedMembers(truth=three_pools(), communication=EXCHANGE, variation=0.03, seed=2)
     job = Job(cluster)
@@ -184,7 +184,7 @@ def test_a_throttled_member_is_learned_anew() -> None:
 
 
 def test_a_joiner_is_taken_to_be_like_its_pool() -> None:
-    """Without evidence it gets its pool's model, and no probe as that is known; without a pool, the middle member's and one."""
+    """Without evidence, it gets its pool's model and no probe; without a pool, the middle member's and a probe."""
     job = Job(SimulatedMembers(truth=three_pools(), communication=EXCHANGE, variation=0.02))
     job.epoch()
     named = tuple(replace(m, pool=pool) for m, pool in zip(job.request.members, ("a", "b", "c"), strict=True))
@@ -233,7 +233,7 @@ def test_one_share_is_enough_for_a_member_of_a_known_pool() -> None:
 
 
 def test_a_newcomer_is_like_those_of_its_pool_that_left() -> None:
-    """Nobody of its pool is there any more, but what is known of them is: it gets their share at once."""
+    """All members of its pool have left, but their evidence remains: the newcomer gets their share at once."""
     job = Job(SimulatedMembers(truth=three_pools(), communication=EXCHANGE, variation=0.02))
     job.epoch()
     known = tuple(replace(m, pool=pool) for m, pool in zip(job.request.members, ("a", "b", "c"), strict=True))
@@ -252,8 +252,8 @@ def test_a_newcomer_is_like_those_of_its_pool_that_left() -> None:
         assert abs(blind.division.shares[2] - job.decision.division.shares[rank]) > 20
 
 
-def test_lost_telemetry_is_no_reason_to_forget() -> None:
-    """With no evidence at all, shares that are legal stay; with a new batch they become even."""
+def test_lost_telemetry_does_not_change_good_shares() -> None:
+    """Without any evidence, valid shares stay; with a new batch they become even."""
     blind = SharesRequest(
         total_samples=100, members=tuple(MemberEvidence(member=m) for m in "abc"), current_shares=(60, 30, 10)
     )
@@ -265,8 +265,8 @@ def test_lost_telemetry_is_no_reason_to_forget() -> None:
     assert fresh.division.shares == (33, 33, 33)
 
 
-def test_a_thin_model_does_not_run_away() -> None:
-    """From one share only, a member is given no more than twice what it was seen to do."""
+def test_a_thin_model_limits_the_share() -> None:
+    """With one observed share only, a member gets at most twice that share."""
 
     def seen(member: str, seconds: float) -> MemberEvidence:
         fast = Observation(
@@ -282,7 +282,7 @@ def test_a_thin_model_does_not_run_away() -> None:
 
 
 def test_limits_hold_in_every_plan() -> None:
-    """Caps, floors and micro-batches are kept, from the first even plan on; the plan says how to cut."""
+    """Caps, floors and micro-batches are kept from the first even plan on; the plan states the micro-batches."""
     cluster = SimulatedMembers(truth=three_pools(), communication=EXCHANGE, micro_caps={0: 64})
     job = Job(cluster)
     limited = (
@@ -304,7 +304,7 @@ def test_limits_hold_in_every_plan() -> None:
     assert job.decision.division.prediction.bindings[0] is Binding.MEMORY
 
 
-def test_a_member_that_only_holds_up_is_proposed_for_leaving() -> None:
+def test_a_straggler_is_named() -> None:
     """The decision names it and the gain."""
     truth = [*three_pools()[:2], replace(three_pools()[2], fixed_s=3.0)]
     job = Job(SimulatedMembers(truth=truth, communication=EXCHANGE))
@@ -318,7 +318,7 @@ def test_a_member_that_only_holds_up_is_proposed_for_leaving() -> None:
     SharesRequest(total_samples=1, members=(MemberEvidence(member="a"), MemberEvidence(member="b"))),
     SharesRequest(total_samples=100, members=(MemberEvidence(member="a", cap_samples=30),)),
 ])  # fmt: skip
-def test_what_cannot_be_shared_is_a_value(request_: SharesRequest) -> None:
+def test_an_infeasible_request_returns_a_value(request_: SharesRequest) -> None:
     """Nobody, floors above the batch, caps below it."""
     assert isinstance(decide_shares(request_), Infeasible)
 
@@ -368,7 +368,7 @@ evidence = st.builds(
         rebalance=st.booleans(),
     )
 )
-def test_no_telemetry_breaks_it(request_: SharesRequest) -> None:
+def test_no_telemetry_raises(request_: SharesRequest) -> None:
     """Whatever arrives: shares that sum up within limits, finite predictions, and the same answer when asked again."""
     decision = decide_shares(request_)
     if isinstance(decision, Infeasible):

@@ -37,8 +37,8 @@ def test_the_quantile_of_unequal_variables_is_that_of_draws() -> None:
 
 @pytest.mark.parametrize("count", [2, 8])
 @pytest.mark.parametrize("error", [0.005, 0.02])
-def test_chance_alone_seldom_promises_more(count: int, error: float) -> None:
-    """Equal members with even shares, the best there are; their lines are off by chance, and the optimum of those lines gains."""
+def test_chance_alone_rarely_suggests_a_larger_gain(count: int, error: float) -> None:
+    """Equal members with even shares, which are best; their lines have random errors, so the optimum seems to gain."""
     chance = np.random.default_rng(7)
     steps_s = PACE_S * SHARE + FIXED_S
     beyond, runs = 0, 400
@@ -63,7 +63,7 @@ def a_model(pace: float, error_s: float) -> MemberModel:
     return MemberModel(compute=compute, error=error, quality=FitQuality.OK, reason="")
 
 
-def test_what_is_not_known_fakes_anything() -> None:
+def test_without_observations_any_gain_may_be_false() -> None:
     """Without an error the user's own threshold decides."""
     model = replace(a_model(1.0, 0.01), error=None)
     now = evaluate((SHARE,), [SplitMember(compute=model.compute or ComputeTime())])
@@ -71,8 +71,8 @@ def test_what_is_not_known_fakes_anything() -> None:
     assert false_positive_gain([model], now) == math.inf
 
 
-def test_the_threshold_falls_with_what_was_seen_and_never_exceeds_the_users() -> None:
-    """Shares that are 2.5 % off: kept after few noisy steps, mended after many; a large ``minGainPercent`` changes neither."""
+def test_the_threshold_falls_with_evidence_but_not_below_the_users() -> None:
+    """Shares 2.5 % off stay after few noisy steps and are corrected after many, unless ``minGainPercent`` is large."""
     changed = []
     for scrapes in (1, 30):
         cluster = SimulatedMembers(truth=three_pools(), variation=0.08, seed=3)

@@ -138,7 +138,7 @@ def test_closed_forms() -> None:
 
 
 def test_the_two_terms_are_exact_for_equal_buckets() -> None:
-    """Bucket by bucket, with equal buckets and linear readiness, a step takes what the formula says."""
+    """Bucket by bucket, with equal buckets and linear readiness, a step takes the time of the formula."""
     rng = np.random.default_rng(3)
     for _ in range(500):
         n, buckets = int(rng.integers(1, 6)), int(rng.integers(2, 12))
@@ -185,7 +185,7 @@ def _any(rng: np.random.Generator) -> ComputeTime:
 
 
 def test_many_batches_at_once_are_the_same_as_one_by_one() -> None:
-    """Vectorising over candidate batches changes no share, and infeasible ones keep their place."""
+    """Vectorising over candidate batches changes no share, and infeasible batches keep their position."""
     rng = random.Random(5)
     for _ in range(20):
         _, members, communication = a_problem(rng)

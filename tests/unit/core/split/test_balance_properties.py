@@ -93,7 +93,7 @@ def test_equal_members_share_evenly(total: int, model: ComputeTime, count: int, 
 def test_a_strictly_faster_member_never_gets_less(  # hypothesis passes them by place
     total: int, model: ComputeTime, others: list[ComputeTime], factor: float, exchange: CommunicationTime
 ) -> None:
-    """Being slower in every part earns no larger share."""
+    """A member that is slower in every part never gets a larger share."""
     assume(total >= 2 + len(others))
     slow = ComputeTime(
         per_sample_s=model.per_sample_s * factor,
@@ -116,14 +116,14 @@ def test_a_larger_batch_never_takes_less_time(some: list[SplitMember], exchange:
 
 
 @given(st.integers(1, 150), st.lists(members, min_size=1, max_size=5))
-def test_without_exchange_everybody_is_bound_by_compute_or_a_limit(total: int, some: list[SplitMember]) -> None:
+def test_without_exchange_members_are_bound_by_compute_or_a_limit(total: int, some: list[SplitMember]) -> None:
     """Ties count as compute, so nothing is ever bound by an exchange that costs nothing."""
     found = balance(total, some)
     if isinstance(found, Split):
         assert Binding.COMMUNICATION not in found.bindings
 
 
-def test_bindings_say_what_would_help() -> None:
+def test_bindings_show_what_would_help() -> None:
     """A limit binds exactly when moving it by one sample would shorten the step or lighten the slowest."""
     rng = random.Random(11)
     met = set()
@@ -154,7 +154,7 @@ def test_bindings_say_what_would_help() -> None:
 
 
 def test_equal_members_at_their_floors_are_bound_by_compute() -> None:
-    """Where moving a sample would change nothing for the better, no limit binds: ties count as compute."""
+    """Where moving a sample would not improve anything, no limit binds: ties count as compute."""
     one = ComputeTime(per_sample_s=0.1, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
     flat = TableTime(points=((1, 1.0), (9, 1.0)))
     for some in ([SplitMember(compute=one)] * 3, [SplitMember(compute=flat)] * 3):
@@ -164,7 +164,7 @@ def test_equal_members_at_their_floors_are_bound_by_compute() -> None:
 
 
 def test_a_table_is_linear_between_points_and_ends_at_the_last() -> None:
-    """The curve is the measured one: no share beyond it, flat below it, and it may fall."""
+    """The curve is the measured one: no share beyond its end, flat below its start, and it may fall."""
     falling = TableTime(points=((2, 1.0), (4, 3.0), (8, 1.5)))
     slow = ComputeTime(per_sample_s=1.0, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
     found = balance(10, [SplitMember(compute=falling), SplitMember(compute=slow)])
@@ -189,24 +189,38 @@ def test_a_table_is_linear_between_points_and_ends_at_the_last() -> None:
         (4, SplitMember(compute=TableTime(points=())), "empty table"),
         (4, SplitMember(compute=TableTime(points=((2, 1.0), (2, 2.0)))), "do not grow"),
         (4, SplitMember(compute=TableTime(points=((2, 0.0),))), "not positive"),
-        (4, SplitMember(compute=ComputeTime(per_sample_s=float("nan"), fixed_s=0, backward_per_sample_s=0, backward_fixed_s=0)), "negative or infinite"),
-        (4, SplitMember(compute=ComputeTime(per_sample_s=0, fixed_s=0, backward_per_sample_s=0, backward_fixed_s=0)), "without any time"),
-        (4, SplitMember(compute=TableTime(points=((8, 1.0),)), floor_samples=3, granularity_samples=4, cap_samples=3), "needs at least 3"),
+        (
+            4,
+            SplitMember(
+                compute=ComputeTime(per_sample_s=float("nan"), fixed_s=0, backward_per_sample_s=0, backward_fixed_s=0)
+            ),
+            "negative or infinite",
+        ),
+        (
+            4,
+            SplitMember(compute=ComputeTime(per_sample_s=0, fixed_s=0, backward_per_sample_s=0, backward_fixed_s=0)),
+            "without any time",
+        ),
+        (
+            4,
+            SplitMember(compute=TableTime(points=((8, 1.0),)), floor_samples=3, granularity_samples=4, cap_samples=3),
+            "needs at least 3",
+        ),
         (4, SplitMember(compute=TableTime(points=((8, 1.0),)), granularity_samples=3), "multiple of the granularity 3"),
         (4, SplitMember(compute=TableTime(points=((8, 1.0),)), granularity_samples=0), "granularity of 0"),
         (4, SplitMember(compute=TableTime(points=((8, 1.0),)), micro_cap_samples=0), "micro-batch cap of 0"),
         (4, SplitMember(compute=TableTime(points=((8, 1.0),)), floor_samples=-1), "negative floor"),
     ],
-)  # fmt: skip
-def test_what_cannot_be_shared_says_why(total: int, member: SplitMember, words: str) -> None:
+)
+def test_infeasible_batches_have_a_reason(total: int, member: SplitMember, words: str) -> None:
     """Infeasible is a value with one clear sentence."""
     found = balance(total, [member])
     assert isinstance(found, Infeasible)
     assert words in found.reason
 
 
-def test_nobody_and_a_broken_exchange_are_refused() -> None:
-    """No members, and an exchange that makes no sense, are values, too."""
+def test_no_members_and_a_broken_exchange_are_refused() -> None:
+    """No members, and an invalid exchange, also return values."""
     one = SplitMember(compute=TableTime(points=((8, 1.0),)))
     assert isinstance(balance(4, []), Infeasible)
     assert isinstance(balance(4, [one], communication=CommunicationTime(gamma=1.5)), Infeasible)
@@ -240,16 +254,16 @@ def test_proportion_is_exact_fair_and_stable(total: int, shares: list[int]) -> N
 
 
 @pytest.mark.parametrize("broken", [(), (-1, 2)])
-def test_proportion_of_nonsense_is_an_error(broken: tuple[int, ...]) -> None:
-    """Broken code is told so."""
+def test_proportion_of_invalid_shares_is_an_error(broken: tuple[int, ...]) -> None:
+    """Invalid arguments raise an error."""
     with pytest.raises(ValueError, match="in proportion"):
         in_proportion(3, broken)
     with pytest.raises(ValueError, match="among 0 members"):
         evenly(3, 0)
 
 
-def test_a_member_that_holds_everybody_up_is_proposed_for_leaving() -> None:
-    """With a fixed part longer than everybody else's step it had better go; the gain is stated; a useful one stays."""
+def test_a_member_that_holds_up_the_others_is_a_straggler() -> None:
+    """A member with a fixed part longer than the others' step is a straggler with a stated gain, a useful one is not."""
     quick = ComputeTime(per_sample_s=0.01, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
     stuck = ComputeTime(per_sample_s=0.01, fixed_s=2.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
     some = [SplitMember(compute=quick), SplitMember(compute=stuck), SplitMember(compute=quick)]

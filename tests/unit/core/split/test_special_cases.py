@@ -2,7 +2,8 @@
 
 Per-microbatch times of whole pipelines stand where a GPU's samples stand otherwise. Sources: Oobleck's instantiation
 (SOSP'23 code: least variance; 2024 code: least maximum), Malleus' data assignment with a floor per pipeline, Whale's
-load ratios under memory limits (ATC'22 §3.3.1), measured iterations of Sailor's mixed clusters (OPT-350M, validation runs).
+load ratios under memory limits (ATC'22 §3.3.1), measured iterations of Sailor's mixed clusters (OPT-350M, validation
+runs).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def pipeline(seconds: float, *, floor: int = 0, cap: int | None = None) -> Split
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A published distribution: what its system would choose or measured, and what is optimal."""
+    """A published distribution: its system's choice or measurement, and the optimum."""
 
     name: str
     total: int
@@ -99,7 +100,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_special_case(case: Case) -> None:
-    """Our shares reach the stated optimum, and the system's own choice costs what is stated."""
+    """The shares reach the stated optimum, and the system's own choice costs as stated."""
     communication = CommunicationTime(last_bucket_s=case.sync_s)
     found = balance(case.total, case.members, communication=communication)
     assert isinstance(found, Split)
