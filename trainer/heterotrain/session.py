@@ -80,11 +80,14 @@ def init(
     if not checkpoint_interval_s >= 0:
         raise UsageError(f"checkpoint_interval_s must be at least 0 seconds, not {checkpoint_interval_s}")
     config = read_config() or TrainingConfig(
-        epochs=admission.whole_number("epochs", epochs, least=1), seed=admission.whole_number("seed", seed, least=0),
+        epochs=admission.whole_number("epochs", epochs, least=1),
+        seed=admission.whole_number("seed", seed, least=0),
         base_batch_samples=admission.whole_number("batch_samples", batch_samples, least=1),
         checkpoint_uri=None if checkpoint_uri is None else os.fspath(checkpoint_uri),
-        checkpoint_interval_s=checkpoint_interval_s, precision=precision, compression=compression,
-    )  # fmt: skip
+        checkpoint_interval_s=checkpoint_interval_s,
+        precision=precision,
+        compression=compression,
+    )
     folder = None if tensorboard_dir is None else os.fspath(tensorboard_dir)
     return Job(identity, config, tensorboard_dir=identity.tensorboard_dir or folder)
 

@@ -1,8 +1,9 @@
-"""What a checkpoint costs training, beside torch.save. Prints Markdown.
+"""The cost of a checkpoint for training, compared with torch.save. Prints Markdown.
 
-A state of weights and momentum is kept again and again, in turn by this trainer's writer (copy to host memory, then a thread
-writes, checksums and forces to disk) and by ``torch.save`` followed by fsync. Meanwhile a loop of matrix products stands for
-training: what it lost is the time for which its steps are missing, measured against its pace just before.
+A state of weights and momentum is saved repeatedly, alternately by this trainer's writer and by ``torch.save`` with
+fsync. The trainer's writer copies the state to host memory; a thread then writes, checksums and forces it to disk.
+Meanwhile a loop of matrix products stands for training. Its loss is the time of the missing steps, measured against its
+pace just before.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How long a state takes from one, two and three donors to one joiner, and from one donor to several joiners.
+"""Transfer times of a state from one, two and three donors to one joiner, and from one donor to several joiners.
 
-Prints Markdown; needs root. Every rank lives in a network namespace with a cable to one switch; token buckets (tc tbf) on both
-ends of each cable limit what it carries each way. A joiner's own cable bounds every row; where donors' cables are as fast,
-one donor fills it. The namespaces are removed at the end.
+Prints Markdown; needs root. Every rank has a network namespace with a link to one switch. Token buckets (tc tbf) on
+both ends of each link limit its rate in each direction. A joiner's own link bounds every row; if the donors' links are as
+fast, one donor fills it. The namespaces are removed at the end.
 """
 
 from __future__ import annotations
@@ -65,8 +65,12 @@ def network(rates: list[str]) -> Iterator[None]:
 
 
 def rank_main(rank: int, ranks: int, *, donors: int, size_bytes: int, repeats: int) -> list[float]:
-    """Be one rank: the first ``donors`` hold the state, the others join; return seconds until all have it, each time."""
-    import torch  # noqa: PLC0415 - not in the driver
+    """Run one rank: the first ``donors`` ranks hold the state, the others join.
+
+    Returns:
+        Seconds until all ranks have the state, for each repetition.
+    """
+    import torch  # noqa: PLC0415  # not in the driver
     from heterotrain.network.connection_setup import c10d  # noqa: PLC0415  # not in the driver
     from heterotrain.network.group import Group, SocketFilter  # noqa: PLC0415  # not in the driver
     from heterotrain.state.tensors import flatten  # noqa: PLC0415  # not in the driver
@@ -102,8 +106,9 @@ def measured(
     with network([donor_rate] * donors + [joiner_rate] * joiners):
         processes = [
             subprocess.Popen(
-                ["ip", "netns", "exec", node(rank), sys.executable, __file__, "--rank", str(rank), "--ranks", str(ranks),
-                 "--donors", str(donors), "--mb", str(mb), "--repeats", str(repeats)],
+                ["ip", "netns", "exec", node(rank), sys.executable, __file__,
+                 "--rank", str(rank), "--ranks", str(ranks), "--donors", str(donors), "--mb", str(mb),
+                 "--repeats", str(repeats)],
                 stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
             )
             for rank in range(ranks)

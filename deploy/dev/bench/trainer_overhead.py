@@ -1,13 +1,16 @@
-"""What a step costs beyond bare DistributedDataParallel, on equal workers; and what telemetry costs in it. Prints Markdown.
+"""Overhead of a step beyond bare DistributedDataParallel on equal workers, and telemetry's part of it. Prints Markdown.
 
-Needs torch, heterotrain and two cores that nothing else uses. Two processes with one thread each train the same model twice
-over: with DistributedDataParallel (gradients as bucket views, a DataLoader in the process) and with this trainer. A few steps of
-the one and of the other alternate in the same processes in the order ABBA, so that whatever else runs on the machine, and whatever
-grows or shrinks meanwhile, hits both. Each such block gives one ratio; the figure is the ratios' median with its 95 % interval,
-which holds whatever their distribution is. What only some steps cost (measured gradients) a median may not see: so the ratio of all
-blocks' sums stands beside it, with twice its standard error. The processor time of rank 0 (all its threads) follows, because a busy
-machine disturbs it less. Telemetry is timed where it happens, since half a percent is less than two runs differ: by its own clock
-over all blocks, which is what it exports, and by a stopwatch around its functions afterwards.
+Needs torch, heterotrain and two otherwise idle cores. Two processes with one thread each train the same model twice:
+with DistributedDataParallel (gradients as bucket views, a DataLoader in the process) and with this trainer. A few steps
+of each alternate in the same processes in the order ABBA, so that other load and slow changes affect both.
+
+Each block gives one ratio. The figure is the median of the ratios with its 95 % interval, which is valid for any
+distribution. A median may miss the cost of steps that measure gradients. Therefore the ratio of the sums over all
+blocks is printed as well, with twice its standard error. The processor time of rank 0 (all its threads) follows,
+because a busy machine disturbs it less.
+
+Telemetry is timed directly, because half a percent is less than the difference between two runs: by its own exported
+clock over all blocks, and afterwards by a stopwatch around its functions.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from prometheus_client import generate_latest
 from ratios import median_interval, ratio_of_sums
 
 TURN_S = 0.1
-"""What a side gets at a time, at least one step: long beside a scheduler's slice, short beside what else comes and goes."""
+"""Length of one side's turn, at least one step: longer than a scheduler's slice, shorter than changes of load."""
 SAMPLES = 4096
 
 
@@ -47,11 +50,11 @@ TELEMETRY = {
     Measurement: ("group_done", "reduced", "_bucket", "_gradient"),
     TensorBoardWriter: ("committed",),
 }
-"""What counts as telemetry: phases and gauges, the noise scale's statistics, and the curves for TensorBoard."""
+"""Functions that count as telemetry: phases and gauges, the noise scale's statistics, and curves for TensorBoard."""
 
 
 class Numbers(torch.utils.data.Dataset[Any]):
-    """Random inputs and classes; several samples at once, as data sets of tensors can."""
+    """Random inputs and classes; returns several samples at once, as data sets of tensors can."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         generator = torch.Generator().manual_seed(5)
@@ -67,7 +70,7 @@ class Numbers(torch.utils.data.Dataset[Any]):
 
 
 def ready(batch: Any) -> Any:
-    """Return the batch that the data set made already."""
+    """Return the batch unchanged, because the data set has already made it."""
     return batch
 
 
@@ -107,7 +110,7 @@ def ours(case: Case, job: heterotrain.Job) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Spent:
-    """Seconds of the training thread in telemetry; what one part of it calls of another counts once."""
+    """Seconds of the training thread in telemetry; nested calls count once."""
 
     seconds: float = 0.0
     depth: int = 0
@@ -160,7 +163,7 @@ def work(number: int, seconds: float, tensorboard_dir: str) -> dict[str, Any]:
         first, second = ("bare", "ours") if block % 2 == 0 else ("ours", "bare")
         parts: dict[str, list[tuple[float, float]]] = {"bare": [], "ours": []}
         for name in (first, second, second, first):
-            observer.evaluated()  # the other side's turn is no part of a step, and telemetry's budget is one of the step
+            observer.evaluated()  # the other side's turn is not part of a step, to which telemetry's budget refers
             parts[name].append(seconds_of(turns[name], steps))
         for name, pair in parts.items():
             found[name].append((sum(wall_s for wall_s, _ in pair) / 2, sum(cpu_s for _, cpu_s in pair) / 2))
@@ -178,7 +181,8 @@ def work(number: int, seconds: float, tensorboard_dir: str) -> dict[str, Any]:
     elements = sum(p.numel() for p in job._training.model.parameters())  # noqa: SLF001 # type: ignore[union-attr]
     return found | {
         "own_clock_s": own_clock_s, "every": observer._every,  # noqa: SLF001 - as above
-        "telemetry_s": spent.seconds / timed, "scrape_s": scrape_s, "step_s": step_s, "elements": elements, "steps": steps,
+        "telemetry_s": spent.seconds / timed, "scrape_s": scrape_s, "step_s": step_s, "elements": elements,
+        "steps": steps,
     }  # fmt: skip
 
 
@@ -190,7 +194,7 @@ def measure(number: int, seconds: float) -> dict[str, Any]:
         environ = os.environ | {
             "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo",
             "FOLDER": folder, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
-            "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "68719476736",  # as in the trainer's image, for both sides
+            "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "68719476736",  # as in the trainer's image
         }  # fmt: skip
         ranks = [
             subprocess.Popen(
@@ -205,13 +209,13 @@ def measure(number: int, seconds: float) -> dict[str, Any]:
 
 
 def beyond(found: dict[str, Any], which: int) -> str:
-    """Return by how much ours is beyond the bare one's: the median over blocks, and its interval."""
+    """Return the relative overhead of this trainer: the median over blocks, and its interval."""
     middle, low, high = median_interval([own / bare - 1 for bare, own in pairs(found, which)])
     return f"{middle:+.2%} ({low:+.2%} to {high:+.2%})"
 
 
 def beyond_in_all(found: dict[str, Any]) -> str:
-    """Return by how much all of ours took longer than all of the bare ones, and twice the standard error."""
+    """Return the relative overhead of this trainer over all blocks together, and twice the standard error."""
     ratio, error = ratio_of_sums(pairs(found, 0))
     return f"{ratio - 1:+.2%} ± {2 * error:.2%}"
 
@@ -222,7 +226,7 @@ def pairs(found: dict[str, Any], which: int) -> list[tuple[float, float]]:
 
 
 def median_difference_s(found: dict[str, Any]) -> float:
-    """Return the median over blocks of the wall seconds that a step takes longer."""
+    """Return the overhead of a step in wall seconds, the median over blocks."""
     return statistics.median(own - bare for bare, own in pairs(found, 0))
 
 
@@ -242,8 +246,8 @@ def main() -> None:
         os._exit(0)  # the job is not finished, and its termination message would report a failure
     print(machine())
     heads = (
-        "model, samples a rank", "parameters", "bare DDP", "this trainer", "beyond, ms", "beyond, wall", "in all", "beyond, processor",
-        "blocks", "telemetry", "by its own clock", "gradients measured", "a scrape",
+        "model, samples a rank", "parameters", "bare DDP", "this trainer", "beyond, ms", "beyond, wall", "in all",
+        "beyond, processor", "blocks", "telemetry", "by its own clock", "gradients measured", "a scrape",
     )  # fmt: skip
     print(f"\n| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
     for number in arguments.models:
@@ -252,7 +256,8 @@ def main() -> None:
         bare_s, ours_s = (statistics.median(wall for wall, _ in found[name]) for name in ("bare", "ours"))
         cells = (
             f"{case.name}, {case.share_samples}", f"{found['elements'] / 1e6:.2f} M", f"{bare_s * 1e3:.2f} ms",
-            f"{ours_s * 1e3:.2f} ms", f"{median_difference_s(found) * 1e3:.2f}", beyond(found, 0), beyond_in_all(found), beyond(found, 1),
+            f"{ours_s * 1e3:.2f} ms", f"{median_difference_s(found) * 1e3:.2f}", beyond(found, 0),
+            beyond_in_all(found), beyond(found, 1),
             f"{len(found['bare'])} of 4 x {found['steps']}",
             f"{found['telemetry_s'] / found['step_s']:.2%}", f"{found['own_clock_s'] / ours_s:.2%}",
             f"every {found['every']}", f"{found['scrape_s'] * 1e3:.1f} ms",

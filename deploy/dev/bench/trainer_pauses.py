@@ -1,10 +1,10 @@
-"""How long training stands still when one of three workers goes or comes, beside torchrun and torchft. Prints Markdown.
+"""Pauses of training when one of three workers leaves or joins, compared with torchrun and torchft. Prints Markdown.
 
-Bare processes on this machine; a pause is the longest gap between two commits of a worker that stays, around the event, so it
-contains an ordinary step. Newcomers are started before they are let in: loading torch is nobody's pause. This trainer's
-workers get their plans from a stand-in for the operator; losses they settle by themselves.
+All workers are processes on this machine. A pause is the longest gap between two commits of a remaining worker around
+the event, so it includes an ordinary step. Joining workers are started earlier, so that loading torch does not count.
+This trainer's workers get their plans from a stand-in for the operator, and handle losses among themselves.
 
-torchft is measured where its interpreter is named: `python -m venv F && F/bin/pip install torchft-nightly`, then
+torchft is measured if its interpreter is given: `python -m venv F && F/bin/pip install torchft-nightly`, then
 `--torchft F/bin/python`.
 """
 

@@ -81,7 +81,7 @@ def with_torchrun(log: TextIO) -> None:
 def with_torchft(log: TextIO) -> None:
     """Train as one replica group of one process; survivors keep their state."""
     import torch.distributed as dist  # noqa: PLC0415  # each way of training loads only its own
-    from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo  # noqa: PLC0415  # each way of training loads only its own
+    from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo  # noqa: PLC0415  # as above
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     model: Any = net()

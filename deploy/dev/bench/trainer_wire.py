@@ -1,8 +1,8 @@
-"""Steps over a slow link, with and without compressed gradients, beside DistributedDataParallel. Prints Markdown; needs root.
+"""Steps over a slow link with and without compressed gradients, compared with DistributedDataParallel.
 
-Two ranks live in network namespaces of their own; a token bucket (tc tbf) on each end of the cable between them limits what
-it sends. Rounds of this trainer and of DistributedDataParallel (with torch's own compression hooks) alternate in the
-same two processes. The namespaces are removed at the end.
+Prints Markdown; needs root. Each of two ranks has its own network namespace, and a token bucket (tc tbf) on each end of
+the link between them limits its rate. Rounds of this trainer and of DistributedDataParallel (with torch's own
+compression hooks) alternate in the same two processes. The namespaces are removed at the end.
 """
 
 from __future__ import annotations

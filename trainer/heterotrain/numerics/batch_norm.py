@@ -179,8 +179,10 @@ class GlobalBatchNorm3d(GlobalBatchNorm, nn.BatchNorm3d):
 
 
 GLOBAL: dict[type[nn.Module], type[nn.Module]] = {
-    nn.BatchNorm1d: GlobalBatchNorm1d, nn.BatchNorm2d: GlobalBatchNorm2d, nn.BatchNorm3d: GlobalBatchNorm3d,
-}  # fmt: skip
+    nn.BatchNorm1d: GlobalBatchNorm1d,
+    nn.BatchNorm2d: GlobalBatchNorm2d,
+    nn.BatchNorm3d: GlobalBatchNorm3d,
+}
 
 
 def channel_statistics(x: torch.Tensor, context: BatchNormContext) -> ChannelStatistics:

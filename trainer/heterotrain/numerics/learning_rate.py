@@ -67,9 +67,12 @@ class RatePolicy:
         if rate.batch_samples != batch_samples:
             rate = replace(rate, batch_samples=batch_samples, since_samples=done_samples, before=rate.factor)
         target = learning_rate_scale(
-            self.scaling, family=family, samples=batch_samples, base_samples=self.base_samples,
+            self.scaling,
+            family=family,
+            samples=batch_samples,
+            base_samples=self.base_samples,
             noise_samples=noise_samples,
-        )  # fmt: skip
+        )
         if self.scaling is Scaling.NONE:
             worth = 1.0
         elif self.scaling is Scaling.ADASCALE:
@@ -77,9 +80,11 @@ class RatePolicy:
         else:
             worth = batch_samples / self.base_samples
         factor = warmed_up(
-            target, since_samples=done_samples - rate.since_samples, warm_up_samples=self.warm_up_samples,
+            target,
+            since_samples=done_samples - rate.since_samples,
+            warm_up_samples=self.warm_up_samples,
             before=rate.before,
-        )  # fmt: skip
+        )
         return replace(rate, factor=factor, worth_steps=rate.worth_steps + worth)
 
 

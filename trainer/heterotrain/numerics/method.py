@@ -56,9 +56,10 @@ class Numerics:
         self._training = training
         warm_up = config.learning_rate_warmup_samples
         self._policy = RatePolicy(
-            scaling=choice("learningRateScaling", config.learning_rate_scaling, Scaling), base_samples=base,
+            scaling=choice("learningRateScaling", config.learning_rate_scaling, Scaling),
+            base_samples=base,
             warm_up_samples=WARM_UP_BATCHES * base if warm_up is None else warm_up,
-        )  # fmt: skip
+        )
         self._rate = self._next = Rate()
         self._loss_scale = LossScale()
         self._mixing: list[torch.nn.Module] = []

@@ -80,12 +80,14 @@ class Formations:
         """
         active_group = self.active_group = self._membership.form(self.last_membership)
         if active_group is not None:
-            self._report.gauges({
-                names.PLAN_GENERATION: float(active_group.roster.formation.generation),
-                names.PLAN_REVISION: float(active_group.roster.plan.revision),
-                names.FORMATION: float(active_group.roster.formation.number),
-                names.WORLD_SIZE: float(len(active_group.roster.plan_ranks)),
-            })  # fmt: skip
+            self._report.gauges(
+                {
+                    names.PLAN_GENERATION: float(active_group.roster.formation.generation),
+                    names.PLAN_REVISION: float(active_group.roster.plan.revision),
+                    names.FORMATION: float(active_group.roster.formation.number),
+                    names.WORLD_SIZE: float(len(active_group.roster.plan_ranks)),
+                }
+            )
         return active_group
 
     # -- plans -------------------------------------------------------------------------------------------------------
@@ -96,10 +98,12 @@ class Formations:
         if not may_adopt(active_group.roster, active_group.agreed.plan, epoch_step=progress.epoch_steps):
             return
         active_group.roster = roster_of(
-            active_group.agreed.plan, plan_ranks=active_group.roster.plan_ranks,
+            active_group.agreed.plan,
+            plan_ranks=active_group.roster.plan_ranks,
             formation=active_group.roster.formation,
-            epoch=progress.epoch, epoch_step=progress.epoch_steps,
-        )  # fmt: skip
+            epoch=progress.epoch,
+            epoch_step=progress.epoch_steps,
+        )
         plan = active_group.roster.plan
         self._report.gauges({names.PLAN_REVISION: float(plan.revision)})
         _log.info("plan %d.%d in force: shares %s", plan.generation, plan.revision, list(active_group.roster.shares))

@@ -191,9 +191,12 @@ class Loop:
         if left_s is not None and self.active_group is not None:
             # Only buffers have changed since the last committed step, and ``Attempts`` holds their earlier values.
             self._checkpoints.write_early(
-                self.active_group, self._training, self._attempts.kept, left_s=left_s,
+                self.active_group,
+                self._training,
+                self._attempts.kept,
+                left_s=left_s,
                 step_left_s=max(0.0, self._step_s - (time.monotonic() - self._began_s)),
-            )  # fmt: skip
+            )
         return self._require_loader().fetch(task, offset, size)
 
     def is_broken(self) -> bool:

@@ -211,9 +211,11 @@ class Observer:
             while self._pending and self._pending[0].clock.is_over():
                 task, clock, timestamps, step_s, peak_bytes = self._pending.popleft()
                 self._report.step(
-                    share_samples=task.share_samples, micro_batch_samples=max(task.micro_batches, default=0),
-                    times=clock.read(timestamps, step_s=step_s), peak_bytes=peak_bytes,
-                )  # fmt: skip
+                    share_samples=task.share_samples,
+                    micro_batch_samples=max(task.micro_batches, default=0),
+                    times=clock.read(timestamps, step_s=step_s),
+                    peak_bytes=peak_bytes,
+                )
         finally:
             self._flush_lock.release()
 
@@ -225,9 +227,11 @@ class Observer:
             if squares is None:
                 continue
             sample = estimate(
-                weighted_squares=squares.weighted, total_squared=squares.total, samples=self._measured_samples,
+                weighted_squares=squares.weighted,
+                total_squared=squares.total,
+                samples=self._measured_samples,
                 groups=squares.groups,
-            )  # fmt: skip
+            )
             if sample is not None:
                 self._numerics.noise[kind] = self._numerics.noise[kind].after(
                     sample, samples=self._measured_samples, base_samples=self._numerics.base_samples

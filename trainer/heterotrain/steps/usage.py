@@ -20,7 +20,7 @@ def check_backward(*, step: int, handed_out: int, backwards: int) -> None:
     """
     if backwards + 1 != handed_out:
         raise UsageError(
-            f"step {step} has yielded {_times(handed_out, 'micro-batch', 'micro-batches')}, and this is call "
+            f"step {step} has yielded {_micro_batches(handed_out)}, and this is call "
             f"{backwards + 1} of step.backward. Call step.backward exactly once for each micro-batch, inside the loop "
             "over step.micro_batches()."
         )
@@ -59,10 +59,10 @@ def check_apply(
             raise UsageError(f"{name} must be above 0, not {limit}; leave it out to switch clipping off")
     if backwards != expected:
         raise UsageError(
-            f"step.apply was called after {backwards} of {_times(expected, 'micro-batch', 'micro-batches')}. Loop over "
+            f"step.apply was called after {backwards} of {_micro_batches(expected)}. Loop over "
             "all of step.micro_batches() and call step.backward for each one."
         )
 
 
-def _times(count: int, one: str, several: str) -> str:
-    return f"{count} {one if count == 1 else several}"
+def _micro_batches(count: int) -> str:
+    return f"{count} micro-batch" + ("" if count == 1 else "es")

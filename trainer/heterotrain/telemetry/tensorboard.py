@@ -162,7 +162,7 @@ class TensorBoardWriter:
 
 
 class WriterThread:
-    """A file and the thread that writes it; a failing disk costs curves and causes a warning, never a failed training."""
+    """A file and the thread that writes it. A failing disk causes a warning and missing curves only."""
 
     def __init__(self, folder: Path, *, suffix: str, first_step: int) -> None:
         """Start the thread; arguments are those of ``EventFile``."""

@@ -32,9 +32,7 @@ def shards(**options: Any) -> Shards[str]:
 
 def sources() -> list[Source]:
     """Return one source of each kind."""
-    return [
-        source_of(data, collate=None, shuffle=True, seed=3) for data in (Noisy(21), shards(seed=3), Stream(21))
-    ]  # fmt: skip
+    return [source_of(data, collate=None, shuffle=True, seed=3) for data in (Noisy(21), shards(seed=3), Stream(21))]
 
 
 def take(source: Source, epoch: int, batch: int, cuts: list[int]) -> Iterator[tuple[list[int], Any]]:

@@ -18,9 +18,11 @@ def followed(scaling: Scaling, batches: list[int], **fields: Any) -> list[Rate]:
     rates, rate, done = [], Rate(), 0
     for batch in batches:
         after = policy.next(
-            rate, batch_samples=batch, done_samples=done,
+            rate,
+            batch_samples=batch,
+            done_samples=done,
             **({"family": Family.SGD, "noise_samples": None} | fields),
-        )  # fmt: skip
+        )
         rates.append(after)
         rate, done = after, done + batch
     return rates

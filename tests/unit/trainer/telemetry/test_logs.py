@@ -39,9 +39,10 @@ def lines_of(tmp_path: Path, form: str) -> list[str]:
     """Run a script that logs, warns and fails; return its stderr."""
     (tmp_path / "train.py").write_text(SCRIPT)
     environ = os.environ | {
-        "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("core", "trainer")), env.LOG_FORMAT: form,
+        "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("core", "trainer")),
+        env.LOG_FORMAT: form,
         "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+    }
     done = subprocess.run(
         [sys.executable, str(tmp_path / "train.py")], env=environ, capture_output=True, text=True, check=False
     )

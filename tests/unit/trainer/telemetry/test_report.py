@@ -70,9 +70,11 @@ def test_missing_is_missing() -> None:
     """A fresh process exports no loss, no plan and no steps, only counters whose value is really zero."""
     found = rendered(Report(IDENTITY))
     assert found == {
-        f"{names.READY}{{}}": 0.0, f"{names.REPEATED_STEPS}{{}}": 0.0, f"{names.OUT_OF_MEMORY}{{}}": 0.0,
+        f"{names.READY}{{}}": 0.0,
+        f"{names.REPEATED_STEPS}{{}}": 0.0,
+        f"{names.OUT_OF_MEMORY}{{}}": 0.0,
         f"{names.CHECKPOINT_FAILURES}{{}}": 0.0,
-    }  # fmt: skip
+    }
 
 
 def test_buckets_causes_and_user_values() -> None:
