@@ -23,7 +23,7 @@ NAME_RULE = Rule(
 
 COLUMNS = (
     ("State", "string", ".status.state", 0, "Summary in one word."),
-    ("Ready", "string", ".status.ready", 0, "Workers that are ready to train, of those that the operator wants."),
+    ("Ready", "string", ".status.ready", 0, "Workers that are ready to train, out of the desired number."),
     ("Epoch", "integer", ".status.epoch", 0, "Completed epochs."),
     ("Progress", "string", ".status.progress", 0, "Completed part of all samples."),
     ("Restarts", "integer", ".status.restarts", 0, "Workers that failed by their own fault."),
