@@ -86,13 +86,13 @@ lock: $(UV) ## resolve pyproject.toml into requirements/*.txt
 
 ##@ Style and generated files
 
-lint: setup ## ruff, mypy and import-linter
+lint: setup lint-prose ## ruff, mypy, import-linter, the prose linter
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports --no-cache
 
-lint-operator: setup-operator ## the same without mypy on the trainer, so without PyTorch
+lint-operator: setup-operator lint-prose ## the same without mypy on the trainer, so without PyTorch
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy $(addprefix -p ,$(WITHOUT_PYTORCH))
