@@ -182,15 +182,15 @@ bench-mathematics: setup ## duration of decisions, and epochs until shares are r
 bench-trainer: setup ## the trainer's costs on this machine, next to DDP, torch.save, torchrun and torchft (TORCHFT=python)
 	@$(PY) deploy/dev/bench/trainer_overhead.py; echo
 	@$(PY) deploy/dev/bench/trainer_pauses.py $(if $(TORCHFT),--torchft $(TORCHFT)); echo
-	@$(PY) deploy/dev/bench/trainer_checkpoint.py; echo
-	@$(PY) deploy/dev/bench/trainer_state.py --mb 300; echo
-	@$(PY) deploy/dev/bench/trainer_donors.py; echo
-	@$(PY) deploy/dev/bench/trainer_wire.py
+	@$(PY) deploy/dev/bench/trainer_checkpoint.py
+
+pictures: setup ## draw the pictures of docs/mathematics.md again
+	@$(PY) deploy/dev/bench/mathematics_pictures.py
 
 bench-simulated: setup ## the tables of docs/simulation.md; about twenty minutes
-	@for what in model_error spot fleet comparison; do $(PY) deploy/dev/bench/simulated_$$what.py; echo; done
+	@for what in spot fleet comparison; do $(PY) deploy/dev/bench/simulated_$$what.py; echo; done
 
 .PHONY: help demo test setup-core setup-operator setup lock lint lint-operator lint-prose format crds test-core \
   test-operator test-trainer test-unit test-distributed test-cuda images cluster cluster-running cluster-down \
   test-cluster operator-local operator-reload bench bench-prediction bench-convergence bench-scale bench-mathematics \
-  bench-trainer bench-simulated
+  bench-trainer bench-simulated pictures

@@ -1,18 +1,17 @@
-"""What every measurement says of the machine it was taken on, and what the benchmarks of the trainer share."""
+"""The line about the machine in every measurement, and a free port."""
 
 from __future__ import annotations
 
 import os
 import platform
 import socket
-import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
 
 def machine() -> str:
     """Return date, processor, cores, versions and the load of the last minute as one line."""
-    import torch  # noqa: PLC0415 - the drivers of some benchmarks do without
+    import torch  # noqa: PLC0415  # some callers never load it
 
     model = next(
         (
@@ -30,18 +29,7 @@ def machine() -> str:
 
 
 def free_port() -> int:
-    """Return a port that nobody uses at the moment."""
+    """Return a free TCP port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def run(*command: str) -> None:
-    """Run a command that has to succeed.
-
-    Raises:
-        SystemExit: it did not; its own words are shown.
-    """
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}: {done.stderr.strip()}")

@@ -74,14 +74,12 @@ def ready(batch: Any) -> Any:
     return batch
 
 
-def bare(case: Case, *, hook: Callable[..., Any] | None = None) -> Iterator[None]:
-    """Train with DistributedDataParallel, with a communication hook where one is given; one step a turn."""
+def bare(case: Case) -> Iterator[None]:
+    """Train with DistributedDataParallel; one step a turn."""
     torch.manual_seed(0)
     model = torch.nn.parallel.DistributedDataParallel(
         case.make(), process_group=dist.new_group(backend="gloo"), gradient_as_bucket_view=True
     )
-    if hook is not None:
-        model.register_comm_hook(model.process_group, hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     dataset = Numbers(case.shape)
     sampler = torch.utils.data.DistributedSampler(dataset)
