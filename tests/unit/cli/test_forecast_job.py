@@ -260,7 +260,7 @@ def test_wrong_jobs_and_profiles_are_one_sentence(folder: Path) -> None:
     """Each names the file and what to change."""
     changed = copy.deepcopy(JOB)
     changed["spec"]["elasticPolicy"]["minReplicas"] = 99
-    assert refusal(folder, changed).startswith("job.yaml: spec.elasticPolicy.minReplicas is 99")
+    assert refusal(folder, changed).startswith("job.yaml: spec.elasticPolicy: minReplicas is larger than maxReplicas")
     assert refusal(folder, {**JOB, "kind": "PyTorchJob"}) == (
         "job.yaml: must hold exactly one HeteroTrainJob, but holds PyTorchJob"
     )
