@@ -13,8 +13,8 @@ Floats = NDArray[np.float64]
 def local_estimates(shares: Sequence[float], squares: Sequence[float], total_squared: float) -> tuple[Floats, Floats]:
     """Return each group's own unbiased estimates of ``|G|^2`` and ``tr(Sigma)``, from itself against the whole batch.
 
-    ``G_i = (B|g|^2 - b_i|g_i|^2)/(B - b_i)`` and ``S_i = b_i B/(B - b_i) (|g_i|^2 - |g|^2)``. Any weights that sum to one
-    combine them without bias; the weights below differ in variance only.
+    ``G_i = (B|g|^2 - b_i|g_i|^2)/(B - b_i)`` and ``S_i = b_i B/(B - b_i) (|g_i|^2 - |g|^2)``. Any weights that sum to
+    one combine them without bias; the weights below differ in variance only.
     """
     b, square = np.array(shares, dtype=float), np.array(squares, dtype=float)
     total = b.sum()

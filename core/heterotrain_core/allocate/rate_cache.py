@@ -29,10 +29,19 @@ class RateCache:
         slots = tuple(capacity.slots(job_pool.pool, job_pool.size) for job_pool in job.pools)
         # Jobs from one template have the same rates, whatever their names and their remaining work.
         key: tuple[object, ...] = (
-            slots, job.pools, job.min_workers, job.max_workers, job.batch_samples, job.largest_batch_samples,
-            job.noise_samples, job.communication, job.communication_members, job.variation, job.objective,
+            slots,
+            job.pools,
+            job.min_workers,
+            job.max_workers,
+            job.batch_samples,
+            job.largest_batch_samples,
+            job.noise_samples,
+            job.communication,
+            job.communication_members,
+            job.variation,
+            job.objective,
             tuple(sorted(job.current.items())) if thinned_out(job, slots) else (),
-        )  # fmt: skip
+        )
         self._used.add(key)
         if key not in self._entries:
             counts_OP = possible_counts(job, slots)

@@ -37,8 +37,14 @@ PHASE_COMPUTE: Final = "compute"
 PHASE_STEP: Final = "step"
 """Commit to commit: the step as the user experiences it."""
 PHASES: Final = (
-    PHASE_LOAD, PHASE_FORWARD, PHASE_BACKWARD, PHASE_SYNC, PHASE_UPDATE, PHASE_COMPUTE, PHASE_STEP,
-)  # fmt: skip
+    PHASE_LOAD,
+    PHASE_FORWARD,
+    PHASE_BACKWARD,
+    PHASE_SYNC,
+    PHASE_UPDATE,
+    PHASE_COMPUTE,
+    PHASE_STEP,
+)
 
 # Counters with identity + shape labels.
 STEPS: Final = "heterotrain_steps_total"

@@ -205,9 +205,15 @@ def _exchange(before: Counters | None, after: Counters) -> tuple[int, float | No
 def usable(observation: Observation) -> bool:
     """Return whether every number of the observation is plausible."""
     phases = (
-        observation.load, observation.forward, observation.backward, observation.sync, observation.update,
-        observation.compute, observation.step, observation.first_bucket_fraction,
-    )  # fmt: skip
+        observation.load,
+        observation.forward,
+        observation.backward,
+        observation.sync,
+        observation.update,
+        observation.compute,
+        observation.step,
+        observation.first_bucket_fraction,
+    )
     sound = all(
         0 <= phase.mean <= LONGEST_STEP_S and (phase.variance is None or 0 <= phase.variance <= LONGEST_STEP_S**2)
         for phase in phases

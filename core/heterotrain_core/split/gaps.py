@@ -41,11 +41,7 @@ def pick(sets: Sequence[Sequence[Run]], total: int) -> tuple[int, ...] | None:
     chosen = []
     left = total
     for runs, before in zip(reversed(sets), reversed(reached[:-1]), strict=True):
-        share = max(
-            candidate
-            for run in runs
-            for candidate in _largest_in(run, before, left)
-        )  # fmt: skip
+        share = max(candidate for run in runs for candidate in _largest_in(run, before, left))
         chosen.append(share)
         left -= share
     return tuple(reversed(chosen))

@@ -127,8 +127,12 @@ def test_the_plan_of_an_adaptive_job() -> None:
     cluster = SimulatedMembers(truth=three_pools(), communication=EXCHANGE)
     members = tuple(MemberEvidence(member=cluster.name(rank)) for rank in range(3))
     request = BatchRequest(
-        members=members, base_samples=128, least_samples=64, most_samples=8192, noise_samples=3000.0,
-    )  # fmt: skip
+        members=members,
+        base_samples=128,
+        least_samples=64,
+        most_samples=8192,
+        noise_samples=3000.0,
+    )
     blind = decide_batch(request)
     assert isinstance(blind, BatchDecision)
     assert (blind.samples, blind.choice) == (128, None)

@@ -73,6 +73,10 @@ def test_adaptive_optimizers_need_preconditioned_statistics() -> None:
 def test_warm_up_is_a_straight_line() -> None:
     """From the old factor to the new one over so many samples, then the new one."""
     assert [warmed_up(5.0, since_samples=n, warm_up_samples=400, before=1.0) for n in (-10, 0, 100, 400, 900)] == [
-        1.0, 1.0, 2.0, 5.0, 5.0,
-    ]  # fmt: skip
+        1.0,
+        1.0,
+        2.0,
+        5.0,
+        5.0,
+    ]
     assert warmed_up(5.0, since_samples=0, warm_up_samples=0) == 5.0

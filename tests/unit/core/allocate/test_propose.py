@@ -281,12 +281,17 @@ def test_the_search_comes_close_where_pauses_are_long() -> None:
             one = a_runner("any").pools[0]
             jobs.append(
                 a_runner(
-                    f"j{j}", pools=tuple(replace(one, pool=pool.name, max_workers=8) for pool in pools),
-                    batch_samples=rng.choice([64, 1024]), current=current, arrived_s=float(j),
-                    communication=CommunicationTime(last_bucket_s=rng.choice([0.0, 0.3])), communication_members=4,
-                    pause_s=rng.choice([2.0, 300.0]), remaining_samples=rng.choice([1e5, 1e6]),
+                    f"j{j}",
+                    pools=tuple(replace(one, pool=pool.name, max_workers=8) for pool in pools),
+                    batch_samples=rng.choice([64, 1024]),
+                    current=current,
+                    arrived_s=float(j),
+                    communication=CommunicationTime(last_bucket_s=rng.choice([0.0, 0.3])),
+                    communication_members=4,
+                    pause_s=rng.choice([2.0, 300.0]),
+                    remaining_samples=rng.choice([1e5, 1e6]),
                 )
-            )  # fmt: skip
+            )
         candidates = build_candidates(PoolCapacity(pools), jobs)
         best, near = best_choice(candidates, PoolCapacity(pools)), search(candidates, PoolCapacity(pools))
         if best is None:

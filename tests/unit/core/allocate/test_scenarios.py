@@ -183,9 +183,7 @@ SCENARIOS = [
     ),
     Scenario(
         name="two pools of one speed: the one that loses fewer workers",
-        pools=(
-            a_pool("a100", 2, losses=40, watched_s=2 * DAY_S), Pool(name="b100", nodes=(1, 1), watched_s=2 * DAY_S)
-        ),
+        pools=(a_pool("a100", 2, losses=40, watched_s=2 * DAY_S), Pool(name="b100", nodes=(1, 1), watched_s=2 * DAY_S)),
         jobs=(a_job(pools=(replace(A100, pool="b100"), A100), max_workers=2, pause_s=60.0),),
         expected={"digits": {"b100": 2}},
     ),
@@ -225,7 +223,10 @@ SCENARIOS = [
         pools=CLUSTER,
         jobs=(
             a_job(
-                objective=Objective.GOODPUT, batch_samples=64, largest_batch_samples=4096, noise_samples=20.0,
+                objective=Objective.GOODPUT,
+                batch_samples=64,
+                largest_batch_samples=4096,
+                noise_samples=20.0,
                 pools=(replace(A100, member=member(800, fixed_s=0.001)), T4),
             ),
         ),
@@ -236,7 +237,10 @@ SCENARIOS = [
         pools=CLUSTER,
         jobs=(
             a_job(
-                objective=Objective.GOODPUT, batch_samples=64, largest_batch_samples=4096, noise_samples=20_000.0,
+                objective=Objective.GOODPUT,
+                batch_samples=64,
+                largest_batch_samples=4096,
+                noise_samples=20_000.0,
                 pools=(replace(A100, member=member(800, fixed_s=0.001)), T4),
             ),
         ),
@@ -249,7 +253,7 @@ SCENARIOS = [
         expected={"digits": {"a100": 2}},
         words={"digits": "no longer possible"},
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)

@@ -57,9 +57,14 @@ def test_fits_handed_down_decide_the_same(
     fits = fit_members(members, former)
     shares = SharesRequest(total_samples=total, members=members, former=former, current_shares=(30, 40, total - 70))
     batch = BatchRequest(
-        members=members, former=former, base_samples=128, least_samples=64, most_samples=4096,
-        current_samples=total, noise_samples=3000.0,
-    )  # fmt: skip
+        members=members,
+        former=former,
+        base_samples=128,
+        least_samples=64,
+        most_samples=4096,
+        current_samples=total,
+        noise_samples=3000.0,
+    )
     assert decide_batch(batch, fits=fits) == decide_batch(batch)
     assert decide_shares(shares, fits=fits) == decide_shares(shares)
 

@@ -128,8 +128,10 @@ def test_deciding_again_changes_nothing() -> None:
         assert isinstance(again, SharesDecision)
         assert not again.changed
         assert (again.division.shares, again.division.probe, again.division.compute) == (
-            job.decision.division.shares, job.decision.division.probe, job.decision.division.compute
-        )  # fmt: skip
+            job.decision.division.shares,
+            job.decision.division.probe,
+            job.decision.division.compute,
+        )
         job.epoch()
 
 
@@ -313,11 +315,14 @@ def test_a_straggler_is_named() -> None:
     assert "w2/0 holds up the others" in decision.reason
 
 
-@pytest.mark.parametrize("request_", [
-    SharesRequest(total_samples=10, members=()),
-    SharesRequest(total_samples=1, members=(MemberEvidence(member="a"), MemberEvidence(member="b"))),
-    SharesRequest(total_samples=100, members=(MemberEvidence(member="a", cap_samples=30),)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "request_",
+    [
+        SharesRequest(total_samples=10, members=()),
+        SharesRequest(total_samples=1, members=(MemberEvidence(member="a"), MemberEvidence(member="b"))),
+        SharesRequest(total_samples=100, members=(MemberEvidence(member="a", cap_samples=30),)),
+    ],
+)
 def test_an_infeasible_request_returns_a_value(request_: SharesRequest) -> None:
     """Nobody, floors above the batch, caps below it."""
     assert isinstance(decide_shares(request_), Infeasible)

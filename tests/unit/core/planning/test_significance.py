@@ -56,9 +56,11 @@ def test_chance_alone_rarely_suggests_a_larger_gain(count: int, error: float) ->
 def a_model(pace: float, error_s: float) -> MemberModel:
     """Return a line that is known to ``error_s`` around its usual share."""
     compute = ComputeTime(
-        per_sample_s=pace * PACE_S / 3, fixed_s=pace * FIXED_S / 3, backward_per_sample_s=pace * PACE_S * 2 / 3,
+        per_sample_s=pace * PACE_S / 3,
+        fixed_s=pace * FIXED_S / 3,
+        backward_per_sample_s=pace * PACE_S * 2 / 3,
         backward_fixed_s=pace * FIXED_S * 2 / 3,
-    )  # fmt: skip
+    )
     error = LineError(centre_samples=SHARE, centre_s=error_s, slope_s=0.0)
     return MemberModel(compute=compute, error=error, quality=FitQuality.OK, reason="")
 

@@ -72,11 +72,18 @@ def test_real_numbers_agree_with_a_linear_programme() -> None:
         lo, hi = rng.uniform(0, 4, n), rng.uniform(5, 60, n)
         instances.append(
             {
-                "q": rng.uniform(0.1, 1, n), "s": rng.uniform(0, 8, n), "k": rng.uniform(0.1, 2, n),
-                "m": rng.uniform(0, 4, n), "lo": lo, "hi": hi, "total": float(rng.uniform(lo.sum(), hi.sum())),
-                "t_o": float(rng.uniform(0, 30)), "t_u": float(rng.uniform(0, 5)), "gamma": float(rng.uniform(0, 1)),
+                "q": rng.uniform(0.1, 1, n),
+                "s": rng.uniform(0, 8, n),
+                "k": rng.uniform(0.1, 2, n),
+                "m": rng.uniform(0, 4, n),
+                "lo": lo,
+                "hi": hi,
+                "total": float(rng.uniform(lo.sum(), hi.sum())),
+                "t_o": float(rng.uniform(0, 30)),
+                "t_u": float(rng.uniform(0, 5)),
+                "gamma": float(rng.uniform(0, 1)),
             }
-        )  # fmt: skip
+        )
     levels = [level for i in range(0, 2100, 50) for level in _levels_by_linear_programme(instances[i : i + 50])]
     regimes = {"compute": 0, "communication": 0, "mixed": 0}
     for x, level in zip(instances, levels, strict=True):

@@ -263,7 +263,7 @@ def test_proportion_of_invalid_shares_is_an_error(broken: tuple[int, ...]) -> No
 
 
 def test_a_member_that_holds_up_the_others_is_a_straggler() -> None:
-    """A member with a fixed part longer than the others' step is a straggler with a stated gain, a useful one is not."""
+    """A member with a fixed part longer than the others' step is a straggler, and its gain is stated."""
     quick = ComputeTime(per_sample_s=0.01, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
     stuck = ComputeTime(per_sample_s=0.01, fixed_s=2.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
     some = [SplitMember(compute=quick), SplitMember(compute=stuck), SplitMember(compute=quick)]
