@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from heterotrain_operator.api.conditions import ConditionType
 from heterotrain_operator.api.crd import crd, rendered
 
 ROOT = Path(__file__).parents[2]
@@ -155,3 +156,8 @@ def test_the_example_jobs_use_only_fields_that_exist(example: Path) -> None:
     free = (".nodeSelector.", ".limits.", ".requests.", ".template.spec.")
     used = {path for path in paths(spec, "") if not any(part in path for part in free)}
     assert used - known == set()
+
+
+def test_the_documentation_names_every_condition() -> None:
+    text = (ROOT / "docs/api.md").read_text()
+    assert [kind.value for kind in ConditionType if f"`{kind.value}`" not in text] == []
