@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# All tiers, fastest first; stops at the first that fails. Starts the cluster when none runs and takes it down again.
-# What the cluster is made of is compiled and packed on what the first tiers leave of the processors.
+# Run all tiers, fastest first, and stop at the first failure. If no cluster is running, start one for the tests.
+# The cluster's programs and images are built in the background, at a low priority, while the first tiers run.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 started_s=$SECONDS
@@ -10,13 +10,14 @@ builder=""
 say() { printf '\n==> [%4d s] %s\n' "$((SECONDS - started_s))" "$*"; }
 in_cluster() { PYTHONPATH=deploy/dev/cluster .venv/bin/python -m local_cluster "$@"; }
 begin_build() {
-  set -m  # a process group of its own, so that all of it can be ended
-  { nice -n 19 make --no-print-directory images || touch "$results/build.failed"; } >"$results/build.log" 2>&1 </dev/null &
+  set -m  # a process group of its own, so that the whole build can be stopped
+  { nice -n 19 make --no-print-directory images || touch "$results/build.failed"; } \
+    >"$results/build.log" 2>&1 </dev/null &
   builder=$!
   set +m
 }
-check_build() { # say at once when it has failed
-  [ ! -e "$results/build.failed" ] || { say "the cluster's parts could not be made"; cat "$results/build.log"; exit 1; }
+check_build() { # stop early if the build has failed
+  [ ! -e "$results/build.failed" ] || { say "programs and images: the build failed"; cat "$results/build.log"; exit 1; }
 }
 tier() { # NAME OPTIONS AND FOLDERS…: one pytest run with its own result file
   local name=$1; shift
@@ -37,20 +38,20 @@ finish() {
 trap finish EXIT
 
 begin_build
-say "lint; meanwhile the cluster's parts are made"
+say "lint; programs and images of the cluster are built in the background"
 make --no-print-directory lint
 tier unit -n auto --maxprocesses 4 tests/unit tests/shell
 tier distributed tests/distributed
-say "the cluster's parts"
+say "programs and images of the cluster"
 tail -n +1 -f --pid="$builder" "$results/build.log"
 check_build
 say "cluster"
 if in_cluster status >/dev/null 2>&1; then was_running=yes; fi
 make --no-print-directory cluster-running
 eval "$(in_cluster env)"
-# Integration tests run operators of their own: one that an earlier demo installed would do the same jobs' work.
+# Integration tests run their own operators; an operator installed by an earlier demo would act on the same jobs.
 helm uninstall heterotrain --namespace heterotrain-system --ignore-not-found --wait
-tier packaging tests/packaging  # the chart's tests need the helm that comes with the cluster
+tier packaging tests/packaging  # after the cluster's start, because the chart's tests use its helm
 tier integration tests/integration --ignore tests/integration/cluster
 tier e2e tests/e2e
 if [ "$was_running" = no ]; then

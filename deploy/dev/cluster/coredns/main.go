@@ -1,4 +1,4 @@
-// CoreDNS with the plugins that a cluster without a way out needs, and no other: the full program carries the
+// CoreDNS with only the plugins of a cluster without access to outside networks: the full program contains the
 // clients of every cloud and takes minutes to build.
 package main
 

@@ -1,6 +1,6 @@
-// One program that is every Kubernetes binary a cluster needs: it acts by the name it is called by
-// (symbolic links named etcd, kube-apiserver, kubelet, kubectl, …). One file on disk means one copy of its
-// pages in memory for the control plane and all nodes, and one compilation instead of seven.
+// Every Kubernetes binary of a cluster in one program, selected by the name that it is called by (symbolic
+// links named etcd, kube-apiserver, kubelet, kubectl, …). One file on disk means one copy of its pages in
+// memory for the control plane and all nodes, and one compilation instead of seven.
 package main
 
 import (
@@ -44,7 +44,8 @@ func main() {
 			names = append(names, known)
 		}
 		sort.Strings(names)
-		fmt.Fprintf(os.Stderr, "%q is no component: call this program by one of the names %s\n", name, strings.Join(names, ", "))
+		fmt.Fprintf(os.Stderr, "%q is not a component: call this program by one of the names %s\n",
+			name, strings.Join(names, ", "))
 		os.Exit(2)
 	}
 	os.Exit(run())

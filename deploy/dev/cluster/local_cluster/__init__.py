@@ -1,13 +1,15 @@
-"""A real Kubernetes cluster on one Linux machine, without Docker: upstream programs, each node in namespaces of its own.
+"""A real Kubernetes cluster on one Linux machine, without Docker: upstream programs, one set of namespaces per node.
 
 ::
 
-    cli ─▶ lifecycle ─▶ node ─▶ node_init        up, down, power and cables
-      │        │          └───▶ network, cgroups
-      │        ├──────▶ services, pki            what runs on a node, and by which certificates
-      │        └──────▶ images ─▶ template       what its pods run
-      ├─▶ setup ─▶ toolchain                     system packages, Go, the programs
-      ├─▶ control                                power and cables for tests, on kind as well
-      └─▶ kind                                   the same commands where a Docker engine runs
-    all ─▶ topology (pure), places, record, process
+    __main__ ─┬─▶ lifecycle ─┬─▶ node ─┬─▶ (node_init)      up, down; one node; its first process, run as a program
+              │              │         ├─▶ services         command lines and configuration of a node's programs
+              │              │         └─▶ network, cgroups
+              │              ├─▶ pki                        certificates
+              │              ├─▶ toolchain                  system packages, Go, the compiled programs
+              │              └─▶ template ─▶ images         the images of a node's pods
+              ├─▶ kind                                      the same commands where a Docker engine runs
+              └─▶ control ─▶ kind, node, network            power and network for tests, on either of the two
+    lab.scale ──▶ bare ─▶ services, pki                     a control plane without nodes
+    all ────────▶ topology (pure), paths, record, process
 """

@@ -1,4 +1,4 @@
-"""Starts, ends and breaks the cluster of kind-config.yaml: by kind where a Docker engine runs, else without Docker."""
+"""Start, stop and break the cluster of kind-config.yaml: with kind where a Docker engine runs, else without Docker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from local_cluster.process import Problem
 
 
 def main() -> int:
-    """Run one command; a problem is told in one sentence."""
+    """Run one command; print a problem as one sentence."""
     options = _parser().parse_args()
     try:
         _run(options)
@@ -34,26 +34,26 @@ def _parser() -> argparse.ArgumentParser:
 
     add("setup", "install and build everything a cluster needs, once")
     start = add("up", "start the cluster")
-    start.add_argument("--reuse", action="store_true", help="be content with a cluster that runs already")
-    add("down", "end the cluster, or what a crash has left of it")
-    add("status", "show the nodes with their power and cables")
+    start.add_argument("--reuse", action="store_true", help="accept a cluster that is already running")
+    add("down", "stop the cluster, or remove the remains of a crashed one")
+    add("status", "show the nodes with their power and network links")
     add("kubeconfig", "print the path of the administrator's kubeconfig")
     add("env", "print lines for the shell: KUBECONFIG, and PATH with kubectl and helm")
     add("images", "build the project's images, or load them into the running cluster").add_argument(
         "what", choices=("build", "load")
     )
     for name, text in (
-        ("power-off", "cut a node's cable, then its power"),
-        ("power-on", "give a node its power back"),
-        ("unplug", "cut a node's cable"),
-        ("plug", "join a node's cable"),
+        ("power-off", "cut a node's network link, then its power"),
+        ("power-on", "restore a node's power and network link"),
+        ("unplug", "cut a node's network link"),
+        ("plug", "restore a node's network link"),
     ):
         add(name, text).add_argument("node")
     return parser
 
 
 def _backend() -> ModuleType:
-    """Return what starts and ends the cluster: kind where it can, unless a cluster without it is there already."""
+    """Return the module that manages the cluster: kind where it is available, unless a cluster without it exists."""
     return kind if record.load() is None and kind.is_available() else lifecycle
 
 

@@ -1,7 +1,7 @@
 """A control plane without nodes, on loopback: the real etcd, API server, controller manager and scheduler, and KWOK.
 
-For measurements that want thousands of nodes and pods but nothing that runs in them: KWOK plays every node's kubelet by
-the rules of its caller. It needs no root, and stands beside a cluster of ``kind-config.yaml`` in peace.
+It serves measurements with thousands of nodes and pods in which no program runs. KWOK simulates every node's kubelet
+by rules of the caller. It does not need root, and it can run next to a cluster of ``kind-config.yaml``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from local_cluster.topology import Node, Topology
 
 LOOPBACK = "127.0.0.1"
 GRACE_S = 400
-"""A simulated node renews its Lease four times in this time; real ones do so five times as often, for no use here."""
+"""Time without a renewed Lease after which a node is lost; a Lease lasts half of it, five times as long as usual.
+
+Real nodes renew theirs more often, which would only cost time here.
+"""
 
 
 @dataclass(slots=True)
@@ -43,14 +46,14 @@ class ControlPlane:
         return self.folder / "pki/admin.kubeconfig"
 
     def start(self, name: str) -> None:
-        """Start a program; its words go to its log."""
+        """Start a program; its output goes to its log."""
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 self.commands[name], stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.folder
             )
 
     def stop(self, name: str, *, by: signal.Signals = signal.SIGTERM) -> None:
-        """End a program; one that does not follow a request within 20 s is killed."""
+        """End a program; kill it if it has not ended 20 s after the signal."""
         process = self.processes.pop(name, None)
         if process is None:
             return
@@ -94,7 +97,7 @@ def control_plane(folder: Path, *, stages: Path) -> Iterator[ControlPlane]:
 
     Args:
         folder: for certificates, data and logs.
-        stages: KWOK's rules of what nodes and pods do.
+        stages: KWOK's rules for nodes and pods.
 
     Raises:
         Problem: a program is missing or does not start.
@@ -141,16 +144,29 @@ def _with(command: list[str], flags: dict[str, object]) -> list[str]:
 
 
 def _topology(api_port: int) -> Topology:
-    alone = Node(
-        name="control-plane", index=0, is_control_plane=True, address=LOOPBACK, pod_cidr="10.127.0.0/24", labels={}, taints=(), mounts=(),
-    )  # fmt: skip
+    node = Node(
+        name="control-plane",
+        index=0,
+        is_control_plane=True,
+        address=LOOPBACK,
+        pod_cidr="10.127.0.0/24",
+        labels={},
+        taints=(),
+        mounts=(),
+    )
     return Topology(
-        name="simulated", gateway=LOOPBACK, pod_subnet="10.128.0.0/9", service_subnet="10.96.0.0/16", nodes=(alone,), kubelet={}, api_port=api_port,
-    )  # fmt: skip
+        name="simulated",
+        gateway=LOOPBACK,
+        pod_subnet="10.128.0.0/9",
+        service_subnet="10.96.0.0/16",
+        nodes=(node,),
+        kubelet={},
+        api_port=api_port,
+    )
 
 
 def free_port() -> int:
-    """Return a port on loopback that nobody uses now."""
+    """Return an unused port on loopback."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         port: int = probe.getsockname()[1]

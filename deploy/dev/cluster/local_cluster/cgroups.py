@@ -1,4 +1,4 @@
-"""One branch of the machine's control groups for each node, in every hierarchy there is (version 1) or in the one (2)."""
+"""One branch of the machine's control groups per node: in every hierarchy of version 1, or in the only one of 2."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ def is_version_2() -> bool:
 
 
 def hierarchies() -> list[Path]:
-    """Return the top folder of each hierarchy, the one that only names services and a hybrid machine's second version included."""
+    """Return the top folder of each hierarchy.
+
+    They include the hierarchy that only names services, and the version 2 hierarchy of a hybrid machine.
+    """
     if is_version_2():
         return [ROOT]
-    # "cpu" and "cpu,cpuacct" may be one hierarchy with several names (links): one of them is enough.
+    # "cpu" and "cpu,cpuacct" may be links to one hierarchy: one of them is enough.
     return sorted({path.resolve() for path in ROOT.iterdir() if path.is_dir()})
 
 
-def grow(node: str) -> str:
-    """Make the node's branch and return its path in each hierarchy, as kubelet wants it."""
+def create_branch(node: str) -> str:
+    """Create the node's branch and return its path in each hierarchy, in kubelet's form."""
     for top in hierarchies():
         _branch(top / BRANCH)
         _branch(top / BRANCH / node)
     if (shares := ROOT / "cpu" / BRANCH / "cpu.shares").exists():
-        # Against the machine's other processes all nodes together would else weigh as much as one process.
+        # With the default, all nodes together would get no more CPU time than one other process of the machine.
         shares.write_text(str(SHARES_PER_NODE * len([path for path in shares.parent.iterdir() if path.is_dir()])))
     return f"/{BRANCH}/{node}"
 
@@ -45,19 +48,13 @@ def _branch(path: Path) -> None:
             own.write_text(parent.read_text())
     if is_version_2() and path.name != BRANCH:
         for folder in (path.parent.parent, path.parent, path):
-            wanted = set((folder / "cgroup.controllers").read_text().split()) & {
-                "cpu",
-                "cpuset",
-                "memory",
-                "pids",
-                "io",
-                "hugetlb",
-            }
-            (folder / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in sorted(wanted)))
+            available = set((folder / "cgroup.controllers").read_text().split())
+            enabled = available & {"cpu", "cpuset", "memory", "pids", "io", "hugetlb"}
+            (folder / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in sorted(enabled)))
 
 
-def fell() -> None:
-    """Remove the branch with all that grew on it; every process in it has ended before."""
+def remove_branches() -> None:
+    """Remove the branches of all nodes; every process in them must have ended before."""
     for top in hierarchies():
         trunk = top / BRANCH
         for folder, _, _ in os.walk(trunk, topdown=False):
@@ -70,7 +67,7 @@ def _remove(folder: Path) -> None:
             folder.rmdir()
         except FileNotFoundError:
             return True
-        except OSError:  # busy for some milliseconds while the kernel takes away the last process
+        except OSError:  # busy for some milliseconds while the kernel removes the last process
             return False
         return True
 

@@ -1,4 +1,4 @@
-"""Power and cables of the running cluster's nodes, on kind and on deploy/dev/cluster alike: what tests and the demo call."""
+"""Power and network of the running cluster's nodes, on kind and without Docker alike, for tests and the demo."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from local_cluster import node as local_node
 
 
 def power_off(node: str) -> None:
-    """Cut the node's cable, then its power: nobody gets a last word from it.
+    """Cut the node's network link, then its power: its peers and the API server get no last message.
 
     Raises:
         Problem: there is no such node, or it has no power.
@@ -21,7 +21,7 @@ def power_off(node: str) -> None:
 
 
 def power_on(node: str) -> None:
-    """Give the node its power and its cable back; it registers again by itself.
+    """Restore the node's power and network link; it registers again by itself.
 
     Raises:
         Problem: there is no such node, or it has power.
@@ -34,7 +34,7 @@ def power_on(node: str) -> None:
 
 
 def unplug(node: str) -> None:
-    """Cut the node's cable; everything on it runs on, unheard.
+    """Cut the node's network link; its processes keep running, out of reach.
 
     Raises:
         Problem: there is no such node, or it has no power.
@@ -46,7 +46,7 @@ def unplug(node: str) -> None:
 
 
 def plug(node: str) -> None:
-    """Join the node's cable again.
+    """Restore the node's network link.
 
     Raises:
         Problem: there is no such node, or it has no power.
@@ -58,7 +58,7 @@ def plug(node: str) -> None:
 
 
 def kubeconfig_path() -> Path:
-    """Return the file by which the machine's administrator speaks to the running cluster.
+    """Return the path of the administrator's kubeconfig of the running cluster.
 
     Raises:
         Problem: no cluster is running.

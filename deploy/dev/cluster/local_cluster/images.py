@@ -1,7 +1,7 @@
-"""Images: built by buildah without a daemon, from the Dockerfiles that users build, and kept as one OCI layout.
+"""Images: built by buildah without a daemon, from the users' Dockerfiles, and kept as one OCI layout.
 
-An image whose inputs are unchanged is not touched. Layers go into the layout uncompressed where they are large:
-compressing PyTorch takes minutes, and nothing is sent anywhere.
+An image with unchanged inputs is not rebuilt. Large layers stay uncompressed: compressing PyTorch takes minutes, and no
+layer travels over a network.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Image:
     """An image that the cluster's pods run.
 
     Attributes:
-        inputs: files and folders that it is made from; when none has changed it is not built again.
+        inputs: files and folders that it is made from; it is rebuilt only after a change in one of them.
         context: folder that the Dockerfile copies from.
     """
 
@@ -66,15 +66,15 @@ def own() -> list[Image]:
             name="trainer:dev",
             dockerfile=trainer / "Dockerfile",
             inputs=(trainer / "Dockerfile", locks / "build.txt", locks / "examples.txt", core, trainer / "heterotrain"),
-            # The package registry has PyTorch only with CUDA. These two are a quarter of it, and nothing loads them on
-            # a CPU: a compiler for GPU kernels, and a solver that is opened on first use.
+            # The package registry has PyTorch only with CUDA. These two packages are a quarter of its size, and nothing
+            # loads them on a CPU: a compiler for GPU kernels, and a solver that is opened on first use.
             arguments={"LEAVE_OUT": "triton==|nvidia-cusolver=="},
         ),
     ]
 
 
 def of_cluster() -> list[Image]:
-    """Return the images that the cluster itself needs."""
+    """Return the images of the cluster's own pods."""
     return [
         Image(
             name=f"{name}:local",
@@ -92,13 +92,13 @@ def layout() -> Path:
 
 
 def build(image: Image) -> str:
-    """Build the image if anything it is made from has changed, and return its manifest's digest."""
+    """Build the image if one of its inputs has changed, and return its manifest's digest."""
     mark = layout() / f"{image.name.partition(':')[0]}.json"
     inputs = paths.digest(image.inputs, json.dumps(dict(image.arguments), sort_keys=True))
     if mark.exists() and (known := json.loads(mark.read_text()))["inputs"] == inputs:
         return str(known["manifest"])
     with step(f"image heterotrain/{image.name}"):
-        _buildah("rm", "--all")  # what a build that was interrupted has left mounted
+        _buildah("rm", "--all")  # an interrupted build leaves mounts behind
         _base()
         _bud(image)
         manifest = _export(image)
@@ -107,7 +107,7 @@ def build(image: Image) -> str:
 
 
 def archive(image: Image, *, without: set[str]) -> Callable[[IO[bytes]], None]:
-    """Return a function that writes the image as an OCI archive, leaving out layers that the reader has already."""
+    """Return a function that writes the image as an OCI archive without the layers that the reader already has."""
     manifest_digest = str(json.loads((layout() / f"{image.name.partition(':')[0]}.json").read_text())["manifest"])
     manifest = json.loads(_blob(manifest_digest).read_text())
     index = {
@@ -142,23 +142,14 @@ def _blob(digest: str) -> Path:
 
 
 def _buildah(*words: str | Path, timeout_s: float = 1800) -> str:
-    """Run buildah on a storage of our own, so that nothing of the machine's is touched."""
+    """Run buildah on a storage of its own, so that the machine's storage stays as it is."""
     storage = paths.cache() / "buildah"
-    command = [
-        "buildah",
-        "--root",
-        storage / "storage",
-        "--runroot",
-        storage / "run",
-        "--storage-driver",
-        "overlay",
-        *words,
-    ]
-    return run(*niced(command), timeout_s=timeout_s)
+    folders: list[str | Path] = ["--root", storage / "storage", "--runroot", storage / "run"]
+    return run(*niced(["buildah", *folders, "--storage-driver", "overlay", *words]), timeout_s=timeout_s)
 
 
 def _base() -> None:
-    """Make the base image from Debian packages, once: it has Python 3.11 as the official image has."""
+    """Make the base image from Debian packages, once: it has Python 3.11, as the official image does."""
     if BASE in _buildah("images", "--format", "{{.Name}}:{{.Tag}}").split():
         return
     context = paths.cache() / "base"
@@ -175,12 +166,12 @@ def _base() -> None:
 def _bud(image: Image) -> None:
     wheels = Path(os.environ.get("UV_CACHE_DIR") or Path.home() / ".cache/uv")
     wheels.mkdir(parents=True, exist_ok=True)
-    # A machine may trust authorities of its own, and has fetched the wheels already for its own environment.
+    # The machine may trust certificate authorities of its own, and its own environment has already fetched the wheels.
     mounts = [f"{wheels}:/root/.cache/uv", *([f"{CA_BUNDLE}:{CA_BUNDLE}:ro"] if CA_BUNDLE.exists() else [])]
     _buildah(
         "bud", "--layers", "--isolation", "chroot", "--pull-never", "--network", "host",
         *(word for mount in mounts for word in ("--volume", mount)),
-        *(word for name, value in {"BASE": BASE, **image.arguments}.items() for word in ("--build-arg", f"{name}={value}")),
+        *(f"--build-arg={name}={value}" for name, value in {"BASE": BASE, **image.arguments}.items()),
         "-f", image.dockerfile, "-t", f"localhost/heterotrain/{image.name}", image.context,
     )  # fmt: skip
 
@@ -191,7 +182,7 @@ def _export(image: Image) -> str:
     blobs = layout() / "oci/blobs/sha256"
     blobs.mkdir(parents=True, exist_ok=True)
     if any(size > LARGE_BYTES and not (blobs / digest).exists() for digest, size in _layers(name)):
-        # Exporting to a plain folder leaves layers uncompressed, and a layer that lies in the layout is not packed again.
+        # An export to a plain folder leaves layers uncompressed, and layers of the layout are not packed again.
         folder = layout() / "export"
         shutil.rmtree(folder, ignore_errors=True)
         _buildah("push", "--disable-compression", name, f"dir:{folder}")
@@ -209,7 +200,7 @@ def _export(image: Image) -> str:
 
 
 def _prune(manifests: Iterable[str]) -> None:
-    """Delete every blob of the layout that no image refers to any more."""
+    """Delete every blob of the layout that no image refers to."""
     kept = set(manifests)
     for digest in list(kept):
         manifest = json.loads(_blob(digest).read_text())
@@ -220,10 +211,12 @@ def _prune(manifests: Iterable[str]) -> None:
 
 
 def _layers(name: str) -> list[tuple[str, int]]:
-    """Return digest and size in bytes, unpacked, of each layer of an image in buildah's storage."""
+    """Return digest and unpacked size in bytes of each layer of an image in buildah's storage."""
     inspected: dict[str, Any] = json.loads(_buildah("inspect", "--type", "image", name))
     wanted = set(inspected["OCIv1"]["rootfs"]["diff_ids"])
     stored = json.loads((paths.cache() / "buildah/storage/overlay-layers/layers.json").read_text())
     return [
-        (layer["diff-digest"].removeprefix("sha256:"), int(layer.get("diff-size", 0))) for layer in stored if layer.get("diff-digest") in wanted
-    ]  # fmt: skip
+        (layer["diff-digest"].removeprefix("sha256:"), int(layer.get("diff-size", 0)))
+        for layer in stored
+        if layer.get("diff-digest") in wanted
+    ]

@@ -1,4 +1,4 @@
-"""The same commands where a Docker engine runs: kind starts the cluster, docker holds its nodes' power and cables."""
+"""The same commands where a Docker engine runs: kind starts the cluster, docker controls its nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_available() -> bool:
 
 
 def is_running() -> bool:
-    """Return whether kind runs our cluster; a cluster of deploy/dev/cluster goes before."""
+    """Return whether kind runs the cluster; a running cluster without Docker takes precedence."""
     if paths.kubeconfig().exists() or shutil.which("kind") is None or shutil.which("docker") is None:
         return False
     return _succeeds("docker", "inspect", f"{_name()}-control-plane")
@@ -31,10 +31,10 @@ def up(*, reuse: bool = False) -> None:
     """Start the cluster, with the project's images in it.
 
     Args:
-        reuse: be content with a cluster that runs already.
+        reuse: accept a cluster that is already running.
 
     Raises:
-        Problem: it is running already, or kind could not start it.
+        Problem: it is already running, or kind could not start it.
     """
     if is_running():
         if reuse:
@@ -44,29 +44,19 @@ def up(*, reuse: bool = False) -> None:
     for mount in {mount.host_path for node in plan.nodes for mount in node.mounts}:
         _shared_folder(mount)
     say("    kind create cluster")
-    run(
-        "kind",
-        "create",
-        "cluster",
-        "--config",
-        CONFIGURATION,
-        "--kubeconfig",
-        kubeconfig(),
-        "--wait",
-        "120s",
-        timeout_s=900,
-    )
+    options: list[str | Path] = ["--config", CONFIGURATION, "--kubeconfig", kubeconfig(), "--wait", "120s"]
+    run("kind", "create", "cluster", *options, timeout_s=900)
     load_images()
 
 
 def down() -> None:
-    """End the cluster; none is no error."""
+    """Stop the cluster; without a running cluster this does nothing."""
     run("kind", "delete", "cluster", "--name", _name(), timeout_s=300)
     kubeconfig().unlink(missing_ok=True)
 
 
 def setup() -> None:
-    """Do nothing: kind brings its programs along."""
+    """Do nothing: kind brings its own programs."""
 
 
 def status() -> str:
@@ -81,30 +71,19 @@ def status() -> str:
 
 
 def build_images() -> None:
-    """Build the project's images with docker, and fetch Prometheus under the name that manifests use."""
+    """Build the project's images with docker, and pull Prometheus under the name that the manifests use."""
     for image, dockerfile in IMAGES.items():
         say(f"    docker build {image}")
         arguments = ["--build-arg", f"TORCH_INDEX={TORCH_INDEX}"] if image.startswith("heterotrain/trainer") else []
-        run(
-            "docker",
-            "build",
-            "-q",
-            *arguments,
-            "-f",
-            dockerfile,
-            "-t",
-            image,
-            ".",
-            cwd=paths.REPOSITORY,
-            timeout_s=3600,
-        )
+        options = ["-q", *arguments, "-f", dockerfile, "-t", image]
+        run("docker", "build", *options, ".", cwd=paths.REPOSITORY, timeout_s=3600)
     upstream, name = PROMETHEUS
     run("docker", "pull", "-q", upstream, timeout_s=600)
     run("docker", "tag", upstream, name)
 
 
 def load_images() -> None:
-    """Build the project's images and give them to every node; pods made from now on run them."""
+    """Build the project's images and load them into every node; pods created afterwards run them."""
     build_images()
     run("kind", "load", "docker-image", "--name", _name(), *IMAGES, PROMETHEUS[1], timeout_s=900)
 
@@ -115,13 +94,13 @@ def kubeconfig() -> Path:
 
 
 def power_off(node: str) -> None:
-    """Cut the cable first, so that the kernel cannot say good-bye for the killed processes."""
+    """Cut the network link first, so that the kernel cannot close the connections of the killed processes."""
     unplug(node)
     run("docker", "kill", node)
 
 
 def power_on(node: str) -> None:
-    """Start the node's container; docker gives it a new cable."""
+    """Start the node's container; docker gives it a new network link."""
     run("docker", "start", node)
 
 
@@ -131,7 +110,7 @@ def unplug(node: str) -> None:
 
 
 def plug(node: str) -> None:
-    """Take the device up again, with the default route that it lost."""
+    """Bring the device up again, with the default route that it lost."""
     gateway = run(
         "docker", "inspect", "--format", "{{range .NetworkSettings.Networks}}{{.Gateway}}{{end}}", _known(node)
     ).strip()  # fmt: skip
@@ -148,19 +127,9 @@ def _known(node: str) -> str:
 
 
 def _shared_folder(path: str) -> None:
-    """Make the nodes' common folder writable for pods of any user; only the engine may be root here."""
-    run(
-        "docker",
-        "run",
-        "--rm",
-        "--volume",
-        f"{path}:/shared",
-        "docker.io/library/busybox:1.37",
-        "chmod",
-        "1777",
-        "/shared",
-        timeout_s=300,
-    )
+    """Make the nodes' common folder writable for pods of any user; only the Docker engine runs as root."""
+    container = ["--rm", "--volume", f"{path}:/shared", "docker.io/library/busybox:1.37"]
+    run("docker", "run", *container, "chmod", "1777", "/shared", timeout_s=300)
 
 
 def _succeeds(*command: str) -> bool:

@@ -1,4 +1,4 @@
-"""From nothing to a cluster whose nodes are Ready, and back to nothing."""
+"""Start the cluster until all nodes are Ready, and remove it without a trace."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ CONFIGURATION = paths.REPOSITORY / "kind-config.yaml"
 
 
 def setup() -> None:
-    """Install and build everything that starting a cluster needs. A second run finds nothing to do."""
+    """Install and build everything that a cluster needs to start. A second run finds nothing to do."""
     if os.geteuid() != 0:
         raise Problem(
             "a cluster without Docker needs root: run this as root, or start a Docker engine and install kind"
         )
     with record.building("setup"):
         toolchain.install_packages()
-        # Compiling keeps the processors busy, packing PyTorch the disk.
-        with ThreadPoolExecutor(1) as beside:
-            programs = beside.submit(toolchain.build_programs)
+        # In parallel: compiling keeps the processors busy, packing PyTorch the disk.
+        with ThreadPoolExecutor(1) as background:
+            programs = background.submit(toolchain.build_programs)
             for image in images.own():
                 images.build(image)
             programs.result()
@@ -37,10 +37,10 @@ def up(*, reuse: bool = False) -> None:
     """Start the cluster and return when its nodes and its DNS are ready.
 
     Args:
-        reuse: be content with a cluster that runs already.
+        reuse: accept a cluster that is already running.
 
     Raises:
-        Problem: one is running, or something of it did not start; then nothing is left of it.
+        Problem: a cluster is already running, or part of it did not start; then everything is removed again.
     """
     with record.exclusively("up"):
         known = record.load()
@@ -50,23 +50,22 @@ def up(*, reuse: bool = False) -> None:
             raise Problem("a cluster is running already: use it, or end it with `make cluster-down` first")
         setup()
         _clear()
-        with record.building("up"):  # what is left of a cluster uses the template: not before it has gone
+        with record.building("up"):  # after _clear(): the remains of a cluster still use the template
             template.fill([*images.of_cluster(), *images.own()])
         started_s = time.monotonic()
         signal.signal(signal.SIGTERM, _interrupt)
         try:
             _start(CONFIGURATION.read_text())
         except BaseException:
-            say("    the start did not get to its end: taking away what was there")
+            say("    the start failed: removing the incomplete cluster")
             _clear()
             raise
-        say(
-            f"    the cluster is ready after {time.monotonic() - started_s:.1f} s: export KUBECONFIG={paths.kubeconfig()}"
-        )
+        took_s = time.monotonic() - started_s
+        say(f"    the cluster is ready after {took_s:.1f} s: export KUBECONFIG={paths.kubeconfig()}")
 
 
 def down() -> None:
-    """End the cluster, or what a crash has left of one; none is no error."""
+    """Stop the cluster, or remove the remains of a crashed one; without a cluster this does nothing."""
     with record.exclusively("down"):
         _clear()
 
@@ -79,18 +78,18 @@ def _start(text: str) -> None:
     plan = topology.read(text)
     record.save(record.Record(topology=text))
     with step("network and certificates"):
-        network.lay_out(plan)
+        network.create_bridge(plan)
         pki.issue(paths.cluster() / "pki", plan)
         shutil.copy2(paths.cluster() / "pki/admin.kubeconfig", paths.kubeconfig())
     with step(f"{len(plan.nodes)} nodes"), ThreadPoolExecutor(len(plan.nodes)) as pool:
 
-        def begin(each: topology.Node) -> None:
-            node.furnish(each, template.root())
+        def start(each: topology.Node) -> None:
+            node.link_images(each, template.root())
             node.power_on(each, plan)
 
-        # The control plane first: everyone waits for it.
-        begin(plan.control_plane)
-        list(pool.map(begin, [each for each in plan.nodes if not each.is_control_plane]))
+        # The control plane first: all other nodes wait for it.
+        start(plan.control_plane)
+        list(pool.map(start, [each for each in plan.nodes if not each.is_control_plane]))
     with step("control plane"):
         wait_until(lambda: _answers("get", "--raw", "/readyz"), "the API server", timeout_s=120)
         wait_until(lambda: _answers("get", "node", plan.control_plane.name), "the control plane's node", timeout_s=120)
@@ -106,7 +105,7 @@ def _start(text: str) -> None:
 
 
 def kubectl(*arguments: str) -> str:
-    """Call our kubectl as the cluster's administrator."""
+    """Run the cluster's kubectl as its administrator."""
     return run(paths.programs() / "kubectl", "--kubeconfig", paths.kubeconfig(), *arguments)
 
 
@@ -119,54 +118,54 @@ def _answers(*arguments: str) -> bool:
 
 
 def _clear() -> None:
-    """Take away everything that the record knows of, and everything that carries our names."""
+    """Remove everything in the record, and everything that carries the cluster's names."""
     known = record.load()
     if known is not None:
         for process in known.nodes.values():
             process.kill()
     for device in network.devices():
         network.disconnect(device)
-    cgroups.fell()
+    cgroups.remove_branches()
     folder = paths.cluster()
     if folder.exists():
-        # The record goes last: after a crash in the middle it is still known what there was.
+        # The record goes last, so that it survives a crash in the middle.
         for path in sorted(folder.iterdir(), key=lambda path: path.name.startswith("record")):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         folder.rmdir()
 
 
 def status() -> str:
-    """Return a table of the nodes: power, cable, address, labels.
+    """Return a table of the nodes: power, network link, address, labels.
 
     Raises:
         Problem: no cluster is running.
     """
     known = record.present()
     plan = topology.read(known.topology)
-    lines = [f"{'NODE':28}{'POWER':8}{'CABLE':8}{'ADDRESS':16}LABELS"]
+    lines = [f"{'NODE':28}{'POWER':8}{'LINK':8}{'ADDRESS':16}LABELS"]
     for each in plan.nodes:
         process = known.nodes.get(each.name)
         power = "on" if process is not None and process.is_alive else "off"
-        cable = "in" if network.is_plugged(each) else "out"
+        link = "up" if network.is_plugged(each) else "down"
         labels = ",".join(f"{key}={value}" for key, value in each.labels.items())
-        lines.append(f"{each.name:28}{power:8}{cable:8}{each.address:16}{labels}")
+        lines.append(f"{each.name:28}{power:8}{link:8}{each.address:16}{labels}")
     return "\n".join(lines)
 
 
 def build_images() -> None:
-    """Build the project's images, and whatever else has changed, for the next start."""
+    """Build the project's images, and all other changed parts, for the next start."""
     setup()
 
 
 def load_images() -> None:
-    """Build the project's images and give them to every node that has power; pods made from now on run them."""
+    """Build the project's images and load them into every node with power; pods created afterwards run them."""
     known = record.present()
     powered = [each for each in topology.read(known.topology).nodes if each.name in known.nodes]
     with record.building("images load"):
         built = [(image, images.build(image)) for image in images.own()]
     for image, manifest in built:
 
-        def give(each: topology.Node, image: images.Image = image, manifest: str = manifest) -> bool:
+        def load(each: topology.Node, image: images.Image = image, manifest: str = manifest) -> bool:
             ctr = [
                 "nsenter",
                 "--all",
@@ -181,6 +180,6 @@ def load_images() -> None:
 
         started_s = time.monotonic()
         with ThreadPoolExecutor(2) as pool:
-            given = sum(pool.map(give, powered))
-        if given:
-            say(f"    heterotrain/{image.name} loaded into {given} nodes: {time.monotonic() - started_s:.1f} s")
+            loaded = sum(pool.map(load, powered))
+        if loaded:
+            say(f"    heterotrain/{image.name} loaded into {loaded} nodes: {time.monotonic() - started_s:.1f} s")

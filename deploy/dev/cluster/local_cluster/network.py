@@ -1,4 +1,4 @@
-"""Cables: one bridge on the machine, one virtual cable from it to each node, and routes to each node's pods."""
+"""The network: one bridge on the machine, one virtual link from it to each node, and routes to each node's pods."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from local_cluster.topology import NODE_SUBNET, Node, Topology
 BRIDGE = "htrain-br"
 
 
-def lay_out(topology: Topology) -> None:
-    """Make the bridge, with routes from the machine to the pods."""
+def create_bridge(topology: Topology) -> None:
+    """Create the bridge, with routes from the machine to the pods."""
     run("ip", "link", "add", BRIDGE, "type", "bridge")
     run("ip", "address", "add", f"{topology.gateway}/{NODE_SUBNET.prefixlen}", "dev", BRIDGE)
     run("ip", "link", "set", BRIDGE, "up")
@@ -21,9 +21,9 @@ def lay_out(topology: Topology) -> None:
 
 
 def connect(node: Node, topology: Topology, *, pid: int) -> None:
-    """Lay the cable to a node that has just got power, and the node's addresses and routes.
+    """Create the link to a node that was just powered on, and the node's addresses and routes.
 
-    The default route leads nowhere: it is there because a Service's address must have a route before it is translated.
+    The default route leads nowhere: a Service's address must have some route before it is translated.
     """
     run("ip", "link", "add", node.host_device, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
     run("ip", "link", "set", node.host_device, "master", BRIDGE, "up")
@@ -38,34 +38,34 @@ def connect(node: Node, topology: Topology, *, pid: int) -> None:
 
 
 def unplug(node: Node) -> None:
-    """Cut the node's cable: nothing says good-bye."""
+    """Cut the node's network link, without a last message in either direction."""
     _exists(node)
     run("ip", "link", "set", node.host_device, "down")
 
 
 def plug(node: Node) -> None:
-    """Join the node's cable again."""
+    """Restore the node's network link."""
     _exists(node)
     run("ip", "link", "set", node.host_device, "up")
 
 
 def disconnect(device: str) -> None:
-    """Remove a network device of ours if it is there."""
+    """Remove a network device of the cluster if it exists."""
     if device in devices():
         try:
             run("ip", "link", "delete", device)
-        except Problem:  # a node's end of a cable vanishes with the node at any moment
+        except Problem:  # a node's end of a link vanishes with the node at any moment
             if device in devices():
                 raise
 
 
 def devices() -> set[str]:
-    """Return the names of our network devices on this machine."""
+    """Return the names of the cluster's network devices on this machine."""
     return {name for _, name in socket.if_nameindex() if name == BRIDGE or name.startswith("htrain-n")}
 
 
 def is_plugged(node: Node) -> bool:
-    """Return whether the machine's end of the node's cable is up."""
+    """Return whether the machine's end of the node's network link is up."""
     if node.host_device not in devices():
         return False
     return "UP" in json.loads(run("ip", "-json", "link", "show", "dev", node.host_device))[0]["flags"]

@@ -1,4 +1,4 @@
-"""A node's power: its first process, its folder, its share of the template's images."""
+"""A node's power: its first process, its folder, and its links to the template's images."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CAP_SYS_RESOURCE = 24
 
 
 def folder(node: Node) -> Path:
-    """Return the folder that holds everything of the node that survives a power cut."""
+    """Return the folder with the node's files that survive a power cut."""
     return paths.cluster() / "nodes" / node.name
 
 
@@ -27,11 +27,11 @@ def power_on(node: Node, topology: Topology) -> None:
     """Start the node.
 
     Raises:
-        Problem: it has power already, or it died while it was set up.
+        Problem: it already has power, or its first process ended during the setup.
     """
     known = record.present()
     if node.name in known.nodes and known.nodes[node.name].is_alive:
-        raise Problem(f"node {node.name} has power already")
+        raise Problem(f"node {node.name} already has power")
     network.disconnect(node.host_device)
     for mount in node.mounts:
         _shared_folder(Path(mount.host_path))
@@ -45,7 +45,7 @@ def power_on(node: Node, topology: Topology) -> None:
             ],
             stdin=subprocess.PIPE, stdout=log, stderr=log, cwd="/", start_new_session=True,
         )  # fmt: skip
-    # Until it gets its orders the first process waits, and ends if we end: nothing is lost before it is written down.
+    # The first process waits for its instructions and ends if this process ends before: no unrecorded process remains.
     wait_until(
         lambda: launcher.poll() is not None or child_of(launcher.pid) is not None,
         f"{node.name} to start",
@@ -58,14 +58,14 @@ def power_on(node: Node, topology: Topology) -> None:
     process = ProcessId.of(pid)
     record.update(lambda known: known.with_node(node.name, process))
     network.connect(node, topology, pid=pid)
-    orders = json.dumps(_orders(node, topology)).encode()
+    instructions = json.dumps(_instructions(node, topology)).encode()
     assert launcher.stdin is not None  # noqa: S101  # it is a pipe
-    launcher.stdin.write(orders)
+    launcher.stdin.write(instructions)
     launcher.stdin.close()
 
 
 def power_off(node: Node) -> None:
-    """Cut the cable, then the power. In the other order the kernel would still say good-bye for the killed processes."""
+    """Cut the network link, then the power; in the other order the kernel would still close the connections."""
     known = record.present()
     process = known.nodes.get(node.name)
     if process is None:
@@ -85,11 +85,12 @@ def inside(node: Node, *command: str | Path, stdin: str | None = None, timeout_s
     return run("nsenter", "--all", f"--target={process.pid}", *command, stdin=stdin, timeout_s=timeout_s)
 
 
-def furnish(node: Node, template: Path) -> None:
-    """Give the node the template's images: no copy, so it costs neither time nor disk, and all nodes share one in memory.
+def link_images(node: Node, template: Path) -> None:
+    """Link the template's images into the node's storage, which takes no time, no disk and no memory per node.
 
-    Committed snapshots are only ever lower layers, so a link to the template's serves each node; blobs never change in
-    place, so hard links do. Only the databases are written, and copied. The template stays as it is while nodes use it.
+    Committed snapshots are only ever lower layers, so symbolic links to the template's serve each node. Blobs never
+    change in place, so hard links serve them. Only the databases are copied, because nodes write them. The template
+    must not change while nodes use it.
     """
     target = folder(node) / "var/lib/containerd"
     for top, folders, files in os.walk(template):
@@ -107,7 +108,7 @@ def furnish(node: Node, template: Path) -> None:
 
 
 def machine() -> services.Machine:
-    """Find out what this machine can do."""
+    """Return the capabilities of this machine."""
     status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\t" in line)
     return services.Machine(
         may_protect_from_oom=bool(int(status["CapEff"], 16) >> CAP_SYS_RESOURCE & 1),
@@ -115,25 +116,31 @@ def machine() -> services.Machine:
     )
 
 
-def _orders(node: Node, topology: Topology) -> dict[str, object]:
+def _instructions(node: Node, topology: Topology) -> dict[str, object]:
     setup = services.of(
-        node, topology, machine=machine(), programs=paths.programs(), pki=paths.cluster() / "pki", cgroup=cgroups.grow(node.name)
-    )  # fmt: skip
+        node,
+        topology,
+        machine=machine(),
+        programs=paths.programs(),
+        pki=paths.cluster() / "pki",
+        cgroup=cgroups.create_branch(node.name),
+    )
     return {
         "name": node.name,
         "folder": str(folder(node)),
         "cache": str(paths.cache()),
         "path": f"{paths.programs()}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "mounts": [asdict(mount) for mount in node.mounts],
+        # A new boot_id makes a node that was powered on again report a reboot.
         "private_sysctls": {**services.MACHINE_WIDE_SYSCTLS, "kernel/random/boot_id": f"{uuid.uuid4()}\n"},
         **asdict(setup),
     }
 
 
 def _shared_folder(path: Path) -> None:
-    """Make a folder that the nodes share, writable for pods of any user, if it is not there yet."""
+    """Create a folder that the nodes share, writable for pods of any user, if it does not exist yet."""
     try:
         path.mkdir(parents=True)
-    except FileExistsError:  # nodes start side by side: another one may have made it just now
+    except FileExistsError:  # nodes start in parallel: another one may have just created it
         return
     os.chmod(path, 0o1777)  # noqa: PTH101, S103  # like /tmp: pods run as users of their own

@@ -1,7 +1,7 @@
-"""The first process of a node, run as a program: makes the node's view of the file system, then keeps its services running.
+"""The first process of a node, run as a program: it builds the node's file system and keeps the services running.
 
-It gets its orders as one JSON document on standard input, once its network is there. If the launcher ends before that,
-standard input ends too, and so does the node. When this process is killed the kernel takes all of the node with it.
+It reads its instructions as one JSON document from standard input, once its network exists. If the launcher ends before
+that, standard input ends too, and so does the node. A kill of this process ends all other processes of the node.
 Only the standard library is used: the interpreter runs isolated from any environment.
 """
 
@@ -20,28 +20,28 @@ RESTART_DELAY_S = 0.3
 
 
 def main() -> None:
-    """Set the node up and look after it until somebody cuts its power."""
+    """Set the node up and keep its services running until its power is cut."""
     text = sys.stdin.read()
     if not text:
-        sys.exit("the launcher has gone before the node was ready")
-    orders = json.loads(text)
-    socket.sethostname(orders["name"])
-    build_view(orders)
-    supervise(orders["services"], Path("/var/log"), orders["path"])
+        sys.exit("the launcher ended before the node was ready")
+    instructions = json.loads(text)
+    socket.sethostname(instructions["name"])
+    build_view(instructions)
+    supervise(instructions["services"], Path("/var/log"), instructions["path"])
 
 
-def build_view(orders: dict[str, Any]) -> None:
-    """Give the node folders and files of its own in place of the machine's; its mount namespace keeps that private."""
-    folder = Path(orders["folder"])
-    cache = Path(orders["cache"])
+def build_view(instructions: dict[str, Any]) -> None:
+    """Mount the node's own folders and files over the machine's; the mount namespace keeps them private."""
+    folder = Path(instructions["folder"])
+    cache = Path(instructions["cache"])
     var = folder / "var"
-    for entry in orders["mounts"]:
+    for entry in instructions["mounts"]:
         target = var / Path(entry["node_path"]).relative_to("/var")
         target.mkdir(parents=True, exist_ok=True)
         mount("--rbind", entry["host_path"], target)
         if entry["is_read_only"]:
             mount("-o", "remount,bind,ro", target)
-    if cache.is_relative_to("/var"):  # else the node would cover its own programs
+    if cache.is_relative_to("/var"):  # otherwise the mount over /var would hide the node's programs
         inside = var / cache.relative_to("/var")
         inside.mkdir(parents=True, exist_ok=True)
         mount("--rbind", cache, inside)
@@ -49,25 +49,25 @@ def build_view(orders: dict[str, Any]) -> None:
         (var / name).mkdir(parents=True, exist_ok=True)
     (var / "tmp").chmod(0o1777)
     mount("--rbind", var, "/var")
-    # As on a real machine, what lies in /run (sockets, leases of pod addresses) vanishes with the power.
+    # As on a real machine, the contents of /run (sockets, leases of pod addresses) vanish with the power.
     mount("-t", "tmpfs", "-o", "mode=755", "node-run", "/run")
-    for path, content in orders["files"].items():
+    for path, content in instructions["files"].items():
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(content)
-    for name, value in orders["private_sysctls"].items():
+    for name, value in instructions["private_sysctls"].items():
         cover(Path("/proc/sys") / name, value)
     machine_id = folder / "machine-id"
     if not machine_id.exists():
         machine_id.write_text(os.urandom(16).hex() + "\n")
     cover(Path("/etc/machine-id"), machine_id.read_text())
-    for name, value in orders["sysctls"].items():
+    for name, value in instructions["sysctls"].items():
         (Path("/proc/sys") / name).write_text(value)
-    # Pods' volumes must be seen by the node's own programs and the other way round.
+    # The node's programs must see the pods' volumes, and the pods must see the node's.
     mount("--make-rshared", "/")
 
 
 def cover(path: Path, content: str) -> None:
-    """Let the node read ``content`` at ``path``, and write there, without touching the machine's file."""
+    """Mount a private file with ``content`` over ``path``: the node reads and writes it, not the machine's file."""
     if not path.exists():
         return
     own = Path("/run/heterotrain/covers") / path.relative_to("/")
@@ -77,12 +77,12 @@ def cover(path: Path, content: str) -> None:
 
 
 def mount(*arguments: str | Path) -> None:
-    """Attach a file system or a folder; the words are those of the program of that name."""
+    """Run ``mount`` with these arguments."""
     subprocess.run(["mount", *map(str, arguments)], check=True, stdin=subprocess.DEVNULL)
 
 
 def supervise(services: dict[str, list[str]], logs: Path, path: str) -> None:
-    """Start each service, start it again soon after it ends, and reap whatever lost its parent."""
+    """Start each service, restart it soon after it ends, and reap orphaned processes."""
     running: dict[int, str] = {}
     due_s = dict.fromkeys(services, 0.0)
     environment = {"PATH": path, "HOME": "/root", "TMPDIR": "/var/tmp"}  # noqa: S108  # the node's own folder

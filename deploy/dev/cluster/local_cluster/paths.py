@@ -1,4 +1,4 @@
-"""Where everything lies: what is built once under the cache, what belongs to the running cluster below it."""
+"""Paths: the cache for everything that is built once, and the running cluster's folder below it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOCAL: Final = REPOSITORY / "deploy/dev/cluster"
 
 
 def cache() -> Path:
-    """Return the folder of everything that may be deleted and is then built again."""
+    """Return the folder of everything that can be rebuilt, so it may be deleted."""
     if explicit := os.environ.get("HETEROTRAIN_CACHE"):
         return Path(explicit).resolve()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve() / "heterotrain"
@@ -25,19 +25,19 @@ def programs() -> Path:
 
 
 def cluster() -> Path:
-    """Return the folder of the running cluster: on one file system with the template, whose files it shares."""
+    """Return the folder of the running cluster, on the same file system as the template because it links its files."""
     return cache() / "cluster"
 
 
 def kubeconfig() -> Path:
-    """Return the file by which the machine's administrator speaks to the cluster."""
+    """Return the path of the administrator's kubeconfig."""
     return cluster() / "kubeconfig"
 
 
 def digest(paths: Iterable[Path], *also: str) -> str:
-    """Return a short hash of the names and contents of files and folders, and of some words beside them.
+    """Return a short hash of the names and contents of files and folders, and of additional words.
 
-    Bytecode is not part of it.
+    Bytecode is left out.
     """
     summary = hashlib.sha256()
     for word in also:

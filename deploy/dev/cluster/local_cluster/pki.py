@@ -1,4 +1,4 @@
-"""Certificates: one authority, and one client or server certificate for each part of the cluster. Made anew at each start."""
+"""Certificates: one authority, and one client or server certificate per part of the cluster; new at each start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DAYS = "365"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who a certificate speaks for: by user and group Kubernetes' own roles give it its rights."""
+    """The subject of a certificate: Kubernetes' own roles grant rights to its user and group."""
 
     file: str
     user: str
@@ -27,14 +27,16 @@ class Identity:
 
 
 def identities(topology: Topology) -> list[Identity]:
-    """Return everyone who needs a certificate."""
+    """Return the subjects of all certificates."""
+    address = topology.control_plane.address
     return [
         Identity(
             file="apiserver",
             user="kube-apiserver",
             server_names=(
-                *(f"DNS:kubernetes{suffix}" for suffix in ("", ".default", ".default.svc", ".default.svc.cluster.local")),
-                "DNS:localhost", "IP:127.0.0.1", f"IP:{topology.control_plane.address}", f"IP:{topology.kubernetes_address}",
+                "DNS:kubernetes", "DNS:kubernetes.default", "DNS:kubernetes.default.svc",
+                "DNS:kubernetes.default.svc.cluster.local", "DNS:localhost",
+                "IP:127.0.0.1", f"IP:{address}", f"IP:{topology.kubernetes_address}",
             ),
         ),
         Identity(file="admin", user="kubernetes-admin", group="system:masters"),
@@ -52,17 +54,9 @@ def issue(folder: Path, topology: Topology) -> None:
     _openssl(
         folder, "ca", "/CN=heterotrain-local", ["-addext", "keyUsage=critical,keyCertSign,cRLSign,digitalSignature"]
     )
-    run(
-        "openssl",
-        "genpkey",
-        "-algorithm",
-        "EC",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-out",
-        folder / "service-account.key",
-    )
-    run("openssl", "pkey", "-in", folder / "service-account.key", "-pubout", "-out", folder / "service-account.pub")
+    key = folder / "service-account.key"
+    run("openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", key)
+    run("openssl", "pkey", "-in", key, "-pubout", "-out", folder / "service-account.pub")
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda identity: _certify(folder, identity, topology), identities(topology)))
 

@@ -1,4 +1,4 @@
-"""Starting programs and telling a process from a later one that has inherited its number."""
+"""Programs: run them, identify them beyond the reuse of process numbers, and wait for conditions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pathlib import Path
 
 
 class Problem(Exception):  # noqa: N818  # it is shown to a person as "problem: …"
-    """Something a person can act on, in one sentence."""
+    """An error that the user can act on, in one sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessId:
-    """A process number with the kernel's start time of that process, which together are unique until a reboot."""
+    """A process number with the kernel's start time of the process; together they are unique until a reboot."""
 
     pid: int
     started_ticks: int
@@ -43,7 +43,7 @@ class ProcessId:
         return _started_ticks(self.pid) == self.started_ticks
 
     def kill(self) -> None:
-        """Kill it without warning and wait until the kernel has taken it away."""
+        """Kill it with SIGKILL and wait until the kernel has removed it."""
         if self.is_alive:
             os.kill(self.pid, signal.SIGKILL)
         wait_until(lambda: not self.is_alive, f"process {self.pid} to end", timeout_s=30, every_s=0.005)
@@ -77,7 +77,7 @@ def run(
     """Return the standard output of a command.
 
     Raises:
-        Problem: it failed, was not found or took longer than ``timeout_s``; the message holds the end of what it said.
+        Problem: it failed, was not found or took longer than ``timeout_s``; the message holds the end of its output.
     """
     words = [str(word) for word in command]
     try:
@@ -96,18 +96,18 @@ def run(
     except subprocess.TimeoutExpired as error:
         raise Problem(f"`{' '.join(words[:6])}` was not done after {timeout_s:.0f} s") from error
     if done.returncode != 0:
-        said = (done.stderr.strip() or done.stdout.strip())[-1500:]
-        raise Problem(f"`{' '.join(words[:6])}` failed: {said or f'exit code {done.returncode}'}")
+        output = (done.stderr.strip() or done.stdout.strip())[-1500:]
+        raise Problem(f"`{' '.join(words[:6])}` failed: {output or f'exit code {done.returncode}'}")
     return done.stdout
 
 
 def follow(
-    *command: str | Path, hears: Callable[[str], None], environment: Mapping[str, str], cwd: Path | None = None
+    *command: str | Path, on_line: Callable[[str], None], environment: Mapping[str, str], cwd: Path | None = None
 ) -> None:
-    """Run a command that takes minutes, and give each line of its standard error to ``hears`` as it comes.
+    """Run a command that takes minutes, and call ``on_line`` with each line of its standard error.
 
     Raises:
-        Problem: it failed; the message holds the end of what it said.
+        Problem: it failed; the message holds the end of its output.
     """
     words = [str(word) for word in command]
     last: deque[str] = deque(maxlen=30)
@@ -116,7 +116,7 @@ def follow(
         words, env=environment, cwd=cwd, text=True, stdin=quiet, stdout=quiet, stderr=subprocess.PIPE
     ) as process:
         for line in process.stderr or ():
-            hears(line)
+            on_line(line)
             last.append(line)
     if process.returncode != 0:
         raise Problem(f"`{' '.join(words[:6])}` failed: {''.join(last)[-1500:] or f'exit code {process.returncode}'}")
@@ -131,13 +131,13 @@ def wait_until(probe: Callable[[], bool], what: str, *, timeout_s: float, every_
     deadline_s = time.monotonic() + timeout_s
     while not probe():
         if time.monotonic() > deadline_s:
-            raise Problem(f"waited {timeout_s:.0f} s in vain for {what}")
+            raise Problem(f"not within {timeout_s:.0f} s: {what}")
         time.sleep(every_s)
 
 
 @contextmanager
 def step(what: str) -> Iterator[None]:
-    """Tell a person what is being done and, at its end, how long it took."""
+    """Print the start of a step and, at its end, its duration."""
     started_s = time.monotonic()
     say(f"    {what} …")
     yield
@@ -145,10 +145,10 @@ def step(what: str) -> Iterator[None]:
 
 
 def say(*words: str) -> None:
-    """Print progress to standard error, so that standard output stays for results."""
+    """Print progress to standard error; standard output is for results."""
     print(*words, file=sys.stderr, flush=True)
 
 
 def niced(command: Sequence[str | Path]) -> list[str | Path]:
-    """Return the command so that it leaves the machine usable while it runs for minutes."""
+    """Return the command with a low priority, so that the machine stays usable while it runs."""
     return ["nice", "-n", "10", *command]

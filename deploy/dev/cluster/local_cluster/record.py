@@ -1,4 +1,4 @@
-"""What exists of the cluster outside its folder, written down before it is used, so that a crash leaves nothing unknown."""
+"""The record: parts of the cluster outside its folder, written before their use so that `down` works after a crash."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from local_cluster.process import Problem, ProcessId, say
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """The cluster as last written down.
+    """The cluster as last recorded.
 
     Attributes:
         topology: the text of the configuration that it was started from.
-        nodes: first process of each node that has power.
-        is_up: whether `up` got to its end.
+        nodes: first process of each node with power.
+        is_up: whether `up` completed.
     """
 
     topology: str
@@ -28,7 +28,7 @@ class Record:
     is_up: bool = False
 
     def with_node(self, name: str, process: ProcessId | None) -> Record:
-        """Return the record with a node powered by ``process``, or without power."""
+        """Return the record with ``process`` as the node's first process, or with the node off for ``None``."""
         others = {other: known for other, known in self.nodes.items() if other != name}
         return replace(self, nodes=others if process is None else {**others, name: process})
 
@@ -39,21 +39,21 @@ class Record:
 
 
 def load() -> Record | None:
-    """Return what was last written down, or None where no cluster has been started."""
+    """Return the record, or ``None`` if no cluster has been started."""
     try:
         document = json.loads((paths.cluster() / "record.json").read_text())
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise Problem(
-            f"{paths.cluster()}/record.json is damaged: end the cluster's processes, then delete that folder"
+            f"{paths.cluster()}/record.json is damaged: kill the cluster's processes, then delete that folder"
         ) from error
     nodes = {name: ProcessId(**process) for name, process in document.pop("nodes").items()}
     return Record(nodes=nodes, **document)
 
 
 def save(record: Record) -> None:
-    """Write the record down, whole or not at all."""
+    """Write the record atomically."""
     path = paths.cluster() / "record.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".draft")
@@ -62,7 +62,7 @@ def save(record: Record) -> None:
 
 
 def update(change: Callable[[Record], Record]) -> None:
-    """Change what is written down, one at a time: nodes start side by side, and tests cut their power meanwhile.
+    """Change the record under a lock: nodes start in parallel, and tests cut their power meanwhile.
 
     Raises:
         Problem: no cluster has been started.
@@ -73,7 +73,7 @@ def update(change: Callable[[Record], Record]) -> None:
 
 
 def present() -> Record:
-    """Return what was last written down.
+    """Return the record.
 
     Raises:
         Problem: no cluster has been started.
@@ -86,7 +86,7 @@ def present() -> Record:
 
 @contextmanager
 def exclusively(what: str) -> Iterator[None]:
-    """Let nobody else change the cluster meanwhile; the kernel lets go of the lock when we end, however that happens.
+    """Lock the cluster against changes by other processes; the kernel releases the lock when this process ends.
 
     Raises:
         Problem: another process is changing it.
@@ -99,20 +99,20 @@ def exclusively(what: str) -> Iterator[None]:
 
 @contextmanager
 def building(what: str) -> Iterator[None]:
-    """Let nobody else build programs and images meanwhile, or wait until he is done: then there is less to do."""
+    """Lock programs and images against other builds; wait for a build that is already running."""
     while True:
         with _locked("build.lock", what) as holder:
             if not holder:
                 yield
                 return
-        say(f"    waiting for {holder}, which builds already")
+        say(f"    waiting for {holder}, which is already building")
         with (paths.cache() / "build.lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 @contextmanager
 def _locked(name: str, what: str) -> Iterator[str]:
-    """Hold a lock and yield nothing, or yield who holds it."""
+    """Take a lock and yield an empty text, or yield a description of its holder."""
     path = paths.cache() / name
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as lock:

@@ -1,4 +1,4 @@
-"""What runs on a node: the command lines and configuration files of its programs. Pure."""
+"""The programs of a node: their command lines and configuration files. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What the machine can do, on which some settings depend.
+    """Capabilities of the machine that some settings depend on.
 
     Attributes:
         may_protect_from_oom: whether processes may be made less likely to be killed when memory runs out.
@@ -30,15 +30,15 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """Programs to keep running on a node and files to write before they start, by path in the node."""
+    """Programs that a node keeps running, and files to write before they start, by path in the node."""
 
     services: Mapping[str, list[str]]
     files: Mapping[str, str]
     sysctls: Mapping[str, str] = field(default_factory=dict)
 
 
-# kubelet insists on these values of the whole machine. A node sees files of its own in their place, which already hold
-# what kubelet wants, so that it changes nothing; the last one makes a node that has come back report a reboot.
+# kubelet requires these values of the whole machine. A node sees private files in their place that already hold them,
+# so kubelet changes nothing.
 MACHINE_WIDE_SYSCTLS: Mapping[str, str] = {
     "vm/overcommit_memory": "1",
     "vm/panic_on_oom": "0",
@@ -50,17 +50,26 @@ MACHINE_WIDE_SYSCTLS: Mapping[str, str] = {
 
 
 def of(node: Node, topology: Topology, *, machine: Machine, programs: Path, pki: Path, cgroup: str) -> Setup:
-    """Return all that a node runs."""
+    """Return the node's programs and their configuration files."""
+    labels = ",".join(f"{key}={value}" for key, value in node.labels.items())
     services = {
         "containerd": [f"{programs}/containerd", "--config", "/run/heterotrain/containerd.toml"],
         "kubelet": [
-            f"{programs}/kubelet", "--config=/run/heterotrain/kubelet.yaml", f"--kubeconfig={pki}/{node.name}.kubeconfig",
-            f"--hostname-override={node.name}", f"--node-ip={node.address}", "--volume-plugin-dir=/var/lib/kubelet/volume-plugins",
-            f"--node-labels={','.join(f'{key}={value}' for key, value in node.labels.items())}",
+            f"{programs}/kubelet",
+            "--config=/run/heterotrain/kubelet.yaml",
+            f"--kubeconfig={pki}/{node.name}.kubeconfig",
+            f"--hostname-override={node.name}",
+            f"--node-ip={node.address}",
+            "--volume-plugin-dir=/var/lib/kubelet/volume-plugins",
+            f"--node-labels={labels}",
             f"--register-with-taints={','.join(node.taints)}",
         ],
-        "kube-proxy": [f"{programs}/kube-proxy", "--config=/run/heterotrain/kube-proxy.yaml", f"--hostname-override={node.name}"],
-    }  # fmt: skip
+        "kube-proxy": [
+            f"{programs}/kube-proxy",
+            "--config=/run/heterotrain/kube-proxy.yaml",
+            f"--hostname-override={node.name}",
+        ],
+    }
     if node.is_control_plane:
         services = control_plane(node, topology, programs=programs, pki=pki) | services
     files = {
@@ -74,36 +83,42 @@ def of(node: Node, topology: Topology, *, machine: Machine, programs: Path, pki:
 
 
 def control_plane(node: Node, topology: Topology, *, programs: Path, pki: Path) -> dict[str, list[str]]:
-    """Return the command lines of what runs once in a cluster."""
-    # One controller manager and one scheduler: nobody to elect. The default client limits would hold up a thousand pods.
+    """Return the command lines of the control plane's programs."""
+    # One controller manager and one scheduler need no election. The default client limits would delay a thousand pods.
     single = ["--leader-elect=false", "--kube-api-qps=500", "--kube-api-burst=1000"]
+    accounts = f"{pki}/service-account"
 
     def client(name: str) -> list[str]:
         path = f"{pki}/{name}.kubeconfig"
         return [f"--kubeconfig={path}", f"--authentication-kubeconfig={path}", f"--authorization-kubeconfig={path}"]
 
     return {
-        # The data need not survive a crash of the machine, so etcd need not wait for the disk.
+        # The data does not have to survive a crash of the machine, so etcd does not have to wait for the disk.
         "etcd": [f"{programs}/etcd", "--data-dir=/var/lib/etcd", "--unsafe-no-fsync", "--log-level=warn"],
         "kube-apiserver": [
             f"{programs}/kube-apiserver", f"--advertise-address={node.address}", "--etcd-servers=http://127.0.0.1:2379",
             f"--service-cluster-ip-range={topology.service_subnet}", f"--external-hostname={node.address}",
-            f"--client-ca-file={pki}/ca.crt", f"--tls-cert-file={pki}/apiserver.crt", f"--tls-private-key-file={pki}/apiserver.key",
+            f"--client-ca-file={pki}/ca.crt",
+            f"--tls-cert-file={pki}/apiserver.crt", f"--tls-private-key-file={pki}/apiserver.key",
             f"--kubelet-client-certificate={pki}/apiserver-kubelet-client.crt",
             f"--kubelet-client-key={pki}/apiserver-kubelet-client.key", "--kubelet-preferred-address-types=InternalIP",
-            f"--service-account-key-file={pki}/service-account.pub", f"--service-account-signing-key-file={pki}/service-account.key",
+            f"--service-account-key-file={accounts}.pub", f"--service-account-signing-key-file={accounts}.key",
             "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
             "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true",
             # Webhooks are called at their pods' addresses.
             "--enable-aggregator-routing=true", "--profiling=false",
         ],
         "kube-controller-manager": [
-            f"{programs}/kube-controller-manager", f"--master={topology.api_server}", *client("controller-manager"), *single,
-            f"--service-account-private-key-file={pki}/service-account.key", f"--root-ca-file={pki}/ca.crt",
+            f"{programs}/kube-controller-manager", f"--master={topology.api_server}",
+            *client("controller-manager"), *single,
+            f"--service-account-private-key-file={accounts}.key", f"--root-ca-file={pki}/ca.crt",
             f"--cluster-signing-cert-file={pki}/ca.crt", f"--cluster-signing-key-file={pki}/ca.key",
             "--use-service-account-credentials=true", "--profiling=false",
         ],
-        "kube-scheduler": [f"{programs}/kube-scheduler", f"--master={topology.api_server}", *client("scheduler"), *single, "--profiling=false"],
+        "kube-scheduler": [
+            f"{programs}/kube-scheduler", f"--master={topology.api_server}", *client("scheduler"), *single,
+            "--profiling=false",
+        ],
     }  # fmt: skip
 
 
@@ -127,8 +142,8 @@ def _kubelet(topology: Topology, *, machine: Machine, pki: Path, cgroup: str) ->
         "failSwapOn": False,
         "makeIPTablesUtilChains": False,
         "oomScoreAdj": -999 if machine.may_protect_from_oom else 0,
-        # The disk is the whole machine's: neither may a node throw away images it shares with the others, nor is it
-        # this cluster's business how full the disk is until hardly anything is left.
+        # The disk belongs to the whole machine. A node must not delete images that it shares with the others, and a
+        # disk that others have filled must not evict pods before it is nearly full.
         "imageGCHighThresholdPercent": 100,
         "evictionHard": {
             "memory.available": "100Mi",
@@ -148,13 +163,13 @@ def _kube_proxy(topology: Topology, *, machine: Machine, pki: Path) -> dict[str,
         "mode": "nftables",
         "clusterCIDR": topology.pod_subnet,
         "oomScoreAdj": -999 if machine.may_protect_from_oom else 0,
-        # Nothing but the machine itself may set the limits of connection tracking.
+        # The limits of connection tracking belong to the machine and must stay as they are.
         "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
     }
 
 
 def _cni(node: Node) -> dict[str, Any]:
-    """A cable from the node to each pod: pods of one node, too, meet where kube-proxy translates addresses back."""
+    """Return a point-to-point link per pod, so that packets between pods of one node also pass kube-proxy's rules."""
     return {
         "cniVersion": "1.0.0",
         "name": "pods",
@@ -162,7 +177,7 @@ def _cni(node: Node) -> dict[str, Any]:
             {
                 "type": "ptp",
                 "ipMasq": False,
-                # Leases vanish with the power, like the pods that held them.
+                # Leases vanish with the power, as their pods do.
                 "ipam": {
                     "type": "host-local",
                     "dataDir": "/run/cni-leases",

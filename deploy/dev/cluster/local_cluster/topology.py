@@ -1,4 +1,4 @@
-"""What `kind-config.yaml` says, as values, with the addresses that follow from it. Pure."""
+"""The contents of `kind-config.yaml` as values, with the addresses derived from it. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONTROL_PLANE_TAINT = "node-role.kubernetes.io/control-plane=:NoSchedule"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """A folder of the machine that a node sees at a path of its own."""
+    """A folder of the machine, mounted into a node."""
 
     host_path: str
     node_path: str
@@ -47,7 +47,7 @@ class Node:
 
     @property
     def host_device(self) -> str:
-        """The machine's end of the node's cable."""
+        """The machine's end of the node's network link."""
         return f"htrain-n{self.index}"
 
 
@@ -69,7 +69,7 @@ class Topology:
 
     @property
     def api_server(self) -> str:
-        """Where the API server listens."""
+        """The API server's URL."""
         return f"https://{self.control_plane.address}:{self.api_port}"
 
     @property
@@ -79,7 +79,7 @@ class Topology:
 
     @property
     def dns_address(self) -> str:
-        """The tenth address of the Service network, as everywhere."""
+        """The cluster's DNS server, by convention the tenth address of the Service network."""
         return str(ipaddress.IPv4Network(self.service_subnet)[10])
 
     @property
@@ -96,15 +96,15 @@ class Topology:
         for node in self.nodes:
             if node.name == name:
                 return node
-        raise Problem(f"there is no node {name!r}: the nodes are {', '.join(node.name for node in self.nodes)}")
+        raise Problem(f"node {name!r} does not exist: the nodes are {', '.join(node.name for node in self.nodes)}")
 
 
 def read(text: str) -> Topology:
     """Return the cluster that the text of a kind configuration describes.
 
     Raises:
-        Problem: the file is not a kind configuration, has not exactly one control plane, or asks for something that
-            these nodes cannot do.
+        Problem: the file is not a kind configuration, does not have exactly one control plane, or requires a feature
+            that these nodes lack.
     """
     document = yaml.safe_load(text)
     if not isinstance(document, dict) or document.get("kind") != "Cluster":
@@ -130,7 +130,7 @@ def read(text: str) -> Topology:
 
 
 def _named(entries: list[dict[str, Any]], cluster: str) -> list[tuple[dict[str, Any], str]]:
-    """Pair each entry with the name that kind gives it: role, then a number from the second of a role on."""
+    """Pair each entry with kind's name for it: the role, with a number from the second node of a role on."""
     counts: dict[str, int] = {}
     named = []
     for entry in entries:
@@ -169,7 +169,7 @@ def _mount(entry: dict[str, Any], node: str) -> Mount:
 
 
 def _patch(entry: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Merge the kubeadm patches of one kind, without the two fields that only name the kind."""
+    """Merge the kubeadm patches of one kind, without `kind` and `apiVersion`."""
     merged: dict[str, Any] = {}
     for text in entry.get("kubeadmConfigPatches") or ():
         patch = yaml.safe_load(text)

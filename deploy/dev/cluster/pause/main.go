@@ -1,5 +1,5 @@
-// The process that holds a pod's namespaces open: it sleeps, reaps orphans where the pod shares its process
-// namespace, and leaves at once when asked to.
+// The process that keeps a pod's namespaces open: it sleeps, reaps orphans if the pod shares its process
+// namespace, and ends at once on SIGINT or SIGTERM.
 package main
 
 import (
