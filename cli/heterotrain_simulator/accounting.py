@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from heterotrain_simulator.convergence import gain, noise_scale
 from heterotrain_simulator.ground_truth import GroundTruth, Worker
 from heterotrain_simulator.policy import PolicyDecision
-from heterotrain_simulator.result import Row, RunResult
+from heterotrain_simulator.result import Period, RunResult
 from heterotrain_simulator.workloads import Workload
 
 Floats = NDArray[np.float64]
@@ -20,7 +20,7 @@ _HOUR_S = 3600.0
 
 
 @dataclass(slots=True)
-class _Stretch:
+class _OpenPeriod:
     """What is being added up for the current row."""
 
     from_s: float
@@ -59,8 +59,8 @@ class Accounting:
     _idle_s: float = 0.0
     _steps: int = 0
     _samples: int = 0
-    _rows: list[Row] = field(default_factory=list)
-    _stretch: _Stretch = field(default_factory=lambda: _Stretch(from_s=0.0, epoch=0))
+    _periods: list[Period] = field(default_factory=list)
+    _current: _OpenPeriod = field(default_factory=lambda: _OpenPeriod(from_s=0.0, epoch=0))
 
     def train(self, workers: Sequence[Worker], batch: int, finish_N: Floats, *, is_probe: bool) -> None:
         """Enter steps that were committed.
@@ -85,10 +85,10 @@ class Accounting:
         self._training_s += seconds
         self._steps += count
         self._samples += count * batch
-        self._stretch.steps += count
+        self._current.steps += count
         if not is_probe:
-            self._stretch.plain_steps += count
-            self._stretch.plain_s += seconds
+            self._current.plain_steps += count
+            self._current.plain_s += seconds
 
     def lose(self, workers: Sequence[Worker], seconds: float) -> None:
         """Enter time in which workers were there and nothing counted: a pause, or a step in flight that was lost."""
@@ -100,26 +100,26 @@ class Accounting:
         self.now_s += seconds
         self._idle_s += seconds
 
-    def open_row(self, epoch: int) -> None:
+    def open_period(self, epoch: int) -> None:
         """Begin a new stretch of training."""
-        self._stretch = _Stretch(from_s=self.now_s, epoch=epoch)
+        self._current = _OpenPeriod(from_s=self.now_s, epoch=epoch)
 
-    def close_row(self, workers: Sequence[Worker], decision: PolicyDecision | None, epoch: int) -> None:
-        """End the current stretch, if it has any step, and begin the next."""
-        stretch = self._stretch
-        if decision is None or not stretch.steps:
+    def close_period(self, workers: Sequence[Worker], decision: PolicyDecision | None, epoch: int) -> None:
+        """End the current period, if it has any step, and begin the next."""
+        period = self._current
+        if decision is None or not period.steps:
             return
-        self._rows.append(
-            Row(
-                from_s=stretch.from_s,
+        self._periods.append(
+            Period(
+                from_s=period.from_s,
                 until_s=self.now_s,
-                epoch=stretch.epoch,
+                epoch=period.epoch,
                 batch_samples=decision.batch_samples,
                 members=tuple(w.name for w in workers),
                 pools=tuple(w.pool for w in workers),
                 shares=decision.shares,
-                steps=stretch.steps,
-                step_s=stretch.plain_s / stretch.plain_steps if stretch.plain_steps else None,
+                steps=period.steps,
+                step_s=period.plain_s / period.plain_steps if period.plain_steps else None,
                 predicted_s=decision.predicted_step_s,
                 planned_s=self.truth.planned_s(workers, decision.shares, self.now_s),
                 solo_samples_per_s=self.truth.solo_samples_per_s(workers, decision.shares, self.now_s),
@@ -128,13 +128,13 @@ class Accounting:
                 reason=decision.reason,
             )
         )
-        self.open_row(epoch)
+        self.open_period(epoch)
 
-    def outcome(self, policy: str, epochs: int) -> RunResult:
+    def result(self, policy: str, epochs: int) -> RunResult:
         """Return what the run came to."""
         return RunResult(
             policy=policy,
-            rows=tuple(self._rows),
+            periods=tuple(self._periods),
             target_s=self.target_s,
             end_s=self.now_s,
             training_s=self._training_s,

@@ -86,8 +86,8 @@ def finish_s(before_NW: Floats, backward_NW: Floats, ready_K: Floats, transfer_s
     """
     end_N: Floats = np.zeros(before_NW.shape[0])
     for ready, transfer_s in zip(ready_K.tolist(), transfer_s_K.tolist(), strict=True):
-        everybody_N = (before_NW + ready * backward_NW).max(axis=1)
-        end_N = np.maximum(end_N, everybody_N) + transfer_s
+        all_ready_N = (before_NW + ready * backward_NW).max(axis=1)
+        end_N = np.maximum(end_N, all_ready_N) + transfer_s
     return end_N
 
 

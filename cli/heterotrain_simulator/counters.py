@@ -14,7 +14,7 @@ from heterotrain_simulator.ground_truth import Times
 Floats = NDArray[np.float64]
 
 
-class Telemetry:
+class SimulatedTelemetry:
     """Cumulative counters of all ranks, and the observations between scrapes.
 
     As in the trainer, at most ``metrics.MAX_LIVE_SHAPES`` shapes of step are kept for each rank, the oldest goes first.

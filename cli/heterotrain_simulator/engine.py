@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from heterotrain_simulator.accounting import Accounting
 from heterotrain_simulator.convergence import noise_scale
-from heterotrain_simulator.counters import Telemetry
+from heterotrain_simulator.counters import SimulatedTelemetry
 from heterotrain_simulator.ground_truth import GroundTruth, Worker
-from heterotrain_simulator.policy import MemberSlot, Memory, Policy, PolicyDecision, View
+from heterotrain_simulator.policy import MemberSlot, ObservationHistory, Policy, PolicyDecision, View
 from heterotrain_simulator.result import RunResult
 from heterotrain_simulator.scenario import Scenario, problems
 
@@ -49,13 +49,13 @@ def simulate(
         raise ValueError(f"scenario {scenario.name}: {'; '.join(found)}")
     if not (scenario.end_s or scenario.end_epochs or scenario.workload.target_steps):
         raise ValueError(f"scenario {scenario.name} never ends: give it an end_s")
-    run = _Run(scenario=scenario, policy=policy, chance=np.random.default_rng(seed))
+    run = _Run(scenario=scenario, policy=policy, rng=np.random.default_rng(seed))
     run.prepare()
     while not run.done:
         run.advance()
         if report is not None:
-            report(run.part)
-    return run.outcome()
+            report(run.fraction_done)
+    return run.result()
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -71,14 +71,14 @@ class _Event:
 class _Run:
     scenario: Scenario
     policy: Policy
-    chance: np.random.Generator
+    rng: np.random.Generator
     truth: GroundTruth = field(init=False)
     accounting: Accounting = field(init=False)
-    telemetry: Telemetry = field(default_factory=Telemetry)
-    memory: Memory = field(default_factory=Memory)
+    telemetry: SimulatedTelemetry = field(default_factory=SimulatedTelemetry)
+    history: ObservationHistory = field(default_factory=ObservationHistory)
     workers: list[Worker] = field(default_factory=list)
-    born: dict[str, int] = field(default_factory=dict)
-    luck: dict[str, float] = field(default_factory=dict)
+    started: dict[str, int] = field(default_factory=dict)
+    last_deviate: dict[str, float] = field(default_factory=dict)
     events: list[_Event] = field(default_factory=list)
     decision: PolicyDecision | None = None
     scraped_s: float = 0.0
@@ -102,7 +102,7 @@ class _Run:
             if change.lost:
                 heapq.heappush(self.events, _Event(change.at_s, order, change.pool, lost=change.lost))
             if change.joined:
-                ready_s = change.at_s + self.scenario.elasticity.start_s
+                ready_s = change.at_s + self.scenario.pauses.start_s
                 heapq.heappush(self.events, _Event(ready_s, order, change.pool, joined=change.joined))
         for slow in self.scenario.slowdowns:
             for at_s in (slow.from_s, slow.until_s):
@@ -117,7 +117,7 @@ class _Run:
         return self.ended or self.accounting.target_s is not None or 0 < self.scenario.end_epochs <= self.epoch
 
     @property
-    def part(self) -> float:
+    def fraction_done(self) -> float:
         """Part of the way that is done."""
         ways = [
             self.accounting.progress / self.scenario.workload.target_steps
@@ -139,7 +139,7 @@ class _Run:
             self._close()
             self.ended = True
         elif self.events and self.events[0].at_s <= self.accounting.now_s:
-            self._happen()
+            self._apply_events()
         elif self.workers:
             self._train(limit_s)
         else:
@@ -160,26 +160,28 @@ class _Run:
         cut_s = min(event.at_s, limit_s) if event is not None and event.lost else limit_s
         until_s = min(self.scraped_s + scrape_s, event.at_s if event is not None else math.inf)
         times = [self.truth.times(w.gpu, share) for w, share in zip(self.workers, shares, strict=True)]
-        before_W = np.array([self.luck.get(worker.name, math.nan) for worker in self.workers])
-        luck_NW = self.truth.luck(before_W, most, self.chance)
-        factor_NW = self.truth.factors(self.workers, luck_NW, self.accounting.now_s, self.chance)
+        before_W = np.array([self.last_deviate.get(worker.name, math.nan) for worker in self.workers])
+        deviate_NW = self.truth.deviates(before_W, most, self.rng)
+        factor_NW = self.truth.factors(self.workers, deviate_NW, self.accounting.now_s, self.rng)
         finish_N = self.truth.steps_s(times, factor_NW)
         ends_N = self.accounting.now_s + np.cumsum(finish_N)
         whole = int(np.searchsorted(ends_N, cut_s, side="right"))
         count = min(whole, int(np.searchsorted(ends_N, until_s, side="left")) + 1)
         if count:
-            self.luck.update(zip((worker.name for worker in self.workers), luck_NW[count - 1].tolist(), strict=True))
+            self.last_deviate.update(
+                zip((worker.name for worker in self.workers), deviate_NW[count - 1].tolist(), strict=True)
+            )
             self._commit(shares, factor_NW[:count], finish_N[:count], is_probe=is_probe)
         if count == whole < most:
-            self._cut_off(cut_s, lost=event is not None and cut_s == event.at_s)
+            self._lose_step_in_flight(cut_s, lost=event is not None and cut_s == event.at_s)
         if self.accounting.now_s >= self.scraped_s + scrape_s:
-            self.memory.take(self.telemetry.scrape(self.accounting.now_s))
+            self.history.add(self.telemetry.scrape(self.accounting.now_s))
             self.scraped_s = self.accounting.now_s
         self._maybe_boundary()
 
     def _next_shares(self) -> tuple[tuple[int, ...], bool, int]:
         """Return the next steps' shares, whether they are a probe's, and for how many steps they hold."""
-        decision = self._orders
+        decision = self._current_decision
         left = self.scenario.workload.epoch_samples - self.done_samples
         batch = decision.batch_samples
         if left < batch:
@@ -197,7 +199,7 @@ class _Run:
         ranks = len(self.workers)
         transfer_s_K = self.truth.transfer_s(ranks)
         bucket_s = (float(transfer_s_K[:-1].sum()), float(transfer_s_K[-1])) if ranks > 1 else None
-        fraction_NW = self.truth.first_bucket_fractions(count, ranks, self.chance)
+        fraction_NW = self.truth.first_bucket_fractions(count, ranks, self.rng)
         for rank, worker in enumerate(self.workers):
             memory = self.truth.memory_samples(worker.gpu)
             self.telemetry.record(
@@ -234,7 +236,7 @@ class _Run:
         elif self.done:
             self._close()
 
-    def _happen(self) -> None:
+    def _apply_events(self) -> None:
         """Let all that is due happen at once; while members change, others that are due change with them."""
         gone: set[str] = set()
         joined: list[tuple[str, int]] = []
@@ -260,13 +262,13 @@ class _Run:
             self.decision = None
 
     def _pause(self, *, lost: bool) -> None:
-        elasticity = self.scenario.elasticity
-        pause_s = elasticity.loss_s if lost else elasticity.join_s
+        pauses = self.scenario.pauses
+        pause_s = pauses.loss_s if lost else pauses.join_s
         if self.policy.restarts:
-            pause_s = elasticity.restart_s
+            pause_s = pauses.restart_s
         self.accounting.lose(self.workers, pause_s)
 
-    def _cut_off(self, at_s: float, *, lost: bool) -> None:
+    def _lose_step_in_flight(self, at_s: float, *, lost: bool) -> None:
         """Lose the step in flight: it is made again if somebody was lost, and never ends if time does."""
         if lost:
             self.accounting.repeated_steps += 1
@@ -275,8 +277,8 @@ class _Run:
     def _join(self, pool: str, count: int) -> None:
         gpu = next(group.gpu for group in self.scenario.groups if group.pool == pool)
         for _ in range(count):
-            index = self.born.get(pool, 0)
-            self.born[pool] = index + 1
+            index = self.started.get(pool, 0)
+            self.started[pool] = index + 1
             self.workers.append(Worker(name=f"{pool}-{index}", pool=pool, gpu=gpu, index=index))
 
     def _decide(self, *, changed: bool) -> None:
@@ -289,7 +291,7 @@ class _Run:
                 for w in self.workers
             ),
             changed=changed,
-            observations=self.memory.of([w.name for w in self.workers]),
+            observations=self.history.of([w.name for w in self.workers]),
             noise_samples=noise_scale(workload, self.accounting.progress),
             batch_samples=max(self.scenario.batch_samples, len(self.workers)),
             adaptive=self.scenario.adaptive,
@@ -299,17 +301,17 @@ class _Run:
             min_gain_ratio=self.scenario.min_gain_ratio,
         )
         self.decision = self.policy.decide(view)
-        self.accounting.open_row(self.epoch)
+        self.accounting.open_period(self.epoch)
 
     def _close(self) -> None:
         """End the current row, if it has any step."""
-        self.accounting.close_row(self.workers, self.decision, self.epoch)
+        self.accounting.close_period(self.workers, self.decision, self.epoch)
 
     @property
-    def _orders(self) -> PolicyDecision:
+    def _current_decision(self) -> PolicyDecision:
         assert self.decision is not None  # noqa: S101  # there are workers, so a policy was asked
         return self.decision
 
-    def outcome(self) -> RunResult:
+    def result(self) -> RunResult:
         """Return what the run came to."""
-        return self.accounting.outcome(self.policy.name, self.epoch)
+        return self.accounting.result(self.policy.name, self.epoch)

@@ -61,7 +61,7 @@ class Fleet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetOutcome:
+class FleetResult:
     """What became of the jobs.
 
     Attributes:
@@ -81,17 +81,17 @@ class FleetOutcome:
     end_s: float
 
 
-def run_fleet(fleet: Fleet, allocator: Allocator) -> FleetOutcome:
+def run_fleet(fleet: Fleet, allocator: Allocator) -> FleetResult:
     """Run all jobs to their end, or until nothing can happen any more."""
     run = _FleetRun(fleet=fleet, allocator=allocator)
     run.prepare()
     while run.step():
         pass
-    return run.outcome()
+    return run.result()
 
 
 @dataclass(slots=True)
-class _Live:
+class _ActiveJob:
     job: FleetJob
     left: float
     workers: dict[str, int] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class _FleetRun:
     nodes: dict[str, int] = field(default_factory=dict)
     losses: dict[str, int] = field(default_factory=dict)
     watched_s: dict[str, float] = field(default_factory=dict)
-    live: dict[str, _Live] = field(default_factory=dict)
+    active: dict[str, _ActiveJob] = field(default_factory=dict)
     finished_s: dict[str, float] = field(default_factory=dict)
     waited_s: dict[str, float] = field(default_factory=dict)
     events: list[tuple[float, int, FleetJob | Change]] = field(default_factory=list)
@@ -128,38 +128,38 @@ class _FleetRun:
 
     def step(self) -> bool:
         """Go to the next event and let the allocator answer it; return whether anything happened."""
-        ends = [self._ends_s(one) for one in self.live.values()]
+        ends = [self._ends_s(active) for active in self.active.values()]
         next_s = min([*ends, self.events[0][0] if self.events else math.inf])
         if math.isinf(next_s):
             return False
         self._pass(next_s)
-        for key, one in list(self.live.items()):
-            if one.left <= _DONE * one.job.samples:
-                self.finished_s[key], self.waited_s[key] = self.now_s, one.waited_s
-                del self.live[key]
+        for key, active in list(self.active.items()):
+            if active.left <= _DONE * active.job.samples:
+                self.finished_s[key], self.waited_s[key] = self.now_s, active.waited_s
+                del self.active[key]
         while self.events and self.events[0][0] <= self.now_s:
             event = heapq.heappop(self.events)[2]
             if isinstance(event, Change):
                 self._change(event)
             else:
-                self.live[event.key] = _Live(job=event, left=event.samples)
+                self.active[event.key] = _ActiveJob(job=event, left=event.samples)
         self._allocate()
         return True
 
-    def _ends_s(self, one: _Live) -> float:
-        rate = self._rate(one)
-        return max(self.now_s, one.resumes_s) + one.left / rate if rate > 0 else math.inf
+    def _ends_s(self, active: _ActiveJob) -> float:
+        rate = self._rate(active)
+        return max(self.now_s, active.resumes_s) + active.left / rate if rate > 0 else math.inf
 
     def _pass(self, until_s: float) -> None:
         """Let everybody work, wait and pay until a moment."""
         seconds = until_s - self.now_s
         prices = {group.pool: group.price_per_hour for group in self.fleet.groups}
-        for one in self.live.values():
-            if not one.workers:
-                one.waited_s += seconds
-            working_s = max(0.0, until_s - max(self.now_s, one.resumes_s))
-            one.left -= working_s * self._rate(one)
-            for pool, count in one.workers.items():
+        for active in self.active.values():
+            if not active.workers:
+                active.waited_s += seconds
+            working_s = max(0.0, until_s - max(self.now_s, active.resumes_s))
+            active.left -= working_s * self._rate(active)
+            for pool, count in active.workers.items():
                 self.worker_s += count * seconds
                 self.cost += count * prices[pool] * seconds / _HOUR_S
         for pool, count in self.nodes.items():
@@ -171,20 +171,20 @@ class _FleetRun:
         have = self.nodes.get(change.pool, 0)
         lost = min(change.lost, have)
         self.losses[change.pool] = self.losses.get(change.pool, 0) + lost
-        free = have - sum(one.workers.get(change.pool, 0) for one in self.live.values())
+        free = have - sum(active.workers.get(change.pool, 0) for active in self.active.values())
         for _ in range(max(0, lost - free)):
-            holder = max(self.live.values(), key=lambda one: (one.workers.get(change.pool, 0), one.job.key))
+            holder = max(self.active.values(), key=lambda active: (active.workers.get(change.pool, 0), active.job.key))
             holder.workers[change.pool] -= 1
             holder.workers = {pool: count for pool, count in holder.workers.items() if count}
             self._pause(holder)
         self.nodes[change.pool] = have - lost + change.joined
 
-    def _pause(self, one: _Live) -> None:
+    def _pause(self, active: _ActiveJob) -> None:
         self.changes += 1
-        one.resumes_s = self.now_s + one.job.pause_s
+        active.resumes_s = self.now_s + active.job.pause_s
 
     def _allocate(self) -> None:
-        if not self.live:
+        if not self.active:
             return
         pools = [
             Pool(
@@ -196,18 +196,18 @@ class _FleetRun:
             )
             for pool, count in self.nodes.items()
         ]
-        demands = [self._demand(one) for one in self.live.values()]
+        demands = [self._demand(active) for active in self.active.values()]
         grants = self.allocator(pools, demands)
-        for key, one in self.live.items():
+        for key, active in self.active.items():
             workers = {pool: count for pool, count in grants.get(key, {}).items() if count}
-            if workers != one.workers:
-                one.workers = workers
+            if workers != active.workers:
+                active.workers = workers
                 if workers:
-                    self._pause(one)
+                    self._pause(active)
 
-    def _demand(self, one: _Live) -> JobDemand:
-        job = one.job
-        current = dict(one.workers) if sum(one.workers.values()) >= job.min_workers else {}
+    def _demand(self, active: _ActiveJob) -> JobDemand:
+        job = active.job
+        current = dict(active.workers) if sum(active.workers.values()) >= job.min_workers else {}
         ranks = max(2, sum(current.values()))
         truth = self._truth(job)
         return JobDemand(
@@ -228,7 +228,7 @@ class _FleetRun:
             communication=_exchange(truth, ranks),
             communication_members=ranks,
             objective=Objective.THROUGHPUT,
-            remaining_samples=one.left,
+            remaining_samples=active.left,
             pause_s=job.pause_s,
             arrived_s=job.arrived_s,
             current=current,
@@ -247,26 +247,26 @@ class _FleetRun:
             )
         return self.truths[job.workload.name]
 
-    def _rate(self, one: _Live) -> float:
+    def _rate(self, active: _ActiveJob) -> float:
         """Return samples per second of the true optimal split of the job's workers."""
-        job = one.job
-        if not one.workers or sum(one.workers.values()) < job.min_workers:
+        job = active.job
+        if not active.workers or sum(active.workers.values()) < job.min_workers:
             return 0.0
-        key = (job.workload.name, job.batch_samples, tuple(sorted(one.workers.items())))
+        key = (job.workload.name, job.batch_samples, tuple(sorted(active.workers.items())))
         if key not in self.rates:
             gpus = {group.pool: group.gpu for group in self.fleet.groups}
             workers = [
                 Worker(name=f"{pool}-{i}", pool=pool, gpu=gpus[pool], index=i)
-                for pool, count in sorted(one.workers.items())
+                for pool, count in sorted(active.workers.items())
                 for i in range(count)
             ]
             best = self._truth(job).optimum(workers, job.batch_samples, 0.0)
             self.rates[key] = job.batch_samples / best.step_s if best is not None else 0.0
         return self.rates[key]
 
-    def outcome(self) -> FleetOutcome:
+    def result(self) -> FleetResult:
         """Return what became of the jobs."""
-        return FleetOutcome(
+        return FleetResult(
             finished_s=dict(self.finished_s),
             waited_s=dict(self.waited_s),
             changes=self.changes,

@@ -104,15 +104,15 @@ class GroundTruth:
                 ratio *= slow.ratio
         return ratio
 
-    def luck(self, before_W: Floats, steps: int, chance: np.random.Generator) -> Floats:
+    def deviates(self, before_W: Floats, steps: int, rng: np.random.Generator) -> Floats:
         """Return each rank's luck in each step, ``_NW``: standard normal, each step's correlated with the one before.
 
         Args:
             before_W: luck in the step before; NaN for a rank that has made none.
             steps: how many.
-            chance: of the draws.
+            rng: for the draws.
         """
-        drawn_NW = chance.standard_normal((steps, len(before_W)))
+        drawn_NW = rng.standard_normal((steps, len(before_W)))
         correlation = self.scenario.noise.correlation
         if correlation <= 0:
             return drawn_NW
@@ -122,13 +122,13 @@ class GroundTruth:
             drawn_NW[step] = before_W = np.where(np.isnan(before_W), drawn_NW[step], followed_W)
         return drawn_NW
 
-    def factors(self, workers: Sequence[Worker], luck_NW: Floats, at_s: float, chance: np.random.Generator) -> Floats:
+    def factors(self, workers: Sequence[Worker], deviate_NW: Floats, at_s: float, rng: np.random.Generator) -> Floats:
         """Return by what each rank's compute time is multiplied in each step, ``_NW``, of mean 1 without slowdowns."""
         noise: Noise = self.scenario.noise
         sigma = math.sqrt(math.log1p(noise.variation**2))
-        factor_NW: Floats = np.exp(sigma * luck_NW - sigma**2 / 2)
+        factor_NW: Floats = np.exp(sigma * deviate_NW - sigma**2 / 2)
         if noise.hiccup_probability > 0:
-            hit_NW = chance.random(luck_NW.shape) < noise.hiccup_probability
+            hit_NW = rng.random(deviate_NW.shape) < noise.hiccup_probability
             factor_NW = np.where(hit_NW, noise.hiccup_ratio * factor_NW, factor_NW)
         slow_W = np.array([self.slowdown(worker, at_s) for worker in workers])
         slowed_NW: Floats = factor_NW * slow_W
@@ -141,9 +141,9 @@ class GroundTruth:
         transfer_s_K = self.transfer_s(len(times))
         return finish_s(before_W * factor_NW, last_W * factor_NW, self.buckets.ready_K, transfer_s_K)
 
-    def first_bucket_fractions(self, steps: int, ranks: int, chance: np.random.Generator) -> Floats:
+    def first_bucket_fractions(self, steps: int, ranks: int, rng: np.random.Generator) -> Floats:
         """Return gamma as each rank measures it in each step, ``_NW``."""
-        noisy = self.buckets.gamma + _GAMMA_NOISE * chance.standard_normal((steps, ranks))
+        noisy = self.buckets.gamma + _GAMMA_NOISE * rng.standard_normal((steps, ranks))
         return np.clip(noisy, 0.0, 1.0)
 
     def planned_s(self, workers: Sequence[Worker], shares: Sequence[int], at_s: float) -> float:

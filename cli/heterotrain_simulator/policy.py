@@ -88,12 +88,12 @@ class Policy(Protocol):
 
 
 @dataclass(slots=True)
-class Memory:
+class ObservationHistory:
     """Observations by member, condensed as the operator keeps them."""
 
     by_member: dict[str, tuple[Observation, ...]] = field(default_factory=dict)
 
-    def take(self, observations: Sequence[Observation]) -> None:
+    def add(self, observations: Sequence[Observation]) -> None:
         """Add what one scrape brought."""
         fresh: dict[str, list[Observation]] = {}
         for observation in observations:

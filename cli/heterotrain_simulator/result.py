@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Period:
     """A stretch of training under one set of decision.
 
     Attributes:
@@ -49,7 +49,7 @@ class RunResult:
 
     Attributes:
         policy: which.
-        rows: by time.
+        periods: by time.
         target_s: when the target was reached; ``None`` if it was not.
         end_s: when the run ended.
         training_s: seconds of committed steps.
@@ -64,7 +64,7 @@ class RunResult:
     """
 
     policy: str
-    rows: tuple[Row, ...]
+    periods: tuple[Period, ...]
     target_s: float | None
     end_s: float
     training_s: float
@@ -89,6 +89,6 @@ class RunResult:
         """Relative difference of predicted and measured mean step, one for each row that has both."""
         return tuple(
             row.predicted_s / row.step_s - 1
-            for row in self.rows
+            for row in self.periods
             if row.predicted_s is not None and row.step_s is not None
         )

@@ -68,7 +68,7 @@ class Change:
     Attributes:
         pool: of which pool.
         at_s: when they are lost, or when their nodes appear.
-        joined: workers that appear; they can train ``Elasticity.start_s`` later.
+        joined: workers that appear; they can train ``Pauses.start_s`` later.
         lost: workers that are gone without notice, the step in flight with them.
     """
 
@@ -79,7 +79,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Elasticity:
+class Pauses:
     """What a change of members costs.
 
     Attributes:
@@ -106,7 +106,7 @@ class Scenario:
         network: between workers.
         gamma: fraction of backward at which the first gradient bucket is ready.
         bucket_bytes: size of a gradient bucket.
-        noise, slowdowns, changes, elasticity: see there.
+        noise, slowdowns, changes, pauses: see there.
         batch_samples: the fixed global batch of the policies that keep one, and of all when ``adaptive`` is off; while
             joiners make more workers than that, one sample for each.
         adaptive: whether policies that can choose the global batch do.
@@ -126,7 +126,7 @@ class Scenario:
     noise: Noise = Noise()
     slowdowns: tuple[Slowdown, ...] = ()
     changes: tuple[Change, ...] = ()
-    elasticity: Elasticity = Elasticity()
+    pauses: Pauses = Pauses()
     batch_samples: int
     adaptive: bool = False
     boundary_steps: int = 0

@@ -31,21 +31,21 @@ class Trace:
     Attributes:
         name: short name.
         what: which instances.
-        rows: in time; the first ones are the initial nodes.
+        minutes: in time; the first ones are the initial nodes.
         end_s: when the recording ended.
     """
 
     name: str
     what: str
-    rows: tuple[Minute, ...]
+    minutes: tuple[Minute, ...]
     end_s: float
 
     @property
     def peak(self) -> int:
         """Most nodes at any time."""
         nodes = most = 0
-        for row in self.rows:
-            nodes += row.added - row.removed
+        for minute in self.minutes:
+            nodes += minute.added - minute.removed
             most = max(most, nodes)
         return most
 
@@ -53,22 +53,24 @@ class Trace:
     def mean_nodes(self) -> float:
         """Mean number of nodes over the recorded time, from the first change on."""
         total = 0.0
-        nodes, since = 0, self.rows[0].at_s
-        for row in self.rows:
-            total += nodes * (row.at_s - since)
-            nodes, since = nodes + row.added - row.removed, row.at_s
+        nodes, since = 0, self.minutes[0].at_s
+        for minute in self.minutes:
+            total += nodes * (minute.at_s - since)
+            nodes, since = nodes + minute.added - minute.removed, minute.at_s
         total += nodes * (self.end_s - since)
-        return total / (self.end_s - self.rows[0].at_s)
+        return total / (self.end_s - self.minutes[0].at_s)
 
 
 def as_changes(trace: Trace, pool: str) -> tuple[Change, ...]:
     """Return the trace as changes of one pool's workers, one worker for each node."""
-    return tuple(Change(pool=pool, at_s=row.at_s, joined=row.added, lost=row.removed) for row in trace.rows)
+    return tuple(
+        Change(pool=pool, at_s=minute.at_s, joined=minute.added, lost=minute.removed) for minute in trace.minutes
+    )
 
 
 def _trace(name: str, what: str, rows: tuple[tuple[int, int, int], ...]) -> Trace:
     minutes = tuple(Minute(at_s=minute * MINUTE_S, added=added, removed=removed) for minute, added, removed in rows)
-    return Trace(name=name, what=what, rows=minutes, end_s=minutes[-1].at_s)
+    return Trace(name=name, what=what, minutes=minutes, end_s=minutes[-1].at_s)
 
 
 P3 = _trace(

@@ -24,7 +24,7 @@ _TIMEOUT_S = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learned:
+class RunningJob:
     """What the plan in force holds.
 
     Attributes:
@@ -38,7 +38,7 @@ class Learned:
     measured_step_s: float | None
 
 
-def learned(job: Job, *, namespace: str | None) -> Learned:
+def read_running_job(job: Job, *, namespace: str | None) -> RunningJob:
     """Return what the running job of this name has learned.
 
     Raises:
@@ -56,14 +56,14 @@ def learned(job: Job, *, namespace: str | None) -> Learned:
         raise InputError(f"the plan of job {job.name} can't be used: {plan.reason}")
     status = body.get("status") or {}
     step_s = status.get("stepSeconds")
-    return Learned(
+    return RunningJob(
         plan=plan,
         speeds=_persisted_speeds(status.get("internal") or {}),
         measured_step_s=float(step_s) if isinstance(step_s, int | float) else None,
     )
 
 
-def with_learned(job: Job, found: Learned) -> Job:
+def with_measured_speeds(job: Job, found: RunningJob) -> Job:
     """Return the job with what was learned: each pool is as fast as its middle rank in the plan, the slower of two.
 
     A pool that has no worker now is as fast as its last ones were.
@@ -74,7 +74,7 @@ def with_learned(job: Job, found: Learned) -> Job:
     plan = found.plan
     pools = []
     for pool in job.pools:
-        rank = _middle(pool.name, plan.members, job.batch_samples)
+        rank = _median_rank(pool.name, plan.members, job.batch_samples)
         if rank is None and pool.name in found.speeds:
             rank = SplitMember(compute=found.speeds[pool.name])
         pools.append(replace(pool, rank=rank))
@@ -97,7 +97,7 @@ def _persisted_speeds(internal: Any) -> dict[str, ComputeTime]:
     return {pool.name: compute_time(pool.speed) for pool in pools if pool.speed is not None}
 
 
-def _middle(pool: str, members: Sequence[Member], batch_samples: int) -> SplitMember | None:
+def _median_rank(pool: str, members: Sequence[Member], batch_samples: int) -> SplitMember | None:
     typical = max(1, batch_samples // max(1, len(members)))
     known = [
         (compute_s(member.compute, typical), member.rank, member, member.compute)

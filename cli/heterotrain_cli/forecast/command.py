@@ -9,8 +9,8 @@ import click
 from rich.console import Console
 
 from heterotrain_cli.documents import read_document, schema_option
-from heterotrain_cli.forecast.answer import answer, as_document
-from heterotrain_cli.forecast.tables import show_answer
+from heterotrain_cli.forecast.batch import as_document, forecast_batch
+from heterotrain_cli.forecast.tables import show_batch
 from heterotrain_cli.profile import Profile
 
 MAX_BATCH = 10**12
@@ -56,18 +56,18 @@ def forecast(
     if batch is None:
         raise click.UsageError("say which global batch: --batch N")
     profile = read_document(profile_path, Profile)
-    single = answer(profile, batch)
+    single = forecast_batch(profile, batch)
     if output == "json":
         click.echo(json.dumps(as_document(single), indent=2, ensure_ascii=False))
     else:
-        show_answer(Console(), profile, batch, single)
+        show_batch(Console(), profile, batch, single)
 
 
 def _of_job(
     path: str, profile_path: str | None, *, cluster: bool, namespace: str | None, batch: int | None, epoch: int | None
 ) -> Any:
     # The job's models need pydantic and the operator's package, which a bare profile does not: load them only here.
-    from heterotrain_cli.forecast.jobs import JobReport, report_from_cluster, report_from_profile  # noqa: PLC0415  # see above
+    from heterotrain_cli.forecast.report import JobReport, report_from_cluster, report_from_profile  # noqa: PLC0415  # see above
 
     if cluster == (profile_path is not None):
         raise click.UsageError("say where speeds come from: either --profile FILE or --cluster")

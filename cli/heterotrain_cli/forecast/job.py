@@ -152,13 +152,13 @@ def with_profile(job: Job, profile: Profile, *, where: str) -> Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Allocation:
     """A number of workers for each pool, in the job's order of pools."""
 
     workers: tuple[int, ...]
 
 
-def preferred(job: Job) -> Choice | str:
+def preferred_allocation(job: Job) -> Allocation | str:
     """Return the workers that the job gets when every pool has room, or why no forecast is possible.
 
     Minimums first, then the pools in the job's order, up to the job's maximum. Pools of unknown speed get no worker.
@@ -173,23 +173,23 @@ def preferred(job: Job) -> Choice | str:
     if sum(workers) < job.least_workers:
         names = ", ".join(pool.name for pool in unknown)
         return f"the job needs {job.least_workers} workers, but without pools of unknown speed ({names}) it has {sum(workers)}"
-    return Choice(workers=tuple(workers))
+    return Allocation(workers=tuple(workers))
 
 
-def ranks_of(job: Job, choice: Choice) -> tuple[tuple[int, SplitMember], ...]:
-    """Return (index of the pool, curve) of each rank of a choice."""
+def ranks_of(job: Job, allocation: Allocation) -> tuple[tuple[int, SplitMember], ...]:
+    """Return (index of the pool, curve) of each rank of a allocation."""
     return tuple(
         (index, pool.rank)
-        for index, (pool, workers) in enumerate(zip(job.pools, choice.workers, strict=True))
+        for index, (pool, workers) in enumerate(zip(job.pools, allocation.workers, strict=True))
         if pool.rank is not None
         for _ in range(workers * pool.ranks)
     )
 
 
-def price_per_hour(job: Job, choice: Choice) -> float | None:
+def price_per_hour(job: Job, allocation: Allocation) -> float | None:
     """Return the price of a choice; ``None`` when a pool that it uses has none."""
     total = 0.0
-    for pool, workers in zip(job.pools, choice.workers, strict=True):
+    for pool, workers in zip(job.pools, allocation.workers, strict=True):
         if workers and pool.price_per_hour is None:
             return None
         total += workers * (pool.price_per_hour or 0.0)
@@ -197,7 +197,7 @@ def price_per_hour(job: Job, choice: Choice) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class MeasuredExchange:
     """A gradient exchange as it was measured, and among how many ranks.
 
     Attributes:

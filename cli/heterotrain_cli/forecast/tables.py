@@ -9,11 +9,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from heterotrain_cli.forecast.answer import Answer, MemberAnswer
+from heterotrain_cli.forecast.batch import BatchForecast, MemberForecast
 from heterotrain_cli.profile import Profile
 
 
-def show_answer(console: Console, profile: Profile, batch_samples: int, found: Answer) -> None:
+def show_batch(console: Console, profile: Profile, batch_samples: int, found: BatchForecast) -> None:
     """Print the forecast for one batch, one row for each entry of the profile."""
     if found.step_s is None or found.samples_per_s is None or found.efficiency is None:
         say(console, f"not possible: {found.reason}")
@@ -58,7 +58,7 @@ def headline(batch_samples: int, step_s: float, samples_per_s: float, efficiency
     )
 
 
-def bindings(members: Sequence[MemberAnswer]) -> str:
+def bindings(members: Sequence[MemberForecast]) -> str:
     """Return what binds these members, the most frequent first."""
     counts = Counter(member.binding.value for member in members)
     if len(counts) == 1:

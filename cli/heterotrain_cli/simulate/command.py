@@ -19,7 +19,7 @@ from heterotrain_cli.errors import InputError
 from heterotrain_cli.forecast.tables import plain_table, say
 from heterotrain_cli.simulate.pictures import draw
 from heterotrain_cli.simulate.scenario_file import POLICIES, Comparison, ScenarioFile, read_scenario, shipped
-from heterotrain_cli.simulate.summary import Summary, as_document, summarise
+from heterotrain_cli.simulate.summary import Summary, as_document, summarize
 from heterotrain_cli.simulate.tables import markdown, show, title
 
 
@@ -59,7 +59,7 @@ def simulate(scenario: str, policies: tuple[str, ...], seeds: tuple[int, ...], o
         make_folder(out)
     runs = run_all(comparison, Console(stderr=True))
     target = comparison.scenario.workload.target_steps
-    summaries = [summarise(outcomes, target_steps=target) for outcomes in runs.values()]
+    summaries = [summarize(outcomes, target_steps=target) for outcomes in runs.values()]
     if output == "json":
         click.echo(json.dumps(document(comparison, summaries), indent=2, ensure_ascii=False))
     else:
@@ -122,18 +122,18 @@ def write(
         InputError: the folder can't be written.
     """
     try:
-        table, figures, stretches = out / "summary.md", out / "summary.json", out / "stretches.csv"
+        table, figures, periods = out / "summary.md", out / "summary.json", out / "periods.csv"
         table.write_text(markdown(comparison.scenario, summaries), encoding="utf-8")
         figures.write_text(
             json.dumps(document(comparison, summaries), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
         )
-        stretches.write_text(_stretches(comparison, runs), encoding="utf-8")
-        return [table, figures, stretches, *draw(out, comparison.scenario, runs)]
+        periods.write_text(_periods_csv(comparison, runs), encoding="utf-8")
+        return [table, figures, periods, *draw(out, comparison.scenario, runs)]
     except OSError as error:
         raise InputError(f"{out}: cannot be written: {error.strerror}") from error
 
 
-def _stretches(comparison: Comparison, runs: dict[str, list[RunResult]]) -> str:
+def _periods_csv(comparison: Comparison, runs: dict[str, list[RunResult]]) -> str:
     """Return every stretch of training under one set of decision as CSV."""
     pools = [group.pool for group in comparison.scenario.groups]
     lines = [
@@ -156,7 +156,7 @@ def _stretches(comparison: Comparison, runs: dict[str, list[RunResult]]) -> str:
     ]
     for policy, outcomes in runs.items():
         for seed, outcome in zip(comparison.seeds, outcomes, strict=True):
-            for row in outcome.rows:
+            for row in outcome.periods:
                 by_pool = [sum(s for s, p in zip(row.shares, row.pools, strict=True) if p == pool) for pool in pools]
                 cells = [
                     policy,

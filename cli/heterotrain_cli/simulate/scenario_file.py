@@ -198,7 +198,7 @@ class ScenarioFile(Document):
             noise=simulator.Noise(**dict(self.noise)),
             slowdowns=tuple(_slowdown(slowdown) for slowdown in self.slowdowns),
             changes=(*(simulator.Change(**dict(change)) for change in self.changes), *chain.from_iterable(recorded)),
-            elasticity=simulator.Elasticity(**pauses),
+            pauses=simulator.Pauses(**pauses),
             batch_samples=self.batch,
             adaptive=self.adaptive,
             boundary_steps=self.boundary_steps,

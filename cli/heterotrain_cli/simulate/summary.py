@@ -23,7 +23,7 @@ class Summary:
         end_s, cost: of the whole run.
         progress: of the way to the target, in [0, 1], at the end.
         samples_per_s: over the whole run.
-        efficiency: samples per second over the sum of solo rates in the last stretch.
+        efficiency: samples per second over the sum of solo rates in the last period.
         effective_part: part of the time with members in which steps were made that count.
         paused_s, changes, repeated_steps: means.
         prediction_error: median of |predicted / measured - 1| over all stretches; ``None`` where nothing was predicted.
@@ -48,7 +48,7 @@ class Summary:
     prediction_error: float | None
 
 
-def summarise(outcomes: Sequence[RunResult], *, target_steps: float) -> Summary:
+def summarize(outcomes: Sequence[RunResult], *, target_steps: float) -> Summary:
     """Return the figures of one policy's runs, at least one."""
     targets = [o.target_s for o in outcomes if o.target_s is not None]
     costs = [o.cost_at_target for o in outcomes if o.cost_at_target is not None]
@@ -65,7 +65,9 @@ def summarise(outcomes: Sequence[RunResult], *, target_steps: float) -> Summary:
         cost_at_target=statistics.mean(costs) if everyone else None,
         end_s=statistics.mean(o.end_s for o in outcomes),
         cost=statistics.mean(o.cost for o in outcomes),
-        progress=statistics.mean(min(1.0, o.rows[-1].progress / target_steps) if o.rows else 0.0 for o in outcomes),
+        progress=statistics.mean(
+            min(1.0, o.periods[-1].progress / target_steps) if o.periods else 0.0 for o in outcomes
+        ),
         samples_per_s=statistics.mean(o.samples / o.end_s for o in outcomes),
         efficiency=statistics.mean(efficiencies) if efficiencies else None,
         effective_part=statistics.mean(o.effective_part for o in outcomes),
@@ -91,7 +93,7 @@ def _camel(name: str) -> str:
 
 
 def _last_efficiency(outcome: RunResult) -> float | None:
-    measured = [row for row in outcome.rows if row.step_s is not None]
+    measured = [row for row in outcome.periods if row.step_s is not None]
     if not measured:
         return None
     row = measured[-1]

@@ -44,7 +44,7 @@ def columns(summaries: Sequence[Summary]) -> dict[str, list[str]]:
 
 _MEANINGS = {
     "faster": "times as fast as the first",
-    "efficiency": "of the sum of solo rates, in the last stretch",
+    "efficiency": "of the sum of solo rates, in the last period",
     "effective": "time in which steps were made that count",
     "off": "predicted against simulated step, median",
 }

@@ -141,7 +141,7 @@ def ceiling() -> Any:
 
 def estimators() -> Any:
     """Relative standard deviation of three unbiased estimators of the gradient's square, by Monte Carlo."""
-    chance = np.random.default_rng(1)
+    rng = np.random.default_rng(1)
     cases = {
         "10, 90": [10, 90],
         "5, 15, 30, 50": [5, 15, 30, 50],
@@ -164,7 +164,7 @@ def estimators() -> Any:
             weights = kinds[kind]([float(b) for b in shares])
             found = []
             for _ in range(draws):
-                each = [true + sigma / np.sqrt(b) * chance.standard_normal(dimensions) for b in shares]
+                each = [true + sigma / np.sqrt(b) * rng.standard_normal(dimensions) for b in shares]
                 whole = sum(b * g for b, g in zip(shares, each, strict=True)) / total
                 local, _variance = local_estimates(shares, [float(g @ g) for g in each], float(whole @ whole))
                 found.append(float(weights @ local))
@@ -222,8 +222,8 @@ def learning() -> Any:
     }
     for name, (policy, colour) in kinds.items():
         runs = [simulate(of, policy(), seed=seed) for seed in range(1, SEEDS + 1)]
-        epochs = min(len(run.rows) for run in runs)
-        off = [statistics.mean(run.rows[e].planned_s for run in runs) / best.step_s for e in range(epochs)]
+        epochs = min(len(run.periods) for run in runs)
+        off = [statistics.mean(run.periods[e].planned_s for run in runs) / best.step_s for e in range(epochs)]
         axes.step(range(epochs), off, where="mid", color=colour, label=name)
     axes.axhline(1.0, color="black", linestyle=":", linewidth=1)
     axes.set(xlabel="epoch", ylabel="step over the true optimum", ylim=(0.95, None))

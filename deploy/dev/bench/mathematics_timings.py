@@ -72,20 +72,20 @@ def cost(call: Callable[[], object], *, repeats: int) -> Cost:
     return Cost(cpu_s=min(cpu_s for cpu_s, _ in found), wall_s=min(wall_s for _, wall_s in found))
 
 
-def members(count: int, chance: np.random.Generator) -> list[SplitMember]:
+def members(count: int, rng: np.random.Generator) -> list[SplitMember]:
     """Return members whose speeds lie within a factor of ten, a quarter of them with a memory cap and accumulation."""
     return [
         SplitMember(
             compute=ComputeTime(
                 per_sample_s=pace / 3,
-                fixed_s=float(chance.uniform(0.005, 0.03)),
+                fixed_s=float(rng.uniform(0.005, 0.03)),
                 backward_per_sample_s=2 * pace / 3,
-                backward_fixed_s=float(chance.uniform(0.005, 0.03)),
+                backward_fixed_s=float(rng.uniform(0.005, 0.03)),
             ),
             floor_samples=1,
             micro_cap_samples=64 if i % 4 == 0 else None,
         )
-        for i, pace in enumerate(np.exp(chance.uniform(np.log(2e-4), np.log(2e-3), count)).tolist())
+        for i, pace in enumerate(np.exp(rng.uniform(np.log(2e-4), np.log(2e-3), count)).tolist())
     ]
 
 
@@ -106,15 +106,15 @@ def solver() -> None:
         )
 
 
-def observations(member: str, count: int, chance: np.random.Generator) -> tuple[Observation, ...]:
+def observations(member: str, count: int, rng: np.random.Generator) -> tuple[Observation, ...]:
     """Return scrapes of ten steps each at some shares, five per cent of noise."""
     known = CounterKey(member=member, share_samples=1, micro_batch_samples=1)
     nothing = Counters(steps=0, phase_s={}, phase_s2={})
     parts = {metrics.PHASE_FORWARD: 1 / 3, metrics.PHASE_BACKWARD: 2 / 3, metrics.PHASE_COMPUTE: 1.0}
     found: list[Observation] = []
     for number in range(count):
-        share = int(chance.choice([24, 28, 32, 36, 40]))
-        seconds = (0.02 + 0.001 * share) * (1 + 0.05 * chance.standard_normal(10))
+        share = int(rng.choice([24, 28, 32, 36, 40]))
+        seconds = (0.02 + 0.001 * share) * (1 + 0.05 * rng.standard_normal(10))
         counters = Counters(
             steps=10,
             phase_s={phase: float(part * seconds.sum()) for phase, part in parts.items()},
@@ -127,16 +127,16 @@ def observations(member: str, count: int, chance: np.random.Generator) -> tuple[
 
 def fits() -> None:
     """Print the time of fits, and of a whole decision over shares."""
-    chance = np.random.default_rng(2)
+    rng = np.random.default_rng(2)
     print("| what | CPU | wall |")
     print("| --- | ---: | ---: |")
     for count in (10, 80):
-        seen = observations("m", count, chance)
+        seen = observations("m", count, rng)
         took = cost(lambda s=seen: fit_member(s), repeats=20)  # type: ignore[misc]  # bound now
         print(f"| fit of one member, {count} observations | {_ms(took.cpu_s)} | {_ms(took.wall_s)} |", flush=True)
     for ranks in (8, 64):
         evidence = tuple(
-            MemberEvidence(member=f"m{i}", pool=f"p{i % 3}", observations=observations(f"m{i}", 80, chance))
+            MemberEvidence(member=f"m{i}", pool=f"p{i % 3}", observations=observations(f"m{i}", 80, rng))
             for i in range(ranks)
         )
         request = SharesRequest(total_samples=32 * ranks, members=evidence)
@@ -169,10 +169,10 @@ def allocation() -> None:
 
 def contenders(jobs: int, *, kinds: int, nodes: int) -> tuple[list[Pool], list[JobDemand]]:
     """Return ten pools, and jobs that may have up to eight workers in three of them each."""
-    chance = np.random.default_rng(3)
+    rng = np.random.default_rng(3)
     names = [f"pool-{i}" for i in range(10)]
     pools = [Pool(name=name, nodes=(1,) * (nodes // 10), spot=i % 2 == 1) for i, name in enumerate(names)]
-    known = [(chance.choice(names, 3, replace=False).tolist(), members(3, chance)) for _ in range(kinds)]
+    known = [(rng.choice(names, 3, replace=False).tolist(), members(3, rng)) for _ in range(kinds)]
     return pools, [
         JobDemand(
             key=f"job-{number}",
@@ -190,13 +190,13 @@ def contenders(jobs: int, *, kinds: int, nodes: int) -> tuple[list[Pool], list[J
 
 def lines(seed: int) -> Scenario:
     """Return a random cluster of three to twelve members whose times are lines, with an exchange that matters."""
-    chance = np.random.default_rng(seed)
-    kinds = int(chance.integers(2, 5))
+    rng = np.random.default_rng(seed)
+    kinds = int(rng.integers(2, 5))
     tables = {}
     for kind in range(kinds):
-        pace_ms, fixed_ms = float(np.exp(chance.uniform(np.log(0.5), np.log(5)))), float(chance.uniform(5, 40))
+        pace_ms, fixed_ms = float(np.exp(rng.uniform(np.log(0.5), np.log(5)))), float(rng.uniform(5, 40))
         tables[f"gpu-{kind}"] = ((1, fixed_ms + pace_ms), (4096, fixed_ms + 4096 * pace_ms))
-    groups = tuple(Group(pool=gpu, gpu=gpu, count=int(chance.integers(1, 4))) for gpu in tables)
+    groups = tuple(Group(pool=gpu, gpu=gpu, count=int(rng.integers(1, 4))) for gpu in tables)
     batch = 64 * sum(group.count for group in groups)
     workload = Workload(
         name="lines",
@@ -217,7 +217,7 @@ def lines(seed: int) -> Scenario:
         name=f"lines-{seed}",
         workload=workload,
         groups=groups,
-        network=Network(bytes_per_s=float(10 ** chance.uniform(8.8, 10)), latency_s=2e-5),
+        network=Network(bytes_per_s=float(10 ** rng.uniform(8.8, 10)), latency_s=2e-5),
         noise=Noise(variation=0.05),
         batch_samples=batch,
         end_epochs=EPOCHS,
@@ -235,7 +235,7 @@ def epochs_until_near(of: Scenario, policy: Policy, *, seed: int) -> tuple[float
     if best is None:
         raise SystemExit(f"{of.name} has more members than samples")
     by_epoch: dict[int, float] = {}
-    for row in simulate(of, policy, seed=seed).rows:
+    for row in simulate(of, policy, seed=seed).periods:
         by_epoch[row.epoch] = max(by_epoch.get(row.epoch, 0.0), row.planned_s)
     far = [epoch for epoch, planned_s in by_epoch.items() if planned_s > NEAR * best.step_s]
     after = max(far, default=-1) + 1
@@ -300,7 +300,7 @@ def _at_rest(members: int, noise: Noise, *, alone: bool, seed: int) -> tuple[int
         batch_samples=batch,
         end_epochs=REST_EPOCHS,
     )
-    rows = simulate(of, HeterotrainPolicy(), seed=seed).rows
+    rows = simulate(of, HeterotrainPolicy(), seed=seed).periods
     best_s = rows[0].planned_s  # even shares
     changed = sum(new.shares != old.shares for old, new in itertools.pairwise(rows))
     return changed, max(row.planned_s for row in rows) / best_s - 1

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from heterotrain_cli.simulate.pictures import COLOURS
 from heterotrain_cli.simulate.scenario_file import POLICIES
-from heterotrain_cli.simulate.summary import summarise
+from heterotrain_cli.simulate.summary import summarize
 from heterotrain_cli.simulate.tables import span
 from heterotrain_simulator.buckets import Network
 from heterotrain_simulator.engine import simulate
@@ -63,9 +63,9 @@ def epochs_until_near(of: Scenario, outcome: RunResult) -> int | None:
     best = truth.optimum(workers, of.batch_samples, 0.0)
     if best is None:
         return None
-    far = [i for i, row in enumerate(outcome.rows) if row.planned_s > NEAR * best.step_s]
+    far = [i for i, row in enumerate(outcome.periods) if row.planned_s > NEAR * best.step_s]
     after = far[-1] + 1 if far else 0
-    return after if after < len(outcome.rows) else None
+    return after if after < len(outcome.periods) else None
 
 
 def fixed(workloads: Sequence[str], seeds: int) -> None:
@@ -80,9 +80,9 @@ def fixed(workloads: Sequence[str], seeds: int) -> None:
             even_s = 0.0
             for policy in ("even", "proportional", "cannikin", "heterotrain"):
                 outcomes = runs(of, policy, seeds)
-                step_s = statistics.mean(o.rows[-1].step_s or 0.0 for o in outcomes)
+                step_s = statistics.mean(o.periods[-1].step_s or 0.0 for o in outcomes)
                 even_s = even_s or step_s
-                summary = summarise(outcomes, target_steps=of.workload.target_steps)
+                summary = summarize(outcomes, target_steps=of.workload.target_steps)
                 near = [epochs_until_near(of, o) for o in outcomes]
                 after = "never" if None in near else f"after epoch {max(n for n in near if n is not None)}"
                 off = "–" if summary.prediction_error is None else f"{summary.prediction_error:.1%}"
@@ -103,7 +103,7 @@ def to_target(workloads: Sequence[str], seeds: int) -> dict[tuple[str, str], dic
             of = scenario(workload, mix, adaptive=True)
             times = found.setdefault((workload, name), {})
             for policy in POLICIES:
-                summary = summarise(runs(of, policy, seeds), target_steps=of.workload.target_steps)
+                summary = summarize(runs(of, policy, seeds), target_steps=of.workload.target_steps)
                 times[policy] = summary.target_s or float("inf")
                 adaptive = f"{times['adaptive-even'] / times[policy]:.2f} ×" if "adaptive-even" in times else "–"
                 print(

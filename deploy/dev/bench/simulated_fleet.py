@@ -29,17 +29,17 @@ KINDS: tuple[tuple[Workload, float, int], ...] = (
 
 def fleet(seed: int, jobs: int) -> Fleet:
     """Return four A100 on demand, and V100 and T4 as the p3 and g4dn traces had them."""
-    chance = np.random.default_rng(seed)
-    arrivals = np.sort(chance.uniform(0, HOURS * 3600, jobs))
+    rng = np.random.default_rng(seed)
+    arrivals = np.sort(rng.uniform(0, HOURS * 3600, jobs))
     coming = []
     for i, arrived_s in enumerate(arrivals.tolist()):
-        workload, epochs, batch = KINDS[int(chance.integers(len(KINDS)))]
+        workload, epochs, batch = KINDS[int(rng.integers(len(KINDS)))]
         coming.append(
             FleetJob(
                 key=f"{workload.name}-{i}",
                 workload=workload,
                 batch_samples=batch,
-                samples=workload.epoch_samples * epochs * float(chance.uniform(0.3, 1.0)),
+                samples=workload.epoch_samples * epochs * float(rng.uniform(0.3, 1.0)),
                 arrived_s=arrived_s,
                 max_workers=16,
             )

@@ -15,7 +15,7 @@ from heterotrain_simulator.buckets import Network
 from heterotrain_simulator.engine import simulate
 from heterotrain_simulator.heterotrain_policy import HeterotrainPolicy
 from heterotrain_simulator.policy import Policy
-from heterotrain_simulator.scenario import Elasticity, Group, Scenario
+from heterotrain_simulator.scenario import Group, Pauses, Scenario
 from heterotrain_simulator.spot_traces import P3, as_changes
 from heterotrain_simulator.workloads import IMAGENET, PRICES_PER_HOUR
 
@@ -49,25 +49,25 @@ def main() -> None:
     )
     print("| who | pause at a loss / a join | changes | steps repeated | effective time | samples/s |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
-    kinds: list[tuple[str, Policy, Elasticity]] = [
-        ("survivors go on, cautiously", HeterotrainPolicy(), Elasticity(loss_s=arguments.loss, join_s=arguments.join)),
+    kinds: list[tuple[str, Policy, Pauses]] = [
+        ("survivors go on, cautiously", HeterotrainPolicy(), Pauses(loss_s=arguments.loss, join_s=arguments.join)),
         (
             "survivors go on, as on the emulated cluster",
             HeterotrainPolicy(),
-            Elasticity(loss_s=CLUSTER_LOSS_S, join_s=arguments.join),
+            Pauses(loss_s=CLUSTER_LOSS_S, join_s=arguments.join),
         ),
-        ("survivors go on, as bare processes", HeterotrainPolicy(), Elasticity(loss_s=BARE_LOSS_S, join_s=BARE_JOIN_S)),
-        ("restart from a checkpoint, 10 s", Even(), Elasticity(restart_s=10.0)),
-        ("restart, 75 s", Even(), Elasticity(restart_s=75.0)),
+        ("survivors go on, as bare processes", HeterotrainPolicy(), Pauses(loss_s=BARE_LOSS_S, join_s=BARE_JOIN_S)),
+        ("restart from a checkpoint, 10 s", Even(), Pauses(restart_s=10.0)),
+        ("restart, 75 s", Even(), Pauses(restart_s=75.0)),
         (
             f"restart, {IMAGENET.restart_s:.0f} s (published for this job)",
             Even(),
-            Elasticity(restart_s=IMAGENET.restart_s),
+            Pauses(restart_s=IMAGENET.restart_s),
         ),
     ]
-    for name, policy, elasticity in kinds:
-        outcome = simulate(replace(scenario, elasticity=elasticity), policy, seed=1)
-        pause = f"{elasticity.restart_s:g} s" if policy.restarts else f"{elasticity.loss_s:g} / {elasticity.join_s:g} s"
+    for name, policy, pauses in kinds:
+        outcome = simulate(replace(scenario, pauses=pauses), policy, seed=1)
+        pause = f"{pauses.restart_s:g} s" if policy.restarts else f"{pauses.loss_s:g} / {pauses.join_s:g} s"
         print(
             f"| {name} | {pause} | {outcome.changes} | {outcome.repeated_steps} | {outcome.effective_part:.2%} "
             f"| {outcome.samples / outcome.end_s:.0f} |",

@@ -85,10 +85,10 @@ def test_files(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run(tmp_path, {**SMALL, "seeds": [1, 2]}, "--out", str(out)).exit_code == 0
     assert sorted(path.name for path in out.iterdir()) == [
-        "cost.png", "progress.png", "shares.png", "stretches.csv", "summary.json", "summary.md",
+        "cost.png", "periods.csv", "progress.png", "shares.png", "summary.json", "summary.md",
     ]  # fmt: skip
     assert (out / "summary.md").read_text(encoding="utf-8").startswith("simulated: ")
-    rows = list(csv.DictReader(io.StringIO((out / "stretches.csv").read_text(encoding="utf-8"))))
+    rows = list(csv.DictReader(io.StringIO((out / "periods.csv").read_text(encoding="utf-8"))))
     assert {(row["policy"], row["seed"]) for row in rows} == {
         (p, s) for p in ("even", "heterotrain") for s in ("1", "2")
     }
@@ -140,7 +140,7 @@ def test_a_trace_is_a_pool_s_workers() -> None:
     }
     scenario = scenario_of(document, name="x", where="x").scenario
     assert scenario.groups[0].count == 0
-    assert len(scenario.changes) == len(P3.rows)
+    assert len(scenario.changes) == len(P3.minutes)
     assert {change.pool for change in scenario.changes} == {"x"}
 
 

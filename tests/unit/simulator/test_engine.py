@@ -16,17 +16,17 @@ from heterotrain_simulator.ground_truth import GroundTruth, Worker
 from heterotrain_simulator.heterotrain_policy import HeterotrainPolicy
 from heterotrain_simulator.policy import PolicyDecision, View
 from heterotrain_simulator.result import RunResult
-from heterotrain_simulator.scenario import Change, Elasticity, Group, Noise, Slowdown
+from heterotrain_simulator.scenario import Change, Group, Noise, Pauses, Slowdown
 from unit.simulator.scenarios import a_scenario, a_workload
 
 QUIET = Noise(variation=0.0)
 
 
 @dataclass
-class Watched:
+class Recorder:
     """Even shares, and a record of what the policy was shown."""
 
-    name: str = "watched"
+    name: str = "recorder"
     restarts: bool = False
     views: list[View] = field(default_factory=list)
 
@@ -37,7 +37,7 @@ class Watched:
 
 
 def members(outcome: RunResult) -> list[tuple[str, ...]]:
-    return [row.members for row in outcome.rows]
+    return [row.members for row in outcome.periods]
 
 
 @pytest.mark.parametrize("policy", [Even, Proportional, Cannikin, HeterotrainPolicy])
@@ -55,19 +55,19 @@ def test_every_sample_once(policy: type[Any]) -> None:
     assert outcome.epochs == 2
     assert outcome.samples == 2 * 20_001
     assert outcome.steps == 2 * 51
-    assert sum(row.steps for row in outcome.rows) == outcome.steps
+    assert sum(row.steps for row in outcome.periods) == outcome.steps
 
 
 def test_all_time_and_money_is_accounted_for() -> None:
     """Training, pauses and idle time add up to the end; the cost is the workers' price while they are there."""
     changes = (Change(pool="slow", at_s=20.0, lost=2), Change(pool="slow", at_s=30.0, joined=1))
-    elasticity = Elasticity(loss_s=2.0, join_s=1.0, start_s=5.0)
-    outcome = simulate(a_scenario(changes=changes, elasticity=elasticity, end_epochs=4), Watched(), seed=1)
+    pauses = Pauses(loss_s=2.0, join_s=1.0, start_s=5.0)
+    outcome = simulate(a_scenario(changes=changes, pauses=pauses, end_epochs=4), Recorder(), seed=1)
     assert outcome.changes == 2
     assert outcome.training_s + outcome.paused_s + outcome.idle_s == pytest.approx(outcome.end_s)
     assert outcome.idle_s == 0
     # 10 an hour until the loss and its pause are over, 8 until the join, 9 after it.
-    lost_s, joined_s = 22.0, next(row.from_s for row in outcome.rows if len(row.members) == 3)
+    lost_s, joined_s = 22.0, next(row.from_s for row in outcome.periods if len(row.members) == 3)
     spent = 10 * lost_s + 8 * (joined_s - lost_s) + 9 * (outcome.end_s - joined_s)
     assert outcome.cost == pytest.approx(spent / 3600, rel=1e-9)
 
@@ -76,11 +76,11 @@ def test_a_loss_costs_the_step_in_flight() -> None:
     """Without noise, the steps before and after are exactly those of the members that are there."""
     scenario = a_scenario(
         noise=QUIET, changes=(Change(pool="slow", at_s=4.1, lost=2),), network=Network(bytes_per_s=1e15),
-        elasticity=Elasticity(loss_s=1.5),
+        pauses=Pauses(loss_s=1.5),
     )  # fmt: skip
     outcome = simulate(scenario, Even(restarts=False), seed=1)
     # 100 samples take the slow ones 0.41 s: nine whole steps in 3.69 s, the tenth would end at 4.1 s exactly.
-    before, after = outcome.rows[0], outcome.rows[1]
+    before, after = outcome.periods[0], outcome.periods[1]
     assert before.step_s == pytest.approx(0.41)
     assert before.steps in (9, 10)  # the tenth ends at the very moment of the loss, up to rounding
     assert outcome.repeated_steps == 10 - before.steps or outcome.repeated_steps == 1
@@ -92,7 +92,7 @@ def test_a_loss_costs_the_step_in_flight() -> None:
 def test_members_change_as_the_scenario_says() -> None:
     """Lost workers are gone, joined ones are new, and start_s passes before they take part."""
     changes = (Change(pool="fast", at_s=10.0, lost=1), Change(pool="slow", at_s=12.0, joined=2, lost=1))
-    scenario = a_scenario(changes=changes, elasticity=Elasticity(start_s=8.0))
+    scenario = a_scenario(changes=changes, pauses=Pauses(start_s=8.0))
     outcome = simulate(scenario, Even(restarts=False), seed=1)
     assert members(outcome)[:4] == [
         ("fast-0", "fast-1", "slow-0", "slow-1"),
@@ -100,7 +100,7 @@ def test_members_change_as_the_scenario_says() -> None:
         ("fast-1", "slow-1"),
         ("fast-1", "slow-1", "slow-2", "slow-3"),
     ]
-    assert outcome.rows[3].from_s > 20.0
+    assert outcome.periods[3].from_s > 20.0
 
 
 def test_nobody_is_left_and_somebody_comes() -> None:
@@ -108,7 +108,7 @@ def test_nobody_is_left_and_somebody_comes() -> None:
     changes = (
         Change(pool="fast", at_s=5.0, lost=2), Change(pool="slow", at_s=5.0, lost=2), Change(pool="fast", at_s=50.0, joined=1),
     )  # fmt: skip
-    outcome = simulate(a_scenario(changes=changes, elasticity=Elasticity(loss_s=1.0, start_s=10.0)), Watched(), seed=1)
+    outcome = simulate(a_scenario(changes=changes, pauses=Pauses(loss_s=1.0, start_s=10.0)), Recorder(), seed=1)
     assert outcome.idle_s == pytest.approx(54.0, abs=0.5)
     assert outcome.epochs == 2
     assert outcome.effective_part == pytest.approx(outcome.training_s / (outcome.end_s - outcome.idle_s))
@@ -117,16 +117,14 @@ def test_nobody_is_left_and_somebody_comes() -> None:
 def test_it_ends_when_nobody_will_come() -> None:
     """A job that lost everybody for good ends where it stood."""
     changes = (Change(pool="fast", at_s=5.0, lost=2), Change(pool="slow", at_s=5.0, lost=2))
-    outcome = simulate(a_scenario(changes=changes), Watched(), seed=1)
+    outcome = simulate(a_scenario(changes=changes), Recorder(), seed=1)
     assert outcome.target_s is None
     assert outcome.samples < 20_000
 
 
 def test_restarting_policies_pay_for_it() -> None:
     """The same change costs one second here and thirty there."""
-    scenario = a_scenario(
-        changes=(Change(pool="slow", at_s=10.0, lost=1),), elasticity=Elasticity(loss_s=1, restart_s=30)
-    )
+    scenario = a_scenario(changes=(Change(pool="slow", at_s=10.0, lost=1),), pauses=Pauses(loss_s=1, restart_s=30))
     assert simulate(scenario, Even(restarts=True), seed=1).paused_s == pytest.approx(
         simulate(scenario, Even(restarts=False), seed=1).paused_s + 29
     )
@@ -134,9 +132,9 @@ def test_restarting_policies_pay_for_it() -> None:
 
 def test_a_policy_sees_telemetry_only() -> None:
     """Nothing at the start, then what scrapes brought; a lost member's successor has no past."""
-    policy = Watched()
+    policy = Recorder()
     changes = (Change(pool="slow", at_s=30.0, lost=1), Change(pool="slow", at_s=31.0, joined=1))
-    simulate(a_scenario(changes=changes, end_epochs=4, elasticity=Elasticity(start_s=5.0)), policy, seed=1)
+    simulate(a_scenario(changes=changes, end_epochs=4, pauses=Pauses(start_s=5.0)), policy, seed=1)
     assert not policy.views[0].observations
     at_boundary = policy.views[1]
     assert not at_boundary.changed
@@ -151,7 +149,7 @@ def test_a_policy_sees_telemetry_only() -> None:
 
 def test_a_measured_step_is_what_was_drawn() -> None:
     """Mean compute in the telemetry is the table's, and the step phase adds up to the training time."""
-    policy = Watched()
+    policy = Recorder()
     outcome = simulate(a_scenario(), policy, seed=1)
     view = policy.views[-1]
     slow = [o for o in view.observations["slow-0"] if o.compute is not None]
@@ -165,8 +163,8 @@ def test_a_measured_step_is_what_was_drawn() -> None:
 def test_slowdowns_begin_and_end() -> None:
     """The slowed worker holds everybody up while it lasts, at any step, not only at boundaries."""
     slow = (Slowdown(pool="slow", worker=1, from_s=10.0, until_s=20.0, ratio=2.0),)
-    outcome = simulate(a_scenario(noise=QUIET, slowdowns=slow, end_epochs=1), Watched(), seed=1)
-    plain = simulate(a_scenario(noise=QUIET, end_epochs=1), Watched(), seed=1)
+    outcome = simulate(a_scenario(noise=QUIET, slowdowns=slow, end_epochs=1), Recorder(), seed=1)
+    plain = simulate(a_scenario(noise=QUIET, end_epochs=1), Recorder(), seed=1)
     # Ten seconds at half speed: five seconds' worth of steps are late.
     assert outcome.end_s - plain.end_s == pytest.approx(5.0, abs=1.0)
 
@@ -174,7 +172,7 @@ def test_slowdowns_begin_and_end() -> None:
 def test_the_target_is_reached_when_the_gains_add_up() -> None:
     """With a noise scale far above the batch, a step of four base batches is worth four steps of the base batch."""
     workload = a_workload(noise=((0.0, 1e12),), target_steps=199.99)
-    outcome = simulate(a_scenario(workload=workload, end_epochs=0, noise=QUIET), Watched(), seed=1)
+    outcome = simulate(a_scenario(workload=workload, end_epochs=0, noise=QUIET), Recorder(), seed=1)
     assert outcome.target_s is not None
     assert outcome.target_s == pytest.approx(50 * 0.41, rel=0.01)
     assert outcome.cost_at_target == pytest.approx(outcome.target_s * 10 / 3600, rel=1e-6)
@@ -182,7 +180,7 @@ def test_the_target_is_reached_when_the_gains_add_up() -> None:
 
 def test_it_stops_at_the_end_of_time() -> None:
     """end_s cuts the step in flight."""
-    outcome = simulate(a_scenario(end_s=7.77), Watched(), seed=1)
+    outcome = simulate(a_scenario(end_s=7.77), Recorder(), seed=1)
     assert outcome.end_s == pytest.approx(7.77)
     assert outcome.epochs == 0
 
@@ -190,17 +188,17 @@ def test_it_stops_at_the_end_of_time() -> None:
 def test_progress_is_reported() -> None:
     """The report never goes back and ends at one."""
     parts: list[float] = []
-    simulate(a_scenario(), Watched(), seed=1, report=parts.append)
+    simulate(a_scenario(), Recorder(), seed=1, report=parts.append)
     assert parts == sorted(parts)
     assert parts[-1] == 1.0
 
 
 def test_boundaries_by_steps() -> None:
     """With boundary_steps the policy is asked every so many steps, within epochs, too."""
-    policy = Watched()
+    policy = Recorder()
     simulate(a_scenario(boundary_steps=20, end_epochs=1), policy, seed=1)
     assert policy.views[-1].boundary == 2
-    assert [row.steps for row in simulate(a_scenario(boundary_steps=20, end_epochs=1), Watched(), seed=1).rows] == [
+    assert [row.steps for row in simulate(a_scenario(boundary_steps=20, end_epochs=1), Recorder(), seed=1).periods] == [
         20,
         20,
         10,
@@ -218,7 +216,7 @@ def test_the_optimum_bounds_everybody() -> None:
     assert best is not None
     assert truth.planned_s(workers, best.shares, 0.0) == pytest.approx(best.step_s, rel=1e-9)
     for policy in (Even(), Proportional(), Cannikin(), HeterotrainPolicy()):
-        for row in simulate(scenario, policy, seed=1).rows:
+        for row in simulate(scenario, policy, seed=1).periods:
             assert row.planned_s >= best.step_s * (1 - 1e-9)
 
 
@@ -232,7 +230,7 @@ def test_ours_is_within_two_percent_after_one_epoch() -> None:
     best = truth.optimum(workers, 1200, 0.0)
     assert best is not None
     for seed in range(10):
-        rows = simulate(scenario, HeterotrainPolicy(), seed=seed).rows
+        rows = simulate(scenario, HeterotrainPolicy(), seed=seed).periods
         assert rows[0].planned_s > 1.5 * best.step_s
         assert rows[1].planned_s <= 1.02 * best.step_s
 
@@ -251,15 +249,15 @@ def test_scenarios_that_contradict_themselves_are_refused() -> None:
 def test_a_worker_s_luck_goes_on_as_long_as_the_scenario_says(correlation: float) -> None:
     """However many steps are drawn at once: moments and the correlation at two distances are those of the process."""
     truth = GroundTruth(a_scenario(noise=Noise(variation=0.1, correlation=correlation)))
-    chance, drawn, before_W = np.random.default_rng(2), [], np.full(4, np.nan)
+    rng, drawn, before_W = np.random.default_rng(2), [], np.full(4, np.nan)
     for steps in (1, 7, 500) * 40:
-        drawn.append(truth.luck(before_W, steps, chance))
+        drawn.append(truth.deviates(before_W, steps, rng))
         before_W = drawn[-1][-1]
-    luck_NW = np.concatenate(drawn)
-    assert float(luck_NW.mean()) == pytest.approx(0.0, abs=0.05)
-    assert float(luck_NW.var()) == pytest.approx(1.0, abs=0.05)
+    deviate_NW = np.concatenate(drawn)
+    assert float(deviate_NW.mean()) == pytest.approx(0.0, abs=0.05)
+    assert float(deviate_NW.var()) == pytest.approx(1.0, abs=0.05)
     for apart in (1, 3):
-        found = float((luck_NW[apart:] * luck_NW[:-apart]).mean())
+        found = float((deviate_NW[apart:] * deviate_NW[:-apart]).mean())
         assert found == pytest.approx(correlation**apart, abs=0.03)
-    between = np.corrcoef(luck_NW.T) - np.eye(4)
+    between = np.corrcoef(deviate_NW.T) - np.eye(4)
     assert float(np.abs(between).max()) < 0.05

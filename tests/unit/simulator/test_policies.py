@@ -125,7 +125,7 @@ def test_adaptive_batches_grow_with_the_noise_scale(policy: type[Any]) -> None:
     )
     scenario = a_scenario(workload=workload, batch_samples=100, adaptive=True, end_epochs=0)
     adaptive = simulate(scenario, policy(), seed=1)
-    batches = [row.batch_samples for row in adaptive.rows]
+    batches = [row.batch_samples for row in adaptive.periods]
     assert batches[0] == 100
     assert max(batches) <= workload.most_batch
     assert batches[-1] > 2 * batches[0]
@@ -142,7 +142,7 @@ def test_a_jump_of_the_batch_does_not_run_away() -> None:
         groups=tuple(Group(pool=gpu, gpu=gpu, count=n) for gpu, n in (("a100", 4), ("v100", 4), ("rtx6000", 8))),
     )  # fmt: skip
     truth = GroundTruth(scenario)
-    rows = simulate(scenario, HeterotrainPolicy(), seed=1).rows
+    rows = simulate(scenario, HeterotrainPolicy(), seed=1).periods
     assert rows[1].batch_samples > 3 * rows[0].batch_samples
     for row in rows[1:]:
         workers = [Worker(name=m, pool=p, gpu=p, index=0) for m, p in zip(row.members, row.pools, strict=True)]
@@ -155,7 +155,7 @@ def test_ours_notices_a_throttled_member() -> None:
     slow = (Slowdown(pool="fast", worker=0, from_s=40.0, until_s=110.0, ratio=2.0),)
     workload = a_workload(target_steps=1e9)
     scenario = a_scenario(workload=workload, slowdowns=slow, end_epochs=16, boundary_steps=10, scrape_s=1.0)
-    rows = simulate(scenario, HeterotrainPolicy(), seed=1).rows
+    rows = simulate(scenario, HeterotrainPolicy(), seed=1).periods
     before = next(row for row in reversed(rows) if row.until_s < 40.0).shares[0]
     during = next(row for row in reversed(rows) if row.until_s < 110.0).shares[0]
     after = rows[-1].shares[0]

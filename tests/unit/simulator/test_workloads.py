@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from heterotrain_core.contract import metrics
 from heterotrain_simulator.convergence import gain, noise_scale
-from heterotrain_simulator.counters import Telemetry
+from heterotrain_simulator.counters import SimulatedTelemetry
 from heterotrain_simulator.ground_truth import Times
 from heterotrain_simulator.spot_traces import P3, TRACES, as_changes
 from heterotrain_simulator.workloads import CIFAR10, OPT_350M, PRICES_PER_HOUR, WORKLOADS
@@ -34,13 +34,13 @@ def test_published_rows_are_transcribed_right() -> None:
 
 def test_the_traces_have_their_published_statistics() -> None:
     """p3: 177 nodes added, 167 removed, at most 32, 24.0 in the mean, 162 changes after the start in 11.4 hours."""
-    assert sum(row.added for row in P3.rows) == 177
-    assert sum(row.removed for row in P3.rows) == 167
+    assert sum(minute.added for minute in P3.minutes) == 177
+    assert sum(minute.removed for minute in P3.minutes) == 167
     assert P3.peak == 32
     assert P3.mean_nodes == pytest.approx(24.0, abs=0.1)
-    assert len(P3.rows) == 163
-    assert sum(row.removed >= 2 for row in P3.rows) == 40
-    assert max(row.removed for row in P3.rows) == 6
+    assert len(P3.minutes) == 163
+    assert sum(minute.removed >= 2 for minute in P3.minutes) == 40
+    assert max(minute.removed for minute in P3.minutes) == 6
     assert P3.end_s / 3600 == pytest.approx(11.4, abs=0.05)
     assert TRACES["g4dn"].peak == 24
 
@@ -73,7 +73,7 @@ def test_the_gain_of_a_step() -> None:
 
 def test_telemetry_keeps_as_many_shapes_as_the_contract_says() -> None:
     """The oldest shape goes first, and what scrapes had not seen of it is lost, as in the trainer."""
-    telemetry = Telemetry()
+    telemetry = SimulatedTelemetry()
     times = Times(forward_s=0.1, backward_s=0.2, last_backward_s=0.2, micro_batches=1)
     for share in range(1, metrics.MAX_LIVE_SHAPES + 3):
         telemetry.record(

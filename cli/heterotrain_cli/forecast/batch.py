@@ -14,7 +14,7 @@ from heterotrain_cli.profile import Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemberAnswer:
+class MemberForecast:
     """What one single member would do in each step."""
 
     name: str
@@ -24,7 +24,7 @@ class MemberAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class BatchForecast:
     """The forecast of one step; without a feasible division only the reason says something.
 
     Attributes:
@@ -41,31 +41,31 @@ class Answer:
     step_s: float | None = None
     samples_per_s: float | None = None
     efficiency: float | None = None
-    members: tuple[MemberAnswer, ...] = ()
+    members: tuple[MemberForecast, ...] = ()
 
 
-def answer(profile: Profile, batch_samples: int) -> Answer:
+def forecast_batch(profile: Profile, batch_samples: int) -> BatchForecast:
     """Return the forecast for a global batch of at least 1 sample."""
     names = [member.name for member in profile.members for _ in range(member.count)]
     curves = [member.curve for member in profile.members for _ in range(member.count)]
     split = balance(batch_samples, curves, communication=profile.communication)
     if isinstance(split, Infeasible):
-        return Answer(feasible=False, reason=with_name(split.reason, names))
+        return BatchForecast(feasible=False, reason=with_name(split.reason, names))
     rows = zip(names, split.shares, split.micro_batches, split.bindings, strict=True)
-    return Answer(
+    return BatchForecast(
         feasible=True,
         reason=split.reason,
         step_s=split.step_s,
         samples_per_s=batch_samples / split.step_s,
         efficiency=split.efficiency,
         members=tuple(
-            MemberAnswer(name=name, samples=samples, micro_batches=micro, binding=binding)
+            MemberForecast(name=name, samples=samples, micro_batches=micro, binding=binding)
             for name, samples, micro, binding in rows
         ),
     )
 
 
-def as_document(found: Answer) -> dict[str, Any]:
+def as_document(found: BatchForecast) -> dict[str, Any]:
     """Return the answer in the documented JSON form."""
     return {
         "feasible": found.feasible,

@@ -11,17 +11,25 @@ from heterotrain_core.contract.plan import Binding, CommunicationTime, ComputeTi
 from heterotrain_core.split.balance import Infeasible, Split, balance, evaluate, evenly
 from heterotrain_core.split.member import SplitMember, TableTime
 
-from heterotrain_cli.forecast.answer import with_name
-from heterotrain_cli.forecast.job import Choice, Exchange, Job, Pool, preferred, price_per_hour, ranks_of
+from heterotrain_cli.forecast.batch import with_name
+from heterotrain_cli.forecast.job import (
+    Allocation,
+    Job,
+    MeasuredExchange,
+    Pool,
+    preferred_allocation,
+    price_per_hour,
+    ranks_of,
+)
 
-MOST_CHOICES = 2000
+MAX_CANDIDATES = 2000
 """Choices that are looked at; where there are more, fewer counts of each pool are tried."""
 _HOUR_S = 3600.0
-_ALIKE = ComputeTime(per_sample_s=1.0, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
+_EQUAL_SPEED = ComputeTime(per_sample_s=1.0, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolOutcome:
+class PoolForecast:
     """What the ranks of one pool do.
 
     Attributes:
@@ -45,7 +53,7 @@ class PoolOutcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class AllocationForecast:
     """What one choice of workers reaches.
 
     Attributes:
@@ -58,14 +66,14 @@ class Outcome:
         reason: one sentence.
     """
 
-    choice: Choice
+    allocation: Allocation
     step_s: float
     samples_per_s: float
     efficiency: float
     even_step_s: float | None
     price_per_hour: float | None
     cost_per_million: float | None
-    pools: tuple[PoolOutcome, ...]
+    pools: tuple[PoolForecast, ...]
     reason: str
 
 
@@ -83,8 +91,8 @@ class JobForecast:
 
     feasible: bool
     reason: str
-    outcome: Outcome | None = None
-    alternatives: tuple[Outcome, ...] = ()
+    preferred: AllocationForecast | None = None
+    alternatives: tuple[AllocationForecast, ...] = ()
 
 
 def forecast_job(job: Job, communication: CommunicationTime, *, measured_ranks: int | None = None) -> JobForecast:
@@ -95,21 +103,23 @@ def forecast_job(job: Job, communication: CommunicationTime, *, measured_ranks: 
         communication: the exchange.
         measured_ranks: among how many ranks it was measured; ``None`` for the ranks of the preferred workers.
     """
-    choice = preferred(job)
-    if isinstance(choice, str):
-        return JobForecast(feasible=False, reason=choice)
-    exchange = Exchange(communication=communication, ranks=measured_ranks or len(ranks_of(job, choice)))
-    first = outcome_of(job, choice, exchange)
-    others = [outcome_of(job, other, exchange) for other in _choices(job)]
-    best = not_beaten([other for other in others if isinstance(other, Outcome)])
+    allocation = preferred_allocation(job)
+    if isinstance(allocation, str):
+        return JobForecast(feasible=False, reason=allocation)
+    exchange = MeasuredExchange(communication=communication, ranks=measured_ranks or len(ranks_of(job, allocation)))
+    first = forecast_allocation(job, allocation, exchange)
+    others = [forecast_allocation(job, other, exchange) for other in _candidates(job)]
+    best = pareto_front([other for other in others if isinstance(other, AllocationForecast)])
     if isinstance(first, Infeasible):
         return JobForecast(feasible=False, reason=first.reason, alternatives=best)
-    return JobForecast(feasible=True, reason=first.reason, outcome=first, alternatives=best)
+    return JobForecast(feasible=True, reason=first.reason, preferred=first, alternatives=best)
 
 
-def outcome_of(job: Job, choice: Choice, exchange: Exchange) -> Outcome | Infeasible:
+def forecast_allocation(
+    job: Job, allocation: Allocation, exchange: MeasuredExchange
+) -> AllocationForecast | Infeasible:
     """Return what a choice of workers reaches with the job's batch."""
-    ranks = ranks_of(job, choice)
+    ranks = ranks_of(job, allocation)
     members = [member for _, member in ranks]
     communication = exchange.among(len(members))
     even: Split | Infeasible = Infeasible(reason="there is no rank")
@@ -118,14 +128,14 @@ def outcome_of(job: Job, choice: Choice, exchange: Exchange) -> Outcome | Infeas
     split = balance(job.batch_samples, members, communication=communication)
     if job.even and isinstance(split, Split):
         # As the operator divides then: evenly, as far as limits allow.
-        alike = balance(job.batch_samples, [_alike(member) for member in members])
+        alike = balance(job.batch_samples, [_equal_speed(member) for member in members])
         split = alike if isinstance(alike, Infeasible) else evaluate(alike.shares, members, communication=communication)
     if isinstance(split, Infeasible):
         return replace(split, reason=with_name(split.reason, [job.pools[index].name for index, _ in ranks]))
-    per_hour = price_per_hour(job, choice)
+    per_hour = price_per_hour(job, allocation)
     rate = job.batch_samples / split.step_s
-    return Outcome(
-        choice=choice,
+    return AllocationForecast(
+        allocation=allocation,
         step_s=split.step_s,
         samples_per_s=rate,
         efficiency=split.efficiency,
@@ -134,28 +144,28 @@ def outcome_of(job: Job, choice: Choice, exchange: Exchange) -> Outcome | Infeas
         cost_per_million=None if per_hour is None else per_hour * 1e6 / rate / _HOUR_S,
         pools=tuple(
             _pool(pool, workers, [i for i, (owner, _) in enumerate(ranks) if owner == index], split, job.batch_samples)
-            for index, (pool, workers) in enumerate(zip(job.pools, choice.workers, strict=True))
+            for index, (pool, workers) in enumerate(zip(job.pools, allocation.workers, strict=True))
             if workers
         ),
         reason="even shares, because rebalance.boundary is never" if job.even else split.reason,
     )
 
 
-def _alike(member: SplitMember) -> SplitMember:
+def _equal_speed(member: SplitMember) -> SplitMember:
     """Return the member with its limits, a table's end among them, and the time of any other."""
     compute = member.compute
     if not isinstance(compute, TableTime):
-        return replace(member, compute=_ALIKE)
+        return replace(member, compute=_EQUAL_SPEED)
     last = compute.points[-1][0]
     cap = last if member.cap_samples is None else min(last, member.cap_samples)
-    return replace(member, compute=_ALIKE, cap_samples=cap)
+    return replace(member, compute=_EQUAL_SPEED, cap_samples=cap)
 
 
-def _pool(pool: Pool, workers: int, mine: Sequence[int], split: Split, batch_samples: int) -> PoolOutcome:
+def _pool(pool: Pool, workers: int, mine: Sequence[int], split: Split, batch_samples: int) -> PoolForecast:
     shares = [split.shares[i] for i in mine]
     bindings = [split.bindings[i] for i in mine]
     counts = {binding: bindings.count(binding) for binding in sorted(set(bindings))}
-    return PoolOutcome(
+    return PoolForecast(
         name=pool.name,
         workers=workers,
         ranks=len(mine),
@@ -167,12 +177,12 @@ def _pool(pool: Pool, workers: int, mine: Sequence[int], split: Split, batch_sam
     )
 
 
-def not_beaten(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
+def pareto_front(outcomes: Sequence[AllocationForecast]) -> tuple[AllocationForecast, ...]:
     """Return the outcomes than which no other is at least as fast and as cheap a sample and better in one, fastest first.
 
     Of equals the first stays. An outcome without a price can only win by speed.
     """
-    kept: list[Outcome] = []
+    kept: list[AllocationForecast] = []
     cheapest = float("inf")
     for outcome in sorted(outcomes, key=lambda o: (-o.samples_per_s, _cost(o))):
         if not kept or _cost(outcome) < cheapest * (1 - 1e-9):
@@ -181,38 +191,38 @@ def not_beaten(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
     return tuple(kept)
 
 
-def _cost(outcome: Outcome) -> float:
+def _cost(outcome: AllocationForecast) -> float:
     return float("inf") if outcome.cost_per_million is None else outcome.cost_per_million
 
 
-def _choices(job: Job) -> Iterator[Choice]:
+def _candidates(job: Job) -> Iterator[Allocation]:
     """Yield the choices that are looked at: all that the job allows while they are few, otherwise fewer of each pool."""
-    for wanted in (_every, _halves, _ends):
+    for wanted in (_all_counts, _halved_counts, _extreme_counts):
         ranges = [wanted(pool) if pool.rank is not None else [0] for pool in job.pools]
-        if math.prod(map(len, ranges)) <= MOST_CHOICES:
+        if math.prod(map(len, ranges)) <= MAX_CANDIDATES:
             candidates: Iterator[tuple[int, ...]] = itertools.product(*ranges)
             break
     else:
-        candidates = _one_pool_less_or_alone(ranges)
+        candidates = _without_or_only_each_pool(ranges)
     for workers in candidates:
         if job.least_workers <= sum(workers) <= job.most_workers:
-            yield Choice(workers=workers)
+            yield Allocation(workers=workers)
 
 
-def _every(pool: Pool) -> list[int]:
+def _all_counts(pool: Pool) -> list[int]:
     return list(range(pool.least_workers, pool.most_workers + 1))
 
 
-def _halves(pool: Pool) -> list[int]:
+def _halved_counts(pool: Pool) -> list[int]:
     halves = {pool.most_workers >> shift for shift in range(pool.most_workers.bit_length() + 1)}
     return sorted({pool.least_workers, *(n for n in halves if n > pool.least_workers)})
 
 
-def _ends(pool: Pool) -> list[int]:
+def _extreme_counts(pool: Pool) -> list[int]:
     return sorted({pool.least_workers, pool.most_workers})
 
 
-def _one_pool_less_or_alone(ranges: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
+def _without_or_only_each_pool(ranges: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
     least, most = [values[0] for values in ranges], [values[-1] for values in ranges]
     yield tuple(most)
     for index in range(len(ranges)):

@@ -9,9 +9,9 @@ from heterotrain_core.contract.plan import Prediction
 from rich.console import Console
 
 from heterotrain_cli.documents import place, read_document
-from heterotrain_cli.forecast.cluster import Learned, exchange, learned, with_learned
+from heterotrain_cli.forecast.allocations import AllocationForecast, JobForecast, PoolForecast, forecast_job
+from heterotrain_cli.forecast.cluster import RunningJob, exchange, read_running_job, with_measured_speeds
 from heterotrain_cli.forecast.job import Job, read_job, with_profile
-from heterotrain_cli.forecast.options import JobForecast, Outcome, PoolOutcome, forecast_job
 from heterotrain_cli.forecast.tables import headline, plain_table, say
 from heterotrain_cli.profile import Profile
 
@@ -32,19 +32,19 @@ class JobReport:
     job: Job
     forecast: JobForecast
     samples_per_epoch: int | None
-    learned: Learned | None = None
+    running: RunningJob | None = None
 
     @property
     def document(self) -> dict[str, Any]:
         """The forecast in the documented JSON form."""
-        outcome = self.forecast.outcome
+        outcome = self.forecast.preferred
         return {
             "job": self.job.name,
             "batch": self.job.batch_samples,
             "feasible": self.forecast.feasible,
             "reason": self.forecast.reason,
             **(self._figures(outcome) if outcome else {"stepSeconds": None}),
-            "measuredStepSeconds": self.learned.measured_step_s if self.learned else None,
+            "measuredStepSeconds": self.running.measured_step_s if self.running else None,
             "plannedStepSeconds": self._prediction.step_s if self._prediction else None,
             "efficiencyCeiling": self._prediction.efficiency_ceiling if self._prediction else None,
             "unknownPools": [pool.name for pool in self.job.pools if pool.rank is None],
@@ -54,9 +54,9 @@ class JobReport:
     @property
     def _prediction(self) -> Prediction | None:
         """What the plan in force expects of its own members and shares, noise included."""
-        return self.learned.plan.prediction if self.learned else None
+        return self.running.plan.prediction if self.running else None
 
-    def _figures(self, outcome: Outcome) -> dict[str, Any]:
+    def _figures(self, outcome: AllocationForecast) -> dict[str, Any]:
         return {
             "stepSeconds": outcome.step_s,
             "samplesPerSecond": outcome.samples_per_s,
@@ -83,14 +83,14 @@ class JobReport:
             ],
         }
 
-    def _epoch_cost(self, outcome: Outcome) -> float | None:
+    def _epoch_cost(self, outcome: AllocationForecast) -> float | None:
         if self.samples_per_epoch is None or outcome.cost_per_million is None:
             return None
         return outcome.cost_per_million * self.samples_per_epoch / 1e6
 
     def show(self, console: Console) -> None:
         """Print the forecast for people."""
-        outcome = self.forecast.outcome
+        outcome = self.forecast.preferred
         if outcome is None:
             say(console, f"not possible: {self.forecast.reason}")
         else:
@@ -102,7 +102,7 @@ class JobReport:
             say(console, f"left out, because nothing is known of their speed: {', '.join(unknown)}")
         self._show_alternatives(console)
 
-    def _show_pools(self, console: Console, outcome: Outcome) -> None:
+    def _show_pools(self, console: Console, outcome: AllocationForecast) -> None:
         table = plain_table("pool")
         for heading in ("workers", "ranks", "each", "micro", "of batch", "an hour"):
             table.add_column(heading, justify="right")
@@ -121,7 +121,7 @@ class JobReport:
             )
         console.print(table)
 
-    def _show_comparison(self, console: Console, outcome: Outcome) -> None:
+    def _show_comparison(self, console: Console, outcome: AllocationForecast) -> None:
         if outcome.even_step_s is None and not self.job.even:
             say(console, "even shares are not possible: some rank cannot take its part")
         elif outcome.even_step_s is not None and not self.job.even:
@@ -133,8 +133,8 @@ class JobReport:
                 f"the plan in force expects {self._prediction.step_s:.4g} s of its members, noise included, which allows "
                 f"an efficiency of {self._prediction.efficiency_ceiling:.3f} at most",
             )
-        if self.learned and self.learned.measured_step_s is not None:
-            say(console, f"measured now, with the members it has: {self.learned.measured_step_s:.4g} s")
+        if self.running and self.running.measured_step_s is not None:
+            say(console, f"measured now, with the members it has: {self.running.measured_step_s:.4g} s")
         if self.samples_per_epoch is not None:
             say(
                 console,
@@ -153,9 +153,9 @@ class JobReport:
     def _show_alternatives(self, console: Console) -> None:
         if not self.forecast.alternatives:
             return
-        chosen = self.forecast.outcome
+        chosen = self.forecast.preferred
         rows = _spread(self.forecast.alternatives, _SHOWN_ALTERNATIVES)
-        if chosen is not None and all(other.choice != chosen.choice for other in rows):
+        if chosen is not None and all(other.allocation != chosen.allocation for other in rows):
             rows = sorted([*rows, chosen], key=lambda other: -other.samples_per_s)
         own = "" if chosen is None else " (* is the job's own)"
         say(console, f"choices that no other one beats in both speed and price{own}:")
@@ -168,8 +168,8 @@ class JobReport:
         for other in rows:
             cost = self._epoch_cost(other) if self.samples_per_epoch is not None else other.cost_per_million
             table.add_row(
-                "*" if chosen is not None and other.choice == chosen.choice else "",
-                *(str(workers) for workers in other.choice.workers),
+                "*" if chosen is not None and other.allocation == chosen.allocation else "",
+                *(str(workers) for workers in other.allocation.workers),
                 f"{other.step_s:.4g} s",
                 f"{other.samples_per_s:.4g}",
                 f"{other.efficiency:.3f}",
@@ -201,26 +201,26 @@ def report_from_cluster(
         UnavailableError: the cluster or the job can't be reached.
     """
     written = _with_batch(read_job(path), batch)
-    found = learned(written, namespace=namespace or written.namespace)
+    found = read_running_job(written, namespace=namespace or written.namespace)
     if written.adaptive and batch is None:
         written = _with_batch(written, found.plan.global_batch_samples)
-    job = with_learned(written, found)
+    job = with_measured_speeds(written, found)
     forecast = forecast_job(job, exchange(found.plan), measured_ranks=len(found.plan.members))
-    return JobReport(job=job, forecast=forecast, samples_per_epoch=samples_per_epoch, learned=found)
+    return JobReport(job=job, forecast=forecast, samples_per_epoch=samples_per_epoch, running=found)
 
 
 def _with_batch(job: Job, batch: int | None) -> Job:
     return job if batch is None else replace(job, batch_samples=batch)
 
 
-def _spread(outcomes: tuple[Outcome, ...], count: int) -> list[Outcome]:
+def _spread(outcomes: tuple[AllocationForecast, ...], count: int) -> list[AllocationForecast]:
     """Return at most ``count`` of them, first and last included and the others evenly between."""
     if len(outcomes) <= count:
         return list(outcomes)
     return [outcomes[round(i * (len(outcomes) - 1) / (count - 1))] for i in range(count)]
 
 
-def _bindings(pool: PoolOutcome) -> str:
+def _bindings(pool: PoolForecast) -> str:
     if len(pool.bindings) == 1:
         return pool.bindings[0][0].value
     return ", ".join(f"{binding.value} {count}" for binding, count in pool.bindings)
