@@ -16,7 +16,7 @@ from heterotrain_core.split.balance import Infeasible, Split, balance_many, eval
 from heterotrain_core.split.member import SplitMember
 
 CANDIDATES = 50
-"""Batches that are compared, at equal ratios; twice as many halve the ratio between neighbours."""
+"""Batches that are compared, at equal ratios."""
 LEAST_GAIN = 0.05
 """Gain in goodput that a change of batch has to promise: the noise scale is not known more exactly."""
 _ALIKE = ComputeTime(per_sample_s=1.0, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)

@@ -158,11 +158,7 @@ def summarize(
     at_speed = int(steps_O[since:].sum())
     # Shares that never vary show only one size, and then the old line at the new speed may hold.
     one_size = len(set(x_O[since:].tolist())) < 2  # noqa: PLR2004  # a line needs two sizes
-    lately: dict[tuple[int, float], float] = {}
-    for o, size, after in zip(seen, x_O.tolist(), after_O.tolist(), strict=True):
-        if after < _NOW_STEPS:
-            lately[o.share_samples, size] = lately.get((o.share_samples, size), 0.0) + o.steps
-    share_now, size_now = max(lately, key=lambda shape: (lately[shape], shape))
+    share_now, size_now = _current_shape(seen, x_O, after_O)
     return RegressionData(
         size_O=x_O,
         seconds_O=seconds_O,
@@ -184,6 +180,15 @@ def summarize(
         steps_at_speed=at_speed,
         drifted=bool(moved) and one_size and at_speed < _RELEARNED_STEPS,
     )
+
+
+def _current_shape(seen: Sequence[Observation], x_O: Floats, after_O: Floats) -> tuple[int, float]:
+    """Return the share of most of the last steps, and its micro-batch size."""
+    steps: dict[tuple[int, float], float] = {}
+    for o, size, after in zip(seen, x_O.tolist(), after_O.tolist(), strict=True):
+        if after < _NOW_STEPS:
+            steps[o.share_samples, size] = steps.get((o.share_samples, size), 0.0) + o.steps
+    return max(steps, key=lambda shape: (steps[shape], shape))
 
 
 def _without_warm_up(seen: list[Observation]) -> list[Observation]:
