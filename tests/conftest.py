@@ -1,4 +1,4 @@
-"""Settings for every tier: hypothesis is deterministic, and repeats what it found once."""
+"""Settings for every tier: hypothesis runs the same examples every time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""End-to-end: the real cluster of `make cluster`, with the chart and Prometheus installed once for all tests."""
+"""End-to-end tests on the real cluster of `make cluster`; chart and Prometheus are installed once for all tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EVEN_LIMITS = {"a100": "500m", "v100": "500m", "t4": "500m"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests of this folder; each may take minutes."""
+    """Mark all tests of this folder, each of which may take minutes."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.e2e)
@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def installed() -> Iterator[Cluster]:
-    """Return the cluster with operator and Prometheus running; in the end nothing of the tests' jobs is left."""
+    """Yield the cluster with operator and Prometheus running; at the end, wait until the tests' namespaces are gone."""
     cluster = this_cluster()
     install(cluster)
     yield cluster
@@ -40,14 +40,14 @@ def installed() -> Iterator[Cluster]:
 
 
 def leftovers(cluster: Cluster) -> list[str]:
-    """Return the tests' namespaces that are on their way out."""
+    """Return the tests' namespaces that are still being deleted."""
     found = {each["metadata"]["name"]: each["status"]["phase"] for each in cluster.list("namespaces")}
     return [name for name, phase in found.items() if name.startswith("e2e-") and phase == "Terminating"]
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A job of a test, and the folder that its pods write; ``epochs`` is ``None`` where it trains until it is ended."""
+    """A job of a test and the folder that its pods write to; ``epochs`` is ``None`` for an open-ended job."""
 
     job: Job
     folder: Path
@@ -55,7 +55,7 @@ class Running:
     epoch_samples: int
 
     def wait_steps(self, count: int, *, timeout_s: float = 90) -> None:
-        """Wait until this many steps are committed, by the ranks' own logs: that works without Prometheus, too."""
+        """Wait until this many steps are committed according to the ranks' own logs, which needs no Prometheus."""
 
         def probe() -> bool:
             failed = self.job.condition("Failed")
@@ -66,33 +66,33 @@ class Running:
         wait_for(probe, f"{count} committed steps of {self.job.name}", timeout_s=timeout_s)
 
     def steps(self) -> int:
-        """Return how many steps are committed."""
+        """Return the number of committed steps."""
         return committed_steps(self.folder / "samples")
 
     def wait_succeeded(self, *, timeout_s: float = 180) -> None:
-        """Wait for success and hold the job to account: every sample of every epoch exactly once."""
+        """Wait for success, then check that the job trained on every sample of every epoch exactly once."""
         self.job.wait_true("Succeeded", timeout_s=timeout_s)
         epochs = lineage(self.folder / "samples")
         if self.epochs is None:
-            last = epochs.pop(max(epochs))  # it ends with the step in which the end was heard of
+            last = epochs.pop(max(epochs))  # incomplete: the job stops within this epoch
             assert len(last) == len(set(last))
         assert list(range(len(epochs) if self.epochs is None else self.epochs)) == sorted(epochs)
         for epoch, samples in epochs.items():
             assert list(range(self.epoch_samples)) == sorted(samples), f"epoch {epoch} lost or repeated samples"
 
-    def end(self) -> None:
-        """Tell an open-ended job that it is enough, and hold it to account when it has succeeded."""
+    def stop(self) -> None:
+        """Ask an open-ended job to stop, wait for its success and check its samples."""
         (self.folder / "enough").touch()
         self.wait_succeeded(timeout_s=90)
 
 
 class Jobs:
-    """Example jobs in namespaces that belong to whoever asks for them."""
+    """Example jobs in namespaces of one test or module."""
 
     def __init__(self, installed: Cluster, owner: str) -> None:
         self._installed = installed
         self._base = re.sub(r"[^a-z0-9]+", "-", owner.lower().removeprefix("test_")).strip("-")[:40]
-        self._made: list[Job] = []
+        self._jobs: list[Job] = []
 
     def start(
         self,
@@ -104,9 +104,9 @@ class Jobs:
         epoch_samples: int = EPOCH_SAMPLES,
         **changes: Any,
     ) -> Running:
-        """Apply an example job; with ``epochs=None`` it trains until the test calls ``end``."""
+        """Apply an example job; with ``epochs=None`` it trains until the test calls ``stop``."""
         cluster = Cluster(environment=self._installed.environment, namespace=f"e2e-{self._base}{namespace}")
-        if not any(job.cluster.namespace == cluster.namespace for job in self._made):
+        if not any(job.cluster.namespace == cluster.namespace for job in self._jobs):
             remove_namespace(cluster)
             cluster.run("kubectl", "create", "namespace", cluster.namespace)
             cluster.apply(script())
@@ -125,22 +125,22 @@ class Jobs:
             **changes,
         )
         if epochs is None:
-            instead_of_the_example(cluster, manifest, OPEN_ENDED)
+            replace_script(cluster, manifest, OPEN_ENDED)
         cluster.apply(manifest)
         job = Job(cluster, name)
-        self._made.append(job)
+        self._jobs.append(job)
         return Running(job, folder, epochs, epoch_samples)
 
-    def tell(self) -> None:
-        """Print the story of every job."""
-        for job in self._made:
-            print(story(job))
+    def print_diagnostics(self) -> None:
+        """Print diagnostics of every job."""
+        for job in self._jobs:
+            print(diagnostics(job))
 
     def remove(self) -> None:
-        """Let every namespace go. Nobody waits here for the pods' last words: the next test starts meanwhile."""
-        for namespace in {job.cluster.namespace for job in self._made}:
+        """Delete every namespace without waiting for its pods to end, so that the next test can start meanwhile."""
+        for namespace in {job.cluster.namespace for job in self._jobs}:
             remove_namespace(Cluster(environment=self._installed.environment, namespace=namespace), waits=False)
-        self._made.clear()
+        self._jobs.clear()
 
 
 Start = Callable[..., Running]
@@ -148,25 +148,25 @@ Start = Callable[..., Running]
 
 @pytest.fixture
 def start(installed: Cluster, request: pytest.FixtureRequest) -> Iterator[Start]:
-    """Return a function that starts a job in a namespace of the test's own; on failure its story is printed."""
+    """Yield a function that starts a job in the test's own namespace; print diagnostics if the test fails."""
     jobs = Jobs(installed, request.node.name)
     yield jobs.start
     if getattr(request.node, "failed_call", False):
-        jobs.tell()
+        jobs.print_diagnostics()
     jobs.remove()
 
 
 @dataclass(slots=True)
 class Shared:
-    """An open-ended job that the tests of a module share one after the other."""
+    """An open-ended job that the tests of a module use one after the other."""
 
     jobs: Jobs
     running: Running | None = None
     failures: int = 0
-    """How many failures the tests have caused: the job is to be charged with these and no other."""
+    """Failures caused by the tests: the job must count exactly these."""
 
-    def whole(self) -> Running:
-        """Return the job with all its workers in training; a new one where the last test has spoiled it."""
+    def complete(self) -> Running:
+        """Return the job with all workers in training; a new job if the last test has failed."""
         if self.running is None:
             self.failures = 0
             self.running = self.jobs.start(epochs=None, epoch_samples=3360, training={"globalBatchSize": 336})
@@ -174,38 +174,38 @@ class Shared:
         self.running.wait_steps(self.running.steps() + 3)
         return self.running
 
-    def spoiled(self) -> None:
-        """Tell the job's story and let it go."""
-        self.jobs.tell()
+    def discard(self) -> None:
+        """Print the job's diagnostics and delete it."""
+        self.jobs.print_diagnostics()
         self.jobs.remove()
         self.running = None
 
 
 @pytest.fixture(scope="module")
 def shared(installed: Cluster, request: pytest.FixtureRequest) -> Iterator[Shared]:
-    """Keep a job for the module's tests, and hold it to account for every sample of them all when they are done."""
+    """Yield the job of the module's tests; after the last test, check every sample of the whole training."""
     found = Shared(Jobs(installed, request.node.name))
     yield found
     try:
         if found.running is not None:
-            found.running.end()
+            found.running.stop()
             assert found.running.job.status()["restarts"] == found.failures
     except BaseException:
-        found.spoiled()
+        found.discard()
         raise
     found.jobs.remove()
 
 
 @pytest.fixture
 def running(shared: Shared, request: pytest.FixtureRequest) -> Iterator[Running]:
-    """Return the shared job, with three members; what a test does to it, the test sees made good."""
-    yield shared.whole()
+    """Yield the shared job with three members; each test has to restore what it breaks."""
+    yield shared.complete()
     if getattr(request.node, "failed_call", False):
-        shared.spoiled()
+        shared.discard()
 
 
-def instead_of_the_example(cluster: Cluster, manifest: dict[str, Any], training_script: Path) -> None:
-    """Let the job run another script, which finds the example's own beside it."""
+def replace_script(cluster: Cluster, manifest: dict[str, Any], training_script: Path) -> None:
+    """Make the job run another script, with the example's own script in the same folder."""
     name = f"{manifest['metadata']['name']}-script"
     files = {**script()["data"], training_script.name: training_script.read_text()}
     cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": files})
@@ -216,31 +216,31 @@ def instead_of_the_example(cluster: Cluster, manifest: dict[str, Any], training_
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Remember a failed call, so that the fixture's clean-up can tell the story first."""
+    """Mark a failed test, so that the fixtures can print diagnostics before their clean-up."""
     outcome: Any = yield
     if outcome.get_result().when == "call" and outcome.get_result().failed:
-        item.failed_call = True  # type: ignore[attr-defined]  # our own mark on pytest's object
+        item.failed_call = True  # type: ignore[attr-defined]  # an additional mark on pytest's object
 
 
 def remove_namespace(cluster: Cluster, *, waits: bool = True) -> None:
-    """Delete the cluster's namespace, and wait until it is gone unless told otherwise."""
-    ways = ["--timeout=90s"] if waits else ["--wait=false"]
-    cluster.run("kubectl", "delete", "namespace", cluster.namespace, "--ignore-not-found", *ways, timeout_s=100)
+    """Delete the cluster's namespace; with ``waits``, return only when it is gone."""
+    options = ["--timeout=90s"] if waits else ["--wait=false"]
+    cluster.run("kubectl", "delete", "namespace", cluster.namespace, "--ignore-not-found", *options, timeout_s=100)
 
 
-def story(job: Job) -> str:
-    """Return what a person would look at first: the object, its events, its pods' last lines and the operator's."""
-    chapters = [
+def diagnostics(job: Job) -> str:
+    """Return the object, its pods, its events, and the last log lines of the pods and of the operator."""
+    commands = [
         ("get", "htj", job.name, "-o", "yaml"),
         ("get", "pods", "-o", "wide"),
         ("get", "events", "--sort-by=.lastTimestamp"),
         ("logs", "-l", f"heterotrain.dev/job={job.name}", "--tail=40", "--prefix", "--ignore-errors"),
         ("-n", OPERATOR_NAMESPACE, "logs", "deployment/heterotrain-operator", "--tail=60"),
     ]
-    told = []
-    for chapter in chapters:
+    outputs = []
+    for command in commands:
         try:
-            told.append(f"$ kubectl {' '.join(chapter)}\n{job.cluster.kubectl(*chapter)}")
+            outputs.append(f"$ kubectl {' '.join(command)}\n{job.cluster.kubectl(*command)}")
         except ClusterError as error:
-            told.append(str(error))
-    return "\n".join(told)
+            outputs.append(str(error))
+    return "\n".join(outputs)

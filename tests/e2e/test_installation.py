@@ -1,4 +1,4 @@
-"""The installed chart: its own test, a second replica, a second release, and what a running job sees of upgrade and removal."""
+"""The installed chart: its own test, a second replica, a second release, and upgrade and removal during a job."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ CHART = str(REPOSITORY / "helm/heterotrain")
 
 def test_the_chart_s_own_test_passes(installed: Cluster) -> None:
     """`helm test` asks the operator and the API server from inside the cluster."""
-    said = installed.run("helm", "test", "heterotrain", "--namespace", OPERATOR_NAMESPACE, "--timeout", "90s", timeout_s=100)  # fmt: skip
-    assert "Succeeded" in said
+    test = ("helm", "test", "heterotrain", "--namespace", OPERATOR_NAMESPACE, "--timeout", "90s")
+    assert "Succeeded" in installed.run(*test, timeout_s=100)
 
 
 @contextmanager
 def replicas(cluster: Cluster, count: int) -> Iterator[None]:
-    """Run so many operators; one again afterwards."""
+    """Run ``count`` replicas of the operator; scale back to one afterwards."""
     scale = ("kubectl", "-n", OPERATOR_NAMESPACE, "scale", f"deployment/{OPERATOR}")
     cluster.run(*scale, f"--replicas={count}")
     try:
@@ -39,7 +39,7 @@ def replicas(cluster: Cluster, count: int) -> Iterator[None]:
 
 
 def leader(cluster: Cluster) -> str | None:
-    """Return the replica that holds the Lease, among those that exist; ``None`` while nobody does."""
+    """Return the existing replica that holds the Lease; ``None`` while no existing replica holds it."""
     operators = Cluster(environment=cluster.environment, namespace=OPERATOR_NAMESPACE)
     lease = operators.get("lease", OPERATOR) or {}
     holder = lease.get("spec", {}).get("holderIdentity")
@@ -48,7 +48,7 @@ def leader(cluster: Cluster) -> str | None:
 
 
 def test_a_second_replica_takes_over_and_serves_jobs(installed: Cluster) -> None:
-    """The leader is killed without a word; the other leads, and a job that is applied then is looked at."""
+    """After the leader is killed without a signal, the other replica leads and processes a new job."""
     with replicas(installed, 2):
         first = wait_for(lambda: leader(installed), "a leader", timeout_s=60)
         installed.run("kubectl", "-n", OPERATOR_NAMESPACE, "delete", "pod", first, "--grace-period=0", "--force")
@@ -58,11 +58,11 @@ def test_a_second_replica_takes_over_and_serves_jobs(installed: Cluster) -> None
             timeout_s=60,
         )
         cluster = Cluster(environment=installed.environment, namespace="default")
-        cluster.apply(nowhere())
+        cluster.apply(job_without_nodes())
         try:
             wait_for(
                 lambda: (cluster.get(keys.PLURAL, "nowhere") or {}).get("status", {}).get("observedGeneration"),
-                "the new leader to look at a job",
+                "the new leader to process a job",
                 timeout_s=30,
             )
         finally:
@@ -70,26 +70,17 @@ def test_a_second_replica_takes_over_and_serves_jobs(installed: Cluster) -> None
 
 
 def test_a_running_job_outlives_upgrade_and_removal_of_the_operator(installed: Cluster, start: Start) -> None:
-    """The same pods train on all the time; nothing that could be in the way is left, and a new operator takes the job up."""
+    """The same pods keep training; the removal leaves only the CRD behind, and a new operator takes the job over."""
     running = start(epochs=None, epoch_samples=3360, training={"globalBatchSize": 336})
     running.job.wait_members(3, timeout_s=90)
     before = uids(running.job.pods())
     assert "already manages the jobs of all namespaces" in refusal(installed, "second")
 
-    of_release = ("heterotrain", "--namespace", OPERATOR_NAMESPACE)
-    upgrade = (
-        "helm",
-        "upgrade",
-        of_release[0],
-        CHART,
-        *of_release[1:],
-        "--reuse-values",
-        "--set",
-        "operator.workers=3",
-    )
-    installed.run(*upgrade, "--wait", "--timeout", "90s", timeout_s=100)
+    options = ("--namespace", OPERATOR_NAMESPACE, "--wait", "--timeout", "90s")
+    change = ("--reuse-values", "--set", "operator.workers=3")
+    installed.run("helm", "upgrade", "heterotrain", CHART, *options, *change, timeout_s=100)
     running.wait_steps(running.steps() + 5)
-    installed.run("helm", "uninstall", *of_release, "--wait", "--timeout", "90s", timeout_s=100)
+    installed.run("helm", "uninstall", "heterotrain", *options, timeout_s=100)
     running.wait_steps(running.steps() + 5)
     kinds = "clusterroles,clusterrolebindings,crds,validatingwebhookconfigurations,mutatingwebhookconfigurations"
     left = installed.run("kubectl", "get", kinds, "-l", "app.kubernetes.io/managed-by=Helm", "-o", "name").split()
@@ -101,32 +92,34 @@ def test_a_running_job_outlives_upgrade_and_removal_of_the_operator(installed: C
     pod = running.job.pods()[0]["metadata"]
     lost = pod["uid"]
     running.job.cluster.delete("pod", pod["name"])
-    stay = before - {lost}
+    remaining = before - {lost}
     wait_for(lambda: len(uids(running.job.pods()) - before) == 1, "another worker in its place", timeout_s=60)
-    wait_for(lambda: stay < members(running.job) and lost not in members(running.job), "a plan with it", timeout_s=60)
-    running.end()
+    wait_for(
+        lambda: remaining < members(running.job) and lost not in members(running.job), "a plan with it", timeout_s=60
+    )
+    running.stop()
 
 
 def uids(pods: list[dict[str, Any]]) -> set[str]:
-    """Return the uids of the pods that are not on their way out."""
+    """Return the uids of the pods that are not being deleted."""
     return {pod["metadata"]["uid"] for pod in pods if "deletionTimestamp" not in pod["metadata"]}
 
 
 def members(job: Job) -> set[str]:
-    """Return the uids of the workers that the plan in force names."""
+    """Return the uids of the workers in the current plan."""
     plan = job.plan()
     return {member.worker_uid for member in plan.members} if plan else set()
 
 
 def refusal(cluster: Cluster, release: str) -> str:
-    """Return why a release of another name can't be installed; nothing is installed by asking."""
+    """Return the error of a dry-run installation under another release name."""
     with pytest.raises(ClusterError) as refused:
         cluster.run("helm", "install", release, CHART, "--namespace", "default", "--dry-run=server")
     return str(refused.value)
 
 
-def nowhere() -> dict[str, Any]:
-    """Return a job whose pool has no node."""
+def job_without_nodes() -> dict[str, Any]:
+    """Return a job whose pool has no nodes."""
     return {
         "apiVersion": f"{keys.GROUP}/{keys.VERSION}",
         "kind": keys.KIND,

@@ -1,4 +1,4 @@
-"""A job's life on a quiet cluster: it learns, succeeds, waits its turn, and leaves nothing behind."""
+"""A job's life without faults: it learns its shares, succeeds, can be suspended, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def test_a_job_learns_its_shares_and_succeeds(start: Start) -> None:
-    """Three pools at 4 : 2 : 1 end with shares in the order of their speeds, and no sample is lost."""
+    """Three pools with speeds 4 : 2 : 1 end with shares in this order, and no sample is lost."""
     running = start(
         limits={"a100": "560m", "v100": "280m", "t4": "140m"},
         epoch_samples=6720,
-        training={"globalBatchSize": 336},  # steps that are long beside the noise
+        training={"globalBatchSize": 336},  # long steps, compared with the noise
     )
     running.job.wait_members(3, timeout_s=90)
     running.wait_succeeded()
@@ -35,7 +35,7 @@ def test_a_job_learns_its_shares_and_succeeds(start: Start) -> None:
 
 
 def test_deleting_a_job_leaves_nothing(start: Start) -> None:
-    """Pods, Service, plan and disruption budget go with the job, by their owner references alone."""
+    """Pods, Service, plan and disruption budget are deleted with the job, by owner references alone."""
     running = start()
     running.wait_steps(4)
     cluster = running.job.cluster
@@ -51,7 +51,7 @@ def test_deleting_a_job_leaves_nothing(start: Start) -> None:
 
 
 def test_a_suspended_job_gives_its_nodes_back_and_resumes(start: Start) -> None:
-    """Suspend frees every pod and keeps a checkpoint; resume goes on from it with the very next samples."""
+    """Suspending removes every pod and keeps a checkpoint; resuming continues from it with the next samples."""
     running = start(epochs=3)
     running.wait_steps(running.epoch_samples // 112 + 3)  # into the second epoch
     running.job.cluster.kubectl(
@@ -68,8 +68,8 @@ def test_a_suspended_job_gives_its_nodes_back_and_resumes(start: Start) -> None:
     assert not running.job.is_true("Suspended")
 
 
-def test_two_jobs_in_two_namespaces_do_not_meet_and_a_crashing_one_slows_nobody(start: Start) -> None:
-    """Jobs of the same name train side by side while a third crashes for ever next to them."""
+def test_jobs_in_two_namespaces_are_independent_of_each_other_and_of_a_crashing_job(start: Start) -> None:
+    """Jobs of the same name train in parallel while a third job crashes again and again."""
     limits = {"a100": "200m", "v100": "200m", "t4": "200m"}
     broken = start("broken", namespace="-a", limits=limits, arguments=["--no-such-option"], spec={"backoffLimit": 2})
     one = start("job", namespace="-a", limits=limits, epochs=2)

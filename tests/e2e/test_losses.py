@@ -1,6 +1,6 @@
-"""What the cloud does to a job: each time nothing is lost, and only its own failures are charged.
+"""Evictions, crashes and outages: no sample is lost, and only the job's own failures are counted.
 
-One job lives through all of it; after the last test it has to account for every sample (`conftest.py`).
+One job goes through all tests; after the last one `conftest.py` checks every sample.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ def running_pod(running: Running, pool: str) -> str:
     return str(pod["metadata"]["name"])
 
 
-def wait_for_return(running: Running, generation: int) -> None:
-    """Wait until a worker in the lost one's place is taken in, and trains."""
+def wait_for_replacement(running: Running, generation: int) -> None:
+    """Wait until a replacement for the lost worker is in the plan and training continues."""
     wait_for(
         lambda: (plan := running.job.plan()) and len(plan.members) == 3 and plan.generation > generation,
-        "another worker to be taken in",
+        "a replacement to join",
         timeout_s=120,
     )
     running.wait_steps(running.steps() + 3)
 
 
 def charged(running: Running) -> tuple[int, int]:
-    """Return how many failures and how many disruptions the job has been charged with."""
+    """Return the numbers of failures and disruptions that the job's status counts."""
     status = running.job.status()
     return status["restarts"], status["disruptions"]
 
 
-def test_an_evicted_worker_leaves_in_order_and_is_replaced(running: Running) -> None:
-    """Eviction: the worker finishes its step and leaves, a checkpoint is written, another takes its place."""
+def test_an_evicted_worker_shuts_down_gracefully_and_is_replaced(running: Running) -> None:
+    """Eviction: the worker finishes its step and leaves, a checkpoint is written, and a replacement joins."""
     restarts, disruptions = charged(running)
     generation = running.job.wait_members(3, timeout_s=10).generation
     checkpoints = set(running.folder.rglob("checkpoint-*.json"))
@@ -58,25 +58,25 @@ def test_an_evicted_worker_leaves_in_order_and_is_replaced(running: Running) -> 
     spot_node.evict(running.job, pod)
     wait_for(ended, f"pod {pod} to end", timeout_s=40, every_s=0.1)
     wait_for(lambda: set(running.folder.rglob("checkpoint-*.json")) - checkpoints, "a checkpoint", timeout_s=20)
-    wait_for_return(running, generation)
+    wait_for_replacement(running, generation)
     assert [each and each.ending for each in endings] == [Ending.LEFT] * len(endings), endings
     wait_for(lambda: charged(running)[1] > disruptions, "a disruption to be counted", timeout_s=30)
     assert charged(running)[0] == restarts, "an eviction is not the job's fault"
 
 
 def test_a_killed_worker_costs_one_step_and_counts_as_a_failure(running: Running, shared: Shared) -> None:
-    """SIGKILL: survivors repeat the step in flight; the worker comes back and its fault is counted once."""
+    """SIGKILL: the survivors repeat the current step, the worker comes back, and one failure is counted."""
     restarts, disruptions = charged(running)
     shared.failures += 1
     generation = running.job.wait_members(3, timeout_s=10).generation
     pod = running_pod(running, "v100")
     spot_node.kill(running.job, pod)
-    wait_for_return(running, generation)
+    wait_for_replacement(running, generation)
     wait_for(lambda: charged(running) == (restarts + 1, disruptions), "one failure to be charged", timeout_s=30)
 
 
 def test_a_node_that_loses_power_and_returns(running: Running) -> None:
-    """Power cut, cable first: no goodbye reaches anyone, the others go on, and the node's return brings its worker back."""
+    """Power cut, network link first: no last message gets out, the others continue, and the worker returns later."""
     restarts, _ = charged(running)
     node = spot_node.node_of_pool(running.job.cluster, "t4")
     try:
@@ -86,12 +86,12 @@ def test_a_node_that_loses_power_and_returns(running: Running) -> None:
         generation = running.job.wait_members(2, timeout_s=90).generation  # the control plane needs 40 to 50 s
     finally:
         spot_node.give_back(running.job.cluster, node)
-    wait_for_return(running, generation)
+    wait_for_replacement(running, generation)
     assert charged(running)[0] == restarts
 
 
-def test_a_cut_cable_and_its_repair(running: Running) -> None:
-    """A cut cable: both sides live on. The others go on; the cut-off rank is fenced, and its worker comes back anew."""
+def test_a_network_cut_and_its_repair(running: Running) -> None:
+    """Both sides of the cut keep running: the others train on; the isolated rank is fenced and its worker restarts."""
     restarts, _ = charged(running)
     generation = running.job.wait_members(3, timeout_s=10).generation
     node = spot_node.node_of_pool(running.job.cluster, "t4")
@@ -101,36 +101,34 @@ def test_a_cut_cable_and_its_repair(running: Running) -> None:
         running.wait_steps(before + 3, timeout_s=60)
     finally:
         control.plug(node)
-    # The control plane may have noticed nothing: it is the rank that finds itself out of the formation and leaves.
-    wait_for_return(running, generation)
+    # The control plane may not have noticed the cut: the rank itself finds out that it was excluded, and leaves.
+    wait_for_replacement(running, generation)
     assert charged(running)[0] == restarts
 
 
 def test_the_operator_killed_in_the_middle(running: Running) -> None:
-    """Training does not notice; the next operator knows all it needs from the cluster."""
-    accounts = charged(running)
+    """Training continues; the next operator gets all its state from the cluster."""
+    before = charged(running)
     cluster = running.job.cluster
     generation = running.job.wait_members(3, timeout_s=10).generation
     selector = ("-l", "app.kubernetes.io/name=heterotrain-operator")
-    cluster.run(
-        "kubectl", "-n", OPERATOR_NAMESPACE, "delete", "pod", *selector, "--grace-period=0", "--force"
-    )  # fmt: skip
+    cluster.run("kubectl", "-n", OPERATOR_NAMESPACE, "delete", "pod", *selector, "--grace-period=0", "--force")
     running.wait_steps(running.steps() + 3)
     rollout(cluster, OPERATOR_NAMESPACE, "heterotrain-operator")
     running.wait_steps(running.steps() + 3)
-    assert running.job.wait_members(3, timeout_s=5).generation == generation, "nobody was regrouped"
-    assert charged(running) == accounts
+    assert running.job.wait_members(3, timeout_s=5).generation == generation, "no new generation was started"
+    assert charged(running) == before
 
 
 def test_prometheus_away_and_back(running: Running) -> None:
-    """Without telemetry the last good plan stays, a condition says so, and training is not held up."""
+    """Without telemetry the last good plan stays, a condition reports it, and training continues."""
     cluster = running.job.cluster
     scale = ["kubectl", "-n", "monitoring", "scale", "deployment/prometheus"]
     try:
         cluster.run(*scale, "--replicas=0")
         wait_for(
             lambda: running.job.condition("TelemetryAvailable").get("status") == "False",
-            "the condition that telemetry is missing",
+            "the condition to report missing telemetry",
             timeout_s=45,
         )
         running.wait_steps(running.steps() + 3)
@@ -140,8 +138,8 @@ def test_prometheus_away_and_back(running: Running) -> None:
     wait_for(lambda: running.job.is_true("TelemetryAvailable"), "telemetry to be back", timeout_s=60)
 
 
-def test_a_corrupted_or_deleted_plan_is_made_again(running: Running) -> None:
-    """Trainers refuse a broken plan and keep theirs; the operator writes a higher one."""
+def test_a_corrupted_or_deleted_plan_is_replaced(running: Running) -> None:
+    """Trainers refuse a broken plan and keep theirs; the operator writes a higher version."""
     plan = running.job.wait_members(3, timeout_s=10)
     cluster, name = running.job.cluster, f"{running.job.name}-plan"
     cluster.kubectl("patch", "configmap", name, "--type=merge", "-p", '{"data":{"plan.json":"{broken"}}')
@@ -156,5 +154,5 @@ def test_a_corrupted_or_deleted_plan_is_made_again(running: Running) -> None:
     wait_for(repaired, "the broken plan to be repaired", timeout_s=30)
     running.wait_steps(running.steps() + 3)
     cluster.delete("configmap", name)
-    wait_for(repaired, "the deleted plan to be made again", timeout_s=30)
+    wait_for(repaired, "the deleted plan to be replaced", timeout_s=30)
     running.wait_steps(running.steps() + 3)

@@ -1,4 +1,4 @@
-"""Two jobs that want the same devices: one gives a worker to the other, and has it back when the other is done."""
+"""Two jobs compete for the same devices: one gives a worker to the other and gets it back after the other's end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EPOCH_SAMPLES = 560
 
 @pytest.fixture
 def devices(installed: Cluster) -> Iterator[None]:
-    """Give the node of pool a100 a few devices, as a device plugin would."""
+    """Advertise a few devices on the node of pool a100, as a device plugin would."""
     node = spot_node.node_of_pool(installed, "a100")
     amounts = {DEVICE: str(DEVICES)}
     _advertise(installed, node, amounts)
@@ -42,7 +42,7 @@ def _advertise(cluster: Cluster, node: str, amounts: Mapping[str, str | None]) -
 
 
 def workers(most: int, *, least: int) -> dict[str, Any]:
-    """Return the part of a spec that asks for workers with one device each."""
+    """Return the part of a spec that requests workers with one device each."""
     resources = {
         "requests": {"cpu": "100m", "memory": "256Mi", DEVICE: "1"},
         "limits": {"cpu": "500m", "memory": "1536Mi", DEVICE: "1"},
@@ -58,7 +58,7 @@ def workers(most: int, *, least: int) -> dict[str, Any]:
 
 @contextmanager
 def watched(running: Running, path: Path) -> Iterator[None]:
-    """Write every state that the job's pods go through to a file: an ended pod that is deleted is not there for long."""
+    """Record every state of the job's pods in a file, because an ended pod is soon deleted."""
     command = ["kubectl", "-n", running.job.cluster.namespace, "get", "pods", "--watch", "-o", "json"]
     selector = ["-l", f"{keys.LABEL_JOB}={running.job.name}"]
     file: IO[str]
@@ -73,7 +73,7 @@ def watched(running: Running, path: Path) -> Iterator[None]:
 
 
 def endings(path: Path) -> dict[str, Ending | None]:
-    """Return by the pod's uid how its training ended, for those that have ended; what is half written is left out."""
+    """Return the ending of each ended pod by its uid, without a record that is still being written."""
     text, position, found = path.read_text(), 0, {}
     while position < len(text):
         try:
@@ -88,8 +88,8 @@ def endings(path: Path) -> dict[str, Ending | None]:
     return found
 
 
-def said(running: Running) -> dict[str, list[str]]:
-    """Return by reason what the job's events say."""
+def event_messages(running: Running) -> dict[str, list[str]]:
+    """Return the messages of the job's events by reason."""
     found: dict[str, list[str]] = {}
     for event in running.job.cluster.list("events"):
         about = event["involvedObject"]
@@ -99,38 +99,33 @@ def said(running: Running) -> dict[str, list[str]]:
 
 
 def granted(running: Running) -> int | None:
-    """Return how many workers the allocation gives the job; ``None`` while nobody else wants its nodes."""
+    """Return the number of workers granted to the job; ``None`` while no other job competes for its nodes."""
     pools = running.job.status().get("pools", [])
     return next((pool.get("granted") for pool in pools), None)
 
 
-def end(running: Running) -> None:
-    """End the job; nothing that happened to it is charged to it."""
-    running.end()
+def stop_undisturbed(running: Running) -> None:
+    """Stop the job and check that no failure and no disruption was counted."""
+    running.stop()
     status = running.job.status()
     assert (status["restarts"], status["disruptions"]) == (0, 0), running.job.name
 
 
 @pytest.mark.usefixtures("devices")
 def test_a_worker_goes_to_another_job_and_comes_back(start: Start, tmp_path: Path) -> None:
-    """A job on three devices gives one to a newcomer after its step, and takes it again when the newcomer has finished."""
+    """A job on three devices gives one to a new job after a step, and gets it back after that job's end."""
 
-    def begin(name: str, most: int, *, least: int) -> Running:
-        return start(
-            name,
-            spec=workers(most, least=least),
-            epochs=None,
-            epoch_samples=EPOCH_SAMPLES,
-        )
+    def start_job(name: str, most: int, *, least: int) -> Running:
+        return start(name, spec=workers(most, least=least), epochs=None, epoch_samples=EPOCH_SAMPLES)
 
-    first = begin("first", DEVICES, least=2)
+    first = start_job("first", DEVICES, least=2)
     plan = first.job.wait_members(DEVICES, timeout_s=90)
     names = {member.worker_uid: member.worker for member in plan.members}
-    assert granted(first) is None, "alone it takes what fits"
+    assert granted(first) is None, "a single job uses everything that fits"
 
     states = tmp_path / "pods.json"
     with watched(first, states):
-        second = begin("second", 1, least=1)
+        second = start_job("second", 1, least=1)
         smaller = first.job.wait_members(DEVICES - 1, timeout_s=60)
         second.job.wait_members(1, timeout_s=60)
         second.wait_steps(3)
@@ -138,17 +133,17 @@ def test_a_worker_goes_to_another_job_and_comes_back(start: Start, tmp_path: Pat
         assert (limited["status"], limited["reason"]) == ("True", "NodesShared")
         assert "other jobs need them more" in limited["message"]
         assert (granted(first), granted(second)) == (DEVICES - 1, 1)
-        end(second)
+        stop_undisturbed(second)
 
         larger = first.job.wait_members(DEVICES, timeout_s=60)
         first.wait_steps(first.steps() + 3)
         (left,) = set(names) - {member.worker_uid for member in smaller.members}
-        assert endings(states) == {left: Ending.LEFT}, "it left in order, and nobody else ended"
+        assert endings(states) == {left: Ending.LEFT}, "it shut down gracefully, and no other worker ended"
     assert plan.generation < smaller.generation < larger.generation
-    end(first)
+    stop_undisturbed(first)
 
-    told = said(first)
-    assert any(names[left] in message and "other jobs need them more" in message for message in told["WorkersRemoved"])
-    assert any("no other job wants its nodes" in message for message in told["WorkersAllocated"])
-    assert told.keys().isdisjoint({"WorkerFailed", "WorkerDisrupted", "TrainingInterrupted"}), told
-    assert "WorkersAllocated" in said(second)
+    messages = event_messages(first)
+    assert any(names[left] in text and "other jobs need them more" in text for text in messages["WorkersRemoved"])
+    assert any("no other job wants its nodes" in text for text in messages["WorkersAllocated"])
+    assert messages.keys().isdisjoint({"WorkerFailed", "WorkerDisrupted", "TrainingInterrupted"}), messages
+    assert "WorkersAllocated" in event_messages(second)

@@ -1,4 +1,4 @@
-"""The light environments suffice: the tests of `make test-core` and `make test-operator` load none of the heavy packages."""
+"""The light environments suffice: the tests of `make test-core` and `make test-operator` load no heavy packages."""
 
 from __future__ import annotations
 
@@ -42,9 +42,18 @@ def test_a_tier_is_collected_without_the_packages_of_larger_ones(target: str) ->
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
 
 
-@pytest.mark.parametrize(("smaller", "larger"), [("dev-core", "dev-operator"), ("dev-operator", "dev"), ("operator", "dev"), ("examples", "dev"), ("trainer", "examples")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("smaller", "larger"),
+    [
+        ("dev-core", "dev-operator"),
+        ("dev-operator", "dev"),
+        ("operator", "dev"),
+        ("examples", "dev"),
+        ("trainer", "examples"),
+    ],
+)
 def test_a_larger_list_holds_the_smaller_ones_versions(smaller: str, larger: str) -> None:
-    """Otherwise `make setup` after `make setup-core` would exchange packages, and images would run untested versions."""
+    """Otherwise `make setup` after `make setup-core` would replace packages, and images would run untested versions."""
 
     def versions(name: str) -> set[str]:
         return set(re.findall(r"^[a-z0-9.-]+==[^ ;]+", (ROOT / f"requirements/{name}.txt").read_text(), re.MULTILINE))

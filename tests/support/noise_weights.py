@@ -1,4 +1,4 @@
-"""Other ways to estimate the gradient noise scale, which the product's estimator is compared with."""
+"""Other estimators of the gradient noise scale, for comparison with the product's."""
 
 from __future__ import annotations
 

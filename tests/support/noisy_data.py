@@ -1,4 +1,4 @@
-"""Data sets that worker processes can be sent: they have to be able to import it."""
+"""Data sets for loader processes, which must be able to import them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Noisy(torch.utils.data.Dataset[torch.Tensor]):
     def __getitem__(self, index: int) -> torch.Tensor:
         if index >= self.samples:
             raise IndexError(index)
-        draws = [float(torch.rand(())), random.random(), float(np.random.rand())]  # noqa: NPY002, S311 - what is tested
+        draws = [float(torch.rand(())), random.random(), float(np.random.rand())]  # noqa: NPY002, S311  # the global generators are tested
         return torch.tensor([index, *draws], dtype=torch.float64)
 
 
 class Stream(torch.utils.data.IterableDataset[torch.Tensor]):
-    """Numbers in an order of each epoch, with noise; longer in later epochs."""
+    """Numbers in an order that differs by epoch, with noise; later epochs are longer."""
 
     def __init__(self, samples: int) -> None:
         self.samples = samples
@@ -37,4 +37,4 @@ class Stream(torch.utils.data.IterableDataset[torch.Tensor]):
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         for number in torch.randperm(self.samples + self.epoch).tolist():
-            yield torch.tensor([number, float(torch.rand(())), random.random()], dtype=torch.float64)  # noqa: S311 - what is tested
+            yield torch.tensor([number, float(torch.rand(())), random.random()], dtype=torch.float64)  # noqa: S311  # the global generators are tested

@@ -1,7 +1,7 @@
-"""The emulated cluster itself: it starts, pods reach each other, nodes lose power and cables, and nothing stays behind.
+"""The emulated cluster itself: start, connections between pods, loss of power and network, and a complete removal.
 
-These tests start and end the machine's cluster, so none may be running. On kind they are skipped: there Docker does
-what they look at.
+These tests start and stop the machine's cluster, so none may be running. They are skipped where kind is available,
+because the cluster's work is Docker's there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,11 @@ from typing import Any
 import pytest
 from local_cluster import cgroups, control, kind, lifecycle, network, paths, record, topology
 from local_cluster.process import Problem, run
+from support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(600),  # the first test builds what is not built yet
+    pytest.mark.timeout(600),  # the first test builds missing programs and images
     pytest.mark.skipif(
         os.geteuid() != 0 or kind.is_available(), reason="deploy/dev/cluster needs root, and kind is preferred"
     ),
@@ -33,7 +33,8 @@ PROBE = """
 import socket, sys, time, urllib.request
 for _ in range(200):  # one node's kube-proxy may lag behind the others
     try:
-        answers = {urllib.request.urlopen(f"http://{sys.argv[1]}:8000/name", timeout=2).read().decode().strip() for _ in range(40)}
+        replies = [urllib.request.urlopen(f"http://{sys.argv[1]}:8000/name", timeout=2).read() for _ in range(40)]
+        answers = {reply.decode().strip() for reply in replies}
         if len(answers) >= int(sys.argv[2]):
             print(socket.gethostbyname(sys.argv[1]), *sorted(answers))
             break
@@ -44,16 +45,18 @@ for _ in range(200):  # one node's kube-proxy may lag behind the others
 
 
 def wait_for(probe: Callable[[], Any], what: str, timeout_s: float = 90) -> None:
-    """Return when the probe is true; a command that fails meanwhile is "not yet"."""
-    deadline_s, last = time.monotonic() + timeout_s, ""
-    while time.monotonic() < deadline_s:
+    """Wait until the probe is true; a failing command counts as "not yet"."""
+    last = ""
+
+    def holds() -> bool:
+        nonlocal last
         try:
-            if probe():
-                return
+            return bool(probe())
         except Problem as error:
             last = str(error)
-        time.sleep(0.2)
-    pytest.fail(f"waited {timeout_s:.0f} s in vain for {what} {last}")
+            return False
+
+    wait_until(holds, what, timeout_s=timeout_s, every_s=0.2, evidence=lambda: last)
 
 
 def get(*arguments: str) -> Any:
@@ -67,7 +70,7 @@ def conditions(node: str) -> dict[str, str]:
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command as a person does."""
+    """Run a command of the launcher as a user does."""
     return subprocess.run(
         [sys.executable, "-m", "local_cluster", *words],
         env={**os.environ, "PYTHONPATH": str(paths.LOCAL)},
@@ -78,7 +81,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def traces() -> dict[str, Any]:
-    """What a cluster could leave on the machine."""
+    """Return everything that a cluster could leave on the machine."""
     programs, init = str(paths.programs()), str(paths.LOCAL / "local_cluster/node_init.py")
     sysctls = {}
     for top in ("vm", "kernel", "net/ipv4/conf/all", "net/ipv4/conf/default"):
@@ -113,10 +116,10 @@ def traces() -> dict[str, Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def before() -> Iterator[dict[str, Any]]:
-    """What there is without a cluster."""
+    """Yield the machine's state without a cluster."""
     known = record.load()
     if known is not None and known.is_alive:
-        pytest.fail("a cluster is running: end it with `make cluster-down`, these tests start their own")
+        pytest.fail("a cluster is running: end it with `make cluster-down`, because these tests start their own")
     lifecycle.setup()
     lifecycle.down()
     yield traces()
@@ -125,49 +128,43 @@ def before() -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def cluster(before: dict[str, Any]) -> topology.Topology:
-    """The running cluster."""
+    """Start the cluster and return its topology."""
     lifecycle.up()
     return topology.read(record.present().topology)
 
 
 @pytest.fixture(scope="module")
 def web(cluster: topology.Topology) -> str:
-    """A Service with one server on each worker, which answers with its node's name."""
+    """Create a Service with one server per worker node, which answers with the node's name; return the host name."""
     command_line = (
         'mkdir -p /tmp/www && echo "$NODE" > /tmp/www/name && exec python3 -m http.server --directory /tmp/www 8000'
     )
     container = {
-        "name": "web", "image": "heterotrain/operator:dev", "imagePullPolicy": "Never", "command": ["sh", "-c", command_line],
+        "name": "web",
+        "image": "heterotrain/operator:dev",
+        "imagePullPolicy": "Never",
+        "command": ["sh", "-c", command_line],
         "env": [{"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
         "readinessProbe": {"httpGet": {"port": 8000, "path": "/name"}, "periodSeconds": 1},
-    }  # fmt: skip
-    labels = {"app": "web"}
-    objects = [
-        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}, "spec": {"selector": labels, "ports": [{"port": 8000}]}},
-        {
-            "apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "web"},
-            "spec": {
-                "selector": {"matchLabels": labels},
-                "template": {"metadata": {"labels": labels}, "spec": {"containers": [container], "terminationGracePeriodSeconds": 0}},
-            },
-        },
-    ]  # fmt: skip
-    for each in objects:
-        run(
-            paths.programs() / "kubectl",
-            "--kubeconfig",
-            paths.kubeconfig(),
-            "apply",
-            "-f",
-            "-",
-            stdin=json.dumps(each),
-        )
+    }
+    labels, metadata = {"app": "web"}, {"name": "web"}
+    pod = {"metadata": {"labels": labels}, "spec": {"containers": [container], "terminationGracePeriodSeconds": 0}}
+    service = {"selector": labels, "ports": [{"port": 8000}]}
+    servers = {"selector": {"matchLabels": labels}, "template": pod}
+    submit("apply", {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service})
+    submit("apply", {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": servers})
     lifecycle.kubectl("rollout", "status", "daemonset/web", "--timeout=60s")
     return "web.default.svc.cluster.local"
 
 
+def submit(verb: str, manifest: dict[str, Any]) -> None:
+    """Create or apply an object."""
+    kubectl = [paths.programs() / "kubectl", "--kubeconfig", paths.kubeconfig()]
+    run(*kubectl, verb, "-f", "-", stdin=json.dumps(manifest))
+
+
 def ask(node: str, host: str, *, answers: int) -> list[str]:
-    """Return what a pod on ``node`` hears from the Service: its address, then the nodes that answered."""
+    """Ask the Service from a pod on ``node``; return the Service's address and the names of the nodes that answered."""
     pod = f"ask-{node}"
     spec = {
         "nodeName": node, "restartPolicy": "Never",
@@ -176,8 +173,7 @@ def ask(node: str, host: str, *, answers: int) -> list[str]:
             "command": ["python3", "-c", PROBE, host, str(answers)],
         }],
     }  # fmt: skip
-    body = json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": pod}, "spec": spec})
-    run(paths.programs() / "kubectl", "--kubeconfig", paths.kubeconfig(), "create", "-f", "-", stdin=body)
+    submit("create", {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": pod}, "spec": spec})
     wait_for(lambda: get("pod", pod)["status"]["phase"] == "Succeeded", f"pod {pod} to end")
     words = lifecycle.kubectl("logs", pod).split()
     lifecycle.kubectl("delete", "pod", pod, "--grace-period=0", "--force")
@@ -185,7 +181,7 @@ def ask(node: str, host: str, *, answers: int) -> list[str]:
 
 
 def workers(cluster: topology.Topology) -> list[str]:
-    """Return the names of the nodes that pods may stand on."""
+    """Return the names of the nodes that run pods."""
     return [node.name for node in cluster.nodes if not node.is_control_plane]
 
 
@@ -200,7 +196,7 @@ def test_every_node_of_the_file_is_ready_with_its_labels(cluster: topology.Topol
             f"{each['key']}={each.get('value', '')}:{each['effect']}"
             for each in found[node.name]["spec"].get("taints", ())
         ]
-        # The controller takes its own "not ready" away a moment later.
+        # The controller removes its own "not ready" a moment later.
         assert tuple(taint for taint in taints if not taint.startswith("node.kubernetes.io/")) == node.taints
         kubelet = json.loads(lifecycle.kubectl("get", "--raw", f"/api/v1/nodes/{node.name}/proxy/configz"))[
             "kubeletconfig"
@@ -210,7 +206,7 @@ def test_every_node_of_the_file_is_ready_with_its_labels(cluster: topology.Topol
 
 
 def test_pods_reach_each_other_on_all_nodes_by_name(cluster: topology.Topology, web: str) -> None:
-    """From every worker the Service is found by DNS and its pods answer on every worker, the own one included."""
+    """From every worker node, DNS resolves the Service and its pods on all worker nodes answer."""
     for node in workers(cluster):
         address, *answered = ask(node, web, answers=len(workers(cluster)))
         assert address.startswith("10.96.")
@@ -219,23 +215,24 @@ def test_pods_reach_each_other_on_all_nodes_by_name(cluster: topology.Topology, 
 
 def test_the_quota_period_is_that_of_the_file(cluster: topology.Topology) -> None:
     """A pod's CPU limit is enforced in periods of 10 ms, so that a slow device looks slow and not bursty."""
-    spec = {
-        "containers": [{
-            "name": "limited", "image": "heterotrain/operator:dev", "imagePullPolicy": "Never", "command": ["sleep", "3600"],
-            "resources": {"limits": {"cpu": "200m"}},
-        }],
-        "terminationGracePeriodSeconds": 0,
-    }  # fmt: skip
-    body = json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "limited"}, "spec": spec})
-    run(paths.programs() / "kubectl", "--kubeconfig", paths.kubeconfig(), "create", "-f", "-", stdin=body)
+    container = {
+        "name": "limited",
+        "image": "heterotrain/operator:dev",
+        "imagePullPolicy": "Never",
+        "command": ["sleep", "3600"],
+        "resources": {"limits": {"cpu": "200m"}},
+    }
+    spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
+    submit("create", {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "limited"}, "spec": spec})
     lifecycle.kubectl("wait", "--for=condition=Ready", "pod/limited", "--timeout=30s")
-    read = "cat /sys/fs/cgroup/cpu/cpu.cfs_quota_us /sys/fs/cgroup/cpu/cpu.cfs_period_us 2>/dev/null || cat /sys/fs/cgroup/cpu.max"
+    version_1 = "cd /sys/fs/cgroup/cpu && cat cpu.cfs_quota_us cpu.cfs_period_us"
+    read = f"({version_1}) 2>/dev/null || cat /sys/fs/cgroup/cpu.max"
     assert lifecycle.kubectl("exec", "limited", "--", "sh", "-c", read).split() == ["2000", "10000"]
     lifecycle.kubectl("delete", "pod", "limited", "--wait=false")
 
 
 def test_nodes_share_the_folder_of_the_file(cluster: topology.Topology) -> None:
-    """What one node writes below the shared folder, another node reads."""
+    """A file that one node writes below the shared folder is visible on another node."""
     mount = next(mount for node in cluster.nodes for mount in node.mounts)
     sharing = [node for node in cluster.nodes if node.mounts]
     process = record.present().nodes
@@ -248,7 +245,7 @@ def test_nodes_share_the_folder_of_the_file(cluster: topology.Topology) -> None:
 
 
 def test_a_second_start_is_refused_in_one_sentence(cluster: topology.Topology) -> None:
-    """`up` on a running cluster changes nothing and says what to do."""
+    """`up` on a running cluster changes nothing, and its message names the options."""
     known = record.present()
     second = command("up")
     assert second.returncode == 1
@@ -260,7 +257,7 @@ def test_a_second_start_is_refused_in_one_sentence(cluster: topology.Topology) -
 
 
 def test_a_node_loses_power_and_comes_back(cluster: topology.Topology, web: str) -> None:
-    """Everything on the node is gone at once; with power it reboots, and its pods are started again."""
+    """All processes of the node end at once; with power it reboots, and its pods are restarted."""
     node = next(node for node in cluster.nodes if node.labels.get("heterotrain.dev/pool") == "t4")
     selector = ["pods", "-l", "app=web", "--field-selector", f"spec.nodeName={node.name}"]
     first = get("node", node.name)["status"]["nodeInfo"]["bootID"]
@@ -276,19 +273,21 @@ def test_a_node_loses_power_and_comes_back(cluster: topology.Topology, web: str)
     control.power_on(node.name)
     wait_for(lambda: get("node", node.name)["status"]["nodeInfo"]["bootID"] != first, "the node to report a reboot")
     wait_for(lambda: conditions(node.name)["Ready"] == "True", "the node to be Ready")
-    wait_for(
-        lambda: (state := get(*selector)["items"][0]["status"]["containerStatuses"][0])["restartCount"] == 1 and state["ready"],
-        "the pod to be started again",
-    )  # fmt: skip
+
+    def restarted() -> bool:
+        state = get(*selector)["items"][0]["status"]["containerStatuses"][0]
+        return bool(state["restartCount"] == 1 and state["ready"])
+
+    wait_for(restarted, "the pod to be restarted")
     assert node.name in ask(workers(cluster)[0], web, answers=len(workers(cluster)))
 
 
-def test_a_cable_is_pulled_and_plugged(cluster: topology.Topology, web: str) -> None:
-    """Without its cable a node runs on unheard and is given up; plugged in again it is back without a restart."""
+def test_a_network_link_is_cut_and_restored(cluster: topology.Topology, web: str) -> None:
+    """An isolated node keeps running and becomes Unknown; with its link restored it is Ready without a restart."""
     node = next(node for node in cluster.nodes if node.labels.get("heterotrain.dev/pool") == "v100")
     process = record.present().nodes[node.name]
     control.unplug(node.name)
-    wait_for(lambda: conditions(node.name)["Ready"] == "Unknown", "the node to be given up", timeout_s=120)
+    wait_for(lambda: conditions(node.name)["Ready"] == "Unknown", "the node to be Unknown", timeout_s=120)
     assert process.is_alive
     control.plug(node.name)
     wait_for(lambda: conditions(node.name)["Ready"] == "True", "the node to be Ready", timeout_s=60)
@@ -297,7 +296,7 @@ def test_a_cable_is_pulled_and_plugged(cluster: topology.Topology, web: str) -> 
 
 
 def test_nothing_stays_behind(before: dict[str, Any], cluster: topology.Topology) -> None:
-    """After `down` mounts, devices, routes, control groups, sysctls and processes are what they were, pods or not."""
+    """`down` restores mounts, devices, routes, control groups, sysctls and processes, with pods still running."""
     assert traces()["branches"] != []
     assert command("down").returncode == 0
     assert traces() == before
@@ -306,9 +305,9 @@ def test_nothing_stays_behind(before: dict[str, Any], cluster: topology.Topology
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
-def test_a_start_that_is_broken_off_leaves_nothing(before: dict[str, Any], ending: signal.Signals) -> None:
-    """Ctrl-C takes back what was there; after a crash `down` does, from what was written down."""
-    # A shell that starts the tests in the background has them ignore SIGINT, and whom they start would inherit that.
+def test_an_interrupted_start_leaves_nothing(before: dict[str, Any], ending: signal.Signals) -> None:
+    """Ctrl-C removes the incomplete cluster; after a crash `down` removes it, with the record."""
+    # A shell makes background processes ignore SIGINT, and their children would inherit that.
     with subprocess.Popen(
         ["env", "--default-signal=INT", sys.executable, "-m", "local_cluster", "up"],
         env={**os.environ, "PYTHONPATH": str(paths.LOCAL)},
