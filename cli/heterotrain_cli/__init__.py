@@ -1,1 +1,1 @@
-"""Command line for people: forecast and simulate."""
+"""The ``heterotrain`` command line: forecast and simulate."""

@@ -207,7 +207,8 @@ def schema_option(model: type[BaseModel]) -> Callable[[Callable[..., Any]], Call
 
 _KINDS = {
     "model": "a mapping", "dict": "a mapping", "list": "a list", "tuple": "a list", "string": "text",
-    "int": "a whole number", "float": "a number", "bool": "true or false", "datetime": "a time such as 2027-01-31T18:00:00Z",
+    "int": "a whole number", "float": "a number", "bool": "true or false",
+    "datetime": "a time such as 2027-01-31T18:00:00Z",
 }  # fmt: skip
 _SENTENCES = {
     "missing": "{here} is missing",

@@ -1,7 +1,7 @@
-"""What can go wrong on the command line, and the exit status that says so.
+"""Errors of the command line and their exit status.
 
-``InputError`` is the user's to mend (status 2, as for a wrong option); ``UnavailableError`` says that something outside
-could not be reached (status 1). An infeasible batch is neither: it is an answer, and the status is 0.
+``InputError`` is a mistake in a file or an option (status 2). ``UnavailableError`` is a missing answer from the cluster
+(status 1). An infeasible batch is an answer, with status 0.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import click
 
 
 class InputError(click.ClickException):
-    """A file or option that cannot be used; the message is one sentence: what is wrong and what to do."""
+    """A file or option that cannot be used; the message is one sentence with the remedy."""
 
     exit_code = 2
 
 
 class UnavailableError(click.ClickException):
-    """Something outside, such as the cluster, did not answer."""
+    """No answer from outside, such as from the cluster."""
 
     exit_code = 1

@@ -1,4 +1,4 @@
-"""The ``heterotrain`` command: forecasts and simulations for people."""
+"""The ``heterotrain`` command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from heterotrain_cli.simulate.command import simulate
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="heterotrain")
 def main() -> None:
-    """One PyTorch training job on mixed GPUs: what it will cost, and how it would go."""
+    """Forecast and simulate a PyTorch training job on mixed GPUs."""
 
 
 main.add_command(forecast)

@@ -1,4 +1,4 @@
-"""A profile: the speed of each member and the cost of the gradient exchange, as users write it (``docs/forecast.md``)."""
+"""A profile: the speed of each member and the cost of the exchange, as users write it (``docs/forecast.md``)."""
 
 from __future__ import annotations
 

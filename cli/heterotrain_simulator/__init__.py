@@ -1,5 +1,5 @@
-"""A discrete-event simulator around the operator's own decisions: what a cluster would do, before it is paid for.
+"""A discrete-event simulator around the operator's own decisions.
 
-Nothing here reads a clock: simulated time is a number, and chance comes from a generator that the caller seeds. Whatever
-comes out of it is simulated, and has to be called so wherever it is shown.
+Nothing here reads a clock: simulated time is a number, and randomness comes from a generator that the caller seeds. All
+results are simulated, and must be labelled as such wherever they are shown.
 """

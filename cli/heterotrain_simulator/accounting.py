@@ -1,4 +1,4 @@
-"""The accounting of a simulated run: time, steps, progress towards the target, money, and a row for each stretch of training."""
+"""The accounting of a simulated run: time, steps, progress towards the target, cost, and periods of training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HOUR_S = 3600.0
 
 @dataclass(slots=True)
 class _OpenPeriod:
-    """What is being added up for the current row."""
+    """The sums of the current period."""
 
     from_s: float
     epoch: int
@@ -32,16 +32,16 @@ class _OpenPeriod:
 
 @dataclass(slots=True, kw_only=True)
 class Accounting:
-    """What has happened so far.
+    """The accounts so far.
 
     Attributes:
-        workload: what is trained.
-        truth: the truth, for what shares come to without chance.
-        prices: US dollars an hour by pool.
-        now_s: simulated time; only ``train``, ``lose`` and ``idle`` move it.
-        progress: steps of the base batch that all steps so far are worth.
-        target_s, cost_at_target: when the target was reached, and what had been paid by then; ``None`` before.
-        changes, repeated_steps: as in ``RunResult``; counted by the loop.
+        workload: the model and its data.
+        truth: true times, for the step times of shares without noise.
+        prices: US dollars per hour by pool.
+        now_s: simulated time; only ``train``, ``lose`` and ``idle`` advance it.
+        progress: all steps so far, in steps of the base batch.
+        target_s, cost_at_target: time and cost at the target; ``None`` before.
+        changes, repeated_steps: as in ``RunResult``; the engine counts them.
     """
 
     workload: Workload
@@ -63,13 +63,13 @@ class Accounting:
     _current: _OpenPeriod = field(default_factory=lambda: _OpenPeriod(from_s=0.0, epoch=0))
 
     def train(self, workers: Sequence[Worker], batch: int, finish_N: Floats, *, is_probe: bool) -> None:
-        """Enter steps that were committed.
+        """Enter committed steps.
 
         Args:
-            workers: who made them.
-            batch: samples of each.
-            finish_N: seconds of each.
-            is_probe: whether shares were others than ordered; such steps do not count in the row's step time.
+            workers: the workers of these steps.
+            batch: samples of each step.
+            finish_N: seconds of each step.
+            is_probe: whether the shares differ from the decision's; such steps do not count in the period's step time.
         """
         count, seconds = len(finish_N), float(finish_N.sum())
         worth = gain(
@@ -91,17 +91,17 @@ class Accounting:
             self._current.plain_s += seconds
 
     def lose(self, workers: Sequence[Worker], seconds: float) -> None:
-        """Enter time in which workers were there and nothing counted: a pause, or a step in flight that was lost."""
+        """Enter time of workers without a committed step: a pause, or a lost step in flight."""
         self._pass(workers, seconds)
         self._paused_s += seconds
 
     def idle(self, seconds: float) -> None:
-        """Enter time in which nobody was there."""
+        """Enter time without workers."""
         self.now_s += seconds
         self._idle_s += seconds
 
     def open_period(self, epoch: int) -> None:
-        """Begin a new stretch of training."""
+        """Begin a new period."""
         self._current = _OpenPeriod(from_s=self.now_s, epoch=epoch)
 
     def close_period(self, workers: Sequence[Worker], decision: PolicyDecision | None, epoch: int) -> None:
@@ -131,7 +131,7 @@ class Accounting:
         self.open_period(epoch)
 
     def result(self, policy: str, epochs: int) -> RunResult:
-        """Return what the run came to."""
+        """Return the result of the run."""
         return RunResult(
             policy=policy,
             periods=tuple(self._periods),
@@ -150,7 +150,7 @@ class Accounting:
         )
 
     def _pass(self, workers: Sequence[Worker], seconds: float) -> None:
-        """Pay for the workers that are there while time passes."""
+        """Advance the time and pay for the workers."""
         self._cost += self._price(workers) * seconds / _HOUR_S
         self.now_s += seconds
 

@@ -1,4 +1,4 @@
-"""Policies to compare with: even shares, even shares of an adaptive batch, and shares in proportion to speed."""
+"""Baseline policies: even shares, even shares of an adaptive batch, and shares in proportion to speed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from heterotrain_simulator.policy import PolicyDecision, View, batches, best_bat
 
 @dataclass(slots=True)
 class Even:
-    """Plain distributed data parallel: the scenario's batch in even shares, for ever."""
+    """Plain distributed data parallel: the scenario's batch in even shares throughout."""
 
     name: str = "even"
     restarts: bool = True
@@ -31,8 +31,8 @@ class Even:
 class AdaptiveEven:
     """Even shares of a batch chosen for goodput, as AdaptDL does (Qiao et al., "Pollux", OSDI 2021).
 
-    AdaptDL fits one curve to rank 0 and takes all ranks to be alike; here it is given our own fits of every rank, so that
-    it knows the true time of an even step. That is kinder to it than its own code on mixed GPUs.
+    AdaptDL fits one curve to rank 0 and assumes that all ranks are alike. Here it gets heterotrain's fits of every
+    rank, and so the true time of an even step: an advantage over its own code on mixed GPUs.
     """
 
     name: str = "adaptive-even"
@@ -62,8 +62,8 @@ class AdaptiveEven:
 class Proportional:
     """Shares in proportion to measured speed, as LB-BSP does (Chen et al., SoCC 2020); a fixed batch.
 
-    A member's speed is its share over its compute seconds since the last boundary. There is no model: neither fixed costs
-    nor the exchange are known to it, so it approaches the balance of compute times boundary by boundary.
+    A member's speed is its share over its compute seconds since the last boundary. Without a model of fixed costs and
+    the exchange, it approaches equal compute times boundary by boundary.
     """
 
     name: str = "proportional"
@@ -87,7 +87,7 @@ class Proportional:
 
 
 def fitted(view: View) -> list[SplitMember]:
-    """Return a fitted member for each slot, empty while one of them has no model."""
+    """Return a fitted member for each slot, empty while a slot has no model."""
     found = []
     for slot in view.slots:
         model = fit_member(view.observations.get(slot.member, ()))
@@ -98,7 +98,7 @@ def fitted(view: View) -> list[SplitMember]:
 
 
 def exchange(view: View) -> CommunicationTime:
-    """Return the fitted exchange of the present members, none while nobody timed it."""
+    """Return the fitted exchange of the present members, an empty one before the first measurement."""
     seen = [o for slot in view.slots for o in view.observations.get(slot.member, ())]
     return fit_exchange(seen).communication or CommunicationTime()
 
@@ -109,7 +109,7 @@ def _even_s(batch_samples: int, members: Sequence[SplitMember], communication: C
 
 
 def _newest_speed(view: View, member: str) -> float | None:
-    """Return samples per second of the member's newest share, over all its observations of that share in a row."""
+    """Return samples per second of the member's newest share, over its latest observations of that share."""
     samples = seconds = 0.0
     share = None
     for observation in reversed(view.observations.get(member, ())):

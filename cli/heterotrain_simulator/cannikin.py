@@ -1,12 +1,12 @@
-"""Cannikin as published (Nie et al., Middleware 2024): the model we build on, with its own way of learning.
+"""Cannikin as published (Nie et al., Middleware 2024): the same two-term model, with its own way of learning.
 
-What is followed: even shares in the first epoch, shares in proportion to 1 / (seconds a sample) in the second, from the
-third on a least-squares line through each node's epoch means, gamma by inverse variance, T_comm by minimum over nodes,
-and the optimal split of the two-term model (its equal-finish conditions; solved here by our exact split, which gives
-the same optimum). The global batch, where it may be chosen, has the best goodput of a table of candidates.
+From the paper: even shares in the first epoch; shares in proportion to 1 / (seconds per sample) in the second; from the
+third on, a least-squares line through each node's epoch means, gamma by inverse variance, T_comm by minimum over nodes,
+and the optimal split of the two-term model. The paper solves its equal-finish conditions; heterotrain's exact split
+gives the same optimum. An adaptive global batch has the best goodput of a table of candidates.
 
-What is not in the paper and is given to it all the same: accumulation where a share does not fit into memory,
-non-negative coefficients, optimal integer rounding, and the newest ten epochs only. A change of members restarts it.
+Added here: accumulation of shares beyond the memory, non-negative coefficients, optimal integer rounding, and a limit
+to the newest ten epochs. A change of members restarts the learning.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Mean:
 
 @dataclass(slots=True)
 class Cannikin:
-    """See the module."""
+    """The policy; the module docstring has its rules."""
 
     name: str = "cannikin"
     restarts: bool = True
@@ -47,7 +47,7 @@ class Cannikin:
     shares: tuple[int, ...] = ()
 
     def decide(self, view: View) -> PolicyDecision:
-        """Return the shares of the epoch that begins."""
+        """Return the shares of the next epoch."""
         self.batch_samples = max(self.batch_samples or view.batch_samples, len(view.slots))
         if view.changed:
             self.epochs, self.shares = 0, evenly(self.batch_samples, len(view.slots))
@@ -65,7 +65,7 @@ class Cannikin:
         return PolicyDecision(batch_samples=self.batch_samples, shares=self.shares, reason="learning")
 
     def _take(self, view: View) -> None:
-        """Add each member's means over what came since the last call, by share."""
+        """Add each member's means since the last call, by share."""
         for slot in view.slots:
             observations = list(view.observations.get(slot.member, ()))
             fresh = [o for o in observations if o.ended_s > self.seen.get(slot.member, -1.0)]
@@ -81,9 +81,9 @@ class Cannikin:
         return (kept[-1].before_s + kept[-1].backward_s) / kept[-1].samples if kept else None
 
     def _member(self, member: str, memory_samples: int) -> SplitMember | None:
-        """Return the member's line; through the origin where two epochs brought one and the same share."""
+        """Return the member's line, through the origin if both epochs had the same share."""
         kept = self.means.get(member, [])
-        if self.epochs <= 2 or not kept:  # noqa: PLR2004  # two epochs are for learning
+        if self.epochs <= 2 or not kept:  # noqa: PLR2004  # two epochs of learning
             return None
         before = _line([(mean.samples, mean.before_s) for mean in kept])
         backward = _line([(mean.samples, mean.backward_s) for mean in kept])
@@ -131,7 +131,7 @@ def _means(observations: Sequence[Observation]) -> list[_Mean]:
 
 
 def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Return the least-squares (slope, fixed part), each raised to zero where negative."""
+    """Return the least-squares (slope, fixed part), negative values replaced by 0."""
     x_mean = sum(x for x, _ in points) / len(points)
     y_mean = sum(y for _, y in points) / len(points)
     spread = sum((x - x_mean) ** 2 for x, _ in points)

@@ -1,8 +1,8 @@
-"""How far training is: steps of different batches on the published scale of progress.
+"""Progress of training: steps of different batches in steps of the published base batch.
 
-A step of batch B counts as ``B / B_0 * (phi + B_0) / (phi + B)`` steps of the base batch B_0 (the AdaScale gain, Johnson et
-al. 2020, as Pollux uses it), with the noise scale ``phi`` of that moment. So a target that the recorded run reached
-after S steps of B_0 is reached when these gains add up to S. That is a model of convergence, not a measurement.
+A step of batch B counts as ``B / B_0 * (phi + B_0) / (phi + B)`` steps of the base batch B_0, with the current noise
+scale ``phi`` (the AdaScale gain, Johnson et al. 2020, as in Pollux). A target after S steps of B_0 in the recorded run
+is reached when these gains add up to S. This is a model of convergence, not a measurement.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from heterotrain_simulator.workloads import Workload
 
 
 def noise_scale(workload: Workload, progress_steps: float) -> float:
-    """Return the recorded noise scale at a progress, straight lines between its logarithms; infinite where none was."""
+    """Return the recorded noise scale at a progress, log-linear between points; infinite without a record."""
     points = workload.noise
     if not points:
         return math.inf
@@ -30,7 +30,7 @@ def noise_scale(workload: Workload, progress_steps: float) -> float:
 
 
 def gain(batch_samples: int, *, base_batch: int, noise_samples: float) -> float:
-    """Return how many steps of the base batch one step of this batch is worth; without a noise scale, ``B / B_0``."""
+    """Return the worth of one step in steps of the base batch; ``B / B_0`` without a noise scale."""
     worth = 1.0
     if math.isfinite(noise_samples):
         worth = statistical_efficiency(batch_samples, base_samples=base_batch, noise_samples=noise_samples)

@@ -1,4 +1,4 @@
-"""What the simulated ranks export: the counters of the contract, and nothing that a real scrape would not show."""
+"""The exported counters of the simulated ranks, with the content of a real scrape."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 class SimulatedTelemetry:
     """Cumulative counters of all ranks, and the observations between scrapes.
 
-    As in the trainer, at most ``metrics.MAX_LIVE_SHAPES`` shapes of step are kept for each rank, the oldest goes first.
+    As in the trainer, each rank keeps at most ``metrics.MAX_LIVE_SHAPES`` shapes of step; the oldest is dropped first.
     """
 
     def __init__(self) -> None:
@@ -41,14 +41,14 @@ class SimulatedTelemetry:
         """Add steps of one rank.
 
         Args:
-            member: whose.
+            member: the rank's name.
             share: its samples in each step.
             micro_batch: its largest micro-batch.
             times: mean seconds of the share.
-            factor_N: by which each step's compute was longer.
+            factor_N: factor on the compute time of each step.
             finish_N: seconds from each step's begin to its end.
-            fraction_N: gamma as the rank measured it.
-            bucket_s: T_o and T_u, ``None`` where there is no exchange.
+            fraction_N: gamma in the rank's measurement.
+            bucket_s: T_o and T_u, ``None`` without an exchange.
         """
         key = CounterKey(member=member, share_samples=share, micro_batch_samples=micro_batch)
         before = self._counters.pop(key, None)
@@ -89,12 +89,12 @@ class SimulatedTelemetry:
             del self._counters[old]
 
     def forget(self, members: Sequence[str]) -> None:
-        """Drop the counters of ranks that are gone."""
+        """Drop the counters of lost ranks."""
         gone = set(members)
         self._counters = {k: v for k, v in self._counters.items() if k.member not in gone}
 
     def scrape(self, at_s: float) -> tuple[Observation, ...]:
-        """Return what happened since the scrape before this one."""
+        """Return the observations since the last scrape."""
         found = observe(self._scraped, self._counters, ended_s=at_s)
         self._scraped = dict(self._counters)
         return found

@@ -1,8 +1,8 @@
 """The discrete-event loop: steps, scrapes, boundaries and changes of members in simulated time.
 
-Between two events all steps are drawn at once, so an hour of training costs milliseconds. Events are: a scrape, a
-boundary (where the policy decides anew), a change of members (the step in flight is lost and made again; the policy
-decides at once), a slowdown's begin or end, and the end. Legend: ``N`` steps, ``W`` ranks.
+All steps between two events are drawn at once, so an hour of training takes milliseconds. Events are a scrape, a
+boundary (the policy decides again), a change of members (the step in flight is lost and repeated; the policy decides at
+once), the begin or end of a slowdown, and the end. Legend: ``N`` steps, ``W`` ranks.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ Floats = NDArray[np.float64]
 
 _MOST_STEPS_AT_ONCE = 512
 _SCRAPES_PER_EPOCH = 8
-"""Looks at the telemetry that are simulated in each epoch at most; more bring nothing new within one epoch."""
+"""Most simulated scrapes in each epoch; more of them add no information within an epoch."""
 
 
 def simulate(
     scenario: Scenario, policy: Policy, *, seed: int, report: Callable[[float], None] | None = None
 ) -> RunResult:
-    """Run one policy through a scenario until the target, the last epoch or the end of time.
+    """Run one policy through a scenario until the target, the last epoch or the time limit.
 
     Args:
-        scenario: what happens.
-        policy: a fresh one; it keeps what it learns.
-        seed: of all chance; one seed gives the same workers the same luck whatever the policy.
-        report: called now and then with the part of the way that is done, in [0, 1].
+        scenario: the job, the cluster and their events.
+        policy: a new one; it keeps state.
+        seed: of all random draws; one seed gives the same workers the same draws under every policy.
+        report: called now and then with the completed fraction of the run, in [0, 1].
 
     Raises:
         ValueError: the scenario contradicts itself (see ``scenario.problems``) or never ends.
@@ -92,7 +92,7 @@ class _Run:
     ended: bool = False
 
     def prepare(self) -> None:
-        """Place the first workers and line up what will happen."""
+        """Place the first workers and queue all events."""
         self.truth = GroundTruth(self.scenario)
         prices = {group.pool: group.price_per_hour for group in self.scenario.groups}
         self.accounting = Accounting(workload=self.scenario.workload, truth=self.truth, prices=prices)
@@ -118,7 +118,7 @@ class _Run:
 
     @property
     def fraction_done(self) -> float:
-        """Part of the way that is done."""
+        """Completed fraction of the run."""
         ways = [
             self.accounting.progress / self.scenario.workload.target_steps
             if self.scenario.workload.target_steps
@@ -133,7 +133,7 @@ class _Run:
         return min(1.0, max(ways))
 
     def advance(self) -> None:
-        """Let happen what is due, or train up to the next event."""
+        """Apply due events, or train up to the next event."""
         limit_s = self.scenario.end_s or math.inf
         if self.accounting.now_s >= limit_s:
             self._close()
@@ -145,14 +145,14 @@ class _Run:
         else:
             event_s = min(self.events[0].at_s if self.events else math.inf, limit_s)
             if math.isinf(event_s):
-                self.ended = True  # nobody is left and nobody will come
+                self.ended = True  # no worker is left, and none will join
                 return
             self.accounting.idle(event_s - self.accounting.now_s)
 
     def _train(self, limit_s: float) -> None:
         """Make steps until the next scrape, boundary or event.
 
-        A loss cuts the step in flight off, and so does the end; before anything else that step is finished.
+        A loss and the time limit abort the step in flight; all other events wait for it.
         """
         shares, is_probe, most = self._next_shares()
         scrape_s = max(self.scenario.scrape_s, self.epoch_s / _SCRAPES_PER_EPOCH)
@@ -180,7 +180,7 @@ class _Run:
         self._maybe_boundary()
 
     def _next_shares(self) -> tuple[tuple[int, ...], bool, int]:
-        """Return the next steps' shares, whether they are a probe's, and for how many steps they hold."""
+        """Return the next steps' shares, whether they are a probe's, and their number of steps."""
         decision = self._current_decision
         left = self.scenario.workload.epoch_samples - self.done_samples
         batch = decision.batch_samples
@@ -237,7 +237,7 @@ class _Run:
             self._close()
 
     def _apply_events(self) -> None:
-        """Let all that is due happen at once; while members change, others that are due change with them."""
+        """Apply all due events; simultaneous changes of members become one."""
         gone: set[str] = set()
         joined: list[tuple[str, int]] = []
         while self.events and self.events[0].at_s <= self.accounting.now_s:
@@ -247,7 +247,7 @@ class _Run:
             if event.joined:
                 joined.append((event.pool, event.joined))
         if not gone and not joined:
-            return  # a slowdown begins or ends: only the draws change
+            return  # begin or end of a slowdown: only the draws change
         if self.workers:
             self._close()
             self.accounting.changes += 1
@@ -269,7 +269,7 @@ class _Run:
         self.accounting.lose(self.workers, pause_s)
 
     def _lose_step_in_flight(self, at_s: float, *, lost: bool) -> None:
-        """Lose the step in flight: it is made again if somebody was lost, and never ends if time does."""
+        """Lose the step in flight; after a lost worker it is repeated, at the time limit it is not."""
         if lost:
             self.accounting.repeated_steps += 1
         self.accounting.lose(self.workers, at_s - self.accounting.now_s)
@@ -282,7 +282,7 @@ class _Run:
             self.workers.append(Worker(name=f"{pool}-{index}", pool=pool, gpu=gpu, index=index))
 
     def _decide(self, *, changed: bool) -> None:
-        """Ask the policy, and begin a new row."""
+        """Call the policy and begin a new period."""
         self._close()
         workload = self.scenario.workload
         view = View(
@@ -304,14 +304,14 @@ class _Run:
         self.accounting.open_period(self.epoch)
 
     def _close(self) -> None:
-        """End the current row, if it has any step."""
+        """End the current period, if it has any step."""
         self.accounting.close_period(self.workers, self.decision, self.epoch)
 
     @property
     def _current_decision(self) -> PolicyDecision:
-        assert self.decision is not None  # noqa: S101  # there are workers, so a policy was asked
+        assert self.decision is not None  # noqa: S101  # with workers there is a decision
         return self.decision
 
     def result(self) -> RunResult:
-        """Return what the run came to."""
+        """Return the result of the run."""
         return self.accounting.result(self.policy.name, self.epoch)

@@ -1,8 +1,8 @@
 """Many jobs on shared pools: the operator's allocation in simulated time.
 
-Events are arrivals, completions, and nodes that come and go. At each of them the allocator is asked, as the operator
-would be; a job whose workers change makes no progress for its pause. Between events a job runs at the rate of the true
-optimal split of its workers, without noise: this is about who gets what, the engine is about what they make of it.
+Events are arrivals and completions of jobs, and nodes that join or leave. The allocator runs at each of them, as the
+operator does. A job whose workers change makes no progress during its pause. Between events a job runs at the rate of
+the true optimal split of its workers, without noise: the fleet tests allocations, the engine tests shares.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class FleetJob:
 
     Attributes:
         key: its name.
-        workload: what it trains.
+        workload: its model and data.
         batch_samples: its global batch.
         samples: work until it is done.
-        arrived_s: when it comes.
+        arrived_s: time of its arrival.
         min_workers, max_workers: over all pools.
         pause_s: seconds without progress at each change of its workers.
     """
@@ -51,7 +51,7 @@ class FleetJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """Pools with one worker on each node, their changes, and the jobs that come."""
+    """Pools with one worker on each node, their changes, and the arriving jobs."""
 
     groups: tuple[Group, ...]
     spot: frozenset[str] = frozenset()
@@ -62,15 +62,15 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetResult:
-    """What became of the jobs.
+    """The result of a fleet.
 
     Attributes:
-        finished_s: when each job was done; a job that never was is missing.
-        waited_s: seconds that each job had no worker before it was done.
+        finished_s: end of each job; unfinished jobs are missing.
+        waited_s: seconds without a worker of each job.
         changes: changes of workers over all jobs.
         worker_s: worker-seconds held.
-        cost: US dollars for workers that jobs held.
-        end_s: when the last job was done.
+        cost: US dollars for the workers of jobs.
+        end_s: end of the last job.
     """
 
     finished_s: Mapping[str, float]
@@ -82,7 +82,7 @@ class FleetResult:
 
 
 def run_fleet(fleet: Fleet, allocator: Allocator) -> FleetResult:
-    """Run all jobs to their end, or until nothing can happen any more."""
+    """Run all jobs to their end, or until no event is left."""
     run = _FleetRun(fleet=fleet, allocator=allocator)
     run.prepare()
     while run.step():
@@ -118,7 +118,7 @@ class _FleetRun:
     cost: float = 0.0
 
     def prepare(self) -> None:
-        """Line up what will happen."""
+        """Queue all events."""
         for group in self.fleet.groups:
             self.nodes[group.pool] = group.count
         coming: list[FleetJob | Change] = [*self.fleet.changes, *self.fleet.jobs]
@@ -127,7 +127,7 @@ class _FleetRun:
             heapq.heappush(self.events, (at_s, order, event))
 
     def step(self) -> bool:
-        """Go to the next event and let the allocator answer it; return whether anything happened."""
+        """Advance to the next event and run the allocator; return whether there was an event."""
         ends = [self._ends_s(active) for active in self.active.values()]
         next_s = min([*ends, self.events[0][0] if self.events else math.inf])
         if math.isinf(next_s):
@@ -151,7 +151,7 @@ class _FleetRun:
         return max(self.now_s, active.resumes_s) + active.left / rate if rate > 0 else math.inf
 
     def _pass(self, until_s: float) -> None:
-        """Let everybody work, wait and pay until a moment."""
+        """Advance work, waiting times and cost to a time."""
         seconds = until_s - self.now_s
         prices = {group.pool: group.price_per_hour for group in self.fleet.groups}
         for active in self.active.values():
@@ -167,7 +167,7 @@ class _FleetRun:
         self.now_s = until_s
 
     def _change(self, change: Change) -> None:
-        """Take nodes away, free ones first and then from who has most there, or add them."""
+        """Remove nodes, free ones first and then from the job with the most of them, or add nodes."""
         have = self.nodes.get(change.pool, 0)
         lost = min(change.lost, have)
         self.losses[change.pool] = self.losses.get(change.pool, 0) + lost
@@ -265,7 +265,7 @@ class _FleetRun:
         return self.rates[key]
 
     def result(self) -> FleetResult:
-        """Return what became of the jobs."""
+        """Return the result of the fleet."""
         return FleetResult(
             finished_s=dict(self.finished_s),
             waited_s=dict(self.waited_s),

@@ -1,4 +1,4 @@
-"""The cluster as it really is, which no policy sees: each rank's true times, and the true optimum.
+"""The true times of each rank and the true optimum, which no policy sees.
 
 Legend: ``N`` steps, ``W`` ranks, ``K`` buckets.
 """
@@ -28,8 +28,8 @@ class Worker:
     """One worker with one rank.
 
     Attributes:
-        name: unique for good; a successor has another name.
-        pool, gpu: where and what.
+        name: unique for the whole run; a replacement has another name.
+        pool, gpu: its pool and its GPU.
         index: counted within its pool, from 0.
     """
 
@@ -50,7 +50,7 @@ class Times:
 
     @property
     def before_s(self) -> float:
-        """Seconds before the last micro-batch's backward begins."""
+        """Seconds before the backward pass of the last micro-batch."""
         return self.forward_s + self.backward_s - self.last_backward_s
 
 
@@ -68,11 +68,11 @@ class GroundTruth:
         self._optima: dict[tuple[int, tuple[str, ...]], Split | None] = {}
 
     def memory_samples(self, gpu: str) -> int:
-        """Return the largest micro-batch that fits: the largest that was measured."""
+        """Return the largest micro-batch: the largest measured one."""
         return self._tables[gpu][-1][0]
 
     def times(self, gpu: str, samples: int) -> Times:
-        """Return mean seconds of a share without slowdown; shares beyond the memory are accumulated."""
+        """Return mean seconds of a share without slowdown; larger shares than the memory are accumulated."""
         return self._times(gpu, samples)
 
     def _computed(self, gpu: str, samples: int) -> Times:
@@ -92,11 +92,11 @@ class GroundTruth:
         )
 
     def transfer_s(self, ranks: int) -> Floats:
-        """Return each bucket's transfer seconds among so many ranks, ``_K``."""
+        """Return each bucket's transfer seconds, ``_K``."""
         return self.scenario.network.transfer_s(self.buckets.size_bytes_K, ranks)
 
     def slowdown(self, worker: Worker, at_s: float) -> float:
-        """Return how many times as long the worker's compute takes at a moment."""
+        """Return the factor on the worker's compute time."""
         ratio = 1.0
         for slow in self.scenario.slowdowns:
             mine = slow.pool == worker.pool and slow.worker in (None, worker.index)
@@ -105,11 +105,11 @@ class GroundTruth:
         return ratio
 
     def deviates(self, before_W: Floats, steps: int, rng: np.random.Generator) -> Floats:
-        """Return each rank's luck in each step, ``_NW``: standard normal, each step's correlated with the one before.
+        """Return standard normal deviates of each rank and step, ``_NW``, correlated with the step before.
 
         Args:
-            before_W: luck in the step before; NaN for a rank that has made none.
-            steps: how many.
+            before_W: deviates of the step before; NaN for a new rank.
+            steps: number of steps.
             rng: for the draws.
         """
         drawn_NW = rng.standard_normal((steps, len(before_W)))
@@ -123,7 +123,7 @@ class GroundTruth:
         return drawn_NW
 
     def factors(self, workers: Sequence[Worker], deviate_NW: Floats, at_s: float, rng: np.random.Generator) -> Floats:
-        """Return by what each rank's compute time is multiplied in each step, ``_NW``, of mean 1 without slowdowns."""
+        """Return the factor on each rank's compute time in each step, ``_NW``, with mean 1 without slowdowns."""
         noise: Noise = self.scenario.noise
         sigma = math.sqrt(math.log1p(noise.variation**2))
         factor_NW: Floats = np.exp(sigma * deviate_NW - sigma**2 / 2)
@@ -142,12 +142,12 @@ class GroundTruth:
         return finish_s(before_W * factor_NW, last_W * factor_NW, self.buckets.ready_K, transfer_s_K)
 
     def first_bucket_fractions(self, steps: int, ranks: int, rng: np.random.Generator) -> Floats:
-        """Return gamma as each rank measures it in each step, ``_NW``."""
+        """Return the measured gamma of each rank and step, ``_NW``."""
         noisy = self.buckets.gamma + _GAMMA_NOISE * rng.standard_normal((steps, ranks))
         return np.clip(noisy, 0.0, 1.0)
 
     def planned_s(self, workers: Sequence[Worker], shares: Sequence[int], at_s: float) -> float:
-        """Return the step's seconds with these shares if nothing varied."""
+        """Return the step's seconds with these shares, without noise."""
         times = [self.times(worker.gpu, share) for worker, share in zip(workers, shares, strict=True)]
         slow_1W = np.array([[self.slowdown(worker, at_s) for worker in workers]])
         return float(self.steps_s(times, slow_1W)[0])
@@ -162,10 +162,10 @@ class GroundTruth:
         return total
 
     def optimum(self, workers: Sequence[Worker], batch_samples: int, at_s: float) -> Split | None:
-        """Return the true optimum if nothing varied: exact, because ranks are separable (see ``buckets``).
+        """Return the true optimum without noise; it is exact, because ranks are separable (see ``buckets``).
 
-        Each rank's own end of the step, exchange included, is tabulated for every share and handed to the split as a
-        measured table; ``None`` where the batch is smaller than the number of workers.
+        Each rank's own end of the step, exchange included, is tabulated for every share and given to the split as a
+        measured table. ``None`` if the batch is smaller than the number of workers.
         """
         slow = tuple(self.slowdown(worker, at_s) for worker in workers)
         key = (batch_samples, tuple(f"{worker.gpu}*{ratio}" for worker, ratio in zip(workers, slow, strict=True)))

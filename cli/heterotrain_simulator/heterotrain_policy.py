@@ -1,4 +1,4 @@
-"""Our policy: the operator's own decisions, called with simulated telemetry."""
+"""The heterotrain policy: the operator's own decisions on simulated telemetry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from heterotrain_simulator.policy import PolicyDecision, View
 
 @dataclass(slots=True)
 class HeterotrainPolicy:
-    """Shares by ``planning.shares.decide_shares``, an adaptive batch by ``planning.batch``: what the operator calls."""
+    """Shares by ``planning.shares.decide_shares`` and an adaptive batch by ``planning.batch``, as in the operator."""
 
     name: str = "heterotrain"
     restarts: bool = False
@@ -22,7 +22,7 @@ class HeterotrainPolicy:
     batch_samples: int = 0
 
     def decide(self, view: View) -> PolicyDecision:
-        """Return what the operator would write into its plan."""
+        """Return the decision of the operator's plan."""
         members = tuple(
             MemberEvidence(
                 member=slot.member,
@@ -58,7 +58,7 @@ class HeterotrainPolicy:
 
 
 def _batch(fits: MemberFits, current: int, view: View) -> int:
-    """Return the global batch that the operator would choose, the current one where none fits."""
+    """Return the global batch of the operator's decision, the current one if none fits."""
     least = max(view.base_batch, len(fits.evidence))
     decision = decide_batch(
         BatchRequest(

@@ -1,4 +1,4 @@
-"""What a policy sees, and what it decision; and how the published adaptive policies choose a batch."""
+"""The input and the decision of a policy, and the published choice of an adaptive batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from heterotrain_core.perf.merge import merge_old
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberSlot:
-    """One member as policies know it before anything is measured.
+    """One member, as known before any measurement.
 
     Attributes:
         member: its name, as in its observations.
@@ -28,17 +28,17 @@ class MemberSlot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What is known at a boundary or a change of members.
+    """The input of a policy at a boundary or a change of members.
 
     Attributes:
         slots: members by rank.
-        changed: whether the members are others than at the last call.
-        observations: by member, oldest first, only what scrapes have brought.
-        noise_samples: the gradient noise scale; every policy is told the true one.
+        changed: whether the members differ from those of the last call.
+        observations: by member, oldest first, from scrapes only.
+        noise_samples: the gradient noise scale; every policy gets the true one.
         batch_samples: the scenario's batch.
         adaptive: whether the batch may be chosen.
-        base_batch, most_batch: between which it may.
-        boundary: how many boundaries have passed.
+        base_batch, most_batch: limits of the batch.
+        boundary: number of boundaries so far.
         min_gain_ratio: least gain for which shares change (``planning.shares``).
     """
 
@@ -56,15 +56,15 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyDecision:
-    """What is to be done until the next call.
+    """The decision until the next call.
 
     Attributes:
         batch_samples: global batch.
         shares: by rank; they sum to the batch.
         probe: share vectors for the first steps of an epoch, in turn.
         probe_steps: steps for each of them.
-        predicted_step_s: what the policy expects of ``shares``; ``None`` when it expects nothing.
-        reason: why.
+        predicted_step_s: predicted step time with ``shares``; ``None`` without a prediction.
+        reason: one sentence.
     """
 
     batch_samples: int
@@ -76,25 +76,25 @@ class PolicyDecision:
 
 
 class Policy(Protocol):
-    """A way to divide the batch, with what it remembers."""
+    """A way to divide the batch, with its state."""
 
     name: str
     restarts: bool
-    """Whether a change of members costs a checkpoint and a restart."""
+    """Whether the job checkpoints and restarts at a change of members."""
 
     def decide(self, view: View) -> PolicyDecision:
-        """Return the decision for what is known."""
+        """Return the decision for this input."""
         ...
 
 
 @dataclass(slots=True)
 class ObservationHistory:
-    """Observations by member, condensed as the operator keeps them."""
+    """Observations by member, merged as in the operator."""
 
     by_member: dict[str, tuple[Observation, ...]] = field(default_factory=dict)
 
     def add(self, observations: Sequence[Observation]) -> None:
-        """Add what one scrape brought."""
+        """Add the observations of one scrape."""
         fresh: dict[str, list[Observation]] = {}
         for observation in observations:
             fresh.setdefault(observation.member, []).append(observation)
@@ -102,18 +102,18 @@ class ObservationHistory:
             self.by_member[member] = merge_old([*self.by_member.get(member, ()), *found])
 
     def of(self, members: Sequence[str]) -> dict[str, tuple[Observation, ...]]:
-        """Return what is known of these members now."""
+        """Return the observations of these members."""
         return {member: self.by_member[member] for member in members if member in self.by_member}
 
 
 def batches(view: View, current: int) -> tuple[int, ...]:
-    """Return the global batches that an adaptive policy compares: geometric, and the current one."""
+    """Return the candidates for an adaptive batch: a geometric series and the current one."""
     least = max(view.base_batch, len(view.slots))
     return candidate_batches(least=least, most=max(view.most_batch, least), also=(current,))
 
 
 def best_batch(step_s: Mapping[int, float], current: int, view: View) -> int:
-    """Return the batch of greatest goodput, the current one where little is to be gained (AdaptDL's hysteresis)."""
+    """Return the batch with the best goodput, or the current one if the gain is small (AdaptDL's hysteresis)."""
 
     def goodput(batch: int) -> float:
         worth = statistical_efficiency(batch, base_samples=view.base_batch, noise_samples=view.noise_samples)

@@ -1,4 +1,4 @@
-"""What a simulated run came to."""
+"""The result of a simulated run."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Period:
-    """A stretch of training under one set of decision.
+    """A period of training under one decision.
 
     Attributes:
         from_s, until_s: simulated time.
-        epoch: epoch in which it began, from 0.
+        epoch: its first epoch, from 0.
         batch_samples: the global batch.
         members: names by rank.
         pools: their pools.
         shares: samples by rank.
         steps: committed steps.
-        step_s: mean seconds of a step, steps with probe shares left out; ``None`` when there was none.
-        predicted_s: what the policy expected; ``None`` when nothing.
-        planned_s: the same shares' step if nothing varied.
+        step_s: mean seconds of a step without probe steps; ``None`` if there was none.
+        predicted_s: the policy's prediction; ``None`` without one.
+        planned_s: true step time of these shares without noise.
         solo_samples_per_s: sum over ranks of share / own compute seconds.
-        progress: steps of the base batch that have been made up to its end.
-        cost: US dollars spent up to its end.
-        reason: the policy's.
+        progress: steps of the base batch up to its end.
+        cost: US dollars up to its end.
+        reason: of the policy's decision.
     """
 
     from_s: float
@@ -48,19 +48,19 @@ class RunResult:
     """A whole simulated run.
 
     Attributes:
-        policy: which.
-        periods: by time.
-        target_s: when the target was reached; ``None`` if it was not.
-        end_s: when the run ended.
+        policy: its name.
+        periods: in order of time.
+        target_s: time of the target; ``None`` if it was not reached.
+        end_s: end of the run.
         training_s: seconds of committed steps.
-        paused_s: seconds lost to changes of members: the pauses, and the steps in flight that were lost.
-        idle_s: seconds without any member.
+        paused_s: seconds lost to changes of members: pauses and lost steps in flight.
+        idle_s: seconds without members.
         steps, samples: committed.
-        repeated_steps: steps that were lost in flight and made again.
+        repeated_steps: steps lost in flight and repeated.
         changes: changes of members while training.
-        epochs: passes over the data that were completed.
-        cost: US dollars, and at the target.
-        cost_at_target: US dollars spent when the target was reached.
+        epochs: completed passes over the data.
+        cost: US dollars.
+        cost_at_target: US dollars until the target.
     """
 
     policy: str
@@ -80,13 +80,13 @@ class RunResult:
 
     @property
     def effective_part(self) -> float:
-        """Part of the time with members in which steps were made that count, in [0, 1]."""
+        """Fraction of the time with members that went into committed steps, in [0, 1]."""
         present_s = self.end_s - self.idle_s
         return self.training_s / present_s if present_s > 0 else 0.0
 
     @property
     def prediction_errors(self) -> tuple[float, ...]:
-        """Relative difference of predicted and measured mean step, one for each row that has both."""
+        """Relative difference of predicted and measured mean step, one for each period with both."""
         return tuple(
             row.predicted_s / row.step_s - 1
             for row in self.periods

@@ -1,4 +1,4 @@
-"""What is simulated: a workload on a cluster, with everything that happens to it, as values."""
+"""A scenario: a workload on a cluster, and its events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Group:
         pool: name, unique in the scenario.
         gpu: a name of the workload's table.
         count: workers at the start.
-        price_per_hour: of one worker, in US dollars; 0 leaves it out of the cost.
+        price_per_hour: of one worker, in US dollars; 0 is free.
     """
 
     pool: str
@@ -27,14 +27,14 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """How one rank's compute time varies from step to step, independently of the others.
+    """Variation of one rank's compute time from step to step, independent of the other ranks.
 
     Attributes:
         variation: standard deviation relative to the mean, log-normal.
-        correlation: of the logarithm of a step's time with that of the step before, in [0, 1): what slowed a step goes on for
-            about ``1 / (1 - correlation)`` steps (other work on the node, quotas, clocks).
-        hiccup_probability: chance that a step takes ``hiccup_ratio`` times as long on one rank.
-        hiccup_ratio: see there.
+        correlation: of the logarithm of a step's time with that of the step before, in [0, 1): a slow phase lasts about
+            ``1 / (1 - correlation)`` steps (other work on the node, quotas, clocks).
+        hiccup_probability: probability that a step takes ``hiccup_ratio`` times as long on one rank.
+        hiccup_ratio: factor on the compute time.
     """
 
     variation: float = 0.03
@@ -45,13 +45,13 @@ class Noise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowdown:
-    """Throttling or a noisy neighbour: compute takes ``ratio`` times as long between two moments.
+    """Throttling or a noisy neighbour: compute takes ``ratio`` times as long for a while.
 
     Attributes:
-        pool: whose workers.
-        worker: which of them, counted from 0; ``None`` for all.
-        from_s, until_s: when.
-        ratio: 2.0 is half as fast.
+        pool: pool of the slow workers.
+        worker: one of them, counted from 0; ``None`` for all.
+        from_s, until_s: begin and end.
+        ratio: factor on the compute time; 2.0 is half as fast.
     """
 
     pool: str
@@ -63,13 +63,13 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Workers that come or go.
+    """Workers that join or leave.
 
     Attributes:
-        pool: of which pool.
-        at_s: when they are lost, or when their nodes appear.
-        joined: workers that appear; they can train ``Pauses.start_s`` later.
-        lost: workers that are gone without notice, the step in flight with them.
+        pool: their pool.
+        at_s: time of the loss, or of the new nodes.
+        joined: new workers; they can train ``Pauses.start_s`` later.
+        lost: workers lost without notice, with the step in flight.
     """
 
     pool: str
@@ -80,12 +80,12 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pauses:
-    """What a change of members costs.
+    """Cost of a change of members.
 
     Attributes:
-        loss_s: seconds without training when members are lost, for a trainer whose survivors go on.
+        loss_s: pause after a loss, for policies whose survivors continue.
         join_s: the same when members only join.
-        restart_s: seconds at any change for trainers that checkpoint and restart.
+        restart_s: pause at any change for policies that checkpoint and restart.
         start_s: from a node's appearance until its worker can train.
     """
 
@@ -100,21 +100,21 @@ class Scenario:
     """One simulated job.
 
     Attributes:
-        name: for people.
-        workload: what is trained.
+        name: for messages.
+        workload: the model and its data.
         groups: the cluster.
         network: between workers.
         gamma: fraction of backward at which the first gradient bucket is ready.
         bucket_bytes: size of a gradient bucket.
-        noise, slowdowns, changes, pauses: see there.
-        batch_samples: the fixed global batch of the policies that keep one, and of all when ``adaptive`` is off; while
-            joiners make more workers than that, one sample for each.
+        noise, slowdowns, changes, pauses: see the classes.
+        batch_samples: global batch of policies with a fixed batch, and of all if ``adaptive`` is off; with more workers
+            than samples, one sample for each.
         adaptive: whether policies that can choose the global batch do.
         boundary_steps: steps between boundaries, 0 for each epoch.
-        scrape_s: seconds between two looks at the telemetry.
+        scrape_s: interval between scrapes of the telemetry.
         min_gain_ratio: least gain for which shares change (``planning.shares``).
-        end_epochs: passes after which the job ends even if the target was not reached, 0 for no such end.
-        end_s: simulated seconds after which it ends in any case, 0 for no such end.
+        end_epochs: limit on the passes over the data, 0 for none.
+        end_s: limit on the simulated seconds, 0 for none.
     """
 
     name: str
@@ -137,19 +137,19 @@ class Scenario:
 
 
 def problems(scenario: Scenario) -> tuple[str, ...]:
-    """Return every way in which the scenario contradicts itself, each as one sentence; empty when it is sound."""
+    """Return every contradiction in the scenario as one sentence; empty for a valid scenario."""
     found = []
     pools = [group.pool for group in scenario.groups]
     if len(set(pools)) != len(pools):
-        found.append("two groups have the same pool")
+        found.append("two pools have the same name: rename one")
     if sum(group.count for group in scenario.groups) < 1 and not any(change.joined for change in scenario.changes):
-        found.append("there is no worker")
+        found.append("no pool has a worker: set a count or a trace")
     for group in scenario.groups:
         if group.gpu not in scenario.workload.step_ms:
             known = ", ".join(scenario.workload.step_ms)
             found.append(f"{scenario.workload.name} was not measured on {group.gpu}, only on {known}")
     found.extend(
-        f"{what} names the pool {pool}, which no group has"
+        f"{what} names the pool {pool}, which is not one of {', '.join(pools)}"
         for what, pool in (
             *(("a slowdown", slowdown.pool) for slowdown in scenario.slowdowns),
             *(("a change", change.pool) for change in scenario.changes),
@@ -157,13 +157,14 @@ def problems(scenario: Scenario) -> tuple[str, ...]:
         if pool not in pools
     )
     if scenario.adaptive and not scenario.workload.noise:
-        found.append(f"no noise scale was published for {scenario.workload.name}, so its batch cannot be adapted")
+        found.append(f"no noise scale was published for {scenario.workload.name}, so its batch cannot be adaptive")
     if not 0 <= scenario.noise.correlation < 1:
-        found.append(f"the noise's correlation has to be at least 0 and below 1, not {scenario.noise.correlation:g}")
+        found.append(f"the noise's correlation must be at least 0 and below 1, not {scenario.noise.correlation:g}")
     if scenario.batch_samples < 1:
-        found.append("the global batch has to be at least 1 sample")
+        found.append("the global batch must be at least 1 sample")
     elif scenario.batch_samples < (first := sum(group.count for group in scenario.groups)):
         found.append(
-            f"the global batch of {scenario.batch_samples} is less than one sample for each of the first {first} workers"
+            f"the global batch of {scenario.batch_samples} is less than one sample for each of the {first} workers at "
+            "the start: raise it"
         )
     return tuple(found)

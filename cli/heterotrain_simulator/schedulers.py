@@ -1,4 +1,4 @@
-"""Who gets which workers, in three ways: the operator's, the same without mixing GPU types, and first come, first served."""
+"""Three allocators: the operator's, the same without mixed GPU types, and first come, first served."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Allocator = Callable[[Sequence[Pool], Sequence[JobDemand]], Grants]
 
 
 def any_mix(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> Grants:
-    """Return what the operator's allocation grants: any mix of pools for any job."""
+    """Return the grants of the operator's allocation: any mix of pools for any job."""
     return {grant.key: grant.workers for grant in propose(PoolCapacity(pools), jobs).grants}
 
 
 def one_pool_each(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> Grants:
-    """Return grants where each job uses one pool at a time, as schedulers do that do not mix GPU types (Sia's setting).
+    """Return grants with one pool for each job, as in schedulers without mixed GPU types (Sia's setting).
 
-    The same allocation, asked with one pool for each job; a running job keeps its pool, a waiting one takes the pool
-    that would serve it best beside those that are placed.
+    The allocation is the operator's, with one pool for each job. A running job keeps its pool. A waiting one takes the
+    pool with its highest rate, given the jobs placed before it.
     """
     placed: list[JobDemand] = []
     for job in sorted(jobs, key=lambda job: (not job.current, job.arrived_s, job.key)):
@@ -35,7 +35,7 @@ def one_pool_each(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> Grants:
 
 
 def first_come(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> Grants:
-    """Return grants where a job keeps what it has, and the first in the queue takes up to its maximum of what is free."""
+    """Return grants by arrival: running jobs keep their workers, and the first in the queue takes up to its maximum."""
     free = {pool.name: len(pool.usable) for pool in pools}
     grants: dict[str, dict[str, int]] = {}
     for job in jobs:
@@ -52,7 +52,7 @@ def first_come(pools: Sequence[Pool], jobs: Sequence[JobDemand]) -> Grants:
                 free.get(job_pool.pool, 0), job_pool.max_workers, job.max_workers - sum(taken.values())
             )
         if sum(taken.values()) < max(1, job.min_workers):
-            break  # nobody overtakes
+            break  # no later job overtakes
         grants[job.key] = {pool: count for pool, count in taken.items() if count}
         for pool, count in taken.items():
             free[pool] -= count

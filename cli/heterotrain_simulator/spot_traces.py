@@ -1,8 +1,9 @@
-"""Spot capacity as it was recorded: when nodes were added and taken away.
+"""Recorded spot capacity: added and removed nodes.
 
-Source: Bamboo (NSDI 2023), repository uclasystem/bamboo at 8080929, ``traces/p3-trace.csv`` and ``traces/g4dn-trace.csv``:
-11.4 h of p3 and 10.8 h of g4dn instances, one row for each node that came or went, at a resolution of one minute. Here
-the rows of one minute are one entry (minute, nodes added, nodes removed); which node it was is left out.
+Source: Bamboo (NSDI 2023), repository uclasystem/bamboo at 8080929, ``traces/p3-trace.csv`` and
+``traces/g4dn-trace.csv``: 11.4 h of p3 and 10.8 h of g4dn instances, one row for each added or removed node, at a
+resolution of one minute. Here the rows of one minute are one entry (minute, nodes added, nodes removed), without
+the nodes' names.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ MINUTE_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minute:
-    """Nodes that came and went in one minute."""
+    """Nodes added and removed in one minute."""
 
     at_s: float
     added: int
@@ -30,9 +31,9 @@ class Trace:
 
     Attributes:
         name: short name.
-        what: which instances.
-        minutes: in time; the first ones are the initial nodes.
-        end_s: when the recording ended.
+        what: the instances.
+        minutes: in order of time; the first ones are the initial nodes.
+        end_s: end of the recording.
     """
 
     name: str
@@ -42,7 +43,7 @@ class Trace:
 
     @property
     def peak(self) -> int:
-        """Most nodes at any time."""
+        """Largest number of nodes."""
         nodes = most = 0
         for minute in self.minutes:
             nodes += minute.added - minute.removed

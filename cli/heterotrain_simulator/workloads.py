@@ -1,11 +1,11 @@
-"""Published measurements that scenarios are made of: figures only, each with its source.
+"""Published measurements of workloads, each with its source.
 
 Sources
     Sia: the artifact of "Sia: Heterogeneity-aware, goodput-optimized ML-cluster scheduling" (SOSP 2023), repository
         siasosp23/artifacts at aaf7a0d. Step times of one GPU (step_time - sync_time) from
-        ``adaptdl/adaptdl/adaptdl/torch/seed``; noise scale (B_0 grad_var / grad_sqr, median of five epochs) and progress
-        from ``sia-simulator/traces/*/validation-<B_0>.csv``; batch ranges from ``adaptdl/benchmark/models``; restart
-        seconds from ``sia-simulator/applications.py``.
+        ``adaptdl/adaptdl/adaptdl/torch/seed``; noise scale (B_0 grad_var / grad_sqr, median of five epochs) and
+        progress from ``sia-simulator/traces/*/validation-<B_0>.csv``; batch ranges from
+        ``adaptdl/benchmark/models``; restart seconds from ``sia-simulator/applications.py``.
     Sailor: "Sailor: Automating distributed training over dynamic, heterogeneous, and geo-distributed clusters" (SOSP
         2025), repository eth-easl/sailor, profiles of OPT-350M at sequence 2048, forward and backward over 26 layers;
         prices from the same repository.
@@ -27,21 +27,21 @@ Points = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """One training job whose step times have been published.
+    """One training job with published step times.
 
     Attributes:
         name: short name.
         what: model and data.
         source: where the figures come from.
-        step_ms: by GPU, (samples, milliseconds) of forward and backward; the last point is the memory's limit.
-        backward_part: part of a step that is backward.
-        gradient_bytes: what is exchanged in each step, at four bytes a parameter.
+        step_ms: by GPU, (samples, milliseconds) of forward and backward; the last point is the limit of the memory.
+        backward_part: fraction of a step in backward.
+        gradient_bytes: size of the gradient, at four bytes per parameter.
         epoch_samples: samples of the data set.
-        base_batch: B_0, the batch that the progress below was recorded at.
+        base_batch: B_0, the batch of the recorded progress below.
         most_batch: largest global batch of the published adaptive runs.
-        noise: (progress in steps of B_0, noise scale in samples), empty where none was published.
-        target: what counts as done.
-        target_steps: steps of B_0 after which the recorded run had reached the target.
+        noise: (progress in steps of B_0, noise scale in samples), empty if none was published.
+        target: the goal of the training.
+        target_steps: steps of B_0 until the target in the recorded run.
         restart_s: seconds for checkpoint and restart of the recorded job at a change of its workers.
     """
 
@@ -61,7 +61,7 @@ class Workload:
 
 
 TWO_THIRDS = 2 / 3
-"""Assumed where only the whole step was published: a backward pass costs about two forward passes."""
+"""Assumption for published whole steps: a backward pass costs about two forward passes."""
 
 CIFAR10 = Workload(
     name="cifar10",
@@ -181,7 +181,8 @@ BERT = Workload(
     source="Sia",
     step_ms={
         "a100": (
-            (4, 145.5), (6, 147.0), (8, 153.3), (11, 160.0), (16, 183.0), (23, 216.9), (33, 265.9), (47, 335.3), (48, 338.7),
+            (4, 145.5), (6, 147.0), (8, 153.3), (11, 160.0), (16, 183.0), (23, 216.9), (33, 265.9), (47, 335.3),
+            (48, 338.7),
         ),
         "v100": ((4, 187.2), (6, 228.5), (8, 270.4), (11, 325.7), (16, 434.7), (23, 580.2), (33, 776.8), (36, 861.2)),
         "rtx6000": ((4, 206.7), (6, 248.2), (8, 291.2), (11, 358.3), (16, 460.3), (23, 615.6), (24, 634.9)),
@@ -231,7 +232,7 @@ PRICES_PER_HOUR: Mapping[str, float] = {"a100": 3.67, "a100-40": 3.67, "v100": 2
 
 
 def straight_line(workload: Workload, gpu: str) -> SplitMember:
-    """Return a member of this GPU as the operator would know it: a line through the table, by relative least squares, in seconds."""
+    """Return a member of this GPU with the operator's model: a line in seconds, by relative least squares."""
     points: Points = workload.step_ms[gpu]
     weight = [1.0 / ms**2 for _, ms in points]
     whole = sum(weight)

@@ -1,1 +1,1 @@
-"""What a batch, or a whole job, will cost in time and money, before anything runs."""
+"""Time and cost of a batch or of a whole job, before anything runs."""

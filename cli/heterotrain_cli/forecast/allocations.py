@@ -1,4 +1,4 @@
-"""The forecast of a job: what its preferred workers reach, and which other choices are faster or cheaper."""
+"""The forecast of a job: its preferred allocation, and the faster or cheaper alternatives."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from heterotrain_cli.forecast.job import (
 )
 
 MAX_CANDIDATES = 2000
-"""Choices that are looked at; where there are more, fewer counts of each pool are tried."""
+"""Most allocations to compare; beyond it, fewer counts of each pool are tried."""
 _HOUR_S = 3600.0
 _EQUAL_SPEED = ComputeTime(per_sample_s=1.0, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolForecast:
-    """What the ranks of one pool do.
+    """The part of one pool in a step.
 
     Attributes:
         name: the pool.
-        workers, ranks: how many of each in all.
-        samples: least and largest share of a rank.
-        micro_batches: most micro-batches of a rank.
+        workers, ranks: their numbers in this pool.
+        samples: smallest and largest share of a rank.
+        micro_batches: largest number of micro-batches of a rank.
         part: the pool's part of the global batch.
-        bindings: what binds its ranks, the most frequent first.
-        price_per_hour: of all its workers, ``None`` when not stated.
+        bindings: binding limits of its ranks, the most frequent first.
+        price_per_hour: of all its workers, ``None`` if unknown.
     """
 
     name: str
@@ -54,13 +54,13 @@ class PoolForecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationForecast:
-    """What one choice of workers reaches.
+    """The forecast of one allocation.
 
     Attributes:
-        choice: the workers.
+        allocation: workers of each pool.
         step_s, samples_per_s, efficiency: as in ``Split``.
-        even_step_s: step time with even shares; ``None`` where they do not fit.
-        price_per_hour: of all workers, ``None`` when a price is missing.
+        even_step_s: step time with even shares; ``None`` if they do not fit.
+        price_per_hour: of all workers, ``None`` if a price is missing.
         cost_per_million: price of a million samples, ``None`` likewise.
         pools: those with workers, in the job's order.
         reason: one sentence.
@@ -82,11 +82,11 @@ class JobForecast:
     """The forecast of a job.
 
     Attributes:
-        feasible: whether the preferred workers can take the batch.
+        feasible: whether the preferred allocation can take the batch.
         reason: one sentence.
-        outcome: of the preferred workers; ``None`` when not feasible.
-        alternatives: choices that no other one beats in both speed and price, the fastest first; by speed alone where
-            prices are missing. The preferred one is among them only if nothing beats it.
+        preferred: of the preferred allocation; ``None`` if not feasible.
+        alternatives: the Pareto front of speed and price, the fastest first; by speed alone where prices are missing.
+            The preferred allocation is among them only if no other one beats it.
     """
 
     feasible: bool
@@ -96,12 +96,12 @@ class JobForecast:
 
 
 def forecast_job(job: Job, communication: CommunicationTime, *, measured_ranks: int | None = None) -> JobForecast:
-    """Return the forecast with shares as the operator would divide them.
+    """Return the forecast with the shares of the operator.
 
     Args:
-        job: with the speeds that are known.
+        job: with the known speeds.
         communication: the exchange.
-        measured_ranks: among how many ranks it was measured; ``None`` for the ranks of the preferred workers.
+        measured_ranks: number of ranks in its measurement; ``None`` for the ranks of the preferred allocation.
     """
     allocation = preferred_allocation(job)
     if isinstance(allocation, str):
@@ -118,16 +118,16 @@ def forecast_job(job: Job, communication: CommunicationTime, *, measured_ranks: 
 def forecast_allocation(
     job: Job, allocation: Allocation, exchange: MeasuredExchange
 ) -> AllocationForecast | Infeasible:
-    """Return what a choice of workers reaches with the job's batch."""
+    """Return the forecast of an allocation with the job's batch."""
     ranks = ranks_of(job, allocation)
     members = [member for _, member in ranks]
     communication = exchange.among(len(members))
-    even: Split | Infeasible = Infeasible(reason="there is no rank")
+    even: Split | Infeasible = Infeasible(reason="no rank")
     if members:
         even = evaluate(evenly(job.batch_samples, len(members)), members, communication=communication)
     split = balance(job.batch_samples, members, communication=communication)
     if job.even and isinstance(split, Split):
-        # As the operator divides then: evenly, as far as limits allow.
+        # As in the operator: evenly, within the limits.
         alike = balance(job.batch_samples, [_equal_speed(member) for member in members])
         split = alike if isinstance(alike, Infeasible) else evaluate(alike.shares, members, communication=communication)
     if isinstance(split, Infeasible):
@@ -147,12 +147,12 @@ def forecast_allocation(
             for index, (pool, workers) in enumerate(zip(job.pools, allocation.workers, strict=True))
             if workers
         ),
-        reason="even shares, because rebalance.boundary is never" if job.even else split.reason,
+        reason="even shares, because rebalance.boundary is Never" if job.even else split.reason,
     )
 
 
 def _equal_speed(member: SplitMember) -> SplitMember:
-    """Return the member with its limits, a table's end among them, and the time of any other."""
+    """Return the member with its limits, the end of a table included, and the same time as all others."""
     compute = member.compute
     if not isinstance(compute, TableTime):
         return replace(member, compute=_EQUAL_SPEED)
@@ -161,16 +161,16 @@ def _equal_speed(member: SplitMember) -> SplitMember:
     return replace(member, compute=_EQUAL_SPEED, cap_samples=cap)
 
 
-def _pool(pool: Pool, workers: int, mine: Sequence[int], split: Split, batch_samples: int) -> PoolForecast:
-    shares = [split.shares[i] for i in mine]
-    bindings = [split.bindings[i] for i in mine]
+def _pool(pool: Pool, workers: int, own: Sequence[int], split: Split, batch_samples: int) -> PoolForecast:
+    shares = [split.shares[i] for i in own]
+    bindings = [split.bindings[i] for i in own]
     counts = {binding: bindings.count(binding) for binding in sorted(set(bindings))}
     return PoolForecast(
         name=pool.name,
         workers=workers,
-        ranks=len(mine),
+        ranks=len(own),
         samples=(min(shares), max(shares)),
-        micro_batches=max(split.micro_batches[i] for i in mine),
+        micro_batches=max(split.micro_batches[i] for i in own),
         part=sum(shares) / batch_samples,
         bindings=tuple(sorted(counts.items(), key=lambda item: -item[1])),
         price_per_hour=None if pool.price_per_hour is None else pool.price_per_hour * workers,
@@ -178,9 +178,9 @@ def _pool(pool: Pool, workers: int, mine: Sequence[int], split: Split, batch_sam
 
 
 def pareto_front(outcomes: Sequence[AllocationForecast]) -> tuple[AllocationForecast, ...]:
-    """Return the outcomes than which no other is at least as fast and as cheap a sample and better in one, fastest first.
+    """Return the Pareto front of samples per second and cost per sample, fastest first.
 
-    Of equals the first stays. An outcome without a price can only win by speed.
+    Of equal forecasts the first stays. A forecast without a price can only win by speed.
     """
     kept: list[AllocationForecast] = []
     cheapest = float("inf")
@@ -196,7 +196,7 @@ def _cost(outcome: AllocationForecast) -> float:
 
 
 def _candidates(job: Job) -> Iterator[Allocation]:
-    """Yield the choices that are looked at: all that the job allows while they are few, otherwise fewer of each pool."""
+    """Yield the allocations to compare: all that the job allows, or fewer counts of each pool if they are too many."""
     for wanted in (_all_counts, _halved_counts, _extreme_counts):
         ranges = [wanted(pool) if pool.rank is not None else [0] for pool in job.pools]
         if math.prod(map(len, ranges)) <= MAX_CANDIDATES:

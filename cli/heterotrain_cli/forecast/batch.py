@@ -1,4 +1,4 @@
-"""The forecast for one batch over the members of a profile: the operator's own split, with the names people gave."""
+"""The forecast of one batch over the members of a profile, by the operator's own split."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from heterotrain_cli.profile import Profile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberForecast:
-    """What one single member would do in each step."""
+    """The part of one single member in each step."""
 
     name: str
     samples: int
@@ -25,15 +25,15 @@ class MemberForecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchForecast:
-    """The forecast of one step; without a feasible division only the reason says something.
+    """The forecast of one step; without a feasible division, only the reason has content.
 
     Attributes:
         feasible: whether the batch can be divided at all.
         reason: one sentence.
         step_s: predicted seconds of a step.
         samples_per_s: batch / step_s.
-        efficiency: samples_per_s over the sum of what each member reaches on its share alone.
-        members: one for each single member, in the profile's order.
+        efficiency: samples_per_s over the sum of solo rates; a solo rate is a share / its own compute time.
+        members: one entry for each single member, in the profile's order.
     """
 
     feasible: bool
@@ -66,7 +66,7 @@ def forecast_batch(profile: Profile, batch_samples: int) -> BatchForecast:
 
 
 def as_document(found: BatchForecast) -> dict[str, Any]:
-    """Return the answer in the documented JSON form."""
+    """Return the forecast in the documented JSON form."""
     return {
         "feasible": found.feasible,
         "reason": found.reason,

@@ -1,4 +1,4 @@
-"""What a running job has learned about its pools: read from its plan, through kubectl and so with the user's own access."""
+"""The measured speeds of a running job, read from its plan through kubectl with the user's own access."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _TIMEOUT_S = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningJob:
-    """What the plan in force holds.
+    """The plan and the measurements of a running job.
 
     Attributes:
-        plan: the plan itself.
-        speeds: time models that the job's status remembers, by pool: for those that have no worker now.
-        measured_step_s: the job's measured step time; ``None`` when it has none yet.
+        plan: the plan in force.
+        speeds: time models in the job's status, by pool; for pools without workers.
+        measured_step_s: the job's measured step time; ``None`` before the first measurement.
     """
 
     plan: Plan
@@ -39,10 +39,10 @@ class RunningJob:
 
 
 def read_running_job(job: Job, *, namespace: str | None) -> RunningJob:
-    """Return what the running job of this name has learned.
+    """Return the running job with the name of the given one.
 
     Raises:
-        UnavailableError: kubectl is missing, or the cluster or the job can't be reached.
+        UnavailableError: kubectl, the cluster or the job is not available.
         InputError: the job's plan can't be used by this version.
     """
     where = ["--namespace", namespace] if namespace else []
@@ -53,7 +53,7 @@ def read_running_job(job: Job, *, namespace: str | None) -> RunningJob:
         raise UnavailableError(f"the plan of job {job.name} is empty: wait until the operator has written it")
     plan = decode_plan(text, job_uid=str(body["metadata"]["uid"]))
     if isinstance(plan, Refused):
-        raise InputError(f"the plan of job {job.name} can't be used: {plan.reason}")
+        raise InputError(f"the plan of job {job.name} cannot be used: {plan.reason}")
     status = body.get("status") or {}
     step_s = status.get("stepSeconds")
     return RunningJob(
@@ -64,12 +64,12 @@ def read_running_job(job: Job, *, namespace: str | None) -> RunningJob:
 
 
 def with_measured_speeds(job: Job, found: RunningJob) -> Job:
-    """Return the job with what was learned: each pool is as fast as its middle rank in the plan, the slower of two.
+    """Return the job with measured speeds: each pool has the speed of its median rank in the plan, the slower of two.
 
-    A pool that has no worker now is as fast as its last ones were.
+    A pool without workers has the speed of its last ones.
 
     Raises:
-        InputError: no speed is known yet.
+        InputError: no pool has a measured speed yet.
     """
     plan = found.plan
     pools = []
@@ -79,12 +79,12 @@ def with_measured_speeds(job: Job, found: RunningJob) -> Job:
             rank = SplitMember(compute=found.speeds[pool.name])
         pools.append(replace(pool, rank=rank))
     if all(pool.rank is None for pool in pools):
-        raise InputError(f"job {job.name} has not learned any speed yet: wait for its first epoch, or give a --profile")
+        raise InputError(f"job {job.name} has not learned any speed yet: wait for its first epoch, or use --profile")
     return replace(job, pools=tuple(pools))
 
 
 def exchange(plan: Plan) -> CommunicationTime:
-    """Return the learned exchange, none while it is unknown."""
+    """Return the measured exchange, an empty one while it is unknown."""
     return plan.communication or CommunicationTime()
 
 
@@ -115,17 +115,17 @@ def _median_rank(pool: str, members: Sequence[Member], batch_samples: int) -> Sp
 
 
 def _kubectl(*arguments: str) -> Mapping[str, Any]:
-    """Return the object that kubectl prints as JSON."""
+    """Return the object that kubectl prints."""
     try:
         done = subprocess.run(
             ["kubectl", *arguments, "--output", "json"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
     except FileNotFoundError as error:
-        raise UnavailableError("kubectl is not installed: install it, or give a --profile") from error
+        raise UnavailableError("kubectl is not installed: install it, or use --profile") from error
     except subprocess.TimeoutExpired as error:
         raise UnavailableError(f"the cluster did not answer within {_TIMEOUT_S} s") from error
     if done.returncode != 0:
-        # The last line is kubectl's own sentence; those before it are its library's log.
+        # The last line is kubectl's message; the lines before it are log lines of its library.
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1].removeprefix("Error from server ")
         raise UnavailableError(f"kubectl {' '.join(arguments[:3])} failed: {reason}")
     found: Mapping[str, Any] = json.loads(done.stdout)

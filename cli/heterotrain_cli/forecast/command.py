@@ -8,7 +8,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from heterotrain_cli.documents import read_document, schema_option
+from heterotrain_cli.documents import STANDARD_INPUT, read_document, schema_option
 from heterotrain_cli.forecast.batch import as_document, forecast_batch
 from heterotrain_cli.forecast.tables import show_batch
 from heterotrain_cli.profile import Profile
@@ -18,10 +18,10 @@ MAX_BATCH = 10**12
 
 @click.command()
 @click.argument("job", required=False, metavar="[JOB.YAML]")
-@click.option("--profile", "profile_path", metavar="FILE", help="Speeds, in YAML or JSON; - is standard input.")
-@click.option("--cluster", is_flag=True, help="Speeds that the running job of this name has learned.")
-@click.option("-n", "--namespace", help="Namespace of the running job; default: the file's, else kubectl's.")
-@click.option("--batch", type=click.IntRange(1, MAX_BATCH), help="Global batch in samples; default: the job's.")
+@click.option("--profile", "profile_path", metavar="FILE", help="File with speeds, YAML or JSON; - is standard input.")
+@click.option("--cluster", is_flag=True, help="Take the speeds that the running job has learned.")
+@click.option("-n", "--namespace", help="Namespace of the running job  [default: the file's, else kubectl's]")
+@click.option("--batch", type=click.IntRange(1, MAX_BATCH), help="Global batch in samples  [default: the job's]")
 @click.option("--samples-per-epoch", type=click.IntRange(1), help="Size of the data set, for the cost of an epoch.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @schema_option(Profile)
@@ -35,13 +35,19 @@ def forecast(
     samples_per_epoch: int | None,
     output: str,
 ) -> None:
-    """Predict step time, throughput, cost and shares before anything runs.
+    """Predict step time, throughput, cost and shares.
 
-    With JOB.YAML, for the pools of that job; without it, for the members of a profile and one batch.
+    With JOB.YAML, the forecast covers the pools of that job; without it, the members of a profile.
 
-    Exit status: 0 with an answer (that a batch is not possible is an answer, too), 1 if the cluster can't be reached,
-    2 if a file or an option is wrong.
-    """
+    \b
+    Examples:
+      heterotrain forecast --profile gpus.yaml --batch 512
+      heterotrain forecast job.yaml --profile pools.yaml
+      heterotrain forecast job.yaml --cluster
+
+    Exit status: 0 with an answer, also for an impossible batch; 1 without an answer from the cluster; 2 for a wrong
+    file or option.
+    """  # noqa: D301  # click reads the character \b
     if job is not None:
         found = _of_job(job, profile_path, cluster=cluster, namespace=namespace, batch=batch, epoch=samples_per_epoch)
         if output == "json":
@@ -50,11 +56,11 @@ def forecast(
             found.show(Console())
         return
     if cluster or namespace is not None or samples_per_epoch is not None:
-        raise click.UsageError("--cluster, --namespace and --samples-per-epoch belong to a job: name its JOB.YAML")
+        raise click.UsageError("--cluster, --namespace and --samples-per-epoch need a job: add its JOB.YAML")
     if profile_path is None:
-        raise click.UsageError("say what to forecast: a JOB.YAML, or --profile FILE and --batch N")
+        raise click.UsageError("nothing to forecast: give a JOB.YAML, or --profile FILE and --batch N")
     if batch is None:
-        raise click.UsageError("say which global batch: --batch N")
+        raise click.UsageError("the global batch is missing: add --batch N")
     profile = read_document(profile_path, Profile)
     single = forecast_batch(profile, batch)
     if output == "json":
@@ -66,11 +72,15 @@ def forecast(
 def _of_job(
     path: str, profile_path: str | None, *, cluster: bool, namespace: str | None, batch: int | None, epoch: int | None
 ) -> Any:
-    # The job's models need pydantic and the operator's package, which a bare profile does not: load them only here.
-    from heterotrain_cli.forecast.report import JobReport, report_from_cluster, report_from_profile  # noqa: PLC0415  # see above
+    # The operator's package takes time to load, and a bare profile does not need it.
+    from heterotrain_cli.forecast.report import JobReport, report_from_cluster, report_from_profile  # noqa: PLC0415  # loads slowly
 
-    if cluster == (profile_path is not None):
-        raise click.UsageError("say where speeds come from: either --profile FILE or --cluster")
+    if cluster and profile_path is not None:
+        raise click.UsageError("--profile and --cluster both give speeds: remove one of them")
+    if not cluster and profile_path is None:
+        raise click.UsageError("no source of speeds: give either --profile FILE or --cluster")
+    if path == profile_path == STANDARD_INPUT:
+        raise click.UsageError("only one of job and profile can be standard input: name a file for the other one")
     found: JobReport
     if profile_path is not None:
         found = report_from_profile(path, profile_path, batch=batch, samples_per_epoch=epoch)

@@ -1,4 +1,4 @@
-"""A job as the forecast sees it: its pools, how many workers each may have, and how fast one rank of each is."""
+"""The parts of a job that a forecast needs: pools, limits on their workers, and the speed of one rank."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Pool:
     Attributes:
         name: as in the job.
         ranks: ranks of one worker.
-        least_workers, most_workers: as the job allows.
-        spot: whether its nodes may be taken away.
+        least_workers, most_workers: limits in the job.
+        spot: whether its nodes can be reclaimed.
         price_per_hour: of one worker; ``None`` when not stated.
-        rank: time and limits of one rank; ``None`` when nothing is known of its speed.
+        rank: time and limits of one rank; ``None`` while its speed is unknown.
     """
 
     name: str
@@ -48,15 +48,15 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What of a job matters for a forecast.
+    """A job for a forecast.
 
     Attributes:
-        name, namespace: of the object; the namespace is ``None`` when the file does not name one.
-        batch_samples: the global batch; of a job that adapts it, the one that training starts with.
+        name, namespace: of the object; the namespace is ``None`` if the file has none.
+        batch_samples: the global batch; with an adaptive batch, the first one.
         adaptive: whether the operator chooses the batch.
         pools: in the job's order, the preferred ones first.
         least_workers, most_workers: over all pools.
-        even: whether shares stay even for ever (``rebalance.boundary: Never``).
+        even: whether shares stay even (``rebalance.boundary: Never``).
         epochs: passes over the data.
     """
 
@@ -72,10 +72,10 @@ class Job:
 
 
 def read_job(path: str) -> Job:
-    """Return the one HeteroTrainJob that a YAML file holds, other objects in it ignored.
+    """Return the one HeteroTrainJob in a YAML file; other objects are ignored.
 
     Raises:
-        InputError: there is none or more than one, or it can't be run as it is written.
+        InputError: the file has no job or several, or the job has a mistake.
     """
     where = place(path)
     documents = parse_documents(read_text(path), where=where)
@@ -125,20 +125,20 @@ def _pools(spec: HeteroTrainJobSpec, template: Mapping[str, Any]) -> tuple[Pool,
 
 
 def with_profile(job: Job, profile: Profile, *, where: str) -> Job:
-    """Return the job with the speeds of the profile's members, which are matched to pools by name.
+    """Return the job with the speeds of the profile's members, matched to pools by name.
 
-    A member is one rank; its ``count`` says nothing here, because the job says how many there are. A pool without a
-    price takes the member's, for each of its ranks.
+    A member is one rank; its ``count`` is ignored, as the job has the number of workers. A pool without a price takes
+    the member's, for each of its ranks.
 
     Raises:
-        InputError: a pool is named twice, none is named, or the profile names something that is no pool.
+        InputError: two members have the same name, or a member is not a pool of the job.
     """
     known = {member.name: member for member in profile.members}
     names = [pool.name for pool in job.pools]
     if len(known) < len(profile.members):
         raise InputError(f"{where}: two members have the same name: with a job, give each pool one member")
     if stranger := next((name for name in known if name not in names), None):
-        raise InputError(f"{where}: member {stranger} is no pool of the job, whose pools are {', '.join(names)}")
+        raise InputError(f"{where}: member {stranger} is not a pool of the job: its pools are {', '.join(names)}")
     pools = []
     for pool in job.pools:
         if member := known.get(pool.name):
@@ -159,25 +159,32 @@ class Allocation:
 
 
 def preferred_allocation(job: Job) -> Allocation | str:
-    """Return the workers that the job gets when every pool has room, or why no forecast is possible.
+    """Return the job's allocation when every pool has capacity, or the reason why no forecast is possible.
 
-    Minimums first, then the pools in the job's order, up to the job's maximum. Pools of unknown speed get no worker.
+    Minimums come first, then the pools in the job's order, up to the job's maximum. Pools of unknown speed get no
+    worker.
     """
     unknown = [pool for pool in job.pools if pool.rank is None]
     if needed := next((pool for pool in unknown if pool.least_workers), None):
-        return f"nothing is known of pool {needed.name}, of which the job needs at least {needed.least_workers} workers"
+        return (
+            f"the speed of pool {needed.name} is unknown, but the job needs at least {needed.least_workers} of its "
+            "workers"
+        )
     workers = [pool.least_workers for pool in job.pools]
     for index, pool in enumerate(job.pools):
         if pool.rank is not None:
             workers[index] += min(pool.most_workers - workers[index], job.most_workers - sum(workers))
     if sum(workers) < job.least_workers:
         names = ", ".join(pool.name for pool in unknown)
-        return f"the job needs {job.least_workers} workers, but without pools of unknown speed ({names}) it has {sum(workers)}"
+        return (
+            f"the job needs {job.least_workers} workers, but without pools of unknown speed ({names}) it has "
+            f"{sum(workers)}"
+        )
     return Allocation(workers=tuple(workers))
 
 
 def ranks_of(job: Job, allocation: Allocation) -> tuple[tuple[int, SplitMember], ...]:
-    """Return (index of the pool, curve) of each rank of a allocation."""
+    """Return (index of the pool, curve) of each rank of an allocation."""
     return tuple(
         (index, pool.rank)
         for index, (pool, workers) in enumerate(zip(job.pools, allocation.workers, strict=True))
@@ -187,7 +194,7 @@ def ranks_of(job: Job, allocation: Allocation) -> tuple[tuple[int, SplitMember],
 
 
 def price_per_hour(job: Job, allocation: Allocation) -> float | None:
-    """Return the price of a choice; ``None`` when a pool that it uses has none."""
+    """Return the price of an allocation; ``None`` if a pool in it has none."""
     total = 0.0
     for pool, workers in zip(job.pools, allocation.workers, strict=True):
         if workers and pool.price_per_hour is None:
@@ -198,19 +205,22 @@ def price_per_hour(job: Job, allocation: Allocation) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredExchange:
-    """A gradient exchange as it was measured, and among how many ranks.
+    """A measured gradient exchange and the number of its ranks.
 
     Attributes:
         communication: T_o, T_u and gamma.
-        ranks: among which it was measured, at least 1.
+        ranks: in the measurement, at least 1.
     """
 
     communication: CommunicationTime
     ranks: int
 
     def among(self, ranks: int) -> CommunicationTime:
-        """Return the exchange among another number of ranks: a ring moves (n - 1) / n of the data twice, one rank none."""
-        if ranks < 2:  # noqa: PLR2004  # alone there is nothing to exchange
+        """Return the exchange among another number of ranks.
+
+        A ring moves (n - 1) / n of the data twice; one rank moves nothing.
+        """
+        if ranks < 2:  # noqa: PLR2004  # a single rank has no exchange
             return CommunicationTime()
         factor = float(ring_scale(np.array([ranks]), self.ranks)[0])
         return replace(

@@ -1,4 +1,4 @@
-"""A job's forecast from end to end: read, match with speeds, forecast, and show as a table or a document."""
+"""A job's forecast from the files to the printed report."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _SHOWN_ALTERNATIVES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReport:
-    """A job with its forecast, ready to be shown.
+    """A job with its forecast.
 
     Attributes:
-        job: with the speeds that were used.
+        job: with its speeds.
         forecast: the answer.
-        samples_per_epoch: size of the data set, ``None`` when not stated.
-        learned: what the running job has learned, ``None`` with a profile.
+        samples_per_epoch: size of the data set, ``None`` if not given.
+        running: the running job, ``None`` with a profile.
     """
 
     job: Job
@@ -53,7 +53,7 @@ class JobReport:
 
     @property
     def _prediction(self) -> Prediction | None:
-        """What the plan in force expects of its own members and shares, noise included."""
+        """The prediction of the plan in force for its own members and shares, noise included."""
         return self.running.plan.prediction if self.running else None
 
     def _figures(self, outcome: AllocationForecast) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class JobReport:
         return outcome.cost_per_million * self.samples_per_epoch / 1e6
 
     def show(self, console: Console) -> None:
-        """Print the forecast for people."""
+        """Print the forecast as text."""
         outcome = self.forecast.preferred
         if outcome is None:
             say(console, f"not possible: {self.forecast.reason}")
@@ -99,7 +99,7 @@ class JobReport:
             self._show_pools(console, outcome)
             self._show_comparison(console, outcome)
         if unknown := [pool.name for pool in self.job.pools if pool.rank is None]:
-            say(console, f"left out, because nothing is known of their speed: {', '.join(unknown)}")
+            say(console, f"left out, because their speed is unknown: {', '.join(unknown)}")
         self._show_alternatives(console)
 
     def _show_pools(self, console: Console, outcome: AllocationForecast) -> None:
@@ -123,23 +123,21 @@ class JobReport:
 
     def _show_comparison(self, console: Console, outcome: AllocationForecast) -> None:
         if outcome.even_step_s is None and not self.job.even:
-            say(console, "even shares are not possible: some rank cannot take its part")
+            say(console, "even shares are not possible: a rank cannot take its part")
         elif outcome.even_step_s is not None and not self.job.even:
             longer = outcome.even_step_s / outcome.step_s
             say(console, f"even shares: {outcome.even_step_s:.4g} s, {longer:.2f} times as long")
         if self._prediction is not None:
             say(
                 console,
-                f"the plan in force expects {self._prediction.step_s:.4g} s of its members, noise included, which allows "
-                f"an efficiency of {self._prediction.efficiency_ceiling:.3f} at most",
+                f"the plan in force predicts {self._prediction.step_s:.4g} s for its members, noise included; "
+                f"the ceiling of its efficiency is {self._prediction.efficiency_ceiling:.3f}",
             )
         if self.running and self.running.measured_step_s is not None:
-            say(console, f"measured now, with the members it has: {self.running.measured_step_s:.4g} s")
+            say(console, f"measured now, with its present members: {self.running.measured_step_s:.4g} s")
         if self.samples_per_epoch is not None:
-            say(
-                console,
-                f"an epoch of {self.samples_per_epoch} samples: {_span(self.samples_per_epoch / outcome.samples_per_s)}",
-            )
+            span = _span(self.samples_per_epoch / outcome.samples_per_s)
+            say(console, f"an epoch of {self.samples_per_epoch} samples: {span}")
         if outcome.price_per_hour is None:
             say(console, "no cost: a pool has no pricePerHour")
             return
@@ -158,7 +156,7 @@ class JobReport:
         if chosen is not None and all(other.allocation != chosen.allocation for other in rows):
             rows = sorted([*rows, chosen], key=lambda other: -other.samples_per_s)
         own = "" if chosen is None else " (* is the job's own)"
-        say(console, f"choices that no other one beats in both speed and price{own}:")
+        say(console, f"allocations that no other one beats in both speed and price{own}:")
         table = plain_table("")
         for pool in self.job.pools:
             table.add_column(pool.name, justify="right")
@@ -183,7 +181,7 @@ def report_from_profile(path: str, profile_path: str, *, batch: int | None, samp
     """Return the forecast of a job with the speeds of a profile.
 
     Raises:
-        InputError: one of the two files can't be used, or they don't fit together.
+        InputError: a file cannot be used, or the two do not match.
     """
     profile = read_document(profile_path, Profile)
     job = with_profile(_with_batch(read_job(path), batch), profile, where=place(profile_path))
@@ -194,11 +192,11 @@ def report_from_profile(path: str, profile_path: str, *, batch: int | None, samp
 def report_from_cluster(
     path: str, *, namespace: str | None, batch: int | None, samples_per_epoch: int | None
 ) -> JobReport:
-    """Return the forecast of a job with the speeds that the running job of its name has learned.
+    """Return the forecast of a job with the measured speeds of the running job of the same name.
 
     Raises:
-        InputError: the file or the running job's plan can't be used.
-        UnavailableError: the cluster or the job can't be reached.
+        InputError: the file or the running job's plan cannot be used.
+        UnavailableError: the cluster or the job is not available.
     """
     written = _with_batch(read_job(path), batch)
     found = read_running_job(written, namespace=namespace or written.namespace)
@@ -214,7 +212,7 @@ def _with_batch(job: Job, batch: int | None) -> Job:
 
 
 def _spread(outcomes: tuple[AllocationForecast, ...], count: int) -> list[AllocationForecast]:
-    """Return at most ``count`` of them, first and last included and the others evenly between."""
+    """Return at most ``count`` of them: the first, the last, and others at even distances."""
     if len(outcomes) <= count:
         return list(outcomes)
     return [outcomes[round(i * (len(outcomes) - 1) / (count - 1))] for i in range(count)]
@@ -233,7 +231,7 @@ def _money(amount: float | None) -> str:
 
 
 def _span(seconds: float) -> str:
-    """Return a time span as people say it."""
+    """Return a time span with its unit."""
     for unit_s, name in ((86400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 2 * unit_s:
             return f"{seconds / unit_s:.1f} {name}"

@@ -14,7 +14,7 @@ from heterotrain_cli.profile import Profile
 
 
 def show_batch(console: Console, profile: Profile, batch_samples: int, found: BatchForecast) -> None:
-    """Print the forecast for one batch, one row for each entry of the profile."""
+    """Print the forecast of one batch, one row for each entry of the profile."""
     if found.step_s is None or found.samples_per_s is None or found.efficiency is None:
         say(console, f"not possible: {found.reason}")
         return
@@ -39,14 +39,14 @@ def show_batch(console: Console, profile: Profile, batch_samples: int, found: Ba
 
 
 def plain_table(first: str) -> Table:
-    """Return a table without frames whose first column is ``first``, so that it can be cut and pasted."""
+    """Return a table without frames, for copy and paste, with the first column ``first``."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column(first, no_wrap=True)
     return table
 
 
 def say(console: Console, line: str) -> None:
-    """Print one line as it is: no wrapping, no markup, no colours for numbers."""
+    """Print one line without wrapping, markup or colours for numbers."""
     console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -59,7 +59,7 @@ def headline(batch_samples: int, step_s: float, samples_per_s: float, efficiency
 
 
 def bindings(members: Sequence[MemberForecast]) -> str:
-    """Return what binds these members, the most frequent first."""
+    """Return the binding limits of these members, the most frequent first."""
     counts = Counter(member.binding.value for member in members)
     if len(counts) == 1:
         return next(iter(counts))

@@ -36,21 +36,32 @@ def _print_list(context: click.Context, _: click.Parameter, wanted: bool) -> Non
 @click.command()
 @click.argument("scenario")
 @click.option(
-    "--policy", "policies", multiple=True, type=click.Choice(list(POLICIES)), help="Only these; may be repeated."
+    "--policy",
+    "policies",
+    multiple=True,
+    type=click.Choice(list(POLICIES)),
+    help="Run this policy only; may be repeated.",
 )
-@click.option("--seed", "seeds", multiple=True, type=click.IntRange(0, 10**9), help="These seeds; may be repeated.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for tables and pictures.")
+@click.option("--seed", "seeds", multiple=True, type=click.IntRange(0, 10**9), help="Random seed; may be repeated.")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), help="Write tables and pictures into this folder."
+)
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option(
     "--list", is_flag=True, is_eager=True, expose_value=False, callback=_print_list, help="List the shipped scenarios."
 )
 @schema_option(ScenarioFile)
 def simulate(scenario: str, policies: tuple[str, ...], seeds: tuple[int, ...], out: Path | None, output: str) -> None:
-    """Run policies side by side on a simulated cluster.
+    """Compare policies on a simulated cluster.
 
-    SCENARIO is the name of a shipped one (--list) or a YAML file. All figures are simulated: published step times of
-    real GPUs, a bucket-level exchange, seeded noise, and the operator's own decision code.
-    """
+    SCENARIO is the name of a shipped scenario (--list) or a YAML file. All figures are simulated: published step times
+    of real GPUs, an exchange bucket by bucket, seeded noise, and the operator's own decisions.
+
+    \b
+    Examples:
+      heterotrain simulate mixed
+      heterotrain simulate scenario.yaml --seed 1 --seed 2 --out results
+    """  # noqa: D301  # click reads the character \b
     comparison = read_scenario(scenario)
     comparison = replace(
         comparison, policies=policies or comparison.policies, seeds=tuple(dict.fromkeys(seeds)) or comparison.seeds
@@ -70,7 +81,7 @@ def simulate(scenario: str, policies: tuple[str, ...], seeds: tuple[int, ...], o
 
 
 def run_all(comparison: Comparison, console: Console) -> dict[str, list[RunResult]]:
-    """Return the outcomes by policy, with a progress bar on a terminal."""
+    """Return the results by policy, with a progress bar on a terminal."""
     total = len(comparison.policies) * len(comparison.seeds)
     runs: dict[str, list[RunResult]] = {policy: [] for policy in comparison.policies}
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
@@ -89,7 +100,7 @@ def run_all(comparison: Comparison, console: Console) -> dict[str, list[RunResul
 
 
 def document(comparison: Comparison, summaries: Sequence[Summary]) -> dict[str, object]:
-    """Return the comparison for JSON."""
+    """Return the comparison in its JSON form."""
     return {
         "simulated": True,
         "scenario": comparison.scenario.name,
@@ -100,10 +111,10 @@ def document(comparison: Comparison, summaries: Sequence[Summary]) -> dict[str, 
 
 
 def make_folder(out: Path) -> None:
-    """Make the folder for the results, before minutes are spent on them.
+    """Make the folder for the results before the simulation starts.
 
     Raises:
-        InputError: it can't be written.
+        InputError: the folder cannot be written.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -116,10 +127,10 @@ def make_folder(out: Path) -> None:
 def write(
     out: Path, comparison: Comparison, runs: dict[str, list[RunResult]], summaries: Sequence[Summary]
 ) -> list[Path]:
-    """Write table, figures, stretches and pictures into a folder that is there, and return their paths.
+    """Write table, figures, periods and pictures into an existing folder, and return their paths.
 
     Raises:
-        InputError: the folder can't be written.
+        InputError: the folder cannot be written.
     """
     try:
         table, figures, periods = out / "summary.md", out / "summary.json", out / "periods.csv"
@@ -134,7 +145,7 @@ def write(
 
 
 def _periods_csv(comparison: Comparison, runs: dict[str, list[RunResult]]) -> str:
-    """Return every stretch of training under one set of decision as CSV."""
+    """Return every period of training as CSV."""
     pools = [group.pool for group in comparison.scenario.groups]
     lines = [
         ",".join(

@@ -1,4 +1,4 @@
-"""A comparison as pictures: progress against time and against cost, and shares over time. Each says that it is simulated."""
+"""Pictures of a comparison: progress over time and cost, shares over time; all are labelled as simulated."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def draw(folder: Path, scenario: Scenario, runs: Mapping[str, Sequence[RunResult
 
     Args:
         folder: must exist.
-        scenario: what was simulated.
-        runs: outcomes by policy, one for each seed; the first seed's shares are drawn.
+        scenario: the scenario.
+        runs: results by policy, one for each seed; the shares are those of the first seed.
     """
-    import matplotlib as mpl  # noqa: PLC0415  # half a second that a table does not need
+    import matplotlib as mpl  # noqa: PLC0415  # half a second of loading time
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415  # only after the backend is chosen
@@ -54,7 +54,7 @@ def draw(folder: Path, scenario: Scenario, runs: Mapping[str, Sequence[RunResult
 
 
 def _against(plt: Any, scenario: Scenario, runs: Mapping[str, Sequence[RunResult]], *, cost: bool) -> Any:
-    """Return progress against simulated hours, or against money."""
+    """Return progress over simulated hours, or over cost."""
     figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
     target = scenario.workload.target_steps
     for policy, outcomes in runs.items():
@@ -106,5 +106,5 @@ def _shares(plt: Any, scenario: Scenario, runs: Mapping[str, Sequence[RunResult]
 
 
 def _heading(scenario: Scenario) -> str:
-    """Return the title in lines that a picture is wide enough for."""
+    """Return the title, wrapped to the width of a picture."""
     return textwrap.fill(title(scenario), 80)

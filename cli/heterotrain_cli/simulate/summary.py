@@ -1,4 +1,4 @@
-"""What several runs of one policy come to: figures for tables and for JSON."""
+"""Summary of several runs of one policy, for tables and JSON."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from heterotrain_simulator.result import RunResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Means over seeds; ``None`` where some run has no such figure.
+    """Means over seeds; ``None`` where a run lacks the figure.
 
     Attributes:
-        policy: which.
-        runs: how many.
+        policy: its name.
+        runs: number of runs.
         reached: runs that reached the target.
         target_s, target_low_s, target_high_s: seconds to the target: mean, least, largest.
-        cost_at_target: US dollars until then.
+        cost_at_target: US dollars until the target.
         end_s, cost: of the whole run.
-        progress: of the way to the target, in [0, 1], at the end.
+        progress: fraction of the way to the target at the end, in [0, 1].
         samples_per_s: over the whole run.
         efficiency: samples per second over the sum of solo rates in the last period.
-        effective_part: part of the time with members in which steps were made that count.
+        effective_part: fraction of the time with members that went into committed steps.
         paused_s, changes, repeated_steps: means.
-        prediction_error: median of |predicted / measured - 1| over all stretches; ``None`` where nothing was predicted.
+        prediction_error: median of |predicted / measured - 1| over all periods; ``None`` without predictions.
     """
 
     policy: str
@@ -49,20 +49,20 @@ class Summary:
 
 
 def summarize(outcomes: Sequence[RunResult], *, target_steps: float) -> Summary:
-    """Return the figures of one policy's runs, at least one."""
+    """Return the summary of one policy's runs, at least one."""
     targets = [o.target_s for o in outcomes if o.target_s is not None]
     costs = [o.cost_at_target for o in outcomes if o.cost_at_target is not None]
-    everyone = len(targets) == len(outcomes)
+    all_reached = len(targets) == len(outcomes)
     errors = [abs(error) for o in outcomes for error in o.prediction_errors]
     efficiencies = [e for o in outcomes if (e := _last_efficiency(o)) is not None]
     return Summary(
         policy=outcomes[0].policy,
         runs=len(outcomes),
         reached=len(targets),
-        target_s=statistics.mean(targets) if everyone else None,
-        target_low_s=min(targets) if everyone else None,
-        target_high_s=max(targets) if everyone else None,
-        cost_at_target=statistics.mean(costs) if everyone else None,
+        target_s=statistics.mean(targets) if all_reached else None,
+        target_low_s=min(targets) if all_reached else None,
+        target_high_s=max(targets) if all_reached else None,
+        cost_at_target=statistics.mean(costs) if all_reached else None,
         end_s=statistics.mean(o.end_s for o in outcomes),
         cost=statistics.mean(o.cost for o in outcomes),
         progress=statistics.mean(

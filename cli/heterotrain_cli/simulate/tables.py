@@ -1,4 +1,4 @@
-"""A comparison as a table: on a terminal, and as Markdown."""
+"""A comparison as a table, on a terminal and in Markdown."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _HOUR_S, _MINUTE_S = 3600.0, 60.0
 
 
 def title(scenario: Scenario) -> str:
-    """Return what was simulated, in one line."""
+    """Return the title of a scenario in one line."""
     cluster = " + ".join(f"{group.count} {group.gpu}" for group in scenario.groups if group.count) or "spot nodes"
     batch = "adaptive batch" if scenario.adaptive else f"batch {scenario.batch_samples}"
     return f"simulated: {scenario.workload.what} on {cluster}, {batch}; target {scenario.workload.target}"
 
 
 def columns(summaries: Sequence[Summary]) -> dict[str, list[str]]:
-    """Return the table by columns: headings and, for each policy, text; what says nothing here is left out.
+    """Return the table by columns: headings, and a text for each policy; columns without content are left out.
 
-    The first policy is the one that others are compared with.
+    The first policy is the reference.
     """
     first = summaries[0]
     found = {
@@ -45,13 +45,13 @@ def columns(summaries: Sequence[Summary]) -> dict[str, list[str]]:
 _MEANINGS = {
     "faster": "times as fast as the first",
     "efficiency": "of the sum of solo rates, in the last period",
-    "effective": "time in which steps were made that count",
+    "effective": "fraction of the time in committed steps",
     "off": "predicted against simulated step, median",
 }
 
 
 def legend(headings: Iterable[str]) -> str:
-    """Return what those headings mean that do not say it themselves, in one line."""
+    """Return the meaning of the shorter headings in one line."""
     return "; ".join(f"{heading}: {_MEANINGS[heading]}" for heading in headings if heading in _MEANINGS)
 
 
@@ -76,7 +76,7 @@ def markdown(scenario: Scenario, summaries: Sequence[Summary]) -> str:
 
 
 def span(seconds: float) -> str:
-    """Return a time span in the unit that people would use."""
+    """Return a time span with a suitable unit."""
     if seconds >= 2 * _HOUR_S:
         return f"{seconds / _HOUR_S:.2f} h"
     return f"{seconds / _MINUTE_S:.1f} min" if seconds >= 2 * _MINUTE_S else f"{seconds:.1f} s"

@@ -1,8 +1,8 @@
 """`make bench-mathematics`: how long the decisions take, and after how many epochs shares are right. Prints Markdown.
 
 Pure computation on one core; docs/benchmarks.md quotes it. CPU seconds beside wall seconds, because other work on the
-machine shows in the second only. The last two tables are simulated, on clusters whose times are true lines; on tables of
-real GPUs see simulated_comparison.py.
+machine shows in the second only. The last two tables are simulated, on clusters whose times are true lines;
+simulated_comparison.py has tables of real GPUs.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def fits() -> None:
 
 
 def allocation() -> None:
-    """Print the time of one allocation: the first, and one more when everybody has what he was given, as in an operator."""
+    """Print the time of one allocation: the first one, and the next one with unchanged grants, as in the operator."""
     print("| what | CPU | wall |")
     print("| --- | ---: | ---: |")
     for jobs, kinds, nodes in ((200, 8, 500), (200, 200, 500), (1000, 8, 2000), (1000, 1000, 2000), (1000, 8, 500)):
@@ -252,7 +252,8 @@ def learning() -> None:
     }
     print(f"Simulated: {CLUSTERS} random clusters of true lines, {EPOCH_STEPS} steps an epoch.\n")
     print(
-        "| shares within 2 % of the optimum | noise, of it goes on | after one epoch | after two | median | worst | off at the end, worst |"
+        "| shares within 2 % of the optimum | noise, its correlation | after one epoch | after two | median | worst "
+        "| off at the end, worst |"
     )
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
     for (name, policy), noise in itertools.product(kinds.items(), LEARNING_NOISES):
@@ -261,7 +262,8 @@ def learning() -> None:
         after = sorted(epochs for epochs, _ in found)
         one, two = (sum(epochs <= limit for epochs in after) / CLUSTERS for limit in (1, 2))
         print(
-            f"| {name} | {noise.variation:.0%}, {noise.correlation:.0%} | {one:.0%} | {two:.0%} | {_epochs(statistics.median(after))} | {_epochs(after[-1])} "
+            f"| {name} | {noise.variation:.0%}, {noise.correlation:.0%} | {one:.0%} | {two:.0%} "
+            f"| {_epochs(statistics.median(after))} | {_epochs(after[-1])} "
             f"| {max(off for _, off in found):.1%} |",
             flush=True,
         )
@@ -279,7 +281,8 @@ def rest() -> None:
             changes = 100 * sum(changed for changed, _ in found) / (REST_EPOCHS * REST_RUNS)
             pools = "one each" if alone else "one for all"
             print(
-                f"| {noise.variation:.0%}, {noise.correlation:.0%} | {pools} | {changes:.2f} | {max(off for _, off in found):.1%} |",
+                f"| {noise.variation:.0%}, {noise.correlation:.0%} | {pools} | {changes:.2f} "
+                f"| {max(off for _, off in found):.1%} |",
                 flush=True,
             )
 

@@ -1,4 +1,4 @@
-"""Two things measured in turns, as one ratio with its uncertainty."""
+"""Ratios of paired measurements, with their uncertainty."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the median and the ends of its 95 % interval from order statistics, whatever the distribution.
 
-    The true median is below the k-th of n values with the probability that a fair coin shows fewer than k heads in n throws.
+    The true median is below the k-th of n values with the probability of fewer than k heads in n throws of a fair coin.
     """
     ordered, count = sorted(values), len(values)
     below, at, chance = 0.0, 0, 0.5**count

@@ -1,7 +1,7 @@
-"""Simulated: five policies on published workloads and two GPU mixes. Prints Markdown; docs/simulation.md quotes it.
+"""Simulated: five policies on published workloads and two GPU mixes. Prints Markdown for docs/simulation.md.
 
-First, one global batch for everybody: what shares alone bring, and how fast each policy finds them. Then the time to the
-published target, where each policy that can choose the batch does. Usage:
+The first table has one global batch for all policies: the gain of shares alone, and the epochs until they are near the
+optimum. The second one has the time to the published target, with an adaptive batch where a policy can. Usage:
 simulated_comparison.py [--seeds N] [--target-seeds N] [--picture FILE] [WORKLOAD …]
 """
 
@@ -34,7 +34,7 @@ NEAR = 1.02
 
 
 def scenario(workload: str, mix: Sequence[tuple[str, int]], *, adaptive: bool) -> Scenario:
-    """Return one workload on one mix; adaptive runs begin with the least batch that gives everybody a measured share."""
+    """Return one workload on one mix; adaptive runs begin with the smallest batch of measured shares for all ranks."""
     published = WORKLOADS[workload]
     groups = tuple(
         Group(pool=gpu, gpu=gpu, count=count, price_per_hour=PRICES_PER_HOUR.get(gpu, 0.0)) for gpu, count in mix
@@ -52,7 +52,7 @@ def scenario(workload: str, mix: Sequence[tuple[str, int]], *, adaptive: bool) -
 
 
 def runs(of: Scenario, policy: str, seeds: int) -> list[RunResult]:
-    """Return one outcome for each seed."""
+    """Return one result for each seed."""
     return [simulate(of, POLICIES[policy](), seed=seed) for seed in range(1, seeds + 1)]
 
 
@@ -69,9 +69,10 @@ def epochs_until_near(of: Scenario, outcome: RunResult) -> int | None:
 
 
 def fixed(workloads: Sequence[str], seeds: int) -> None:
-    """Print what shares alone bring at one batch."""
+    """Print the gain of shares alone at one batch."""
     print(
-        "| workload, batch | GPUs | policy | step | against even | efficiency | within 2 % of the optimum | prediction off |"
+        "| workload, batch | GPUs | policy | step | against even | efficiency | within 2 % of the optimum "
+        "| prediction off |"
     )
     print("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |")
     for workload in workloads:
@@ -94,7 +95,7 @@ def fixed(workloads: Sequence[str], seeds: int) -> None:
 
 
 def to_target(workloads: Sequence[str], seeds: int) -> dict[tuple[str, str], dict[str, float]]:
-    """Print the time to the target with a batch that may be chosen; return its seconds by (workload, GPUs) and policy."""
+    """Print the time to the target with an adaptive batch; return its seconds by (workload, GPUs) and policy."""
     found: dict[tuple[str, str], dict[str, float]] = {}
     print("| workload, target | GPUs | policy | to target | against even | against adaptive-even |")
     print("| --- | --- | --- | ---: | ---: | ---: |")
@@ -116,7 +117,7 @@ def to_target(workloads: Sequence[str], seeds: int) -> dict[tuple[str, str], dic
 
 
 def draw(times: Mapping[tuple[str, str], Mapping[str, float]], path: Path) -> None:
-    """Write a picture of how many times as fast as even shares each policy reached the target."""
+    """Draw each policy's speed to the target relative to even shares."""
     import matplotlib as mpl  # noqa: PLC0415  # the tables do not need it
 
     mpl.use("Agg")
@@ -139,7 +140,7 @@ def draw(times: Mapping[tuple[str, str], Mapping[str, float]], path: Path) -> No
 
 
 def main() -> None:
-    """Run what the command line asks for."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workloads", nargs="*", default=list(FIXED_BATCH))
     parser.add_argument("--seeds", type=int, default=3, help="runs of each row of the first table")

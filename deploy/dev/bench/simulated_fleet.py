@@ -1,7 +1,7 @@
-"""Simulated: many jobs on shared pools, two of them recorded spot capacity. Prints Markdown; docs/simulation.md quotes it.
+"""Simulated: many jobs on shared pools, two of them recorded spot capacity. Prints Markdown for docs/simulation.md.
 
-Jobs of the published workloads arrive at random (seeded) for eight hours. Compared are the operator's allocation, the
-same allocation with one GPU type for each job, and first come, first served.
+Jobs of the published workloads arrive at random (seeded) for eight hours. The comparison has the operator's allocation,
+the same allocation with one GPU type for each job, and first come, first served.
 """
 
 from __future__ import annotations
@@ -77,17 +77,18 @@ def main() -> None:
         changes: list[float] = []
         ends: list[float] = []
         for seed in range(1, arguments.seeds + 1):
-            scene = fleet(seed, arguments.jobs)
-            outcome = run_fleet(scene, allocator)
-            if missing := [job.key for job in scene.jobs if job.key not in outcome.finished_s]:
+            scenario = fleet(seed, arguments.jobs)
+            outcome = run_fleet(scenario, allocator)
+            if missing := [job.key for job in scenario.jobs if job.key not in outcome.finished_s]:
                 raise SystemExit(f"{name}: {missing} never ended")
-            times += [outcome.finished_s[job.key] - job.arrived_s for job in scene.jobs]
+            times += [outcome.finished_s[job.key] - job.arrived_s for job in scenario.jobs]
             waits += outcome.waited_s.values()
             changes.append(outcome.changes)
             ends.append(outcome.end_s)
         print(
             f"| {name} | {statistics.mean(times) / 60:.1f} min | {statistics.quantiles(times, n=10)[-1] / 60:.1f} min "
-            f"| {statistics.mean(waits) / 60:.1f} min | {statistics.mean(changes):.0f} | {statistics.mean(ends) / 3600:.1f} h |",
+            f"| {statistics.mean(waits) / 60:.1f} min | {statistics.mean(changes):.0f} "
+            f"| {statistics.mean(ends) / 3600:.1f} h |",
             flush=True,
         )
 

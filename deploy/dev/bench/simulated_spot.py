@@ -1,8 +1,8 @@
 """Simulated: the recorded p3 spot trace with given pauses. Prints Markdown; docs/simulation.md quotes it.
 
-ResNet-50 on the trace's V100 nodes, one worker each, batch 3200. Every change of members costs its pause, and a loss the
-step in flight as well. HeterotrainPolicy three times: with a cautious second for everything (``--loss``, ``--join``), and with what was
-measured (docs/benchmarks.md).
+ResNet-50 on the trace's V100 nodes, one worker each, batch 3200. Every change of members costs a pause, and a loss
+also the step in flight. The heterotrain policy runs with three pauses: a cautious second for everything (``--loss``,
+``--join``), and two measured ones (docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from heterotrain_simulator.workloads import IMAGENET, PRICES_PER_HOUR
 
 BATCH = 3200
 CLUSTER_LOSS_S = 0.72
-"""The longest gap that was measured at a SIGKILL there, an ordinary step included; a join was not measured apart."""
+"""The longest measured gap at a SIGKILL, an ordinary step included; a join was not measured separately."""
 BARE_LOSS_S, BARE_JOIN_S = 0.116, 0.08
 """Medians at a SIGKILL and at a join, of three processes on one machine."""
 
 
 def main() -> None:
-    """Print effective time for our pauses and for others'."""
+    """Print the effective time for each kind of pause."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--loss", type=float, default=1.0, help="seconds without training after a loss")
     parser.add_argument("--join", type=float, default=1.0, help="seconds without training at a join")
@@ -44,8 +44,8 @@ def main() -> None:
         end_s=P3.end_s,
     )
     print(
-        f"Simulated: {workload.what}, batch {BATCH}, on {P3.what} as recorded: {P3.end_s / 3600:.1f} h, at most {P3.peak} "
-        f"nodes, {P3.mean_nodes:.1f} in the mean.\n"
+        f"Simulated: {workload.what}, batch {BATCH}, on {P3.what} as recorded: {P3.end_s / 3600:.1f} h, "
+        f"at most {P3.peak} nodes, {P3.mean_nodes:.1f} in the mean.\n"
     )
     print("| who | pause at a loss / a join | changes | steps repeated | effective time | samples/s |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")

@@ -1,4 +1,4 @@
-"""What people write is read as they meant it, and what is wrong is said in one sentence."""
+"""Profiles in YAML and JSON; each mistake is one sentence."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ from heterotrain_cli.main import main
 from heterotrain_cli.profile import Profile
 
 ONE = {"name": "x", "perSampleSeconds": 0.1}
+
+ONE_KIND_OF_TIME = (
+    "members[0]: give either measured, or at least one of perSampleSeconds, fixedSeconds, backwardPerSampleSeconds and "
+    "backwardFixedSeconds, not both"
+)
 
 
 def run(text: str, *more: str, batch: int = 8) -> Result:
@@ -38,29 +43,59 @@ BAD: list[tuple[Any, str]] = [
     ({"members": []}, "members has 0 entries, but needs at least 1"),
     ({"members": [{"perSampleSeconds": 1}]}, "members[0].name is missing"),
     ({"members": [{"name": 3, "perSampleSeconds": 1}]}, 'members[0].name must be text, not 3: put it in quotes, "3"'),
-    ({"members": [ONE, {"name": "x", "perSampelSeconds": 1}]}, "members[1].perSampelSeconds is not a field: did you mean perSampleSeconds?"),
-    ({"members": [{"name": "x"}]}, "members[0]: give either measured, or at least one of perSampleSeconds, fixedSeconds, backwardPerSampleSeconds and backwardFixedSeconds, not both"),
-    ({"members": [{**ONE, "measured": [[1, 1]]}]}, "members[0]: give either measured, or at least one of perSampleSeconds, fixedSeconds, backwardPerSampleSeconds and backwardFixedSeconds, not both"),
-    ({"members": [{"name": "x", "fixedSeconds": 0}]}, "members[0]: a step takes no time: set at least one coefficient above 0"),
+    (
+        {"members": [ONE, {"name": "x", "perSampelSeconds": 1}]},
+        "members[1].perSampelSeconds is not a field: did you mean perSampleSeconds?",
+    ),
+    (
+        {"members": [{"name": "x"}]},
+        ONE_KIND_OF_TIME,
+    ),
+    (
+        {"members": [{**ONE, "measured": [[1, 1]]}]},
+        ONE_KIND_OF_TIME,
+    ),
+    (
+        {"members": [{"name": "x", "fixedSeconds": 0}]},
+        "members[0]: a step takes no time: set at least one coefficient above 0",
+    ),
     ({"members": [{"name": "x", "perSampleSeconds": -1}]}, "members[0].perSampleSeconds is -1, but must be at least 0"),
-    ({"members": [{"name": "x", "perSampleSeconds": "1"}]}, 'members[0].perSampleSeconds must be a number, not "1": remove the quotes, 1'),
+    (
+        {"members": [{"name": "x", "perSampleSeconds": "1"}]},
+        'members[0].perSampleSeconds must be a number, not "1": remove the quotes, 1',
+    ),
     ({"members": [{"name": "x", "perSampleSeconds": True}]}, "members[0].perSampleSeconds must be a number, not true"),
     ({"members": [{**ONE, "count": 0}]}, "members[0].count is 0, but must be at least 1"),
     ({"members": [{**ONE, "count": 1.5}]}, "members[0].count must be a whole number, not 1.5"),
-    ({"members": [{**ONE, "count": 60_000}, {**ONE, "count": 60_000}]}, "the counts add up to 120000 members, but at most 100000 are possible"),
+    (
+        {"members": [{**ONE, "count": 60_000}, {**ONE, "count": 60_000}]},
+        "the counts add up to 120000 members, but at most 100000 are possible",
+    ),
     ({"members": [{**ONE, "granularity": 0}]}, "members[0].granularity is 0, but must be at least 1"),
     ({"members": [{"name": "x", "measured": []}]}, "members[0].measured has 0 entries, but needs at least 1"),
     ({"members": [{"name": "x", "measured": [[1]]}]}, "members[0].measured[0][1] is missing"),
-    ({"members": [{"name": "x", "measured": [[1, 2, 3]]}]}, "members[0].measured[0] has more than 2 entries: remove some"),
-    ({"members": [{"name": "x", "measured": [[1, 2], [1, 3]]}]}, "members[0]: measured gives 1 samples twice: keep one of the two times"),
-    ({"members": [{"name": "x", "measured": [[0, 0], [1, 0]]}]}, "members[0]: measured gives 0 seconds for 1 samples: a share with samples takes time"),
+    (
+        {"members": [{"name": "x", "measured": [[1, 2, 3]]}]},
+        "members[0].measured[0] has more than 2 entries: remove some",
+    ),
+    (
+        {"members": [{"name": "x", "measured": [[1, 2], [1, 3]]}]},
+        "members[0]: measured gives 1 samples twice: keep one of the two times",
+    ),
+    (
+        {"members": [{"name": "x", "measured": [[0, 0], [1, 0]]}]},
+        "members[0]: measured gives 0 seconds for 1 samples: a share with samples takes time",
+    ),
     ({"members": [ONE], "communication": {"gamma": 1.5}}, "communication.gamma is 1.5, but must be at most 1"),
     ('{"members": [{"name": "x", "perSampleSeconds": NaN}]}', "members[0].perSampleSeconds must be a finite number"),
     ('{"members": [{"name": "x", "perSampleSeconds": 1e999}]}', "members[0].perSampleSeconds must be a finite number"),
     ('{"members": [], "members": []}', "the key 'members' appears twice: keep one"),
     ("members: [", "is neither YAML nor JSON: expected the node content, but found '<stream end>' (line 1, column 11)"),
-    ("members: []\nmembers: []\n", "is neither YAML nor JSON: the key 'members' appears twice: keep one (line 2, column 1)"),
-]  # fmt: skip
+    (
+        "members: []\nmembers: []\n",
+        "is neither YAML nor JSON: the key 'members' appears twice: keep one (line 2, column 1)",
+    ),
+]
 
 
 @pytest.mark.parametrize(("document", "sentence"), BAD, ids=[sentence[:60] for _, sentence in BAD])
@@ -132,7 +167,12 @@ def test_an_impossible_member_is_named() -> None:
 
 def test_the_table_for_people() -> None:
     """One row for each entry, and the price where there is one."""
-    document = {"members": [{"name": "x", "perSampleSeconds": 0.1, "count": 2, "pricePerHour": 1.5}, {"name": "y", "perSampleSeconds": 0.2, "pricePerHour": 1}]}  # fmt: skip
+    document = {
+        "members": [
+            {"name": "x", "perSampleSeconds": 0.1, "count": 2, "pricePerHour": 1.5},
+            {"name": "y", "perSampleSeconds": 0.2, "pricePerHour": 1},
+        ]
+    }
     text = run(json.dumps(document), batch=10).stdout
     assert "10 samples a step: 0.4 s, 25 samples/s, efficiency 1.000 of the sum of solo rates" in text
     assert "4.00 an hour, 44.44 for a million samples" in text

@@ -78,7 +78,7 @@ def refusal(folder: Path, job: Any, profile: Any = PROFILE) -> str:
 
 
 def expected_step_s(workers: tuple[int, int, int]) -> float:
-    """Return the least step time of a choice of (a100, v100, t4) workers by brute force; the job's own has seven ranks."""
+    """Return the least step time of (a100, v100, t4) workers by brute force; the job's own workers have seven ranks."""
     ranks = {"a100": workers[0] * 2, "v100": workers[1], "t4": workers[2]}
     members = [{**member, "count": ranks[member["name"]]} for member in PROFILE["members"] if ranks[member["name"]]]
     total = sum(ranks.values())
@@ -125,8 +125,11 @@ def test_alternatives_are_exactly_those_that_nothing_beats(folder: Path) -> None
     border = {
         w
         for w in choices
-        if not any((steps[o] <= steps[w] and costs[o] < costs[w] - 1e-9) or (steps[o] < steps[w] and costs[o] <= costs[w]) for o in choices)
-    }  # fmt: skip
+        if not any(
+            (steps[o] <= steps[w] and costs[o] < costs[w] - 1e-9) or (steps[o] < steps[w] and costs[o] <= costs[w])
+            for o in choices
+        )
+    }
     found = answer(folder)["alternatives"]
     named = [{pool["name"]: pool["workers"] for pool in other["pools"]} for other in found]
     assert {tuple(names.get(n, 0) for n in ("a100", "v100", "t4")) for names in named} == border
@@ -161,7 +164,7 @@ def test_a_pool_of_unknown_speed_is_left_out(folder: Path) -> None:
     found = answer(folder)
     assert found["unknownPools"] == ["v100"]
     assert [(pool["name"], pool["workers"]) for pool in found["pools"]] == [("a100", 2), ("t4", 3)]
-    assert "left out, because nothing is known of their speed: v100" in run(folder).stdout
+    assert "left out, because their speed is unknown: v100" in run(folder).stdout
 
 
 def test_a_needed_pool_of_unknown_speed_makes_it_impossible(folder: Path) -> None:
@@ -171,7 +174,7 @@ def test_a_needed_pool_of_unknown_speed_makes_it_impossible(folder: Path) -> Non
     write(folder, job, {**PROFILE, "members": PROFILE["members"][:2]})
     found = answer(folder)
     assert found["feasible"] is False
-    assert "nothing is known of pool v100" in found["reason"]
+    assert "the speed of pool v100 is unknown" in found["reason"]
 
 
 def test_the_table_names_what_a_person_asks_for(folder: Path) -> None:
@@ -189,7 +192,7 @@ def test_the_table_names_what_a_person_asks_for(folder: Path) -> None:
 
 
 def test_even_shares_for_ever_keep_limits_as_the_operator_does(folder: Path) -> None:
-    """A rank whose table or cap ends before its even part takes what it can, the others the rest; nothing says that it is impossible."""
+    """A rank whose table or cap ends below its even share takes its maximum; the others take the rest."""
     changed = copy.deepcopy(JOB)
     changed["spec"]["training"]["rebalance"] = {"boundary": "Never"}
     small = {
@@ -202,7 +205,11 @@ def test_even_shares_for_ever_keep_limits_as_the_operator_does(folder: Path) -> 
     write(folder, changed, small)
     found = answer(folder)
     assert found["feasible"]
-    assert {pool["name"]: pool["samplesPerRank"] for pool in found["pools"]} == {"a100": [4, 4], "v100": [19, 19], "t4": [6, 6]}  # fmt: skip
+    assert {pool["name"]: pool["samplesPerRank"] for pool in found["pools"]} == {
+        "a100": [4, 4],
+        "v100": [19, 19],
+        "t4": [6, 6],
+    }
     assert found["stepSeconds"] == pytest.approx(0.2)
     assert found["evenStepSeconds"] is None
     assert "not possible" not in run(folder).stdout
@@ -270,7 +277,7 @@ def test_wrong_jobs_and_profiles_are_one_sentence(folder: Path) -> None:
     assert refusal(folder, {**JOB, "metadata": {}}) == "job.yaml: metadata.name is missing"
     stranger = {"members": [*PROFILE["members"], {"name": "h100", "perSampleSeconds": 1}]}
     assert refusal(folder, JOB, stranger) == (
-        "profile.yaml: member h100 is no pool of the job, whose pools are a100, v100, t4"
+        "profile.yaml: member h100 is not a pool of the job: its pools are a100, v100, t4"
     )
     twice = {"members": [PROFILE["members"][0], PROFILE["members"][0]]}
     assert refusal(folder, JOB, twice) == (
@@ -296,16 +303,27 @@ def a_plan() -> Plan:
                 per_sample_s=per_sample_s, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0
             )
         return Member(
-            rank=rank, worker=f"digits-w{rank}", worker_uid=f"u{rank}", address="10.0.0.1", peer_port=29400, pool=pool,
-            on_demand=True, share_samples=20, cap_samples=40 if pool == "t4" else None, compute=compute,
-        )  # fmt: skip
+            rank=rank,
+            worker=f"digits-w{rank}",
+            worker_uid=f"u{rank}",
+            address="10.0.0.1",
+            peer_port=29400,
+            pool=pool,
+            on_demand=True,
+            share_samples=20,
+            cap_samples=40 if pool == "t4" else None,
+            compute=compute,
+        )
 
     return Plan(
-        job_uid="uid-1", generation=3, revision=7, global_batch_samples=60,
+        job_uid="uid-1",
+        generation=3,
+        revision=7,
+        global_batch_samples=60,
         members=(member(0, "a100", 0.004), member(1, "a100", 0.006), member(2, "t4", 0.02)),
         communication=CommunicationTime(overlapped_s=0.0, last_bucket_s=0.01, gamma=0.0),
         prediction=Prediction(step_s=0.21, efficiency=0.8, efficiency_ceiling=0.93, bindings=(Binding.COMPUTE,) * 3),
-    )  # fmt: skip
+    )
 
 
 def fake_kubectl(folder: Path, monkeypatch: pytest.MonkeyPatch, plan_text: str, status: dict[str, Any]) -> Path:
@@ -333,7 +351,10 @@ def test_speeds_of_the_running_job(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert found["unknownPools"] == ["v100"]
     assert found["measuredStepSeconds"] == 0.123
     assert (found["plannedStepSeconds"], found["efficiencyCeiling"]) == (0.21, 0.93)
-    members = [{"name": "a100", "perSampleSeconds": 0.006, "count": 4}, {"name": "t4", "perSampleSeconds": 0.02, "maxSamples": 40, "count": 3}]  # fmt: skip
+    members = [
+        {"name": "a100", "perSampleSeconds": 0.006, "count": 4},
+        {"name": "t4", "perSampleSeconds": 0.02, "maxSamples": 40, "count": 3},
+    ]
     # Measured among the plan's three ranks; the file asks for seven.
     document = {"members": members, "communication": {"lastBucketSeconds": 0.01 * (6 / 7) / (2 / 3)}}
     assert found["stepSeconds"] == pytest.approx(oracle.least_step_s(document, 60))
@@ -342,19 +363,38 @@ def test_speeds_of_the_running_job(folder: Path, monkeypatch: pytest.MonkeyPatch
         "get configmap digits-plan --namespace ml --output json",
     ]
     text = CliRunner().invoke(main, arguments, catch_exceptions=False).stdout
-    assert "measured now, with the members it has: 0.123 s" in text
+    assert "measured now, with its present members: 0.123 s" in text
     assert (
-        "the plan in force expects 0.21 s of its members, noise included, which allows an efficiency of 0.930" in text
+        "the plan in force predicts 0.21 s for its members, noise included; the ceiling of its efficiency is 0.930"
+        in text
     )
 
 
 def test_a_pool_without_workers_is_as_fast_as_its_last_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its speed stands in the job's status: so alternatives with a pool that is gone just now can be judged."""
     pools = [
-        {"name": "a100", "speed": {"samples": 1, "perSampleSeconds": 99, "fixedSeconds": 0, "backwardPerSampleSeconds": 0, "backwardFixedSeconds": 0}},
-        {"name": "v100", "speed": {"samples": 20, "perSampleSeconds": 0.004, "fixedSeconds": 0.01, "backwardPerSampleSeconds": 0.008, "backwardFixedSeconds": 0}},
+        {
+            "name": "a100",
+            "speed": {
+                "samples": 1,
+                "perSampleSeconds": 99,
+                "fixedSeconds": 0,
+                "backwardPerSampleSeconds": 0,
+                "backwardFixedSeconds": 0,
+            },
+        },
+        {
+            "name": "v100",
+            "speed": {
+                "samples": 20,
+                "perSampleSeconds": 0.004,
+                "fixedSeconds": 0.01,
+                "backwardPerSampleSeconds": 0.008,
+                "backwardFixedSeconds": 0,
+            },
+        },
         {"name": "t4"},
-    ]  # fmt: skip
+    ]
     fake_kubectl(folder, monkeypatch, encode_plan(a_plan()), {"internal": {"pools": pools}})
     result = CliRunner().invoke(main, ["forecast", str(folder / "job.yaml"), "--cluster", "-o", "json"])
     assert result.exit_code == 0, result.output
@@ -363,9 +403,15 @@ def test_a_pool_without_workers_is_as_fast_as_its_last_ones(folder: Path, monkey
     assert [pool["name"] for pool in found["pools"]] == ["a100", "v100", "t4"]
     members = [
         {"name": "a100", "perSampleSeconds": 0.006, "count": 4},
-        {"name": "v100", "perSampleSeconds": 0.004, "fixedSeconds": 0.01, "backwardPerSampleSeconds": 0.008, "count": 2},
+        {
+            "name": "v100",
+            "perSampleSeconds": 0.004,
+            "fixedSeconds": 0.01,
+            "backwardPerSampleSeconds": 0.008,
+            "count": 2,
+        },
         {"name": "t4", "perSampleSeconds": 0.02, "maxSamples": 40, "count": 1},
-    ]  # fmt: skip
+    ]
     document = {"members": members, "communication": {"lastBucketSeconds": 0.01 * (6 / 7) / (2 / 3)}}
     assert found["stepSeconds"] == pytest.approx(oracle.least_step_s(document, 60))
 
@@ -387,7 +433,12 @@ def test_a_job_that_adapts_its_batch(folder: Path, monkeypatch: pytest.MonkeyPat
 def test_a_running_job_that_cannot_be_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing learned yet, another job's plan, and no kubectl at all are each one sentence."""
     arguments = ["forecast", str(folder / "job.yaml"), "--cluster"]
-    fake_kubectl(folder, monkeypatch, encode_plan(Plan(job_uid="uid-1", generation=0, revision=0, members=(), global_batch_samples=60)), {})  # fmt: skip
+    fake_kubectl(
+        folder,
+        monkeypatch,
+        encode_plan(Plan(job_uid="uid-1", generation=0, revision=0, members=(), global_batch_samples=60)),
+        {},
+    )
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
     assert "has not learned any speed yet" in result.stderr
@@ -398,4 +449,4 @@ def test_a_running_job_that_cannot_be_used(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("PATH", str(folder / "empty"))
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 1
-    assert result.stderr == "Error: kubectl is not installed: install it, or give a --profile\n"
+    assert result.stderr == "Error: kubectl is not installed: install it, or use --profile\n"

@@ -139,23 +139,48 @@ def test_compute_and_communication_say_which_term_is_larger(document: dict[str, 
 CASES: dict[str, tuple[dict[str, Any], int]] = {
     "one member takes all": ({"members": [{"name": "x", "perSampleSeconds": 0.1}]}, 7),
     "a table that falls: 8 samples are faster than 5": (
-        {"members": [{"name": "x", "measured": [[1, 1.0], [5, 4.0], [8, 0.5]]}, {"name": "y", "perSampleSeconds": 0.3}]},
+        {
+            "members": [
+                {"name": "x", "measured": [[1, 1.0], [5, 4.0], [8, 0.5]]},
+                {"name": "y", "perSampleSeconds": 0.3},
+            ]
+        },
         10,
     ),
     "granularity 4 and 6 cannot make 10 with floor 4": (
-        {"members": [{"name": "x", "perSampleSeconds": 1, "granularity": 4, "count": 2}, {"name": "y", "perSampleSeconds": 1, "granularity": 6}]},
+        {
+            "members": [
+                {"name": "x", "perSampleSeconds": 1, "granularity": 4, "count": 2},
+                {"name": "y", "perSampleSeconds": 1, "granularity": 6},
+            ]
+        },
         15,
     ),
     "granularity leaves a remainder that only one member can take": (
-        {"members": [{"name": "x", "perSampleSeconds": 0.01, "granularity": 8, "count": 3}, {"name": "y", "perSampleSeconds": 1}]},
+        {
+            "members": [
+                {"name": "x", "perSampleSeconds": 0.01, "granularity": 8, "count": 3},
+                {"name": "y", "perSampleSeconds": 1},
+            ]
+        },
         50,
     ),
     "a granularity above the cap with floor 0 leaves a member out": (
-        {"members": [{"name": "x", "perSampleSeconds": 1, "granularity": 8, "maxSamples": 7, "minSamples": 0}, {"name": "y", "perSampleSeconds": 1}]},
+        {
+            "members": [
+                {"name": "x", "perSampleSeconds": 1, "granularity": 8, "maxSamples": 7, "minSamples": 0},
+                {"name": "y", "perSampleSeconds": 1},
+            ]
+        },
         5,
     ),
     "a slow member that may be left out is left out": (
-        {"members": [{"name": "fast", "perSampleSeconds": 1e-3}, {"name": "slow", "perSampleSeconds": 9, "minSamples": 0}]},
+        {
+            "members": [
+                {"name": "fast", "perSampleSeconds": 1e-3},
+                {"name": "slow", "perSampleSeconds": 9, "minSamples": 0},
+            ]
+        },
         30,
     ),
     "a slow member that may not": (
@@ -164,32 +189,60 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
     ),
     "only fixed costs": ({"members": [{"name": "x", "fixedSeconds": 0.5, "count": 3}]}, 31),
     "only backward, gamma 1": (
-        {"communication": {"overlappedSeconds": 1, "gamma": 1}, "members": [{"name": "x", "backwardPerSampleSeconds": 0.1, "count": 2}]},
+        {
+            "communication": {"overlappedSeconds": 1, "gamma": 1},
+            "members": [{"name": "x", "backwardPerSampleSeconds": 0.1, "count": 2}],
+        },
         9,
     ),
     "micro-batches of one sample": (
-        {"members": [{"name": "x", "perSampleSeconds": 0.1, "fixedSeconds": 0.3, "maxMicroBatchSamples": 1, "count": 2}, {"name": "y", "perSampleSeconds": 0.5}]},
+        {
+            "members": [
+                {"name": "x", "perSampleSeconds": 0.1, "fixedSeconds": 0.3, "maxMicroBatchSamples": 1, "count": 2},
+                {"name": "y", "perSampleSeconds": 0.5},
+            ]
+        },
         20,
     ),
     "accumulating costs more than a slower member": (
-        {"members": [{"name": "x", "perSampleSeconds": 0.01, "fixedSeconds": 5, "maxMicroBatchSamples": 8}, {"name": "y", "perSampleSeconds": 0.5}]},
+        {
+            "members": [
+                {"name": "x", "perSampleSeconds": 0.01, "fixedSeconds": 5, "maxMicroBatchSamples": 8},
+                {"name": "y", "perSampleSeconds": 0.5},
+            ]
+        },
         20,
     ),
     "caps leave just enough": ({"members": [{"name": "x", "perSampleSeconds": 1, "maxSamples": 3, "count": 4}]}, 12),
     "caps leave one too few": ({"members": [{"name": "x", "perSampleSeconds": 1, "maxSamples": 3, "count": 4}]}, 13),
     "a measured table below its first point": (
-        {"members": [{"name": "x", "measured": [[8, 0.4], [16, 0.5]], "minSamples": 0}, {"name": "y", "perSampleSeconds": 0.2}]},
+        {
+            "members": [
+                {"name": "x", "measured": [[8, 0.4], [16, 0.5]], "minSamples": 0},
+                {"name": "y", "perSampleSeconds": 0.2},
+            ]
+        },
         5,
     ),
     "times that are 300 magnitudes apart do not overflow": (
-        {"members": [{"name": "x", "perSampleSeconds": 1e-300, "fixedSeconds": 1e-9}, {"name": "y", "perSampleSeconds": 1e9}]},
+        {
+            "members": [
+                {"name": "x", "perSampleSeconds": 1e-300, "fixedSeconds": 1e-9},
+                {"name": "y", "perSampleSeconds": 1e9},
+            ]
+        },
         40,
     ),
     "micro-batches of a table": (
-        {"members": [{"name": "x", "measured": [[1, 0.1], [4, 0.2], [40, 9.0]], "maxMicroBatchSamples": 4}, {"name": "y", "perSampleSeconds": 0.9}]},
+        {
+            "members": [
+                {"name": "x", "measured": [[1, 0.1], [4, 0.2], [40, 9.0]], "maxMicroBatchSamples": 4},
+                {"name": "y", "perSampleSeconds": 0.9},
+            ]
+        },
         30,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,4 +1,4 @@
-"""``heterotrain simulate``: scenarios are read as written, figures are those of the engine, files say that they are simulated."""
+"""``heterotrain simulate``: scenario files, figures of the engine, output files labelled as simulated."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def test_the_table_says_that_it_is_simulated(tmp_path: Path) -> None:
     """And names cluster, workload, batch and target."""
     text = run(tmp_path, SMALL).stdout
     assert text.startswith(
-        "simulated: OPT-350M at sequence 2048 on 1 a100-40 + 2 v100, batch 64; target ten passes over 20,480 sequences\n"
+        "simulated: OPT-350M at sequence 2048 on 1 a100-40 + 2 v100, batch 64; "
+        "target ten passes over 20,480 sequences\n"
     )
     assert [line.split()[0] for line in text.splitlines() if line.split()[:1] in (["even"], ["heterotrain"])] == [
         "even",
@@ -85,8 +86,13 @@ def test_files(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run(tmp_path, {**SMALL, "seeds": [1, 2]}, "--out", str(out)).exit_code == 0
     assert sorted(path.name for path in out.iterdir()) == [
-        "cost.png", "periods.csv", "progress.png", "shares.png", "summary.json", "summary.md",
-    ]  # fmt: skip
+        "cost.png",
+        "periods.csv",
+        "progress.png",
+        "shares.png",
+        "summary.json",
+        "summary.md",
+    ]
     assert (out / "summary.md").read_text(encoding="utf-8").startswith("simulated: ")
     rows = list(csv.DictReader(io.StringIO((out / "periods.csv").read_text(encoding="utf-8"))))
     assert {(row["policy"], row["seed"]) for row in rows} == {
@@ -153,9 +159,12 @@ def test_wrong_scenarios_are_one_sentence(tmp_path: Path) -> None:
         "opt-350m was not measured on k80, only on gh200"
     )
     assert (
-        refusal(tmp_path, adaptive=True) == "no noise scale was published for opt-350m, so its batch cannot be adapted"
+        refusal(tmp_path, adaptive=True) == "no noise scale was published for opt-350m, so its batch cannot be adaptive"
     )
-    assert refusal(tmp_path, changes=[{"pool": "y", "atSeconds": 1}]) == "a change names the pool y, which no group has"
+    assert (
+        refusal(tmp_path, changes=[{"pool": "y", "atSeconds": 1}])
+        == "a change names the pool y, which is not one of fast, slow"
+    )
     assert (
         refusal(tmp_path, network={"gigabitsPerSecond": 0}) == "network.gigabitsPerSecond is 0, but must be more than 0"
     )
@@ -165,7 +174,7 @@ def test_wrong_scenarios_are_one_sentence(tmp_path: Path) -> None:
         "Error: /nowhere.yaml: is neither a file nor a shipped scenario: these are adaptive, mixed, spot, throttle\n"
     )
     assert refusal(tmp_path, batch=2) == (
-        "the global batch of 2 is less than one sample for each of the first 3 workers"
+        "the global batch of 2 is less than one sample for each of the 3 workers at the start: raise it"
     )
 
 

@@ -75,9 +75,11 @@ def test_all_time_and_money_is_accounted_for() -> None:
 def test_a_loss_costs_the_step_in_flight() -> None:
     """Without noise, the steps before and after are exactly those of the members that are there."""
     scenario = a_scenario(
-        noise=QUIET, changes=(Change(pool="slow", at_s=4.1, lost=2),), network=Network(bytes_per_s=1e15),
+        noise=QUIET,
+        changes=(Change(pool="slow", at_s=4.1, lost=2),),
+        network=Network(bytes_per_s=1e15),
         pauses=Pauses(loss_s=1.5),
-    )  # fmt: skip
+    )
     outcome = simulate(scenario, Even(restarts=False), seed=1)
     # 100 samples take the slow ones 0.41 s: nine whole steps in 3.69 s, the tenth would end at 4.1 s exactly.
     before, after = outcome.periods[0], outcome.periods[1]
@@ -103,19 +105,21 @@ def test_members_change_as_the_scenario_says() -> None:
     assert outcome.periods[3].from_s > 20.0
 
 
-def test_nobody_is_left_and_somebody_comes() -> None:
+def test_time_without_members_is_idle() -> None:
     """Time without members is idle, costs nothing and trains nothing."""
     changes = (
-        Change(pool="fast", at_s=5.0, lost=2), Change(pool="slow", at_s=5.0, lost=2), Change(pool="fast", at_s=50.0, joined=1),
-    )  # fmt: skip
+        Change(pool="fast", at_s=5.0, lost=2),
+        Change(pool="slow", at_s=5.0, lost=2),
+        Change(pool="fast", at_s=50.0, joined=1),
+    )
     outcome = simulate(a_scenario(changes=changes, pauses=Pauses(loss_s=1.0, start_s=10.0)), Recorder(), seed=1)
     assert outcome.idle_s == pytest.approx(54.0, abs=0.5)
     assert outcome.epochs == 2
     assert outcome.effective_part == pytest.approx(outcome.training_s / (outcome.end_s - outcome.idle_s))
 
 
-def test_it_ends_when_nobody_will_come() -> None:
-    """A job that lost everybody for good ends where it stood."""
+def test_a_run_without_future_members_ends() -> None:
+    """A job that lost all workers for good ends at once."""
     changes = (Change(pool="fast", at_s=5.0, lost=2), Change(pool="slow", at_s=5.0, lost=2))
     outcome = simulate(a_scenario(changes=changes), Recorder(), seed=1)
     assert outcome.target_s is None
@@ -205,7 +209,7 @@ def test_boundaries_by_steps() -> None:
     ]
 
 
-def test_the_optimum_bounds_everybody() -> None:
+def test_the_optimum_bounds_every_policy() -> None:
     """No policy's shares are faster than the true optimum, and the optimum's own time is what the truth makes of it."""
     scenario = a_scenario(end_epochs=6)
     truth = GroundTruth(scenario)
@@ -246,7 +250,7 @@ def test_scenarios_that_contradict_themselves_are_refused() -> None:
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.8])
-def test_a_worker_s_luck_goes_on_as_long_as_the_scenario_says(correlation: float) -> None:
+def test_deviates_have_the_scenario_s_correlation(correlation: float) -> None:
     """However many steps are drawn at once: moments and the correlation at two distances are those of the process."""
     truth = GroundTruth(a_scenario(noise=Noise(variation=0.1, correlation=correlation)))
     rng, drawn, before_W = np.random.default_rng(2), [], np.full(4, np.nan)

@@ -1,4 +1,4 @@
-"""Many jobs: work is conserved, grants are within capacity, and mixing pools serves jobs at least as well as not mixing."""
+"""Many jobs: conserved work, grants within capacity, and mixed pools at least as good as single ones."""
 
 from __future__ import annotations
 

@@ -29,10 +29,16 @@ def seen(member: str, share: int, ended_s: float) -> Observation:
     rate, fixed = TIMES[member]
     whole = rate * share + fixed
     return Observation(
-        member=member, share_samples=share, steps=30, ended_s=ended_s,
-        forward=MeanVariance(mean=whole / 3, variance=1e-10), backward=MeanVariance(mean=2 * whole / 3, variance=1e-10),
-        compute=MeanVariance(mean=whole, variance=1e-10), load=MeanVariance(mean=0.0, variance=0.0), update=MeanVariance(mean=0.0, variance=0.0),
-    )  # fmt: skip
+        member=member,
+        share_samples=share,
+        steps=30,
+        ended_s=ended_s,
+        forward=MeanVariance(mean=whole / 3, variance=1e-10),
+        backward=MeanVariance(mean=2 * whole / 3, variance=1e-10),
+        compute=MeanVariance(mean=whole, variance=1e-10),
+        load=MeanVariance(mean=0.0, variance=0.0),
+        update=MeanVariance(mean=0.0, variance=0.0),
+    )
 
 
 def a_view(observations: Sequence[Observation] = (), **changes: Any) -> View:
@@ -62,9 +68,16 @@ def a_view(observations: Sequence[Observation] = (), **changes: Any) -> View:
 def the_optimum(batch: int) -> tuple[int, ...]:
     """Return the optimal shares of the two members' true models."""
     members = [
-        SplitMember(compute=ComputeTime(per_sample_s=rate / 3, fixed_s=fixed / 3, backward_per_sample_s=2 * rate / 3, backward_fixed_s=2 * fixed / 3))
+        SplitMember(
+            compute=ComputeTime(
+                per_sample_s=rate / 3,
+                fixed_s=fixed / 3,
+                backward_per_sample_s=2 * rate / 3,
+                backward_fixed_s=2 * fixed / 3,
+            )
+        )
         for rate, fixed in TIMES.values()
-    ]  # fmt: skip
+    ]
     split = balance(batch, members, communication=CommunicationTime())
     assert isinstance(split, Split)
     return split.shares
@@ -107,7 +120,7 @@ def test_cannikin_learns_for_two_epochs_and_is_optimal_in_the_third() -> None:
     assert third.predicted_step_s is not None
 
 
-def test_cannikin_starts_anew_with_new_members() -> None:
+def test_cannikin_starts_again_with_new_members() -> None:
     """A change of members makes it learn again."""
     policy = Cannikin()
     for at in (1.0, 2.0, 3.0):
@@ -136,11 +149,15 @@ def test_adaptive_batches_grow_with_the_noise_scale(policy: type[Any]) -> None:
 
 
 def test_a_jump_of_the_batch_does_not_run_away() -> None:
-    """At small shares the A100's slope is lost in noise; a batch eight times as large must not go to whoever's is zero."""
+    """At small shares noise hides the A100's slope; a fitted slope of zero must not attract an eightfold batch."""
     scenario = a_scenario(
-        workload=CIFAR10, batch_samples=512, adaptive=True, end_epochs=6, network=Network(bytes_per_s=2.5e9),
+        workload=CIFAR10,
+        batch_samples=512,
+        adaptive=True,
+        end_epochs=6,
+        network=Network(bytes_per_s=2.5e9),
         groups=tuple(Group(pool=gpu, gpu=gpu, count=n) for gpu, n in (("a100", 4), ("v100", 4), ("rtx6000", 8))),
-    )  # fmt: skip
+    )
     truth = GroundTruth(scenario)
     rows = simulate(scenario, HeterotrainPolicy(), seed=1).periods
     assert rows[1].batch_samples > 3 * rows[0].batch_samples
@@ -150,7 +167,7 @@ def test_a_jump_of_the_batch_does_not_run_away() -> None:
         assert row.planned_s <= 1.05 * even
 
 
-def test_ours_notices_a_throttled_member() -> None:
+def test_heterotrain_follows_a_throttled_member() -> None:
     """After a slowdown to half the speed its share falls, and after its end it rises again."""
     slow = (Slowdown(pool="fast", worker=0, from_s=40.0, until_s=110.0, ratio=2.0),)
     workload = a_workload(target_steps=1e9)
