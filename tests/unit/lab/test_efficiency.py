@@ -1,4 +1,4 @@
-"""The ceiling of a run is what perfectly balanced workers with its own noise really reach, however much noise they share."""
+"""The ceiling of a run equals the efficiency of perfectly balanced workers with its noise, however much they share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OWN = 0.05
 
 
 class Recorded(Prometheus):
-    """What Prometheus would hold of workers whose steps took these seconds, one array for each worker."""
+    """The data of a Prometheus about workers with these step times in seconds, one array per worker."""
 
     def __init__(self, seconds: Mapping[str, np.ndarray]) -> None:
         super().__init__(Cluster())
@@ -45,10 +45,10 @@ class Recorded(Prometheus):
 
 @pytest.mark.parametrize("common", [0.0, 0.05, 0.15])
 def test_a_perfect_split_reaches_its_ceiling(common: float) -> None:
-    """All of the common noise is paid by everybody alike; only what workers have of their own keeps others waiting."""
-    chance = np.random.default_rng(7)
-    shared = np.exp(common * chance.standard_normal(STEPS))
-    seconds = {name: shared * (1 + OWN * chance.standard_normal(STEPS)) for name in SHARES}
+    """Common noise affects all workers alike; only their own noise makes others wait."""
+    rng = np.random.default_rng(7)
+    shared = np.exp(common * rng.standard_normal(STEPS))
+    seconds = {name: shared * (1 + OWN * rng.standard_normal(STEPS)) for name in SHARES}
     (found,) = measure(Recorded(seconds), "uid", {f"{name}-0": name for name in SHARES})
     assert found.ceiling == pytest.approx(found.efficiency, abs=0.006)
     assert found.ceiling < 0.98

@@ -1,4 +1,4 @@
-"""The operator from the sources in place of the installed one: what happens to the installed one, whatever ends the run."""
+"""The operator from the sources replaces the installed one, which is restored at every kind of end."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def fake_cluster(folder: Path, *, replicas: int) -> Cluster:
 
 
 def scalings(cluster: Cluster) -> list[str]:
-    """Return the numbers of replicas that were asked for, in order."""
+    """Return the requested numbers of replicas, in order."""
     lines = Path(cluster.environment["CALLS"]).read_text().splitlines()
     return [line.rpartition("=")[2] for line in lines if "scale" in line]
 
 
 def replace_operator(monkeypatch: pytest.MonkeyPatch, code: str) -> list[list[str]]:
-    """Let a line of Python stand for the operator, and return the command lines that would have started it."""
+    """Run a line of Python in place of the operator, and return the command lines that would have started it."""
     asked: list[list[str]] = []
     real = own_operator.command
 
@@ -51,7 +51,7 @@ def replace_operator(monkeypatch: pytest.MonkeyPatch, code: str) -> list[list[st
         return [sys.executable, "-c", code]
 
     monkeypatch.setattr(own_operator, "command", command)
-    # A kubectl of the machine's own must not be found before the fake one.
+    # The machine's own kubectl must not be found before the fake one.
     monkeypatch.setenv("PATH", "/nonexistent")
     return asked
 

@@ -1,4 +1,4 @@
-"""The demo's picture ends with the last step, not with what rates make of the time after it."""
+"""The demo's picture ends with the last step, without the misleading rates of the time after it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ START_S = 1_000_000.0
 STEP_S = 0.4
 LAST_S = 60.0
 GONE_S = {"job-w0": 66.0, "job-w1": 64.0, "job-w2": 61.0, "job-w3": 12.0}
-"""Until when each worker is scraped, in seconds since the start; the last one left in between."""
+"""The last scrape of each worker, in seconds since the start; the last worker left during the run."""
 WINDOW_S = 6.0
 
 
 def steps(worker: str, at_s: float) -> float | None:
-    """Return the counter as it is scraped once a second; ``None`` where the worker is gone."""
+    """Return the counter in a scrape at this time; ``None`` after the worker's last scrape."""
     return min(at_s, LAST_S) // STEP_S if at_s <= GONE_S[worker] else None
 
 
 class Recorded(Prometheus):
-    """What Prometheus would answer: counters, and their increases over the window as it computes them."""
+    """The answers of a Prometheus: counters, and their increases over the window by its own rules."""
 
     def __init__(self) -> None:
         super().__init__(Cluster())
@@ -46,13 +46,14 @@ class Recorded(Prometheus):
 
 
 def row(worker: str, values: list[tuple[float, float | None]]) -> dict[str, Any]:
-    """Return a series as the API does: values are text, what is not there is left out."""
+    """Return a series in the API's form: values are text, and missing ones are left out."""
     return {"metric": {metrics.LABEL_WORKER: worker}, "values": [(t, str(v)) for t, v in values if v is not None]}
 
 
 def rate(worker: str, at_s: float) -> float | None:
-    """Return the steps per second over the window, by the scrapes that are in it; it reaches half a scrape beyond them."""
-    found = [(t, value) for t in range(int(at_s - WINDOW_S) + 1, int(at_s) + 1) if t >= 0 and (value := steps(worker, t)) is not None]  # fmt: skip
+    """Return the steps per second over the window, from its scrapes; it extends half a scrape beyond them."""
+    times = range(max(0, int(at_s - WINDOW_S) + 1), int(at_s) + 1)
+    found = [(t, value) for t in times if (value := steps(worker, t)) is not None]
     if len(found) < 2:
         return None
     (first_s, first), (last_s, last) = found[0], found[-1]
@@ -77,7 +78,7 @@ def test_the_step_time_does_not_rise_when_there_are_no_more_steps(tmp_path: Path
 
 
 def asked(prometheus: Recorded) -> list[float]:
-    """Return the ends of the stretches that rates were asked for."""
+    """Return the ends of the periods in the queries of rates."""
     return [end_s for expression, end_s in prometheus.asked if "rate(" in expression]  # type: ignore[attr-defined]  # see above
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of predictions: nothing is lost between two looks, and its own error is told as it is."""
+"""The benchmark of predictions: no step is lost between two reads, and its standard error is correct."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class Recorded(Prometheus):
         return found
 
 
-def test_what_is_asked_for_afterwards_is_what_each_scrape_would_have_told() -> None:
-    def look(*moments_s: float) -> list[Observation]:
-        watched = Scrapes(Recorded(), "job", known_s=0.0)
-        for moment_s in moments_s:
-            watched.look(until_s=moment_s)
-        return watched.seen
+def test_one_late_read_gives_the_same_observations_as_many_early_ones() -> None:
+    def read(*times_s: float) -> list[Observation]:
+        scrapes = Scrapes(Recorded(), "job", known_s=0.0)
+        for time_s in times_s:
+            scrapes.read(until_s=time_s)
+        return scrapes.observations
 
-    seen = look(20.0)
-    assert seen == look(3.3, 7.0, 7.2, 20.0)
+    seen = read(20.0)
+    assert seen == read(3.3, 7.0, 7.2, 20.0)
     assert [(o.share_samples, o.steps) for o in seen if o.ended_s == 6.4] == [(10, 5), (20, 5)]
     assert {share: sum(o.steps for o in seen if o.share_samples == share) for share in (10, 20)} == {10: 40, 20: 40}
     assert all(o.step is not None and o.step.mean == pytest.approx(0.01 * o.share_samples) for o in seen)
@@ -56,23 +56,23 @@ def test_what_is_asked_for_afterwards_is_what_each_scrape_would_have_told() -> N
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.6])
-def test_the_yardstick_knows_its_own_error(correlation: float) -> None:
-    """80 steps, scraped every two: what is said of the mean's error is its deviation over many runs."""
-    chance = np.random.default_rng(11)
-    means, said = [], []
+def test_the_standard_error_of_a_measurement_is_correct(correlation: float) -> None:
+    """80 steps, scraped every two: the estimated error of the mean equals its deviation over many runs."""
+    rng = np.random.default_rng(11)
+    means, errors = [], []
     for _ in range(300):
-        noise = [float(chance.standard_normal())]
-        for fresh in chance.standard_normal(79).tolist():
+        noise = [float(rng.standard_normal())]
+        for fresh in rng.standard_normal(79).tolist():
             noise.append(correlation * noise[-1] + math.sqrt(1 - correlation**2) * fresh)
         step_s = 1 + 0.08 * np.array(noise)
-        told = [
+        observations = [
             Observation(
                 member="a", share_samples=1, steps=2, ended_s=float(at), step=MeanVariance(mean=float(two.mean()))
             )
             for at, two in enumerate(step_s.reshape(-1, 2))
         ]
-        mean, error = mean_with_error({"a": told})
+        mean, error = mean_with_error({"a": observations})
         means.append(mean)
-        said.append(error)
+        errors.append(error)
     assert float(np.mean(means)) == pytest.approx(1.0, abs=0.003)
-    assert math.sqrt(float(np.mean(np.square(said)))) == pytest.approx(float(np.std(means)), rel=0.2)
+    assert math.sqrt(float(np.mean(np.square(errors)))) == pytest.approx(float(np.std(means)), rel=0.2)

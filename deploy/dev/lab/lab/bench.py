@@ -1,6 +1,6 @@
-"""`make bench`: measures on the real cluster, each figure beside its alternative, and prints one table.
+"""`make bench`: measure on the real cluster and print a table with each figure next to its alternative.
 
-Nothing here is asserted: a table is for people, and times differ from machine to machine.
+Nothing is asserted, because times differ from machine to machine.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from lab.telemetry import Prometheus
 
 BATCH = 960
 EPOCH_SAMPLES = 24 * BATCH
-"""24 steps an epoch: about 25 s at the sum of the limits of 0.98 cores and 1 ms a sample."""
+"""24 steps per epoch, which take about 25 s with limits of 0.98 cores in total and 1 ms per sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One line of the table: what was measured, ours, the alternative's, and how."""
+    """One row of the table: the measured quantity, both results, and the method."""
 
     what: str
-    ours: str
+    heterotrain: str
     alternative: str
     how: str
 
@@ -53,7 +53,7 @@ def main() -> int:
         "start": cluster_start,  # last: it takes the cluster down and up again
     }
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=[*parts, []], help="what to measure; everything when none is named")
+    parser.add_argument("parts", nargs="*", choices=[*parts, []], help="parts to measure; all by default")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "out/bench")
     arguments = parser.parse_args()
     figures: list[Figure] = []
@@ -73,7 +73,7 @@ def main() -> int:
 
 
 def efficiency(cluster: Cluster) -> list[Figure]:
-    """Even shares and learned ones, one after the other, at steps of a second and more."""
+    """Measure even and learned shares, one after the other, with steps of at least a second."""
     prepare(cluster)
     prometheus = Prometheus(cluster)
     arguments = ["--samples-per-epoch", str(EPOCH_SAMPLES)]
@@ -81,26 +81,34 @@ def efficiency(cluster: Cluster) -> list[Figure]:
         cluster, "even", {"epochs": 1, "globalBatchSize": BATCH, "rebalance": {"boundary": "Never"}}, arguments
     )
     learned = _train(cluster, "learned", {"epochs": 4, "globalBatchSize": BATCH}, arguments)
-    ours, theirs = best(prometheus, learned), best(prometheus, even)
+    with_learned, with_even = best(prometheus, learned), best(prometheus, even)
     how = "limits 560m : 280m : 140m, batch 960; efficiency = samples/s over the sum of solo rates in the same steps"
     return [
         Figure(
-            what="efficiency, learned shares against even ones", ours=_share(ours), alternative=_share(theirs), how=how
+            what="efficiency, learned shares against even ones",
+            heterotrain=_of_ceiling(with_learned),
+            alternative=_of_ceiling(with_even),
+            how=how,
         ),
         Figure(
             what="samples/s",
-            ours=f"{ours.samples_per_s:.0f} ({ours.samples_per_s / theirs.samples_per_s:.2f} ×)",
-            alternative=f"{theirs.samples_per_s:.0f}",
+            heterotrain=f"{with_learned.samples_per_s:.0f}"
+            f" ({with_learned.samples_per_s / with_even.samples_per_s:.2f} ×)",
+            alternative=f"{with_even.samples_per_s:.0f}",
             how="the same two runs",
         ),
         Figure(
-            what="step time", ours=f"{ours.step_s:.2f} s", alternative=f"{theirs.step_s:.2f} s", how="the same two runs"
+            what="step time",
+            heterotrain=f"{with_learned.step_s:.2f} s",
+            alternative=f"{with_even.step_s:.2f} s",
+            how="the same two runs",
         ),
     ]
 
 
-def _share(measured: Efficiency) -> str:
-    return f"{measured.efficiency:.3f} = {measured.efficiency / measured.ceiling:.3f} of the ceiling {measured.ceiling:.3f}"
+def _of_ceiling(measured: Efficiency) -> str:
+    ratio = measured.efficiency / measured.ceiling
+    return f"{measured.efficiency:.3f} = {ratio:.3f} of the ceiling {measured.ceiling:.3f}"
 
 
 def _train(cluster: Cluster, name: str, training: dict[str, object], arguments: Sequence[str]) -> Run:
@@ -112,27 +120,27 @@ def _train(cluster: Cluster, name: str, training: dict[str, object], arguments: 
 
 
 def delivery(cluster: Cluster) -> list[Figure]:
-    """A changed ConfigMap until the pod reads it: with the annotation touched, and left to the kubelet."""
+    """Measure the time from a change of a ConfigMap until a pod reads it, with and without a touched annotation."""
     prepare(cluster)
     touched_s, left_s = measure_delivery(cluster, touched=10, left=3)
     return [
         Figure(
             what="plan written until a pod can read it",
-            ours=_spread(touched_s),
+            heterotrain=_spread(touched_s),
             alternative=_spread(left_s) + " (plain file refresh)",
-            how="one pod that polls its mounted file every 10 ms; write and read on one clock",
+            how="one pod polls its mounted file every 10 ms; write and read use the same clock",
         )
     ]
 
 
 def pauses(cluster: Cluster) -> list[Figure]:
-    """The longest gap between two committed steps around an eviction and a SIGKILL, beside the usual gap."""
+    """Measure the longest gap between two committed steps around an eviction and a SIGKILL, and the usual gap."""
     prepare(cluster)
     found = measure_pauses(cluster)
     return [
         Figure(
             what=f"pause at {name}, three workers",
-            ours=_spread(gaps_s),
+            heterotrain=_spread(gaps_s),
             alternative=f"{usual_s:.2f} s between any two steps",
             how="gap between the commits before and after, from the ranks' own logs",
         )
@@ -141,7 +149,7 @@ def pauses(cluster: Cluster) -> list[Figure]:
 
 
 def cluster_start(cluster: Cluster) -> list[Figure]:
-    """The cluster from nothing to all nodes Ready, images in place."""
+    """Measure the start of the cluster until all nodes are Ready, with programs and images already built."""
     command = [sys.executable, "-m", "local_cluster"]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "deploy/dev/cluster")}
     times_s = []
@@ -154,9 +162,9 @@ def cluster_start(cluster: Cluster) -> list[Figure]:
     return [
         Figure(
             what=f"cluster of {nodes} nodes, cold start",
-            ours=_spread(times_s),
+            heterotrain=_spread(times_s),
             alternative="-",
-            how="down, then up until every node is Ready; binaries and images in place",
+            how="down, then up until every node is Ready; programs and images already built",
         )
     ]
 
@@ -166,14 +174,14 @@ def _spread(seconds: Sequence[float]) -> str:
 
 
 def show(figures: Sequence[Figure], out: Path) -> None:
-    """Print the table, and write it with date and machine to ``out/bench.txt``."""
+    """Print the table with date and machine, and write it to ``out/bench.txt``."""
     table = Table(
         title=f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {platform.system()} {platform.release()}"
     )
     for heading in ("what", "heterotrain", "alternative", "how"):
         table.add_column(heading)
     for figure in figures:
-        table.add_row(figure.what, figure.ours, figure.alternative, figure.how)
+        table.add_row(figure.what, figure.heterotrain, figure.alternative, figure.how)
     console = Console(record=True, width=150)
     console.print(table)
     out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A cluster as a person uses it: through kubectl and helm, with every failure told in kubectl's own words."""
+"""A cluster, used through kubectl and helm as a user does; errors carry kubectl's own messages."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ REPOSITORY = Path(__file__).resolve().parents[4]
 
 
 class ClusterError(Exception):
-    """A command against the cluster failed, or a wait ran out; the message says which and why."""
+    """A command against the cluster failed, or a wait timed out; the message names it and the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Where the cluster is and which kubectl and helm speak to it.
+    """The environment of kubectl and helm for one cluster, and a namespace.
 
     Attributes:
         environment: variables for every command, ``KUBECONFIG`` and ``PATH`` among them.
@@ -50,13 +50,13 @@ class Cluster:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise ClusterError(f"`{' '.join(command)}` gave no answer within {timeout_s:.0f} s") from error
+            raise ClusterError(f"`{' '.join(command)}` did not end within {timeout_s:.0f} s") from error
         if done.returncode != 0:
             raise ClusterError(f"`{' '.join(command)}`: {done.stderr.strip() or done.stdout.strip()}")
         return done.stdout
 
     def kubectl(self, *arguments: str, stdin: str | None = None, timeout_s: float = 60) -> str:
-        """Return what kubectl prints, in this cluster's namespace."""
+        """Run kubectl in this cluster's namespace and return its output."""
         return self.run("kubectl", "-n", self.namespace, *arguments, stdin=stdin, timeout_s=timeout_s)
 
     def apply(self, *objects: Mapping[str, Any]) -> str:
@@ -64,32 +64,32 @@ class Cluster:
         return self.kubectl("apply", "-f", "-", stdin="---\n".join(yaml.safe_dump(dict(each)) for each in objects))
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
-        """Return an object, or ``None`` when it is not there."""
+        """Return an object, or ``None`` if it does not exist."""
         text = self.kubectl("get", kind, name, "--ignore-not-found", "-o", "json")
         return json.loads(text) if text.strip() else None
 
     def list(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
-        """Return the namespace's objects of a kind."""
+        """Return the namespace's objects of a kind, filtered by a label selector if there is one."""
         arguments = ["-l", selector] if selector else []
         items: list[dict[str, Any]] = json.loads(self.kubectl("get", kind, *arguments, "-o", "json"))["items"]
         return items
 
     def delete(self, kind: str, name: str, *arguments: str) -> None:
-        """Delete an object if it is there, without waiting for it to go."""
+        """Delete an object if it exists, without waiting for the end of the deletion."""
         self.kubectl("delete", kind, name, "--ignore-not-found", "--wait=false", *arguments)
 
     def raw(self, path: str) -> Any:
-        """Return the JSON of an API path; Services and pods are reached through the API server's proxy."""
+        """Return the JSON document at an API path; the API server's proxy also reaches Services and pods."""
         return json.loads(self.kubectl("get", "--raw", path))
 
 
 def wait_for(probe: Callable[[], _T | None], what: str, *, timeout_s: float, every_s: float = 0.25) -> _T:
     """Return the first answer of ``probe`` that is neither ``None`` nor ``False``.
 
-    A command that fails meanwhile counts as "not yet": API servers and pods come and go in what we test.
+    A failing command counts as "not yet", because API servers and pods come and go during the tests.
 
     Raises:
-        ClusterError: ``timeout_s`` passed; the last failure is told with it.
+        ClusterError: ``timeout_s`` passed; the message holds the last failure.
     """
     deadline_s, last = time.monotonic() + timeout_s, ""
     while True:
@@ -100,7 +100,7 @@ def wait_for(probe: Callable[[], _T | None], what: str, *, timeout_s: float, eve
         if answer is not None and answer is not False:
             return answer
         if time.monotonic() > deadline_s:
-            raise ClusterError(f"waited {timeout_s:.0f} s in vain for {what}{last}")
+            raise ClusterError(f"not within {timeout_s:.0f} s: {what}{last}")
         time.sleep(every_s)
 
 

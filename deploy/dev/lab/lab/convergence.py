@@ -1,9 +1,9 @@
-"""`make bench-convergence`: seconds until a stated test accuracy on the real cluster, three ways, several seeds, one run.
+"""`make bench-convergence`: seconds to a target accuracy on the real cluster, with three policies and several seeds.
 
-Even data parallel training with a fixed batch; an adaptive batch in even shares, which is AdaptDL's policy (here both
-are the operator's own, with `rebalance.boundary: Never`); and an adaptive batch in learned shares. All three begin with
-the same batch and learning rate, and the clock starts with the first step. Nothing is asserted: this prints a table and
-draws the curves.
+The policies are even shares of a fixed batch; even shares of an adaptive batch, which is AdaptDL's policy; and learned
+shares of an adaptive batch. The operator runs all of them, the first two with `rebalance.boundary: Never`. All three
+begin with the same batch and learning rate, and the clock starts with the first step. Nothing is asserted: the result
+is a table and a picture of the curves.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ COLOURS = ("#8c8c8c", "#4c72b0", "#2a7f3f")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """Test accuracy after so many seconds, steps and samples."""
+    """Test accuracy after a number of seconds, steps and samples."""
 
     at_s: float
     steps: int
@@ -69,7 +69,7 @@ class Curve:
 
     @property
     def reached(self) -> Point | None:
-        """The first point at or above the target, ``None`` when there is none."""
+        """The first point at or above the target, or ``None``."""
         return next((point for point in self.points if point.accuracy >= TARGET), None)
 
     @property
@@ -80,7 +80,7 @@ class Curve:
 
 
 def main() -> int:
-    """Run all policies with all seeds, print the table, draw the curves; 1 with one sentence when something fails."""
+    """Run all policies with all seeds, print the table and draw the curves; on an error print it and return 1."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=REPOSITORY / "out/convergence")
     parser.add_argument("--seeds", type=int, default=3)
@@ -109,7 +109,7 @@ def main() -> int:
 
 
 def run(cluster: Cluster, policy: str, seed: int) -> Curve:
-    """Train once, take the job away again and return its curve.
+    """Train once, delete the job and return its curve.
 
     Raises:
         ClusterError: the job did not end in time, or wrote no curve.
@@ -128,7 +128,7 @@ def run(cluster: Cluster, policy: str, seed: int) -> Curve:
 
 
 def manifest(name: str, training: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """Return the job: the example's pools and pod, another script and other training."""
+    """Return the job: the example's pools and pod with another script and other training settings."""
     job = example(name, spec={"elasticPolicy": {"minReplicas": 3, "maxReplicas": 3}})
     job["spec"]["training"] = {"epochs": MOST_EPOCHS, "seed": seed, **training}
     pod = job["spec"]["template"]["spec"]
@@ -141,10 +141,10 @@ def manifest(name: str, training: Mapping[str, Any], seed: int) -> dict[str, Any
 
 
 def read(path: Path) -> tuple[Point, ...]:
-    """Return a curve whose clock starts at its first line, the beginning of the first step.
+    """Return a curve; its clock starts at the first line, which is the beginning of the first step.
 
     Raises:
-        ClusterError: there is no curve.
+        ClusterError: the file has no curve.
     """
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     if len(lines) < 2:  # noqa: PLR2004  # the start and one epoch

@@ -1,4 +1,4 @@
-"""How long a changed ConfigMap takes to reach a pod that has it mounted."""
+"""The time that a changed ConfigMap takes to reach a pod that mounts it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ while True:
 
 
 def measure_delivery(cluster: Cluster, *, touched: int, left: int) -> tuple[list[float], list[float]]:
-    """Return seconds from the write to the read: with the pod's annotation touched, and left to the kubelet's refresh."""
+    """Return the seconds from each write to its read: with a touched annotation of the pod, and without one."""
     cluster.apply(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "delivery"}, "data": {"value": "start"}},
         {
@@ -46,7 +46,7 @@ def measure_delivery(cluster: Cluster, *, touched: int, left: int) -> tuple[list
             },
         },
     )
-    wait_for(lambda: "start" in _seen(cluster), "the reading pod to start", timeout_s=60)
+    wait_for(lambda: "start" in _read_times(cluster), "the reading pod to start", timeout_s=60)
     with_touch = [_once(cluster, f"touched-{i}", touch=True) for i in range(touched)]
     without = [_once(cluster, f"left-{i}", touch=False) for i in range(left)]
     cluster.delete("pod", _POD)
@@ -54,15 +54,15 @@ def measure_delivery(cluster: Cluster, *, touched: int, left: int) -> tuple[list
 
 
 def _once(cluster: Cluster, value: str, *, touch: bool) -> float:
-    """Write a value, touch the pod if asked, and return the seconds until the pod read it."""
+    """Write a value, with ``touch`` also the pod's annotation, and return the seconds until the pod read it."""
     written_s = time.time()
     cluster.kubectl("patch", "configmap", "delivery", "--type=merge", "-p", f'{{"data":{{"value":"{value}"}}}}')
     if touch:
         cluster.kubectl("annotate", "pod", _POD, "--overwrite", f"{keys.ANNOTATION_PLAN}={value}")
-    seen = wait_for(lambda: _seen(cluster).get(value), f"the pod to read {value}", timeout_s=150)
-    return seen - written_s
+    read_s = wait_for(lambda: _read_times(cluster).get(value), f"the pod to read {value}", timeout_s=150)
+    return read_s - written_s
 
 
-def _seen(cluster: Cluster) -> dict[str, float]:
+def _read_times(cluster: Cluster) -> dict[str, float]:
     lines = (line.split() for line in cluster.kubectl("logs", _POD).splitlines())
     return {value: float(at_s) for value, at_s in lines}

@@ -1,4 +1,4 @@
-"""`make demo`: one job on three uneven pools, even and learned shares side by side, a spot node lost and regained."""
+"""`make demo`: a job on three pools of different speeds, with even and with learned shares, and a lost spot node."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPOT_POOL = "t4"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A finished job, with what it took and what happened on the way; ``pools`` names each worker's pool."""
+    """A finished job: its times, its result and the events on the way; ``pools`` holds each worker's pool."""
 
     name: str
     uid: str
@@ -39,7 +39,7 @@ class Run:
 
 
 def main() -> int:
-    """Run the demo and print where its picture is; 1 with one sentence when something does not work."""
+    """Run the demo and print the path of its picture; on an error print it and return 1."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--out", type=Path, default=REPOSITORY / "out/demo", help="folder for the picture and the table"
@@ -47,13 +47,13 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         cluster = this_cluster(NAMESPACE)
-        say("operator and Prometheus")
+        say("install operator and Prometheus")
         install(cluster)
         prometheus = Prometheus(cluster)
         prepare(cluster)
-        say("first the baseline: the same shares for all (boundary: Never)")
+        say("baseline: the same share for every worker (boundary: Never)")
         even = run_even(cluster)
-        say("now learned shares; after a while the cloud takes the spot node away, and gives it back")
+        say("learned shares; during the job the spot node is lost and comes back")
         learned = run_learned(cluster)
         report(prometheus, even, learned, arguments.out)
     except (ClusterError, AssertionError) as error:
@@ -68,7 +68,7 @@ def say(text: str) -> None:
 
 
 def prepare(cluster: Cluster) -> None:
-    """Start from a clean namespace with the training script in it."""
+    """Create an empty namespace with the training script, in place of an existing one."""
     cluster.run(
         "kubectl", "delete", "namespace", cluster.namespace, "--ignore-not-found", "--timeout=120s", timeout_s=130
     )
@@ -87,30 +87,30 @@ def run_even(cluster: Cluster) -> Run:
 
 
 def run_learned(cluster: Cluster) -> Run:
-    """Train with learned shares, lose the spot node in epoch 2 and get it back two epochs later."""
+    """Train with learned shares; the spot node is lost in epoch 2 and comes back two epochs later."""
     events: list[Event] = []
     job = start(cluster, "digits", {})
     started_s = time.time()
     with Live(job) as live:
 
-        def happens(text: str) -> None:
+        def note(text: str) -> None:
             events.append(Event(at_s=time.time(), text=text))
             live.say(text)
 
         job.wait_epoch(2, timeout_s=240)
         pools = job.pools()
         node = spot_node.node_of_pool(cluster, SPOT_POOL)
-        happens(f"spot notice for node {node}: taint, eviction, power off")
+        note(f"interruption notice for spot node {node}: taint, eviction, power off")
         spot_node.take_away(cluster, node)
-        happens(f"node {node} is gone")
+        note(f"node {node} is gone")
         job.wait_members(2, timeout_s=60)
-        happens("the job goes on with two workers")
+        note("the job continues with two workers")
         job.wait_epoch(4, timeout_s=120)
-        happens(f"node {node} comes back")
+        note(f"node {node} comes back")
         spot_node.give_back(cluster, node)
         job.wait_members(3, timeout_s=90)
-        pools |= job.pools()  # what still runs at the end is removed then
-        happens("its worker is in again")
+        pools |= job.pools()  # now, because the job's end removes the pods
+        note("its worker has joined again")
         job.wait_true("Succeeded", timeout_s=240)
     return finish(job, started_s, tuple(events), pools)
 
@@ -122,17 +122,17 @@ def start(
     arguments: Sequence[str] = (),
     spec: Mapping[str, object] | None = None,
 ) -> Job:
-    """Apply the example under a name, with fields and arguments of its own, and return it."""
-    fresh_folder(name)  # an earlier demo's checkpoint would be resumed
+    """Apply the example under another name, with other fields and arguments, and return the job."""
+    fresh_folder(name)  # otherwise the job would resume from an earlier demo's checkpoint
     manifest = example(name, training=training, arguments=arguments, spec=spec)
     cluster.apply(manifest)
     return Job(cluster, name)
 
 
 def finish(job: Job, started_s: float, events: tuple[Event, ...], before: Mapping[str, str] | None = None) -> Run:
-    """Read what a succeeded job reached; ``before`` has the pools of workers that are gone by now."""
+    """Return the results of a succeeded job; ``before`` holds the pools of workers that no longer exist."""
     status = job.status()
-    time.sleep(1.5)  # one more scrape, so that the last steps are in Prometheus
+    time.sleep(1.5)  # until Prometheus has scraped the last steps
     return Run(
         name=job.name,
         uid=job.uid(),
@@ -145,28 +145,26 @@ def finish(job: Job, started_s: float, events: tuple[Event, ...], before: Mappin
 
 
 def best(prometheus: Prometheus, run: Run) -> Efficiency:
-    """Return the measured efficiency of the split that the run used for most steps with all its pools.
+    """Return the measured efficiency of the shares that the run used for most steps with all its pools.
 
     Raises:
         ClusterError: Prometheus holds no such steps.
     """
-    return wait_for(lambda: measure(prometheus, run.uid, run.pools) or None, f"telemetry of {run.name}", timeout_s=20)[
-        0
-    ]
+    found = wait_for(lambda: measure(prometheus, run.uid, run.pools) or None, f"telemetry of {run.name}", timeout_s=20)
+    return found[0]
 
 
 def report(prometheus: Prometheus, even: Run, learned: Run, out: Path) -> None:
     """Print the table and draw the picture."""
     rows = [("even shares", even, best(prometheus, even)), ("learned shares", learned, best(prometheus, learned))]
-    table = Table(title="Three pools, CPU limits 4 : 2 : 1; all measured in this run")
+    table = Table(title="Three pools with CPU limits 4 : 2 : 1, measured in this run")
     for heading in ("", "shares", "samples/s", "step", "efficiency", "ceiling", "of ceiling", "test accuracy"):
         table.add_column(heading, justify="right" if heading else "left")
     for title, run, measured in rows:
+        by_speed = sorted(measured.rows, key=lambda row: -row.solo_samples_per_s)
         table.add_row(
             title,
-            " : ".join(
-                str(row.share_samples) for row in sorted(measured.rows, key=lambda row: -row.solo_samples_per_s)
-            ),
+            " : ".join(str(row.share_samples) for row in by_speed),
             f"{measured.samples_per_s:.0f}",
             f"{measured.step_s * 1000:.0f} ms",
             f"{measured.efficiency:.3f}",
@@ -178,10 +176,9 @@ def report(prometheus: Prometheus, even: Run, learned: Run, out: Path) -> None:
     console = Console(record=True, width=120)
     console.print(table)
     gain = rows[1][2].samples_per_s / rows[0][2].samples_per_s
-    console.print(
-        f"Learned shares train {gain:.2f} times as fast as even ones. Efficiency is achieved samples/s over the sum of"
-    )
-    console.print("the workers' own rates in the same steps; the ceiling is what their own variations allow.")
+    console.print(f"Learned shares train {gain:.2f} times as fast as even shares.")
+    console.print("Efficiency: achieved samples/s, divided by the sum of the workers' own rates in the same steps.")
+    console.print("Ceiling: the highest efficiency that the workers' own variations allow.")
     (out / "table.txt").write_text(console.export_text())
     picture = out / "demo.png"
     draw(

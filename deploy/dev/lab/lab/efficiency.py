@@ -1,10 +1,10 @@
-"""Efficiency of a run, from its own telemetry: achieved rate against the sum of solo rates, and the ceiling.
+"""Efficiency of a run, from its own telemetry: achieved rate divided by the sum of solo rates, and the ceiling.
 
-The solo rate of a worker is its samples per second on its own work, without exchange and without waiting, measured
-while the others are as busy as in the job: that is share / mean compute seconds of the very steps of the run. The
-maximum of noisy workers is longer than any mean, so even a perfect split stays below 1: the ceiling is what perfectly
-balanced workers reach whose times vary as measured, without what all of them have in common (`perf.common`): a step in
-which all are slow keeps nobody waiting.
+The solo rate of a worker is its samples per second on its own work, without exchange and waiting, while the others are
+as busy as in the job: share / mean compute seconds in the steps of the run itself. The maximum of noisy times is longer
+than their mean, so even perfectly balanced shares stay below 1. The ceiling is the efficiency of perfectly balanced
+workers with the measured variations, without the shared ones (`perf.shared_pace`): no worker waits for another in a
+step that is slow for all.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from lab.telemetry import PhaseTotals, Prometheus, Shape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One pool's worker's part in the steps that were measured.
+    """One pool's worker in the measured steps.
 
-    ``own_variation`` is the deviation of a step's own seconds relative to their mean, without what all workers share.
+    ``own_variation`` is the standard deviation of a step's own seconds relative to their mean, without the variation
+    that all workers share.
     """
 
     pool: str
@@ -43,7 +44,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
-    """One split of one run, measured over ``steps`` steps."""
+    """One set of shares in one run, measured over ``steps`` steps."""
 
     rows: tuple[Row, ...]
     step_s: float
@@ -66,20 +67,20 @@ class Efficiency:
 
     @property
     def ceiling(self) -> float:
-        """The efficiency of a perfect split under the workers' own variances, with no exchange at all."""
+        """The efficiency of perfectly balanced shares with the workers' own variations and without any exchange."""
         return efficiency_ceiling([row.own_variation for row in self.rows])
 
 
 def measure(prometheus: Prometheus, job_uid: str, pools: Mapping[str, str]) -> list[Efficiency]:
-    """Measure every split that a job's workers were seen with, one worker in each of all its pools; best proved first.
+    """Measure each set of shares of a job with one worker in each of its pools; the one with most steps comes first.
 
-    Prometheus tells which shares each worker had and for how many steps, not which ones were in force together: shares
-    of all pools belong together when they sum to the job's global batch.
+    Prometheus has each worker's shares and their numbers of steps, but not the combinations in force. Shares of all
+    pools belong together if their sum is the job's global batch.
 
     Args:
-        prometheus: where the run was recorded.
-        job_uid: whose run.
-        pools: pool by worker (pod name); workers that followed each other in a pool count as one.
+        prometheus: the Prometheus that scraped the run.
+        job_uid: the job.
+        pools: pool by worker (pod name); successive workers of a pool count as one.
     """
     compute, step, sync = (
         _by_pool(prometheus.totals(job_uid, phase), pools)

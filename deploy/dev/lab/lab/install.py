@@ -1,4 +1,4 @@
-"""Brings a cluster from nothing to "operator and Prometheus are running", as README tells a person to."""
+"""Install Prometheus and the operator on a cluster, by the steps of the README."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def this_cluster(namespace: str = "default") -> Cluster:
     """Return the cluster that `make cluster` started.
 
     Raises:
-        ClusterError: none is running.
+        ClusterError: no cluster is running.
     """
     done = subprocess.run(
         [sys.executable, "-m", "local_cluster", "env"],
@@ -52,14 +52,14 @@ def install(cluster: Cluster) -> None:
             "--values", str(REPOSITORY / "deploy/dev/lab/values.yaml"),
         ],
     )  # fmt: skip
-    # The tag stays the same when the image was built anew: only a restart brings the new one.
+    # A rebuilt image has the same tag, so only a restart deploys it.
     cluster.run("kubectl", "-n", OPERATOR_NAMESPACE, "rollout", "restart", "deployment/heterotrain-operator")
     for namespace, name in (("monitoring", "prometheus"), (OPERATOR_NAMESPACE, "heterotrain-operator")):
         rollout(cluster, namespace, name)
 
 
 def _adopt_definition(cluster: Cluster) -> None:
-    """Let Helm take over a definition that was applied by hand (tests do); it refuses what is not marked as its own."""
+    """Mark a CRD that was applied without Helm, as tests do, as Helm's own; otherwise Helm refuses to install."""
     name = f"customresourcedefinition/{keys.PLURAL}.{keys.GROUP}"
     if cluster.run("kubectl", "get", name, "--ignore-not-found", "-o", "name").strip():
         cluster.run("kubectl", "label", name, "--overwrite", "app.kubernetes.io/managed-by=Helm")
@@ -68,7 +68,7 @@ def _adopt_definition(cluster: Cluster) -> None:
 
 
 def rollout(cluster: Cluster, namespace: str, name: str) -> None:
-    """Wait until a Deployment runs what it should run."""
+    """Wait until a Deployment has completed its rollout."""
 
     def is_ready() -> bool:
         status = cluster.run("kubectl", "-n", namespace, "rollout", "status", f"deployment/{name}", "--timeout=5s")

@@ -1,4 +1,4 @@
-"""Jobs on the cluster: made from the example, watched, and held to account sample by sample."""
+"""Jobs on the cluster: created from the example, with waits and the count of committed steps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def example(
 
     Args:
         name: the job's name.
-        arguments: appended to the script's own.
+        arguments: appended to the script's own arguments.
         training: fields that replace those of ``spec.training``.
         spec: fields that replace those of ``spec``.
         limits: CPU limit for each pool (``{"a100": "560m"}``).
@@ -76,24 +76,24 @@ class Job:
         """Return the whole object.
 
         Raises:
-            ClusterError: it is not there.
+            ClusterError: it does not exist.
         """
         found = self.cluster.get(keys.PLURAL, self.name)
         if found is None:
-            raise ClusterError(f"job {self.name} is not in namespace {self.cluster.namespace}")
+            raise ClusterError(f"job {self.name} does not exist in namespace {self.cluster.namespace}")
         return found
 
     def status(self) -> dict[str, Any]:
-        """Return its status; empty before the operator has seen it."""
+        """Return its status; empty before the operator has processed it."""
         status: dict[str, Any] = self.read().get("status") or {}
         return status
 
     def condition(self, kind: str) -> dict[str, Any]:
-        """Return one of its conditions; empty while there is none of this type."""
+        """Return one of its conditions; empty if it has none of this type."""
         return next((each for each in self.status().get("conditions", []) if each["type"] == kind), {})
 
     def is_true(self, kind: str) -> bool:
-        """Tell whether a condition is True."""
+        """Return whether a condition is True."""
         return self.condition(kind).get("status") == "True"
 
     def uid(self) -> str:
@@ -101,7 +101,7 @@ class Job:
         return str(self.read()["metadata"]["uid"])
 
     def plan(self) -> Plan | None:
-        """Return the plan in force at the operator, or ``None`` while there is none."""
+        """Return the operator's current plan, or ``None`` before the first one."""
         config_map = self.cluster.get("configmap", keys.plan_name(self.name))
         if config_map is None:
             return None
@@ -115,11 +115,11 @@ class Job:
         return self.cluster.list("pods", f"{keys.LABEL_JOB}={self.name}")
 
     def pools(self) -> dict[str, str]:
-        """Return the pool of each worker that has a pod, by pod name."""
+        """Return each worker's pool by pod name."""
         return {pod["metadata"]["name"]: pod["metadata"]["labels"][keys.LABEL_POOL] for pod in self.pods()}
 
     def pod_on(self, pool: str) -> dict[str, Any] | None:
-        """Return a running pod of this pool."""
+        """Return a running pod of this pool, or ``None``."""
         running = (
             pod
             for pod in self.pods()
@@ -130,7 +130,12 @@ class Job:
         return next(running, None)
 
     def wait_true(self, condition: str, *, timeout_s: float) -> None:
-        """Wait for a condition; a job that fails meanwhile ends the wait with its reason."""
+        """Wait for a condition.
+
+        Raises:
+            AssertionError: the job failed meanwhile; the message holds the reason.
+            ClusterError: the condition is not True in time.
+        """
 
         def probe() -> bool:
             failed = self.condition("Failed")
@@ -141,7 +146,7 @@ class Job:
         wait_for(probe, f"condition {condition} of job {self.name}", timeout_s=timeout_s, every_s=0.5)
 
     def wait_members(self, count: int, *, timeout_s: float) -> Plan:
-        """Wait until a plan names this many members and return it."""
+        """Wait for a plan with this many members and return it."""
 
         def probe() -> Plan | None:
             plan = self.plan()
@@ -157,7 +162,7 @@ class Job:
 
 
 def fresh_folder(name: str) -> Path:
-    """Return an empty folder that every node mounts and every user may write, as a volume of a real cluster would be."""
+    """Return an empty folder that every node mounts and every user may write to, like a volume of a real cluster."""
     folder = Path(SHARED_FOLDER) / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -166,7 +171,7 @@ def fresh_folder(name: str) -> Path:
 
 
 def committed_steps(folder: Path) -> int:
-    """Return how many steps the ranks' own sample logs hold; a line that is being written counts as not there."""
+    """Return the number of steps in the ranks' own sample logs, without a line that is still being written."""
     steps = set()
     for path in folder.glob("*.jsonl"):
         for line in path.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Shows a running job: one line per second or so that changes, as a person would read it."""
+"""A live view of a running job: a new line every few seconds, whenever the status has changed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lab.jobs import Job
 
 
 def describe(status: Mapping[str, Any], *, elapsed_s: float) -> str:
-    """Return one line about a job from its status; what is not known yet is a dash."""
+    """Return one line about a job from its status, with a dash for each unknown value."""
 
     def number(key: str, pattern: str) -> str:
         value = status.get(key)
         return "-" if value is None else pattern.format(float(value))
 
-    version, held = status.get("plan", {}), status.get("prediction", {}).get("measuredOverPredicted")
-    steps = "-" if held is None else f"{held:.0%}"
+    version, ratio = status.get("plan", {}), status.get("prediction", {}).get("measuredOverPredicted")
+    steps = "-" if ratio is None else f"{ratio:.0%}"
     shares = " ".join(
         f"{each['pool']}:{each['shareSamples']}" for each in status.get("workers", []) if "shareSamples" in each
     )
@@ -35,7 +35,7 @@ def describe(status: Mapping[str, Any], *, elapsed_s: float) -> str:
 
 
 class Live:
-    """Prints a job's line every ``every_s`` seconds while the block runs, and what happens through ``say``."""
+    """Print a job's line every ``every_s`` seconds while the block runs, and events through ``say``."""
 
     def __init__(self, job: Job, *, every_s: float = 3.0) -> None:
         self._job, self._every_s = job, every_s

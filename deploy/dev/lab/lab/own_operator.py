@@ -25,7 +25,7 @@ HEALTH_PORT, METRICS_PORT = 18080, 19090
 
 
 def main() -> int:
-    """Run one command; 1 with one sentence when something does not work."""
+    """Run one command; on an error print it and return 1."""
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("run", help="run the operator from the sources until Ctrl-C; takes the operator's options")
@@ -79,7 +79,7 @@ def run(cluster: Cluster, options: Sequence[str]) -> int:
 
 
 def replicas_to_restore(deployment: Mapping[str, Any] | None) -> int:
-    """Return the replicas of a Deployment; 1 where it has none, which an earlier run may have left behind."""
+    """Return the replicas of a Deployment, but at least 1: a killed run may have left 0 behind."""
     return max(1, int((deployment or {}).get("spec", {}).get("replicas", 1)))
 
 
@@ -107,7 +107,7 @@ def command(cluster: Cluster, prometheus_url: str, options: Sequence[str]) -> li
 
 @contextmanager
 def prometheus(cluster: Cluster) -> Iterator[str]:
-    """Yield an address of the cluster's Prometheus for this machine, by way of the API server.
+    """Yield the URL of the cluster's Prometheus for this machine, through the API server.
 
     Raises:
         ClusterError: `kubectl proxy` does not start.
@@ -156,7 +156,7 @@ def supervise(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
 
 @contextmanager
 def ignored_signals() -> Iterator[None]:
-    """Ignore further Ctrl-C, so that an impatient user does not leave the cluster without an operator."""
+    """Ignore further Ctrl-C, which would leave the cluster without an operator."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield

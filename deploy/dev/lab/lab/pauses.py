@@ -1,4 +1,4 @@
-"""How long training stands still when a worker goes: from the commits that the ranks logged themselves."""
+"""The pause in training when a worker is lost, measured between the commits in the ranks' own logs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROUNDS = 3
 
 
 def measure_pauses(cluster: Cluster) -> list[tuple[str, list[float], float]]:
-    """Return for each way to go its name, the gaps it caused in seconds, and the usual gap between two commits."""
+    """Return for each kind of loss its name, the gaps that it caused, and the usual gap between commits, in seconds."""
     ways: list[tuple[str, Callable[[Job, str], None]]] = [("eviction", evict), ("SIGKILL", kill)]
     return [(name, *_measure(cluster, name.lower(), way)) for name, way in ways]
 
@@ -49,11 +49,11 @@ def _measure(cluster: Cluster, name: str, way: Callable[[Job, str], None]) -> tu
 
 
 def _one(job: Job, logs: Path, way: Callable[[Job, str], None]) -> float:
-    """Take one worker away in steady training and return the gap it caused; waits until another has its place."""
+    """Remove one worker in steady training, return the gap in seconds, and wait for the replacement."""
     job.wait_members(3, timeout_s=120)
-    wanted = committed_steps(logs) + 8
-    wait_for(lambda: committed_steps(logs) >= wanted, f"{wanted} steps", timeout_s=120)
-    pod = wait_for(lambda: job.pod_on("v100"), "a pod to take away", timeout_s=60)["metadata"]
+    steps = committed_steps(logs) + 8
+    wait_for(lambda: committed_steps(logs) >= steps, f"{steps} steps", timeout_s=120)
+    pod = wait_for(lambda: job.pod_on("v100"), "a pod to remove", timeout_s=60)["metadata"]
     before = len(_commits(logs))
     way(job, pod["name"])
     wait_for(lambda: len(_commits(logs)) >= before + 8, "steps after the loss", timeout_s=60)
@@ -75,7 +75,7 @@ def _commits(folder: Path) -> list[float]:
             try:
                 row = json.loads(line)
             except ValueError:
-                continue  # being written
+                continue  # still being written
             first[row["step"]] = min(first.get(row["step"], row["at_s"]), row["at_s"])
     return [first[step] for step in sorted(first)]
 

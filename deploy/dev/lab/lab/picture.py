@@ -1,4 +1,4 @@
-"""The picture of a run: shares and step time over time, with what happened marked."""
+"""The picture of a run: shares and step time over time, with marked events."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from lab.telemetry import Prometheus
 _WINDOW = "6s"
 _GAP_S = 3.0
 _UNUSUAL = 4.0
-"""Steps that take so many times the usual one (the first, of a cold start) leave the picture."""
+"""The picture's upper limit, relative to the median step time; the first step of a cold start exceeds it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened at a Unix time."""
+    """An event at a Unix time."""
 
     at_s: float
     text: str
@@ -44,12 +44,12 @@ def draw(
     """Write a PNG of a job's shares (samples) and step time (seconds) between two Unix times.
 
     Args:
-        prometheus: where the job was recorded.
-        job_uid: whose picture.
+        prometheus: the Prometheus that scraped the job.
+        job_uid: the job.
         pools: pool by worker, for the legend.
         start_s: left end of the picture.
         end_s: right end.
-        events: marked by number, and told below.
+        events: marked by number, with their texts below.
         path: the file to write.
     """
     end_s = min(end_s, last_step_s(prometheus, job_uid, start_s=start_s, end_s=end_s))
@@ -75,25 +75,25 @@ def draw(
     below.set_ylabel("step time (s)")
     below.set_ylim(0, _UNUSUAL * _median([value for row in step_s for _, value in row["values"]]))
     below.set_xlabel("seconds since kubectl apply")
-    told = []
+    legend = []
     for number, event in enumerate(events, start=1):
         at_s = event.at_s - start_s
-        told.append(f"{number}  {at_s:.0f} s: {event.text}")
+        legend.append(f"{number}  {at_s:.0f} s: {event.text}")
         for axis in (above, below):
             axis.axvline(at_s, color="tab:red", linestyle=":", linewidth=1)
         above.annotate(str(number), (at_s, 1.01), xycoords=("data", "axes fraction"), color="tab:red", ha="center")
     figure.suptitle("Shares follow the machines; the global batch stays the same")
-    figure.text(0.08, 0.0, "\n".join(told), fontsize=8, color="tab:red", va="top")
+    figure.text(0.08, 0.0, "\n".join(legend), fontsize=8, color="tab:red", va="top")
     figure.tight_layout()
     figure.savefig(path, dpi=110, bbox_inches="tight")
     plt.close(figure)
 
 
 def last_step_s(prometheus: Prometheus, job_uid: str, *, start_s: float, end_s: float) -> float:
-    """Return the Unix time of the last scrape that saw a new step; ``start_s`` when none did.
+    """Return the Unix time of the last scrape with a new step, or ``start_s`` if there is none.
 
-    Afterwards workers write the last checkpoint and end one by one, and a rate whose window reaches into that time tells of
-    slow steps that never were.
+    Afterwards workers write the last checkpoint and end one by one. A rate over a window in that time would show slow
+    steps that never existed.
     """
     counted = f'sum by ({metrics.LABEL_WORKER}) ({metrics.STEPS}{{{metrics.LABEL_JOB_UID}="{job_uid}"}})'
     rows = prometheus.series(counted, start_s=start_s, end_s=end_s)
@@ -109,7 +109,7 @@ def last_step_s(prometheus: Prometheus, job_uid: str, *, start_s: float, end_s: 
 
 
 def _pieces(values: Sequence[tuple[float, str]], start_s: float) -> list[tuple[list[float], list[float]]]:
-    """Cut a series where nothing was known for a while: a line over the gap would tell of steps that never were."""
+    """Split a series at long gaps: a line over a gap would show steps that never existed."""
     pieces: list[tuple[list[float], list[float]]] = []
     last_s = float("-inf")
     for at_s, value in values:

@@ -1,16 +1,16 @@
-"""`make bench-prediction`: how well step times of shares that were never used are predicted, on the real cluster.
+"""`make bench-prediction`: the errors of predicted step times for new shares, on the real cluster.
 
-A job on the three pools learns for one epoch as any job does. Then the operator is switched off, so that plans can be
-written by hand: five, each with a global batch that the job has not had before, and each with two vectors of shares that
-take turns every few steps: those that the operator would choose, and others. Both are predicted before either is applied,
-by the code that the operator runs on the counters that it reads, and measured over all of their turns. Two predictions:
-from all that was seen up to then, as the operator would say it, and from the learning epoch alone. Between their turns
-the shares of the learning epoch's end come back, which were used before: "at its pace" is the first prediction times
-their measured over their predicted time, so the step time relative to shares that are known.
+1. A job on the three pools learns for one epoch, as any job does. Then the operator is switched off.
+2. This program writes five plans, each with a global batch that is new to the job. Each plan alternates every few steps
+   between two vectors of shares: the operator's choice, and a random deviation from it.
+3. The operator's code predicts both before either is applied, from the counters that it reads: once from all data so
+   far, and once from the learning epoch alone. Then both are measured over all of their turns.
+4. Between these turns the shares of the learning epoch's end come back. "At the measured pace" is the first prediction
+   times the measured over the predicted time of these known shares, so the step time relative to known shares.
 
-What of a miss is whose: beside each mean stands its own standard error, from the means between scrapes and their
-correlation in time (the yardstick's part). Turns are a few seconds, so that whatever slows the machine for longer slows all of
-them alike; so ratios are free of drift, and how far those are off is the model's part.
+Two sources of error are kept apart. Each mean has a standard error of its own, from the means between scrapes and their
+correlation in time: the error of the measurement. Turns last a few seconds, so a longer slowdown of the machine hits
+all of them alike. Ratios are therefore free of drift, and their error is the model's.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ from lab.telemetry import Prometheus
 
 BATCH = 480
 LEARNING_STEPS = 24
-"""Steps of the epoch from which the job learns."""
+"""Steps of the learning epoch."""
 BATCHES = (336, 672, 560, 400, 768)
-"""Global batches after that, none of them used before; each has optimal shares and others."""
+"""Global batches after the learning epoch, all of them new; each is measured with optimal and with other shares."""
 ROUNDS = 20
-"""So many times, unless told otherwise, the known shares and the others: first the ones, then the others, then the other way round,"""
+"""Default number of rounds for each batch; a round has the known shares and the new ones, in alternating order."""
 MEASURED_STEPS = 4
-"""for at least so many steps with each vector of shares,"""
+"""Least number of steps with each vector of shares in a round."""
 TURN_STEPS = 4
-"""so many of them in a row."""
+"""Successive steps with one vector of shares."""
 TURNS = 10
-"""More than an epoch has; each epoch begins with the first vector."""
+"""Turns in a plan, more than an epoch has; each epoch begins with the first vector."""
 STRAY = 0.35
-"""By how much shares are off from optimal ones, up or down, in the second vector."""
+"""Largest relative deviation from the optimal shares in the second vector."""
 STAY = 1e9
-"""A gain that no change of shares promises: the decision keeps the shares it is asked about, and predicts them."""
+"""A required gain that no change of shares reaches, so that a decision keeps the given shares and predicts them."""
 
 
 def main() -> int:
-    """Run the series, print the table, and write it to ``--out``; 1 with one sentence when something does not work."""
+    """Run the series, print the table and write it to ``--out``; on an error print it and return 1."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=REPOSITORY / "out/prediction")
     parser.add_argument("--seed", type=int, default=1, help="of the shares that are not optimal")
@@ -72,11 +72,11 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.rounds < 1:
         parser.error(f"--rounds has to be at least 1, not {arguments.rounds}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the operator has to be switched on again in any case
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the operator is switched on again in any case
     try:
         cluster = this_cluster("prediction")
         install(cluster)
-        rows = measure(cluster, random.Random(arguments.seed), rounds=arguments.rounds)  # noqa: S311  # no secret
+        rows = measure(cluster, random.Random(arguments.seed), rounds=arguments.rounds)  # noqa: S311  # not a secret
     except (ClusterError, AssertionError) as error:
         print(f"prediction: {error}", file=sys.stderr)
         return 1
@@ -84,8 +84,8 @@ def main() -> int:
     return 0
 
 
-def measure(cluster: Cluster, chance: random.Random, *, rounds: int) -> list[Row]:
-    """Let a job learn for one epoch and measure the plans that follow; the operator runs again afterwards."""
+def measure(cluster: Cluster, rng: random.Random, *, rounds: int) -> list[Row]:
+    """Let a job learn for one epoch, then measure plans without the operator; switch it on again afterwards."""
     prepare(cluster)
     job = start(
         cluster,
@@ -99,7 +99,7 @@ def measure(cluster: Cluster, chance: random.Random, *, rounds: int) -> list[Row
         with Live(job):
             job.wait_epoch(1, timeout_s=300)
         switch(cluster, replicas=0)
-        scrapes.look(until_s=time.time())
+        scrapes.read(until_s=time.time())
         plan = job.plan()
         if plan is None:
             raise ClusterError("the job has no plan")
@@ -108,14 +108,14 @@ def measure(cluster: Cluster, chance: random.Random, *, rounds: int) -> list[Row
         rows: list[Row] = []
         for batch in BATCHES:
             now = scrapes.evidence(plan)
-            vectors = (best_shares(batch, now), stray_shares(batch, now, chance))
+            vectors = (best_shares(batch, now), stray_shares(batch, now, rng))
             predicted = [(predict(shares, now), predict(shares, early)) for shares in vectors]
             known_s = predict(known, now)
-            plan, seen = in_turns(cluster, job, scrapes, plan, (*vectors, known), rounds=rounds)
-            pace_ratio = mean_with_error(seen[-1])[0] / known_s
+            plan, observed = in_turns(cluster, job, scrapes, plan, (*vectors, known), rounds=rounds)
+            pace_ratio = mean_with_error(observed[-1])[0] / known_s
             print(f"known shares {known}: {pace_ratio:.3f} times as long as predicted", flush=True)
-            for shares, (predicted_s, early_s), told in zip(vectors, predicted, seen, strict=False):
-                measured_s, error_s = mean_with_error(told)
+            for shares, (predicted_s, early_s), steps in zip(vectors, predicted, observed, strict=False):
+                measured_s, error_s = mean_with_error(steps)
                 rows.append(
                     Row(
                         shares=shares,
@@ -136,25 +136,25 @@ def measure(cluster: Cluster, chance: random.Random, *, rounds: int) -> list[Row
         cluster.delete(keys.PLURAL, job.name)
 
 
-def stray_shares(batch_samples: int, evidence: Sequence[MemberEvidence], chance: random.Random) -> tuple[int, ...]:
-    """Return shares that are off from the optimal ones by up to ``STRAY``."""
-    stray = [share * chance.uniform(1 - STRAY, 1 + STRAY) for share in best_shares(batch_samples, evidence)]
+def stray_shares(batch_samples: int, evidence: Sequence[MemberEvidence], rng: random.Random) -> tuple[int, ...]:
+    """Return shares that deviate from the optimal ones by up to ``STRAY``."""
+    stray = [share * rng.uniform(1 - STRAY, 1 + STRAY) for share in best_shares(batch_samples, evidence)]
     return in_proportion(batch_samples, [round(1000 * share) for share in stray])
 
 
 def in_turns(
     cluster: Cluster, job: Job, scrapes: Scrapes, plan: Plan, vectors: Sequence[tuple[int, ...]], *, rounds: int
 ) -> tuple[Plan, list[Mapping[str, Sequence[Observation]]]]:
-    """Let the last vector and the others, which are of one batch, come until all have made enough steps, in rounds.
+    """Alternate between the last vector and the others, which have one batch, until all have enough steps.
 
-    The order is ABBA, so that what grows or shrinks meanwhile hits both alike.
+    The order is ABBA, so that a drift of the machine affects both alike.
 
-    Returns the plan in force and, for each vector, what members did with it between any two scrapes: those members whose
-    share tells it from the other vectors and from the plan before.
+    Returns the plan in force and, for each vector, the members' observations between successive scrapes. They come only
+    from members whose share is unique to the vector, compared with the other vectors and the plan before.
     """
     names = [name_of(member.worker_uid, member.local_rank) for member in plan.members]
     used = [*vectors, plan.shares, *plan.probe]
-    telling = [
+    distinct = [
         {
             name: share
             for rank, (name, share) in enumerate(zip(names, shares, strict=True))
@@ -162,24 +162,24 @@ def in_turns(
         }
         for shares in vectors
     ]
-    begun = len(scrapes.seen)
+    before = len(scrapes.observations)
     in_force: Sequence[tuple[int, ...]] = ()
 
-    def told() -> list[Mapping[str, Sequence[Observation]]]:
-        scrapes.look(until_s=time.time())
-        fresh = [o for o in scrapes.seen[begun:] if o.step is not None]
+    def observed() -> list[Mapping[str, Sequence[Observation]]]:
+        scrapes.read(until_s=time.time())
+        new = [o for o in scrapes.observations[before:] if o.step is not None]
         return [
-            {name: [o for o in fresh if (o.member, o.share_samples) == (name, share)] for name, share in mine.items()}
-            for mine in telling
+            {name: [o for o in new if (o.member, o.share_samples) == (name, share)] for name, share in shares.items()}
+            for shares in distinct
         ]
 
     def steps_of(turns: Sequence[tuple[int, ...]]) -> float:
-        """Return how many steps the vector of these that has made fewest has made; infinity where nobody can tell."""
-        mine = [seen for shares, seen in zip(vectors, told(), strict=True) if shares in turns]
-        return min((sum(o.steps for o in each) for seen in mine for each in seen.values()), default=math.inf)
+        """Return the smallest number of steps among these vectors; infinity if no member has a unique share."""
+        found = [by_member for shares, by_member in zip(vectors, observed(), strict=True) if shares in turns]
+        return min((sum(o.steps for o in each) for by_member in found for each in by_member.values()), default=math.inf)
 
     def apply(turns: Sequence[tuple[int, ...]]) -> None:
-        """Bring shares into force, and return when each vector of them has made enough further steps."""
+        """Apply these vectors, and return after enough further steps with each of them."""
         nonlocal plan, in_force
         if turns != in_force:
             plan, in_force = turning(plan, turns), turns
@@ -193,11 +193,11 @@ def in_turns(
     for number in range(rounds):
         for turns in reversed(sides) if number % 2 else sides:
             apply(turns)
-    return plan, told()
+    return plan, observed()
 
 
 def turning(plan: Plan, vectors: Sequence[tuple[int, ...]]) -> Plan:
-    """Return the next plan, under which these shares, all of one batch, take turns."""
+    """Return the next plan, which alternates between these vectors of one batch."""
     return replace(
         plan,
         revision=plan.revision + 1,
@@ -212,7 +212,7 @@ def turning(plan: Plan, vectors: Sequence[tuple[int, ...]]) -> Plan:
 
 
 def predict(shares: tuple[int, ...], evidence: Sequence[MemberEvidence]) -> float:
-    """Return the seconds of a step with these shares that the operator would write into its plan."""
+    """Return the operator's prediction of the step time with these shares, in seconds."""
     decision = _decided(sum(shares), evidence, current=shares)
     if decision.division.shares != shares or decision.division.prediction is None:
         raise ClusterError(f"no prediction for shares {shares}: {decision.reason}")
@@ -220,7 +220,7 @@ def predict(shares: tuple[int, ...], evidence: Sequence[MemberEvidence]) -> floa
 
 
 def best_shares(batch_samples: int, evidence: Sequence[MemberEvidence]) -> tuple[int, ...]:
-    """Return the shares that the operator would choose."""
+    """Return the operator's choice of shares."""
     return _decided(batch_samples, evidence, current=None).division.shares
 
 
@@ -238,7 +238,7 @@ def _decided(
 
 
 def write(cluster: Cluster, job: Job, plan: Plan) -> None:
-    """Put a plan where the workers read it, and touch the pods so that they read it at once."""
+    """Write a plan into the job's ConfigMap, and touch the pods so that they read it at once."""
     patch = json.dumps({"data": {keys.PLAN_KEY: encode_plan(plan)}})
     cluster.kubectl("patch", "configmap", keys.plan_name(job.name), "--type=merge", "-p", patch)
     version = f"{plan.generation}.{plan.revision}"
@@ -247,7 +247,7 @@ def write(cluster: Cluster, job: Job, plan: Plan) -> None:
 
 
 def switch(cluster: Cluster, *, replicas: int) -> None:
-    """Turn the operator off or on, and wait until it is."""
+    """Scale the operator to this number of replicas, and wait until it is done."""
     name = "heterotrain-operator"
     cluster.run("kubectl", "-n", OPERATOR_NAMESPACE, "scale", f"deployment/{name}", f"--replicas={replicas}")
     if replicas:

@@ -1,7 +1,6 @@
-"""A job's telemetry scrape by scrape, as the operator reads it, but asked of Prometheus afterwards.
+"""A job's telemetry scrape by scrape, as the operator reads it, but queried from Prometheus afterwards.
 
-Asking once for all scrapes of a stretch of time costs a fraction of asking after each of them, so whatever is measured
-meanwhile is hardly disturbed.
+One query for all scrapes of a period costs a fraction of one query per scrape, so it hardly disturbs a measurement.
 """
 
 from __future__ import annotations
@@ -37,62 +36,62 @@ def name_of(worker_uid: str, local_rank: int) -> str:
 
 @dataclass(slots=True)
 class Scrapes:
-    """What a job's members did between any two scrapes, oldest first; ``look`` brings what is new.
+    """Observations of a job's members between successive scrapes, oldest first; ``read`` adds the new ones.
 
-    ``known_s`` is the time until which everything is known; at first, a time before the job's first step.
+    All scrapes up to the Unix time ``known_s`` have been read; at first it is a time before the job's first step.
     """
 
     prometheus: Prometheus
     job_uid: str
     known_s: float
-    seen: list[Observation] = field(default_factory=list)
+    observations: list[Observation] = field(default_factory=list)
     _counters: dict[CounterKey, Counters] = field(default_factory=dict)
 
-    def look(self, *, until_s: float) -> None:
-        """Take all scrapes since the last look; ``until_s`` is now."""
+    def read(self, *, until_s: float) -> None:
+        """Read all scrapes since the last call; ``until_s`` is the current Unix time."""
         window_s = math.ceil(until_s - self.known_s + _MARGIN_S)
         rows = self.prometheus.query(f"{everything_of(self.job_uid)}[{window_s}s]")
         series = [(row["metric"], [(float(at), float(value)) for at, value in row["values"]]) for row in rows]
         while self.known_s + EVERY_S <= until_s:
             self.known_s += EVERY_S
             counters, newest_s = _at(series, self.known_s)
-            self.seen.extend(observe(self._counters, counters, ended_s=newest_s))
+            self.observations.extend(observe(self._counters, counters, ended_s=newest_s))
             self._counters.update(counters)
 
     def evidence(self, plan: Plan) -> tuple[MemberEvidence, ...]:
-        """Return what is known of the plan's members, by rank, condensed as the operator keeps it."""
+        """Return the evidence about the plan's members by rank, merged as the operator does it."""
         return tuple(
             MemberEvidence(
                 member=name,
                 pool=member.pool,
-                observations=merge_old([o for o in self.seen if o.member == name]),
+                observations=merge_old([o for o in self.observations if o.member == name]),
             )
             for member in plan.members
             for name in (name_of(member.worker_uid, member.local_rank),)
         )
 
 
-def mean_with_error(seen: Mapping[str, Sequence[Observation]]) -> tuple[float, float]:
-    """Return the mean seconds of a step and its standard error, averaged over the members that tell.
+def mean_with_error(by_member: Mapping[str, Sequence[Observation]]) -> tuple[float, float]:
+    """Return the mean seconds of a step and its standard error, averaged over the members with observations.
 
-    A sum over scrapes of ``steps * (mean - all steps' mean)`` has as variance that of independent scrapes times what their
-    correlation makes of it (``perf.line.persistence``).
+    The variance of the sum over scrapes of ``steps * (mean - all steps' mean)`` is that of independent scrapes times a
+    factor for their correlation (``perf.line.persistence``).
 
     Raises:
-        ClusterError: nobody has been observed.
+        ClusterError: no member has observations.
     """
     means, errors = [], []
-    for observations in seen.values():
-        told = [(o.steps, o.step.mean) for o in observations if o.step is not None]
-        steps, seconds = (np.array(column, dtype=float) for column in zip(*told, strict=True))
+    for observations in by_member.values():
+        pairs = [(o.steps, o.step.mean) for o in observations if o.step is not None]
+        steps, seconds = (np.array(column, dtype=float) for column in zip(*pairs, strict=True))
         mean = float(steps @ seconds / steps.sum())
         pull = steps * (seconds - mean)
-        free = len(told) / max(1, len(told) - 1)
+        free = len(pairs) / max(1, len(pairs) - 1)
         means.append(mean)
         errors.append(math.sqrt(free * persistence(pull) * float(pull @ pull)) / float(steps.sum()))
     if not means:
         raise ClusterError(
-            "no steps to take a mean of: two vectors of shares may be so alike that nobody can tell them apart"
+            "no steps to average: no member's share is different in the vectors of shares, so choose another seed"
         )
     return statistics.mean(means), statistics.mean(errors)
 
@@ -100,7 +99,7 @@ def mean_with_error(seen: Mapping[str, Sequence[Observation]]) -> tuple[float, f
 def _at(
     series: list[tuple[dict[str, Any], list[tuple[float, float]]]], moment_s: float
 ) -> tuple[Mapping[CounterKey, Counters], float]:
-    """Return the counters that a read at a moment would have brought, and when the newest of them was scraped."""
+    """Return the counters that a read at a given time would have returned, and the time of their newest scrape."""
     rows, newest_s = [], 0.0
     for labels, samples in series:
         known = bisect_right(samples, (moment_s, math.inf))

@@ -1,4 +1,4 @@
-"""Takes a spot node away the way a cloud does, and gives it back."""
+"""Remove a spot node the way a cloud does, and bring it back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def node_of_pool(cluster: Cluster, pool: str) -> str:
     """Return the name of the first node of a pool.
 
     Raises:
-        ClusterError: there is none within a minute.
+        ClusterError: no node appears within a minute.
     """
 
     def probe() -> str | None:
@@ -36,7 +36,7 @@ def evict(job: Job, pod: str) -> None:
 
 
 def kill(job: Job, pod: str) -> None:
-    """Send SIGKILL to the training process of a pod: every process of it that runs the script but the first."""
+    """Send SIGKILL to the training processes of a pod: all that run the script, except the pod's first process."""
     command = (
         "for p in /proc/[0-9]*; do n=${p#/proc/}; "
         '[ "$n" != 1 ] && [ "$n" != $$ ] && grep -qa /script/ "$p/cmdline" && kill -9 "$n"; done; true'
@@ -45,7 +45,7 @@ def kill(job: Job, pod: str) -> None:
 
 
 def take_away(cluster: Cluster, node: str) -> None:
-    """Announce the interruption (taint), evict the node's pods, cut cable and power, and remove the node object."""
+    """Announce the interruption (taint), evict the node's pods, cut network and power, and delete the node object."""
     cluster.kubectl("taint", "node", node, SPOT_NOTICE, "--overwrite")
     cluster.kubectl(
         "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=60s", timeout_s=90
@@ -64,7 +64,7 @@ def give_back(cluster: Cluster, node: str) -> None:
         return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
     wait_for(ready, f"node {node} to be Ready", timeout_s=90)
-    if _tainted(cluster, node):  # a node object that survived keeps its taints
+    if _tainted(cluster, node):  # an old node object keeps its taints
         cluster.kubectl("taint", "node", node, "aws-node-termination-handler/spot-itn-")
 
 

@@ -1,4 +1,4 @@
-"""What a job did, read from Prometheus: the counters of each (member, share), and series over time for pictures."""
+"""A job's telemetry, read from Prometheus: the counters of each (member, share), and series over time for pictures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PROXY = "/api/v1/namespaces/monitoring/services/prometheus:http/proxy/api/v1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Which rank, and what its steps looked like."""
+    """A rank, and the shape of its steps."""
 
     worker: str
     local_rank: str
@@ -35,7 +35,7 @@ class PhaseTotals:
 
     @property
     def mean_s(self) -> float:
-        """Mean seconds a step."""
+        """Mean seconds per step."""
         return self.seconds / self.steps
 
     @property
@@ -46,12 +46,12 @@ class PhaseTotals:
 
 @dataclass(frozen=True, slots=True)
 class Prometheus:
-    """The demo's Prometheus, reached through the API server so that it works from outside of any cluster."""
+    """The cluster's Prometheus, reached through the API server so that it works from outside the cluster."""
 
     cluster: Cluster
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """Return the instant vector of a PromQL expression, now."""
+        """Return the current instant vector of a PromQL expression."""
         path = f"{_PROXY}/query?{urllib.parse.urlencode({'query': expression})}"
         result: list[dict[str, Any]] = self.cluster.raw(path)["data"]["result"]
         return result
@@ -65,14 +65,14 @@ class Prometheus:
         return result
 
     def value(self, expression: str) -> float | None:
-        """Return the single value of an expression, or ``None`` when there is none."""
+        """Return the single value of an expression, or ``None`` if the result is empty."""
         result = self.query(expression)
         return float(result[0]["value"][1]) if result else None
 
     def totals(self, job_uid: str, phase: str, *, window_s: float = 7200) -> Mapping[Shape, PhaseTotals]:
         """Return a job's whole-run totals of one phase for each shape.
 
-        ``max_over_time`` finds the counters of pods that are gone by now: a counter of one process only grows.
+        ``max_over_time`` also finds the counters of deleted pods: a counter of one process only grows.
         """
 
         def by_shape(metric: str, extra: str = "") -> dict[Shape, float]:
@@ -86,7 +86,7 @@ class Prometheus:
                     share_samples=int(labels[metrics.LABEL_SHARE]),
                     micro_batch_samples=int(labels[metrics.LABEL_MICRO_BATCH]),
                 )
-                # A worker that came back under its old name is another series of the same shape: they add up.
+                # A restarted worker of the same name is another series of the same shape: they add up.
                 sums[shape] = sums.get(shape, 0.0) + float(row["value"][1])
             return sums
 

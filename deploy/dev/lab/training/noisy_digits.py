@@ -1,8 +1,8 @@
-"""What `make bench-convergence` trains: digits of which many labels are wrong, as cheap labels are, until they are read well.
+"""The script of `make bench-convergence`: digits with many wrong labels, trained until a target accuracy.
 
-Wrong labels make gradients noisy, so a large batch pays, and pays more the further training is: what an adaptive batch
-is for. Accuracy is measured on digits that were never trained on, with right labels. Runs in a pod beside the digits
-example's own script (`train.py`), whose pictures it uses.
+Wrong labels make gradients noisy, so a large batch pays off, and more so as training progresses. That is the purpose of
+an adaptive batch. Accuracy is measured on other digits, with correct labels. The script runs in a pod together with the
+digits example's own script (`train.py`), whose pictures it uses.
 """
 
 import argparse
@@ -13,12 +13,12 @@ from pathlib import Path
 import heterotrain
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812 - everybody's name for it
+from torch.nn import functional as F  # noqa: N812  # the usual name
 from train import TEST_IMAGES, Augmented, load_digits
 
 
 class Stream(torch.utils.data.Dataset):
-    """Augmented digits in portions, one for each epoch and none of them twice; a part of the labels is drawn anew."""
+    """Augmented digits in portions, a different one for each epoch; a part of the labels is random."""
 
     def __init__(self, images, labels, samples, portions, wrong):
         self.pictures = Augmented(images, labels, samples * portions)
@@ -38,7 +38,7 @@ class Stream(torch.utils.data.Dataset):
 
 
 def network(width, hidden):
-    """Return the network: ``width`` sets what a sample costs, ``hidden`` how large the gradient is that all exchange."""
+    """Return the network: ``width`` sets the cost of a sample, ``hidden`` the size of the exchanged gradient."""
     return nn.Sequential(
         nn.Conv2d(1, width, 3, padding=1), nn.ReLU(),
         nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
@@ -48,10 +48,10 @@ def network(width, hidden):
 
 
 def main():
-    """Train until the target accuracy or the last epoch; the lowest rank writes the curve, a line for each epoch."""
+    """Train until the target accuracy or the last epoch; the leader writes the curve, one line per epoch."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples-per-epoch", type=int, required=True)
-    parser.add_argument("--wrong", type=float, required=True, help="part of the labels that are drawn anew")
+    parser.add_argument("--wrong", type=float, required=True, help="part of the labels that is random")
     parser.add_argument("--learning-rate", type=float, required=True)
     parser.add_argument("--portions", type=int, default=64, help="most epochs")
     parser.add_argument("--width", type=int, default=32)
@@ -67,7 +67,7 @@ def main():
     )
     test_set = Augmented(images[-TEST_IMAGES:], labels[-TEST_IMAGES:], 3 * TEST_IMAGES)
 
-    job = heterotrain.init()  # seeds torch with the job's seed, so the network differs from seed to seed
+    job = heterotrain.init()  # seeds torch with the job's seed, so each seed has another network
     model = job.wrap(network(options.width, options.hidden))
     optimizer = job.optimizer(torch.optim.Adam(model.parameters(), lr=options.learning_rate))
     counted = {"steps": 0, "samples": 0, "accuracy": 0.0}

@@ -1,7 +1,7 @@
-"""The digits example for as long as somebody wants it: training ends soon after a file appears.
+"""An open-ended digits example: training ends soon after a file appears.
 
-For what takes as long as the cluster needs, such as a worker that goes to another job and comes back. Runs in a pod
-beside the digits example's own script (`train.py`), whose data and network it uses.
+It serves tests of unknown duration, such as a worker that moves to another job and comes back. The script runs in a pod
+together with the digits example's own script (`train.py`), whose data and network it uses.
 """
 
 import argparse
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import heterotrain
 import torch
-from torch.nn import functional as F  # noqa: N812 - everybody's name for it
+from torch.nn import functional as F  # noqa: N812  # the usual name
 from train import Augmented, load_digits, network
 
 
 def main():
-    """Train until one step after the epoch in which the file appears: the lowest rank looks for it, and all ranks hear of it."""
+    """Train until one step after the epoch in which the file appears; the leader checks and informs all ranks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples-per-epoch", type=int, required=True)
     parser.add_argument("--until", type=Path, required=True, help="file whose appearance ends the training")

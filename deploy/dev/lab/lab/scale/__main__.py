@@ -1,8 +1,8 @@
-"""``make bench-scale``: the operator with a thousand jobs and ten thousand pods, and what happens when its leader goes.
+"""``make bench-scale``: the operator with a thousand jobs and ten thousand pods, and the loss of its leader.
 
-Nodes and pods are simulated (KWOK), everything else is real: etcd, API server, scheduler, controller manager, and two
-replicas of the operator with the chart's rights. More workers are wanted than there are places, so every job is part of
-one allocation.
+Nodes and pods are simulated (KWOK). Everything else is real: etcd, API server, scheduler, controller manager, and two
+replicas of the operator with the chart's rights. The jobs together request more workers than the nodes can hold, so one
+allocation decides about all of them.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ PARALLEL_CREATES = 16
 LOOK_S = 5.0
 LONGEST_S = 900.0
 STANDING_BY_S = 15.0
-"""A stand-by has seen everything by then, as in a roll-out."""
+"""Time for a stand-by to read all objects, as during a rollout."""
 NAMESPACES = Resource("v1", "namespaces")
 
 
 @dataclass(slots=True)
 class Row:
-    """A line of the result: what was measured, and the target beside it."""
+    """A row of the result: the measured quantity, its value, and the target."""
 
     what: str
     value: str
@@ -50,12 +50,12 @@ class Row:
 
 
 async def create_all(plane: ControlPlane, resource: Resource, bodies: Iterable[Body]) -> None:
-    """Create objects, some at a time, as fast as the API server takes them."""
+    """Create objects in parallel, as fast as the API server accepts them."""
     kube = KubeClient(await load_configuration(str(plane.kubeconfig)))
-    gate = asyncio.Semaphore(PARALLEL_CREATES)
+    limit = asyncio.Semaphore(PARALLEL_CREATES)
 
     async def one(body: Body) -> None:
-        async with gate:
+        async with limit:
             await kube.create(resource, body)
 
     try:
@@ -65,7 +65,7 @@ async def create_all(plane: ControlPlane, resource: Resource, bodies: Iterable[B
 
 
 def ready_workers(plane: ControlPlane) -> tuple[int, int]:
-    """Return ready workers over all jobs, and jobs that train, as the jobs' status says."""
+    """Return the numbers of ready workers and of training jobs, from the jobs' status."""
     lines = plane.kubectl("get", "htj", "--all-namespaces", "--no-headers").splitlines()
     rows = [line.split() for line in lines]
     ready = sum(int(row[3].partition("/")[0]) for row in rows if len(row) > 3 and "/" in row[3])  # noqa: PLR2004  # READY
@@ -73,7 +73,7 @@ def ready_workers(plane: ControlPlane) -> tuple[int, int]:
 
 
 async def ready_pods(plane: ControlPlane) -> int:
-    """Return the workers that the API server itself calls ready."""
+    """Return the number of ready pods in the API server."""
     kube = KubeClient(await load_configuration(str(plane.kubeconfig)))
     try:
         count = 0
@@ -87,7 +87,7 @@ async def ready_pods(plane: ControlPlane) -> int:
 
 
 def fill(plane: ControlPlane, size: Size, leader: Replica, standby: Replica) -> list[Row]:
-    """Create all jobs at once and watch until every place has a ready worker and every job trains."""
+    """Create all jobs at once, and wait until every slot has a ready worker and every job trains."""
     pids = {name: process.pid for name, process in plane.processes.items()}
     pids |= {
         f"operator, {role}": each.process.pid
@@ -102,10 +102,8 @@ def fill(plane: ControlPlane, size: Size, leader: Replica, standby: Replica) -> 
     while True:
         ready, training = ready_workers(plane)
         took_s = time.monotonic() - started_s
-        say(
-            f"    {took_s:4.0f} s: {ready:6,} of {size.places:,} workers ready, {training:5,} of {size.jobs:,} jobs train"
-        )
-        if ready >= size.places and training == size.jobs:
+        say(f"    {took_s:4.0f} s: {ready:6,} of {size.slots:,} workers ready, {training:5,} of {size.jobs:,} training")
+        if ready >= size.slots and training == size.jobs:
             break
         if took_s > LONGEST_S:
             raise Problem(f"not all ready after {LONGEST_S:.0f} s: {plane.folder}/*.log")
@@ -132,9 +130,9 @@ def fill(plane: ControlPlane, size: Size, leader: Replica, standby: Replica) -> 
         Row(
             "an allocation over all jobs, longest", longest(metrics, "heterotrain_operator_allocation_duration_seconds")
         ),
-        Row("passes, for each job", f"{passes / size.jobs:.0f}"),
-        Row("pods created, for each place", f"{metrics['heterotrain_operator_pods_created_total'] / size.places:.2f}"),
-        Row("plans written, for each job", f"{metrics['heterotrain_operator_plans_written_total'] / size.jobs:.1f}"),
+        Row("passes per job", f"{passes / size.jobs:.0f}"),
+        Row("pods created per slot", f"{metrics['heterotrain_operator_pods_created_total'] / size.slots:.2f}"),
+        Row("plans written per job", f"{metrics['heterotrain_operator_plans_written_total'] / size.jobs:.1f}"),
     ]
     total_s = sum(used.values())
     rows += [
@@ -145,9 +143,9 @@ def fill(plane: ControlPlane, size: Size, leader: Replica, standby: Replica) -> 
 
 
 def rest(leader: Replica, *, for_s: float = 20.0) -> list[Row]:
-    """Return what the operator costs while nothing happens."""
+    """Return the operator's cost without changes in the cluster."""
     assert leader.process is not None  # noqa: S101  # it was started
-    time.sleep(for_s)  # the last numbers of every status are written some seconds later
+    time.sleep(for_s)  # until the delayed status updates are written
     before_s, before = cpu_s(leader.process.pid), leader.metrics()
     time.sleep(for_s)
     name = 'heterotrain_operator_reconcile_total{result="ok"}'
@@ -157,38 +155,36 @@ def rest(leader: Replica, *, for_s: float = 20.0) -> list[Row]:
 
 
 def suspend(plane: ControlPlane, number: int) -> Callable[[], bool]:
-    """Suspend a job; return whether its pods have been told to go, which only an operator that acts does."""
+    """Suspend a job, and return a function that reports the deletion of its pods, which needs an active operator."""
     team, name = job(number)["metadata"]["namespace"], f"job-{number}"
     plane.kubectl("-n", team, "patch", "htj", name, "--type=merge", "-p", json.dumps({"spec": {"suspend": True}}))
     return lambda: not plane.kubectl("-n", team, "get", "pods", "-l", f"{keys.LABEL_JOB}={name}", "-o", "name").strip()
 
 
 def until(done: Callable[[], bool], what: str, started_s: float) -> float:
-    """Return the seconds from ``started_s`` until something holds."""
+    """Return the seconds from ``started_s`` until ``done`` holds."""
     wait_until(done, what, timeout_s=300, every_s=0.1)
     return time.monotonic() - started_s
 
 
 def crash(plane: ControlPlane, leader: Replica, number: int) -> Row:
-    """Kill the leader, ask for something, and time until a stand-by has done it."""
+    """Kill the leader, suspend a job, and measure the time until the stand-by has acted on it."""
     started_s = time.monotonic()
     leader.end(signal.SIGKILL)
-    return Row(
-        "new leader acts after a crash", seconds(until(suspend(plane, number), "the suspended job's end", started_s)), "≤ 15 s"
-    )  # fmt: skip
+    acts_s = until(suspend(plane, number), "the suspended job's end", started_s)
+    return Row("new leader acts after a crash", seconds(acts_s), "≤ 15 s")
 
 
 def hand_over(plane: ControlPlane, leader: Replica, number: int) -> Row:
-    """End the leader as a roll-out does, ask for something, and time until the other replica has done it."""
+    """End the leader as a rollout does, suspend a job, and measure the time until the other replica has acted on it."""
     started_s = time.monotonic()
     leader.end(signal.SIGTERM)
-    return Row(
-        "new leader acts after a planned end", seconds(until(suspend(plane, number), "the suspended job's end", started_s)), "≤ 3 s"
-    )  # fmt: skip
+    acts_s = until(suspend(plane, number), "the suspended job's end", started_s)
+    return Row("new leader acts after a planned end", seconds(acts_s), "≤ 3 s")
 
 
-def start_anew(plane: ControlPlane, one: Replica, number: int) -> list[Row]:
-    """Start the only replica with everything to learn, and time until it acts."""
+def restart(plane: ControlPlane, one: Replica, number: int) -> list[Row]:
+    """Restart the only replica, and measure the time until it acts."""
     one.end(signal.SIGKILL)
     done = suspend(plane, number)
     started_s = time.monotonic()
@@ -197,21 +193,23 @@ def start_anew(plane: ControlPlane, one: Replica, number: int) -> list[Row]:
     acts_s = until(done, "the suspended job's end", started_s)
     wait_idle(one)
     return [
-        Row("a single replica that starts: leads after (the old Lease runs out first)", seconds(leads_s)),
+        Row("restart of a single replica: leads after (the old Lease expires first)", seconds(leads_s)),
         Row("… acts after", seconds(acts_s)),
-        Row("… has looked at every job after", seconds(time.monotonic() - started_s)),
+        Row("… has processed every job after", seconds(time.monotonic() - started_s)),
     ]
 
 
 def wait_idle(one: Replica) -> None:
-    """Wait until nothing waits for a pass."""
-    wait_until(
-        lambda: one.metrics().get("heterotrain_operator_workqueue_depth") == 0, "an empty queue", timeout_s=300, every_s=0.5
-    )  # fmt: skip
+    """Wait until the work queue is empty."""
+
+    def is_idle() -> bool:
+        return one.metrics().get("heterotrain_operator_workqueue_depth") == 0
+
+    wait_until(is_idle, "an empty queue", timeout_s=300, every_s=0.5)
 
 
 def outage(plane: ControlPlane, one: Replica, number: int, *, for_s: float) -> list[Row]:
-    """Take the API server away and bring it back; the operator is started anew as a kubelet would do it."""
+    """Stop the API server and start it again; restart the operator as a kubelet would."""
     plane.stop("kube-apiserver", by=signal.SIGKILL)
     ended_s = time.monotonic()
     wait_until(lambda: not one.runs, "the leader to give up without its Lease", timeout_s=for_s)
@@ -227,7 +225,7 @@ def outage(plane: ControlPlane, one: Replica, number: int, *, for_s: float) -> l
     return [
         Row(f"API server away for {for_s:.0f} s: the leader stops acting after", seconds(gave_up_s)),
         Row("… acts after the API server is ready again", seconds(acts_s)),
-        Row("… workers ready, jobs that train, then", f"{ready:,}, {training:,}"),
+        Row("… ready workers and training jobs afterwards", f"{ready:,}, {training:,}"),
     ]
 
 
@@ -242,7 +240,7 @@ def longest(metrics: dict[str, float], name: str) -> str:
 
 
 def measure(plane: ControlPlane, size: Size, *, outage_s: float) -> Iterator[Row]:
-    """Yield everything that is measured, as soon as it is known."""
+    """Yield each result as soon as it is measured."""
     for name in teams():
         plane.kubectl("create", "namespace", name)
     asyncio.run(create_all(plane, NODES, nodes(size)))
@@ -267,7 +265,7 @@ def measure(plane: ControlPlane, size: Size, *, outage_s: float) -> Iterator[Row
         time.sleep(STANDING_BY_S)
         yield hand_over(plane, second, 1)
         wait_idle(first)
-        yield from start_anew(plane, first, 2)
+        yield from restart(plane, first, 2)
         if outage_s:
             yield from outage(plane, first, 3, for_s=outage_s)
     finally:
@@ -277,15 +275,15 @@ def measure(plane: ControlPlane, size: Size, *, outage_s: float) -> Iterator[Row
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt  # so that nothing that was started runs on
+    raise KeyboardInterrupt  # so that all started processes are stopped
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the measurements and print the table."""
     parser = argparse.ArgumentParser(prog="make bench-scale", description=__doc__)
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--pods", type=int, default=10_000)
-    parser.add_argument("--outage-seconds", type=float, default=60.0, help="0 leaves the API server alone")
+    parser.add_argument("--outage-seconds", type=float, default=60.0, help="0 skips the outage of the API server")
     parser.add_argument("--keep", action="store_true", help="keep logs and data")
     options = parser.parse_args()
     size = Size(jobs=options.jobs, pods=options.pods)
@@ -293,7 +291,8 @@ def main() -> None:
     load = os.getloadavg()[0]
     print(
         f"{time.strftime('%Y-%m-%d %H:%M')}, {os.cpu_count()} cores, load before {load:.1f}, "
-        f"{size.places:,} places on {sum(size.nodes.values()):,} nodes\n\n| what | measured | target |\n| --- | ---: | ---: |"
+        f"{size.slots:,} slots on {sum(size.nodes.values()):,} nodes\n\n"
+        "| what | measured | target |\n| --- | ---: | ---: |"
     )
     folder = Path(tempfile.mkdtemp(prefix="heterotrain-scale-"))
     signal.signal(signal.SIGTERM, _interrupt)

@@ -1,4 +1,4 @@
-"""The machine's side of it: control plane and operators as processes, what each costs, and the operator's own numbers."""
+"""Control plane and operators as processes, their processor time and memory, and the operator's metrics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ACCOUNT = "heterotrain-operator"
 
 @dataclass(slots=True)
 class Replica:
-    """One operator process: the real entry point, with the chart's rights, told of no Prometheus."""
+    """One operator process: the real entry point, with the chart's rights and without Prometheus."""
 
     identity: str
     kubeconfig: Path
@@ -38,7 +38,8 @@ class Replica:
         """Start it."""
         self.metrics_port = free_port()
         command = [
-            sys.executable, "-m", "heterotrain_operator", "run", "--namespace", OPERATOR_NAMESPACE, "--identity", self.identity,
+            sys.executable, "-m", "heterotrain_operator", "run",
+            "--namespace", OPERATOR_NAMESPACE, "--identity", self.identity,
             "--kubeconfig", str(self.kubeconfig), "--listen", LOOPBACK, "--health-port", str(free_port()),
             "--metrics-port", str(self.metrics_port),
         ]  # fmt: skip
@@ -51,14 +52,14 @@ class Replica:
         return self.process is not None and self.process.poll() is None
 
     def end(self, by: signal.Signals) -> None:
-        """Send it a signal; only a killed one is waited for."""
+        """Send it a signal; after SIGKILL, wait for its end."""
         if self.process is not None:
             self.process.send_signal(by)
             if by is signal.SIGKILL:
                 self.process.wait()
 
     def metrics(self) -> dict[str, float]:
-        """Return its metrics by name and labels as exposed; empty while it does not answer."""
+        """Return its metrics by name and labels; empty while it does not answer."""
         with contextlib.suppress(OSError):
             with urllib.request.urlopen(f"http://{LOOPBACK}:{self.metrics_port}/metrics", timeout=5) as answer:
                 lines = answer.read().decode().splitlines()
@@ -68,13 +69,13 @@ class Replica:
 
     @property
     def leads(self) -> bool:
-        """Whether it leads by its own word."""
+        """Whether it leads, according to its own metric."""
         return self.metrics().get("heterotrain_operator_leader") == 1.0
 
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[ControlPlane]:
-    """Run a control plane with the chart's definition and rights in it; yield it.
+    """Run a control plane with the chart's CRD and rights; yield it.
 
     Raises:
         Problem: something did not start.
@@ -83,7 +84,8 @@ def running(folder: Path) -> Iterator[ControlPlane]:
         plane.kubectl("create", "namespace", OPERATOR_NAMESPACE)
         chart = [
             str(paths.programs() / "helm"), "template", "heterotrain", str(REPOSITORY / "helm/heterotrain"),
-            "--kube-version", toolchain.KUBERNETES_VERSION, "--namespace", OPERATOR_NAMESPACE, "--show-only", "templates/rbac.yaml", "--show-only", "templates/crd.yaml",
+            "--kube-version", toolchain.KUBERNETES_VERSION, "--namespace", OPERATOR_NAMESPACE,
+            "--show-only", "templates/rbac.yaml", "--show-only", "templates/crd.yaml",
         ]  # fmt: skip
         plane.kubectl("apply", "--server-side", "--namespace", OPERATOR_NAMESPACE, "-f", "-", stdin=run(*chart))
 
@@ -93,12 +95,12 @@ def running(folder: Path) -> Iterator[ControlPlane]:
                 return True
             return False
 
-        wait_until(served, "the definition", timeout_s=60)
+        wait_until(served, "the CRD", timeout_s=60)
         yield plane
 
 
 def replica(plane: ControlPlane, identity: str) -> Replica:
-    """Return an operator that is not started yet, with a token of the chart's service account."""
+    """Return an operator with a token of the chart's service account, not yet started."""
     token = plane.kubectl("create", "token", ACCOUNT, "--namespace", OPERATOR_NAMESPACE, "--duration=2h").strip()
     path = plane.folder / f"{identity}.kubeconfig"
     path.write_bytes(plane.kubeconfig.read_bytes())
@@ -116,7 +118,7 @@ def wait_leads(one: Replica, *, timeout_s: float = 60) -> float:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the processor seconds that a process has used; 0 when it has ended."""
+    """Return the processor seconds used by a process; 0 if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -125,13 +127,13 @@ def cpu_s(pid: int) -> float:
 
 
 def peak_mib(pid: int) -> float:
-    """Return the largest resident memory that a process has had."""
+    """Return the peak resident memory of a process in MiB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(float(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 
 
 def quantile(metrics: dict[str, float], name: str, q: float) -> float:
-    """Return a quantile of a histogram, linear within its bucket as Prometheus does it; infinite beyond the last one."""
+    """Return a quantile of a histogram, linear within its bucket as in Prometheus; infinity beyond the last bucket."""
     prefix = f'{name}_bucket{{le="'
     counts = sorted(
         (float(label.removeprefix(prefix).rstrip('"}')), count)

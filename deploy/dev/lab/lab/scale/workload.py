@@ -1,4 +1,4 @@
-"""What a busy cluster looks like: nodes of three kinds, and more jobs than fit if each had its most workers."""
+"""The workload of a busy cluster: nodes of three kinds, and jobs that do not all fit with their most workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PARTS = {"a100": 1, "v100": 2, "t4-spot": 2}
 """Nodes of each kind, relative to each other."""
 TEAMS = 10
 _KINDS = (
-    # Pools with the most workers of each, and the least workers in all: what teams ask for, from modest to greedy.
+    # The most workers of each pool, and the least workers in total, from small to large requests.
     ({"a100": 4, "v100": 6}, 4),
     ({"v100": 8, "t4-spot": 8}, 4),
     ({"t4-spot": 12}, 2),
@@ -28,20 +28,20 @@ _KINDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much of it: ``pods`` workers find room, spread over ``jobs`` that want more together."""
+    """The workload's size: the nodes hold ``pods`` workers, and the ``jobs`` together request more."""
 
     jobs: int
     pods: int
 
     @property
     def nodes(self) -> dict[str, int]:
-        """Nodes of each kind, whose places add up to ``pods`` or just above."""
+        """Nodes of each kind; their slots add up to ``pods`` or slightly more."""
         parts = sum(PARTS.values())
         return {kind: -(-self.pods * part // (parts * GPUS_PER_NODE)) for kind, part in PARTS.items()}
 
     @property
-    def places(self) -> int:
-        """Workers that all nodes together hold."""
+    def slots(self) -> int:
+        """Number of workers that all nodes together hold."""
         return sum(self.nodes.values()) * GPUS_PER_NODE
 
 
@@ -61,12 +61,12 @@ def nodes(size: Size) -> list[Body]:
 
 
 def teams() -> list[str]:
-    """Return the namespaces that jobs are in."""
+    """Return the jobs' namespaces."""
     return [f"team-{number}" for number in range(TEAMS)]
 
 
 def job(number: int) -> Body:
-    """Return the manifest of a job; eight kinds take turns."""
+    """Return the manifest of a job; eight kinds alternate."""
     pools, least = _KINDS[number % len(_KINDS)]
     return {
         "apiVersion": f"{keys.GROUP}/{keys.VERSION}",
