@@ -167,18 +167,22 @@ def _periods_csv(comparison: Comparison, runs: dict[str, list[RunResult]]) -> st
     ]
     for policy, outcomes in runs.items():
         for seed, outcome in zip(comparison.seeds, outcomes, strict=True):
-            for row in outcome.periods:
-                by_pool = [sum(s for s, p in zip(row.shares, row.pools, strict=True) if p == pool) for pool in pools]
+            for period in outcome.periods:
+                by_pool = [
+                    sum(s for s, p in zip(period.shares, period.pools, strict=True) if p == pool) for pool in pools
+                ]
                 cells = [
                     policy,
                     seed,
-                    f"{row.from_s:.3f}",
-                    f"{row.until_s:.3f}",
-                    row.epoch,
-                    row.batch_samples,
-                    row.steps,
+                    f"{period.from_s:.3f}",
+                    f"{period.until_s:.3f}",
+                    period.epoch,
+                    period.batch_samples,
+                    period.steps,
                 ]
-                cells += ["" if x is None else f"{x:.6f}" for x in (row.step_s, row.predicted_s, row.planned_s)]
-                cells += [f"{row.progress:.1f}", f"{row.cost:.4f}", *by_pool]
+                cells += [
+                    "" if x is None else f"{x:.6f}" for x in (period.step_s, period.predicted_s, period.planned_s)
+                ]
+                cells += [f"{period.progress:.1f}", f"{period.cost:.4f}", *by_pool]
                 lines.append(",".join(map(str, cells)))
     return "\n".join(lines) + "\n"

@@ -59,8 +59,8 @@ def _against(plt: Any, scenario: Scenario, runs: Mapping[str, Sequence[RunResult
     target = scenario.workload.target_steps
     for policy, outcomes in runs.items():
         for i, outcome in enumerate(outcomes):
-            at = [0.0, *(row.cost if cost else row.until_s / _HOUR_S for row in outcome.periods)]
-            done = [0.0, *(min(1.0, row.progress / target) for row in outcome.periods)]
+            at = [0.0, *(period.cost if cost else period.until_s / _HOUR_S for period in outcome.periods)]
+            done = [0.0, *(min(1.0, period.progress / target) for period in outcome.periods)]
             axes.plot(at, done, color=COLOURS[policy], label=policy if i == 0 else None, linewidth=1.4)
     axes.set(
         xlabel="US dollars" if cost else "simulated hours",
@@ -81,12 +81,13 @@ def _shares(plt: Any, scenario: Scenario, runs: Mapping[str, Sequence[RunResult]
         len(runs), 1, figsize=(7.5, 1.4 + 1.2 * len(runs)), sharex=True, squeeze=False, layout="constrained"
     )
     for (policy, outcomes), axes in zip(runs.items(), panels[:, 0], strict=True):
-        rows = outcomes[0].periods
-        edges = [row.from_s / _HOUR_S for row in rows] + [rows[-1].until_s / _HOUR_S if rows else 0.0]
+        periods = outcomes[0].periods
+        edges = [period.from_s / _HOUR_S for period in periods] + [periods[-1].until_s / _HOUR_S if periods else 0.0]
         parts = [
-            [sum(s for s, p in zip(row.shares, row.pools, strict=True) if p == pool) for row in rows] for pool in pools
+            [sum(s for s, p in zip(period.shares, period.pools, strict=True) if p == pool) for period in periods]
+            for pool in pools
         ]
-        if rows:
+        if periods:
             axes.stackplot(
                 edges,
                 [[*part, part[-1]] for part in parts],

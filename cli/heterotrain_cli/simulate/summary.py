@@ -48,32 +48,32 @@ class Summary:
     prediction_error: float | None
 
 
-def summarize(outcomes: Sequence[RunResult], *, target_steps: float) -> Summary:
+def summarize(runs: Sequence[RunResult], *, target_steps: float) -> Summary:
     """Return the summary of one policy's runs, at least one."""
-    targets = [o.target_s for o in outcomes if o.target_s is not None]
-    costs = [o.cost_at_target for o in outcomes if o.cost_at_target is not None]
-    all_reached = len(targets) == len(outcomes)
-    errors = [abs(error) for o in outcomes for error in o.prediction_errors]
-    efficiencies = [e for o in outcomes if (e := _last_efficiency(o)) is not None]
+    targets = [run.target_s for run in runs if run.target_s is not None]
+    costs = [run.cost_at_target for run in runs if run.cost_at_target is not None]
+    all_reached = len(targets) == len(runs)
+    errors = [abs(error) for run in runs for error in run.prediction_errors]
+    efficiencies = [e for run in runs if (e := _last_efficiency(run)) is not None]
     return Summary(
-        policy=outcomes[0].policy,
-        runs=len(outcomes),
+        policy=runs[0].policy,
+        runs=len(runs),
         reached=len(targets),
         target_s=statistics.mean(targets) if all_reached else None,
         target_low_s=min(targets) if all_reached else None,
         target_high_s=max(targets) if all_reached else None,
         cost_at_target=statistics.mean(costs) if all_reached else None,
-        end_s=statistics.mean(o.end_s for o in outcomes),
-        cost=statistics.mean(o.cost for o in outcomes),
+        end_s=statistics.mean(run.end_s for run in runs),
+        cost=statistics.mean(run.cost for run in runs),
         progress=statistics.mean(
-            min(1.0, o.periods[-1].progress / target_steps) if o.periods else 0.0 for o in outcomes
+            min(1.0, run.periods[-1].progress / target_steps) if run.periods else 0.0 for run in runs
         ),
-        samples_per_s=statistics.mean(o.samples / o.end_s for o in outcomes),
+        samples_per_s=statistics.mean(run.samples / run.end_s for run in runs),
         efficiency=statistics.mean(efficiencies) if efficiencies else None,
-        effective_part=statistics.mean(o.effective_part for o in outcomes),
-        paused_s=statistics.mean(o.paused_s for o in outcomes),
-        changes=statistics.mean(o.changes for o in outcomes),
-        repeated_steps=statistics.mean(o.repeated_steps for o in outcomes),
+        effective_part=statistics.mean(run.effective_part for run in runs),
+        paused_s=statistics.mean(run.paused_s for run in runs),
+        changes=statistics.mean(run.changes for run in runs),
+        repeated_steps=statistics.mean(run.repeated_steps for run in runs),
         prediction_error=statistics.median(errors) if errors else None,
     )
 
@@ -92,9 +92,9 @@ def _camel(name: str) -> str:
     return first + "".join(part.capitalize() for part in rest)
 
 
-def _last_efficiency(outcome: RunResult) -> float | None:
-    measured = [row for row in outcome.periods if row.step_s is not None]
+def _last_efficiency(run: RunResult) -> float | None:
+    measured = [period for period in run.periods if period.step_s is not None]
     if not measured:
         return None
-    row = measured[-1]
-    return row.batch_samples / (row.step_s or 1.0) / row.solo_samples_per_s
+    period = measured[-1]
+    return period.batch_samples / (period.step_s or 1.0) / period.solo_samples_per_s

@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/mathematics.md into docs/pictures/, the same bytes each time."""
+"""`make pictures`: draw the pictures of docs/mathematics.md into docs/pictures/, the same bytes each time."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def member(per_sample_s: float, fixed_s: float = 0.0, **limits: int) -> SplitMem
 
 
 def step() -> Any:
-    """One step of two ranks, bucket by bucket: what a, P, gamma, T_o and T_u are."""
+    """One step of two ranks, bucket by bucket, with a, P, gamma, T_o and T_u."""
     figure, axes = plt.subplots(figsize=(7.5, 2.6), layout="constrained")
     ranks = [("rank 0", 0.30, 0.50), ("rank 1", 0.38, 0.30)]
     gamma, transfers = 0.2, [0.16, 0.16, 0.16, 0.12]
@@ -68,8 +68,8 @@ def step() -> Any:
     end = 0.0
     for j, transfer in enumerate(transfers):
         part = gamma + (1 - gamma) * j / (len(transfers) - 1)
-        everybody = max(before + part * backward for _, before, backward in ranks)
-        begin = max(end, everybody)
+        all_ready = max(before + part * backward for _, before, backward in ranks)
+        begin = max(end, all_ready)
         last = j == len(transfers) - 1
         axes.barh(-2, transfer, left=begin, color=RED if last else ORANGE, height=0.6, edgecolor="white")
         axes.text(
@@ -119,7 +119,7 @@ def level() -> Any:
 
 
 def _alone(curve: SplitMember, share: int, exchange: CommunicationTime) -> float:
-    """Return when the step would end if this member alone held it up."""
+    """Return the end of the step for this member alone, in seconds."""
     split = evaluate((share,), (curve,), communication=exchange)
     return split.step_s if isinstance(split, Split) else float("nan")
 
@@ -206,7 +206,7 @@ def goodput() -> Any:
 
 
 def learning() -> Any:
-    """Simulated: how far each policy's shares are from the true optimum, epoch by epoch."""
+    """Simulated: distance of each policy's shares from the true optimum, epoch by epoch."""
     of = scenario("bert", MIXES["2 A100 + 6 RTX 2080 Ti + 8 T4"], adaptive=False)
     truth = GroundTruth(of)
     workers = [Worker(name=f"{g.pool}-{i}", pool=g.pool, gpu=g.gpu, index=i) for g in of.groups for i in range(g.count)]

@@ -1,7 +1,7 @@
-"""`make bench-mathematics`: how long the decisions take, and after how many epochs shares are right. Prints Markdown.
+"""`make bench-mathematics`: duration of decisions, and epochs until shares are optimal. Prints Markdown.
 
-Pure computation on one core; docs/benchmarks.md quotes it. CPU seconds beside wall seconds, because other work on the
-machine shows in the second only. The last two tables are simulated, on clusters whose times are true lines;
+Pure computation on one core, for docs/benchmarks.md. Other work on the machine affects the wall seconds, but hardly the
+CPU seconds. The last two tables are simulated, on clusters whose times are true lines;
 simulated_comparison.py has tables of real GPUs.
 """
 
@@ -56,14 +56,14 @@ EXCHANGE = CommunicationTime(overlapped_s=0.03, last_bucket_s=0.01, gamma=0.15)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Seconds of one call, the best of several: a slower one met other work."""
+    """Seconds of one call, the best of several, to exclude other work on the machine."""
 
     cpu_s: float
     wall_s: float
 
 
 def cost(call: Callable[[], object], *, repeats: int) -> Cost:
-    """Return what a call costs."""
+    """Return the cost of a call."""
     found = []
     for _ in range(repeats):
         cpu_s, wall_s = time.process_time(), time.perf_counter()
@@ -90,7 +90,7 @@ def members(count: int, rng: np.random.Generator) -> list[SplitMember]:
 
 
 def solver() -> None:
-    """Print the time of one pass over 50 candidate batches, and how it grows with the members."""
+    """Print the time of one pass over 50 candidate batches, by number of members."""
     print("| split, 50 candidate batches | CPU | wall | CPU a member |")
     print("| --- | ---: | ---: | ---: |")
     for count in (16, 64, 250, 1000, 4000):
@@ -107,7 +107,7 @@ def solver() -> None:
 
 
 def observations(member: str, count: int, rng: np.random.Generator) -> tuple[Observation, ...]:
-    """Return scrapes of ten steps each at some shares, five per cent of noise."""
+    """Return scrapes of ten steps each at several shares, with 5 % noise."""
     known = CounterKey(member=member, share_samples=1, micro_batch_samples=1)
     nothing = Counters(steps=0, phase_s={}, phase_s2={})
     parts = {metrics.PHASE_FORWARD: 1 / 3, metrics.PHASE_BACKWARD: 2 / 3, metrics.PHASE_COMPUTE: 1.0}
@@ -189,7 +189,7 @@ def contenders(jobs: int, *, kinds: int, nodes: int) -> tuple[list[Pool], list[J
 
 
 def lines(seed: int) -> Scenario:
-    """Return a random cluster of three to twelve members whose times are lines, with an exchange that matters."""
+    """Return a random cluster of three to twelve members with linear times and a significant exchange."""
     rng = np.random.default_rng(seed)
     kinds = int(rng.integers(2, 5))
     tables = {}
@@ -225,9 +225,9 @@ def lines(seed: int) -> Scenario:
 
 
 def epochs_until_near(of: Scenario, policy: Policy, *, seed: int) -> tuple[float, float]:
-    """Return after how many epochs the shares' step is within 2 % of the true optimum and stays so, infinite if never.
+    """Return the epochs until shares stay within 2 % of the true optimum, and their relative excess in the last epoch.
 
-    And by which part of the optimum it is longer in the last epoch.
+    The number of epochs is infinite if shares never stay there.
     """
     truth = GroundTruth(of)
     workers = [Worker(name=f"{g.pool}-{i}", pool=g.pool, gpu=g.gpu, index=i) for g in of.groups for i in range(g.count)]
@@ -243,7 +243,7 @@ def epochs_until_near(of: Scenario, policy: Policy, *, seed: int) -> tuple[float
 
 
 def learning() -> None:
-    """Print how soon each policy's shares are right."""
+    """Print the epochs until each policy's shares are optimal."""
     kinds: dict[str, Callable[[], Policy]] = {
         "even": Even,
         "proportional (LB-BSP)": Proportional,
@@ -270,10 +270,10 @@ def learning() -> None:
 
 
 def rest() -> None:
-    """Print how often ours changes shares where nothing changes, and how far it goes astray."""
+    """Print the changes of shares by the heterotrain policy on an unchanged cluster, and their largest cost."""
     seeds = range(1, REST_RUNS + 1)
     print(f"Simulated: {REST_RUNS} jobs of {REST_MEMBERS} equal workers, {REST_EPOCHS} epochs.\n")
-    print("| noise, of it goes on | pools | changes of shares in 100 epochs | longest step beyond the optimum |")
+    print("| noise, its correlation | pools | changes of shares in 100 epochs | longest step beyond the optimum |")
     print("| --- | --- | ---: | ---: |")
     for noise in REST_NOISES:
         for alone in (False, True):
@@ -288,7 +288,7 @@ def rest() -> None:
 
 
 def _at_rest(members: int, noise: Noise, *, alone: bool, seed: int) -> tuple[int, float]:
-    """Return how often shares of equal workers changed, and by how much a step was longer than the optimum at worst."""
+    """Return the number of changes of shares of equal workers, and the largest relative excess of a step."""
     batch = 64 * members
     gpu = {"gpu": ((1, 21.0), (4096, 4116.0))}
     workload = replace(
@@ -318,7 +318,7 @@ def _ms(seconds: float) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print what is asked for, everything by default."""
+    """Print the chosen tables, all by default."""
     parts: dict[str, Callable[[], None]] = {
         "solver": solver,
         "fit": fits,

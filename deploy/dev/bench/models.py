@@ -1,4 +1,4 @@
-"""Models to train in benchmarks, and how much of each a rank computes in a step."""
+"""Models of the benchmarks, with the samples of a rank in a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A model and how much of it one rank computes in a step."""
+    """A model with the samples of one rank in a step."""
 
     name: str
     share_samples: int
@@ -19,7 +19,7 @@ class Case:
 
 
 def mlp(width: int, depth: int) -> torch.nn.Module:
-    """Return equal linear layers with a nonlinearity between them."""
+    """Return equal linear layers with nonlinearities between them."""
     layers = [layer for _ in range(depth) for layer in (torch.nn.Linear(width, width), torch.nn.ReLU())]
     return torch.nn.Sequential(*layers, torch.nn.Linear(width, 10))
 
@@ -39,7 +39,7 @@ def convolutions(channels: int) -> torch.nn.Module:
 
 
 def transformer(width: int, depth: int) -> torch.nn.Module:
-    """Return an encoder over sequences of vectors, and a layer over the mean of what it makes of them."""
+    """Return an encoder over sequences of vectors, and a linear layer over the mean of its output."""
     layer = torch.nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
     encoder = torch.nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
     return torch.nn.Sequential(encoder, Mean(), torch.nn.Linear(width, 10))

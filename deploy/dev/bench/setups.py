@@ -1,4 +1,4 @@
-"""Three workers that train, one of which is taken away and comes back: with this trainer, torchrun and torchft."""
+"""Three training workers, one of which leaves and returns: with this trainer, torchrun and torchft."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ PATIENCE_S = 60.0
 
 
 class Setup(Protocol):
-    """Workers that train."""
+    """Training workers."""
 
     def lose(self, turn: int, number: signal.Signals) -> tuple[str, float]:
-        """Send a signal to one worker; return a surviving worker's name, and when the signal was sent."""
+        """Send a signal to one worker; return a surviving worker's name and the time of the signal."""
 
     def replace(self) -> None:
-        """Start another worker in its place; returns when it only waits to be let in."""
+        """Start a replacement; return when it waits for admission."""
 
     def admit(self) -> float:
-        """Let it in; return when."""
+        """Admit the replacement; return the time."""
 
     def close(self) -> None:
-        """End everything."""
+        """Stop all processes."""
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
@@ -48,12 +48,12 @@ def until(condition: Callable[[], bool], what: str) -> None:
     end_s = time.monotonic() + PATIENCE_S
     while not condition():
         if time.monotonic() > end_s:
-            raise TimeoutError(f"in vain waited {PATIENCE_S:g} s until {what}")
+            raise TimeoutError(f"not within {PATIENCE_S:g} s: {what}")
         time.sleep(0.005)
 
 
 def commits(folder: Path, name: str) -> list[float]:
-    """Return when a worker committed its steps, in order."""
+    """Return the times of a worker's commits, in order."""
     path = folder / f"{name}.commits"
     lines = path.read_text(encoding="ascii").splitlines(keepends=True) if path.exists() else []
     return [float(line.split()[1]) for line in lines if line.endswith("\n")]
@@ -61,7 +61,7 @@ def commits(folder: Path, name: str) -> list[float]:
 
 @dataclass(slots=True)
 class Process:
-    """A worker process, forked from this one or started."""
+    """A worker process, forked or started."""
 
     name: str
     pid: int
@@ -69,7 +69,7 @@ class Process:
     metrics_port: int = 0
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal, if it is still there."""
+        """Send it a signal, if it is still running."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
@@ -80,7 +80,7 @@ class Process:
 
 
 def forked(kind: str, folder: Path, environ: Mapping[str, str], name: str) -> int:
-    """Run a worker in a fork of this process, which has loaded torch but never used it; return its pid."""
+    """Run a worker in a fork of this process, which has loaded torch without using it; return its pid."""
     import trainer_script  # noqa: PLC0415 - loads torch, which not every world needs
 
     pid = os.fork()
@@ -100,7 +100,7 @@ def forked(kind: str, folder: Path, environ: Mapping[str, str], name: str) -> in
 
 @dataclass(slots=True)
 class Heterotrain:
-    """This trainer; survivors help themselves, and this class plays the operator that names newcomers."""
+    """This trainer; survivors continue on their own, and this class is the operator that admits new workers."""
 
     folder: Path
     members: list[Process] = field(default_factory=list)
@@ -142,7 +142,7 @@ class Heterotrain:
         self.waiting = worker
 
     def admit(self) -> float:
-        """Write a plan that names it; return when."""
+        """Write a plan with the new worker; return the time."""
         if self.waiting is not None:
             self.members.append(self.waiting)
         at_s = time.time()
@@ -150,7 +150,7 @@ class Heterotrain:
         return at_s
 
     def close(self) -> None:
-        """Kill everybody."""
+        """Kill all workers."""
         for worker in self.members:
             worker.send(signal.SIGKILL)
             worker.reap()
@@ -176,7 +176,7 @@ class Heterotrain:
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
-    """Return variables for a started interpreter; it may keep bytecode, as in any image, and uses one thread."""
+    """Return the environment of a started interpreter: one thread, and cached bytecode as in any image."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     own = {
         "FOLDER": str(folder), "PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "OMP_NUM_THREADS": "1",
@@ -187,7 +187,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 
 @dataclass(slots=True)
 class Torchrun:
-    """torchrun's elastic agent: after a loss it starts all workers again."""
+    """torchrun's elastic agent, which restarts all workers after a loss."""
 
     folder: Path
     agent: subprocess.Popen[bytes] = field(init=False)
@@ -198,27 +198,27 @@ class Torchrun:
             "--monitor-interval", "0.1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}",
             str(SCRIPT), "torchrun",
         ]  # fmt: skip
-        # Without the variable restarted workers read the addresses of those before them, and mostly never come back.
+        # Without the variable, restarted workers read the addresses of their predecessors and mostly never return.
         environ = environment(self.folder, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
         output = (self.folder / "agent.output").open("wb")
         self.agent = subprocess.Popen(command, env=environ, stdout=output, stderr=subprocess.STDOUT)
 
     def lose(self, turn: int, number: signal.Signals) -> tuple[str, float]:
-        """Send a signal to one rank; any rank shows when training goes on."""
+        """Send a signal to one rank; every rank shows when training continues."""
         pid = int((self.folder / f"rank-{1 + turn % (WORKERS - 1)}.pid").read_text())
         at_s = time.time()
         os.kill(pid, number)
         return "rank-0", at_s
 
     def replace(self) -> None:
-        """The agent does it."""
+        """Do nothing: the agent starts the replacement."""
 
     def admit(self) -> float:
-        """The agent does it."""
+        """Do nothing: the agent starts the replacement."""
         return time.time()
 
     def close(self) -> None:
-        """End the agent and with it the workers."""
+        """Stop the agent and its workers."""
         self.agent.terminate()
         try:
             self.agent.wait(20)
@@ -260,17 +260,17 @@ class Torchft:
         return self.members[0].name, at_s
 
     def replace(self) -> None:
-        """Start another one, which joins as soon as it can, and wait until it trains."""
+        """Start another worker, which joins immediately, and wait until it trains."""
         self._start()
         name = self.members[-1].name
         until(lambda: len(commits(self.folder, name)) > 0, f"{name} trains")
 
     def admit(self) -> float:
-        """It has come by itself."""
+        """Do nothing: the worker has joined already."""
         return time.time()
 
     def close(self) -> None:
-        """Kill everybody."""
+        """Kill all workers."""
         for worker in self.members:
             worker.send(signal.SIGKILL)
             self.popens[worker.pid].wait()

@@ -57,7 +57,7 @@ def runs(of: Scenario, policy: str, seeds: int) -> list[RunResult]:
 
 
 def epochs_until_near(of: Scenario, outcome: RunResult) -> int | None:
-    """Return after how many epochs the shares' own step stayed within 2 % of the true optimum; ``None`` if never."""
+    """Return the epochs until shares stay within 2 % of the true optimum; ``None`` if they never do."""
     truth = GroundTruth(of)
     workers = [Worker(name=f"{g.pool}-{i}", pool=g.pool, gpu=g.gpu, index=i) for g in of.groups for i in range(g.count)]
     best = truth.optimum(workers, of.batch_samples, 0.0)

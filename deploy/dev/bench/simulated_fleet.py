@@ -28,7 +28,7 @@ KINDS: tuple[tuple[Workload, float, int], ...] = (
 
 
 def fleet(seed: int, jobs: int) -> Fleet:
-    """Return four A100 on demand, and V100 and T4 as the p3 and g4dn traces had them."""
+    """Return four A100 on demand, and V100 and T4 from the p3 and g4dn traces."""
     rng = np.random.default_rng(seed)
     arrivals = np.sort(rng.uniform(0, HOURS * 3600, jobs))
     coming = []

@@ -22,13 +22,13 @@ from machine import machine
 from setups import Heterotrain, Setup, Torchft, Torchrun, commits, until
 
 STEADY = 20
-"""Commits before an event, so that what came before is over."""
+"""Commits before an event, so that the last event is over."""
 AFTER = 15
-"""Commits after an event among which the gap is looked for."""
+"""Commits after an event, to search for the gap."""
 
 
 def gap_s(folder: Path, name: str, at_s: float) -> float:
-    """Return the longest gap between commits around a moment."""
+    """Return the longest gap between commits around a time."""
     until(lambda: sum(moment > at_s for moment in commits(folder, name)) >= AFTER, f"{name} goes on")
     times = commits(folder, name)
     first = next(i for i, moment in enumerate(times) if moment > at_s)
@@ -45,24 +45,24 @@ def steady(folder: Path, name: str) -> float:
 def measure(
     make: Callable[[Path], Setup], ways: dict[str, signal.Signals], *, repeats: int, observer: str
 ) -> tuple[dict[str, list[float]], float]:
-    """Return the pauses by what happened, and the usual gap."""
-    found: dict[str, list[float]] = {way: [] for way in ways} | {"a newcomer is let in": []}
+    """Return the pauses by event, and the usual gap."""
+    found: dict[str, list[float]] = {way: [] for way in ways} | {"a worker joins": []}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        world = make(folder)
+        setup = make(folder)
         try:
             usual = [steady(folder, observer)]
             for turn in range(repeats):
                 for way, number in ways.items():
-                    survivor, at_s = world.lose(turn, number)
+                    survivor, at_s = setup.lose(turn, number)
                     found[way].append(gap_s(folder, survivor, at_s))
-                    world.replace()
+                    setup.replace()
                     steady(folder, survivor)
-                    at_s = world.admit()
-                    found["a newcomer is let in"].append(gap_s(folder, survivor, at_s))
+                    at_s = setup.admit()
+                    found["a worker joins"].append(gap_s(folder, survivor, at_s))
                     usual.append(steady(folder, survivor))
         finally:
-            world.close()
+            setup.close()
     return found, statistics.median(usual)
 
 
@@ -77,16 +77,16 @@ def row(who: str, what: str, pauses_s: list[float], usual_s: float) -> str:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=20, help="times that each thing happens to this trainer")
-    parser.add_argument("--others", type=int, default=6, help="times for torchrun and torchft")
-    everybody = ("ours", "torchrun", "torchft")
-    parser.add_argument("--who", nargs="+", choices=everybody, default=everybody, help="whom to measure (all)")
-    parser.add_argument("--torchft", metavar="PYTHON", help="an interpreter that has torchft")
+    parser.add_argument("--repeats", type=int, default=20, help="events of each kind for this trainer")
+    parser.add_argument("--others", type=int, default=6, help="events for torchrun and torchft")
+    systems = ("heterotrain", "torchrun", "torchft")
+    parser.add_argument("--who", nargs="+", choices=systems, default=systems, help="systems to measure (all)")
+    parser.add_argument("--torchft", metavar="PYTHON", help="an interpreter with torchft")
     arguments = parser.parse_args()
     print(machine())
-    print("\n| who | what happens | n | median | p95 | longest | an ordinary step |\n|" + " --- |" * 7, flush=True)
+    print("\n| system | event | n | median | p95 | longest | an ordinary step |\n|" + " --- |" * 7, flush=True)
     kill = {"SIGKILL": signal.SIGKILL}
-    if "ours" in arguments.who:
+    if "heterotrain" in arguments.who:
         found, usual_s = measure(
             Heterotrain, {"SIGTERM": signal.SIGTERM} | kill, repeats=arguments.repeats, observer="w0"
         )
@@ -97,7 +97,7 @@ def main() -> None:
         restarts_s = found["SIGKILL"][1:]  # the first one compiles what its interpreters load
         print(row("torchrun, all restart", "SIGKILL", restarts_s, usual_s), flush=True)
     if "torchft" in arguments.who and arguments.torchft is None:
-        print("\ntorchft was not measured: name an interpreter that has it with --torchft.")
+        print("\ntorchft was not measured: give an interpreter with torchft by --torchft.")
     elif "torchft" in arguments.who:
         python = str(arguments.torchft)
         found, usual_s = measure(lambda f: Torchft(f, python), kill, repeats=arguments.others, observer="w0")

@@ -1,7 +1,7 @@
 """One worker of ``trainer_pauses.py``: the same small training with this trainer, under torchrun, or with torchft.
 
-Twenty milliseconds of each step are slept, as if a device computed, because three processes on few cores would measure
-each other. Every committed step is a line in ``$FOLDER/$NAME.commits``: its number and the time.
+Each step sleeps for twenty milliseconds instead of computing, because three processes on few cores would disturb each
+other. Every committed step is a line in ``$FOLDER/$NAME.commits``: its number and the time.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def loss_of(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """Return a batch's loss, after the time that a device would take."""
+    """Return a batch's loss after the simulated compute time."""
     time.sleep(COMPUTE_S)
     return model(x).square().mean()
 
 
 def note(log: TextIO, step: int) -> None:
-    """Write a committed step down."""
+    """Log a committed step."""
     log.write(f"{step} {time.time():.6f}\n")
     log.flush()
 
 
 def with_heterotrain(log: TextIO) -> None:
-    """Train until told to go."""
+    """Train until the shutdown."""
     import heterotrain  # noqa: PLC0415 - absent in the interpreters of others
 
     job = heterotrain.init()
@@ -61,7 +61,7 @@ def with_heterotrain(log: TextIO) -> None:
 
 
 def with_torchrun(log: TextIO) -> None:
-    """Train with DistributedDataParallel from a fresh state; a restart's lost work is not counted against it."""
+    """Train with DistributedDataParallel from a new state; lost work at a restart does not count."""
     import torch.distributed as dist  # noqa: PLC0415  # each way of training loads only its own
 
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
@@ -109,7 +109,7 @@ def with_torchft(log: TextIO) -> None:
 
 
 def main(kind: str) -> None:
-    """Run as one of the three."""
+    """Train with one of the three systems."""
     torch.set_num_threads(1)
     name = os.environ.get("NAME") or f"rank-{os.environ['RANK']}"
     kinds = {"heterotrain": with_heterotrain, "torchrun": with_torchrun, "torchft": with_torchft}

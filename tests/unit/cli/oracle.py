@@ -68,7 +68,7 @@ def terms(document: dict[str, Any], member: Member, samples: int) -> tuple[float
 
 
 def step_s(document: dict[str, Any], member: Member, samples: int) -> float:
-    """Return when the step ends if this member holds it up."""
+    """Return the end of the step for this member alone."""
     return max(terms(document, member, samples))
 
 

@@ -105,21 +105,21 @@ def test_wrong_input_is_one_sentence(document: Any, sentence: str) -> None:
 
 
 def test_missing_file() -> None:
-    """A file that is not there is named."""
+    """The message has the path."""
     result = CliRunner().invoke(main, ["forecast", "--profile", "/nowhere/p.yaml", "--batch", "1"])
     assert result.exit_code == 2
     assert "/nowhere/p.yaml: cannot be read: No such file or directory" in result.stderr
 
 
 def test_options_that_are_missing_or_out_of_range() -> None:
-    """What is needed is asked for."""
+    """The message has the missing option."""
     assert "--batch N" in CliRunner().invoke(main, ["forecast", "--profile", "-"], input=json.dumps({})).stderr
     assert CliRunner().invoke(main, ["forecast", "--profile", "-"], input="{}").exit_code == 2
     assert CliRunner().invoke(main, ["forecast", "--batch", "3"]).exit_code == 2
     assert run(json.dumps({"members": [ONE]}), batch=0).exit_code == 2
 
 
-def test_yaml_and_json_say_the_same() -> None:
+def test_yaml_and_json_are_equivalent() -> None:
     """The same profile in YAML, in flow YAML and in JSON gives the same answer; 1e-3 is a number in all of them."""
     texts = [
         "members:\n- name: x\n  perSampleSeconds: 1e-3\n  fixedSeconds: .5\n",
@@ -138,14 +138,14 @@ def test_numbers_of_yaml_1_2() -> None:
 
 
 def test_unsorted_tables_are_sorted() -> None:
-    """The order of measured points carries no meaning."""
+    """The order of measured points does not matter."""
     there = {"members": [{"name": "x", "measured": [[1, 1.0], [4, 2.0], [9, 3.0]]}]}
     back = {"members": [{"name": "x", "measured": [[9, 3.0], [1, 1.0], [4, 2.0]]}]}
     assert run(json.dumps(there), "-o", "json").stdout == run(json.dumps(back), "-o", "json").stdout
 
 
 def test_an_impossible_batch_is_an_answer() -> None:
-    """Status 0, feasible false, and a reason that says what would help."""
+    """Status 0, feasible false, and a reason with the limit."""
     document = {"members": [{"name": "small", "perSampleSeconds": 1, "maxSamples": 3}]}
     result = run(json.dumps(document), "-o", "json")
     assert result.exit_code == 0
@@ -157,16 +157,16 @@ def test_an_impossible_batch_is_an_answer() -> None:
     assert table.stdout.startswith("not possible: ")
 
 
-def test_an_impossible_member_is_named() -> None:
-    """The reason names the member as the profile does, not by an index."""
+def test_the_reason_names_an_impossible_member() -> None:
+    """By its name in the profile and its number."""
     document = {"members": [ONE, {"name": "odd", "perSampleSeconds": 1, "minSamples": 5, "maxSamples": 3}]}
     assert json.loads(run(json.dumps(document), "-o", "json").stdout)["reason"].startswith(
         "member odd (number 2) needs"
     )
 
 
-def test_the_table_for_people() -> None:
-    """One row for each entry, and the price where there is one."""
+def test_the_table() -> None:
+    """One row for each entry, and the price if there is one."""
     document = {
         "members": [
             {"name": "x", "perSampleSeconds": 0.1, "count": 2, "pricePerHour": 1.5},
@@ -195,7 +195,7 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "forecast.md"
 
 
 def test_the_documented_example_gives_the_documented_answer() -> None:
-    """The profile in docs/forecast.md, run as it says, prints what it says."""
+    """The profile in docs/forecast.md gives the output there."""
     text = DOCUMENT.read_text(encoding="utf-8")
     profile = text.split("```yaml\n")[1].split("```")[0]
     shown = text.split("$ heterotrain forecast --profile gpus.yaml --batch 512\n")[1].split("```")[0]

@@ -1,4 +1,4 @@
-"""A job's forecast: pools matched with speeds, costs, and the alternatives that nothing beats."""
+"""A job's forecast: pools matched with speeds, costs, and the Pareto front of alternatives."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ def test_costs(folder: Path) -> None:
     assert found["costPerMillionSamples"] == pytest.approx(found["costPerEpoch"] * 1e6 / 6000)
 
 
-def test_alternatives_are_exactly_those_that_nothing_beats(folder: Path) -> None:
-    """Every allowed choice is looked at, and the ones on the border of speed and price are reported, fastest first."""
+def test_alternatives_are_the_pareto_front(folder: Path) -> None:
+    """The alternatives are the Pareto front of all allowed allocations, fastest first."""
     prices = (4.0, 3.0, 0.3)
     choices = [w for w in itertools.product(range(3), range(3), range(4)) if 1 <= sum(w) <= 5]
     steps = {w: expected_step_s(w) for w in choices}
@@ -137,8 +137,8 @@ def test_alternatives_are_exactly_those_that_nothing_beats(folder: Path) -> None
     assert rates == sorted(rates, reverse=True)
 
 
-def test_even_shares_stand_beside_and_replace(folder: Path) -> None:
-    """The time with even shares is reported; boundary never makes it the forecast."""
+def test_even_shares(folder: Path) -> None:
+    """The step time of even shares is reported; with boundary Never it is the forecast."""
     found = answer(folder)
     job = copy.deepcopy(JOB)
     job["spec"]["training"]["rebalance"] = {"boundary": "Never"}
@@ -150,7 +150,7 @@ def test_even_shares_stand_beside_and_replace(folder: Path) -> None:
 
 
 def test_another_batch(folder: Path) -> None:
-    """--batch asks about a batch that the job does not have."""
+    """--batch replaces the job's batch."""
     found = answer(folder, "--batch", "600")
     assert found["batch"] == 600
     assert found["samplesPerSecond"] == pytest.approx(600 / found["stepSeconds"])
@@ -158,7 +158,7 @@ def test_another_batch(folder: Path) -> None:
 
 
 def test_a_pool_of_unknown_speed_is_left_out(folder: Path) -> None:
-    """It is named, and others take its place up to the maximum."""
+    """The output names it, and other pools take its place up to the maximum."""
     profile = {**PROFILE, "members": [m for m in PROFILE["members"] if m["name"] != "v100"]}
     write(folder, JOB, profile)
     found = answer(folder)
@@ -168,7 +168,7 @@ def test_a_pool_of_unknown_speed_is_left_out(folder: Path) -> None:
 
 
 def test_a_needed_pool_of_unknown_speed_makes_it_impossible(folder: Path) -> None:
-    """Its minimum can't be predicted, so nothing is."""
+    """Without the speed of a required pool there is no forecast."""
     job = copy.deepcopy(JOB)
     job["spec"]["workerPools"][1]["minReplicas"] = 1
     write(folder, job, {**PROFILE, "members": PROFILE["members"][:2]})
@@ -177,8 +177,8 @@ def test_a_needed_pool_of_unknown_speed_makes_it_impossible(folder: Path) -> Non
     assert "the speed of pool v100 is unknown" in found["reason"]
 
 
-def test_the_table_names_what_a_person_asks_for(folder: Path) -> None:
-    """Step, pools with shares and bindings, even shares beside, cost, and alternatives with the job's own marked."""
+def test_the_table(folder: Path) -> None:
+    """Step, pools with shares and bindings, even shares, cost, and alternatives with a mark on the job's own."""
     text = run(folder, "--samples-per-epoch", "6000").stdout
     for expected in (
         "digits: 60 samples a step:",
@@ -191,7 +191,7 @@ def test_the_table_names_what_a_person_asks_for(folder: Path) -> None:
     assert [line for line in text.splitlines() if line.lstrip().startswith("*")]
 
 
-def test_even_shares_for_ever_keep_limits_as_the_operator_does(folder: Path) -> None:
+def test_permanent_even_shares_keep_limits(folder: Path) -> None:
     """A rank whose table or cap ends below its even share takes its maximum; the others take the rest."""
     changed = copy.deepcopy(JOB)
     changed["spec"]["training"]["rebalance"] = {"boundary": "Never"}
@@ -215,8 +215,8 @@ def test_even_shares_for_ever_keep_limits_as_the_operator_does(folder: Path) -> 
     assert "not possible" not in run(folder).stdout
 
 
-def test_what_is_not_possible_names_the_pool(folder: Path) -> None:
-    """The reason counts no ranks from nought, and no row is said to be the job's own."""
+def test_the_reason_names_an_impossible_pool(folder: Path) -> None:
+    """The reason has the pool's name, and no row is marked as the job's own."""
     small = copy.deepcopy(PROFILE)
     small["members"][1] |= {"minSamples": 3, "maxSamples": 7, "granularity": 8}
     write(folder, JOB, small)
@@ -226,7 +226,7 @@ def test_what_is_not_possible_names_the_pool(folder: Path) -> None:
 
 
 def test_other_objects_in_the_file_are_ignored(folder: Path) -> None:
-    """A file that also holds the job's ConfigMap is fine."""
+    """A file may also have other objects, such as a ConfigMap."""
     text = (folder / "job.yaml").read_text(encoding="utf-8")
     other = yaml.safe_dump({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}})
     before = answer(folder)
@@ -264,7 +264,7 @@ def test_a_wrong_field_of_a_job_is_one_sentence(folder: Path, path: str, value: 
 
 
 def test_wrong_jobs_and_profiles_are_one_sentence(folder: Path) -> None:
-    """Each names the file and what to change."""
+    """Each has the file and the remedy."""
     changed = copy.deepcopy(JOB)
     changed["spec"]["elasticPolicy"]["minReplicas"] = 99
     assert refusal(folder, changed).startswith("job.yaml: spec.elasticPolicy: minReplicas is larger than maxReplicas")
@@ -286,7 +286,7 @@ def test_wrong_jobs_and_profiles_are_one_sentence(folder: Path) -> None:
 
 
 def test_speeds_come_from_one_place(folder: Path) -> None:
-    """Neither or both of --profile and --cluster is refused, and job options without a job, too."""
+    """Neither or both of --profile and --cluster, and job options without a job, are errors."""
     job = str(folder / "job.yaml")
     assert "either --profile FILE or --cluster" in CliRunner().invoke(main, ["forecast", job]).stderr
     assert run(folder, "--cluster").exit_code == 2
@@ -327,7 +327,7 @@ def a_plan() -> Plan:
 
 
 def fake_kubectl(folder: Path, monkeypatch: pytest.MonkeyPatch, plan_text: str, status: dict[str, Any]) -> Path:
-    """Put a program named kubectl first into PATH that answers as an API server would, and logs what it was asked."""
+    """Put a kubectl first into PATH that answers like an API server and logs its arguments."""
     (folder / "job.json").write_text(json.dumps({"metadata": {"uid": "uid-1"}, "status": status}), encoding="utf-8")
     (folder / "config.json").write_text(json.dumps({"data": {"plan.json": plan_text}}), encoding="utf-8")
     program = folder / "kubectl"
@@ -371,7 +371,7 @@ def test_speeds_of_the_running_job(folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_pool_without_workers_is_as_fast_as_its_last_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its speed stands in the job's status: so alternatives with a pool that is gone just now can be judged."""
+    """The job's status has its speed, so alternatives with the pool have a forecast."""
     pools = [
         {
             "name": "a100",
@@ -417,7 +417,7 @@ def test_a_pool_without_workers_is_as_fast_as_its_last_ones(folder: Path, monkey
 
 
 def test_a_job_that_adapts_its_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before it runs: the batch that it starts with. While it runs: the plan's. Asked for another one: that."""
+    """Before the start: its first batch; while it runs: the plan's; with --batch: that one."""
     job = (folder / "job.yaml").read_text(encoding="utf-8")
     assert "globalBatchSize: 60" in job
     adaptive = job.replace("globalBatchSize: 60", "adaptiveBatch: {min: 30, max: 600}")
@@ -431,7 +431,7 @@ def test_a_job_that_adapts_its_batch(folder: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_running_job_that_cannot_be_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing learned yet, another job's plan, and no kubectl at all are each one sentence."""
+    """No measured speeds, another job's plan, and a missing kubectl: one sentence each."""
     arguments = ["forecast", str(folder / "job.yaml"), "--cluster"]
     fake_kubectl(
         folder,

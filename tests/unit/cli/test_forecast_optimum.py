@@ -19,7 +19,7 @@ positive_seconds = st.sampled_from([1e-4, 3e-4, 1e-3, 2.5e-3, 7e-3, 0.01, 0.03, 
 
 @st.composite
 def limits(draw: st.DrawFn) -> dict[str, Any]:
-    """Limits of a member, each there or not."""
+    """Limits of a member, each optional."""
     found: dict[str, Any] = {}
     if draw(st.booleans()):
         found["count"] = draw(st.integers(1, 3))
@@ -46,7 +46,7 @@ def by_coefficients(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def by_table(draw: st.DrawFn) -> dict[str, Any]:
-    """A table that rises and falls as it likes."""
+    """A table without any order of its times."""
     samples = draw(st.lists(st.integers(1, 24), min_size=1, max_size=5, unique=True))
     return {"measured": [[n, draw(positive_seconds)] for n in samples]}
 
@@ -69,7 +69,7 @@ def profiles(draw: st.DrawFn, *, most_entries: int = 4) -> dict[str, Any]:
 
 
 def forecast(document: dict[str, Any], batch: int) -> dict[str, Any]:
-    """Ask the command line and return its JSON answer."""
+    """Return the JSON output of the command."""
     arguments = ["forecast", "--profile", "-", "--batch", str(batch), "-o", "json"]
     result = CliRunner().invoke(main, arguments, input=json.dumps(document), catch_exceptions=False)
     assert result.exit_code == 0, result.output
@@ -78,7 +78,7 @@ def forecast(document: dict[str, Any], batch: int) -> dict[str, Any]:
 
 
 def check(document: dict[str, Any], batch: int) -> dict[str, Any]:
-    """Ask for a forecast and hold every statement of it against the profile."""
+    """Check every value of a forecast against the profile."""
     answer = forecast(document, batch)
     assert list(answer) == ["feasible", "reason", "stepSeconds", "samplesPerSecond", "efficiency", "members"]
     best_s = oracle.least_step_s(document, batch)
@@ -109,20 +109,20 @@ def check(document: dict[str, Any], batch: int) -> dict[str, Any]:
 
 @given(profiles(), st.integers(1, 60))
 def test_least_step_time_of_any_profile(document: dict[str, Any], batch: int) -> None:
-    """Tables that are not convex, caps, micro-batches, odd granularities, zero floors: the optimum, or rightly none."""
+    """Tables that are not convex, caps, micro-batches, odd granularities, zero floors: the optimum, or none."""
     check(document, batch)
 
 
 @given(profiles(most_entries=2), st.integers(1, 12))
 def test_the_oracle_agrees_with_plain_enumeration(document: dict[str, Any], batch: int) -> None:
-    """The dynamic programme that judges the answers is itself right."""
+    """The dynamic programme of the oracle is correct."""
     if len(oracle.singles(document)) <= 4:
         assert oracle.least_step_s(document, batch) == oracle.enumerate_all(document, batch)
 
 
 @given(profiles(), st.integers(1, 60))
-def test_compute_and_communication_say_which_term_is_larger(document: dict[str, Any], batch: int) -> None:
-    """A member that neither memory nor a floor holds is bound by the larger of its two terms; ties count as compute."""
+def test_compute_and_communication_are_the_larger_term(document: dict[str, Any], batch: int) -> None:
+    """A member without a binding memory or floor is bound by the larger of its two terms; ties count as compute."""
     answer = forecast(document, batch)
     if not answer["feasible"]:
         return
@@ -247,7 +247,7 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_named_cases(name: str) -> None:
-    """Profiles that are easily got wrong."""
+    """Difficult profiles."""
     document, batch = CASES[name]
     check(document, batch)
 
@@ -260,7 +260,7 @@ def test_equal_members_get_equal_shares_up_to_one() -> None:
 
 
 def test_huge_counts_and_batches() -> None:
-    """Thousands of members and millions of samples are answered, and evenly for equal members."""
+    """Thousands of members and millions of samples have a forecast, with even shares for equal members."""
     document = {"members": [{"name": "x", "perSampleSeconds": 1e-3, "count": 20_000}]}
     answer = forecast(document, 4_000_003)
     shares = [row["samples"] for row in answer["members"]]
@@ -271,7 +271,7 @@ def test_huge_counts_and_batches() -> None:
 
 
 def test_bindings_of_a_plain_case() -> None:
-    """A capped, a floored, a waiting and a computing member are told apart."""
+    """A capped, a floored, a waiting and a computing member have different bindings."""
     document = {
         "communication": {"overlappedSeconds": 1.0, "lastBucketSeconds": 0.1, "gamma": 0.5},
         "members": [

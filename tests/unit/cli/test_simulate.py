@@ -46,7 +46,7 @@ def refusal(folder: Path, **changes: Any) -> str:
 
 
 def test_figures_are_the_engine_s(tmp_path: Path) -> None:
-    """The JSON answer is what the core's simulation of the same scenario and seed comes to."""
+    """The JSON output equals the engine's result for the same scenario and seed."""
     result = run(tmp_path, SMALL, "-o", "json", "--seed", "7")
     assert result.exit_code == 0
     found = json.loads(result.stdout)
@@ -60,7 +60,7 @@ def test_figures_are_the_engine_s(tmp_path: Path) -> None:
 
 
 def test_the_table_says_that_it_is_simulated(tmp_path: Path) -> None:
-    """And names cluster, workload, batch and target."""
+    """Its title has cluster, workload, batch and target."""
     text = run(tmp_path, SMALL).stdout
     assert text.startswith(
         "simulated: OPT-350M at sequence 2048 on 1 a100-40 + 2 v100, batch 64; "
@@ -82,7 +82,7 @@ def test_the_table_says_that_it_is_simulated(tmp_path: Path) -> None:
 
 
 def test_files(tmp_path: Path) -> None:
-    """Table, figures, stretches and pictures are written; stretches add up to the run."""
+    """Table, figures, periods and pictures are written; the periods add up to the run."""
     out = tmp_path / "out"
     assert run(tmp_path, {**SMALL, "seeds": [1, 2]}, "--out", str(out)).exit_code == 0
     assert sorted(path.name for path in out.iterdir()) == [
@@ -105,7 +105,7 @@ def test_files(tmp_path: Path) -> None:
 
 
 def test_options_choose_policies_and_seeds(tmp_path: Path) -> None:
-    """They win over the file."""
+    """They take precedence over the file."""
     found = json.loads(
         run(tmp_path, SMALL, "-o", "json", "--policy", "proportional", "--seed", "3", "--seed", "3").stdout
     )
@@ -113,8 +113,8 @@ def test_options_choose_policies_and_seeds(tmp_path: Path) -> None:
     assert [policy["policy"] for policy in found["policies"]] == ["proportional"]
 
 
-def test_every_shipped_scenario_is_sound_and_listed() -> None:
-    """Each has a sentence, and reads."""
+def test_every_shipped_scenario_is_valid_and_listed() -> None:
+    """Each has a description and can be read."""
     assert {"mixed", "adaptive", "spot", "throttle"} <= set(shipped())
     listed = CliRunner().invoke(main, ["simulate", "--list"]).stdout
     for name, what in shipped().items():
@@ -137,7 +137,7 @@ def test_the_printed_schema_has_the_defaults() -> None:
 
 
 def test_a_trace_is_a_pool_s_workers() -> None:
-    """Nodes of the trace come and go as the pool's workers; none is there before."""
+    """Nodes of the trace are the pool's workers; the pool starts empty."""
     document = {
         "workload": "bert",
         "batch": 64,
@@ -151,7 +151,7 @@ def test_a_trace_is_a_pool_s_workers() -> None:
 
 
 def test_wrong_scenarios_are_one_sentence(tmp_path: Path) -> None:
-    """Each names the place and what is expected."""
+    """Each has the place and the expected value."""
     assert refusal(tmp_path, batch=0) == "batch is 0, but must be at least 1"
     assert refusal(tmp_path, workload="gpt").startswith("workload is \"gpt\", but must be one of 'cifar10', 'imagenet'")
     assert refusal(tmp_path, polices=[]) == "polices is not a field: did you mean policies?"
@@ -179,7 +179,7 @@ def test_wrong_scenarios_are_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is named before anything is simulated."""
+    """The error comes before the simulation."""
     monkeypatch.setattr(command, "run_all", lambda *_: pytest.fail("simulated first"))
     blocked = tmp_path / "file"
     blocked.write_text("", encoding="utf-8")

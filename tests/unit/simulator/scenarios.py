@@ -13,7 +13,7 @@ SLOW = 4.0e-3
 
 
 def a_workload(**changes: Any) -> Workload:
-    """A workload whose step times are straight lines: 1 ms and 4 ms a sample, 10 ms fixed, 400 samples fit."""
+    """A workload with linear step times: 1 ms and 4 ms per sample, 10 ms fixed, memory for 400 samples."""
     fields: dict[str, Any] = {
         "name": "lines",
         "what": "straight lines",

@@ -1,4 +1,4 @@
-"""The event loop: every sample once, all time and money accounted for, losses lose the step in flight and no more."""
+"""The event loop: every sample once, complete accounts of time and cost, and losses of one step in flight."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ QUIET = Noise(variation=0.0)
 
 @dataclass
 class Recorder:
-    """Even shares, and a record of what the policy was shown."""
+    """Even shares, and a record of the policy's input."""
 
     name: str = "recorder"
     restarts: bool = False
@@ -37,7 +37,7 @@ class Recorder:
 
 
 def members(outcome: RunResult) -> list[tuple[str, ...]]:
-    return [row.members for row in outcome.periods]
+    return [period.members for period in outcome.periods]
 
 
 @pytest.mark.parametrize("policy", [Even, Proportional, Cannikin, HeterotrainPolicy])
@@ -55,11 +55,11 @@ def test_every_sample_once(policy: type[Any]) -> None:
     assert outcome.epochs == 2
     assert outcome.samples == 2 * 20_001
     assert outcome.steps == 2 * 51
-    assert sum(row.steps for row in outcome.periods) == outcome.steps
+    assert sum(period.steps for period in outcome.periods) == outcome.steps
 
 
-def test_all_time_and_money_is_accounted_for() -> None:
-    """Training, pauses and idle time add up to the end; the cost is the workers' price while they are there."""
+def test_accounts_of_time_and_cost_are_complete() -> None:
+    """Training, pauses and idle time add up to the end; the cost is the price of the present workers."""
     changes = (Change(pool="slow", at_s=20.0, lost=2), Change(pool="slow", at_s=30.0, joined=1))
     pauses = Pauses(loss_s=2.0, join_s=1.0, start_s=5.0)
     outcome = simulate(a_scenario(changes=changes, pauses=pauses, end_epochs=4), Recorder(), seed=1)
@@ -67,13 +67,13 @@ def test_all_time_and_money_is_accounted_for() -> None:
     assert outcome.training_s + outcome.paused_s + outcome.idle_s == pytest.approx(outcome.end_s)
     assert outcome.idle_s == 0
     # 10 an hour until the loss and its pause are over, 8 until the join, 9 after it.
-    lost_s, joined_s = 22.0, next(row.from_s for row in outcome.periods if len(row.members) == 3)
+    lost_s, joined_s = 22.0, next(period.from_s for period in outcome.periods if len(period.members) == 3)
     spent = 10 * lost_s + 8 * (joined_s - lost_s) + 9 * (outcome.end_s - joined_s)
     assert outcome.cost == pytest.approx(spent / 3600, rel=1e-9)
 
 
 def test_a_loss_costs_the_step_in_flight() -> None:
-    """Without noise, the steps before and after are exactly those of the members that are there."""
+    """Without noise, the steps before and after are exactly those of the present members."""
     scenario = a_scenario(
         noise=QUIET,
         changes=(Change(pool="slow", at_s=4.1, lost=2),),
@@ -106,7 +106,7 @@ def test_members_change_as_the_scenario_says() -> None:
 
 
 def test_time_without_members_is_idle() -> None:
-    """Time without members is idle, costs nothing and trains nothing."""
+    """Time without members is idle and free."""
     changes = (
         Change(pool="fast", at_s=5.0, lost=2),
         Change(pool="slow", at_s=5.0, lost=2),
@@ -126,8 +126,8 @@ def test_a_run_without_future_members_ends() -> None:
     assert outcome.samples < 20_000
 
 
-def test_restarting_policies_pay_for_it() -> None:
-    """The same change costs one second here and thirty there."""
+def test_a_restarting_policy_pauses_longer() -> None:
+    """The same change costs one second without a restart and thirty with it."""
     scenario = a_scenario(changes=(Change(pool="slow", at_s=10.0, lost=1),), pauses=Pauses(loss_s=1, restart_s=30))
     assert simulate(scenario, Even(restarts=True), seed=1).paused_s == pytest.approx(
         simulate(scenario, Even(restarts=False), seed=1).paused_s + 29
@@ -135,7 +135,7 @@ def test_restarting_policies_pay_for_it() -> None:
 
 
 def test_a_policy_sees_telemetry_only() -> None:
-    """Nothing at the start, then what scrapes brought; a lost member's successor has no past."""
+    """Nothing at the start, then the observations of scrapes; a replacement starts without any."""
     policy = Recorder()
     changes = (Change(pool="slow", at_s=30.0, lost=1), Change(pool="slow", at_s=31.0, joined=1))
     simulate(a_scenario(changes=changes, end_epochs=4, pauses=Pauses(start_s=5.0)), policy, seed=1)
@@ -165,7 +165,7 @@ def test_a_measured_step_is_what_was_drawn() -> None:
 
 
 def test_slowdowns_begin_and_end() -> None:
-    """The slowed worker holds everybody up while it lasts, at any step, not only at boundaries."""
+    """The slowed worker delays all others during its slowdown, at any step, not only at boundaries."""
     slow = (Slowdown(pool="slow", worker=1, from_s=10.0, until_s=20.0, ratio=2.0),)
     outcome = simulate(a_scenario(noise=QUIET, slowdowns=slow, end_epochs=1), Recorder(), seed=1)
     plain = simulate(a_scenario(noise=QUIET, end_epochs=1), Recorder(), seed=1)
@@ -190,7 +190,7 @@ def test_it_stops_at_the_end_of_time() -> None:
 
 
 def test_progress_is_reported() -> None:
-    """The report never goes back and ends at one."""
+    """The report never decreases and ends at one."""
     parts: list[float] = []
     simulate(a_scenario(), Recorder(), seed=1, report=parts.append)
     assert parts == sorted(parts)
@@ -198,11 +198,13 @@ def test_progress_is_reported() -> None:
 
 
 def test_boundaries_by_steps() -> None:
-    """With boundary_steps the policy is asked every so many steps, within epochs, too."""
+    """With boundary_steps the policy is called after this many steps, also within epochs."""
     policy = Recorder()
     simulate(a_scenario(boundary_steps=20, end_epochs=1), policy, seed=1)
     assert policy.views[-1].boundary == 2
-    assert [row.steps for row in simulate(a_scenario(boundary_steps=20, end_epochs=1), Recorder(), seed=1).periods] == [
+    assert [
+        period.steps for period in simulate(a_scenario(boundary_steps=20, end_epochs=1), Recorder(), seed=1).periods
+    ] == [
         20,
         20,
         10,
@@ -210,7 +212,7 @@ def test_boundaries_by_steps() -> None:
 
 
 def test_the_optimum_bounds_every_policy() -> None:
-    """No policy's shares are faster than the true optimum, and the optimum's own time is what the truth makes of it."""
+    """No policy's shares are faster than the true optimum, and the optimum has its true step time."""
     scenario = a_scenario(end_epochs=6)
     truth = GroundTruth(scenario)
     workers = [
@@ -220,12 +222,12 @@ def test_the_optimum_bounds_every_policy() -> None:
     assert best is not None
     assert truth.planned_s(workers, best.shares, 0.0) == pytest.approx(best.step_s, rel=1e-9)
     for policy in (Even(), Proportional(), Cannikin(), HeterotrainPolicy()):
-        for row in simulate(scenario, policy, seed=1).periods:
-            assert row.planned_s >= best.step_s * (1 - 1e-9)
+        for period in simulate(scenario, policy, seed=1).periods:
+            assert period.planned_s >= best.step_s * (1 - 1e-9)
 
 
-def test_ours_is_within_two_percent_after_one_epoch() -> None:
-    """On machines that are straight lines, with noise, for ten seeds."""
+def test_heterotrain_is_within_two_percent_after_one_epoch() -> None:
+    """With linear times and noise, for ten seeds."""
     scenario = a_scenario(batch_samples=1200, workload=a_workload(epoch_samples=60_000))
     truth = GroundTruth(scenario)
     workers = [
@@ -234,13 +236,13 @@ def test_ours_is_within_two_percent_after_one_epoch() -> None:
     best = truth.optimum(workers, 1200, 0.0)
     assert best is not None
     for seed in range(10):
-        rows = simulate(scenario, HeterotrainPolicy(), seed=seed).periods
-        assert rows[0].planned_s > 1.5 * best.step_s
-        assert rows[1].planned_s <= 1.02 * best.step_s
+        periods = simulate(scenario, HeterotrainPolicy(), seed=seed).periods
+        assert periods[0].planned_s > 1.5 * best.step_s
+        assert periods[1].planned_s <= 1.02 * best.step_s
 
 
 def test_scenarios_that_contradict_themselves_are_refused() -> None:
-    """Each contradiction is named."""
+    """The message has the contradiction."""
     with pytest.raises(ValueError, match="was not measured on h100, only on fast, slow"):
         simulate(a_scenario(groups=(Group(pool="x", gpu="h100", count=1),)), Even(), seed=1)
     with pytest.raises(ValueError, match="a slowdown names the pool y"):
@@ -251,7 +253,7 @@ def test_scenarios_that_contradict_themselves_are_refused() -> None:
 
 @pytest.mark.parametrize("correlation", [0.0, 0.8])
 def test_deviates_have_the_scenario_s_correlation(correlation: float) -> None:
-    """However many steps are drawn at once: moments and the correlation at two distances are those of the process."""
+    """For any number of steps drawn at once, moments and the correlation at two distances are those of the process."""
     truth = GroundTruth(a_scenario(noise=Noise(variation=0.1, correlation=correlation)))
     rng, drawn, before_W = np.random.default_rng(2), [], np.full(4, np.nan)
     for steps in (1, 7, 500) * 40:

@@ -31,7 +31,7 @@ def a_fleet(*jobs: FleetJob, changes: tuple[Change, ...] = ()) -> Fleet:
     return Fleet(groups=groups, spot=frozenset({"slow"}), changes=changes, network=NETWORK, jobs=jobs)
 
 
-def test_one_job_takes_what_it_may_and_ends_when_its_work_is_done() -> None:
+def test_one_job_takes_its_maximum_and_ends_with_its_work() -> None:
     """400 samples on two fast and four slow workers: the true optimum's rate, plus one pause at the start."""
     outcome = run_fleet(a_fleet(a_job("a", arrived_s=10.0)), any_mix)
     # Two fast at b ms + 10 and four slow at 4 b ms + 10: 133 and 33.5 samples, about 144 ms a step.
@@ -40,8 +40,8 @@ def test_one_job_takes_what_it_may_and_ends_when_its_work_is_done() -> None:
     assert outcome.cost == pytest.approx(12 * (outcome.finished_s["a"] - 10) / 3600, rel=1e-6)
 
 
-def test_grants_never_exceed_what_is_there() -> None:
-    """At every question, whatever comes and goes."""
+def test_grants_never_exceed_the_capacity() -> None:
+    """At every call, with nodes and jobs that join and leave."""
     capacity = {"fast": 2, "slow": 4}
     asked: list[dict[str, int]] = []
 
@@ -73,20 +73,20 @@ def test_work_is_conserved() -> None:
 
 
 def test_a_job_below_its_minimum_waits() -> None:
-    """A gang of three does not run on two, and its waiting is counted."""
+    """A job with a minimum of three does not run on two, and its waiting time counts."""
     changes = (Change(pool="slow", at_s=0.0, lost=3), Change(pool="slow", at_s=50.0, joined=1))
     gang = a_job("gang", min_workers=4, max_workers=4)
     outcome = run_fleet(a_fleet(gang, changes=changes), any_mix)
     assert outcome.waited_s["gang"] == pytest.approx(50.0)
 
 
-def test_it_ends_when_nothing_can_happen() -> None:
-    """A job that no allocation can serve is not among the finished."""
+def test_a_fleet_ends_without_events() -> None:
+    """A job without a possible allocation is not among the finished."""
     outcome = run_fleet(a_fleet(a_job("big", min_workers=7, max_workers=8)), any_mix)
     assert outcome.finished_s == {}
 
 
-def test_mixing_pools_is_no_worse_than_not_mixing() -> None:
+def test_mixed_pools_are_at_least_as_good() -> None:
     """The mean time of jobs with any mix of pools is at most that with one pool each."""
     jobs = [a_job(f"j{i}", arrived_s=20.0 * i, samples=60_000.0) for i in range(5)]
     fleet = a_fleet(*jobs)
@@ -100,7 +100,7 @@ def test_mixing_pools_is_no_worse_than_not_mixing() -> None:
 
 
 def test_first_come_first_served() -> None:
-    """The second job waits for the first, however short it is; with our allocation it does not."""
+    """The second job waits for the first, however short it is; with the operator's allocation it does not."""
     fleet = a_fleet(a_job("long", samples=400_000.0), a_job("short", arrived_s=5.0, samples=4_000.0))
     queued, shared = run_fleet(fleet, first_come), run_fleet(fleet, any_mix)
     assert queued.waited_s["short"] == pytest.approx(queued.finished_s["long"] - 5.0)

@@ -84,12 +84,12 @@ def the_optimum(batch: int) -> tuple[int, ...]:
 
 
 def test_even_is_even() -> None:
-    """Whatever was seen."""
+    """For any observations."""
     assert Even().decide(a_view([seen("a", 50, 1.0), seen("b", 50, 1.0)])).shares == (50, 50)
 
 
 def test_proportional_follows_measured_speed() -> None:
-    """Shares stand as samples per second do: 50 samples in 0.06 s against 50 in 0.22 s."""
+    """Shares are in proportion to samples per second: 50 samples in 0.06 s against 50 in 0.22 s."""
     policy = Proportional()
     assert policy.decide(a_view(changed=True)).shares == (50, 50)
     shares = policy.decide(a_view([seen("a", 50, 1.0), seen("b", 50, 1.0)])).shares
@@ -97,7 +97,7 @@ def test_proportional_follows_measured_speed() -> None:
 
 
 def test_proportional_never_starves_a_member() -> None:
-    """A hopelessly slow member keeps one sample."""
+    """A very slow member keeps one sample."""
     policy = Proportional(shares=(50, 50))
     slow = [
         seen("a", 50, 1.0),
@@ -130,7 +130,7 @@ def test_cannikin_starts_again_with_new_members() -> None:
 
 @pytest.mark.parametrize("policy", [AdaptiveEven, Cannikin, HeterotrainPolicy])
 def test_adaptive_batches_grow_with_the_noise_scale(policy: type[Any]) -> None:
-    """Late in training the batch is larger than early, within its limits; and the target comes sooner than with B_0."""
+    """Late in training the batch is larger than early, within its limits; the target comes earlier than with B_0."""
     workload = a_workload(
         step_ms={"fast": ((1, 101.0), (400, 500.0)), "slow": ((1, 104.0), (400, 1700.0))},
         noise=((0.0, 50.0), (300.0, 5000.0)),

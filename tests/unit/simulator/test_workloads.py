@@ -1,4 +1,4 @@
-"""Transcribed figures are whole, and the traces have the statistics that were published of them."""
+"""Transcribed figures are complete, and the traces have their published statistics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from heterotrain_simulator.spot_traces import P3, TRACES, as_changes
 from heterotrain_simulator.workloads import CIFAR10, OPT_350M, PRICES_PER_HOUR, WORKLOADS
 
 
-def test_every_table_is_a_table() -> None:
+def test_every_table_is_ordered() -> None:
     """Samples grow, seconds are positive, and the base batch lies within the batches."""
     for workload in WORKLOADS.values():
         for gpu, points in workload.step_ms.items():
@@ -26,8 +26,8 @@ def test_every_table_is_a_table() -> None:
     assert set(PRICES_PER_HOUR) <= gpus
 
 
-def test_published_rows_are_transcribed_right() -> None:
-    """Two values read once more at their source."""
+def test_published_values_are_transcribed() -> None:
+    """Two values, checked again at their source."""
     assert dict(CIFAR10.step_ms["a100"])[4096] == 406.8
     assert dict(OPT_350M.step_ms["v100"])[4] == 768 + 1842
 
@@ -46,7 +46,7 @@ def test_the_traces_have_their_published_statistics() -> None:
 
 
 def test_a_trace_as_changes() -> None:
-    """Each minute becomes a change of the pool, and nobody is lost who was not there."""
+    """Each minute becomes a change of the pool, and no more nodes are lost than there are."""
     changes = as_changes(P3, "spot")
     assert sum(change.joined for change in changes) - sum(change.lost for change in changes) == 10
     nodes = 0
@@ -55,8 +55,8 @@ def test_a_trace_as_changes() -> None:
         assert nodes >= 0
 
 
-def test_the_noise_scale_runs_through_its_points() -> None:
-    """At a recorded progress it is the recorded value; before and after, the nearest one; between, between."""
+def test_the_noise_scale_interpolates_its_points() -> None:
+    """At a recorded progress it is the recorded value; before and after, the nearest one; in between, interpolated."""
     assert noise_scale(CIFAR10, 4297) == pytest.approx(992)
     assert noise_scale(CIFAR10, 0) == 72
     assert noise_scale(CIFAR10, 1e9) == 17_071
@@ -72,7 +72,7 @@ def test_the_gain_of_a_step() -> None:
 
 
 def test_telemetry_keeps_as_many_shapes_as_the_contract_says() -> None:
-    """The oldest shape goes first, and what scrapes had not seen of it is lost, as in the trainer."""
+    """The oldest shape goes first, and its steps since the last scrape are lost, as in the trainer."""
     telemetry = SimulatedTelemetry()
     times = Times(forward_s=0.1, backward_s=0.2, last_backward_s=0.2, micro_batches=1)
     for share in range(1, metrics.MAX_LIVE_SHAPES + 3):
