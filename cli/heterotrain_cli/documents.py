@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar
 
 import click
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, Strict, ValidationError
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
@@ -52,14 +52,21 @@ class Part(BaseModel):
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, alias_generator=_alias,
-        field_title_generator=lambda name, field: field.alias or name,
+        field_title_generator=lambda name, field: field.alias or _alias(name),
     )  # fmt: skip
+
+
+def schema_config(name: str) -> ConfigDict:
+    """Return the configuration of a whole document: its title and the identity of its JSON schema."""
+    identity: dict[str, JsonValue] = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:heterotrain:schema:{name}:v1",
+    }
+    return ConfigDict(title=f"heterotrain {name}", json_schema_extra=identity)
 
 
 class Document(Part):
     """Base of whole documents."""
-
-    model_config = ConfigDict(json_schema_extra={"$schema": "https://json-schema.org/draft/2020-12/schema"})
 
     schema_url: Text = Field(default="", alias="$schema")
     """Where an editor finds this schema; otherwise unused."""
@@ -185,6 +192,8 @@ def check_document(document: Any, model: type[AnyDocument], *, where: str) -> An
     Raises:
         InputError: it does not fit; the message has the place, the value and what is allowed.
     """
+    if isinstance(document, Mapping) and {"apiVersion", "kind"} <= document.keys():
+        raise InputError(f"{where}: is a Kubernetes {document['kind']}, but must be a {model.model_config['title']}")
     try:
         return model.model_validate(document)
     except ValidationError as error:
@@ -274,8 +283,9 @@ def _known_fields(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[st
     schema = model.model_json_schema()
     node = _resolved(schema, schema)
     for part in loc:
-        node = _resolved(schema, node["items"] if isinstance(part, int) else node["properties"][part])
-    return list(node["properties"])
+        child = node.get("items") if isinstance(part, int) else node.get("properties", {}).get(part)
+        node = _resolved(schema, child or {})
+    return list(node.get("properties", ()))
 
 
 def _resolved(schema: Mapping[str, Any], node: Mapping[str, Any]) -> Mapping[str, Any]:

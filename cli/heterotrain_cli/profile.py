@@ -8,9 +8,9 @@ from typing import Annotated
 
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.split.member import SplitMember, TableTime
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from heterotrain_cli.documents import Document, Fraction, Integer, Name, Part, Price, Seconds
+from heterotrain_cli.documents import Document, Fraction, Integer, Name, Part, Price, Seconds, schema_config
 
 MAX_MEMBERS = 100_000
 """Single members of one profile; a forecast for more of them takes far longer than a second."""
@@ -105,7 +105,7 @@ def _check_table(points: list[tuple[int, float]]) -> None:
 class Profile(Document):
     """How fast each member of a job is, and what gradient exchange costs (``heterotrain forecast --profile``)."""
 
-    model_config = ConfigDict(json_schema_extra={"$id": "urn:heterotrain:schema:profile:v1"})
+    model_config = schema_config("profile")
 
     exchange: Communication = Field(default=Communication(), alias="communication")
     """Gradient exchange of the whole cluster, independent of the batch."""

@@ -17,10 +17,21 @@ from heterotrain_simulator.heterotrain_policy import HeterotrainPolicy
 from heterotrain_simulator.policy import Policy
 from heterotrain_simulator.spot_traces import TRACES, as_changes
 from heterotrain_simulator.workloads import PRICES_PER_HOUR, WORKLOADS
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from heterotrain_cli import documents
-from heterotrain_cli.documents import Document, Flag, Fraction, Integer, Name, Number, Part, Price, Seconds
+from heterotrain_cli.documents import (
+    Document,
+    Flag,
+    Fraction,
+    Integer,
+    Name,
+    Number,
+    Part,
+    Price,
+    Seconds,
+    schema_config,
+)
 from heterotrain_cli.errors import InputError
 
 PolicyName = Literal["even", "adaptive-even", "proportional", "cannikin", "heterotrain"]
@@ -144,7 +155,7 @@ class End(Part):
 class ScenarioFile(Document):
     """A job on a cluster, and what happens to it (``heterotrain simulate``)."""
 
-    model_config = ConfigDict(json_schema_extra={"$id": "urn:heterotrain:schema:scenario:v1"})
+    model_config = schema_config("scenario")
 
     workload: Literal["cifar10", "imagenet", "deepspeech2", "bert", "opt-350m"]
     """What is trained; published step times of its GPUs are built in."""

@@ -275,6 +275,9 @@ def test_wrong_jobs_and_profiles_are_one_sentence(folder: Path) -> None:
         "job.yaml: apiVersion is 'heterotrain.dev/v9', but must be heterotrain.dev/v1alpha1"
     )
     assert refusal(folder, {**JOB, "metadata": {}}) == "job.yaml: metadata.name is missing"
+    assert refusal(folder, JOB, JOB) == (
+        "profile.yaml: is a Kubernetes HeteroTrainJob, but must be a heterotrain profile"
+    )
     stranger = {"members": [*PROFILE["members"], {"name": "h100", "perSampleSeconds": 1}]}
     assert refusal(folder, JOB, stranger) == (
         "profile.yaml: member h100 is not a pool of the job: its pools are a100, v100, t4"
