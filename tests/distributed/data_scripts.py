@@ -1,4 +1,4 @@
-"""Scripts on data sets of all kinds, and with checkpoints in parts."""
+"""Training scripts with data sets of all kinds, and with checkpoints in parts."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Sample = tuple[torch.Tensor, ...]
 
 
 class Stream(torch.utils.data.IterableDataset[Sample]):
-    """The problem's samples, only one after the other, backwards in odd epochs; how many there are, nobody is told."""
+    """The problem's samples as an iterator of unknown length, backwards in odd epochs."""
 
     def __init__(self) -> None:
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Be told the epoch before it is read."""
+        """Set the epoch before it is read."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[Sample]:
@@ -62,9 +62,9 @@ def train(
         kind: ``map``, ``shards`` or ``stream``.
         workers: processes that load ahead.
         in_parts: write even this small state in parts.
-        unshared: work in a folder of this worker's own, so that a relative checkpoint folder is seen by nobody else.
+        unshared: work in a folder of this worker's own, so that no other worker sees a relative checkpoint folder.
         fault: see ``FaultInjector``.
-        slow_s: stretches each step.
+        slow_s: additional seconds per micro-batch.
     """
     if in_parts:
         manager.SHARD_FROM_BYTES = 0
@@ -90,6 +90,6 @@ def train(
 
 
 def example(*, out: str, path: str, arguments: list[str]) -> None:
-    """Run an example's script as if it were called; its reports go to the output."""
+    """Run an example's script like a program; its reports go to the output."""
     sys.argv = [path, *arguments]
     runpy.run_path(path, run_name="__main__")

@@ -1,4 +1,4 @@
-"""Places in a training run where a worker can be made to die, stop, lose its cable, be told to go, or wait."""
+"""Fault injectors: make a worker die, stop, lose its network, leave or wait at a given place of the training."""
 
 from __future__ import annotations
 
@@ -20,31 +20,35 @@ from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.codec import Refused, decode_plan
 
 STEP_PLACES = ("step", "launched", "backward", "reducing", "reduced", "applied")
-"""Reached in each step: before it, while backward runs and the first bucket travels, after backward, before and after the
-wait for the buckets, after the commit. They are counted by the step's number."""
+"""Reached in each step, counted by its number: before the step; in backward, with the first bucket on its way; after
+backward; before and after the wait for the buckets; after the commit."""
 FORMING_PLACES = ("voting", "building", "built", "giving", "receiving")
-"""Reached on the way to a formation: a vote begins, connections are made, they stand, state is sent, state arrives."""
+"""Reached during a formation: a vote begins, connections are made, all connections exist, state is sent or received."""
 LAST_PLACE = "concluding"
-"""Everything is committed, and the others have not all said so."""
+"""All steps are committed, but not all other ranks have confirmed it."""
 
 
 class FaultInjector:
-    """Makes this worker do something once, at the given place, when it comes there for the given time."""
+    """Trigger a fault once in this worker, at a given place and a given visit of it."""
 
     def __init__(self, spec: dict[str, Any] | None) -> None:
-        """Set no fault without a specification.
+        """Store the specification of the fault; ``None`` injects no fault.
 
         Args:
-            spec: ``place``; ``step``, its number or how often the place was reached before; ``do``: ``die`` (the default),
-                ``go`` (as if told by SIGTERM), ``stop`` (SIGSTOP), ``cut`` (until ``release`` exists), ``part`` (the same, but
-                from one peer only, and one way), ``deafen`` (the same for good), ``lose`` (a message),
-                ``wait`` (until ``release`` exists), ``tell`` (nothing more than below); ``reached``: a file that appears
-                then.
+            spec: the fault, with these fields:
+
+                * ``place``: one of the places above;
+                * ``step``: the step's number, or the number of earlier visits of the place;
+                * ``do``: ``die`` (the default), ``leave`` (SIGTERM), ``stop`` (SIGSTOP), ``cut`` (the network, until the
+                  file ``release`` exists), ``part`` (the same, but towards one peer only), ``deafen`` (the same for
+                  ever), ``lose`` (a message), ``wait`` (until the file ``release`` exists) or ``mark`` (only create
+                  ``reached``);
+                * ``reached``: a file that is created at that time.
         """
         self._spec = spec or {}
 
     def at(self, place: str, step: int) -> None:
-        """Do what the specification says for this place and step."""
+        """Trigger the fault if it is specified for this place and step."""
         if self._spec.get("place") != place or self._spec.get("step") != step:
             return
         spec, self._spec = self._spec, {}
@@ -57,32 +61,32 @@ class FaultInjector:
                 refuse(ports[0])
         if "reached" in spec:
             Path(spec["reached"]).touch()
-        number = {"die": signal.SIGKILL, "go": signal.SIGTERM, "stop": signal.SIGSTOP}.get(do)
+        number = {"die": signal.SIGKILL, "leave": signal.SIGTERM, "stop": signal.SIGSTOP}.get(do)
         if number is not None:
             os.kill(os.getpid(), number)
         while do in ("wait", "lose") and "release" in spec and not Path(spec["release"]).exists():
             time.sleep(0.01)
         if do == "lose":
-            raise PeerLost("as if the last message had been lost")
+            raise PeerLost("injected fault: the last message is lost")
 
 
 def _peer_ports() -> list[int]:
-    """Return the ports of the others in the newest plan, by rank."""
+    """Return the ports of the other members of the newest plan, by rank."""
     plan = decode_plan((Path(os.environ[env.PLAN_DIR]) / keys.PLAN_KEY).read_text(), job_uid=os.environ[env.JOB_UID])
     own = int(os.environ[env.PEER_PORT])
     return [] if isinstance(plan, Refused) else [m.peer_port for m in plan.members if m.peer_port != own]
 
 
 def install_faults(fault: FaultInjector) -> None:
-    """Reach the places inside the library; those of ``FORMING_PLACES`` count how often this process was there."""
+    """Wrap the library's functions so that they call the injector; visits of ``FORMING_PLACES`` are counted."""
     launch, wait, enter = Reducer._launch, Reducer.wait, Step.__enter__
     vote, build, exchange, write_final = Election.vote, Group.build, transfer.exchange, CheckpointManager.write_final
-    been = dict.fromkeys((*FORMING_PLACES, LAST_PLACE), 0)
+    visits = dict.fromkeys((*FORMING_PLACES, LAST_PLACE), 0)
     running = [-1]
 
-    def come(place: str) -> None:
-        been[place] += 1
-        fault.at(place, been[place] - 1)
+    def visit(place: str) -> None:
+        visits[place] += 1
+        fault.at(place, visits[place] - 1)
 
     def launched(self: Reducer, bucket: Any) -> None:
         launch(self, bucket)
@@ -99,21 +103,21 @@ def install_faults(fault: FaultInjector) -> None:
         return enter(self)
 
     async def voted(self: Election, *arguments: Any) -> Any:
-        come("voting")
+        visit("voting")
         return await vote(self, *arguments)
 
     def built(self: Group, **options: Any) -> None:
-        come("building")
+        visit("building")
         build(self, **options)
-        come("built")
+        visit("built")
 
     def exchanged(group: Group, who: transfer.Roles, own: Any) -> Any:
         if who.receivers:
-            come("receiving" if group.rank in who.receivers else "giving")
+            visit("receiving" if group.rank in who.receivers else "giving")
         return exchange(group, who, own)
 
     def written(self: CheckpointManager, *arguments: Any) -> None:
-        come(LAST_PLACE)
+        visit(LAST_PLACE)
         write_final(self, *arguments)
 
     Reducer._launch, Reducer.wait, Step.__enter__ = launched, waited, entered  # type: ignore[method-assign]  # put around it on purpose

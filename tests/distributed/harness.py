@@ -1,4 +1,4 @@
-"""Real worker processes over loopback, and a hand that plays operator by writing plan files."""
+"""Real worker processes on loopback, and a simulated operator that writes plan files for them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from support.waiting import wait_until
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60.0
 START_S = 300.0
-"""For the zygote to load torch, on a machine that does much else."""
+"""Time for the zygote to load torch on a busy machine."""
 JOB_UID = "job-uid"
 
 
@@ -55,7 +55,7 @@ class Zygote:
         threading.Thread(target=self._read, daemon=True).start()
 
     def start(self, name: str, command: dict[str, Any]) -> queue.Queue[dict[str, Any]]:
-        """Fork a worker; its messages come in the queue."""
+        """Fork a worker and return the queue of its messages."""
         inbox = self._inboxes[name] = queue.Queue()
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"name": name, **command}).encode() + b"\n")
@@ -66,7 +66,7 @@ class Zygote:
         """End the process and its workers."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(timeout=START_S)  # an interpreter with torch takes its time to end, too
+        self._process.wait(timeout=START_S)  # an interpreter with torch also takes long to end
         assert self._process.stdout is not None
         self._process.stdout.close()
 
@@ -92,12 +92,12 @@ class Worker:
 
     @property
     def outcome(self) -> Outcome | None:
-        """What it left behind."""
+        """Its termination message, ``None`` without one."""
         path = self.folder / "termination"
         return decode_outcome(path.read_text()) if path.exists() else None
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal, if it is still there."""
+        """Send it a signal if it still exists."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
@@ -111,7 +111,7 @@ class Worker:
         return self.code
 
     def metric(self, name: str) -> float | None:
-        """Return the sum of a series' values, ``None`` when it is not there."""
+        """Return the sum of a metric's values, or ``None`` if it is not exposed."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=2) as reply:
                 text = reply.read().decode()
@@ -129,7 +129,7 @@ class Worker:
             return False
 
     def log(self) -> str:
-        """Return what it printed."""
+        """Return its output."""
         return (self.folder / "output").read_text()
 
 
@@ -169,7 +169,7 @@ class Operator:
             "environ": environ, "output": str(home / "output"), "script": script,
             "arguments": {"out": str(self.folder)} | arguments,
         }  # fmt: skip
-        inbox = self.zygote.start(str(home), command)  # a name that no other test uses
+        inbox = self.zygote.start(str(home), command)  # the key must be unique among all tests
         worker = Worker(name=name, uid=uid, folder=home, peer_port=peer_port, metrics_port=metrics_port, inbox=inbox)
         worker.pid = inbox.get(timeout=START_S)["pid"]
         self.workers[uid] = worker
@@ -211,7 +211,7 @@ class Operator:
         wait_until(condition, what, timeout_s=LIMIT_S, evidence=self.evidence)
 
     def evidence(self) -> str:
-        """Return what all workers printed, and where those stand that still run."""
+        """Return the output of all workers, with the stacks of the running ones."""
         running = [worker for worker in self.workers.values() if worker.poll() is None]
         for worker in running:
             worker.signal(signal.SIGUSR1)
@@ -234,7 +234,7 @@ class Operator:
         return dict(torch.load(path, weights_only=True, map_location="cpu"))
 
     def close(self) -> None:
-        """Kill what is left."""
+        """Kill all running workers."""
         for worker in self.workers.values():
             if worker.poll() is None:
                 worker.signal(signal.SIGKILL)
@@ -242,7 +242,7 @@ class Operator:
 
 
 class Gate:
-    """A place in a script where a worker waits until the test lets it go on."""
+    """A step at whose beginning a worker waits until the test opens the gate, so that it cannot finish before."""
 
     def __init__(self, folder: Path, step: int, *, name: str = "") -> None:
         self._reached, self._release = folder / f"reached-{name}{step}", folder / f"release-{name}{step}"
@@ -251,16 +251,16 @@ class Gate:
         }  # fmt: skip
 
     def reached(self) -> bool:
-        """Return whether the worker waits there."""
+        """Return whether the worker has reached the gate."""
         return self._reached.exists()
 
     def open(self) -> None:
-        """Let it go on."""
+        """Let the worker continue."""
         self._release.touch()
 
 
 def deliver(plan: Plan, worker: Worker) -> None:
-    """Put a plan into a worker's mount, as one swap."""
+    """Replace the plan in a worker's mount atomically."""
     scratch = worker.folder / "plan.new"
     scratch.write_text(encode_plan(plan))
     scratch.replace(worker.folder / "plan" / keys.PLAN_KEY)
@@ -272,8 +272,8 @@ def reference(
 ) -> tuple[dict[str, torch.Tensor], dict[int, list[int]]]:  # fmt: skip
     """Train in this process with plain torch; return final weights and the sample ids of each epoch.
 
-    ``batches`` gives the global batch of a step, where it changes; ``order`` the samples of an epoch, where the data set
-    has an order of its own.
+    ``batches`` returns the global batch of a step if it changes; ``order`` returns the samples of an epoch if the data
+    set has an order of its own.
     """
     dataset, model = problem(samples), net()
     optimizer = optimizer_of(model)

@@ -1,9 +1,9 @@
-"""A cut cable without a second machine: the kernel drops whatever arrives at this process's TCP connections.
+"""A network cut on one machine: the kernel drops all data that arrives at this process's TCP connections.
 
-Nothing is acknowledged any more, and neither side is told; that is what peers see of a node whose network went away. What
-this process still sends does arrive, so peers may complete an exchange that this process never sees completed.
+No packet is acknowledged any more, and neither side gets an error, as with a node that has lost its network. Data that
+this process sends still arrives, so peers may complete an exchange that is never complete for this process.
 
-Where only connections to one peer's port are cut, that peer can still call here, but gets no answer when it is called.
+The cut can be limited to connections to one peer's port. That peer can then still connect to this process.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _PROGRAM = struct.pack("H6xQ", 1, ctypes.addressof(_DROP))
 
 
 def cut(until: Path, *, to_port: int | None = None) -> None:
-    """Cut connections now, and those that come later, until a file appears.
+    """Cut existing and new connections until a file appears.
 
     Args:
         until: the file.
-        to_port: cut those to this port of a peer only; ``None`` cuts all but those to this process's metrics.
+        to_port: cut only connections to this port of a peer; ``None`` cuts all except those to this process's metrics.
     """
     _set(ATTACH_FILTER, to_port)
     threading.Thread(target=_hold, args=(until, to_port), daemon=True).start()
 
 
 def refuse(port: int) -> None:
-    """Let this process make no connection to this port of a peer any more, not even for the moment before it is cut."""
+    """Make every new connection from this process to this port fail, even before the cut applies to it."""
     connect = asyncio.open_connection
 
     async def refusing(host: str, to_port: int, **options: Any) -> Any:
         if to_port == port:
-            raise TimeoutError("as if nobody answered")
+            raise TimeoutError("injected fault: no answer")
         return await connect(host, to_port, **options)
 
     asyncio.open_connection = refusing  # type: ignore[assignment]  # put around it on purpose

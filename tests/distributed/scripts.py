@@ -1,4 +1,4 @@
-"""What the workers of these tests run: ordinary training scripts with places where they can be made to die or to wait."""
+"""Training scripts for the workers of these tests: ordinary scripts with calls of fault injectors."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def problem(samples: int) -> torch.utils.data.TensorDataset:
 
 
 def net() -> torch.nn.Module:
-    """Return a small model in fp64 with several buckets' worth of parameters, the same everywhere."""
+    """Return a small model in fp64 with parameters for several buckets, the same everywhere."""
     torch.manual_seed(3)
     layers = [torch.nn.Linear(FEATURES, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16), torch.nn.Tanh()]
     return torch.nn.Sequential(*layers, torch.nn.Linear(16, 1)).double()
 
 
 def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
-    """Return an optimizer with state, so that a joiner that lacks it would be noticed."""
+    """Return an optimizer with state, so that tests detect a joining worker without it."""
     return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 
 
@@ -47,7 +47,8 @@ def train(
 ) -> None:
     """Train, then write the final weights.
 
-    ``tokens`` weighs samples differently; ``slow_s`` stretches each step; ``tensorboard_dir`` takes TensorBoard files.
+    ``tokens`` gives samples different weights; ``slow_s`` lengthens each micro-batch; ``tensorboard_dir`` is the folder
+    for TensorBoard files.
     """
     injector = FaultInjector(fault)
     heterotrain.telemetry.tensorboard.GAP_S = 0.0

@@ -1,4 +1,4 @@
-"""The job stops altogether and goes on from its checkpoint; nothing good is ever lost."""
+"""The whole job stops and continues from its checkpoint, without losing committed work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Operate = Callable[..., Operator]
 
 
 def manifests(folder: Path) -> list[dict[str, Any]]:
-    """Return all manifests, oldest first (beside them lie what the parts of a large state say of themselves)."""
+    """Return all manifests, oldest first, without the descriptions of single parts in the same folder."""
     paths = sorted((folder / "checkpoints").rglob("checkpoint-*.json"))
     return [json.loads(path.read_text()) for path in paths if "-p" not in path.name]
 
@@ -38,14 +38,17 @@ def assert_finished(operator: Operator, workers: list[Worker], *, epochs: int) -
 
 
 def test_suspend_and_resume(operate: Operate, tmp_path: Path) -> None:
-    """All workers are told to go: one of them writes a checkpoint first, and later workers go on at the very next step."""
+    """All workers get SIGTERM: one of them writes a checkpoint first, and later workers continue at the next step."""
     operator = operate(epochs=3, checkpoint_uri=f"file://{tmp_path}/checkpoints")
-    workers = [operator.start(f"w{i}", slow_s=0.02) for i in range(2)]
+    gates = [Gate(tmp_path, 4, name=f"w{i}-") for i in range(2)]
+    workers = [operator.start(f"w{i}", fault=gate.fault) for i, gate in enumerate(gates)]
     operator.until_ready(*workers)
     operator.plan(workers)
-    operator.until_step(workers[0], 4)
+    operator.until(lambda: all(gate.reached() for gate in gates), "four steps are committed")
     for worker in workers:
         worker.signal(signal.SIGTERM)
+    for gate in gates:
+        gate.open()
     operator.finish(workers)
     assert [w.outcome.ending for w in workers if w.outcome] == [Ending.LEFT, Ending.LEFT]
     stopped = manifests(tmp_path)[-1]["step"]
@@ -58,14 +61,14 @@ def test_suspend_and_resume(operate: Operate, tmp_path: Path) -> None:
     assert f"continuing from the checkpoint of step {stopped}" in "".join(w.log() for w in resumed)
 
 
-def test_all_are_told_but_not_all_in_time_for_one_vote(operate: Operate, tmp_path: Path) -> None:
-    """One has voted already when both are told: the other takes it for a survivor, and it writes before it goes, too."""
+def test_all_get_sigterm_but_not_all_in_time_for_one_vote(operate: Operate, tmp_path: Path) -> None:
+    """One has already voted when both get SIGTERM: it counts as a survivor, and it also writes before it leaves."""
     operator = operate(epochs=3, checkpoint_uri=f"file://{tmp_path}/checkpoints")
     gate = Gate(tmp_path, 4)
     workers = [operator.start(f"w{i}", fault=None if i else gate.fault) for i in range(2)]
     operator.until_ready(*workers)
     operator.plan(workers)
-    operator.until(gate.reached, "one waits in its fifth step and the other for it")
+    operator.until(gate.reached, "one worker is at the gate in its fifth step, and the other waits for it")
     for worker in workers:
         worker.signal(signal.SIGTERM)
     gate.open()
@@ -79,13 +82,15 @@ def test_all_are_told_but_not_all_in_time_for_one_vote(operate: Operate, tmp_pat
 
 
 def test_an_announced_leave_makes_a_survivor_write(operate: Operate, tmp_path: Path) -> None:
-    """Whole spot pools vanish together, so the on-demand survivor keeps the state at once."""
+    """Whole spot pools vanish together, so the on-demand survivor saves the state at once."""
     operator = operate(epochs=4, checkpoint_uri=f"file://{tmp_path}/checkpoints")
-    workers = [operator.start(f"w{i}", slow_s=0.02) for i in range(3)]
+    gate = Gate(tmp_path, 4)
+    workers = [operator.start(f"w{i}", fault=None if i else gate.fault) for i in range(3)]
     operator.until_ready(*workers)
     operator.plan(workers, on_demand=(False, True, False))
-    operator.until_step(workers[0], 3)
+    operator.until(gate.reached, "four steps are committed")
     workers[2].signal(signal.SIGTERM)
+    gate.open()
     operator.until(lambda: bool(manifests(tmp_path)), "a checkpoint is there")
     operator.finish(workers)
     assert "checkpoint of step" in workers[1].log()
@@ -93,12 +98,12 @@ def test_an_announced_leave_makes_a_survivor_write(operate: Operate, tmp_path: P
     assert_finished(operator, workers[:2], epochs=4)
 
 
-def test_damaged_checkpoints_are_passed_over(operate: Operate, tmp_path: Path) -> None:
-    """A flipped bit in the newest and a missing end in the one before it: the third newest is good and is taken."""
+def test_damaged_checkpoints_are_skipped(operate: Operate, tmp_path: Path) -> None:
+    """With a flipped bit in the newest checkpoint and a truncated second one, the third is restored."""
     operator = operate(
         epochs=1, checkpoint_uri=f"file://{tmp_path}/checkpoints", checkpoint_interval_s=0.0, checkpoint_max_to_keep=4
     )
-    first = operator.start("w0", slow_s=0.02)
+    first = operator.start("w0", slow_s=0.2)  # each write has to end within a step
     operator.until_ready(first)
     operator.plan([first])
     operator.finish([first])
@@ -116,8 +121,8 @@ def test_damaged_checkpoints_are_passed_over(operate: Operate, tmp_path: Path) -
     assert f"continuing from the checkpoint of step {found[-3]['step']}" in second.log()
 
 
-def test_a_killed_job_goes_on_from_its_last_checkpoint(operate: Operate, tmp_path: Path) -> None:
-    """All workers die at once in the middle of a step; the steps since the checkpoint are done over, exactly once each."""
+def test_a_killed_job_continues_from_its_last_checkpoint(operate: Operate, tmp_path: Path) -> None:
+    """All workers are killed within one step; the steps since the checkpoint are repeated, exactly once each."""
     operator = operate(epochs=3, checkpoint_uri=f"file://{tmp_path}/checkpoints", checkpoint_interval_s=0.0)
     fault = {"place": "reducing", "step": 9}
     workers = [operator.start(f"w{i}", fault=fault) for i in range(2)]
@@ -131,8 +136,8 @@ def test_a_killed_job_goes_on_from_its_last_checkpoint(operate: Operate, tmp_pat
     assert_finished(operator, resumed, epochs=3)
 
 
-def test_a_survivor_that_has_to_go_while_it_waits_writes_first(operate: Operate, tmp_path: Path) -> None:
-    """One of two is killed, the other waits for the operator and is told to go: its state is the only one there is."""
+def test_a_waiting_survivor_writes_a_checkpoint_before_it_leaves(operate: Operate, tmp_path: Path) -> None:
+    """One of two is killed, and the other gets SIGTERM while it waits for the operator: it holds the only state."""
     operator = operate(epochs=2, checkpoint_uri=f"file://{tmp_path}/checkpoints")
     workers = [operator.start(f"w{i}", fault={"place": "backward", "step": 5} if i == 0 else None) for i in range(2)]
     operator.until_ready(*workers)

@@ -1,8 +1,8 @@
-"""Seeded histories of everything that can happen to a job, at every point of the step protocol.
+"""Seeded histories of faults of every kind, at every place of the step protocol.
 
-Whatever happens, and however late the operator reacts, each history ends with the weights and the samples of an
-undisturbed run. ``HETEROTRAIN_HISTORIES`` sets how many are played (``300``, or a stretch such as ``100:200``; more on a
-quiet machine); then a table says what happened where.
+Each history ends with the weights and the samples of an undisturbed run, however late the operator reacts.
+``HETEROTRAIN_HISTORIES`` sets the number of histories (``300``) or a range of seeds (``100:200``); then a table shows
+the number of faults of each kind at each place.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ SEEDS = range(*map(int, (ASKED or "12").split(":")))
 EPOCHS = 3
 FAULTS_EACH = 2
 CELLS = [(what, place) for what in FAULTS for place in PLACES if possible(what, place)]
-random.Random(0).shuffle(CELLS)  # noqa: S311 - an order, no secret: few histories meet many kinds of events
+random.Random(0).shuffle(CELLS)  # noqa: S311  # not a secret; a few histories cover many kinds
 COVERED: Counter[tuple[str, str]] = Counter()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def table(pytestconfig: pytest.Config) -> Iterator[None]:
-    """Say at the end what happened where, when the number of histories was asked for."""
+    """Print the table at the end, if the number of histories was given."""
     yield
     if ASKED:
         rows = [[what, *(str(COVERED[what, p]) if possible(what, p) else "" for p in PLACES)] for what in FAULTS]
@@ -43,21 +43,21 @@ def table(pytestconfig: pytest.Config) -> Iterator[None]:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_history(operate: Callable[..., Operator], seed: int) -> None:
     """One history."""
-    chance = random.Random(seed)  # noqa: S311 - a seeded scenario, no secret
+    rng = random.Random(seed)  # noqa: S311  # a seeded scenario, not a secret
     cells = [CELLS[(FAULTS_EACH * seed + number) % len(CELLS)] for number in range(FAULTS_EACH)]
     operator = operate(epochs=EPOCHS, peer_timeout_s=0.3, checkpoint_uri=None)
-    if chance.random() < 0.5:  # otherwise those who come after all others have gone begin anew
+    if rng.random() < 0.5:  # otherwise workers that join after all others have left start from scratch
         operator.config = replace(operator.config, checkpoint_uri=f"file://{operator.folder}/checkpoints")
-        if seed % 2:  # else only when somebody is told to go
+        if seed % 2:  # otherwise a checkpoint is written only when workers are asked to leave
             operator.config = replace(operator.config, checkpoint_interval_s=0.0)
-    scenario = FaultScenario(chance=chance, operator=operator, cells=cells)
+    scenario = FaultScenario(rng=rng, operator=operator, cells=cells)
     scenario.begin()
     scenario.play()
     COVERED.update(cell for cell, event in zip(cells, scenario.scheduled, strict=True) if event.reached.exists())
     expected, ids = reference(epochs=EPOCHS)
-    for worker in scenario.known:
-        told_early = worker.outcome is None and worker.uid in scenario.told_to_go  # before it could understand
-        assert worker.code in (None, 0, -signal.SIGKILL, -signal.SIGTERM if told_early else 0), worker.log()
+    for worker in scenario.workers:
+        early = worker.outcome is None and worker.uid in scenario.leaving  # SIGTERM came before the handler was set
+        assert worker.code in (None, 0, -signal.SIGKILL, -signal.SIGTERM if early else 0), worker.log()
         if worker.outcome is not None:
             assert worker.outcome.ending is not Ending.FAILED, worker.log()
             if worker.outcome.ending is Ending.FINISHED and worker.code == 0:

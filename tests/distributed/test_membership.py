@@ -13,11 +13,19 @@ from heterotrain_core.contract.outcome import Ending
 Operate = Callable[..., Operator]
 
 
-def started(operator: Operator, count: int, **arguments: object) -> list[Worker]:
-    """Start workers and give them a first plan once all are ready."""
-    workers = [operator.start(f"w{i}", **arguments) for i in range(count)]
+def held(operator: Operator, count: int, gate: Gate) -> list[Worker]:
+    """Start workers with a first plan, and wait until the first of them holds all others at the gate."""
+    workers = [operator.start(f"w{i}", fault=None if i else gate.fault) for i in range(count)]
     operator.until_ready(*workers)
+    operator.plan(workers)
+    operator.until(gate.reached, f"{workers[0].name} is at the gate")
     return workers
+
+
+def until_read(operator: Operator, workers: list[Worker]) -> None:
+    """Wait until these workers have read the newest plan."""
+    text = f"plan {operator.generation}.{operator.revision}"
+    operator.until(lambda: all(text in worker.log() for worker in workers), f"{text} is read")
 
 
 def assert_finished(operator: Operator, workers: list[Worker], *, epochs: int = 2) -> None:
@@ -32,51 +40,52 @@ def assert_finished(operator: Operator, workers: list[Worker], *, epochs: int = 
 
 
 def assert_left(worker: Worker, *, told: bool = False) -> None:
-    """Fail unless the worker left in order, and says whether it was by SIGTERM: the operator asks who sent that."""
+    """Fail unless the worker shut down gracefully and reports whether it got SIGTERM, which the operator explains."""
     assert worker.outcome is not None, worker.log()
     assert (worker.code, worker.outcome.ending, worker.outcome.told) == (0, Ending.LEFT, told), worker.log()
 
 
-def test_sigterm_lets_a_worker_go_and_repeats_nothing(operate: Operate) -> None:
-    """An announced leave costs no sample and no step, with no operator in reach."""
+def test_a_worker_leaves_on_sigterm_and_no_step_is_repeated(operate: Operate) -> None:
+    """An announced leave costs no sample and no step, even without an operator."""
     operator = operate()
-    workers = started(operator, 3, slow_s=0.02)
-    operator.plan(workers)
-    operator.until_step(workers[0], 3)
+    gate = Gate(operator.folder, 4)
+    workers = held(operator, 3, gate)
     workers[2].signal(signal.SIGTERM)
+    gate.open()
     operator.finish(workers)
     assert_left(workers[2], told=True)
     assert_finished(operator, workers[:2])
     assert not any("is repeated" in worker.log() for worker in workers)
 
 
-def test_one_of_two_leaves_and_the_other_goes_on(operate: Operate) -> None:
-    """An announced leave needs no majority: the leaver itself agrees."""
+def test_one_of_two_leaves_and_the_other_continues(operate: Operate) -> None:
+    """An announced leave needs no majority of survivors: the leaving worker itself agrees."""
     operator = operate()
-    workers = started(operator, 2, slow_s=0.02)
-    operator.plan(workers)
-    operator.until_step(workers[0], 3)
+    gate = Gate(operator.folder, 4)
+    workers = held(operator, 2, gate)
     workers[0].signal(signal.SIGTERM)
+    gate.open()
     operator.finish(workers)
     assert_left(workers[0], told=True)
     assert_finished(operator, workers[1:])
 
 
 def test_a_drained_worker_leaves(operate: Operate) -> None:
-    """The plan's drain list does what SIGTERM does."""
+    """The plan's drain list has the same effect as SIGTERM."""
     operator = operate()
-    workers = started(operator, 3, slow_s=0.02)
-    operator.plan(workers)
-    operator.until_step(workers[0], 2)
+    gate = Gate(operator.folder, 3)
+    workers = held(operator, 3, gate)
     operator.plan(workers, new_generation=False, drain=("w1",))
+    until_read(operator, workers)
+    gate.open()
     operator.finish([workers[1]])
     assert_left(workers[1])
     assert_finished(operator, [workers[0], workers[2]])
 
 
 @pytest.mark.parametrize("place", ["step", "launched", "reducing", "reduced", "applied"])
-def test_a_killed_worker_is_survived_without_the_operator(operate: Operate, place: str) -> None:
-    """Whatever the victim was doing, the survivors repeat its step, or adopt it when somebody had committed it."""
+def test_the_others_survive_a_killed_worker_without_the_operator(operate: Operate, place: str) -> None:
+    """At any place of the kill, the survivors repeat the step, or adopt it if one of them has committed it."""
     operator = operate()
     workers = [operator.start(f"w{i}", fault={"place": place, "step": 4} if i == 2 else None) for i in range(3)]
     operator.until_ready(*workers)
@@ -87,7 +96,7 @@ def test_a_killed_worker_is_survived_without_the_operator(operate: Operate, plac
 
 
 def test_the_store_host_is_killed(operate: Operate) -> None:
-    """The lowest rank hosts the store; the next formation has a fresh one elsewhere."""
+    """The lowest rank hosts the store; the next formation creates a new one on another rank."""
     operator = operate()
     workers = [operator.start(f"w{i}", fault={"place": "reducing", "step": 5} if i == 0 else None) for i in range(3)]
     operator.until_ready(*workers)
@@ -98,7 +107,7 @@ def test_the_store_host_is_killed(operate: Operate) -> None:
 
 
 def test_two_of_five_are_killed_at_once_and_one_more_later(operate: Operate) -> None:
-    """Three of five are a majority, and two of those three are one again."""
+    """Three of five are a majority, and so are two of these three."""
     operator = operate()
     steps = {1: 3, 3: 3, 4: 7}
     workers = [
@@ -111,8 +120,8 @@ def test_two_of_five_are_killed_at_once_and_one_more_later(operate: Operate) -> 
 
 
 @pytest.mark.parametrize("place", ["building", "built"])
-def test_a_loss_while_forming_anew_is_survived(operate: Operate, place: str) -> None:
-    """While the survivors of one loss connect to each other, another one is lost."""
+def test_a_second_loss_during_the_new_formation_is_survived(operate: Operate, place: str) -> None:
+    """While the survivors of one loss connect to each other, another worker is lost."""
     operator = operate(epochs=3)
     faults = {3: {"place": "reducing", "step": 4}, 1: {"place": place, "step": 1}}
     workers = [operator.start(f"w{i}", fault=faults.get(i)) for i in range(4)]
@@ -124,7 +133,7 @@ def test_a_loss_while_forming_anew_is_survived(operate: Operate, place: str) -> 
 
 
 def test_one_of_two_waits_for_the_operator(operate: Operate) -> None:
-    """One of two is no majority: the survivor waits, then goes on as the new plan says."""
+    """One of two is not a majority: the survivor waits, then continues by the new plan."""
     operator = operate()
     workers = [operator.start(f"w{i}", fault={"place": "backward", "step": 4} if i == 1 else None) for i in range(2)]
     operator.until_ready(*workers)
@@ -136,8 +145,8 @@ def test_one_of_two_waits_for_the_operator(operate: Operate) -> None:
     assert "formation 1.1" not in workers[0].log()
 
 
-def test_a_step_that_only_some_have_committed_is_taken_over(operate: Operate) -> None:
-    """One survivor loses the last message of a step that the others commit: it takes their state, and repeats nothing."""
+def test_a_step_that_only_some_have_committed_is_adopted(operate: Operate) -> None:
+    """A rank that lost the last message of a committed step takes the others' state; no other rank repeats the step."""
     operator = operate()
     release = operator.folder / "release"
     fault = {"place": "reduced", "step": 4, "do": "lose", "release": str(release)}
@@ -155,44 +164,48 @@ def test_a_step_that_only_some_have_committed_is_taken_over(operate: Operate) ->
 def test_a_late_joiner_gets_its_state_from_the_survivors(operate: Operate) -> None:
     """A joiner ends with the same weights, optimizer state included, and no step is repeated."""
     operator = operate(epochs=3)
-    workers = started(operator, 2, slow_s=0.02)
-    operator.plan(workers)
-    operator.until_step(workers[0], 3)
+    gate = Gate(operator.folder, 4)
+    workers = held(operator, 2, gate)
     workers += [operator.start("w2")]
     operator.until_ready(workers[2])
     operator.plan(workers, shares=(5, 5, 6))
+    until_read(operator, workers[:2])
+    gate.open()
     assert_finished(operator, workers, epochs=3)
     assert not any("is repeated" in worker.log() for worker in workers)
 
 
 def test_a_lost_worker_is_replaced(operate: Operate) -> None:
-    """Survivors go on by themselves, then take the replacement in."""
+    """The survivors continue by themselves, then the replacement joins."""
     operator = operate(epochs=4)
-    workers = [
-        operator.start(f"w{i}", slow_s=0.02, fault={"place": "reducing", "step": 4} if i == 1 else None)
-        for i in range(3)
-    ]
+    gate = Gate(operator.folder, 7)
+    faults = [gate.fault, {"place": "reducing", "step": 4}, None]
+    workers = [operator.start(f"w{i}", fault=fault) for i, fault in enumerate(faults)]
     operator.until_ready(*workers)
     operator.plan(workers)
     operator.finish([workers[1]])
+    operator.until(gate.reached, "the survivors continue by themselves")
     replacement = operator.start("w1", incarnation=1)
     operator.until_ready(replacement)
-    operator.until_step(workers[0], 6)
     operator.plan([workers[0], workers[2], replacement])
+    until_read(operator, [workers[0], workers[2]])
+    gate.open()
     assert_finished(operator, [workers[0], workers[2], replacement], epochs=4)
 
 
-def test_a_frozen_worker_is_given_up_and_fenced_when_it_wakes(operate: Operate) -> None:
-    """A worker that answers nothing is lost; when it comes back to life it leaves and disturbs nobody."""
+def test_a_frozen_worker_is_excluded_and_fenced_when_it_resumes(operate: Operate) -> None:
+    """A worker that does not answer is lost; when it resumes, it leaves without an effect on the others."""
     operator = operate(peer_timeout_s=0.3)
-    gate = Gate(operator.folder, 9)  # the others must not finish first: then nobody is left to fence the frozen one
+    gate = Gate(
+        operator.folder, 9
+    )  # the others must not finish first: a peer has to be left to fence the frozen worker
     workers = [operator.start(f"w{i}", slow_s=0.02, fault=gate.fault if i == 0 else None) for i in range(3)]
     operator.until_ready(*workers)
     operator.plan(workers)
     operator.until_step(workers[0], 3)
     workers[2].signal(signal.SIGSTOP)
-    # Not at the first vote: a survivor that has not yet missed the frozen worker still counts on it.
-    operator.until(lambda: "rank 0 of 2, shares" in workers[0].log(), "the others go on without it")
+    # Not necessarily after the first vote, in which a survivor may still count the frozen worker as present.
+    operator.until(lambda: "rank 0 of 2, shares" in workers[0].log(), "the others continue without it")
     workers[2].signal(signal.SIGCONT)
     operator.finish([workers[2]])
     gate.open()
@@ -202,42 +215,43 @@ def test_a_frozen_worker_is_given_up_and_fenced_when_it_wakes(operate: Operate) 
 
 
 def test_a_frozen_worker_is_not_waited_for_though_the_operator_names_it(operate: Operate) -> None:
-    """Two of four freeze, so the others ask the operator, who has noticed only one of the two: they go on without both."""
+    """Two of four freeze, so the others wait for a plan; it excludes only one of the two, and they continue alone."""
     operator = operate(peer_timeout_s=0.3)
-    workers = started(operator, 4, slow_s=0.02)
-    operator.plan(workers)
-    operator.until_step(workers[0], 3)
+    gate = Gate(operator.folder, 4)
+    workers = held(operator, 4, gate)
     for frozen in workers[2:]:
         frozen.signal(signal.SIGSTOP)
+    gate.open()
     for worker in workers[:2]:
-        operator.until(lambda w=worker: "2 of 4 members are left" in w.log(), f"{worker.name} asks for a plan")  # type: ignore[misc]  # a default argument binds the loop's variable
+        operator.until(lambda w=worker: "2 of 4 members are left" in w.log(), f"{worker.name} waits for a plan")  # type: ignore[misc]  # a default argument binds the loop's variable
     operator.plan(workers[:3], to=workers[:2])
     assert_finished(operator, workers[:2])
 
 
 def test_a_joiner_that_dies_while_joining_is_survived(operate: Operate) -> None:
-    """The plan names somebody who never arrives; those with the state are a majority of it and go on."""
+    """The plan names a worker that never arrives; the workers with the state are a majority of it and continue."""
     operator = operate(epochs=3, peer_timeout_s=0.5)
-    workers = started(operator, 2, slow_s=0.02)
-    operator.plan(workers)
-    operator.until_step(workers[0], 3)
+    gate = Gate(operator.folder, 4)
+    workers = held(operator, 2, gate)
     joiner = operator.start("w2")
     operator.until_ready(joiner)
     joiner.signal(signal.SIGKILL)
     operator.finish([joiner])
     operator.plan([*workers, joiner], to=workers)
+    until_read(operator, workers)
+    gate.open()
     assert_finished(operator, workers, epochs=3)
 
 
 @pytest.mark.parametrize(
-    ("count", "deaf", "goes"), [(3, 2, 2), (3, 0, 1), (2, 0, 1), (2, 1, 1)],
-    ids=["the deaf one goes", "whom it cannot call goes", "the deaf one of two stays", "the deaf one of two goes"],
+    ("count", "deaf", "leaves"), [(3, 2, 2), (3, 0, 1), (2, 0, 1), (2, 1, 1)],
+    ids=["it leaves", "its peer leaves", "it stays of two", "it leaves of two"],
 )  # fmt: skip
-def test_a_peer_that_can_be_called_one_way_only_for_good(operate: Operate, count: int, deaf: int, goes: int) -> None:
-    """One of the two goes, though each can be reached by all others; nobody waits for a mended cable or for the operator."""
+def test_a_worker_that_can_never_connect_to_one_peer(operate: Operate, count: int, deaf: int, leaves: int) -> None:
+    """One of the two leaves, though all others reach both; the rest waits neither for a repair nor for the operator."""
     operator = operate(peer_timeout_s=0.3)
     cut = {"place": "step", "step": 4, "do": "deafen", "release": str(operator.folder / "never")}
-    gate = Gate(operator.folder, 5)  # nobody finishes before the cut is noticed
+    gate = Gate(operator.folder, 5)  # no worker may finish before the cut is noticed
     faults = [cut if number == deaf else gate.fault for number in range(count)]
     workers = [operator.start(f"w{number}", slow_s=0.02, fault=fault) for number, fault in enumerate(faults)]
     operator.until_ready(*workers)
@@ -245,5 +259,5 @@ def test_a_peer_that_can_be_called_one_way_only_for_good(operate: Operate, count
     operator.until(lambda: "WARNING peer w" in workers[deaf].log(), "the cut is noticed")
     gate.open()
     operator.finish(workers)
-    assert_left(workers[goes])
-    assert_finished(operator, [worker for number, worker in enumerate(workers) if number != goes])
+    assert_left(workers[leaves])
+    assert_finished(operator, [worker for number, worker in enumerate(workers) if number != leaves])

@@ -1,8 +1,8 @@
 """A process that has loaded torch once and forks workers from it: a worker starts in milliseconds instead of seconds.
 
-Commands come as JSON lines on standard input (``{"name", "environ", "output", "script", "arguments"}``); what happened goes
-out as JSON lines (``{"name", "pid"}`` when a worker began, ``{"name", "code"}`` when it ended). It forks while it has one
-thread and has computed nothing, which is the state in which forking torch is safe.
+Commands are JSON lines on standard input (``{"name", "environ", "output", "script", "arguments"}``). Messages are JSON
+lines on standard output: ``{"name", "pid"}`` for a started worker, ``{"name", "code"}`` for an ended one. The process
+forks while it has one thread and has computed nothing, because only in this state is it safe to fork torch.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[variable] = "1"
 
-import heterotrain.session  # noqa: E402, F401  # after the thread counts; only so that what is forked has it loaded
-import torch  # noqa: E402 - after the thread counts
-import torch._dynamo  # noqa: E402 - loaded by every optimizer
+import heterotrain.session  # noqa: E402, F401  # after the thread counts; loaded for the forked workers
+import torch  # noqa: E402  # after the thread counts
+import torch._dynamo  # noqa: E402  # after the thread counts; every optimizer needs it
 
 
 def main() -> None:
-    """Serve until standard input ends, then kill what is left."""
+    """Serve until standard input ends, then kill the remaining workers."""
     children: dict[int, str] = {}
     wake, waker = os.pipe()
     os.set_blocking(waker, False)
@@ -76,7 +76,7 @@ def _child(command: dict[str, Any]) -> None:
         code = 0
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-    except BaseException:  # noqa: BLE001 - as the interpreter does it
+    except BaseException:  # noqa: BLE001  # as the interpreter does
         sys.excepthook(*sys.exc_info())
     finally:
         atexit._run_exitfuncs()

@@ -68,7 +68,7 @@ def show(rows: Sequence[Row], out: Path) -> None:
     standard_error = statistics.median(row.error_s / row.measured_s for row in rows)
     console.print(
         f"the measurement itself: median standard error {standard_error:.1%}; {beyond} of {len(rows)} predictions are "
-        f"off by more than two standard errors; five minutes' load {os.getloadavg()[1]:.1f} on {os.cpu_count()} processors"
+        f"off by more than two standard errors; load {os.getloadavg()[1]:.1f} on {os.cpu_count()} processors"
     )
     out.mkdir(parents=True, exist_ok=True)
     (out / "prediction.txt").write_text(console.export_text())
