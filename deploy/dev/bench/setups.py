@@ -81,7 +81,7 @@ class Process:
 
 def forked(kind: str, folder: Path, environ: Mapping[str, str], name: str) -> int:
     """Run a worker in a fork of this process, which has loaded torch without using it; return its pid."""
-    import trainer_script  # noqa: PLC0415 - loads torch, which not every world needs
+    import trainer_script  # noqa: PLC0415  # loads torch, which not every world needs
 
     pid = os.fork()
     if pid:
@@ -92,7 +92,7 @@ def forked(kind: str, folder: Path, environ: Mapping[str, str], name: str) -> in
             os.dup2(output, standard)
         os.environ.update(environ)
         trainer_script.main(kind)
-    except BaseException:  # noqa: BLE001 - as the interpreter does it
+    except BaseException:  # noqa: BLE001  # as the interpreter does it
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]  # inside except none of them is None
     finally:
         os._exit(0)
@@ -294,6 +294,6 @@ class Torchft:
 def _is_ready(port: int) -> bool:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{keys.READY_PATH}", timeout=2) as reply:
-            return int(reply.status) == 200  # noqa: PLR2004 - HTTP OK
+            return int(reply.status) == 200  # noqa: PLR2004  # HTTP OK
     except (urllib.error.URLError, OSError):
         return False

@@ -151,9 +151,9 @@ def work(number: int, seconds: float, tensorboard_dir: str) -> dict[str, Any]:
     dist.all_reduce(pace_s, op=dist.ReduceOp.SUM)
     step_s = float(pace_s) / world
     steps = max(1, round(TURN_S / step_s))
-    while job._training.progress.steps < 2 * LEARN_STEPS:  # noqa: SLF001 - in its first steps it measures everything
+    while job._training.progress.steps < 2 * LEARN_STEPS:  # noqa: SLF001  # in its first steps it measures everything
         next(turns["ours"])
-    observer = job._loop._observer  # noqa: SLF001 - as above
+    observer = job._loop._observer  # noqa: SLF001  # as above
     budget = observer.budget
     before_s = budget.spent_s
     found: dict[str, list[tuple[float, float]]] = {"bare": [], "ours": []}
@@ -174,11 +174,11 @@ def work(number: int, seconds: float, tensorboard_dir: str) -> dict[str, Any]:
     step_s = seconds_of(turns["ours"], timed)[0]
     began_s = time.perf_counter()
     for _ in range(20):
-        generate_latest(job._report.registry)  # noqa: SLF001 - as above
+        generate_latest(job._report.registry)  # noqa: SLF001  # as above
     scrape_s = (time.perf_counter() - began_s) / 20
     elements = sum(p.numel() for p in job._training.model.parameters())  # noqa: SLF001 # type: ignore[union-attr]
     return found | {
-        "own_clock_s": own_clock_s, "every": observer._every,  # noqa: SLF001 - as above
+        "own_clock_s": own_clock_s, "every": observer._every,  # noqa: SLF001  # as above
         "telemetry_s": spent.seconds / timed, "scrape_s": scrape_s, "step_s": step_s, "elements": elements,
         "steps": steps,
     }  # fmt: skip

@@ -46,7 +46,7 @@ def note(log: TextIO, step: int) -> None:
 
 def with_heterotrain(log: TextIO) -> None:
     """Train until the shutdown."""
-    import heterotrain  # noqa: PLC0415 - absent in the interpreters of others
+    import heterotrain  # noqa: PLC0415  # absent in the interpreters of others
 
     job = heterotrain.init()
     model = job.wrap(net())
