@@ -39,10 +39,10 @@ class FaultInjector:
 
                 * ``place``: one of the places above;
                 * ``step``: the step's number, or the number of earlier visits of the place;
-                * ``do``: ``die`` (the default), ``leave`` (SIGTERM), ``stop`` (SIGSTOP), ``cut`` (the network, until the
-                  file ``release`` exists), ``part`` (the same, but towards one peer only), ``deafen`` (the same for
-                  ever), ``lose`` (a message), ``wait`` (until the file ``release`` exists) or ``mark`` (only create
-                  ``reached``);
+                * ``do``: ``die`` (the default), ``leave`` (SIGTERM), ``stop`` (SIGSTOP), ``cut`` (the network, until
+                  the file ``release`` exists), ``part`` (the same, but towards one peer only), ``deafen`` (the same
+                  for ever), ``lose`` (a message), ``wait`` (until the file ``release`` exists) or ``mark`` (only
+                  create ``reached``);
                 * ``reached``: a file that is created at that time.
         """
         self._spec = spec or {}
@@ -120,6 +120,6 @@ def install_faults(fault: FaultInjector) -> None:
         visit(LAST_PLACE)
         write_final(self, *arguments)
 
-    Reducer._launch, Reducer.wait, Step.__enter__ = launched, waited, entered  # type: ignore[method-assign]  # put around it on purpose
-    Election.vote, Group.build = voted, built  # type: ignore[method-assign]  # put around it on purpose
-    transfer.exchange, CheckpointManager.write_final = exchanged, written  # type: ignore[method-assign]  # put around it on purpose
+    Reducer._launch, Reducer.wait, Step.__enter__ = launched, waited, entered  # type: ignore[method-assign]  # a deliberate wrapper
+    Election.vote, Group.build = voted, built  # type: ignore[method-assign]  # a deliberate wrapper
+    transfer.exchange, CheckpointManager.write_final = exchanged, written  # type: ignore[method-assign]  # a deliberate wrapper

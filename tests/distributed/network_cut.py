@@ -48,7 +48,7 @@ def refuse(port: int) -> None:
             raise TimeoutError("injected fault: no answer")
         return await connect(host, to_port, **options)
 
-    asyncio.open_connection = refusing  # type: ignore[assignment]  # put around it on purpose
+    asyncio.open_connection = refusing  # type: ignore[assignment]  # a deliberate wrapper
 
 
 def _hold(until: Path, to_port: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Training scripts for the numerics of a step, each with its twin in plain torch on one process."""
+"""Training scripts for the numerics of a step, and the same training in plain torch on one process."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from heterotrain.numerics.reducer import Bucket, Reducer
 from heterotrain.steps.loop import Loop
 from heterotrain.steps.step import Step
 
-torch.set_num_threads(1)  # as in the workers: threads that wait for each other cost more than these models
+torch.set_num_threads(1)  # as in the workers: several threads would slow these small models down
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSetup:
-    """What is trained.
+    """Model, data and optimizer of a training.
 
     Attributes:
-        samples: of an epoch.
-        dtype: of model and data.
-        batch_norm: whether layers mix samples.
-        tokens: whether samples weigh differently, some nothing.
-        adam: instead of SGD with momentum.
-        decay: of the learning rate in each step of its schedule; 1 means no scheduler.
+        samples: samples per epoch.
+        dtype: type of model and data.
+        batch_norm: whether the model has layers that mix samples.
+        tokens: whether samples have different weights, some of them 0.
+        adam: AdamW instead of SGD with momentum.
+        decay: factor on the learning rate in each step of its schedule; 1 means no scheduler.
         clip_norm, clip_value: as for ``step.apply``.
         spike: (step, factor on its loss).
-        stream: the data can only be iterated; the order is the same.
+        stream: the data set is an iterator; the order is the same.
     """
 
     samples: int = 90
@@ -84,43 +84,43 @@ def train(
     *, out: str, setup: dict[str, Any] | None = None, fault: dict[str, Any] | None = None,
     rows: dict[str, int] | None = None, record: bool = False,
 ) -> None:  # fmt: skip
-    """Train by the setup and write weights and what each step was like.
+    """Train by the setup and write the weights and a record of each step.
 
     Args:
-        out: folder for them.
+        out: folder for weights and records.
         setup: fields of ``TrainingSetup``.
         fault: as in ``fault_injectors.FaultInjector``; the place ``statistics`` is inside a layer that mixes samples.
-        rows: most rows that fit into memory in ``forward`` and in ``backward``.
+        rows: largest number of rows in memory in ``forward`` and in ``backward``.
         record: whether to keep each bucket before and after the reduction.
     """
-    told, injector = TrainingSetup(**(setup or {})), FaultInjector(fault)
+    training, injector = TrainingSetup(**(setup or {})), FaultInjector(fault)
     steps, buckets = _watch_steps(), _watch_buckets() if record else []
     job = heterotrain.init()
-    model = told.model()
+    model = training.model()
     if rows:
         model.insert(len(model) - 1, Memory(**rows))
     job.wrap(model)
-    optimizer = job.optimizer(told.optimizer(model))
-    if told.decay != 1.0:
-        job.scheduler(torch.optim.lr_scheduler.ExponentialLR(optimizer, told.decay))
+    optimizer = job.optimizer(training.optimizer(model))
+    if training.decay != 1.0:
+        job.scheduler(torch.optim.lr_scheduler.ExponentialLR(optimizer, training.decay))
     install_faults(injector)
     running = [0]
     for layer in model:
         if isinstance(layer, torch.nn.BatchNorm1d):
             layer.register_forward_pre_hook(lambda *_: injector.at("statistics", running[0]))
     formats = set()
-    for step in job.steps(Streamed(told.data()) if told.stream else told.data()):
+    for step in job.steps(Streamed(training.data()) if training.stream else training.data()):
         with step:
             running[0] = step.number
             injector.at("step", step.number)
             for x, y in step.micro_batches():
                 formats.add(str(model[0](x).dtype))
-                total, weight = told.loss(model, x, y, step.number)
-                if told.tokens:
+                total, weight = training.loss(model, x, y, step.number)
+                if training.tokens:
                     step.backward(total, weight=weight)
                 else:
                     step.backward(total / weight)
-            step.apply(optimizer, clip_norm=told.clip_norm, clip_value=told.clip_value)
+            step.apply(optimizer, clip_norm=training.clip_norm, clip_value=training.clip_value)
     stem = f"{out}/{os.environ['HETEROTRAIN_WORKER']}"
     torch.save(model.state_dict(), f"{stem}.pt")
     torch.save(buckets, f"{stem}.buckets")
@@ -128,14 +128,14 @@ def train(
 
 
 class Streamed(torch.utils.data.IterableDataset[tuple[torch.Tensor, ...]]):
-    """Samples in the order in which a data set with indices would be read."""
+    """The samples as an iterator, in the same order as from a data set with indices."""
 
     def __init__(self, samples: torch.utils.data.TensorDataset) -> None:
         self._samples = samples
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Be told the epoch before it is read."""
+        """Set the epoch before it is read."""
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -144,7 +144,7 @@ class Streamed(torch.utils.data.IterableDataset[tuple[torch.Tensor, ...]]):
 
 
 class Memory(torch.nn.Module):
-    """Holds so many rows, and no more."""
+    """A layer that runs out of memory above a number of rows."""
 
     def __init__(self, *, forward: int = 1 << 30, backward: int = 1 << 30) -> None:
         super().__init__()
@@ -184,7 +184,7 @@ def _watch_steps() -> list[dict[str, Any]]:
             "rate": step.numerics.learning_rate_scale, "numerics": before,
         })  # fmt: skip
 
-    Loop.commit = watched  # type: ignore[method-assign]  # put around it on purpose
+    Loop.commit = watched  # type: ignore[method-assign]  # a deliberate wrapper
     return found
 
 
@@ -206,7 +206,7 @@ def _watch_buckets() -> list[dict[str, list[torch.Tensor]]]:
         wait(self)
         found[-1]["sum"] = [flat.clone() for flat in self.flats]
 
-    Reducer.arm, Reducer._launch, Reducer.wait = armed, launched, waited  # type: ignore[method-assign]  # put around it on purpose
+    Reducer.arm, Reducer._launch, Reducer.wait = armed, launched, waited  # type: ignore[method-assign]  # a deliberate wrapper
     return found
 
 
@@ -215,7 +215,7 @@ def _watch_buckets() -> list[dict[str, list[torch.Tensor]]]:
 
 @dataclass(slots=True)
 class Twin:
-    """What plain torch comes to."""
+    """The result of plain torch."""
 
     weights: dict[str, torch.Tensor]
     losses: list[float] = field(default_factory=list)
@@ -229,8 +229,8 @@ def twin(
     """Train by the setup on whole batches.
 
     Args:
-        setup: what is trained.
-        epochs: passes.
+        setup: the training's setup.
+        epochs: number of epochs.
         batch: global batch of an epoch.
         rate: factor on the learning rate, from step, model, optimizer and data before the step.
         schedule: steps of the scheduler for each step of an epoch.

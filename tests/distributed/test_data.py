@@ -1,4 +1,4 @@
-"""Data sets of every kind, through every change of shares and members: each sample once, the weights of one process."""
+"""Data sets of every kind, with changes of shares and members: each sample once, and the weights of one process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ORDERS: dict[str, Any] = {"stream": stream_order, "shards": lambda epoch: shards
 def test_members_and_shares_change_while_data_are_read(
     operate: Callable[..., Operator], tmp_path: Path, kind: str
 ) -> None:
-    """One dies, one joins, one is told to go, then all are; others go on in the middle of an epoch."""
+    """One worker dies, one joins, one gets SIGTERM, then all do; other workers continue in the middle of the epoch."""
     operator = operate(epochs=3, checkpoint_uri=f"file://{tmp_path}/checkpoints")
     gates = [Gate(tmp_path, step) for step in (3, 6, 9)]
     faults = [gates[0].fault, gates[1].fault, {"place": "reducing", "step": 2}]
@@ -56,7 +56,7 @@ def test_members_and_shares_change_while_data_are_read(
 def test_members_and_shares_change_while_samples_are_loaded_ahead(
     operate: Callable[..., Operator], tmp_path: Path, kind: str
 ) -> None:
-    """What was loaded for other shares is thrown away; no sample is lost or repeated by that."""
+    """Samples loaded for earlier shares are discarded, and none of them is lost or repeated."""
     operator = operate(epochs=3)
     gates = [Gate(tmp_path, step) for step in (2, 9)]
     workers = [
@@ -81,7 +81,7 @@ def assert_finished(operator: Operator, workers: list[Worker], kind: str) -> Non
     """Fail unless these workers finished with the weights and samples of one process that reads the data in order."""
     operator.finish(workers)
     expected, ids = reference(epochs=3, order=ORDERS[kind])
-    if kind == "stream":  # its samples have no names but their places
+    if kind == "stream":  # its samples are identified by their positions only
         ids = {epoch: list(range(SAMPLES)) for epoch in ids}
     for worker in workers:
         assert worker.outcome is not None, worker.log()

@@ -1,4 +1,4 @@
-"""Whatever the shares, the weights are those of one process that trains on the global batch."""
+"""With any shares, the weights are those of one process that trains on the global batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from heterotrain.data.sample_log import lineage
 from heterotrain_core.contract.outcome import Ending
 
 GOLDEN = Path(__file__).with_name("golden_losses.json")
-"""Losses of ``SETUPS[0]``, as plain torch on one process had them when they were written down."""
+"""Recorded losses of ``SETUPS[0]`` with plain torch on one process."""
 SETUPS = [
     TrainingSetup(),
     TrainingSetup(tokens=True, clip_norm=1.0),
@@ -41,28 +41,28 @@ def run(operator: Operator, setup: TrainingSetup, *, shares: tuple[int, ...], **
 
 
 def steps(operator: Operator, worker: Worker) -> list[dict[str, Any]]:
-    """Return what each step of a worker was like."""
+    """Return a worker's record of each step."""
     found: list[dict[str, Any]] = json.loads((operator.folder / f"{worker.name}.json").read_text())["steps"]
     return found
 
 
-def vectors(chance: random.Random, count: int, total: int) -> list[tuple[int, ...]]:
+def vectors(rng: random.Random, count: int, total: int) -> list[tuple[int, ...]]:
     """Return random shares of three ranks, zero among them."""
     found = []
     for _ in range(count):
-        a, b = sorted(chance.randint(0, total) for _ in range(2))
+        a, b = sorted(rng.randint(0, total) for _ in range(2))
         found.append((a, b - a, total - b))
     return found
 
 
 @pytest.mark.parametrize("seed", range(len(SETUPS)))
 def test_any_shares_train_like_one_process(operate: Callable[..., Operator], seed: int) -> None:
-    """Other random shares in every step, cut into other micro-batches on every rank, with a short last step."""
-    setup, chance = SETUPS[seed], random.Random(seed)  # noqa: S311 - a seeded scenario, no secret
-    probe = tuple(vectors(chance, 5, 16))
-    micro = tuple(chance.randint(0, 5) for _ in range(3))
+    """Random shares that change in every step, different micro-batches on every rank, and a short last step."""
+    setup, rng = SETUPS[seed], random.Random(seed)  # noqa: S311  # a seeded scenario, not a secret
+    probe = tuple(vectors(rng, 5, 16))
+    micro = tuple(rng.randint(0, 5) for _ in range(3))
     operator = operate()
-    workers = run(operator, setup, shares=vectors(chance, 1, 16)[0], micro=micro, probe=probe, probe_steps=1)
+    workers = run(operator, setup, shares=vectors(rng, 1, 16)[0], micro=micro, probe=probe, probe_steps=1)
     expected = twin(setup, epochs=2)
     for worker in workers:
         assert distance(operator.weights(worker), expected.weights) < 1e-10

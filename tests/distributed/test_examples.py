@@ -1,4 +1,4 @@
-"""Every example in a small form, in each of the three ways to run it: the same numbers come out."""
+"""Every example in a small form gives the same result in each of the three ways to run it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SMALL = {
 
 
 def arguments(name: str) -> dict[str, object]:
-    """Return how the example is called where no operator says how long and in what steps it trains."""
+    """Return the example's arguments, including the epochs and the batch for runs without an operator."""
     path = str(ROOT / "deploy/examples" / name / "train.py")
     return {"path": path, "arguments": [*SMALL[name], "--epochs", str(EPOCHS), "--batch", str(BATCH)]}
 
 
 def started(zygote: Zygote, folder: Path, name: str, ranks: int) -> list[str]:
-    """Run one process as on a laptop, or several as torchrun starts them; return what they printed."""
+    """Run one process as on a laptop, or several as under torchrun; return their outputs."""
     port, inboxes, outputs = free_port(), [], []
     for rank in range(ranks):
         launcher = {
@@ -47,10 +47,10 @@ def started(zygote: Zygote, folder: Path, name: str, ranks: int) -> list[str]:
 
 
 def result(outputs: list[str]) -> float:
-    """Return what the last epoch's evaluation said, on the one rank that says it."""
+    """Return the result of the last epoch's evaluation, which only one rank logs."""
     line = rf"epoch {EPOCHS - 1} done \({EPOCHS} of {EPOCHS}\): (?:accuracy|bits_per_letter) (\S+)"
-    said = [re.findall(line, output) for output in outputs]
-    (value,) = [values[-1] for values in said if values]
+    found = [re.findall(line, output) for output in outputs]
+    (value,) = [values[-1] for values in found if values]
     return float(value)
 
 
@@ -58,7 +58,7 @@ def result(outputs: list[str]) -> float:
 def test_an_example_alone_under_torchrun_and_as_a_job(
     zygote: Zygote, operate: Callable[..., Operator], tmp_path: Path, name: str
 ) -> None:
-    """However it is divided, it learns the same; only dropout draws other numbers."""
+    """The result is the same for any division of the work, except for dropout's random numbers."""
     operator = operate(epochs=EPOCHS, batch_samples=BATCH, bucket_mib=25.0)
     workers = [operator.start(f"w{i}", script=SCRIPT, **arguments(name)) for i in range(2)]
     operator.until_ready(*workers)

@@ -1,36 +1,30 @@
-"""A rank whose own code is stuck: the others say so, with its stack, and go on when it does."""
+"""A rank whose own code is stuck: the others log it with its stack, and continue when it does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from distributed.harness import Operator, assert_same_weights, reference
+from distributed.harness import Gate, Operator, assert_same_weights, reference
 
 
 def test_the_stuck_rank_and_its_stack_are_named(operate: Callable[..., Operator], tmp_path: Path) -> None:
-    """Two ranks wait in a reduction for the third, which stands still in its script before backward."""
+    """Two ranks wait in a reduction for the third, which is stuck in its script before backward."""
     operator = operate(peer_timeout_s=0.3)
-    fault = {
-        "place": "step",
-        "step": 3,
-        "do": "wait",
-        "reached": str(tmp_path / "in"),
-        "release": str(tmp_path / "out"),
-    }
-    workers = [operator.start(f"w{i}", slow_s=0.1, fault=fault if i == 1 else None) for i in range(3)]
+    gate = Gate(tmp_path, 3)
+    workers = [operator.start(f"w{i}", slow_s=0.1, fault=gate.fault if i == 1 else None) for i in range(3)]
     operator.until_ready(*workers)
     operator.plan(workers)
     for worker in (workers[0], workers[2]):
-        operator.until(lambda w=worker: "code of its own" in w.log(), f"{worker.name} says who is stuck")  # type: ignore[misc]  # a default argument binds the loop's variable
-    (tmp_path / "out").touch()
+        operator.until(lambda w=worker: "code of its own" in w.log(), f"{worker.name} logs the stuck rank")  # type: ignore[misc]  # a default argument binds the loop's variable
+    gate.open()
     over = "the wait for gradient bucket 1 of"
-    operator.until(lambda: over in workers[0].log(), "the end of the wait is told")
+    operator.until(lambda: over in workers[0].log(), "the end of the wait is logged")
     operator.finish(workers)
-    said = workers[0].log()
-    assert "for gradient bucket 1 of" in said
-    assert "waited for: rank 1 (w1/0)\n" in said
-    stack = said.partition("rank 1 (w1/0) runs code of its own, at step 3:")[2].partition("rank ")[0]
+    log = workers[0].log()
+    assert "for gradient bucket 1 of" in log
+    assert "waited for: rank 1 (w1/0)\n" in log
+    stack = log.partition("rank 1 (w1/0) runs code of its own, at step 3:")[2].partition("rank ")[0]
     assert "in train\n" in stack
     assert "in at\n" in stack
     assert "waited for" not in workers[1].log()

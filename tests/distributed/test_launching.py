@@ -1,4 +1,4 @@
-"""Whole interpreters, as users start them: the launcher with several ranks in a pod, and torchrun."""
+"""Whole interpreters, started as by users: the launcher with several ranks in a pod, and torchrun."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import queue
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -17,6 +16,7 @@ from heterotrain_core.contract.config import TrainingConfig, encode_config
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_core.contract.plan import Member, Plan
 from support.ports import free_port
+from support.waiting import wait_until
 
 SCRIPT = """
 import json, os, pathlib, torch, heterotrain
@@ -36,7 +36,7 @@ torch.save(model.state_dict(), f"{os.environ['FOLDER']}/weights-{name}.pt")
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return variables that let a fresh interpreter find our packages, and keep the bytecode of all that it loads.
+    """Return variables with which a new interpreter finds the project's packages and keeps the bytecode of all modules.
 
     Without bytecode an interpreter with torch takes seven seconds of a core to start instead of three.
     """
@@ -63,15 +63,15 @@ def test_a_torchrun_script_runs_at_fixed_shares(tmp_path: Path) -> None:
 
 
 def test_two_ranks_in_one_pod(tmp_path: Path) -> None:
-    """The launcher starts them, the plan names both, and the pod leaves one word."""
+    """The launcher starts both, the plan names both, and the pod leaves one termination message."""
     peer_port, metrics_port = pair_of_ports(), pair_of_ports()
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "plan").mkdir()
     variables = {
         env.JOB_UID: "job-uid", env.JOB_NAME: "test", env.WORKER: "w0", env.WORKER_UID: "u0",
         env.WORKER_ADDRESS: "127.0.0.1", env.PEER_PORT: str(peer_port), env.METRICS_PORT: str(metrics_port),
-        env.PLAN_DIR: str(tmp_path / "plan"), env.TERMINATION_PATH: str(tmp_path / "word"), env.NUM_PROC_PER_WORKER: "2",
-        env.CONFIG: encode_config(TrainingConfig(epochs=2)),
+        env.PLAN_DIR: str(tmp_path / "plan"), env.TERMINATION_PATH: str(tmp_path / "termination"),
+        env.NUM_PROC_PER_WORKER: "2", env.CONFIG: encode_config(TrainingConfig(epochs=2)),
     }  # fmt: skip
     members = tuple(
         Member(
@@ -87,24 +87,25 @@ def test_two_ranks_in_one_pod(tmp_path: Path) -> None:
         name="w0", uid="u0", folder=tmp_path, peer_port=peer_port, metrics_port=metrics_port, inbox=queue.Queue()
     )  # fmt: skip
     try:
-        end_s = time.monotonic() + START_S
-        while not worker.ready():
+
+        def ready() -> bool:
             assert pod.poll() is None
-            assert time.monotonic() < end_s
-            time.sleep(0.05)
+            return worker.ready()
+
+        wait_until(ready, "the pod is ready", timeout_s=START_S, every_s=0.05)
         deliver(plan, worker)
         assert pod.wait(timeout=START_S) == 0
     finally:
         if pod.poll() is None:
             pod.terminate()
-    assert json.loads((tmp_path / "word").read_text())["ending"] == Ending.FINISHED
+    assert json.loads((tmp_path / "termination").read_text())["ending"] == Ending.FINISHED
     expected, _ = reference(epochs=2)
     for rank in range(2):
         assert_same_weights(dict(torch.load(tmp_path / f"weights-{rank}.pt")), expected)
 
 
 def pair_of_ports() -> int:
-    """Return a port whose successor is free, too."""
+    """Return a port whose successor is also free."""
     while True:
         port = free_port()
         if free_port() == port + 1:

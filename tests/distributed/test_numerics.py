@@ -1,4 +1,4 @@
-"""Formats, wire, learning rates, BatchNorm and little memory, on several ranks at once."""
+"""Number formats, compression, learning rates, BatchNorm and little memory, on several ranks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Operate = Callable[..., Operator]
 
 
 def start(operator: Operator, name: str, setup: TrainingSetup, **arguments: Any) -> Worker:
-    """Start a worker on a setup."""
+    """Start a worker with a training setup."""
     return operator.start(name, script="distributed.setups:train", setup=asdict(setup), **arguments)
 
 
-def told(operator: Operator, worker: Worker) -> dict[str, Any]:
-    """Return what a worker wrote about its steps."""
+def records(operator: Operator, worker: Worker) -> dict[str, Any]:
+    """Return a worker's records of its steps."""
     assert worker.code == 0, worker.log()
     found: dict[str, Any] = json.loads((operator.folder / f"{worker.name}.json").read_text())
     return found
@@ -38,7 +38,7 @@ def each_once(operator: Operator, setup: TrainingSetup, epochs: int) -> bool:
 
 
 def same_bits(operator: Operator, workers: list[Worker]) -> bool:
-    """Return whether all these workers ended with the very same weights."""
+    """Return whether all these workers ended with identical weights."""
     first, *others = (operator.weights(worker) for worker in workers)
     return all(torch.equal(first[name], other[name]) for other in others for name in first)
 
@@ -47,7 +47,7 @@ def same_bits(operator: Operator, workers: list[Worker]) -> bool:
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["undisturbed", "loss inside"])
-def test_batch_norm_counts_over_the_global_batch(operate: Operate, dies: bool) -> None:
+def test_batch_norm_covers_the_global_batch(operate: Operate, dies: bool) -> None:
     """Uneven and empty shares, a short last step, and a rank that dies while the others wait for its statistics."""
     setup = TrainingSetup(batch_norm=True)
     operator = operate()
@@ -62,12 +62,12 @@ def test_batch_norm_counts_over_the_global_batch(operate: Operate, dies: bool) -
             assert worker.code == -9
             continue
         assert distance(operator.weights(worker), expected.weights) < 1e-10, worker.log()
-        assert [s["loss"] for s in told(operator, worker)["steps"]] == pytest.approx(expected.losses, rel=1e-10)
+        assert [s["loss"] for s in records(operator, worker)["steps"]] == pytest.approx(expected.losses, rel=1e-10)
     assert each_once(operator, setup, 2)
 
 
 def test_batch_norm_is_not_cut_into_micro_batches(operate: Operate) -> None:
-    """A part's statistics would be others: said in one sentence that names the layer and ways out."""
+    """A micro-batch has other statistics, so the worker fails with a message that names the layer and alternatives."""
     operator = operate()
     worker = start(operator, "w0", TrainingSetup(batch_norm=True))
     operator.until_ready(worker)
@@ -84,7 +84,7 @@ def test_batch_norm_is_not_cut_into_micro_batches(operate: Operate) -> None:
 
 @pytest.mark.parametrize("precision", ["BF16", "FP16"])
 def test_half_precision_is_the_same_on_all_ranks(operate: Operate, tmp_path: Path, precision: str) -> None:
-    """Forward pass and wire are in the format; skipped steps, loss scale and weights agree, on a rank that joins later, too."""
+    """Forward pass and exchange use the format; skipped steps, loss scale and weights agree, also on a late joiner."""
     setup = TrainingSetup(dtype="float32", samples=96)
     operator = operate(precision=precision, compression=precision, epochs=4)
     workers = [start(operator, "w0", setup, fault=waiting(tmp_path, 14)), start(operator, "w1", setup)]
@@ -97,7 +97,7 @@ def test_half_precision_is_the_same_on_all_ranks(operate: Operate, tmp_path: Pat
     operator.until(lambda: all("plan 2.2" in w.log() for w in workers[:2]), "the plan is read")
     (tmp_path / "release").touch()
     operator.finish(workers)
-    first, second, late = (told(operator, worker) for worker in workers)
+    first, second, late = (records(operator, worker) for worker in workers)
     assert first["formats"] == late["formats"] == [{"BF16": "torch.bfloat16", "FP16": "torch.float16"}[precision]]
     assert first["steps"] == second["steps"]
     assert first["steps"][-len(late["steps"]) :] == late["steps"]
@@ -118,12 +118,12 @@ def test_half_precision_is_the_same_on_all_ranks(operate: Operate, tmp_path: Pat
         assert first["steps"][-1]["loss"] == pytest.approx(later.losses[-1], rel=0.1)
 
 
-# -- the wire ------------------------------------------------------------------------------------------------------
+# -- compression ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compression", ["FP16", "BF16"])
 def test_compressed_gradients_are_within_the_bound(operate: Operate, compression: str) -> None:
-    """Each element of each bucket in each step; a spike travels in full; all ranks hold the same sum."""
+    """For each element of each bucket in each step; a spike is sent uncompressed; all ranks have the same sum."""
     setup = TrainingSetup(dtype="float32", samples=96, spike=(5, 1e6), clip_norm=1.0)
     operator = operate(compression=compression)
     workers = [start(operator, f"w{i}", setup, record=True) for i in range(3)]
@@ -141,10 +141,10 @@ def test_compressed_gradients_are_within_the_bound(operate: Operate, compression
             error = (sums[0].double() - own.sum(0)).abs()
             packed = bool(attempts[0]["packed"][index])
             assert packed == (compression == "BF16" or number > 0)
-            # In fp16, the last sum's largest element was put between 2^7 and 2^8, so 1/s is at most its 2^-7.
+            # In fp16, the last sum's largest element was scaled to between 2^7 and 2^8, so 1/s is at most 2^-7 of it.
             tiny = 3 * 2.0**-32 * float(ranks[0][number - 1]["sum"][index].abs().max()) if number else 0.0
             allowed = 3 * ROUNDOFF[compression] * own.abs().sum(0) * 1.01 + (tiny if compression == "FP16" else 0.0)
-            if compression == "FP16" and number in (0, 5):  # nothing known yet; did not fit
+            if compression == "FP16" and number in (0, 5):  # no scale yet; did not fit
                 allowed = 3 * 2.0**-24 * own.abs().sum(0)
             assert bool((error <= allowed).all()), (number, index)
             if compression == "BF16" or number not in (0, 5):
@@ -156,7 +156,7 @@ def test_compressed_gradients_are_within_the_bound(operate: Operate, compression
 
 
 def test_a_larger_batch_warms_up_to_its_rate(operate: Operate, tmp_path: Path) -> None:
-    """Linear rule: twice the batch, four steps to twice the rate, schedules twice as fast, also on a rank that joins."""
+    """Linear rule: twice the batch, four steps to twice the rate, schedules twice as fast, also on a late joiner."""
     setup = TrainingSetup(samples=96, decay=0.95)
     operator = operate(epochs=4, learning_rate_scaling="Linear", learning_rate_warmup_samples=128)
     first, second = tmp_path / "first", tmp_path / "second"
@@ -184,14 +184,14 @@ def test_a_larger_batch_warms_up_to_its_rate(operate: Operate, tmp_path: Path) -
         schedule=lambda epoch: 2 if epoch else 1,
     )  # fmt: skip
     for worker in workers:
-        found = [s["rate"] for s in told(operator, worker)["steps"]]
+        found = [s["rate"] for s in records(operator, worker)["steps"]]
         assert found == rates[-len(found) :]
         assert distance(operator.weights(worker), expected.weights) < 1e-10
-    assert len(told(operator, workers[2])["steps"]) < 8
+    assert len(records(operator, workers[2])["steps"]) < 8
 
 
 class AdaScale:
-    """The rule by its definition, from every micro-batch's own gradient: for AdamW, of preconditioned gradients."""
+    """The rule by its definition, from each micro-batch's own gradient; for AdamW, from preconditioned gradients."""
 
     def __init__(self, sizes: list[int], *, base: int) -> None:
         self._sizes, self._base = sizes, base
@@ -201,7 +201,7 @@ class AdaScale:
     def __call__(
         self, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor
     ) -> float:
-        """Return the factor for a step, from the steps before the last one; then look at this one's gradients."""
+        """Return the factor for a step from the steps before the last one; then evaluate this step's gradients."""
         signal, noise, weight = self._means
         batch, factor = len(x), 1.0
         if weight >= 1 - 0.999**10.001:
@@ -240,7 +240,7 @@ class AdaScale:
 
 
 def test_adascale_follows_preconditioned_noise(operate: Operate, tmp_path: Path) -> None:
-    """AdamW at four times the base batch: factor and weights are those of the rule computed from the definition."""
+    """AdamW at four times the base batch: factor and weights match the rule's definition."""
     setup = TrainingSetup(samples=128, adam=True)
     operator = operate(epochs=4, batch_samples=8, learning_rate_scaling="AdaScale", learning_rate_warmup_samples=0)
     workers = [start(operator, f"w{i}", setup) for i in range(2)]
@@ -250,7 +250,7 @@ def test_adascale_follows_preconditioned_noise(operate: Operate, tmp_path: Path)
     rule = AdaScale(cuts((21, 11), (8, 0)), base=8)
     expected: Twin = twin(setup, epochs=4, batch=lambda _epoch: 32, rate=rule)
     for worker in workers:
-        assert [s["rate"] for s in told(operator, worker)["steps"]] == pytest.approx(rule.factors, rel=1e-9)
+        assert [s["rate"] for s in records(operator, worker)["steps"]] == pytest.approx(rule.factors, rel=1e-9)
         assert distance(operator.weights(worker), expected.weights) < 1e-9
     assert rule.factors[0] == 1.0
     assert 1.05 < rule.factors[-1] < 2.0
@@ -260,7 +260,7 @@ def test_adascale_follows_preconditioned_noise(operate: Operate, tmp_path: Path)
 
 
 def test_little_memory_on_some_ranks_costs_only_time(operate: Operate, tmp_path: Path) -> None:
-    """One rank runs out in backward while the others add its buckets up, one in forward before anybody noticed."""
+    """One rank runs out of memory in backward, during the others' reduction, and another one in forward."""
     setup = TrainingSetup()
     operator = operate()
     workers = [

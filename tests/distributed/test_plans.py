@@ -1,4 +1,4 @@
-"""New revisions change shares at their boundary, on all ranks at once, whoever heard of them first."""
+"""New revisions change shares at their boundary, on all ranks in the same step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def shares_by_step(folder: Path) -> dict[int, tuple[int, ...]]:
 
 
 def waiting(tmp: Path, step: int) -> dict[str, object]:
-    """Return a fault that holds a worker in a step until the test lets it go."""
+    """Return a fault that holds a worker in a step until the test creates the file ``release``."""
     return {
         "place": "step",
         "step": step,
@@ -52,7 +52,7 @@ def trained(operator: Operator, workers: list[Worker], *, epochs: int = 2) -> No
 def test_a_revision_takes_effect_at_its_boundary(
     operate: Operate, tmp_path: Path, boundary: Boundary, switch: int
 ) -> None:
-    """Only one worker is told; the others get the bytes from it, and all switch at the same step."""
+    """Only one worker gets the revision; the others receive its bytes from it, and all switch at the same step."""
     operator = operate()
     workers = [operator.start("w0", fault=waiting(tmp_path, 2)), operator.start("w1"), operator.start("w2")]
     operator.until_ready(*workers)
@@ -93,7 +93,7 @@ def test_batch_and_learning_rate_change_at_the_boundary(operate: Operate, tmp_pa
 
 
 def test_a_new_batch_is_probed_and_outlives_a_member(operate: Operate, tmp_path: Path) -> None:
-    """It takes effect within an epoch, its probe divides it, and so do the survivors of a loss: each sample once."""
+    """A new batch applies within an epoch, with the probe's shares and those of the survivors of a loss."""
     operator = operate()
     doomed = {"place": "backward", "step": 4}
     workers = [
@@ -103,8 +103,8 @@ def test_a_new_batch_is_probed_and_outlives_a_member(operate: Operate, tmp_path:
     operator.plan(workers, shares=(6, 5, 5))
     operator.until((tmp_path / "reached").exists, "step 1")
     operator.plan(
-        workers, new_generation=False, batch_samples=20, shares=(10, 6, 4), probe=((12, 5, 3), (8, 7, 5)), probe_steps=1,
-        boundary=Boundary(kind=BoundaryKind.STEPS, every_steps=2),
+        workers, new_generation=False, batch_samples=20, shares=(10, 6, 4),
+        probe=((12, 5, 3), (8, 7, 5)), probe_steps=1, boundary=Boundary(kind=BoundaryKind.STEPS, every_steps=2),
     )  # fmt: skip
     operator.until(lambda: all("plan 1.2" in w.log() for w in workers), "the plan is read")
     (tmp_path / "release").touch()
@@ -121,7 +121,7 @@ def test_a_new_batch_is_probed_and_outlives_a_member(operate: Operate, tmp_path:
 
 
 def test_a_foreign_and_an_older_plan_are_refused(operate: Operate, tmp_path: Path) -> None:
-    """What does not belong to the job, or is older than what is held, changes nothing."""
+    """A plan of another job, an older plan and a broken plan change nothing."""
     operator = operate()
     workers = [operator.start("w0", fault=waiting(tmp_path, 2)), operator.start("w1")]
     operator.until_ready(*workers)

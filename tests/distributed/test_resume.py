@@ -1,4 +1,4 @@
-"""A job that stopped goes on elsewhere with everything that it had: not only weights, but all that steers how they change."""
+"""A stopped job continues on other workers with its whole state: weights, and all state that controls their changes."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from pathlib import Path
 import pytest
 from distributed.harness import Gate, Operator
 from distributed.setups import TrainingSetup, distance, twin
-from distributed.test_numerics import each_once, start, told
+from distributed.test_numerics import each_once, records, start
 from heterotrain.checkpoints.checkpoint import CheckpointFolder
 from heterotrain_core.contract.outcome import Ending
 
 EPOCHS, BATCH, WARM_UP = 4, 32, 256
 STOP = 4
-"""The step in which all are told to go: in the middle of an epoch and of the rate's warm-up."""
+"""The step in which all workers get SIGTERM: in the middle of an epoch and of the learning rate's warm-up."""
 
 
 @pytest.mark.parametrize("precision", ["FP32", "FP16"])
-def test_another_number_of_ranks_goes_on_with_all_state(
+def test_another_number_of_ranks_continues_with_all_state(
     operate: Callable[..., Operator], tmp_path: Path, precision: str
 ) -> None:
-    """Three ranks leave a checkpoint, two go on: loss scale, rate, schedule, noise, BatchNorm's buffers, a stream's cursor."""
+    """Three ranks leave a checkpoint and two continue.
+
+    Checked are loss scale, rate, schedule, noise, BatchNorm's buffers and a stream's cursor.
+    """
     exact = precision == "FP32"
     setup = TrainingSetup(
         batch_norm=True, decay=0.98, stream=True, **({} if exact else {"dtype": "float32", "spike": (1, 1e4)})
@@ -52,7 +55,7 @@ def test_another_number_of_ranks_goes_on_with_all_state(
     operator.until_ready(*resumed)
     operator.plan(resumed, batch_samples=BATCH, shares=(20, 12))
     operator.finish(resumed)
-    found = [told(operator, worker)["steps"] for worker in resumed]
+    found = [records(operator, worker)["steps"] for worker in resumed]
     for steps in found:
         assert steps[0]["step"] == STOP + 1
         assert steps[0]["numerics"] == json.loads(json.dumps(numerics))

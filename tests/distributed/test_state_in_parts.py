@@ -1,4 +1,4 @@
-"""A large state is written by all ranks together and read by any number of them; and survivors need no checkpoint."""
+"""All ranks write a large state together, and any number of ranks can read it; survivors need no checkpoint."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Operate = Callable[..., Operator]
 SCRIPT = "distributed.data_scripts:train"
 
 
-def test_everybody_leaves_and_others_read_the_parts(operate: Operate, tmp_path: Path) -> None:
-    """Three ranks write a third each when all are told to go; two continue at the very next step."""
+def test_all_leave_and_others_read_the_parts(operate: Operate, tmp_path: Path) -> None:
+    """When all get SIGTERM, three ranks write a third each; two others continue at the next step."""
     operator = operate(epochs=3, checkpoint_uri=f"file://{tmp_path}/checkpoints")
     gates = [Gate(tmp_path, 4, name=f"w{i}-") for i in range(3)]
     workers = [operator.start(f"w{i}", script=SCRIPT, in_parts=True, fault=gates[i].fault) for i in range(3)]
@@ -44,7 +44,7 @@ def test_everybody_leaves_and_others_read_the_parts(operate: Operate, tmp_path: 
 
 
 def test_a_rank_is_lost_while_parts_are_written(operate: Operate, tmp_path: Path) -> None:
-    """Parts without a whole are no checkpoint; the survivors write theirs, and whoever comes later reads those."""
+    """An incomplete set of parts is not a checkpoint; the survivors write their own, and later workers read these."""
     operator = operate(epochs=3, checkpoint_uri=f"file://{tmp_path}/checkpoints", checkpoint_interval_s=0.0)
     fault = {"place": "reducing", "step": 6}
     workers = [operator.start(f"w{i}", script=SCRIPT, in_parts=True, fault=fault if i == 2 else None) for i in range(3)]
@@ -60,8 +60,8 @@ def test_a_rank_is_lost_while_parts_are_written(operate: Operate, tmp_path: Path
     assert "continuing from the checkpoint of step 18" in later.log()
 
 
-def test_a_folder_that_others_do_not_see(operate: Operate) -> None:
-    """Parts that do not appear are not waited for again: one rank writes everything, and training never stops."""
+def test_a_folder_that_other_workers_do_not_see(operate: Operate) -> None:
+    """After missing parts once, one rank writes everything without further waits, and training never stops."""
     operator = operate(epochs=3, checkpoint_uri="here", checkpoint_interval_s=0.0)
     options = {"script": SCRIPT, "in_parts": True, "unshared": True, "slow_s": 0.05}
     workers = [operator.start(f"w{i}", **options) for i in range(2)]
@@ -77,7 +77,7 @@ def test_a_folder_that_others_do_not_see(operate: Operate) -> None:
 
 @pytest.mark.parametrize("place", ["step", "launched", "backward", "reducing", "reduced", "applied"])
 def test_the_last_survivor_holds_the_state(operate: Operate, place: str) -> None:
-    """Two of three die at once at any place of a step, and there is no checkpoint: the third has all that is needed."""
+    """Two of three die at once at any place of a step, without a checkpoint: the third has the whole state."""
     operator = operate(epochs=2, checkpoint_uri=None)
     fault = {"place": place, "step": 5}
     workers = [operator.start(f"w{i}", script=SCRIPT, fault=fault if i else None) for i in range(3)]

@@ -26,7 +26,7 @@ def events_of(path: Path) -> Iterator[Any]:
 
 
 def read(folder: Path) -> tuple[dict[str, dict[int, float]], list[str]]:
-    """Return curves by tag and step, and texts; a file's start drops what older files say of its steps and later ones."""
+    """Return curves by tag and step, and texts; a file's start drops older values of its first and later steps."""
     curves: dict[str, dict[int, float]] = {}
     texts: list[str] = []
     for path in sorted(folder.iterdir()):
@@ -59,10 +59,10 @@ def losses(*, epochs: int) -> dict[int, float]:
 
 
 def test_the_files_survive_the_loss_of_their_writer(operate: Callable[..., Operator], tmp_path: Path) -> None:
-    """Every step's loss is there once, whoever wrote it, and the change is told in words."""
+    """Every step's loss appears once, also after the change of the writer, and a text describes the change."""
     operator = operate()
     folder = str(tmp_path / "tensorboard")
-    fault = {"place": "step", "step": 4}  # before it has added anything: nobody can commit the step without the others
+    fault = {"place": "step", "step": 4}  # before its reduction: no rank can commit the step without it
     workers = [
         operator.start(f"w{i}", tensorboard_dir=folder, slow_s=0.02, fault=fault if i == 0 else None) for i in range(3)
     ]
