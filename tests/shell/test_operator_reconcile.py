@@ -21,7 +21,7 @@ from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.reconcile import PLANNING_PART
 from heterotrain_operator.engine.resync import relist
-from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Refused, Unavailable
+from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected, Unavailable
 from heterotrain_operator.settings import Settings
 from support.fake_cluster import FakeCluster, a_running_job, job_body, node_body
 from support.fakes import FakeKube
@@ -121,7 +121,7 @@ async def test_the_status_counts_a_failed_worker_before_its_pod_is_removed() -> 
 async def test_a_refused_pod_is_reported_in_the_status_and_tried_again() -> None:
     kube = FakeKube()
     app = an_app(kube)
-    kube.fail = failing("create", "pods", Refused("exceeded quota: team", status_code=403))
+    kube.fail = failing("create", "pods", Rejected("exceeded quota: team", status_code=403))
     await app.reconciler.run_once(KEY)
     again_s = await app.reconciler.run_once(KEY)
     status = kube.objects["heterotrainjobs", "ns", "job"]["status"]
@@ -145,7 +145,7 @@ async def test_a_missing_right_is_reported_in_the_status_and_tried_again(verb: s
     kube = FakeKube()
     now_s = 0.0
     app = an_app(kube, clocks=Clocks(monotonic=lambda: now_s))
-    kube.fail = failing(verb, plural, Refused(f"{plural} is forbidden", status_code=403))
+    kube.fail = failing(verb, plural, Rejected(f"{plural} is forbidden", status_code=403))
     first_s = await app.reconciler.run_once(KEY)
     await app.reconciler.run_once(KEY)
     assert condition(kube, "Scheduled")[0] == "PodsRejected"
@@ -176,7 +176,7 @@ async def test_a_refused_plan_does_not_count_as_written_and_is_tried_again_later
     cluster.edit(lambda spec: spec["training"].update(rebalance={"boundary": "Never"}))
     cluster.job["metadata"]["resourceVersion"] = "50"
     app.store.jobs.put(parse_job(cluster.job))
-    kube.fail = failing("replace", "configmaps", Refused("field is immutable", status_code=422))
+    kube.fail = failing("replace", "configmaps", Rejected("field is immutable", status_code=422))
     desired = cluster.status["plan"]["desired"]
     for _ in range(4):
         await app.reconciler.run_once(KEY)
@@ -275,7 +275,7 @@ async def test_a_template_is_checked_once_for_each_generation_of_the_spec() -> N
 async def test_a_refused_template_is_checked_again_later_because_a_policy_may_change() -> None:
     kube = FakeKube()
     app = an_app(kube)
-    kube.fail = failing("dry-run", "pods", Refused("violates PodSecurity", status_code=403))
+    kube.fail = failing("dry-run", "pods", Rejected("violates PodSecurity", status_code=403))
     again_s = await app.reconciler.run_once(KEY)
     status = kube.objects["heterotrainjobs", "ns", "job"]["status"]
     assert status["state"] == "Invalid"
@@ -287,7 +287,7 @@ async def test_an_invalid_template_is_checked_less_and_less_often() -> None:
     kube = FakeKube()
     now_s = 0.0
     app = an_app(kube, clocks=Clocks(monotonic=lambda: now_s))
-    kube.fail = failing("dry-run", "pods", Refused("unknown field", status_code=400))
+    kube.fail = failing("dry-run", "pods", Rejected("unknown field", status_code=400))
     waits_s = []
     for _ in range(7):
         again_s = await app.reconciler.run_once(KEY)

@@ -27,7 +27,7 @@ from heterotrain_operator.decide.status.events import JobEvent
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.memory import JobMemory
 from heterotrain_operator.engine.metrics import OperatorMetrics
-from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Refused
+from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected
 from heterotrain_operator.kube.events import publish
 from heterotrain_operator.kube.resources import BY_KIND, CONFIG_MAPS, JOBS, PODS
 from heterotrain_operator.kube.verbs import Kube
@@ -117,7 +117,7 @@ class Actor:
         memory.refusals.pop(step, None)
         other: BaseException | None = None
         for answer in answers:
-            if isinstance(answer, Refused):
+            if isinstance(answer, Rejected):
                 memory.refusals[step] = str(answer)
             elif answer is not None:
                 other = answer
@@ -156,7 +156,7 @@ class Actor:
         """Put an existing plan that the watch has not delivered into the store, so that the next pass starts from it.
 
         Raises:
-            Refused: the ConfigMap does not belong to the job.
+            Rejected: the ConfigMap does not belong to the job.
         """
         namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
         found = await self._kube.get(CONFIG_MAPS, namespace, name)
@@ -254,9 +254,9 @@ def _controls(job: JobView, body: Mapping[str, Any]) -> bool:
     return any(each["uid"] == job.uid and each.get("controller") for each in owners)
 
 
-def _name_in_use(body: Mapping[str, Any]) -> Refused:
+def _name_in_use(body: Mapping[str, Any]) -> Rejected:
     kind, name = body["kind"], body["metadata"]["name"]
-    return Refused(
+    return Rejected(
         f"a {kind} named {name} exists and does not belong to this job: delete or rename it, or rename the job",
         status_code=409,
     )

@@ -24,7 +24,7 @@ from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.memory import JobMemory
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
-from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Refused, Throttled, Unavailable
+from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected, Throttled, Unavailable
 from heterotrain_operator.kube.resources import PODS
 from heterotrain_operator.kube.verbs import Kube
 
@@ -223,7 +223,7 @@ class Reconciler:
         try:
             with suppress(Conflict):
                 await self._kube.create(PODS, pod, dry_run=True)
-        except Refused as error:
+        except Rejected as error:
             if "exceeded quota" in str(error):
                 return None  # not about the pod, and the quota may have changed when the pod is created
             reason = "PodsForbidden" if error.status_code == _FORBIDDEN else "InvalidTemplate"

@@ -18,7 +18,7 @@ from heterotrain_core.contract import keys
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
-from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Refused, Throttled, Unavailable
+from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected, Throttled, Unavailable
 from heterotrain_operator.kube.resources import Resource
 from heterotrain_operator.kube.verbs import Body, Kube
 
@@ -130,4 +130,4 @@ def _error(status: int, raw: bytes, headers: Mapping[str, str]) -> KubeError:
         case _ if status >= 500:  # noqa: PLR2004  # the server's own failures
             return Unavailable(message)
         case _:
-            return Refused(message, status_code=status)
+            return Rejected(message, status_code=status)

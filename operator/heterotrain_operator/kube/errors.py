@@ -3,7 +3,7 @@
 KubeError
 ├── NotFound        the object, its namespace or its kind does not exist
 ├── Conflict        the object has changed meanwhile, or exists already: read it again at once
-├── Refused         the API server refuses the request (invalid, forbidden, quota): repeating it is useless
+├── Rejected         the API server refuses the request (invalid, forbidden, quota): repeating it is useless
 ├── Throttled       the API server requests a pause of ``retry_after_s``
 └── Unavailable     the API server can't be reached, fails, or does not answer in time
 """
@@ -23,7 +23,7 @@ class Conflict(KubeError):  # noqa: N818  # an adjective reads better in except 
     """The object has changed meanwhile, or exists already."""
 
 
-class Refused(KubeError):  # noqa: N818  # an adjective reads better in except clauses
+class Rejected(KubeError):  # noqa: N818  # an adjective reads better in except clauses
     """The API server refuses the request. ``status_code`` is 400, 401, 403, 405, 413 or 422."""
 
     def __init__(self, message: str, *, status_code: int) -> None:

@@ -13,7 +13,7 @@ Body = dict[str, Any]
 class Kube(Protocol):
     """What the engine needs of the API server.
 
-    Every verb raises one of the errors in ``kube.errors``: ``NotFound``, ``Conflict``, ``Refused``, ``Throttled`` or
+    Every verb raises one of the errors in ``kube.errors``: ``NotFound``, ``Conflict``, ``Rejected``, ``Throttled`` or
     ``Unavailable``.
     """
 

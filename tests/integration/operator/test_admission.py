@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from heterotrain_operator.kube.errors import Refused
+from heterotrain_operator.kube.errors import Rejected
 from heterotrain_operator.kube.resources import JOBS
 from support.api_cluster import ROOT, Cluster
 
@@ -185,9 +185,9 @@ async def test_invalid_input_is_refused_with_a_message(cluster: Cluster, case: s
     change, sentence = REFUSED[case]
     job = cluster.job()
     change(job)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Rejected) as rejected:
         await cluster.kube.create(JOBS, job, dry_run=True)
-    assert sentence in str(refused.value)
+    assert sentence in str(rejected.value)
 
 
 ACCEPTED: dict[str, Change] = {
@@ -247,9 +247,9 @@ CHANGES: dict[str, tuple[Body, str]] = {
 async def test_immutable_fields_of_a_running_job(cluster: Cluster, case: str) -> None:
     patch, sentence = CHANGES[case]
     await cluster.create(cluster.job())
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Rejected) as rejected:
         await cluster.edit(patch)
-    assert sentence in str(refused.value)
+    assert sentence in str(rejected.value)
 
 
 async def test_training_can_change_while_the_job_is_suspended_and_rebalancing_always(cluster: Cluster) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_operator.kube.client import KubeClient
-from heterotrain_operator.kube.errors import Refused, Unavailable
+from heterotrain_operator.kube.errors import Rejected, Unavailable
 from heterotrain_operator.kube.resources import JOBS, PODS
 from heterotrain_operator.kube.verbs import Body
 from support.api_cluster import Cluster, Operator
@@ -52,9 +52,9 @@ async def test_scale_reads_and_sets_the_maximum_number_of_workers(cluster: Clust
 )
 async def test_scale_keeps_to_the_rules_of_the_job(cluster: Cluster, replicas: int, sentence: str) -> None:
     await cluster.create(a_job(cluster, maxReplicas=6))
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Rejected) as rejected:
         await Scale(cluster).set(replicas)
-    assert sentence in str(refused.value)
+    assert sentence in str(rejected.value)
     assert (await Scale(cluster).read())["spec"]["replicas"] == 6
 
 

@@ -9,7 +9,7 @@ from heterotrain_operator.cluster_state.parse import parse_job
 from heterotrain_operator.decide.objects.objects import build_disruption_budget, build_plan_object, build_service
 from heterotrain_operator.decide.objects.pods import build_pod
 from heterotrain_operator.kube.client import KubeClient
-from heterotrain_operator.kube.errors import Conflict, NotFound, Refused
+from heterotrain_operator.kube.errors import Conflict, NotFound, Rejected
 from heterotrain_operator.kube.events import publish
 from heterotrain_operator.kube.resources import CONFIG_MAPS, DISRUPTION_BUDGETS, EVENTS, JOBS, PODS, SERVICES
 from heterotrain_operator.kube.verbs import Body
@@ -99,7 +99,7 @@ async def test_a_dry_run_finds_errors_that_the_schema_does_not_cover(cluster: Cl
     body["spec"]["template"]["spec"]["containers"][0]["imagePullPolice"] = "Always"
     job = parse_job(await cluster.create(body))
     assert job.spec is not None
-    with pytest.raises(Refused, match="imagePullPolice"):
+    with pytest.raises(Rejected, match="imagePullPolice"):
         await kube.create(PODS, build_pod(job, job.spec.worker_pools[0], 0, plan_version=""), dry_run=True)
     assert await cluster.pods() == {}
 
