@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from dataclasses import replace
 
 import pytest
-from heterotrain_core.contract import metrics
+from heterotrain_core.contract import keys, metrics
 from heterotrain_operator.cluster_state.parse import parse_job
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import MemberId
@@ -14,7 +16,7 @@ from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.poller import Poller
 from heterotrain_operator.engine.queue import Queue
-from heterotrain_operator.prom.errors import PromUnavailable
+from heterotrain_operator.prom.errors import PromBadAnswer, PromUnavailable
 from heterotrain_operator.prom.queries import Series
 from heterotrain_operator.settings import PrometheusSettings
 from support.fake_cluster import FakeCluster
@@ -48,6 +50,13 @@ class Bench:
         store = Store()
         self.job = parse_job(self.cluster.job)
         store.jobs.put(self.job)
+        assert self.cluster.plan is not None
+        plan = self.cluster.plan_json
+        plan["members"][0] |= {"worker": "job-w0", "worker_uid": "uid-a"}
+        self.cluster.plan["data"][keys.PLAN_KEY] = json.dumps(plan)
+        plan_object = self.cluster.plan_view
+        assert plan_object is not None
+        store.plans.put(plan_object)
         loop = asyncio.get_running_loop()
         self.started_s = loop.time()
         self.poller = Poller(
@@ -198,4 +207,85 @@ async def test_after_slow_reads_the_poller_rests_as_long() -> None:
     assert bench.prom.queries == before, "two answers of 3 s, then 6 s of rest"
     await asyncio.sleep(1)
     assert bench.prom.queries == before + 1
+    task.cancel()
+
+
+async def test_one_odd_label_costs_one_series() -> None:
+    """A number of 5,000 digits must not end the operator: Python refuses to convert it."""
+    bench = Bench(FakeProm())
+    bench.answer(step=1, at_s=0)
+    good = bench.prom.answers if bench.prom else None
+
+    def answers(promql: str) -> tuple[Series, ...]:
+        assert good is not None
+        odd = {"__name__": metrics.STEP, **LABELS, "local_rank": "9" * 5000}
+        return (*good(promql), Series(odd, 3.0))
+
+    assert bench.prom is not None
+    bench.prom.answers = answers
+    task = asyncio.create_task(bench.poller.run())
+    await asyncio.sleep(2)
+    assert not task.done()
+    telemetry = bench.poller.telemetry_of(bench.job)
+    assert telemetry.gauges[MemberId("uid-a", 0)].step == 1
+    assert telemetry.dropped.startswith("series were dropped: 2 with invalid labels; e.g. local_rank=999")
+    assert len(telemetry.dropped) <= 200
+    task.cancel()
+
+
+async def test_series_of_other_jobs_pods_are_dropped() -> None:
+    bench = Bench(FakeProm())
+    stranger = {**LABELS, "worker_uid": "uid-stranger"}
+    bench.answer(step=10**12, at_s=0, labels=stranger)
+    orphan, *_ = bench.cluster.pod_views
+    bench.poller._store.pods.put(replace(orphan, uid="uid-orphan", owner_uid=""))
+    task = asyncio.create_task(bench.poller.run())
+    await asyncio.sleep(1)
+    telemetry = bench.poller.telemetry_of(bench.job)
+    assert (telemetry.gauges, telemetry.newest_sample_s) == ({}, 0.0)
+    assert telemetry.dropped == "series were dropped: 2 of other workers; e.g. worker_uid=uid-stranger"
+    bench.answer(step=10**12, at_s=1, labels={**LABELS, "worker_uid": "uid-orphan"})
+    await asyncio.sleep(1)
+    assert bench.poller.telemetry_of(bench.job).gauges == {}
+    task.cancel()
+
+
+async def test_a_scrape_in_the_far_future_is_dropped() -> None:
+    bench = Bench(FakeProm())
+    bench.answer(step=1, at_s=1e9)
+    task = asyncio.create_task(bench.poller.run())
+    await asyncio.sleep(40)
+    telemetry = bench.poller.telemetry_of(bench.job)
+    assert (telemetry.newest_sample_s, telemetry.reason) == (0.0, "Stale")
+    task.cancel()
+
+
+async def test_an_answer_that_is_too_large_is_a_problem_of_the_job() -> None:
+    prom = FakeProm()
+    bench = Bench(prom)
+    prom.error = PromBadAnswer("the answer of Prometheus is larger than 32 MiB")
+    task = asyncio.create_task(bench.poller.run())
+    await asyncio.sleep(10)
+    telemetry = bench.poller.telemetry_of(bench.job)
+    assert (telemetry.reason, telemetry.problem) == ("InvalidAnswer", "the answer of Prometheus is larger than 32 MiB")
+    task.cancel()
+
+
+async def test_an_unexpected_error_does_not_end_the_reads() -> None:
+    bench = Bench(FakeProm())
+    assert bench.prom is not None
+
+    def fail(_: str) -> tuple[Series, ...]:
+        raise ArithmeticError("x" * 1000)
+
+    bench.prom.answers = fail
+    task = asyncio.create_task(bench.poller.run())
+    await asyncio.sleep(2)
+    telemetry = bench.poller.telemetry_of(bench.job)
+    assert telemetry.reason == "InvalidAnswer"
+    assert len(telemetry.problem) <= 200
+    bench.answer(step=1, at_s=2)
+    await asyncio.sleep(1)
+    assert not task.done()
+    assert bench.poller.telemetry_of(bench.job).problem == ""
     task.cancel()

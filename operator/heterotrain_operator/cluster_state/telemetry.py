@@ -103,6 +103,7 @@ class Telemetry:
     Attributes:
         problem: why the newest read failed, in one sentence; empty after a success.
         reason: the same as one CamelCase word.
+        dropped: the series of the newest read that were not accepted, in one sentence; empty for none.
         newest_sample_s: time of the newest scrape of any member; 0 without one.
         scrape_interval_s: seconds between the two newest scrapes; ``None`` before the second one.
         gauges: by member.
@@ -115,6 +116,7 @@ class Telemetry:
 
     problem: str = ""
     reason: str = "Fresh"
+    dropped: str = ""
     newest_sample_s: float = 0.0
     scrape_interval_s: float | None = None
     gauges: Mapping[MemberId, MemberGauges] = field(default_factory=dict)

@@ -9,6 +9,7 @@ import asyncio
 from typing import Protocol
 
 import structlog
+from heterotrain_core.contract.codec import Refused, decode_plan
 
 from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.cluster_state.store import Store
@@ -18,8 +19,9 @@ from heterotrain_operator.decide.grants.persisted import compute_time
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
-from heterotrain_operator.prom.errors import PromError
-from heterotrain_operator.prom.history import Speed, TelemetryHistory
+from heterotrain_operator.prom.accepted import Dropped, quoted
+from heterotrain_operator.prom.errors import PromBadAnswer, PromError
+from heterotrain_operator.prom.history import FORGET_S, Speed, TelemetryHistory
 from heterotrain_operator.prom.queries import (
     Series,
     everything_of,
@@ -71,6 +73,8 @@ class Poller:
         self._clocks = clocks
         self._histories: dict[str, TelemetryHistory] = {}
         self._good_s: dict[str, float] = {}
+        self._members: dict[str, tuple[str, dict[str, str]]] = {}
+        """By job, the resource version of its plan and the plan's workers."""
 
     def telemetry_of(self, job: JobView) -> Telemetry:
         """Return a job's telemetry as of the newest read."""
@@ -86,21 +90,38 @@ class Poller:
             started_s = self._clocks.monotonic()
             jobs = [job for job in self._store.jobs.all().values() if _trains(job)]
             gate = asyncio.Semaphore(PARALLEL_READS)
-            await asyncio.gather(*(self._read(job, self._prom, gate) for job in jobs))
+            await asyncio.gather(*(self._read_isolated(job, self._prom, gate) for job in jobs))
             existing = {job.uid for job in self._store.jobs.all().values()}
             self._histories = {uid: history for uid, history in self._histories.items() if uid in existing}
             self._good_s = {uid: good_s for uid, good_s in self._good_s.items() if uid in existing}
+            self._members = {uid: members for uid, members in self._members.items() if uid in existing}
             took_s = self._clocks.monotonic() - started_s
             await asyncio.sleep(max(self._settings.poll_s - took_s, took_s * REST_FACTOR))
+
+    async def _read_isolated(self, job: JobView, prom: Prom, gate: asyncio.Semaphore) -> None:
+        """Read; an unexpected error is a problem of this job, and the other jobs are read as before."""
+        try:
+            await self._read(job, prom, gate)
+        except Exception as error:  # one job's data must not end the operator
+            history, reason = self._history_of(job), PromBadAnswer.reason
+            if history.telemetry.reason != reason:
+                log.warning("telemetry", job=job.key.name, namespace=job.key.namespace, exc_info=True)
+            self._metrics.telemetry_reads.labels(result=reason).inc()
+            problem = f"the answer of Prometheus can't be read: {quoted(repr(error))}"
+            self._set_problem(job, history, reason=reason, problem=problem)
 
     async def _read(self, job: JobView, prom: Prom, gate: asyncio.Semaphore) -> None:
         history = self._history_of(job)
         async with gate:
             try:
-                times = parse_scrape_times(await prom.query(scrape_times_of(job.uid)))
+                rows, dropped = await prom.query(scrape_times_of(job.uid)), Dropped()
+                # The clock of Prometheus may be ahead of the operator's, but not by this much.
+                latest_s = self._clocks.wall() + FORGET_S
+                times = parse_scrape_times(rows, workers=self._workers_of(job), latest_s=latest_s, dropped=dropped)
                 # Only a scrape brings new data, and most reads find no new scrape.
                 scraped = not history.has_taken(times)
-                snapshot = parse_everything(await prom.query(everything_of(job.uid))) if scraped else None
+                rows = await prom.query(everything_of(job.uid)) if scraped else ()
+                snapshot = parse_everything(rows, workers=self._workers_of(job), dropped=dropped) if scraped else None
             except PromError as error:
                 self._metrics.telemetry_reads.labels(result=error.reason).inc()
                 now_s = self._clocks.monotonic()
@@ -113,6 +134,16 @@ class Poller:
         if snapshot is not None and history.take(snapshot, times, pools=pools):
             self._queue.add(job.key)
         self._set_problem(job, history, *self._freshness(job, history.telemetry))
+
+    def _workers_of(self, job: JobView) -> dict[str, str]:
+        """Return the names of the job's own workers by uid: its pods, and the members of its plan."""
+        found = self._store.plans.get(job.key)
+        known, members = self._members.get(job.uid, ("", {}))
+        if found is not None and found.resource_version != known:
+            plan = decode_plan(found.text, job_uid=job.uid)
+            members = {} if isinstance(plan, Refused) else {m.worker_uid: m.worker for m in plan.members}
+            self._members[job.uid] = (found.resource_version, members)
+        return members | {pod.uid: pod.name for pod in self._store.pods.of_job(job.key) if pod.owner_uid == job.uid}
 
     def _history_of(self, job: JobView) -> TelemetryHistory:
         """Return the job's history; a new one starts from the speeds in the job's status."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import ssl
+import zlib
 from pathlib import Path
 
 import aiohttp
 
 from heterotrain_operator.prom.errors import PromBadAnswer, PromUnavailable
 from heterotrain_operator.prom.queries import Series, parse_vector
+
+MAX_ANSWER_BYTES = 32 * 1024 * 1024
+"""Bytes of an answer, also after decompression; more would not fit next to the rest in the operator's memory."""
+_GZIP = 16 + zlib.MAX_WBITS
 
 
 class PromClient:
@@ -46,16 +52,18 @@ class PromClient:
         if self._session is None:
             connector = aiohttp.TCPConnector(ssl=self._ssl) if self._ssl else aiohttp.TCPConnector()
             timeout = aiohttp.ClientTimeout(total=self._timeout_s)
-            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
+            # Decompressed here, where the size is bounded.
+            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
         try:
             headers = self._headers()
             url = f"{self._url}/api/v1/query"
             async with self._session.post(url, data={"query": promql}, headers=headers) as response:
                 if response.status in (401, 403):
                     raise PromUnavailable(f"Prometheus denies access (HTTP {response.status}): check prometheus.auth")
+                body = await _read(response)
                 try:
-                    answer = await response.json(content_type=None)
-                except ValueError as error:
+                    answer = json.loads(body)
+                except (ValueError, RecursionError) as error:
                     raise PromBadAnswer(f"Prometheus answers HTTP {response.status} without JSON") from error
         except TimeoutError as error:
             raise PromUnavailable(f"Prometheus did not answer within {self._timeout_s:.0f} s") from error
@@ -64,12 +72,36 @@ class PromClient:
         return parse_vector(answer)
 
     def _headers(self) -> dict[str, str]:
+        headers = {"Accept-Encoding": "gzip"}
         if self._auth_dir is None:
-            return {}
+            return headers
         token, user = self._auth_dir / "token", self._auth_dir / "username"
         if token.exists():
-            return {"Authorization": f"Bearer {token.read_text().strip()}"}
+            return {**headers, "Authorization": f"Bearer {token.read_text().strip()}"}
         if user.exists():
             password = (self._auth_dir / "password").read_text().strip()
-            return {"Authorization": aiohttp.BasicAuth(user.read_text().strip(), password).encode()}
+            return {**headers, "Authorization": aiohttp.BasicAuth(user.read_text().strip(), password).encode()}
         raise PromUnavailable(f"{self._auth_dir} holds neither the file token nor the files username and password")
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """Return the body of an answer, decompressed.
+
+    Raises:
+        PromBadAnswer: it is too large, or not compressed as requested.
+    """
+    too_large = f"the answer of Prometheus is larger than {MAX_ANSWER_BYTES // 1024**2} MiB"
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > MAX_ANSWER_BYTES:
+            raise PromBadAnswer(too_large)
+    if response.headers.get("Content-Encoding", "identity") == "identity":
+        return bytes(body)
+    try:
+        plain = zlib.decompressobj(_GZIP).decompress(body, MAX_ANSWER_BYTES + 1)
+    except zlib.error as error:
+        raise PromBadAnswer("the answer of Prometheus is not compressed by gzip") from error
+    if len(plain) > MAX_ANSWER_BYTES:
+        raise PromBadAnswer(too_large)
+    return plain

@@ -93,8 +93,11 @@ class TelemetryHistory:
             times: when each member was last scraped.
             pools: by uid, the pool of each worker that has a pod now.
         """
+        news = snapshot.dropped != self.telemetry.dropped
+        self.telemetry = replace(self.telemetry, dropped=snapshot.dropped)
+        snapshot, times = self._without_older(snapshot, times)
         if times == self._times and snapshot.gauges == self.telemetry.gauges:
-            return False
+            return news
         self._times = dict(times)
         before_s = self.telemetry.newest_sample_s
         newest_s = max([before_s, *times.values()])
@@ -124,6 +127,28 @@ class TelemetryHistory:
             sequence=self.telemetry.sequence + 1,
         )
         return True
+
+    def _without_older(
+        self, snapshot: Snapshot, times: Mapping[MemberId, float]
+    ) -> tuple[Snapshot, Mapping[MemberId, float]]:
+        """Return the read with what is known of members whose scrape is older than the one already taken.
+
+        One of several replicas of Prometheus may be a scrape behind, and its counters would look like a new process.
+        After a longer way back, the clock was corrected.
+        """
+        older = {member for member, at_s in times.items() if 0 < self._scraped_s.get(member, 0.0) - at_s <= FORGET_S}
+        if not older:
+            return snapshot, times
+        known = self.telemetry.gauges
+        names = {counter_name(member) for member in older}
+        return replace(
+            snapshot,
+            counters={key: counters for key, counters in snapshot.counters.items() if key.member not in names},
+            gauges={
+                member: known.get(member, gauges) if member in older else gauges
+                for member, gauges in snapshot.gauges.items()
+            },
+        ), {member: self._scraped_s[member] if member in older else at_s for member, at_s in times.items()}
 
     def _counting_members(self, snapshot: Snapshot) -> set[MemberId]:
         """Return the members whose newest steps all belong to their plan in force.

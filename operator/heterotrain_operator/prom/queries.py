@@ -1,7 +1,7 @@
 """PromQL queries for one job, and their answers parsed into counters and gauges. Pure.
 
 The queries read raw sums instead of rates: ``rate()`` needs two samples of a series, and a share in use for a few
-steps may have only one. Unreadable rows (a foreign label, a value that is not a number) are left out, never guessed.
+steps may have only one. Unreadable rows (an invalid label, an implausible value) are left out, never guessed.
 """
 
 from __future__ import annotations
@@ -15,38 +15,19 @@ from heterotrain_core.contract import metrics
 from heterotrain_core.perf.counters import CounterKey, Counters
 
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
+from heterotrain_operator.prom.accepted import (
+    LATEST_S,
+    PLAUSIBLE,
+    Dropped,
+    Refusal,
+    accepted_rows,
+    quoted,
+    scrape_time,
+)
 from heterotrain_operator.prom.errors import PromBadAnswer
 
-_READ = (
-    metrics.STEPS,
-    metrics.PHASE_SECONDS,
-    metrics.PHASE_SECONDS_SQUARED,
-    metrics.FIRST_BUCKET_FRACTION,
-    metrics.FIRST_BUCKET_FRACTION_SQUARED,
-    metrics.BUCKET_STEPS,
-    metrics.OVERLAPPED_SECONDS,
-    metrics.LAST_BUCKET_SECONDS,
-    metrics.PLAN_GENERATION,
-    metrics.PLAN_REVISION,
-    metrics.EPOCH,
-    metrics.STEP,
-    metrics.SAMPLES_COMMITTED,
-    metrics.EPOCH_SAMPLES,
-    metrics.CURSOR,
-    metrics.EPOCH_STEP,
-    metrics.GLOBAL_BATCH,
-    metrics.NOISE_SCALE,
-    metrics.LOSS,
-    metrics.CHECKPOINT_STEP,
-    metrics.CHECKPOINT_TIME,
-    metrics.CHECKPOINT_FAILURES,
-    metrics.MICRO_BATCH_CAP,
-    metrics.DEVICE_MEMORY,
-    metrics.PEAK_MEMORY,
-    metrics.PAUSE_SECONDS,
-    metrics.MEMBERSHIP_CHANGES,
-    metrics.USER_METRIC,
-)
+MAX_SERIES = 50_000
+"""Series of one answer, for each job: all of 160 ranks with 16 shapes, or of 500 ranks with 4."""
 
 
 class Series(NamedTuple):
@@ -58,15 +39,16 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """All current series of one job in Prometheus."""
+    """All current series of one job in Prometheus; ``dropped`` names the series that were not accepted."""
 
     counters: Mapping[CounterKey, Counters]
     gauges: Mapping[MemberId, MemberGauges]
+    dropped: str = ""
 
 
 def everything_of(job_uid: str) -> str:
     """Return the query for all series of a job that the operator reads."""
-    return f'{{__name__=~"{"|".join(_READ)}",{metrics.LABEL_JOB_UID}="{job_uid}"}}'
+    return f'{{__name__=~"{"|".join(PLAUSIBLE)}",{metrics.LABEL_JOB_UID}="{job_uid}"}}'
 
 
 def scrape_times_of(job_uid: str) -> str:
@@ -82,60 +64,74 @@ def parse_vector(answer: Any) -> tuple[Series, ...]:
     """
     if not isinstance(answer, Mapping) or answer.get("status") != "success":
         error = answer.get("error") if isinstance(answer, Mapping) else None
-        raise PromBadAnswer(f"Prometheus reports an error: {error or 'its answer is not an answer to a query'}")
+        problem = quoted(str(error)) if error else "its answer is not an answer to a query"
+        raise PromBadAnswer(f"Prometheus reports an error: {problem}")
     try:
-        if answer["data"]["resultType"] != "vector":
-            raise PromBadAnswer(f"Prometheus answers with a {answer['data']['resultType']} instead of a vector")
-        rows = [
-            Series({str(k): str(v) for k, v in r["metric"].items()}, float(r["value"][1]))
-            for r in answer["data"]["result"]
-        ]
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise PromBadAnswer(f"the answer of Prometheus can't be read: {error!r}") from error
+        kind, result = answer["data"]["resultType"], answer["data"]["result"]
+        if kind != "vector":
+            raise PromBadAnswer(f"Prometheus answers with a {quoted(str(kind))} instead of a vector")
+        if len(result) > MAX_SERIES:
+            raise PromBadAnswer(f"Prometheus has {len(result)} series of this job; the operator reads {MAX_SERIES}")
+        rows = [Series({str(k): str(v) for k, v in r["metric"].items()}, float(r["value"][1])) for r in result]
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise PromBadAnswer(f"the answer of Prometheus can't be read: {quoted(repr(error))}") from error
     return tuple(row for row in rows if math.isfinite(row.value))
 
 
-def member_of(labels: Mapping[str, str]) -> MemberId | None:
-    """Return the member of a series; ``None`` without valid labels."""
-    uid, rank = labels.get(metrics.LABEL_WORKER_UID), labels.get(metrics.LABEL_LOCAL_RANK, "")
-    return MemberId(uid, int(rank)) if uid and rank.isdecimal() else None
+def parse_scrape_times(
+    rows: Iterable[Series],
+    *,
+    workers: Mapping[str, str] | None = None,
+    latest_s: float = LATEST_S,
+    dropped: Dropped | None = None,
+) -> dict[MemberId, float]:
+    """Return the time of each member's newest scrape, in seconds since the epoch.
+
+    Args:
+        rows: the answer.
+        workers: as in ``accepted_rows``.
+        latest_s: later times are dropped.
+        dropped: counts the series that are not accepted.
+    """
+    times: dict[MemberId, float] = {}
+    for labels, value in rows:
+        found = scrape_time(labels, value, workers=workers, latest_s=latest_s)
+        if isinstance(found, Refusal):
+            if dropped is not None:
+                dropped.add(found)
+            continue
+        member, time_s = found
+        times[member] = max(time_s, times.get(member, 0.0))
+    return times
 
 
-def parse_scrape_times(rows: Iterable[Series]) -> dict[MemberId, float]:
-    """Return the time of each member's newest scrape, in seconds since the epoch."""
-    found = ((member_of(row.labels), row.value) for row in rows)
-    return {member: value for member, value in found if member is not None}
-
-
-def parse_everything(rows: Iterable[Series]) -> Snapshot:
-    """Return counters by member and shape, and gauges by member."""
+def parse_everything(
+    rows: Iterable[Series], *, workers: Mapping[str, str] | None = None, dropped: Dropped | None = None
+) -> Snapshot:
+    """Return counters by member and shape, and gauges by member; for the arguments, see ``accepted_rows``."""
+    dropped = dropped or Dropped()
     by_member: dict[MemberId, dict[str, float]] = {}
     user: dict[MemberId, dict[str, float]] = {}
     peaks: dict[MemberId, dict[int, float]] = {}
     names: dict[MemberId, str] = {}
     shapes: dict[CounterKey, _Shape] = {}
     owners: dict[CounterKey, MemberId] = {}
-    for labels, value in rows:
-        member, name = member_of(labels), labels.get("__name__", "")
-        if member is None:
-            continue
-        names[member] = labels.get(metrics.LABEL_WORKER, "")
-        share, micro = labels.get(metrics.LABEL_SHARE), labels.get(metrics.LABEL_MICRO_BATCH)
+    for row in accepted_rows(rows, workers=workers, dropped=dropped):
+        member, name, value = row.member, row.name, row.value
+        names[member] = row.worker
         if name == metrics.USER_METRIC:
-            user.setdefault(member, {})[labels.get(metrics.LABEL_NAME, "")] = value
-        elif metrics.LABEL_CAUSE in labels:
+            user.setdefault(member, {})[row.user_metric] = value
+        elif row.cause:
             by_member.setdefault(member, {})[name] = by_member.get(member, {}).get(name, 0.0) + value
-        elif share is None or micro is None:
+        elif row.share is None or row.micro is None:
             by_member.setdefault(member, {})[name] = value
-        elif not (share.isdecimal() and micro.isdecimal()):
-            continue
         elif name == metrics.PEAK_MEMORY:
             known = peaks.setdefault(member, {})
-            known[int(micro)] = max(value, known.get(int(micro), 0.0))
+            known[row.micro] = max(value, known.get(row.micro, 0.0))
         else:
-            key = CounterKey(member=counter_name(member), share_samples=int(share), micro_batch_samples=int(micro))
+            key = CounterKey(member=counter_name(member), share_samples=row.share, micro_batch_samples=row.micro)
             owners[key] = member
-            shapes.setdefault(key, _Shape({}, {}, {})).take(name, labels.get(metrics.LABEL_PHASE, ""), value)
+            shapes.setdefault(key, _Shape({}, {}, {})).take(name, row.phase, value)
     counters = {
         key: shape.counters(by_member.get(owners[key], {}))
         for key, shape in shapes.items()
@@ -145,7 +141,7 @@ def parse_everything(rows: Iterable[Series]) -> Snapshot:
         member: _gauges(name, by_member.get(member, {}), user.get(member, {}), peaks.get(member, {}))
         for member, name in names.items()
     }
-    return Snapshot(counters=counters, gauges=gauges)
+    return Snapshot(counters=counters, gauges=gauges, dropped=dropped.sentence)
 
 
 def counter_name(member: MemberId) -> str:

@@ -167,12 +167,13 @@ def _shares_applied(context: JobContext) -> ConditionValue:
 
 def _telemetry(context: JobContext) -> ConditionValue:
     kind, telemetry = ConditionType.TELEMETRY_AVAILABLE, context.telemetry
+    also = f"; {telemetry.dropped}" if telemetry.dropped else ""
     if telemetry.problem:
-        return ConditionValue(type=kind, holds=False, reason=telemetry.reason, message=telemetry.problem)
+        return ConditionValue(type=kind, holds=False, reason=telemetry.reason, message=telemetry.problem + also)
     if not telemetry.gauges:
-        message = "Prometheus has not scraped any worker yet"
+        message = f"Prometheus has not scraped any worker yet{also}"
         return ConditionValue(type=kind, holds=None, reason="NotScrapedYet", message=message)
-    return ConditionValue(type=kind, holds=True, reason=telemetry.reason)
+    return ConditionValue(type=kind, holds=True, reason=telemetry.reason, message=telemetry.dropped)
 
 
 def _checkpoint(context: JobContext, checkpoint: Checkpoint) -> ConditionValue:

@@ -1,0 +1,216 @@
+"""The series that the operator accepts: of the job's own workers, with valid labels and plausible values. Pure.
+
+Pods export their own labels and values, and other pods may export series with this job's uid. One odd series costs
+itself only: it is dropped, counted and named to the user.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import NamedTuple
+
+from heterotrain_core.contract import metrics
+from heterotrain_core.perf.counters import LONGEST_STEP_S, MOST_SAMPLES
+
+from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
+from heterotrain_operator.cluster_state.telemetry import MemberId
+
+LATEST_S = 253_402_300_799.0
+"""The end of year 9999: later times can't be written as RFC 3339."""
+_COUNT = (0.0, 2.0**53 - 1)
+_SECONDS = (0.0, 1e9)
+_BYTES = (0.0, 2.0**50)
+_ANY = (-1e38, 1e38)
+
+PLAUSIBLE: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        metrics.STEPS: _COUNT,
+        metrics.PHASE_SECONDS: _SECONDS,
+        metrics.PHASE_SECONDS_SQUARED: (0.0, _SECONDS[1] * LONGEST_STEP_S),
+        metrics.FIRST_BUCKET_FRACTION: _COUNT,
+        metrics.FIRST_BUCKET_FRACTION_SQUARED: _COUNT,
+        metrics.BUCKET_STEPS: _COUNT,
+        metrics.OVERLAPPED_SECONDS: _SECONDS,
+        metrics.LAST_BUCKET_SECONDS: _SECONDS,
+        metrics.PLAN_GENERATION: _COUNT,
+        metrics.PLAN_REVISION: _COUNT,
+        metrics.EPOCH: _COUNT,
+        metrics.STEP: _COUNT,
+        metrics.SAMPLES_COMMITTED: _COUNT,
+        metrics.EPOCH_SAMPLES: _COUNT,
+        metrics.CURSOR: _COUNT,
+        metrics.EPOCH_STEP: _COUNT,
+        metrics.GLOBAL_BATCH: (0.0, MOST_SAMPLES),
+        metrics.NOISE_SCALE: _ANY,
+        metrics.LOSS: _ANY,
+        metrics.CHECKPOINT_STEP: _COUNT,
+        metrics.CHECKPOINT_TIME: (0.0, LATEST_S),
+        metrics.CHECKPOINT_FAILURES: _COUNT,
+        metrics.MICRO_BATCH_CAP: (1.0, MOST_SAMPLES),
+        metrics.DEVICE_MEMORY: _BYTES,
+        metrics.PEAK_MEMORY: _BYTES,
+        metrics.PAUSE_SECONDS: _SECONDS,
+        metrics.MEMBERSHIP_CHANGES: _COUNT,
+        metrics.USER_METRIC: _ANY,
+    }
+)
+"""The series that are read: lowest and highest plausible value of each."""
+
+_CAUSES = (metrics.CAUSE_JOIN, metrics.CAUSE_LEAVE, metrics.CAUSE_LOSS)
+_MAX_LABEL_LENGTH = 253
+_MAX_DIGITS = 10
+_MAX_QUOTED = 60
+_MAX_SENTENCE = 200
+
+
+def quoted(text: str) -> str:
+    """Return foreign text for a message: printable and at most 60 characters."""
+    short = text if len(text) <= _MAX_QUOTED else f"{text[: _MAX_QUOTED - 1]}…"
+    return "".join(c if c.isprintable() else "?" for c in short)
+
+
+class Reason(StrEnum):
+    """Why a series is dropped, as a part of a sentence."""
+
+    FOREIGN = "of other workers"
+    LABEL = "with invalid labels"
+    VALUE = "with implausible values"
+    DUPLICATE = "duplicates"
+
+
+class Refusal(NamedTuple):
+    """A series that is not accepted; ``example`` is the offending label or value."""
+
+    reason: Reason
+    example: str
+
+
+class Dropped:
+    """Counts the series of one read that were dropped."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[Reason] = Counter()
+        self._example = ""
+
+    def add(self, refusal: Refusal) -> None:
+        """Count a series; the example that sorts first is kept, whatever the order of the series."""
+        self._counts[refusal.reason] += 1
+        example = quoted(refusal.example)
+        self._example = min(self._example, example) if self._example else example
+
+    @property
+    def sentence(self) -> str:
+        """What was dropped, in at most 200 characters; empty when nothing was."""
+        if not self._counts:
+            return ""
+        kinds = ", ".join(f"{self._counts[reason]} {reason}" for reason in Reason if self._counts[reason])
+        return f"series were dropped: {kinds}; e.g. {self._example}"[:_MAX_SENTENCE]
+
+
+class Row(NamedTuple):
+    """An accepted series; labels that it does not have are ``None`` or empty."""
+
+    member: MemberId
+    name: str
+    share: int | None
+    micro: int | None
+    phase: str
+    cause: str
+    user_metric: str
+    worker: str
+    value: float
+
+
+def accepted_rows(
+    rows: Iterable[tuple[Mapping[str, str], float]], *, workers: Mapping[str, str] | None, dropped: Dropped
+) -> list[Row]:
+    """Return the accepted series, one of each identity.
+
+    Of duplicates, a series whose target is the worker's own pod is preferred, then the one whose labels sort first.
+    So the order of an answer does not matter.
+
+    Args:
+        rows: labels and values.
+        workers: names of the job's own pods by uid; ``None`` accepts any worker.
+        dropped: counts the other series.
+    """
+    kept: dict[tuple[object, ...], tuple[Row, Mapping[str, str]]] = {}
+    for labels, value in rows:
+        row = _parse(labels, value, workers)
+        if isinstance(row, Refusal):
+            dropped.add(row)
+            continue
+        known = kept.setdefault(row[:-2], (row, labels))
+        if known[1] is not labels:
+            dropped.add(Refusal(Reason.DUPLICATE, row.name))
+            if _preference(labels, row, workers) < _preference(known[1], known[0], workers):
+                kept[row[:-2]] = (row, labels)
+    return [row for row, _ in kept.values()]
+
+
+def scrape_time(
+    labels: Mapping[str, str], time_s: float, *, workers: Mapping[str, str] | None, latest_s: float
+) -> tuple[MemberId, float] | Refusal:
+    """Return a member and the time of its scrape, if both are plausible."""
+    member = member_of(labels, workers)
+    if isinstance(member, Refusal):
+        return member
+    if not 0 <= time_s <= latest_s:
+        return Refusal(Reason.VALUE, f"timestamp={time_s:.15g}")
+    return member, time_s
+
+
+def member_of(labels: Mapping[str, str], workers: Mapping[str, str] | None) -> MemberId | Refusal:
+    """Return the member of a series."""
+    uid, rank = labels.get(metrics.LABEL_WORKER_UID, ""), labels.get(metrics.LABEL_LOCAL_RANK, "")
+    if not 0 < len(uid) <= _MAX_LABEL_LENGTH:
+        return Refusal(Reason.LABEL, f"{metrics.LABEL_WORKER_UID}={uid}")
+    if workers is not None and uid not in workers:
+        return Refusal(Reason.FOREIGN, f"{metrics.LABEL_WORKER_UID}={uid}")
+    local_rank = _number(rank, MAX_NUM_PROC_PER_WORKER - 1)
+    if local_rank is None:
+        return Refusal(Reason.LABEL, f"{metrics.LABEL_LOCAL_RANK}={rank}")
+    return MemberId(uid, local_rank)
+
+
+def _parse(labels: Mapping[str, str], value: float, workers: Mapping[str, str] | None) -> Row | Refusal:
+    member, name = member_of(labels, workers), labels.get("__name__", "")
+    if isinstance(member, Refusal):
+        return member
+    numbers: dict[str, int | None] = {}
+    for label in metrics.SHAPE_LABELS:
+        numbers[label] = _number(labels[label], MOST_SAMPLES) if label in labels else None
+        if label in labels and numbers[label] is None:
+            return Refusal(Reason.LABEL, f"{label}={labels[label]}")
+    phase, cause = labels.get(metrics.LABEL_PHASE, ""), labels.get(metrics.LABEL_CAUSE, "")
+    worker, user = labels.get(metrics.LABEL_WORKER, ""), labels.get(metrics.LABEL_NAME, "")
+    for label, valid in (
+        ("__name__", name in PLAUSIBLE),
+        (metrics.LABEL_PHASE, not phase or phase in metrics.PHASES),
+        (metrics.LABEL_CAUSE, not cause or cause in _CAUSES),
+        (metrics.LABEL_WORKER, len(worker) <= _MAX_LABEL_LENGTH),
+        (metrics.LABEL_NAME, len(user) <= _MAX_LABEL_LENGTH),
+    ):
+        if not valid:
+            return Refusal(Reason.LABEL, f"{label}={labels.get(label, '')}")
+    low, high = PLAUSIBLE[name]
+    if not low <= value <= high:
+        return Refusal(Reason.VALUE, f"{name}={value:.15g}")
+    share, micro = numbers[metrics.LABEL_SHARE], numbers[metrics.LABEL_MICRO_BATCH]
+    return Row(member, name, share, micro, phase, cause, user if name == metrics.USER_METRIC else "", worker, value)
+
+
+def _number(text: str, most: int) -> int | None:
+    """Return the number in a label; ``None`` for another text or a number above ``most``."""
+    if len(text) > _MAX_DIGITS or not (text.isascii() and text.isdecimal()):
+        return None
+    return int(text) if int(text) <= most else None
+
+
+def _preference(labels: Mapping[str, str], row: Row, workers: Mapping[str, str] | None) -> tuple[bool, object, float]:
+    """Return the sort key of duplicates."""
+    name = (workers or {}).get(row.member.worker_uid, row.worker)
+    return labels.get("pod") != name, sorted(labels.items()), row.value
