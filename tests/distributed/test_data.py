@@ -38,7 +38,7 @@ def test_members_and_shares_change_while_data_are_read(
     first[1].signal(signal.SIGTERM)
     gates[1].open()
     operator.finish(first[1:2])
-    operator.until(gates[2].reached, "the two others go on")
+    operator.until(gates[2].reached, "the two others continue")
     for worker in (first[0], joiner):
         worker.signal(signal.SIGTERM)
     gates[2].open()

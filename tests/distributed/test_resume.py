@@ -59,7 +59,7 @@ def test_another_number_of_ranks_continues_with_all_state(
     for steps in found:
         assert steps[0]["step"] == STOP + 1
         assert steps[0]["numerics"] == json.loads(json.dumps(numerics))
-        assert len({step["rate"] for step in steps}) > 3  # the warm-up goes on
+        assert len({step["rate"] for step in steps}) > 3  # the warm-up continues
     assert each_once(operator, setup, EPOCHS)
     if not exact:
         assert found[0][0]["loss_scale"] < 65536.0

@@ -49,7 +49,7 @@ def main() -> int:
 def run(cluster: Cluster, options: Sequence[str]) -> int:
     """Run the operator from the sources in place of the installed one, and return its exit code.
 
-    The installed Deployment has no replicas meanwhile. It gets them back at the end, whatever happens. Both operators
+    The installed Deployment has no replicas meanwhile. It gets them back at the end in any case. Both operators
     use the same Lease, so they never act at the same time.
 
     Args:
