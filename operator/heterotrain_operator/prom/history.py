@@ -7,7 +7,7 @@ for their successors in the same pool.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -26,6 +26,8 @@ PERSISTED_STEPS = 20
 """A speed from the job's status counts as much as this many steps at each of two shares."""
 KEPT_FORMER = 4
 """Members of each pool that are kept after they left, the newest ones: a few are enough to describe the pool."""
+KEPT_SHAPES = 1000
+"""Shapes of each member whose counters are kept, although it no longer exports them."""
 
 
 class Speed(NamedTuple):
@@ -110,7 +112,7 @@ class TelemetryHistory:
             self._observations[member] = merge_old([*self._observations.get(member, ()), found])
             if member in counting and found.step is not None and not found.warm_up:
                 self._in_force[member] = self._in_force[member].after(found.share_samples, found.steps, found.step.mean)
-        self._counters.update(snapshot.counters)
+        self._store_counters(snapshot.counters)
         self._scraped_s.update(times)
         self._forget(newest_s)
         observed = {pool for member, pool in self._pools.items() if member in self._observations}
@@ -127,6 +129,15 @@ class TelemetryHistory:
             sequence=self.telemetry.sequence + 1,
         )
         return True
+
+    def _store_counters(self, counters: Mapping[CounterKey, Counters]) -> None:
+        """Store the newest counters; of a member with very many shapes, forget the oldest that it no longer exports."""
+        self._counters.update(counters)
+        number = Counter(key.member for key in self._counters)
+        for key in [key for key in self._counters if number[key.member] > KEPT_SHAPES and key not in counters]:
+            if number[key.member] > KEPT_SHAPES:
+                number[key.member] -= 1
+                del self._counters[key]
 
     def _without_older(
         self, snapshot: Snapshot, times: Mapping[MemberId, float]

@@ -7,6 +7,7 @@ steps may have only one. Unreadable rows (an invalid label, an implausible value
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from heterotrain_operator.prom.accepted import (
     LATEST_S,
     PLAUSIBLE,
     Dropped,
+    Reason,
     Refusal,
     accepted_rows,
     quoted,
@@ -28,6 +30,8 @@ from heterotrain_operator.prom.errors import PromBadAnswer
 
 MAX_SERIES = 50_000
 """Series of one answer, for each job: all of 160 ranks with 16 shapes, or of 500 ranks with 4."""
+MAX_SHAPES = 4 * metrics.MAX_LIVE_SHAPES
+"""Shapes of one member: its own limit, with a margin for shapes that Prometheus still has."""
 
 
 class Series(NamedTuple):
@@ -132,6 +136,7 @@ def parse_everything(
             key = CounterKey(member=counter_name(member), share_samples=row.share, micro_batch_samples=row.micro)
             owners[key] = member
             shapes.setdefault(key, _Shape({}, {}, {})).take(name, row.phase, value)
+    _limit_shapes(shapes, owners, dropped)
     counters = {
         key: shape.counters(by_member.get(owners[key], {}))
         for key, shape in shapes.items()
@@ -175,6 +180,16 @@ class _Shape(NamedTuple):
             overlapped_s=of_member.get(metrics.OVERLAPPED_SECONDS),
             last_bucket_s=of_member.get(metrics.LAST_BUCKET_SECONDS),
         )
+
+
+def _limit_shapes(shapes: dict[CounterKey, _Shape], owners: Mapping[CounterKey, MemberId], dropped: Dropped) -> None:
+    """Drop the largest shapes of members that export too many: each is stored, and each is fitted."""
+    number = Counter(owners[key] for key in shapes)
+    for key in sorted(shapes, key=lambda key: (-key.share_samples, -key.micro_batch_samples)):
+        if number[owners[key]] > MAX_SHAPES:
+            number[owners[key]] -= 1
+            del shapes[key]
+            dropped.add(Refusal(Reason.LABEL, f"share={key.share_samples} of more than {MAX_SHAPES}"))
 
 
 def _gauges(

@@ -10,7 +10,7 @@ from heterotrain_core.contract import metrics
 from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
 from heterotrain_operator.cluster_state.telemetry import MemberId
 from heterotrain_operator.decide.job import decide
-from heterotrain_operator.prom import queries
+from heterotrain_operator.prom import history, queries
 from heterotrain_operator.prom.accepted import PLAUSIBLE, Dropped
 from heterotrain_operator.prom.errors import PromBadAnswer
 from heterotrain_operator.prom.history import FORGET_S, TelemetryHistory
@@ -143,6 +143,20 @@ def test_after_a_correction_of_the_clock_scrapes_are_taken_again() -> None:
     job.take(a_read(10), {ME: 5000.0 + FORGET_S}, pools=POOLS)
     assert job.take(a_read(14), {ME: 4999.0}, pools=POOLS)
     assert job.telemetry.gauges[ME].step == 14
+
+
+def test_endless_new_shapes_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "KEPT_SHAPES", 100)
+    job = TelemetryHistory()
+    for scrape in range(4):
+        shapes = [{"share": str(scrape * 1000 + i), "micro_batch": "1"} for i in range(300)]
+        rows = [row(metrics.STEP, 1.0), *(row(metrics.STEPS, 1.0, **shape) for shape in shapes)]
+        found = parse_everything(rows)
+        assert len(found.counters) == queries.MAX_SHAPES
+        assert "236 with invalid labels; e.g. share=" in found.dropped
+        job.take(found, {ME: 100.0 + scrape}, pools=POOLS)
+    assert len(job._counters) == 100
+    assert max(key.share_samples for key in job._counters) == 3_000 + queries.MAX_SHAPES - 1
 
 
 def test_too_many_series_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
