@@ -11,6 +11,13 @@ from distributed.harness import Operator, Zygote
 from heterotrain_core.contract.config import TrainingConfig
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Allow for several waits of ``LIMIT_S`` each, so that a failure comes with what the workers printed."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(900))
+
+
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     """Yield the process that forks workers."""

@@ -33,7 +33,8 @@ from support.ports import free_port
 from support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 60.0
+LIMIT_S = 180.0
+"""A condition that comes at all comes within this, on a machine with twice as much work as processors, too."""
 START_S = 300.0
 """Time for the zygote to load torch on a busy machine."""
 JOB_UID = "job-uid"
