@@ -13,7 +13,15 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from heterotrain_core.contract.plan import ComputeTime
-from heterotrain_core.perf.counters import CounterKey, Counters, MeanVariance, Observation, observe
+from heterotrain_core.perf.counters import (
+    SHORTEST_STEP_S,
+    CounterKey,
+    Counters,
+    MeanVariance,
+    Observation,
+    observe,
+    usable,
+)
 from heterotrain_core.perf.merge import merge_old
 
 from heterotrain_operator.cluster_state.telemetry import MemberId, Rates, StepsInForce, Sustained, Telemetry
@@ -57,6 +65,12 @@ def _as_observed(pool: str, speed: Speed) -> tuple[Observation, ...]:
             )
         )
     return tuple(found)
+
+
+def _measured(found: Observation) -> bool:
+    """Return whether the observation may be a measurement; too small a time would overflow as a divisor."""
+    times = [phase.mean for phase in (found.compute, found.step) if phase is not None]
+    return usable(found) and all(time_s == 0 or time_s >= SHORTEST_STEP_S for time_s in times)
 
 
 class TelemetryHistory:
@@ -108,6 +122,8 @@ class TelemetryHistory:
         self._pools |= {member: pools[member.worker_uid] for member in snapshot.gauges if member.worker_uid in pools}
         counting = self._counting_members(snapshot)
         for found in observe(self._counters, snapshot.counters, ended_s=newest_s):
+            if not _measured(found):
+                continue
             member = names[found.member]
             self._observations[member] = merge_old([*self._observations.get(member, ()), found])
             if member in counting and found.step is not None and not found.warm_up:

@@ -145,6 +145,14 @@ def test_after_a_correction_of_the_clock_scrapes_are_taken_again() -> None:
     assert job.telemetry.gauges[ME].step == 14
 
 
+@pytest.mark.parametrize("step_s", [1e-300, 1e7])
+def test_times_that_no_step_takes_are_not_observed(step_s: float) -> None:
+    job = TelemetryHistory()
+    phases = [row(metrics.PHASE_SECONDS, 10 * step_s, phase=phase, **SHAPE) for phase in metrics.PHASES]
+    job.take(parse_everything([row(metrics.STEPS, 10.0, **SHAPE), *phases]), {ME: 100.0}, pools=POOLS)
+    assert job.telemetry.observations == {}
+
+
 def test_endless_new_shapes_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "KEPT_SHAPES", 100)
     job = TelemetryHistory()
