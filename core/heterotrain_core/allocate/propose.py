@@ -85,6 +85,8 @@ def _stable_choice(candidates: Sequence[Candidate], capacity: PoolCapacity, cach
         same = [_counts(a) == _counts(b) for a, b in zip(again, choice, strict=True)]
         if all(same):
             break
+        if any(o is not None and o.counts not in c.by_counts for o, c in zip(again, candidates, strict=True)):
+            break  # thinned options depend on the current workers; these come within reach once the choice is made
         choice = tuple(
             None if option is None else candidate.by_counts[option.counts]
             for option, candidate in zip(again, candidates, strict=True)

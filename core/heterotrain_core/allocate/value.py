@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from heterotrain_core.allocate.deadline import in_time, needed_s
 from heterotrain_core.allocate.problem import JobDemand, Objective, Pool
 from heterotrain_core.allocate.risk import losses_per_s
+from heterotrain_core.allocate.thinning import Limit, combine, thin
 from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_core.goodput import statistical_efficiency
 from heterotrain_core.perf.exchange import ring_scale
@@ -35,7 +35,11 @@ LONGEST_DWELL_S = 7 * 24 * 3600.0
 BATCHES = 9
 """Candidate batches of an adaptive job in an allocation; the plan itself compares more."""
 MOST_OPTIONS = 2048
-"""Options of one job; where there are more, the numbers of workers are thinned out evenly."""
+"""Most options of one job; where there are more, the numbers of workers are thinned out."""
+_MOST_VALUES = 256 * 1024
+"""Options times pools times candidate batches of a thinned job: bounds memory where a job has very many pools."""
+_LEAST_OPTIONS = 32
+"""Options that a thinned job keeps, however many pools and batches it has."""
 _IN_TIME = 20.0
 """Score of meeting the deadline: more than any difference in rate or price."""
 _UNKNOWN = SplitMember(
@@ -174,6 +178,9 @@ def rates(job: JobDemand, counts_OP: Ints) -> Floats:
 def possible_counts(job: JobDemand, slots: Sequence[int]) -> Ints:
     """Return the numbers of workers from each of the job's pools that limits and slots allow, one row each.
 
+    There are at most ``MOST_OPTIONS`` rows, whatever the number of pools. Above that, the numbers of each pool are
+    halved, down to the lowest, the highest and the current one. If there are still too many, ``thin`` selects rows.
+
     Args:
         job: the demand.
         slots: workers of the job's size that each of its pools holds when it is empty.
@@ -195,14 +202,25 @@ def possible_counts(job: JobDemand, slots: Sequence[int]) -> Ints:
         axes[widest] = sorted({axis[0], *axis[::2], axis[-1], *(n for n in axis if n == current[widest])})
         if len(axes[widest]) == len(axis):
             break
-    split = [(own, *limits[label]) for label, own in parts.items() if len(own) > 1]
-    rows = [
-        row
-        for row in product(*axes)
-        if max(1, job.min_workers) <= sum(row) <= job.max_workers
-        and all(least <= sum(row[i] for i in own) <= most for own, least, most in split)
+    all_pools = Limit(range(len(axes)), max(1, job.min_workers), job.max_workers)
+    together = [all_pools, *(Limit(own, *limits[label]) for label, own in parts.items() if len(own) > 1)]
+    most_rows = MOST_OPTIONS
+    if math.prod(len(axis) for axis in axes) > MOST_OPTIONS:
+        most_rows = max(_LEAST_OPTIONS, min(MOST_OPTIONS, _MOST_VALUES // (len(axes) * len(_batches(job)))))
+    rows_OP = combine(axes, together, most_rows)
+    if rows_OP is None:
+        rows_OP = thin(axes, together, current=tuple(current), preferred=_preferred(job), most_rows=most_rows)
+    return rows_OP
+
+
+def _preferred(job: JobDemand) -> list[int]:
+    """Return the positions of the job's pools: the fastest one first, or where prices count, the cheapest samples."""
+    by_price = job.objective in (Objective.COST, Objective.DEADLINE) and any(each.price_per_hour for each in job.pools)
+    needed = [
+        _seconds(member) / job_pool.ranks * (job_pool.price_per_hour if by_price else 1.0)
+        for member, job_pool in zip(_members(job), job.pools, strict=True)
     ]
-    return np.array(rows, dtype=np.int64).reshape(len(rows), len(job.pools))
+    return sorted(range(len(needed)), key=lambda i: (needed[i], i))
 
 
 def _highest(job: JobDemand, slots: Sequence[int]) -> list[int]:
