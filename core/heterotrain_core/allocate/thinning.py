@@ -38,7 +38,7 @@ class Limit(NamedTuple):
 
 
 def combine(axes: Sequence[Sequence[int]], limits: Sequence[Limit], most_rows: int) -> Ints | None:
-    """Return all combinations that keep the limits, in the order of their numbers; ``None`` for more than ``most_rows``.
+    """Return all combinations that keep the limits, in the order of their numbers; ``None`` above ``most_rows``.
 
     Impossible combinations are dropped pool by pool, so the memory is bounded by ``most_rows`` times the pools. Where
     an axis has gaps, the result may be ``None`` although fewer combinations keep the limits in the end.
@@ -128,7 +128,7 @@ def _changed(row: Row, axes: Sequence[Sequence[int]], *, pools: int) -> Iterator
 
 
 def _filled(axes: Sequence[Sequence[int]], limits: Sequence[Limit], order: Sequence[int], total: int) -> Row:
-    """Return this total of workers, from one pool after another, once the minimums are kept; fewer where limits bind."""
+    """Return this total of workers from one pool after another, minimums first; fewer where limits bind."""
     row = [axis[0] for axis in axes]
     spare = [most - sum(row[i] for i in own) for own, _, most in limits]
     limits_of: list[list[int]] = [[] for _ in axes]
