@@ -368,7 +368,7 @@ def test_a_gradient_that_arrives_twice_is_an_error() -> None:
 
     def twice(x: torch.Tensor) -> torch.Tensor:
         inner = torch.utils.checkpoint.checkpoint(layer, x.requires_grad_(), use_reentrant=True)
-        return torch.utils.checkpoint.checkpoint(layer, inner, use_reentrant=True)  # type: ignore[no-any-return]
+        return torch.utils.checkpoint.checkpoint(layer, inner, use_reentrant=True)  # type: ignore[no-any-return]  # torch's is untyped
 
     def loop() -> None:
         for step in job.steps(DATA):
