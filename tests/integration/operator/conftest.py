@@ -39,14 +39,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(300))
 
 
+NO_CLUSTER = 'no cluster: run `make cluster`, then eval "$(PYTHONPATH=deploy/dev/cluster python -m local_cluster env)"'
+
+
 @pytest.fixture(scope="session")
 def quiet_cluster() -> Iterator[None]:
     """A cluster with the CRD and without another operator while the tests run."""
     if not os.environ.get("KUBECONFIG"):
         # Only a manual pytest run comes here: `make test` has a cluster and allows no skips.
-        pytest.skip(
-            'no cluster: run `make cluster`, then eval "$(PYTHONPATH=deploy/dev/cluster python -m local_cluster env)"'
-        )
+        pytest.skip(reason=NO_CLUSTER)
     silenced = asyncio.run(_prepare())
     yield
     asyncio.run(_restore(silenced))
