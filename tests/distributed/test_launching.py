@@ -62,6 +62,33 @@ def test_a_torchrun_script_runs_at_fixed_shares(tmp_path: Path) -> None:
         assert_same_weights(dict(torch.load(tmp_path / f"weights-{rank}.pt")), expected)
 
 
+def test_torchrun_does_not_succeed_after_sigterm(tmp_path: Path) -> None:
+    """One of two ranks is told to go in the third step: both leave with 143, and torchrun reports a failure."""
+    told = "    with step:\n        if job.identity.rank == 1 and step.number == 2: os.kill(os.getpid(), 15)\n"
+    script = SCRIPT.replace("    with step:\n", told).replace("job.steps(", "watched(")
+    (tmp_path / "train.py").write_text(script.replace("for step in", WATCHED + "for step in"))
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()),
+        str(tmp_path / "train.py"),
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, env=environment(tmp_path), capture_output=True, text=True, timeout=START_S, check=False
+    )
+    assert done.returncode != 0, done.stderr[-4000:]
+    assert [(tmp_path / f"code-{rank}").read_text() for rank in range(2)] == ["143", "143"], done.stderr[-4000:]
+
+
+WATCHED = """
+def watched(data):
+    try:
+        yield from job.steps(data)
+    except SystemExit as leaving:
+        pathlib.Path(f"{os.environ['FOLDER']}/code-{job.identity.rank}").write_text(str(leaving.code))
+        raise
+"""
+"""Part of the script: notes the exit code with which ``job.steps`` ends the process."""
+
+
 def test_two_ranks_in_one_pod(tmp_path: Path) -> None:
     """The launcher starts both, the plan names both, and the pod leaves one termination message."""
     peer_port, metrics_port = pair_of_ports(), pair_of_ports()

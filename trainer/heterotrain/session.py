@@ -5,10 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -29,6 +26,7 @@ from heterotrain.membership.fixed import Fixed
 from heterotrain.membership.interface import Membership
 from heterotrain.network.gloo.default_group import check_free
 from heterotrain.numerics.method import Numerics
+from heterotrain.sigterm import SigtermHandler
 from heterotrain.state import admission
 from heterotrain.state.tensors import Stateful
 from heterotrain.state.training import Training
@@ -127,8 +125,8 @@ class Job:
             TensorBoardWriter(tensorboard_dir, identity, report=self._report) if tensorboard_dir else None
         )
         log_tags.where = self._position
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._on_sigterm)
+        self._sigterm = SigtermHandler(self._loop.shutdown.request)
+        self._sigterm.install()
         torch.manual_seed(config.seed)
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -218,8 +216,10 @@ class Job:
         admission.check_belongs(self._training.model, self._training.optimizers)
         source = source_of(dataset, collate=collate, shuffle=shuffle, seed=self.config.seed)
         self._record.data = fingerprint(source)
+        self._sigterm.install()
         try:
             yield from self._loop.steps(source, workers=workers)
+            self._sigterm.trains = False
         except Excluded as excluded:
             self._termination_message.write(Ending.LEFT, str(excluded))
             self._membership.close()
@@ -317,9 +317,6 @@ class Job:
             "epoch": epoch,
             "step": step,
         }
-
-    def _on_sigterm(self, _signal: int, _frame: FrameType | None) -> None:
-        self._loop.shutdown.request()
 
 
 def _membership(

@@ -77,7 +77,9 @@ main(sys.argv[1:])
 """A launcher in which every rank ends before the next one starts."""
 
 
-def launch(tmp_path: Path, script: str, *, ranks: int, slowly: bool = False) -> subprocess.Popen[str]:
+def launch(
+    tmp_path: Path, script: str, *, ranks: int, slowly: bool = False, operated: bool = True
+) -> subprocess.Popen[str]:
     """Start the launcher on a script that does not load torch."""
     path = tmp_path / "script.py"
     path.write_text(script)
@@ -85,6 +87,8 @@ def launch(tmp_path: Path, script: str, *, ranks: int, slowly: bool = False) -> 
         "PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT / 'core'}:{ROOT / 'trainer'}", env.JOB_UID: "j",
         env.NUM_PROC_PER_WORKER: str(ranks), env.TERMINATION_PATH: str(tmp_path / "outcome"), "FOLDER": str(tmp_path),
     }  # fmt: skip
+    if not operated:
+        del environ[env.JOB_UID]
     how = ["-c", SLOW_START] if slowly else ["-m", "heterotrain.launch"]
     command = [sys.executable, *how, str(path), "--argument"]
     return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -141,6 +145,17 @@ def test_a_failed_rank_terminates_the_others(tmp_path: Path) -> None:
     found = outcome_of(tmp_path)
     assert found is not None
     assert found.ending is Ending.FAILED
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [("", 0), ("sys.exit(143)", 143), ("os.kill(os.getpid(), signal.SIGKILL)", 128 + signal.SIGKILL)],
+)
+def test_without_an_operator_the_exit_code_is_that_of_the_script(tmp_path: Path, body: str, code: int) -> None:
+    """There is no termination message then; a rank that a signal has ended counts as in a shell."""
+    running = launch(tmp_path, PREAMBLE + body, ranks=1, operated=False)
+    assert running.wait(timeout=30) == code
+    assert not (tmp_path / "outcome").exists()
 
 
 def test_orphans_are_reaped_and_ignored(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.checkpoints.record import RunRecord
 from heterotrain.data.slices import Source
 from heterotrain.errors import PeerLost, RepeatStep, UsageError
-from heterotrain.identity import Identity
+from heterotrain.identity import Identity, Mode
 from heterotrain.membership.interface import ActiveGroup, Membership
 from heterotrain.network.control import Slot, StepDecision
 from heterotrain.numerics.method import Numerics
@@ -67,6 +67,7 @@ class Loop:
             membership=membership,
             checkpoints=checkpoints,
             termination_message=termination_message,
+            operated=identity.mode is Mode.OPERATED,
         )
         self._formations = Formations(
             membership=membership, shutdown=self.shutdown, training=training, checkpoints=checkpoints,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import signal
 import time
 from typing import NoReturn
 
@@ -13,6 +15,11 @@ from heterotrain.membership.formation import FormationMembership
 from heterotrain.membership.interface import ActiveGroup, Membership
 from heterotrain.state.training import Training
 from heterotrain.termination_message import TerminationMessage
+
+_log = logging.getLogger(__name__)
+
+TERMINATED = 128 + signal.SIGTERM
+"""Exit code of a training that SIGTERM ended early; shells report the same for any process that SIGTERM ended."""
 
 
 class Shutdown:
@@ -32,7 +39,13 @@ class Shutdown:
         membership: Membership,
         checkpoints: CheckpointManager,
         termination_message: TerminationMessage,
+        operated: bool,
     ) -> None:
+        """Prepare the ways out.
+
+        ``operated``: whether an operator reads the termination message. Everywhere else the exit code is the only
+        answer, so an unfinished training must not end with 0.
+        """
         self.leaving = False
         self.announced = False
         self.reason = ""
@@ -42,6 +55,7 @@ class Shutdown:
         self._membership = membership
         self._checkpoints = checkpoints
         self._termination_message = termination_message
+        self._operated = operated
 
     def request(self) -> None:
         """Record SIGTERM; safe inside a signal handler."""
@@ -82,7 +96,15 @@ class Shutdown:
             told=self._requested_s is not None,
         )
         self._membership.close()
-        raise SystemExit(0)
+        if self._operated:
+            raise SystemExit(0)
+        _log.warning(
+            "SIGTERM ended the training early, after %d steps, so the exit code is %d: start the script again to "
+            "continue from its newest checkpoint, if it has checkpoints",
+            self._training.progress.steps,
+            TERMINATED,
+        )
+        raise SystemExit(TERMINATED)
 
     def conclude(self, active_group: ActiveGroup) -> None:
         """End the training together: no rank ends before all ranks have committed everything and it is saved.

@@ -1,0 +1,128 @@
+"""SIGTERM in one process without an operator: the step ends, the exit code says that the training has not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import heterotrain
+import pytest
+import torch
+from heterotrain.checkpoints.checkpoint import CheckpointFolder
+
+DATA = torch.utils.data.TensorDataset(torch.ones(24, 1))
+
+
+@pytest.fixture(autouse=True)
+def _tidy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo the changes of ``init`` to the process after each test."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("heterotrain.termination_message.TerminationMessage.install", lambda _self: None)
+    before = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def train(at_step: Callable[[int], Any], *, before: Callable[[], Any] = lambda: None, **settings: Any) -> list[int]:
+    """Train for six steps, calling ``before`` after ``init`` and ``at_step`` in each step; return committed steps."""
+    job = heterotrain.init(batch_samples=8, epochs=2, **settings)
+    model = job.wrap(torch.nn.Linear(1, 1))
+    optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    before()
+    done = []
+    for step in job.steps(DATA):
+        with step:
+            at_step(step.number)
+            for (x,) in step.micro_batches():
+                step.backward(model(x).mean())
+            step.apply(optimizer)
+        done.append(step.number)
+    return done
+
+
+def terminated_at(step: int) -> Callable[[int], None]:
+    """Return a function that sends SIGTERM to this process in one step."""
+
+    def send(number: int) -> None:
+        if number == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return send
+
+
+def test_an_unfinished_training_does_not_end_with_success(tmp_path: Path) -> None:
+    """The exit code is 143, the step is saved, and the next run continues after it."""
+    with pytest.raises(SystemExit) as ended:
+        train(terminated_at(2), checkpoint_uri=tmp_path)
+    assert ended.value.code == 128 + signal.SIGTERM
+    newest = CheckpointFolder(tmp_path, max_to_keep=1).load_newest()
+    assert newest is not None
+    assert newest[0].step == 3
+    assert train(lambda _step: None, checkpoint_uri=tmp_path) == [3, 4, 5]
+
+
+def test_after_sigterm_in_the_last_step_the_next_run_only_ends(tmp_path: Path) -> None:
+    """The hooks of the last epoch and the rest of the script have not run, so that this was no success either."""
+    with pytest.raises(SystemExit) as ended:
+        train(terminated_at(5), checkpoint_uri=tmp_path)
+    assert ended.value.code == 143
+    assert train(lambda _step: None, checkpoint_uri=tmp_path) == []
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_handler_of_the_script_runs_too(late: bool) -> None:
+    """It may be installed before ``init`` or between ``init`` and ``job.steps``."""
+    heard: list[int] = []
+
+    def install() -> None:
+        signal.signal(signal.SIGTERM, lambda number, _frame: heard.append(number))
+
+    if not late:
+        install()
+    with pytest.raises(SystemExit) as ended:
+        train(terminated_at(1), before=install if late else lambda: None)
+    assert (heard, ended.value.code) == ([signal.SIGTERM], 143)
+
+
+def test_a_handler_that_calls_the_earlier_one_does_not_call_itself_for_ever() -> None:
+    """A script that chains handlers on its own hears each signal once."""
+    heard: list[int] = []
+
+    def install() -> None:
+        earlier: Any = signal.getsignal(signal.SIGTERM)
+
+        def handle(number: int, frame: Any) -> None:
+            heard.append(number)
+            earlier(number, frame)
+
+        signal.signal(signal.SIGTERM, handle)
+
+    with pytest.raises(SystemExit):
+        train(terminated_at(1), before=install)
+    assert heard == [signal.SIGTERM]
+
+
+def test_a_handler_that_exits_waits_for_the_step(tmp_path: Path) -> None:
+    """The usual ``sys.exit(0)`` in a handler must not tear the step in two, nor report success."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with pytest.raises(SystemExit) as ended:
+        train(terminated_at(2), checkpoint_uri=tmp_path)
+    assert ended.value.code == 143
+    newest = CheckpointFolder(tmp_path, max_to_keep=1).load_newest()
+    assert newest is not None
+    assert newest[0].step == 3
+
+
+def test_after_the_training_such_a_handler_ends_the_process() -> None:
+    """The rest of the script belongs to the script."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    train(lambda _step: None)
+    with pytest.raises(SystemExit) as ended:
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert ended.value.code == 0
