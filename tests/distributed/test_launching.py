@@ -23,6 +23,8 @@ import json, os, pathlib, torch, heterotrain
 from distributed.scripts import net, optimizer_of, problem
 torch.set_num_threads(1)
 job = heterotrain.init(epochs=2, batch_samples=16)
+name = os.environ.get("RANK") or os.environ.get("HETEROTRAIN_LOCAL_RANK")
+pathlib.Path(f"{os.environ['FOLDER']}/leads-{name}").write_text(str(job.is_leader))
 model = job.wrap(net())
 optimizer = job.optimizer(optimizer_of(model))
 for step in job.steps(problem(96)):
@@ -30,7 +32,6 @@ for step in job.steps(problem(96)):
         for x, y in step.micro_batches():
             step.backward(((model(x) - y) ** 2).mean())
         step.apply(optimizer)
-name = os.environ.get("RANK") or os.environ.get("HETEROTRAIN_LOCAL_RANK")
 torch.save(model.state_dict(), f"{os.environ['FOLDER']}/weights-{name}.pt")
 """
 
@@ -57,6 +58,7 @@ def test_a_torchrun_script_runs_at_fixed_shares(tmp_path: Path) -> None:
         command, env=environment(tmp_path), capture_output=True, text=True, timeout=START_S, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
+    assert [(tmp_path / f"leads-{rank}").read_text() for rank in range(2)] == ["True", "False"]  # from the first line
     expected, _ = reference(epochs=2)
     for rank in range(2):
         assert_same_weights(dict(torch.load(tmp_path / f"weights-{rank}.pt")), expected)

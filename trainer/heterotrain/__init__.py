@@ -24,15 +24,17 @@ if TYPE_CHECKING:
     from heterotrain.errors import HeterotrainError, UsageError
     from heterotrain.fitting import fit
     from heterotrain.session import Job, init
+    from heterotrain.steps.result import StepResult
     from heterotrain.steps.step import Step
 
-__all__ = ["HeterotrainError", "Job", "Shards", "Step", "UsageError", "fit", "init"]
+__all__ = ["HeterotrainError", "Job", "Shards", "Step", "StepResult", "UsageError", "fit", "init"]
 
 _HOME = {
     "HeterotrainError": "heterotrain.errors",
     "Job": "heterotrain.session",
     "Shards": "heterotrain.data.shards",
     "Step": "heterotrain.steps.step",
+    "StepResult": "heterotrain.steps.result",
     "UsageError": "heterotrain.errors",
     "fit": "heterotrain.fitting",
     "init": "heterotrain.session",

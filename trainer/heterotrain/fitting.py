@@ -11,6 +11,8 @@ from heterotrain.data import batches
 from heterotrain.data.sources import NumberedStream
 from heterotrain.errors import UsageError
 from heterotrain.session import EpochHook, Job, init
+from heterotrain.steps.result import StepResult
+from heterotrain.steps.step import Step
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor | tuple[torch.Tensor, float]]
 
@@ -27,6 +29,7 @@ def fit(
     workers: int = 0,
     clip_norm: float | None = None,
     clip_value: float | None = None,
+    on_step: Callable[[Step, StepResult], None] | None = None,
     job: Job | None = None,
     **settings: Any,
 ) -> Job:
@@ -43,6 +46,7 @@ def fit(
         workers: processes that load samples ahead; with 0 the training process loads them.
         clip_norm: upper limit for the norm of a step's gradient.
         clip_value: upper limit for the magnitude of each of its elements.
+        on_step: called on every rank with each committed step and the result of its ``apply``, for example to log it.
         job: the return value of ``init``; by default a new job.
         settings: arguments for ``init``, used where there is no operator.
 
@@ -69,5 +73,7 @@ def fit(
                     step.backward(*value)
                 else:
                     step.backward(value)
-            step.apply(stepper, clip_norm=clip_norm, clip_value=clip_value)
+            result = step.apply(stepper, clip_norm=clip_norm, clip_value=clip_value)
+        if on_step is not None and step.committed:
+            on_step(step, result)
     return job

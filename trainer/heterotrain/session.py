@@ -30,6 +30,7 @@ from heterotrain.sigterm import SigtermHandler
 from heterotrain.state import admission
 from heterotrain.state.tensors import Stateful
 from heterotrain.state.training import Training
+from heterotrain.steps.leadership import LeaderHook, Leadership
 from heterotrain.steps.loop import Loop
 from heterotrain.steps.observer import Observer
 from heterotrain.steps.step import Step
@@ -101,6 +102,7 @@ class Job:
         self._training = Training()
         self._numerics = Numerics(config, self.device, self._training)
         self._hooks: list[EpochHook] = []
+        self._leadership = Leadership(leads=None if identity.mode is Mode.OPERATED else not identity.rank)
         self._ended_epoch: int | None = None  # while its hooks run
         self._report = Report(identity)
         termination_message = TerminationMessage(
@@ -120,7 +122,7 @@ class Job:
             observer=Observer(self._report, self._training, self._numerics),
         )  # fmt: skip
         checkpoints.record = lambda: self._record.file(self._training.progress)
-        self._loop.run_hooks = self._run_hooks
+        self._loop.run_hooks, self._loop.formed = self._run_hooks, self._leadership.formed
         self._loop.tensorboard = (
             TensorBoardWriter(tensorboard_dir, identity, report=self._report) if tensorboard_dir else None
         )
@@ -188,6 +190,16 @@ class Job:
         self._hooks.append(hook)
         return hook
 
+    def on_leader_change(self, hook: LeaderHook) -> LeaderHook:
+        """Call ``hook(True)`` when this rank becomes the leader, ``hook(False)`` when it is not any more; a decorator.
+
+        The first call comes before the first step, on the leader only. The state of the training is in place. The place
+        for ``wandb.init``, with the same run id on every rank, so that a new leader continues the run. A hook runs on
+        one rank, so it must not call anything that all ranks have to call, such as ``job.sum``.
+        """
+        self._leadership.hooks.append(hook)
+        return hook
+
     def steps(
         self,
         dataset: batches.MapDataset | NumberedStream | Iterable[Any],
@@ -236,7 +248,7 @@ class Job:
     def _reported(self, who: str, values: Any) -> None:
         found = admission.plain_numbers(who, values)
         self._report.user(found)
-        if self.is_leader:
+        if self._leadership.leads:
             text = ", ".join(f"{name} {value:.6g}" for name, value in found.items())
             _log.info("%s: %s", self._epoch_text(), text)
 
@@ -282,8 +294,13 @@ class Job:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this is the lowest rank."""
-        return self._loop.active_group is None or self._loop.active_group.rank == 0
+        """Whether this rank is the leader: the lowest one of the current members, and the only one of them.
+
+        Alone and under torchrun this is known from ``init`` on. In a worker pod the members meet in ``job.steps``;
+        before the first step, no rank is the leader. When the leader is lost or leaves, another rank becomes leader
+        before the next step (``on_leader_change``).
+        """
+        return self._leadership.asked()
 
     def _run_hooks(self, epoch: int) -> None:
         model = self._training.model

@@ -124,6 +124,18 @@ def check(scaling: Scaling, optimizers: Sequence[torch.optim.Optimizer]) -> None
             )
 
 
+def scaled_rates(optimizers: Sequence[torch.optim.Optimizer], rates: Sequence[Rate]) -> tuple[float, ...]:
+    """Return the learning rate of each parameter group of each optimizer, with the factor of the optimizer's rate.
+
+    NaN where an optimizer has no learning rate.
+    """
+    return tuple(
+        math.nan if group.get("lr") is None else float(group["lr"]) * rate.factor
+        for optimizer, rate in zip(optimizers, rates, strict=True)
+        for group in optimizer.param_groups
+    )
+
+
 def step_scaled(optimizer: torch.optim.Optimizer, factor: float) -> None:
     """Take the optimizer's step with all learning rates times ``factor``; schedulers see the user's own rates."""
     if factor == 1.0:

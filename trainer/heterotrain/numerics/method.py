@@ -141,15 +141,20 @@ class Numerics:
             if family is not None
         )
 
-    def update(self, optimizers: Sequence[torch.optim.Optimizer], *, global_batch_samples: int) -> None:
-        """Take the optimizers' steps at the learning rates for the plan's global batch."""
+    def update(self, optimizers: Sequence[torch.optim.Optimizer], *, global_batch_samples: int) -> tuple[float, ...]:
+        """Take the optimizers' steps at the learning rates for the plan's global batch; return the rates by group."""
         rates = self._plan(optimizers, global_batch_samples)
+        used = learning_rate.scaled_rates(optimizers, rates)
         for optimizer, rate in zip(optimizers, rates, strict=True):
             learning_rate.step_scaled(optimizer, rate.factor)
+        return used
 
-    def skip(self, optimizers: Sequence[torch.optim.Optimizer], *, global_batch_samples: int) -> None:
-        """Leave the weights unchanged because the gradient overflowed in fp16; the step counts like any other."""
-        self._plan(optimizers, global_batch_samples)
+    def skip(self, optimizers: Sequence[torch.optim.Optimizer], *, global_batch_samples: int) -> tuple[float, ...]:
+        """Leave the weights unchanged because the gradient overflowed in fp16; return the rates as ``update`` does.
+
+        The step counts like any other.
+        """
+        return learning_rate.scaled_rates(optimizers, self._plan(optimizers, global_batch_samples))
 
     def committed(self, *, finite: bool) -> int:
         """Update the state after a committed step; return how often to step the schedulers."""

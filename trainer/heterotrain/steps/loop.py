@@ -75,6 +75,7 @@ class Loop:
         )  # fmt: skip
         self.reducer: Reducer | None = None
         self.run_hooks: Callable[[int], None] = lambda _epoch: None
+        self.formed: Callable[[int], None] = lambda _rank: None
         self.schedulers: list[Any] = []
         self.tensorboard: TensorBoardWriter | None = None
         self._identity = identity
@@ -88,6 +89,7 @@ class Loop:
         self._attempts = Attempts(report)
         self._loader: BatchLoader | None = None
         self._uncommitted: Step | None = None
+        self._repeating: int | None = None
         self._began_s = time.monotonic()
         self._step_s = 0.0
         self._record = record
@@ -134,6 +136,7 @@ class Loop:
         self._log_late_commit(active_group)
         self._observer.formation_began()
         self._numerics.form(active_group.group)
+        self.formed(active_group.rank)
         return active_group
 
     def _is_done(self) -> bool:
@@ -157,11 +160,13 @@ class Loop:
             numerics=self._numerics,
             group=active_group.group,
             context=self,
+            is_retry=self._repeating == task.number,
             measurement=measurement,
         )
 
     def _repeat(self, step: Step) -> None:
         """Undo an attempt; the next iteration of the loop yields the same step again."""
+        self._repeating = step.number
         self._attempts.undo()
         if isinstance(step.failure, PeerLost):
             self._uncommitted = step

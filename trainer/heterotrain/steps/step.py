@@ -25,10 +25,13 @@ from heterotrain.numerics.reducer import Reducer
 from heterotrain.numerics.timeline import Timestamp
 from heterotrain.state.admission import check_loss, check_weight, plain_numbers
 from heterotrain.steps.clock import Clock, Phase
+from heterotrain.steps.result import GradientNorm, StepResult
 from heterotrain.steps.task import Task
 from heterotrain.steps.usage import check_apply, check_backward
 
 _log = logging.getLogger(__name__)
+
+OVERFLOWED = "the gradient overflowed in fp16"
 
 
 class StepContext(Protocol):
@@ -49,13 +52,18 @@ class StepContext(Protocol):
 
 @dataclass(slots=True)
 class Step:
-    """One step of the training loop."""
+    """One step of the training loop.
+
+    Attributes:
+        is_retry: whether this is another attempt at a step that this rank has tried before.
+    """
 
     task: Task
     reducer: Reducer
     numerics: Numerics
     group: Group | None
     context: StepContext
+    is_retry: bool = False
     measurement: Measurement | None = None
     clock: Clock = field(init=False)
     committed: bool = False
@@ -160,8 +168,8 @@ class Step:
 
     def apply(
         self, *optimizers: torch.optim.Optimizer, clip_norm: float | None = None, clip_value: float | None = None
-    ) -> None:
-        """Reduce the gradient over all ranks, clip it, update the model and advance.
+    ) -> StepResult:
+        """Reduce the gradient over all ranks, clip it, update the model and advance; return what the step did.
 
         In fp16 a step whose gradient overflowed does not change the weights (``step.skipped``) and halves the loss
         scale, on all ranks. It is committed with its samples like any other step.
@@ -189,14 +197,21 @@ class Step:
         if not decision.committed:
             raise RepeatStep("another rank could not finish its part")
         self.skipped = self.numerics.precision.scales_loss and not self.reducer.is_finite()
+        batch_samples = self.task.global_batch_samples
         if self.skipped:
-            self.numerics.skip(optimizers, global_batch_samples=self.task.global_batch_samples)
+            norm = GradientNorm(self.reducer, norm=math.nan)
+            rates = self.numerics.skip(optimizers, global_batch_samples=batch_samples)
         else:
-            self._finish_gradient(decision.weight, clip_norm=clip_norm, clip_value=clip_value)
-            self.numerics.update(optimizers, global_batch_samples=self.task.global_batch_samples)
+            norm = self._finish_gradient(decision.weight, clip_norm=clip_norm, clip_value=clip_value)
+            rates = self.numerics.update(optimizers, global_batch_samples=batch_samples)
         self.clock.spent(Phase.UPDATE, reduced)
         self.committed = True
         self.context.commit(self, decision)
+        return StepResult(
+            loss=math.nan if decision.loss is None else decision.loss, learning_rates=rates,
+            samples=self.task.batch_samples, weight=decision.weight,
+            skip_reason=OVERFLOWED if self.skipped else "", _norm=norm,
+        )  # fmt: skip
 
     def log(self, **values: float) -> None:
         """Report values of this step (numbers, or tensors with one element); a repeated step drops them.
@@ -285,16 +300,18 @@ class Step:
         self.reducer.arm(self.group)
         self.reducer.flush()
 
-    def _finish_gradient(self, weight: float, *, clip_norm: float | None, clip_value: float | None) -> None:
-        """Remove the loss factors from the summed gradient, measure it if due, and clip it."""
+    def _finish_gradient(self, weight: float, *, clip_norm: float | None, clip_value: float | None) -> GradientNorm:
+        """Remove the loss factors from the summed gradient, measure it if due, and clip it; return its earlier norm."""
         factor = self.task.batch_samples / weight if weight > 0 else 0.0
         factor /= self.numerics.loss_scale
         if factor != 1.0:
             self.reducer.scale(factor)
         squared = None if self.measurement is None else self.measurement.reduced()
-        if clip_norm is not None:
-            norm = math.sqrt(float(self.reducer.squared_norm()) if squared is None else squared)
-            if norm > clip_norm:
-                self.reducer.scale(clip_norm / norm)
+        if squared is None and (clip_norm is not None or clip_value is not None):
+            squared = float(self.reducer.squared_norm())
+        norm = None if squared is None else math.sqrt(squared)
+        if norm is not None and clip_norm is not None and norm > clip_norm:
+            self.reducer.scale(clip_norm / norm)
         if clip_value is not None:
             self.reducer.clamp(clip_value)
+        return GradientNorm(self.reducer, norm=norm)

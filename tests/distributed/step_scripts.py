@@ -1,0 +1,56 @@
+"""Training scripts that use more of the step's interface than a plain loop; each worker records what it saw."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import heterotrain
+from distributed.fault_injectors import FaultInjector, install_faults
+from distributed.scripts import net, optimizer_of, problem
+
+
+def watch(*, out: str, samples: int = 96, fault: dict[str, Any] | None = None, clip_norm: float | None = None) -> None:
+    """Train and append a line for each event: results of steps and changes of the leader."""
+    injector = FaultInjector(fault)
+    record = Record(out)
+    job = heterotrain.init()
+    record.add("init", leads=job.is_leader)
+    model = job.wrap(net())
+    optimizer = job.optimizer(optimizer_of(model))
+    install_faults(injector)
+
+    @job.on_leader_change
+    def changed(leads: bool) -> None:
+        record.add("leader", leads=leads)
+
+    for step in job.steps(problem(samples)):
+        with step:
+            injector.at("step", step.number)
+            for x, y in step.micro_batches():
+                step.backward(((model(x) - y) ** 2).mean())
+            result = step.apply(optimizer, clip_norm=clip_norm)
+            record.add(
+                "step", number=step.number, retry=step.is_retry, leads=job.is_leader, loss=result.loss,
+                norm=result.gradient_norm, rate=result.learning_rate, samples=result.samples,
+            )  # fmt: skip
+
+
+class Record:
+    """A file with one JSON line for each event, written at once, so that it survives the process."""
+
+    def __init__(self, out: str) -> None:
+        self._path = Path(out) / f"{os.environ['HETEROTRAIN_WORKER']}.events"
+
+    def add(self, event: str, **values: Any) -> None:
+        """Append an event."""
+        with self._path.open("a") as file:
+            file.write(json.dumps({"event": event} | values) + "\n")
+
+
+def events(out: Path, worker: str, event: str) -> list[dict[str, Any]]:
+    """Return a worker's events of one kind, in their order."""
+    lines = map(json.loads, (out / f"{worker}.events").read_text().splitlines())
+    return [line for line in lines if line["event"] == event]

@@ -1,0 +1,62 @@
+"""What a script sees of a step, on several ranks and through losses: results, leader, hooks, several passes."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Callable
+
+import pytest
+from distributed.harness import Operator, Worker
+from distributed.scripts import net, optimizer_of, problem
+from distributed.step_scripts import events
+from heterotrain.data.progress import permutation
+
+Operate = Callable[..., Operator]
+SCRIPT = "distributed.step_scripts:{}"
+
+
+def run(operator: Operator, script: str, *, faults: dict[int, dict[str, object]], **plan: object) -> list[Worker]:
+    """Train on three workers with one plan to the end, and return them."""
+    workers = [operator.start(f"w{i}", script=SCRIPT.format(script), fault=faults.get(i)) for i in range(3)]
+    operator.until_ready(*workers)
+    operator.plan(workers, **plan)
+    operator.finish(workers)
+    return workers
+
+
+def test_every_rank_gets_the_result_of_the_global_batch(operate: Operate) -> None:
+    """Loss and norm are those of plain torch on the whole batch, on a rank without samples, too."""
+    operator = operate()
+    run(operator, "watch", faults={}, shares=(11, 0, 5), micro=(4, 0, 0))
+    model, (x, y), expected = net(), problem(96).tensors, []
+    optimizer = optimizer_of(model)
+    for epoch in range(2):
+        order = permutation(seed=0, epoch=epoch, epoch_samples=96, shuffle=True)
+        for start in range(0, 96, 16):
+            chosen = order[start : start + 16]
+            loss = ((model(x[chosen]) - y[chosen]) ** 2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            norm = math.hypot(*(float(p.grad.norm()) for p in model.parameters() if p.grad is not None))
+            optimizer.step()
+            expected.append((float(loss.detach()), norm))
+    for name in ("w0", "w1", "w2"):
+        seen = events(operator.folder, name, "step")
+        assert [(s["loss"], s["norm"]) for s in seen] == [pytest.approx(pair, rel=1e-10) for pair in expected]
+        assert {(s["rate"], s["samples"], s["retry"]) for s in seen} == {(0.02, 16, False)}
+
+
+def test_one_rank_leads_at_a_time_and_the_next_one_is_told(operate: Operate) -> None:
+    """Nobody leads before the members have met. The leader sets up once, and again only where a new one takes over."""
+    operator = operate()
+    workers = run(operator, "watch", faults={0: {"place": "reducing", "step": 5}})
+    assert [worker.code for worker in workers] == [-signal.SIGKILL, 0, 0]
+    seen = {worker.name: events(operator.folder, worker.name, "step") for worker in workers}
+    assert [events(operator.folder, name, "init")[0]["leads"] for name in seen] == [False] * 3
+    assert [[e["leads"] for e in events(operator.folder, name, "leader")] for name in seen] == [[True], [True], []]
+    for number in range(12):
+        leaders = [name for name, steps in seen.items() for s in steps if s["number"] == number and s["leads"]]
+        assert leaders == (["w0"] if number < 5 else ["w1"])
+    assert [s["number"] for s in seen["w1"] if s["retry"]] == [5]
+    assert all("use @job.on_leader_change" in worker.log() for worker in workers)
