@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
+from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.choices import Backend
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.outcome import Ending
@@ -123,6 +124,7 @@ class Job:
         )  # fmt: skip
         checkpoints.record = lambda: self._record.file(self._training.progress)
         self._loop.run_hooks, self._loop.formed = self._run_hooks, self._leadership.formed
+        termination_message.on_failure = self._abandon
         self._loop.tensorboard = (
             TensorBoardWriter(tensorboard_dir, identity, report=self._report) if tensorboard_dir else None
         )
@@ -232,6 +234,12 @@ class Job:
         try:
             yield from self._loop.steps(source, workers=workers)
             self._sigterm.trains = False
+        except (
+            GeneratorExit
+        ):  # the script left the loop, often by an exception; under torchrun it may still communicate
+            if self.identity.mode is Mode.OPERATED:
+                self._abandon("the script left job.steps before the end of the training")
+            raise
         except Excluded as excluded:
             self._termination_message.write(Ending.LEFT, str(excluded))
             self._membership.close()
@@ -318,6 +326,10 @@ class Job:
         finally:
             self._ended_epoch = None
             model.train(training)
+
+    def _abandon(self, reason: str) -> None:
+        self._report.gauges({names.READY: 0.0})
+        self._membership.abandon(reason)
 
     def _where(self) -> tuple[int, int]:
         return (self._training.progress.epoch, self._training.progress.steps)

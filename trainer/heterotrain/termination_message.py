@@ -14,7 +14,12 @@ from heterotrain_core.contract.outcome import Ending, Outcome, encode_outcome
 
 
 class TerminationMessage:
-    """Writes one outcome; after the first one, later ones are ignored."""
+    """Writes one outcome; after the first one, later ones are ignored.
+
+    Attributes:
+        on_failure: called with the reason when the script ends with an exception. The interpreter may live on for long
+            after that, for example because a thread of the script does not end.
+    """
 
     def __init__(
         self,
@@ -26,6 +31,7 @@ class TerminationMessage:
         self._path = Path(path) if path else None
         self._where = where
         self._metrics = metrics
+        self.on_failure: Callable[[str], None] = lambda _reason: None
         self._lock = threading.Lock()
         self.outcome: Outcome | None = None
 
@@ -34,7 +40,10 @@ class TerminationMessage:
         previous = sys.excepthook
 
         def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            self.write(Ending.FAILED, f"{kind.__name__}: {error}")
+            reason = f"{kind.__name__}: {error}"
+            self.write(Ending.FAILED, reason)
+            with contextlib.suppress(Exception):  # the script's own error is the one to show
+                self.on_failure(reason)
             previous(kind, error, trace)
 
         sys.excepthook = on_exception

@@ -114,6 +114,11 @@ class Elastic:
         """Note that only ranks that have not committed everything still need this rank."""
         self._rendezvous.finish()
 
+    def abandon(self, reason: str) -> None:
+        """Break all connections at once; heartbeats would otherwise keep this rank in the formation."""
+        self._on_broken(reason)
+        self.close()
+
     def close(self) -> None:
         """Stop all threads and close all connections."""
         if self._watch is not None:

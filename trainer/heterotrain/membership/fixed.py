@@ -131,6 +131,12 @@ class Fixed:
         """Note that a rank lost from now on is not missed."""
         self._done = True
 
+    def abandon(self, reason: str) -> None:
+        """Break all connections at once."""
+        if self._group is not None:
+            self._group.cut(reason)
+        self.close()
+
     def close(self) -> None:
         """Stop the hang watch."""
         if self._watch is not None:

@@ -55,5 +55,8 @@ class Membership(Protocol):
     def everything_committed(self) -> None:
         """Note that only ranks that have not committed everything still need this rank."""
 
+    def abandon(self, reason: str) -> None:
+        """Break all connections at once, so that peers notice immediately that this rank takes no further step."""
+
     def close(self) -> None:
         """Release threads and connections."""
