@@ -26,6 +26,15 @@ def watch(*, out: str, samples: int = 96, fault: dict[str, Any] | None = None, c
     def changed(leads: bool) -> None:
         record.add("leader", leads=leads)
 
+    @job.every_steps(5)
+    def evaluate(steps: int) -> dict[str, float]:
+        injector.at("hook", steps)
+        data = problem(33)
+        rows = sum(len(x) for x, _ in job.part(data, batch_samples=4))
+        injector.at("hook's middle", steps)
+        record.add("hook", steps=steps, rows=job.sum(rows=rows)["rows"], training=model.training)
+        return {"rows": rows}
+
     for step in job.steps(problem(samples)):
         with step:
             injector.at("step", step.number)

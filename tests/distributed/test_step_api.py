@@ -60,3 +60,15 @@ def test_one_rank_leads_at_a_time_and_the_next_one_is_told(operate: Operate) -> 
         assert leaders == (["w0"] if number < 5 else ["w1"])
     assert [s["number"] for s in seen["w1"] if s["retry"]] == [5]
     assert all("use @job.on_leader_change" in worker.log() for worker in workers)
+
+
+@pytest.mark.parametrize("place", ["hook", "hook's middle"])
+def test_hooks_every_few_steps_survive_a_loss(operate: Operate, place: str) -> None:
+    """The survivors call the interrupted hook again, for the same step, and divide the data set among themselves."""
+    operator = operate()
+    workers = run(operator, "watch", faults={1: {"place": place, "step": 5}})
+    assert [worker.code for worker in workers] == [0, -signal.SIGKILL, 0]
+    for name in ("w0", "w2"):
+        seen = [(e["steps"], e["rows"], e["training"]) for e in events(operator.folder, name, "hook")]
+        assert seen == [(5, 33.0, False), (10, 33.0, False)]
+        assert [s["number"] for s in events(operator.folder, name, "step")] == list(range(12))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -44,6 +44,7 @@ _log = logging.getLogger(__name__)
 _S = TypeVar("_S", bound=Stateful)
 
 EpochHook = Callable[[int], Mapping[str, float] | None]
+StepsHook = Callable[[int], Mapping[str, float] | None]
 
 
 def init(
@@ -103,8 +104,9 @@ class Job:
         self._training = Training()
         self._numerics = Numerics(config, self.device, self._training)
         self._hooks: list[EpochHook] = []
+        self._step_hooks: list[tuple[int, StepsHook]] = []
         self._leadership = Leadership(leads=None if identity.mode is Mode.OPERATED else not identity.rank)
-        self._ended_epoch: int | None = None  # while its hooks run
+        self._hooks_of = ""  # while they run
         self._report = Report(identity)
         termination_message = TerminationMessage(
             identity.termination_path, where=self._where, metrics=self._report.reported
@@ -123,7 +125,8 @@ class Job:
             observer=Observer(self._report, self._training, self._numerics),
         )  # fmt: skip
         checkpoints.record = lambda: self._record.file(self._training.progress)
-        self._loop.run_hooks, self._loop.formed = self._run_hooks, self._leadership.formed
+        self._loop.run_hooks, self._loop.run_step_hooks = self._run_hooks, self._run_step_hooks
+        self._loop.formed = self._leadership.formed
         termination_message.on_failure = self._abandon
         self._loop.tensorboard = (
             TensorBoardWriter(tensorboard_dir, identity, report=self._report) if tensorboard_dir else None
@@ -192,6 +195,24 @@ class Job:
         self._hooks.append(hook)
         return hook
 
+    def every_steps(self, steps: int) -> Callable[[StepsHook], StepsHook]:
+        """Return a decorator: call ``hook(committed)`` on every rank after each ``steps`` committed steps.
+
+        Otherwise the hook is as in ``on_epoch_end``: it may call ``job.sum`` and ``job.part``, its return value is
+        reported, and it is called again if the loss of a peer interrupts it. ``committed`` counts steps since the job
+        began, in a resumed job as well. Where an epoch ends with the step, these hooks come first.
+
+        Raises:
+            UsageError: ``steps`` is not a whole number of at least 1.
+        """
+        every = admission.whole_number("job.every_steps: steps", steps, least=1)
+
+        def add(hook: StepsHook) -> StepsHook:
+            self._step_hooks.append((every, hook))
+            return hook
+
+        return add
+
     def on_leader_change(self, hook: LeaderHook) -> LeaderHook:
         """Call ``hook(True)`` when this rank becomes the leader, ``hook(False)`` when it is not any more; a decorator.
 
@@ -258,15 +279,13 @@ class Job:
         self._report.user(found)
         if self._leadership.leads:
             text = ", ".join(f"{name} {value:.6g}" for name, value in found.items())
-            _log.info("%s: %s", self._epoch_text(), text)
-
-    def _epoch_text(self) -> str:
-        if self._ended_epoch is None:
-            return f"epoch {self._training.progress.epoch}"
-        return f"epoch {self._ended_epoch} done ({self._ended_epoch + 1} of {self.config.epochs})"
+            _log.info("%s: %s", self._hooks_of or f"epoch {self._training.progress.epoch}", text)
 
     def sum(self, **values: float) -> dict[str, float]:
-        """Return each value summed over all ranks. Every rank has to call this, in an ``on_epoch_end`` hook."""
+        """Return each value summed over all ranks. Every rank has to call this, in a hook.
+
+        Hooks are those of ``on_epoch_end`` and ``every_steps``.
+        """
         active_group = self._loop.active_group
         if active_group is None or active_group.group is None:
             return dict(values)
@@ -311,20 +330,30 @@ class Job:
         return self._leadership.asked()
 
     def _run_hooks(self, epoch: int) -> None:
+        where = f"epoch {epoch} done ({epoch + 1} of {self.config.epochs})"
+        self._call(self._hooks, epoch, who="a hook of job.on_epoch_end", where=where)
+
+    def _run_step_hooks(self, steps: int) -> bool:
+        due = [hook for every, hook in self._step_hooks if steps % every == 0]
+        self._call(due, steps, who="a hook of job.every_steps", where=f"{steps} steps done")
+        return bool(due)
+
+    def _call(self, hooks: Sequence[EpochHook], number: int, *, who: str, where: str) -> None:
+        """Call hooks in ``eval`` mode without gradients, and report what they return."""
         model = self._training.model
-        if model is None or not self._hooks:
+        if model is None or not hooks:
             return
         training = model.training
-        self._ended_epoch = epoch
+        self._hooks_of = where
         model.eval()
         try:
             with torch.no_grad():
-                for hook in self._hooks:
-                    values = hook(epoch)
+                for hook in hooks:
+                    values = hook(number)
                     if values is not None:
-                        self._reported("a hook of job.on_epoch_end", values)
+                        self._reported(who, values)
         finally:
-            self._ended_epoch = None
+            self._hooks_of = ""
             model.train(training)
 
     def _abandon(self, reason: str) -> None:

@@ -25,6 +25,7 @@ class Progress:
         epoch: current epoch, from 0; equal to the number of epochs when all are done.
         epoch_steps: committed steps of the current epoch.
         cursor: committed samples of the current epoch.
+        hooked: committed steps at the last call of hooks that run every few steps; 0 before the first one.
         evaluated: epochs whose end-of-epoch hooks are done.
         stopped: whether the script has ended the training before its last epoch.
     """
@@ -36,11 +37,12 @@ class Progress:
     cursor: int = 0
     evaluated: int = 0
     stopped: bool = False
+    hooked: int = 0
 
     @property
-    def order(self) -> tuple[int, int]:
+    def order(self) -> tuple[int, int, int]:
         """Sort key: of two survivors, the one with the greater value holds the newer state."""
-        return (self.steps, self.evaluated)
+        return (self.steps, self.hooked, self.evaluated)
 
 
 def advance(progress: Progress, *, batch_samples: int, epoch_samples: int) -> Progress:

@@ -85,17 +85,18 @@ def agree_on_state(group: Group | None, training: Training, checkpoints: Checkpo
     """
     progress = training.progress
     best = (-1, -1) if training.has_state else checkpoints.best()
-    steps, evaluated = progress.order if training.has_state else (-1, -1)
-    rows = [[float(steps), float(evaluated), float(best[0]), float(best[1]), float(progress.stopped)]]
+    steps, hooked, evaluated = progress.order if training.has_state else (-1, -1, -1)
+    rows = [[float(steps), float(hooked), float(evaluated), float(best[0]), float(best[1]), float(progress.stopped)]]
     if group is not None:
         rows = group.gather_now(rows[0])
     summaries = [
         StateSummary(
             steps=int(r[0]),
-            evaluated=int(r[1]),
-            checkpoint_generation=int(r[2]),
-            checkpoint_step=int(r[3]),
-            stopped=r[4] == 1.0,
+            hooked=int(r[1]),
+            evaluated=int(r[2]),
+            checkpoint_generation=int(r[3]),
+            checkpoint_step=int(r[4]),
+            stopped=r[5] == 1.0,
         )
         for r in rows
     ]
@@ -111,4 +112,7 @@ def agree_on_state(group: Group | None, training: Training, checkpoints: Checkpo
             training.restore_flat(received)
     if not roles.cold_start:  # of ranks with the same committed steps, some may have run more hooks or ended training
         stopped = any(summaries[donor].stopped for donor in roles.donors)
-        training.progress = replace(training.progress, evaluated=summaries[roles.leader].evaluated, stopped=stopped)
+        leader = summaries[roles.leader]
+        training.progress = replace(
+            training.progress, hooked=leader.hooked, evaluated=leader.evaluated, stopped=stopped
+        )

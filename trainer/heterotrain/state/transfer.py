@@ -21,6 +21,7 @@ class StateSummary:
 
     Attributes:
         steps: committed steps; -1 when it has no state.
+        hooked: committed steps at the last call of hooks that run every few steps; -1 when it has no state.
         evaluated: epochs whose hooks have run; -1 when it has no state.
         checkpoint_generation: generation of its best checkpoint on disk; -1 when there is none.
         checkpoint_step: committed steps in that checkpoint; -1 when there is none.
@@ -28,6 +29,7 @@ class StateSummary:
     """
 
     steps: int
+    hooked: int = 0
     evaluated: int
     checkpoint_generation: int = -1
     checkpoint_step: int = -1
@@ -53,7 +55,7 @@ class Roles:
 
 def assign_roles(summaries: Sequence[StateSummary]) -> Roles:
     """Return donors and receivers: the most committed steps win, then the best checkpoint, then the lowest rank."""
-    newest = max((h.steps, h.evaluated) for h in summaries)
+    newest = max((h.steps, h.hooked, h.evaluated) for h in summaries)
     if newest[0] < 0:
         leader = max(
             range(len(summaries)),
@@ -62,7 +64,7 @@ def assign_roles(summaries: Sequence[StateSummary]) -> Roles:
         others = tuple(rank for rank in range(len(summaries)) if rank != leader)
         return Roles(leader=leader, donors=(leader,), receivers=others, cold_start=True)
     donors = tuple(rank for rank, h in enumerate(summaries) if h.steps == newest[0])
-    leader = next(rank for rank, h in enumerate(summaries) if (h.steps, h.evaluated) == newest)
+    leader = next(rank for rank, h in enumerate(summaries) if (h.steps, h.hooked, h.evaluated) == newest)
     receivers = tuple(rank for rank in range(len(summaries)) if rank not in donors)
     return Roles(leader=leader, donors=donors, receivers=receivers, cold_start=False)
 

@@ -75,6 +75,7 @@ class Loop:
         )  # fmt: skip
         self.reducer: Reducer | None = None
         self.run_hooks: Callable[[int], None] = lambda _epoch: None
+        self.run_step_hooks: Callable[[int], bool] = lambda _steps: False
         self.formed: Callable[[int], None] = lambda _rank: None
         self.schedulers: list[Any] = []
         self.tensorboard: TensorBoardWriter | None = None
@@ -109,6 +110,7 @@ class Loop:
         while True:
             try:
                 active_group = self.active_group or self._form()
+                self._finish_step()
                 self._finish_epoch()
                 if self._is_done():
                     self.shutdown.conclude(active_group)
@@ -180,6 +182,13 @@ class Loop:
                 "step.apply(optimizer)"
             )
         self._report.count(names.REPEATED_STEPS)
+
+    def _finish_step(self) -> None:
+        """Run the script's hooks that are due after this number of steps, once."""
+        progress = self._training.progress
+        if progress.hooked < progress.steps and self.run_step_hooks(progress.steps):
+            self._training.progress = replace(progress, hooked=progress.steps)
+            self._observer.evaluated()
 
     def _finish_epoch(self) -> None:
         """Run the script's end-of-epoch hooks, once per epoch."""
