@@ -4,6 +4,8 @@
 
     HeterotrainError
     ├── UsageError    the script or its environment asks for something impossible; the message includes the remedy
+    ├── NonFinite     the loss, the gradient or the weights became infinite or NaN, and the job is to fail then
+    ├── Diverged      the ranks' copies of the training state differ, and the job is to fail then
     ├── PeerLost      the formation is broken; the remaining ranks repeat the step (a script never sees it)
     ├── RepeatStep    the formation is intact, but a rank could not finish the step (a script never sees it)
     └── Excluded      the other ranks continued without this process, which has to leave
@@ -27,6 +29,22 @@ class UsageError(HeterotrainError):
     def __init__(self, *words: object) -> None:
         super().__init__(*words)
         show_script_only(UsageError)
+
+
+class NonFinite(HeterotrainError):  # noqa: N818  # names the event
+    """The loss, the gradient or the weights are not finite; all ranks raise this in the same step."""
+
+    def __init__(self, *words: object) -> None:
+        super().__init__(*words)
+        show_script_only(NonFinite)
+
+
+class Diverged(HeterotrainError):  # noqa: N818  # names the event
+    """The ranks' copies of the training state differ; all ranks raise this in the same step."""
+
+    def __init__(self, *words: object) -> None:
+        super().__init__(*words)
+        show_script_only(Diverged)
 
 
 class PeerLost(HeterotrainError):  # noqa: N818  # names the event, as ConnectionError's subclasses do

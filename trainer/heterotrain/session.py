@@ -57,6 +57,7 @@ def init(
     tensorboard_dir: str | os.PathLike[str] | None = None,
     precision: str = "auto",
     compression: str = "none",
+    on_non_finite: str = "fail",
 ) -> Job:
     """Return the job that this process belongs to.
 
@@ -73,6 +74,8 @@ def init(
         precision: format of the forward pass: ``fp32``, ``bf16``, ``fp16``, or ``auto`` (bf16 where the devices of all
             ranks have it); case does not matter.
         compression: format of gradients on the wire: ``none``, ``fp16`` or ``bf16``; case does not matter.
+        on_non_finite: for a step whose loss or gradient is not finite: ``fail``, ``skip`` (leave the weights as they
+            are) or ``ignore``; case does not matter.
 
     Raises:
         UsageError: the environment contradicts itself, or a value is not one of the allowed ones.
@@ -88,6 +91,7 @@ def init(
         checkpoint_interval_s=checkpoint_interval_s,
         precision=precision,
         compression=compression,
+        on_non_finite=on_non_finite,
     )
     folder = None if tensorboard_dir is None else os.fspath(tensorboard_dir)
     return Job(identity, config, tensorboard_dir=identity.tensorboard_dir or folder)

@@ -41,3 +41,25 @@ class Compression(Choice):
     NONE = "None"
     FP16 = "FP16"
     BF16 = "BF16"
+
+
+class OnNonFinite(Choice):
+    """What happens to a step whose loss or gradient is not finite (infinite or NaN), on all ranks alike."""
+
+    FAIL = "Fail"
+    """The workers fail before the step changes the weights."""
+    SKIP = "Skip"
+    """The step takes its samples and leaves the weights as they are."""
+    IGNORE = "Ignore"
+    """The step is applied, as plain PyTorch does."""
+
+
+class OnDivergence(Choice):
+    """What happens when the ranks' copies of the training state turn out to differ."""
+
+    FAIL = "Fail"
+    """All workers fail."""
+    WARN = "Warn"
+    """Training goes on; a warning and a metric report it."""
+    RESYNC = "Resync"
+    """One rank sends its state to the others, and training goes on."""

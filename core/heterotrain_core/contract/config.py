@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from heterotrain_core.contract.choices import Backend, Compression, Precision
+from heterotrain_core.contract.choices import Backend, Compression, OnDivergence, OnNonFinite, Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,8 @@ class TrainingConfig:
         backend: a value of ``Backend``, in any case.
         compression: of gradients on the wire: a value of ``Compression``, in any case.
         bucket_mib: DDP's bucket size in MiB.
+        on_non_finite: for a step whose loss or gradient is not finite: a value of ``OnNonFinite``, in any case.
+        on_divergence: for ranks whose training state differs: a value of ``OnDivergence``, in any case.
         checkpoint_uri: where checkpoints go (``file:///…`` or any fsspec URI); ``None`` keeps none.
         checkpoint_interval_s: seconds between durable checkpoints.
         checkpoint_max_to_keep: number of newest checkpoints that are kept.
@@ -42,6 +44,8 @@ class TrainingConfig:
     backend: str = Backend.AUTO
     compression: str = Compression.NONE
     bucket_mib: float = 25.0
+    on_non_finite: str = OnNonFinite.FAIL
+    on_divergence: str = OnDivergence.FAIL
     checkpoint_uri: str | None = None
     checkpoint_interval_s: float = 600.0
     checkpoint_max_to_keep: int = 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heterotrain_core.contract.choices import Backend, Compression, Precision
+from heterotrain_core.contract.choices import Backend, Compression, OnNonFinite, Precision
 from heterotrain_core.contract.plan import BoundaryKind
 from heterotrain_core.scaling_rules import Scaling
 from pydantic import Field
@@ -136,6 +136,12 @@ class Training(
         le=2**53,
         description="Samples over which a changed learning-rate factor takes effect. Unset: 100 times the first batch. "
         "Example: 51200.",
+    )
+    on_non_finite: OnNonFinite = Field(
+        default=OnNonFinite.FAIL,
+        description="What happens to a step whose loss or gradient is infinite or NaN. Fail ends the workers before "
+        "the step changes the weights. Skip leaves the weights as they are and goes on. Ignore applies the step. No "
+        "job succeeds with weights that are not finite.",
     )
     communication: Communication = Field(default_factory=Communication, description="How workers exchange gradients.")
 

@@ -25,6 +25,7 @@ from heterotrain.checkpoints.schedule import STUCK_S, Schedule
 from heterotrain.checkpoints.writer import CheckpointWriter, MissingParts, WriteRequest, WriteResult, writer_among
 from heterotrain.identity import Identity
 from heterotrain.membership.interface import ActiveGroup
+from heterotrain.state.finite import first_non_finite
 from heterotrain.state.training import Training
 from heterotrain.telemetry.report import Report
 
@@ -109,7 +110,7 @@ class CheckpointManager:
 
     def write_part(self, active_group: ActiveGroup, training: Training, *, mark: int) -> None:
         """Start writing this rank's part of a checkpoint of all ranks; ``mark`` is the same on every rank."""
-        if self._writer is None:
+        if self._writer is None or not self._is_usable(training):
             return
         roster = active_group.roster
         label = Label(generation=roster.formation.generation, step=training.progress.steps, mark=mark)
@@ -284,10 +285,21 @@ class CheckpointManager:
         generation: int,
         buffers: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
+        if not self._is_usable(training):
+            return
         step = training.progress.steps
         self._note_start(
             writer.start(training.capture(buffers), generation=generation, step=step, record=self.record())
         )
+
+    def _is_usable(self, training: Training) -> bool:
+        """Return whether the weights are finite: others would take the place of an older checkpoint that is good."""
+        name = None if training.model is None else first_non_finite(training.model)
+        if name is None:
+            return True
+        _log.error("no checkpoint of step %d is written: parameter %s is not finite", training.progress.steps, name)
+        self._schedule.started(time.monotonic())
+        return False
 
     def _note_start(self, pause_s: float) -> None:
         self._schedule.started(time.monotonic())

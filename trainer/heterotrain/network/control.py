@@ -50,7 +50,7 @@ class Slot:
         plan_checksum: CRC-32 of that plan.
         leaving: whether this rank's pod has to leave.
         weight: samples or tokens behind this rank's gradient.
-        loss_sum: sum of the loss over them; NaN when the script reported none.
+        loss_sum: sum of the loss over them.
         checkpoint: whether this rank proposes that all write their parts of a checkpoint after this step.
         mark: a new random number below 2^53. The lowest rank's mark names the files of that checkpoint.
         plain: squared norms of this rank's gradients, one step late.
@@ -88,7 +88,8 @@ class StepDecision:
         all_hold: every rank holds that plan, so it need not be sent.
         leaving: ranks in the group whose pods have to leave.
         weight: total samples or tokens of the step.
-        loss: weighted mean loss; ``None`` when a rank with samples reported none.
+        loss: weighted mean loss; ``None`` when no rank has samples, or when it is not finite.
+        non_finite: ranks in the group with a loss that is not finite.
         checkpoint: whether all ranks write their parts of a checkpoint after this step.
         mark: random number that names the files of that checkpoint.
         plain: squared norms over all ranks, one step late; ``None`` when a rank does not know its own. The total is
@@ -106,6 +107,7 @@ class StepDecision:
     leaving: tuple[int, ...]
     weight: float
     loss: float | None
+    non_finite: tuple[int, ...] = ()
     checkpoint: bool = False
     mark: int = 0
     plain: Squares | None
@@ -138,8 +140,7 @@ def decide(slots_WF: Sequence[Sequence[float]]) -> StepDecision:  # noqa: N803  
     newest = max(versions)
     holder = versions.index(newest)
     weight = math.fsum(weights)
-    losses = [loss for loss, counted in zip(loss_sums, weights, strict=True) if counted > 0]
-    known = bool(losses) and not any(map(math.isnan, losses))
+    loss, non_finite = _mean_loss(loss_sums, weights, weight)
     return StepDecision(
         committed=min(votes) == 1.0 and len(set(steps)) == 1,
         newest=(int(newest[0]), int(newest[1])),
@@ -148,7 +149,8 @@ def decide(slots_WF: Sequence[Sequence[float]]) -> StepDecision:  # noqa: N803  
         all_hold=len(set(versions)) == 1 and len(set(checksums)) == 1,
         leaving=tuple([rank for rank, leaves in enumerate(leaving) if leaves == 1.0]) if 1.0 in leaving else (),
         weight=weight,
-        loss=math.fsum(losses) / weight if known and weight > 0 else None,
+        loss=loss,
+        non_finite=non_finite,
         checkpoint=1.0 in checkpoints,
         mark=int(marks[0]),
         plain=_squares(plain_weighted, plain_groups, plain_total),
@@ -156,6 +158,20 @@ def decide(slots_WF: Sequence[Sequence[float]]) -> StepDecision:  # noqa: N803  
         measure_every=int(max(measure_every)),
         buckets_s=_minima(columns[HEADER:]),
     )
+
+
+def _mean_loss(
+    loss_sums: Sequence[float], weights: Sequence[float], weight: float
+) -> tuple[float | None, tuple[int, ...]]:
+    """Return the weighted mean loss, and the ranks whose loss is not finite; a rank without weight has none."""
+    counted = [rank for rank, own in enumerate(weights) if own > 0]
+    non_finite = tuple([rank for rank in counted if not math.isfinite(loss_sums[rank])])
+    if not counted or non_finite:
+        return None, non_finite
+    try:
+        return math.fsum([loss_sums[rank] for rank in counted]) / weight, ()
+    except OverflowError:  # finite losses whose sum is too large for float64
+        return None, tuple(counted)
 
 
 def _squares(weighted: Sequence[float], groups: Sequence[float], totals: Sequence[float]) -> Squares | None:

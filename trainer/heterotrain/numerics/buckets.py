@@ -34,6 +34,7 @@ class Bucket:
         work: its all-reduce.
         started: when the all-reduce began.
         done: when it ended; ``None`` until that is recorded.
+        is_finite: whether every element of the sum is finite; ``None`` until that is known.
     """
 
     flat: torch.Tensor
@@ -46,6 +47,7 @@ class Bucket:
     work: dist.Work | None = None
     started: Timestamp | None = None
     done: Timestamp | None = None
+    is_finite: bool | None = None
 
     def take(self) -> bool:
         """Copy gradients outside the buffer into it in one operation, and make the views the parameters' gradients.

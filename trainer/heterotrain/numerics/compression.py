@@ -18,6 +18,8 @@ import math
 import torch
 from heterotrain_core.contract.choices import Compression
 
+from heterotrain.state.finite import largest
+
 LARGEST_AT = 8
 """Exponent of two to which the largest element of a bucket's last sum is scaled; fp16 ends below 16."""
 MOST_EXPONENT = 100
@@ -88,11 +90,3 @@ class Compressor:
 def _chunk_elements(flat: torch.Tensor) -> int:
     """Return how many elements to convert at a time."""
     return CHUNK_ELEMENTS if flat.is_cpu else max(1, flat.numel())
-
-
-def largest(flat: torch.Tensor) -> float:
-    """Return the largest magnitude, independent of the order of evaluation; not finite if any element is not finite."""
-    if not flat.numel():
-        return 0.0
-    least, most = torch.aminmax(flat)  # twenty times as fast as torch.linalg.vector_norm(flat, inf) on a CPU
-    return float(torch.maximum(-least, most))

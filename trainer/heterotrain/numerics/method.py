@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from heterotrain_core.contract.choices import Compression, Precision
+from heterotrain_core.contract.choices import Compression, OnNonFinite, Precision
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.noise_scale import NoiseAverage
 from heterotrain_core.scaling_rules import Family, Scaling, Statistics, needed_statistics
@@ -20,6 +20,7 @@ from heterotrain.numerics import batch_norm, learning_rate
 from heterotrain.numerics.buckets import MIB
 from heterotrain.numerics.compression import Compressor
 from heterotrain.numerics.learning_rate import Rate, RatePolicy
+from heterotrain.numerics.non_finite import Action, LossHistory, choose_action
 from heterotrain.numerics.precision import LossScale, MixedPrecision
 from heterotrain.numerics.reducer import Reducer
 from heterotrain.state.admission import choice
@@ -39,6 +40,7 @@ class Numerics:
         batch_norm_context: the current step, as BatchNorm layers need it.
         noise: averages by kind of statistics, updated by ``steps.observer``.
         base_samples: the batch that the user's learning rate was chosen for.
+        losses: the newest finite loss and the steps skipped since then.
     """
 
     def __init__(self, config: TrainingConfig, device: torch.device, training: Training) -> None:
@@ -48,6 +50,8 @@ class Numerics:
             UsageError: this device cannot compute in the configured format, or a setting has an unknown value.
         """
         self.precision = MixedPrecision(choice("precision", config.precision, Precision), device)
+        self._on_non_finite = choice("onNonFinite", config.on_non_finite, OnNonFinite)
+        self.losses = LossHistory()
         self._compression = choice("compression", config.compression, Compression)
         self.batch_norm_context = batch_norm.BatchNormContext()
         self.noise = dict.fromkeys(Statistics, NoiseAverage())
@@ -70,6 +74,7 @@ class Numerics:
         return {
             "rate": asdict(self._rate),
             "loss_scale": asdict(self._loss_scale),
+            "losses": asdict(self.losses),
             "noise": {str(kind): asdict(average) for kind, average in self.noise.items()},
         }
 
@@ -77,6 +82,7 @@ class Numerics:
         """Restore a state that ``state_dict`` returned on this or another rank."""
         self._rate = self._next = Rate(**state["rate"])
         self._loss_scale = LossScale(**state["loss_scale"])
+        self.losses = LossHistory(**state.get("losses", {}))  # older checkpoints have none
         self.noise = {Statistics(kind): NoiseAverage(**average) for kind, average in state["noise"].items()}
 
     # -- the script's objects ----------------------------------------------------------------------------------------
@@ -149,15 +155,30 @@ class Numerics:
             learning_rate.step_scaled(optimizer, rate.factor)
         return used
 
+    def non_finite_action(self) -> Action:
+        """Return what to do with a step whose loss or gradient is not finite."""
+        return choose_action(
+            self._on_non_finite,
+            loss_scale=self._loss_scale.factor if self.precision.scales_loss else None,
+            skipped=self.losses.skipped,
+        )
+
     def skip(self, optimizers: Sequence[torch.optim.Optimizer], *, global_batch_samples: int) -> tuple[float, ...]:
-        """Leave the weights unchanged because the gradient overflowed in fp16; return the rates as ``update`` does.
+        """Leave the weights unchanged, as loss or gradient is not finite; return the rates as ``update`` does.
 
         The step counts like any other.
         """
         return learning_rate.scaled_rates(optimizers, self._plan(optimizers, global_batch_samples))
 
-    def committed(self, *, finite: bool) -> int:
-        """Update the state after a committed step; return how often to step the schedulers."""
+    def committed(self, *, step: int, loss: float | None, finite: bool) -> int:
+        """Update the state after a committed step; return how often to step the schedulers.
+
+        Args:
+            step: number of the step.
+            loss: its mean loss; ``None`` if that is unknown or not finite.
+            finite: whether loss and gradient were finite, so that the step was applied.
+        """
+        self.losses = self.losses.after(loss, step=step, skipped=not finite)
         if self.precision.scales_loss:
             self._loss_scale = self._loss_scale.after(finite=finite)
             if not finite:

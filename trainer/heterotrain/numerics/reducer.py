@@ -13,7 +13,6 @@ without samples, and hides its buffers. This class outlives formations, and the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,10 +23,11 @@ from heterotrain.errors import UsageError
 from heterotrain.network.gloo.bounded_wait import settle
 from heterotrain.network.group import Group
 from heterotrain.numerics.buckets import Bucket, buckets_of, squared_norm
-from heterotrain.numerics.compression import Compressor, largest
+from heterotrain.numerics.compression import Compressor
 from heterotrain.numerics.gradient_hooks import GradientHooks
 from heterotrain.numerics.timeline import HostTimeline, Timeline, timeline_of
 from heterotrain.numerics.transfers import ReductionTimestamps, transfers_s
+from heterotrain.state.finite import all_finite
 from heterotrain.state.layers import Layers
 
 TWICE = (
@@ -127,7 +127,7 @@ class Reducer:
         self.timestamps = ReductionTimestamps(began=self.timeline.now())
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
-            bucket.work = bucket.started = bucket.done = None
+            bucket.work = bucket.started = bucket.done = bucket.is_finite = None
 
     def flush(self) -> None:
         """Start the buckets that are left after backward, because some parameters got no gradient.
@@ -160,6 +160,8 @@ class Reducer:
                 if number == len(self._buckets):
                     bucket.done = self.timeline.now()
                 self._unpack(bucket, self._group)
+                if bucket.flat.is_cpu:  # while later buckets travel; an accelerator would be waited for
+                    bucket.is_finite = all_finite([bucket.flat])
         self.timestamps.waited = self.timeline.now()
         for bucket in self._buckets:
             bucket.work = bucket.packed = None
@@ -187,7 +189,15 @@ class Reducer:
 
     def is_finite(self) -> bool:
         """Return whether every element is finite; after the reduction this is the same on all ranks."""
-        return all(math.isfinite(largest(bucket.flat)) for bucket in self._buckets)
+        unknown = [bucket.flat for bucket in self._buckets if bucket.is_finite is None]
+        return all(bucket.is_finite is not False for bucket in self._buckets) and all_finite(unknown)
+
+    def first_non_finite(self) -> str | None:
+        """Return the name of the first parameter whose gradient is not finite; ``None`` if there is none."""
+        for name, parameter in self.model.named_parameters():
+            if parameter.grad is not None and not all_finite([parameter.grad]):
+                return name
+        return None
 
     def squared_norm(self) -> torch.Tensor | float:
         """Return the squared norm over all gradients in float64."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from heterotrain_core.contract import metrics as names
@@ -17,12 +18,15 @@ from heterotrain.checkpoints.checkpoint import new_mark
 from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.checkpoints.record import RunRecord
 from heterotrain.data.slices import Source
-from heterotrain.errors import PeerLost, RepeatStep, UsageError
+from heterotrain.errors import NonFinite, PeerLost, RepeatStep, UsageError
 from heterotrain.identity import Identity, Mode
 from heterotrain.membership.interface import ActiveGroup, Membership
 from heterotrain.network.control import Slot, StepDecision
+from heterotrain.network.group import Group
 from heterotrain.numerics.method import Numerics
+from heterotrain.numerics.non_finite import Action
 from heterotrain.numerics.reducer import Reducer
+from heterotrain.state.finite import first_non_finite
 from heterotrain.state.training import Training
 from heterotrain.steps.attempt import Attempts, seed_step
 from heterotrain.steps.batch_loader import BatchLoader
@@ -93,6 +97,7 @@ class Loop:
         self._repeating: int | None = None
         self._began_s = time.monotonic()
         self._step_s = 0.0
+        self._non_finite_steps = 0
         self._record = record
 
     @property
@@ -113,6 +118,7 @@ class Loop:
                 self._finish_step()
                 self._finish_epoch()
                 if self._is_done():
+                    self._check_result(active_group.group)
                     self.shutdown.conclude(active_group)
                     return
                 self._checkpoints.maybe_write(active_group, self._training)
@@ -121,6 +127,7 @@ class Loop:
                 self._formations.leave_broken(lost, self.reducer)
                 continue
             except NotNeeded:
+                self._check_result(None)
                 self.shutdown.finish_alone(self._formations.last_membership)
                 return
             yield step
@@ -250,7 +257,9 @@ class Loop:
         self._training.progress = loader.advanced(self._training.progress, step.task)
         loader.log(step.task, active_group.membership)
         self._record.note(active_group.roster, step=step.task.number)
-        for _ in range(self._numerics.committed(finite=not step.skipped)):
+        if step.skipped:
+            self._attempts.undo()  # a forward pass that is not finite leaves running statistics that are not finite
+        for _ in range(self._numerics.committed(step=step.task.number, loss=decision.loss, finite=not step.skipped)):
             for scheduler in self.schedulers:
                 scheduler.step()
         telemetry_began_s = time.perf_counter()
@@ -260,7 +269,47 @@ class Loop:
         self._observer.cost(step, since_s=telemetry_began_s)
         self._formations.follow(active_group, decision)
 
+    def non_finite(self, what: str, action: Action) -> None:
+        """Count and log a step whose loss or gradient is not finite, unless a smaller loss scale in fp16 may help."""
+        if action is Action.SKIP and self._numerics.loss_scale > 1.0:
+            return
+        self._report.count(names.NON_FINITE_STEPS)
+        self._non_finite_steps += 1
+        number = self._non_finite_steps
+        if action is Action.FAIL or number & (number - 1):  # after the first, one line whenever their number doubles
+            return
+        done = "is skipped" if action is Action.SKIP else "is applied nevertheless (onNonFinite: Ignore)"
+        _log.warning("%s; the step %s (%d such steps so far)", what, done, number)
+
+    def fail(self, error: Exception) -> NoReturn:
+        """Raise an error that all ranks have found in the same step, when all of them have.
+
+        A rank that ended at once could look like a lost peer to one that is still waiting for the vote.
+        """
+        active_group = self.active_group
+        if active_group is not None and active_group.group is not None:
+            with contextlib.suppress(PeerLost):
+                active_group.group.gather_now([0.0])
+        raise error
+
     # -- helpers -----------------------------------------------------------------------------------------------------
+
+    def _check_result(self, group: Group | None) -> None:
+        """Refuse to end the training successfully with weights that are not finite.
+
+        Raises:
+            NonFinite: the weights of some rank are not finite.
+            PeerLost: the group broke meanwhile.
+        """
+        model = self._training.model
+        name = first_non_finite(model) if model is not None else None
+        flags = [[float(name is not None)]] if group is None else group.gather_now([float(name is not None)])
+        if any(flag[0] for flag in flags):
+            which = f"parameter {name}" if name is not None else "a parameter on another rank"
+            raise NonFinite(
+                f"the training is complete, but {which} is not finite: the result is useless. Train again with "
+                "onNonFinite: Fail to find the first such step, or with a lower learning rate"
+            )
 
     def _log_late_commit(self, active_group: ActiveGroup) -> None:
         """Log a step that the other ranks had committed when this rank lost them."""

@@ -12,15 +12,16 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, NoReturn, Protocol, Self
 
 import torch
 
-from heterotrain.errors import PeerLost, RepeatStep, UsageError
+from heterotrain.errors import NonFinite, PeerLost, RepeatStep, UsageError
 from heterotrain.network.control import StepDecision
 from heterotrain.network.group import Group
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.noise import Measurement
+from heterotrain.numerics.non_finite import Action, describe, remedy
 from heterotrain.numerics.reducer import Reducer
 from heterotrain.numerics.timeline import Timestamp
 from heterotrain.state.admission import check_loss, check_weight, plain_numbers
@@ -45,6 +46,12 @@ class StepContext(Protocol):
 
     def commit(self, step: Step, decision: StepDecision) -> None:
         """Record a step that all ranks finished."""
+
+    def fail(self, error: Exception) -> NoReturn:
+        """Raise an error that all ranks have found in the same step, when all of them have."""
+
+    def non_finite(self, what: str, action: Action) -> None:
+        """Report a step whose loss or gradient is not finite."""
 
     def is_broken(self) -> bool:
         """Return whether the formation is known to be broken."""
@@ -171,8 +178,9 @@ class Step:
     ) -> StepResult:
         """Reduce the gradient over all ranks, clip it, update the model and advance; return what the step did.
 
-        In fp16 a step whose gradient overflowed does not change the weights (``step.skipped``) and halves the loss
-        scale, on all ranks. It is committed with its samples like any other step.
+        A step whose loss or gradient is not finite never changes the weights, unless the job ignores it. The job fails
+        or skips the step, as configured, on all ranks. In fp16, it is skipped and the loss scale halved. A skipped step
+        (``step.skipped``) is committed with its samples like any other step.
 
         Args:
             optimizers: the optimizers from ``job.optimizer`` that take a step, one after the other; at least one.
@@ -181,6 +189,7 @@ class Step:
                 for no limit.
 
         Raises:
+            NonFinite: loss or gradient is not finite, and the job is to fail then; or too many steps were skipped.
             UsageError: a micro-batch had no ``step.backward``, the step was applied before, no optimizer or an unknown
                 one was passed, or a limit is not above 0.
         """
@@ -196,7 +205,7 @@ class Step:
         reduced = self.clock.spent(Phase.SYNC, began)
         if not decision.committed:
             raise RepeatStep("another rank could not finish its part")
-        self.skipped = self.numerics.precision.scales_loss and not self.reducer.is_finite()
+        self.skipped = self._check_finite(decision) is Action.SKIP
         batch_samples = self.task.global_batch_samples
         if self.skipped:
             norm = GradientNorm(self.reducer, norm=math.nan)
@@ -220,6 +229,28 @@ class Step:
             UsageError: a value is not a number.
         """
         self.logged.update(plain_numbers("step.log", values))
+
+    def _check_finite(self, decision: StepDecision) -> Action:
+        """Return what to do with the step; all ranks come to the same conclusion.
+
+        Raises:
+            NonFinite: the training ends here.
+        """
+        if not decision.non_finite and self.reducer.is_finite():
+            return Action.APPLY
+        action = self.numerics.non_finite_action()
+        what = describe(
+            step=self.number,
+            ranks=decision.non_finite,
+            gradient_of=None if decision.non_finite else self.reducer.first_non_finite(),
+            history=self.numerics.losses,
+        )
+        self.context.non_finite(what, action)
+        if action is Action.FAIL:
+            scale = self.numerics.loss_scale if self.numerics.precision.scales_loss else None
+            advice = remedy(loss_scale=scale, skipped=self.numerics.losses.skipped)
+            self.context.fail(NonFinite(f"{what}. {advice}"))
+        return action
 
     # -- the transaction ---------------------------------------------------------------------------------------------
 

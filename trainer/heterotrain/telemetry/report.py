@@ -79,7 +79,14 @@ class Report:
         self._shapes: OrderedDict[tuple[int, int], ShapeCounters] = OrderedDict()
         self._gauges: dict[str, float] = {names.READY: 0.0}
         self._counters: dict[str, float] = dict.fromkeys(
-            (names.REPEATED_STEPS, names.OUT_OF_MEMORY, names.CHECKPOINT_FAILURES), 0.0
+            (
+                names.REPEATED_STEPS,
+                names.NON_FINITE_STEPS,
+                names.DIVERGENCES,
+                names.OUT_OF_MEMORY,
+                names.CHECKPOINT_FAILURES,
+            ),
+            0.0,
         )
         self._by_cause: dict[str, dict[str, float]] = defaultdict(dict)
         self._user: dict[str, float] = {}

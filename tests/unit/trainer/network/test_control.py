@@ -80,3 +80,12 @@ def test_buckets_are_minima_over_ranks() -> None:
 def test_loss_of_ranks_without_samples(weight: float, loss_sum: float, expected: float | None) -> None:
     """A rank without samples does not affect the loss; a NaN loss is not hidden."""
     assert of(a_slot(), replace(a_slot(), weight=weight, loss_sum=loss_sum)).loss == expected
+
+
+def test_losses_that_are_not_finite_name_their_ranks() -> None:
+    """A rank without weight has no loss; infinities of both signs and sums beyond float64 are no crash."""
+    found = of(a_slot(), a_slot(loss_sum=math.nan), a_slot(loss_sum=math.inf), a_slot(weight=0.0, loss_sum=math.nan))
+    assert (found.loss, found.non_finite) == (None, (1, 2))
+    assert of(a_slot(loss_sum=math.inf), a_slot(loss_sum=-math.inf)).non_finite == (0, 1)
+    assert of(a_slot(loss_sum=1e308), a_slot(loss_sum=1e308)).non_finite == (0, 1)
+    assert of(a_slot(weight=0.0, loss_sum=0.0)).loss is None

@@ -72,6 +72,8 @@ def test_missing_is_missing() -> None:
     assert found == {
         f"{names.READY}{{}}": 0.0,
         f"{names.REPEATED_STEPS}{{}}": 0.0,
+        f"{names.NON_FINITE_STEPS}{{}}": 0.0,
+        f"{names.DIVERGENCES}{{}}": 0.0,
         f"{names.OUT_OF_MEMORY}{{}}": 0.0,
         f"{names.CHECKPOINT_FAILURES}{{}}": 0.0,
     }
