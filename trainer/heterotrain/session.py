@@ -51,6 +51,7 @@ def init(
     *,
     epochs: int = 1,
     batch_samples: int = 64,
+    micro_batch_samples: int | None = None,
     seed: int = 0,
     checkpoint_uri: str | os.PathLike[str] | None = None,
     checkpoint_interval_s: float = 600.0,
@@ -61,12 +62,15 @@ def init(
 ) -> Job:
     """Return the job that this process belongs to.
 
-    In a worker pod the operator sets everything except ``tensorboard_dir``, and the other arguments are ignored. They
-    are for a script that runs alone or under torchrun.
+    In a worker pod the operator sets everything except ``micro_batch_samples`` and ``tensorboard_dir``, and the other
+    arguments are ignored. They are for a script that runs alone or under torchrun.
 
     Args:
         epochs: passes over the data set.
         batch_samples: global batch over all ranks.
+        micro_batch_samples: largest micro-batch; a rank with a larger share accumulates several. ``None`` tries the
+            whole share first. In a job, ``workerPools[].microBatchSize`` may set a smaller one for a pool. Either is
+            halved when a rank runs out of memory.
         seed: seed for the order of samples and for all random numbers; at least 0.
         checkpoint_uri: folder for checkpoints (``file:///…`` or a path); ``None`` writes no checkpoints.
         checkpoint_interval_s: seconds between checkpoints.
@@ -81,6 +85,8 @@ def init(
         UsageError: the environment contradicts itself, or a value is not one of the allowed ones.
     """
     identity = read_identity()
+    if micro_batch_samples is not None:
+        micro_batch_samples = admission.whole_number("micro_batch_samples", micro_batch_samples, least=1)
     if not checkpoint_interval_s >= 0:
         raise UsageError(f"checkpoint_interval_s must be at least 0 seconds, not {checkpoint_interval_s}")
     config = read_config() or TrainingConfig(
@@ -94,13 +100,22 @@ def init(
         on_non_finite=on_non_finite,
     )
     folder = None if tensorboard_dir is None else os.fspath(tensorboard_dir)
-    return Job(identity, config, tensorboard_dir=identity.tensorboard_dir or folder)
+    return Job(
+        identity, config, tensorboard_dir=identity.tensorboard_dir or folder, micro_batch_samples=micro_batch_samples
+    )
 
 
 class Job:
     """One training job, seen from this rank. Made by ``heterotrain.init``."""
 
-    def __init__(self, identity: Identity, config: TrainingConfig, *, tensorboard_dir: str | None = None) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        config: TrainingConfig,
+        *,
+        tensorboard_dir: str | None = None,
+        micro_batch_samples: int | None = None,
+    ) -> None:
         self.identity = identity
         self.config = config
         self.device = take_device(identity)
@@ -126,7 +141,7 @@ class Job:
             checkpoints=checkpoints, numerics=self._numerics, report=self._report,
             termination_message=termination_message,
             record=self._record,
-            observer=Observer(self._report, self._training, self._numerics),
+            observer=Observer(self._report, self._training, self._numerics), micro_batch_samples=micro_batch_samples,
         )  # fmt: skip
         checkpoints.record = lambda: self._record.file(self._training.progress)
         self._loop.run_hooks, self._loop.run_step_hooks = self._run_hooks, self._run_step_hooks

@@ -34,6 +34,7 @@ class Pool:
         least_workers, most_workers: limits in the job.
         spot: whether its nodes can be reclaimed.
         price_per_hour: of one worker; ``None`` when not stated.
+        micro_batch_samples: largest micro-batch of a rank by the job; ``None`` when not stated.
         rank: time and limits of one rank; ``None`` while its speed is unknown.
     """
 
@@ -43,6 +44,7 @@ class Pool:
     most_workers: int
     spot: bool
     price_per_hour: float | None
+    micro_batch_samples: int | None = None
     rank: SplitMember | None = None
 
 
@@ -119,6 +121,7 @@ def _pools(spec: HeteroTrainJobSpec, template: Mapping[str, Any]) -> tuple[Pool,
             most_workers=pool.max_replicas,
             spot=pool.capacity_type is CapacityType.SPOT,
             price_per_hour=None if pool.price_per_hour is None else float(pool.price_per_hour),
+            micro_batch_samples=pool.micro_batch_size,
         )
         for pool in spec.worker_pools
     )
@@ -145,7 +148,9 @@ def with_profile(job: Job, profile: Profile, *, where: str) -> Job:
             price = pool.price_per_hour
             if price is None and member.price_per_hour is not None:
                 price = member.price_per_hour * pool.ranks
-            pools.append(replace(pool, rank=member.curve, price_per_hour=price))
+            caps = [cap for cap in (pool.micro_batch_samples, member.curve.micro_cap_samples) if cap is not None]
+            rank = replace(member.curve, micro_cap_samples=min(caps, default=None))
+            pools.append(replace(pool, rank=rank, price_per_hour=price))
         else:
             pools.append(pool)
     return replace(job, pools=tuple(pools))

@@ -9,7 +9,7 @@ from heterotrain_core.contract.choices import Choice
 from pydantic import Field
 
 from heterotrain_operator.api.schema import Model, Rule
-from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER, MAX_WORKERS, LabelValue, Quantity
+from heterotrain_operator.api.types import MAX_BATCH, MAX_NUM_PROC_PER_WORKER, MAX_WORKERS, LabelValue, Quantity
 
 
 class CapacityType(Choice):
@@ -141,6 +141,14 @@ class WorkerPool(
     resources: Resources = Field(
         default_factory=Resources,
         description="Resources of the training container. An entry here replaces the template's.",
+    )
+    micro_batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_BATCH,
+        description="Maximum samples that a rank of this pool processes at once; a larger share is accumulated over "
+        "several micro-batches. Halved when memory does not suffice. Unset: the whole share is tried first. "
+        "Example: 32.",
     )
     num_proc_per_worker: int | None = Field(
         default=None,

@@ -453,3 +453,15 @@ def test_a_running_job_that_cannot_be_used(folder: Path, monkeypatch: pytest.Mon
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 1
     assert result.stderr == "Error: kubectl is not installed: install it, or use --profile\n"
+
+
+def test_a_pool_s_micro_batch_size_limits_the_profile_s(folder: Path) -> None:
+    """The smaller of the two counts; a pool without one keeps the profile's."""
+    job = json.loads(json.dumps(JOB))
+    for pool, size in zip(job["spec"]["workerPools"], (5, 9, None), strict=True):
+        pool.update({"microBatchSize": size} if size else {})
+    write(folder, job, PROFILE)
+    a100, v100, t4 = answer(folder)["pools"]
+    assert a100["microBatches"] == -(-a100["samplesPerRank"][1] // 5)
+    assert v100["microBatches"] == -(-v100["samplesPerRank"][1] // 4)
+    assert t4["microBatches"] == 1

@@ -30,13 +30,14 @@ class Attempts:
     """Restores the state that an attempt changes besides gradients; limits micro-batches after running out of memory.
 
     Attributes:
-        cap_samples: the largest micro-batch to try; ``None`` before the first out-of-memory error.
+        cap_samples: the largest micro-batch to try; ``None`` while the script has set none and memory has sufficed.
         kept: the model's buffers before the current attempt, by name.
     """
 
-    def __init__(self, report: Report) -> None:
-        self.cap_samples: int | None = None
+    def __init__(self, report: Report, *, cap_samples: int | None = None) -> None:
+        self.cap_samples = cap_samples
         self._report = report
+        self._tell_cap()
         self.kept: dict[str, torch.Tensor] = {}
         self._model: torch.nn.Module | None = None
         self._layers: Layers | None = None
@@ -67,7 +68,12 @@ class Attempts:
             ) from step.failure
         self.cap_samples = largest // 2
         self._report.count(names.OUT_OF_MEMORY)
-        self._report.gauges({names.MICRO_BATCH_CAP: float(self.cap_samples)})
+        self._tell_cap()
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
             torch.cuda.empty_cache()
         _log.warning("out of memory with micro-batches of %d samples: using %d from now on", largest, self.cap_samples)
+
+    def _tell_cap(self) -> None:
+        """Export the limit: the operator's split counts the micro-batches that a share needs."""
+        if self.cap_samples is not None:
+            self._report.gauges({names.MICRO_BATCH_CAP: float(self.cap_samples)})

@@ -64,6 +64,7 @@ class Loop:
         report: Report,
         termination_message: TerminationMessage,
         record: RunRecord,
+        micro_batch_samples: int | None = None,
     ) -> None:
         self.shutdown = Shutdown(
             config=config,
@@ -91,7 +92,7 @@ class Loop:
         self._numerics = numerics
         self._observer = observer
         self._report = report
-        self._attempts = Attempts(report)
+        self._attempts = Attempts(report, cap_samples=micro_batch_samples)
         self._loader: BatchLoader | None = None
         self._uncommitted: Step | None = None
         self._repeating: int | None = None

@@ -186,7 +186,8 @@ def throughput_of(before: ThroughputModel, plan: Plan | None, telemetry: Telemet
 
 def _micro_cap(member: Member, telemetry: Telemetry) -> int | None:
     gauges = telemetry.gauges.get(MemberId(member.worker_uid, member.local_rank))
-    return gauges.micro_batch_cap_samples if gauges is not None else None
+    caps = [member.micro_batch_samples or None, gauges.micro_batch_cap_samples if gauges is not None else None]
+    return min((cap for cap in caps if cap is not None), default=None)
 
 
 def _variation(ceiling: float, members: int) -> float:

@@ -60,7 +60,8 @@ def share_out(
     distance = BoundaryDistance.NEAR if current is None else distance_to_boundary(current, telemetry)
     rebalance = spec.training.rebalance
     floor = 1 if spec.training.base_batch_samples >= len(members) else 0
-    evidence = tuple(_evidence(member, telemetry, floor) for member in members)
+    limits = {pool.name: pool.micro_batch_size for pool in spec.worker_pools}
+    evidence = tuple(_evidence(member, telemetry, floor, limits.get(member.pool)) for member in members)
     fits = fit_members(evidence, _former(members, telemetry))
     batch, why = _batch(spec, fits, telemetry, plan=plan, current=current, distance=distance)
     decision = decide_shares(
@@ -77,7 +78,7 @@ def share_out(
         fits=fits,
     )
     if isinstance(decision, Infeasible):
-        return _even(batch, members, reason=f"even shares, because {decision.reason}")
+        return _even(batch, members, evidence, reason=f"even shares, because {decision.reason}")
     return Shares(
         members=tuple(members),
         division=decision.division,
@@ -134,15 +135,17 @@ def _batch(
     return answer.samples, answer.reason
 
 
-def _evidence(member: Member, telemetry: Telemetry, floor: int) -> MemberEvidence:
+def _evidence(member: Member, telemetry: Telemetry, floor: int, limit: int | None) -> MemberEvidence:
+    """Return the evidence about a member; ``limit`` is the largest micro-batch by the job's spec."""
     identity = MemberId(member.worker_uid, member.local_rank)
     gauges = telemetry.gauges.get(identity)
+    caps = [cap for cap in (limit, _micro_cap(gauges) if gauges else None) if cap is not None]
     return MemberEvidence(
         member=f"{member.worker}/{member.local_rank}" if member.local_rank else member.worker,
         pool=member.pool,
         observations=telemetry.observations.get(identity, ()),
         floor_samples=floor,
-        micro_cap_samples=_micro_cap(gauges) if gauges else None,
+        micro_cap_samples=min(caps, default=None),
     )
 
 
@@ -172,13 +175,13 @@ def _names(members: Sequence[Member]) -> list[MemberId]:
     return [MemberId(member.worker_uid, member.local_rank) for member in members]
 
 
-def _even(batch: int, members: Sequence[Member], *, reason: str) -> Shares:
+def _even(batch: int, members: Sequence[Member], evidence: Sequence[MemberEvidence], *, reason: str) -> Shares:
     shares = evenly(batch, len(members))
     return Shares(
         members=tuple(members),
         division=Division(
             shares=shares,
-            micro_batch_samples=tuple(member.micro_batch_samples for member in members),
+            micro_batch_samples=tuple(found.micro_cap_samples or 0 for found in evidence),
             cap_samples=tuple(member.cap_samples for member in members),
             compute=tuple(member.compute for member in members),
         ),

@@ -8,7 +8,7 @@ import pytest
 from heterotrain_core.contract import metrics
 from heterotrain_core.perf.counters import CounterKey, Counters, Observation, observe
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Telemetry
-from support.fake_cluster import FakeCluster
+from support.fake_cluster import FakeCluster, pool
 
 # Seconds per sample and fixed seconds of the workers of pools a, b and c: 4 : 2 : 1 or so.
 SPEEDS = {"job-w0": (0.01, 0.02), "job-w1": (0.02, 0.02), "job-w2": (0.04, 0.02)}
@@ -165,6 +165,24 @@ def test_the_next_plan_contains_the_micro_batch_cap_of_a_worker() -> None:
     cluster.telemetry = replace(telemetry, gauges=capped)
     cluster.settle()
     assert cluster.plan_json["members"][0]["micro_batch_samples"] == 8
+
+
+def test_the_first_plan_contains_each_pool_s_micro_batch_size_and_a_smaller_learned_one_replaces_it() -> None:
+    """A worker need not run out of memory to find it, and one that does keeps to half."""
+    sizes = {"a": 20, "c": 12}
+    pools = [pool(name, **({"microBatchSize": sizes[name]} if name in sizes else {})) for name in ("a", "b", "c")]
+    cluster = FakeCluster(*pools).with_nodes("a", "b", "c").start()
+    assert [member["micro_batch_samples"] for member in cluster.plan_json["members"]] == [20, 0, 12]
+    telemetry = telemetry_of(cluster)
+    first = MemberId(cluster.plan_json["members"][0]["worker_uid"], 0)
+    for learned, expected in ((10, 10), (64, 20)):
+        gauges = {**telemetry.gauges, first: replace(telemetry.gauges[first], micro_batch_cap_samples=learned)}
+        cluster.telemetry = replace(telemetry, gauges=gauges)
+        cluster.settle()
+        assert [member["micro_batch_samples"] for member in cluster.plan_json["members"]] == [expected, 0, 12]
+    cluster.edit(lambda spec: spec["workerPools"][2].update(microBatchSize=6))
+    cluster.settle()
+    assert cluster.plan_json["members"][2]["micro_batch_samples"] == 6, "a running job takes a new size"
 
 
 def test_peak_memory_limits_micro_batches_before_memory_runs_out() -> None:

@@ -1,0 +1,47 @@
+"""The size of micro-batches that a script sets, in one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from heterotrain import UsageError
+from heterotrain_core.contract import metrics
+from support.one_process import DATA, a_job, squared_error
+
+
+def test_the_first_micro_batch_has_the_size_set_by_the_script_and_memory_halves_it() -> None:
+    """The whole share is not tried first; out of memory halves the size from there, and the metric says so."""
+    job, model, optimizer = a_job(epochs=1, micro_batch_samples=6)
+    reported: list[dict[str, float]] = []
+    job._report.gauges = reported.append  # type: ignore[method-assign]  # a deliberate wrapper
+    sizes = []
+    for step in job.steps(DATA):
+        with step:
+            for x, y in step.micro_batches():
+                sizes.append(len(x))
+                if len(x) > 3:
+                    raise torch.OutOfMemoryError("too much")
+                step.backward(squared_error(model, x, y))
+            step.apply(optimizer)
+    assert sizes == [2, 6, 2, 3, 3, 2, 3, 3, 1, 3]
+    assert [g[metrics.MICRO_BATCH_CAP] for g in reported if metrics.MICRO_BATCH_CAP in g] == [3.0]
+    plain = a_job(epochs=1)
+    for step in plain[0].steps(DATA):
+        with step:
+            for x, y in step.micro_batches():
+                step.backward(squared_error(plain[1], x, y))
+            step.apply(plain[2])
+    torch.testing.assert_close(model.weight, plain[1].weight, rtol=1e-12, atol=0)
+
+
+def test_the_size_is_exported_for_the_operator_before_the_first_step() -> None:
+    """Its split counts the micro-batches that a share needs."""
+    job, *_ = a_job(micro_batch_samples=6)
+    assert job._report.current()[metrics.MICRO_BATCH_CAP] == 6.0
+
+
+@pytest.mark.parametrize("size", [0, -4, 1.5, "8"])
+def test_a_size_is_a_whole_number_of_at_least_one(size: object) -> None:
+    """It is refused by ``init``."""
+    with pytest.raises(UsageError, match="micro_batch_samples must be a whole number of at least 1"):
+        a_job(micro_batch_samples=size)
