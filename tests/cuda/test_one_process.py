@@ -11,6 +11,7 @@ import heterotrain
 import pytest
 import torch
 from distributed.scripts import net, optimizer_of, problem
+from heterotrain.data.loader_process import Workers
 from heterotrain.data.prefetch import Prefetcher
 from heterotrain.data.slices import EpochSlice
 from heterotrain.data.sources import source_of
@@ -43,7 +44,9 @@ def test_phases_measure_the_devices_work() -> None:
 def test_prefetched_batches_are_pinned() -> None:
     """Batches from worker processes are in page-locked memory, from which copies overlap with computing."""
     source = source_of(problem(32), collate=None, shuffle=False, seed=0)
-    x, _y = Prefetcher(source, workers=1, pin=True).take(EpochSlice(0, 0, 8), lambda: iter([EpochSlice(0, 0, 8)]))
+    x, _y = Prefetcher(source, workers=Workers(count=1), pin=True).take(
+        EpochSlice(0, 0, 8), lambda: iter([EpochSlice(0, 0, 8)])
+    )
     assert x.is_pinned()
     assert torch.equal(x, problem(32).tensors[0][:8])
 

@@ -17,6 +17,8 @@ from heterotrain_core.contract.outcome import Ending
 from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.checkpoints.record import RunRecord, fingerprint
 from heterotrain.data import batches
+from heterotrain.data.loader_process import WorkerInit, Workers
+from heterotrain.data.main_guard import check_main_guard, check_not_imported, main_line
 from heterotrain.data.progress import slice_of
 from heterotrain.data.sources import NumberedStream, source_of
 from heterotrain.errors import Excluded, UsageError
@@ -82,8 +84,10 @@ def init(
             are) or ``ignore``; case does not matter.
 
     Raises:
-        UsageError: the environment contradicts itself, or a value is not one of the allowed ones.
+        UsageError: the environment contradicts itself, a value is not one of the allowed ones, or a loader process
+            imports a script without a main guard.
     """
+    check_not_imported()
     identity = read_identity()
     if micro_batch_samples is not None:
         micro_batch_samples = admission.whole_number("micro_batch_samples", micro_batch_samples, least=1)
@@ -122,6 +126,7 @@ class Job:
         log_tags = set_up_logs(identity.tags)
         self._training = Training()
         self._numerics = Numerics(config, self.device, self._training)
+        self._line = main_line()
         self._hooks: list[EpochHook] = []
         self._step_hooks: list[tuple[int, StepsHook]] = []
         self._leadership = Leadership(leads=None if identity.mode is Mode.OPERATED else not identity.rank)
@@ -249,6 +254,8 @@ class Job:
         collate: batches.Collate | None = None,
         shuffle: bool = True,
         workers: int = 0,
+        prefetch_factor: int = 2,
+        worker_init_fn: WorkerInit | None = None,
     ) -> Iterator[Step]:
         """Yield steps until every epoch is committed; a step that fails through no fault of the script is repeated.
 
@@ -259,6 +266,8 @@ class Job:
             collate: makes a batch from a list of samples; torch's own by default.
             shuffle: draw a new order for each epoch; only for a data set with indices, the others have their own.
             workers: processes that load samples ahead; with 0 the training process loads them.
+            prefetch_factor: micro-batches that each process has loaded or is loading, at least 1.
+            worker_init_fn: called in each process with its number, before its first sample.
 
         Raises:
             UsageError: there is nothing to train, or the data cannot be read this way.
@@ -266,13 +275,19 @@ class Job:
         if self._training.model is None or not self._training.optimizers:
             raise UsageError("call job.wrap(model) and job.optimizer(optimizer) before job.steps")
         check_free()
-        workers = admission.whole_number("workers", workers, least=0)
+        processes = Workers(
+            count=admission.whole_number("workers", workers, least=0),
+            prefetch_factor=admission.whole_number("prefetch_factor", prefetch_factor, least=1),
+            init_fn=worker_init_fn,
+        )
+        if processes.count:
+            check_main_guard([self._line, main_line()])
         admission.check_belongs(self._training.model, self._training.optimizers)
         source = source_of(dataset, collate=collate, shuffle=shuffle, seed=self.config.seed)
         self._record.data = fingerprint(source)
         self._sigterm.install()
         try:
-            yield from self._loop.steps(source, workers=workers)
+            yield from self._loop.steps(source, workers=processes)
             self._sigterm.trains = False
         except (
             GeneratorExit

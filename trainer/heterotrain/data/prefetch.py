@@ -5,55 +5,60 @@ order, so one process reads it sample by sample.
 
 The processes belong to torch's own loader; this module adds the list of upcoming slices. The list assumes that nothing
 changes. After a change (shares, members, a repeated step) the prefetched samples are thrown away: a sample belongs to a
-step when the step takes it, not when it is read.
+step when the step takes it, not when it is read. Each list has a number, and processes drop work of an earlier list at
+once: torch's loader would finish it before it takes the first new slice.
 """
 
 from __future__ import annotations
 
-import pickle
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from heterotrain.data.loader_process import ProcessInit, WorkerInit, Workers, check_sendable, loader_context, starting
 from heterotrain.data.progress import step_seed
 from heterotrain.data.rng import seeded_rng
 from heterotrain.data.slices import EpochSlice, Source
+from heterotrain.data.sources import Mapped
 from heterotrain.data.streamed import Streamed, iterator_of
-from heterotrain.errors import UsageError
 
 
 class Prefetcher:
     """Loads the batches of upcoming slices in worker processes."""
 
-    def __init__(self, source: Source, *, workers: int, pin: bool, ahead: int = 2) -> None:
+    def __init__(self, source: Source, *, workers: Workers, pin: bool) -> None:
         """Start the processes and wait until each has loaded a sample, which takes seconds.
 
         Args:
             source: copied to every worker.
-            workers: number of processes, at least 1.
+            workers: the processes, at least one.
             pin: whether to put batches into page-locked memory, from which copies to the accelerator overlap with
                 computing.
-            ahead: micro-batches that each worker has loaded or is loading.
 
         Raises:
-            UsageError: the source cannot be sent to another process.
+            UsageError: the source cannot be sent to another process, or the processes do not start.
         """
-        _check_sendable(source)
+        check_sendable(dataset=source.dataset, collate=source.collate, init_fn=workers.init_fn)
         self._upcoming = _Upcoming()
+        dataset = _SliceDataset(source, newest=self._upcoming.number)
         sampler: Any = self._upcoming  # torch expects lists of indices; _SliceDataset takes slices
         self._loader: DataLoader[Any] = DataLoader(
-            _SliceDataset(source), batch_sampler=sampler, num_workers=workers, collate_fn=_as_is, pin_memory=pin,
-            persistent_workers=True, prefetch_factor=ahead, multiprocessing_context="forkserver",
+            dataset, batch_sampler=sampler, num_workers=workers.count, collate_fn=_as_is, pin_memory=pin,
+            persistent_workers=True, prefetch_factor=workers.prefetch_factor,
+            worker_init_fn=ProcessInit(workers.init_fn, source.dataset),
+            multiprocessing_context=loader_context(source.dataset, source.collate, workers.init_fn),
             generator=torch.Generator(),  # the loader draws a seed: not from the generator that the model uses
         )  # fmt: skip
-        self._upcoming.slices = iter([EpochSlice(0, 0, 1)] * workers)
-        self._batches: Iterator[Any] = iter(self._loader)
-        for _ in range(workers):
-            next(self._batches)
+        self._upcoming.begin(iter([EpochSlice(0, 0, 1)] * workers.count))
+        with starting():
+            self._batches: Iterator[Any] = iter(self._loader)
+            for _ in range(workers.count):
+                next(self._batches)
         self._upcoming.sent.clear()
 
     def take(self, part: EpochSlice, following: Callable[[], Iterator[EpochSlice]]) -> Any:
@@ -67,8 +72,7 @@ class Prefetcher:
             Exception: an error of the data set in the worker process, with the same type.
         """
         if not self._upcoming.sent or self._upcoming.sent[0] != part:
-            self._upcoming.slices = following()
-            self._upcoming.sent.clear()
+            self._upcoming.begin(following())
             self._batches = iter(self._loader)
         self._upcoming.sent.popleft()
         return next(self._batches)
@@ -77,25 +81,27 @@ class Prefetcher:
 class StreamReader:
     """A process that reads a stream ahead of the training."""
 
-    def __init__(self, source: Streamed, *, ahead_samples: int = 256) -> None:
+    def __init__(self, source: Streamed, *, init_fn: WorkerInit | None = None, ahead_samples: int = 256) -> None:
         """Start the process and wait until it is up, which takes seconds; from now on the source reads through it.
 
         Args:
             source: the source; its data set is sent to the process.
+            init_fn: called in the process with 0 before it reads; ``None`` for no call.
             ahead_samples: samples that the process has read or is reading.
 
         Raises:
-            UsageError: the data set cannot be sent to another process.
+            UsageError: the data set cannot be sent to another process, or the process does not start.
         """
-        _check_sendable(source.dataset)
+        check_sendable(dataset=source.dataset, collate=None, init_fn=init_fn)
         self._stream = _PackedStream(source.dataset, seed=source.seed)
         self._loader: DataLoader[Any] = DataLoader(
             self._stream, batch_size=None, num_workers=1, collate_fn=_as_is, persistent_workers=True,
-            prefetch_factor=max(1, ahead_samples // PACK_SAMPLES), multiprocessing_context="forkserver",
-            generator=torch.Generator(),
+            prefetch_factor=max(1, ahead_samples // PACK_SAMPLES), worker_init_fn=ProcessInit(init_fn, source.dataset),
+            multiprocessing_context=loader_context(source.dataset, init_fn), generator=torch.Generator(),
         )  # fmt: skip
-        self._packs = iter(self._loader)
-        next(self._packs)
+        with starting():
+            self._packs = iter(self._loader)
+            next(self._packs)
         source.begin = self.begin
 
     def begin(self, epoch: int) -> Iterator[Any]:
@@ -116,7 +122,6 @@ class _PackedStream(IterableDataset[list[Any]]):
         self._seed = seed
 
     def __iter__(self) -> Iterator[list[Any]]:
-        torch.set_num_threads(1)
         epoch = int(self.epoch)
         if epoch == NO_EPOCH:
             yield []
@@ -131,41 +136,82 @@ PACK_SAMPLES = 16
 NO_EPOCH = -1
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One slice, as sent to a process, with the number of the list that it belongs to."""
+
+    part: EpochSlice
+    number: int
+
+
 class _Upcoming:
-    """The loader's sampler: upcoming slices, and a copy of those already sent to the workers."""
+    """The loader's sampler: upcoming slices, and a copy of those already sent to the workers.
+
+    Attributes:
+        number: number of the current list, in memory that all processes share.
+    """
 
     def __init__(self) -> None:
-        self.slices: Iterator[EpochSlice] = iter(())
         self.sent: deque[EpochSlice] = deque()
+        self.number = torch.zeros(1, dtype=torch.int64)
+        self.number.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._slices: Iterator[EpochSlice] = iter(())
 
-    def __iter__(self) -> Iterator[EpochSlice]:
-        for part in self.slices:
+    def begin(self, slices: Iterator[EpochSlice]) -> None:
+        """Replace the list; from now on processes drop the work of the earlier one."""
+        self._slices = slices
+        self.sent.clear()
+        self.number += 1
+
+    def __iter__(self) -> Iterator[_Work]:
+        number = int(self.number)
+        for part in self._slices:
             self.sent.append(part)
-            yield part
+            yield _Work(part, number)
+
+
+class _OutdatedError(Exception):
+    """The slice being loaded belongs to an earlier list."""
+
+
+class _Interruptible:
+    """A data set with indices; its slices end before the next sample when they are outdated."""
+
+    def __init__(self, dataset: Any, is_outdated: Callable[[], bool]) -> None:
+        self._dataset = dataset
+        self._is_outdated = is_outdated
+
+    def __getitem__(self, index: int) -> Any:
+        if self._is_outdated():
+            raise _OutdatedError
+        return self._dataset[index]
+
+    def __len__(self) -> int:
+        return len(self._dataset)
 
 
 class _SliceDataset(Dataset[Any]):
     """The source as a data set for torch's loader; a slice takes the place of the list of indices."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, *, newest: torch.Tensor) -> None:
         self._source = source
+        self._newest = newest
+        self._number = -1
+        if isinstance(source, Mapped) and not callable(getattr(source.dataset, "__getitems__", None)):
+            self._source = replace(source, dataset=_Interruptible(source.dataset, self._is_outdated))
 
     def __getitem__(self, _index: int) -> Any:
         raise NotImplementedError("slices only")
 
-    def __getitems__(self, part: EpochSlice) -> Any:
-        torch.set_num_threads(1)
-        return self._source.load(part)
+    def __getitems__(self, work: _Work) -> Any:
+        self._number = work.number
+        try:
+            return None if self._is_outdated() else self._source.load(work.part)
+        except _OutdatedError:
+            return None
 
-
-def _check_sendable(thing: Any) -> None:
-    try:
-        pickle.dumps(thing)
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"the data set or its collate function cannot be sent to worker processes ({error}). Define it at the top "
-            "level of a module, or use workers=0."
-        ) from error
+    def _is_outdated(self) -> bool:
+        return self._number != int(self._newest)
 
 
 def _as_is(batch: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,6 +24,14 @@ class EpochSlice:
 
 class Source(Protocol):
     """An epoch's samples in order."""
+
+    @property
+    def dataset(self) -> Any:
+        """The script's data set."""
+
+    @property
+    def collate(self) -> Callable[[list[Any]], Any] | None:
+        """Makes a batch from a list of samples; ``None`` for torch's own."""
 
     @property
     def samples(self) -> int | None:

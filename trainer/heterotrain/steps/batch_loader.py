@@ -12,6 +12,7 @@ from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.config import TrainingConfig
 
 from heterotrain.data import batches
+from heterotrain.data.loader_process import Workers
 from heterotrain.data.prefetch import Prefetcher, StreamReader
 from heterotrain.data.progress import Progress, advance, micro_batches, slice_of, step_seed
 from heterotrain.data.sample_log import SampleLog
@@ -41,9 +42,9 @@ class BatchLoader:
         device: torch.device,
         identity: Identity,
         report: Report,
-        workers: int,
+        workers: Workers,
     ) -> None:
-        """Start ``workers`` processes that load samples ahead; with 0 the training process loads them.
+        """Start the processes that load samples ahead; without any, the training process loads them.
 
         A data set that can only be iterated is read by one process, however many workers there are.
 
@@ -55,11 +56,11 @@ class BatchLoader:
         self._device = device
         self._report = report
         self._prefetcher: Prefetcher | None = None
-        if workers and isinstance(source, Streamed):
-            StreamReader(source)
-            if workers > 1:
-                _log.info("the data set can only be iterated, so one process reads it instead of %d", workers)
-        elif workers:
+        if workers.count and isinstance(source, Streamed):
+            StreamReader(source, init_fn=workers.init_fn)
+            if workers.count > 1:
+                _log.info("the data set can only be iterated, so one process reads it instead of %d", workers.count)
+        elif workers.count:
             self._prefetcher = Prefetcher(source, workers=workers, pin=device.type == "cuda")
         self._reported_epoch = -1
         self._expected: tuple[ActiveGroup, Progress, int | None] | None = None

@@ -17,6 +17,7 @@ from heterotrain_core.contract.config import TrainingConfig
 from heterotrain.checkpoints.checkpoint import new_mark
 from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.checkpoints.record import RunRecord
+from heterotrain.data.loader_process import Workers
 from heterotrain.data.slices import Source
 from heterotrain.errors import NonFinite, PeerLost, RepeatStep, UsageError
 from heterotrain.identity import Identity, Mode
@@ -106,8 +107,8 @@ class Loop:
         """The current formation; ``None`` between two formations."""
         return self._formations.active_group
 
-    def steps(self, source: Source, *, workers: int) -> Iterator[Step]:
-        """Yield steps until everything is committed; ``workers`` processes load samples ahead."""
+    def steps(self, source: Source, *, workers: Workers) -> Iterator[Step]:
+        """Yield steps until everything is committed; the worker processes load samples ahead."""
         self._loader = BatchLoader(
             source, config=self._config, device=self._device, identity=self._identity, report=self._report,
             workers=workers,

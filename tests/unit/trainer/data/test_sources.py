@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from heterotrain.data.loader_process import Workers
 from heterotrain.data.prefetch import Prefetcher, StreamReader
 from heterotrain.data.shards import Shards
 from heterotrain.data.slices import EpochSlice, Source
@@ -143,7 +144,7 @@ def test_shards_are_opened_one_after_the_other() -> None:
 def test_worker_processes_change_nothing() -> None:
     """The batches are bitwise equal; after a change, prefetched samples are thrown away."""
     source = source_of(Noisy(64), collate=None, shuffle=True, seed=3)
-    prefetcher = Prefetcher(source, workers=2, pin=False)
+    prefetcher = Prefetcher(source, workers=Workers(count=2), pin=False)
 
     def following(begin: int, size: int) -> Iterator[EpochSlice]:
         for epoch in range(2):
@@ -172,7 +173,7 @@ def test_data_that_cannot_be_sent_to_workers_are_refused() -> None:
     """This happens before any process is started."""
     local = Mapped(dataset=Noisy(4), collate=lambda samples: samples, shuffle=True, seed=0)
     with pytest.raises(UsageError, match="top level of a module"):
-        Prefetcher(local, workers=1, pin=False)
+        Prefetcher(local, workers=Workers(count=1), pin=False)
 
 
 def test_an_attribute_that_is_not_a_method_does_not_make_a_stream() -> None:

@@ -1,0 +1,121 @@
+"""Loader processes: quick to start, and gone when their rank is gone."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.context import BaseContext
+from typing import Any
+
+import torch
+from torch.utils.data import get_worker_info
+
+from heterotrain.errors import UsageError
+
+PRELOADED = ("torch", "heterotrain.session", "heterotrain.data.prefetch")
+"""Imported once, by the server from which all loader processes of a rank are forked, instead of once in each."""
+WorkerInit = Callable[[int], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """The loader processes of one rank.
+
+    Attributes:
+        count: number of processes; 0 loads samples in the training process.
+        prefetch_factor: micro-batches that each process has loaded or is loading, at least 1.
+        init_fn: called in each process with its number, before its first sample; ``None`` for no call.
+    """
+
+    count: int = 0
+    prefetch_factor: int = 2
+    init_fn: WorkerInit | None = None
+
+
+class ProcessInit:
+    """What each loader process does before its first sample."""
+
+    def __init__(self, script: WorkerInit | None, dataset: Any) -> None:
+        """``script`` is the script's own function; ``dataset`` is the data set that it expects in the worker's info."""
+        self._script = script
+        self._dataset = dataset
+
+    def __call__(self, worker: int) -> None:
+        """Prepare the process with this number."""
+        torch.set_num_threads(1)
+        threading.Thread(target=_end_with_rank, name="heterotrain-end-with-rank", daemon=True).start()
+        if self._script is not None:
+            info = get_worker_info()
+            if info is not None:  # torch put the loader's own data set there and made the object constant
+                object.__setattr__(info, "dataset", self._dataset)
+            self._script(worker)
+
+
+def loader_context(*things: Any) -> BaseContext:
+    """Return the context that starts loader processes; installed libraries that define ``things`` are loaded once."""
+    context = multiprocessing.get_context("forkserver")
+    modules = {getattr(thing, "__module__", None) or type(thing).__module__ for thing in things if thing is not None}
+    modules |= {type(thing).__module__ for thing in things if thing is not None}
+    context.set_forkserver_preload([*PRELOADED, *sorted(filter(_is_installed, modules - set(PRELOADED)))])
+    return context
+
+
+def check_sendable(*, dataset: Any, collate: Any, init_fn: Any) -> None:
+    """Check that everything a loader process needs can be sent to it.
+
+    Raises:
+        UsageError: one of them cannot; the message names it.
+    """
+    for what, thing in (("collate", collate), ("worker_init_fn", init_fn), ("the data set", dataset)):
+        try:
+            pickle.dumps(thing)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise UsageError(
+                f"{what} cannot be sent to loader processes ({error}): define it at the top level of a module, neither "
+                "as a lambda nor inside a function, or use workers=0"
+            ) from error
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """Explain the end of a loader process that could not even start.
+
+    Raises:
+        UsageError: a process ended while it started.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "exited unexpectedly" not in str(error):  # the words of torch's loader
+            raise
+        raise UsageError(
+            f"a loader process ended while it started ({str(error).splitlines()[0]}): its own message is above. If "
+            "there is none, it was killed, for example for lack of memory"
+        ) from error
+
+
+def _is_installed(module: str) -> bool:
+    """Return whether a module comes from an installed library; scripts' own modules may have other names there."""
+    path = getattr(sys.modules.get(module), "__file__", None) or ""
+    return module != "__main__" and path.startswith(
+        tuple(f"{sysconfig.get_path(name)}/" for name in ("purelib", "platlib"))
+    )
+
+
+def _end_with_rank() -> None:
+    """Wait for the end of the rank, however it ends, and end this process.
+
+    torch's own watchdog looks at the parent process, which is the fork server here. The server, in turn, lives as long
+    as its children.
+    """
+    rank = multiprocessing.parent_process()
+    if rank is not None:
+        rank.join()
+        os._exit(1)
