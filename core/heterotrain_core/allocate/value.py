@@ -20,7 +20,7 @@ from heterotrain_core.allocate.thinning import Limit, combine, thin
 from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_core.goodput import statistical_efficiency
 from heterotrain_core.perf.exchange import ring_scale
-from heterotrain_core.perf.expected_maximum import efficiency_ceiling
+from heterotrain_core.perf.expected_maximum import balanced_ceiling
 from heterotrain_core.split.level import real_levels
 from heterotrain_core.split.member import SplitMember, member_problem
 from heterotrain_core.split.step_time import Timing
@@ -268,5 +268,5 @@ def _ceilings(variation: float, total_O: Ints) -> Floats:
     """Return the best expected efficiency of so many equal members with this noise."""
     if variation <= 0:
         return np.ones(len(total_O))
-    known = {n: efficiency_ceiling([variation] * n) for n in set(total_O.tolist())}
+    known = {n: balanced_ceiling([variation] * n) for n in set(total_O.tolist())}
     return np.array([known[n] for n in total_O.tolist()])

@@ -108,7 +108,7 @@ class Member:
 class Prediction:
     """Expected step seconds, efficiency (achieved over the sum of solo rates), and each member's binding constraint.
 
-    ``efficiency_ceiling`` is the best expected efficiency that the measured variances allow (1.0 when unknown).
+    ``efficiency_ceiling`` is the expected efficiency that no shares exceed with the measured variances (1.0: no noise).
     """
 
     step_s: float

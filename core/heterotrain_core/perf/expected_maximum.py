@@ -7,16 +7,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
 
 _REACH = 6.0
 """Standard deviations that a normal variable is taken not to exceed: only one in 1e9 does."""
 _LEAST_DEVIATION = 1e-9
 """Least deviation, relative to the largest mean: the grid would miss the step of a variable without spread."""
 _POINTS = 1025
-"""Points of the integration grid."""
+"""Points of the integration grid for a mean alone."""
+_POINTS_PER_DEVIATION = 2
+"""Points of the grid for derivatives per least deviation, within the next two limits; the integrands are smooth."""
+_FEWEST_POINTS = 129
+_MOST_POINTS = 2049
+_LEAST_PROBABILITY = 1e-30
+"""Least factor of the product of probabilities: its logarithm and its inverse stay finite."""
 _TABLE_Z = np.linspace(-_REACH - 1, _REACH + 1, 2801)
 _TABLE_P = np.array([0.5 * math.erfc(-z / math.sqrt(2)) for z in _TABLE_Z.tolist()])
 
@@ -40,11 +49,66 @@ def expected_maximum(means: Sequence[float], deviations: Sequence[float]) -> flo
     if high - low <= 1e-7 * abs(high):
         return float(mean_W.max())
     x_X = np.linspace(low, high, _POINTS)
-    below_X: NDArray[np.float64] = np.ones(_POINTS)
+    below_X: Floats = np.ones(_POINTS)
     for mean, deviation in set(zip(mean_W.tolist(), deviation_W.tolist(), strict=True)):
         times = int(np.count_nonzero((mean_W == mean) & (deviation_W == deviation)))
         below_X = below_X * np.interp((x_X - mean) / deviation, _TABLE_Z, _TABLE_P, left=0.0, right=1.0) ** times
     return high - float(np.trapezoid(below_X, x_X))
+
+
+@dataclass(frozen=True, slots=True)
+class Derivatives:
+    """The mean of a maximum whose means and deviations are straight lines in one variable ``b_i`` per member.
+
+    Attributes:
+        value: the mean of the maximum, in seconds.
+        gradient_W: its derivative by each variable: the slope of a member's time, averaged over the cases in which this
+            member is the last.
+        diagonal_W, factor_WX: the second derivatives are ``diag(diagonal_W) - factor_WX @ factor_WX.T``.
+    """
+
+    value: float
+    gradient_W: Floats
+    diagonal_W: Floats
+    factor_WX: Floats
+
+
+def derivatives(mean_W: Floats, deviation_W: Floats, mean_slope_W: Floats, deviation_slope_W: Floats) -> Derivatives:
+    """Return the mean of the maximum with its first and second derivatives.
+
+    With ``F_i(x)`` the distribution of member i and ``P`` their product, ``E max = h - integral of P``, hence
+    ``dE/db_i = - integral of F_i' P / F_i`` and ``d2E/db_i db_j = - integral of F_i' F_j' P / (F_i F_j)`` for two
+    members, where ``'`` is the derivative by the member's own variable.
+
+    Args:
+        mean_W: seconds.
+        deviation_W: seconds, all positive.
+        mean_slope_W: seconds per unit of the member's variable.
+        deviation_slope_W: the same of the deviation.
+    """
+    high, low = float((mean_W + _REACH * deviation_W).max()), float((mean_W - _REACH * deviation_W).max())
+    points = int(np.clip(_POINTS_PER_DEVIATION * (high - low) / deviation_W.min(), _FEWEST_POINTS, _MOST_POINTS))
+    x_X, width = np.linspace(low, high, points, retstep=True)
+    weight_X: Floats = np.full(points, float(width))
+    weight_X[[0, -1]] /= 2
+    z_WX = (x_X - mean_W[:, None]) / deviation_W[:, None]
+    below_WX = np.maximum(np.interp(z_WX, _TABLE_Z, _TABLE_P, left=0.0, right=1.0), _LEAST_PROBABILITY)
+    logs_WX = np.log(below_WX)
+    all_X = logs_WX.sum(axis=0)
+    others_WX = np.exp(all_X - logs_WX) * weight_X
+    density_WX = np.exp(-0.5 * z_WX * z_WX) / math.sqrt(2 * math.pi)
+    # How z moves with the variable, once and twice.
+    first_WX = -(mean_slope_W[:, None] + z_WX * deviation_slope_W[:, None]) / deviation_W[:, None]
+    second_WX = -2 * first_WX * (deviation_slope_W / deviation_W)[:, None]
+    slope_WX = density_WX * first_WX
+    bend_WX = density_WX * (second_WX - z_WX * first_WX * first_WX)
+    factor_WX = slope_WX * np.sqrt(others_WX / below_WX)
+    return Derivatives(
+        value=high - float(np.exp(all_X) @ weight_X),
+        gradient_W=-(slope_WX * others_WX).sum(axis=1),
+        diagonal_W=-(bend_WX * others_WX).sum(axis=1) + (factor_WX * factor_WX).sum(axis=1),
+        factor_WX=factor_WX,
+    )
 
 
 def quantile_of_maximum(deviations: Sequence[float], probability: float) -> float:
@@ -67,10 +131,11 @@ def quantile_of_maximum(deviations: Sequence[float], probability: float) -> floa
     return high
 
 
-def efficiency_ceiling(variations: Sequence[float]) -> float:
-    """Return the best expected efficiency of perfectly balanced members without an exchange, in (0, 1].
+def balanced_ceiling(variations: Sequence[float]) -> float:
+    """Return the expected efficiency of perfectly balanced members without an exchange, in (0, 1].
 
-    Three members with a variation of 0.05, 0.08 or 0.13 reach at most 0.96, 0.94 or 0.90 of the sum of their rates.
+    Three members with a variation of 0.05, 0.08 or 0.13 reach 0.96, 0.94 or 0.90 of the sum of their rates. Where
+    variations differ, other shares reach more: see ``split.expected.efficiency_ceiling``.
 
     Args:
         variations: standard deviation of each member's compute seconds relative to their mean, at least one.

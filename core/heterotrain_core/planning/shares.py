@@ -12,13 +12,19 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime, Division, Prediction
-from heterotrain_core.perf.expected_maximum import efficiency_ceiling, expected_maximum
 from heterotrain_core.perf.model import ExchangeModel, FitQuality, MemberModel
 from heterotrain_core.planning.evidence import MemberEvidence, cautious, settled, split_member
 from heterotrain_core.planning.fitting import MemberFits, fit_members
 from heterotrain_core.planning.probe import PROBE_STEPS, Limits, probe_vectors
 from heterotrain_core.planning.significance import false_positive_gain
+from heterotrain_core.planning.variation import shrunk_variations
 from heterotrain_core.split.balance import Infeasible, Split, balance, evaluate
+from heterotrain_core.split.expected import (
+    ExpectedSplit,
+    balance_expected,
+    efficiency_ceiling,
+    expected_step_s,
+)
 from heterotrain_core.split.member import SplitMember
 from heterotrain_core.split.straggler import Straggler, find_stragglers
 
@@ -107,7 +113,8 @@ def decide_shares(request: SharesRequest, *, fits: MemberFits | None = None) -> 
     known = len(members) == len(evidence)
 
     # 3. Choose the shares: even, current or optimal ones.
-    shares, gain, reason = _shares(request, models, members, exchange, even.shares)
+    variations = shrunk_variations(models)
+    shares, gain, reason = _shares(request, models, members, exchange, even.shares, variations=variations)
     final = evaluate(shares, members, communication=communication) if known else None
     relearn = tuple(m.member for m, model in zip(evidence, models, strict=True) if model.drifted)
     if relearn:
@@ -136,7 +143,7 @@ def decide_shares(request: SharesRequest, *, fits: MemberFits | None = None) -> 
             probe=probe,
             probe_steps=PROBE_STEPS if probe else 0,
             communication=exchange.communication,
-            prediction=_prediction(final, models, exchange) if isinstance(final, Split) else None,
+            prediction=_prediction(final, variations, exchange) if isinstance(final, Split) else None,
         ),
         gain_ratio=gain if shares != request.current_shares else 0.0,
         changed=shares != request.current_shares,
@@ -154,6 +161,8 @@ def _shares(
     members: Sequence[SplitMember],
     exchange: ExchangeModel,
     even: tuple[int, ...],
+    *,
+    variations: Sequence[float],
 ) -> tuple[tuple[int, ...], float, str]:
     """Return even, current or optimal shares, the part of a step that they save against the current ones, and why."""
     if not request.rebalance:
@@ -168,14 +177,16 @@ def _shares(
         return even, 1.0, "even shares, because no member's speed is known yet"
     communication = exchange.communication or CommunicationTime()
     careful = [cautious(member, model, share) for member, model, share in zip(members, models, even, strict=True)]
-    best = balance(request.total_samples, careful, communication=communication)
-    if isinstance(best, Infeasible):
-        best = balance(request.total_samples, members, communication=communication)
-    if isinstance(best, Infeasible):
-        return even, 1.0, f"even shares, because the learned models cannot be used: {best.reason}"
+    found = balance_expected(request.total_samples, careful, variations, communication=communication)
+    if isinstance(found, Infeasible):
+        found = balance_expected(request.total_samples, members, variations, communication=communication)
+    if isinstance(found, Infeasible):
+        return even, 1.0, f"even shares, because the learned models cannot be used: {found.reason}"
+    best = found.split
     sure = f"{sum(model.quality is FitQuality.OK for model in models)} of {len(models)} models are ok"
+    why = best.reason + _moved(found)
     if current is None:
-        return best.shares, 1.0, f"optimal shares for these members ({sure}): {best.reason}"
+        return best.shares, 1.0, f"optimal shares for these members ({sure}): {why}"
     now = evaluate(current, members, communication=communication)
     if sum(current) != request.total_samples:
         return (
@@ -185,7 +196,7 @@ def _shares(
         )
     if isinstance(now, Infeasible):
         return best.shares, 1.0, f"optimal shares ({sure}); the current ones cannot stay: {now.reason}"
-    gain = 1 - (best.step_s + exchange.overhead_s) / (now.step_s + exchange.overhead_s)
+    gain = 1 - (found.expected_s + exchange.overhead_s) / (expected_step_s(now, variations) + exchange.overhead_s)
     needed = max(request.least_gain_ratio, request.trust_ratio * false_positive_gain(models, now))
     if gain <= 0 or gain < needed:
         return (
@@ -196,18 +207,26 @@ def _shares(
                 f"a change has to save {needed:.1%}"
             ),
         )
-    return best.shares, gain, f"optimal shares save {gain:.1%} of a step ({sure}): {best.reason}"
+    return best.shares, gain, f"optimal shares save {gain:.1%} of a step ({sure}): {why}"
 
 
-def _prediction(split: Split, models: Sequence[MemberModel], exchange: ExchangeModel) -> Prediction:
+def _moved(found: ExpectedSplit) -> str:
+    """Return what fewer samples for noisy members save, in a clause; empty where the shares are the balanced ones."""
+    if found.expected_s == found.balanced_s:
+        return ""
+    return f"; fewer samples for noisy members save {1 - found.expected_s / found.balanced_s:.1%}"
+
+
+def _prediction(split: Split, variations: Sequence[float], exchange: ExchangeModel) -> Prediction:
     """Return the expected step: the mean of the maximum over noisy members, plus the training loop's own overhead."""
-    variations = [model.variation for model in models]
-    deviations = [variation * own for variation, own in zip(variations, split.own_s, strict=True)]
-    step_s = expected_maximum(split.member_s, deviations) + exchange.overhead_s
+    step_s = expected_step_s(split, variations) + exchange.overhead_s
+    busy = [rank for rank, share in enumerate(split.shares) if share > 0]
     return Prediction(
         step_s=step_s,
         efficiency=sum(split.shares) / step_s / split.solo_samples_per_s,
-        efficiency_ceiling=efficiency_ceiling(variations),
+        efficiency_ceiling=efficiency_ceiling(
+            [variations[rank] for rank in busy], [split.shares[rank] / split.own_s[rank] for rank in busy]
+        ),
         bindings=split.bindings,
     )
 

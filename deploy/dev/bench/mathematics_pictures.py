@@ -12,7 +12,7 @@ import matplotlib as mpl
 import numpy as np
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.goodput import choose_batch
-from heterotrain_core.perf.expected_maximum import efficiency_ceiling
+from heterotrain_core.perf.expected_maximum import balanced_ceiling
 from heterotrain_core.split.balance import Split, balance, evaluate
 from heterotrain_core.split.member import SplitMember
 from heterotrain_simulator.baselines import Even, Proportional
@@ -129,7 +129,7 @@ def ceiling() -> Any:
     figure, axes = plt.subplots(figsize=(7.5, 3.0), layout="constrained")
     variations = np.linspace(0, 0.2, 41)
     for members, colour in ((2, BLUE), (3, GREEN), (8, ORANGE), (32, BROWN), (256, GREY)):
-        ceilings = [efficiency_ceiling([v] * members) for v in variations.tolist()]
+        ceilings = [balanced_ceiling([v] * members) for v in variations.tolist()]
         axes.plot(variations, ceilings, color=colour, label=f"{members} members")
     axes.set(
         xlabel="standard deviation of a member's step, relative to its mean", ylabel="efficiency at most", xlim=(0, 0.2)

@@ -2,9 +2,9 @@
 
 The solo rate of a worker is its samples per second on its own work, without exchange and waiting, while the others are
 as busy as in the job: share / mean compute seconds in the steps of the run itself. The maximum of noisy times is longer
-than their mean, so even perfectly balanced shares stay below 1. The ceiling is the efficiency of perfectly balanced
-workers with the measured variations, without the shared ones (`perf.shared_pace`): no worker waits for another in a
-step that is slow for all.
+than their mean, so even the best shares stay below 1. The ceiling is the efficiency that no shares exceed with the
+measured variations, without the shared ones (`perf.shared_pace`): no worker waits for another in a step that is slow
+for all.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from heterotrain_core.contract import metrics
 from heterotrain_core.perf.counters import MeanVariance, Observation
-from heterotrain_core.perf.expected_maximum import efficiency_ceiling
 from heterotrain_core.perf.shared_pace import own_variations
+from heterotrain_core.split.expected import efficiency_ceiling
 
 from lab.telemetry import PhaseTotals, Prometheus, Shape
 
@@ -67,8 +67,10 @@ class Efficiency:
 
     @property
     def ceiling(self) -> float:
-        """The efficiency of perfectly balanced shares with the workers' own variations and without any exchange."""
-        return efficiency_ceiling([row.own_variation for row in self.rows])
+        """The efficiency that no shares exceed with the workers' own variations, without any exchange."""
+        return efficiency_ceiling(
+            [row.own_variation for row in self.rows], [row.solo_samples_per_s for row in self.rows]
+        )
 
 
 def measure(prometheus: Prometheus, job_uid: str, pools: Mapping[str, str]) -> list[Efficiency]:

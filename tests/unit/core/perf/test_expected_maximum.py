@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from heterotrain_core.perf.expected_maximum import efficiency_ceiling, expected_maximum
+from heterotrain_core.perf.expected_maximum import balanced_ceiling, expected_maximum
 
 
 def test_two_variables_have_a_closed_form() -> None:
@@ -42,4 +42,4 @@ def test_without_spread_it_is_the_maximum() -> None:
 @pytest.mark.parametrize(("variation", "ceiling"), [(0.05, 0.96), (0.08, 0.94), (0.13, 0.90), (0.0, 1.0)])
 def test_the_ceiling_of_three_balanced_members(variation: float, ceiling: float) -> None:
     """What noise alone costs three balanced members."""
-    assert efficiency_ceiling([variation] * 3) == pytest.approx(ceiling, abs=0.005)
+    assert balanced_ceiling([variation] * 3) == pytest.approx(ceiling, abs=0.005)
