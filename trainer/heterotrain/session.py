@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from heterotrain_core.contract import metrics as names
-from heterotrain_core.contract.choices import Backend
+from heterotrain_core.contract.choices import Backend, OnDivergence
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.outcome import Ending
 
@@ -36,6 +36,7 @@ from heterotrain.state.training import Training
 from heterotrain.steps.leadership import LeaderHook, Leadership
 from heterotrain.steps.loop import Loop
 from heterotrain.steps.observer import Observer
+from heterotrain.steps.replicas import Replicas
 from heterotrain.steps.step import Step
 from heterotrain.telemetry.logs import Tags, set_up_logs
 from heterotrain.telemetry.report import Report, serve
@@ -61,6 +62,7 @@ def init(
     precision: str = "auto",
     compression: str = "none",
     on_non_finite: str = "fail",
+    on_divergence: str = "fail",
 ) -> Job:
     """Return the job that this process belongs to.
 
@@ -82,6 +84,8 @@ def init(
         compression: format of gradients on the wire: ``none``, ``fp16`` or ``bf16``; case does not matter.
         on_non_finite: for a step whose loss or gradient is not finite: ``fail``, ``skip`` (leave the weights as they
             are) or ``ignore``; case does not matter.
+        on_divergence: for ranks whose training states differ: ``fail``, ``warn`` or ``resync`` (one rank sends its
+            state to the others); case does not matter.
 
     Raises:
         UsageError: the environment contradicts itself, a value is not one of the allowed ones, or a loader process
@@ -102,6 +106,7 @@ def init(
         precision=precision,
         compression=compression,
         on_non_finite=on_non_finite,
+        on_divergence=on_divergence,
     )
     folder = None if tensorboard_dir is None else os.fspath(tensorboard_dir)
     return Job(
@@ -146,6 +151,10 @@ class Job:
             checkpoints=checkpoints, numerics=self._numerics, report=self._report,
             termination_message=termination_message,
             record=self._record,
+            replicas=Replicas(
+                self._training, self._numerics, self._report,
+                admission.choice("onDivergence", config.on_divergence, OnDivergence),
+            ),
             observer=Observer(self._report, self._training, self._numerics), micro_batch_samples=micro_batch_samples,
         )  # fmt: skip
         checkpoints.record = lambda: self._record.file(self._training.progress)

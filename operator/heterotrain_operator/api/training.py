@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heterotrain_core.contract.choices import Backend, Compression, OnNonFinite, Precision
+from heterotrain_core.contract.choices import Backend, Compression, OnDivergence, OnNonFinite, Precision
 from heterotrain_core.contract.plan import BoundaryKind
 from heterotrain_core.scaling_rules import Scaling
 from pydantic import Field
@@ -142,6 +142,11 @@ class Training(
         description="What happens to a step whose loss or gradient is infinite or NaN. Fail ends the workers before "
         "the step changes the weights. Skip leaves the weights as they are and goes on. Ignore applies the step. No "
         "job succeeds with weights that are not finite.",
+    )
+    on_divergence: OnDivergence = Field(
+        default=OnDivergence.FAIL,
+        description="What happens when the workers' copies of the training state turn out to differ. Fail ends all "
+        "workers, Warn only reports it, Resync sends the state of one worker to all others.",
     )
     communication: Communication = Field(default_factory=Communication, description="How workers exchange gradients.")
 

@@ -291,10 +291,12 @@ def test_unknown_layers_that_mix_samples_are_refused_by_name() -> None:
         job.wrap(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.SyncBatchNorm(2)))
 
 
-@pytest.mark.parametrize("setting", [{"precision": "fp8"}, {"compression": "gzip"}, {"on_non_finite": "stop"}])
+@pytest.mark.parametrize(
+    "setting", [{"precision": "fp8"}, {"compression": "gzip"}, {"on_non_finite": "stop"}, {"on_divergence": "merge"}]
+)
 def test_unknown_settings_are_refused(setting: dict[str, str]) -> None:
     """The message lists the known ones."""
-    with pytest.raises(UsageError, match=r"is unknown: choose one of .*(FP16|Ignore)"):
+    with pytest.raises(UsageError, match=r"is unknown: choose one of .*(FP16|Ignore|Resync)"):
         heterotrain.init(**setting)  # type: ignore[arg-type]  # one of these keywords
 
 

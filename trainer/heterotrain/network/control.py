@@ -17,7 +17,7 @@ FIELDS = (
     "checkpoint", "mark",
     "plain_weighted", "plain_groups", "plain_total",
     "preconditioned_weighted", "preconditioned_groups", "preconditioned_total",
-    "measure_every",
+    "measure_every", "fingerprint",
 )  # fmt: skip
 HEADER = len(FIELDS)
 
@@ -56,6 +56,7 @@ class Slot:
         plain: squared norms of this rank's gradients, one step late.
         preconditioned: the same norms as scaled by an adaptive optimizer, one step late.
         measure_every: this rank would measure gradients and buckets every this many steps, at least 1.
+        fingerprint: of a slice of this rank's state, as after the step before; NaN when none was taken.
         buckets_s: seconds of each bucket's transfer, one step late; NaN when unknown.
     """
 
@@ -73,6 +74,7 @@ class Slot:
     plain: Squares = Squares()
     preconditioned: Squares = Squares()
     measure_every: int = 1
+    fingerprint: float = math.nan
     buckets_s: tuple[float, ...] = ()
 
 
@@ -96,6 +98,7 @@ class StepDecision:
             that of the lowest rank, because devices of different kinds may differ in its last digit.
         preconditioned: the same norms as scaled by an adaptive optimizer.
         measure_every: all ranks measure every this many steps: the largest number among the slots.
+        fingerprints: of each rank's state, by rank in the group.
         buckets_s: minimum over ranks per bucket, one step late; a rank that arrives early measures mostly its wait.
     """
 
@@ -113,6 +116,7 @@ class StepDecision:
     plain: Squares | None
     preconditioned: Squares | None
     measure_every: int = 1
+    fingerprints: tuple[float, ...] = ()
     buckets_s: tuple[float, ...]
 
 
@@ -124,7 +128,7 @@ def to_row(slot: Slot) -> list[float]:
         float(slot.checkpoint), float(slot.mark),
         slot.plain.weighted, float(slot.plain.groups), slot.plain.total,
         slot.preconditioned.weighted, float(slot.preconditioned.groups), slot.preconditioned.total,
-        float(slot.measure_every), *slot.buckets_s,
+        float(slot.measure_every), slot.fingerprint, *slot.buckets_s,
     ]  # fmt: skip
 
 
@@ -134,7 +138,7 @@ def decide(slots_WF: Sequence[Sequence[float]]) -> StepDecision:  # noqa: N803  
     (
         votes, steps, generations, revisions, sizes_bytes, checksums, leaving, weights, loss_sums, checkpoints, marks,
         plain_weighted, plain_groups, plain_total,
-        preconditioned_weighted, preconditioned_groups, preconditioned_total, measure_every,
+        preconditioned_weighted, preconditioned_groups, preconditioned_total, measure_every, fingerprints,
     ) = columns[:HEADER]  # fmt: skip
     versions = list(zip(generations, revisions, strict=True))
     newest = max(versions)
@@ -156,6 +160,7 @@ def decide(slots_WF: Sequence[Sequence[float]]) -> StepDecision:  # noqa: N803  
         plain=_squares(plain_weighted, plain_groups, plain_total),
         preconditioned=_squares(preconditioned_weighted, preconditioned_groups, preconditioned_total),
         measure_every=int(max(measure_every)),
+        fingerprints=fingerprints,
         buckets_s=_minima(columns[HEADER:]),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -98,6 +98,15 @@ class Numerics:
         if self._compression is not Compression.NONE:
             make_compressor = partial(Compressor, self._compression)
         return Reducer(model, bucket_bytes=int(self._config.bucket_mib * MIB), make_compressor=make_compressor)
+
+    def replicated_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield names and buffers that have to be the same on every rank: statistics over the global batch.
+
+        Other buffers may follow the samples or the number of micro-batches of their own rank.
+        """
+        for layer in self._mixing:
+            for name, buffer in layer.named_buffers(recurse=False):
+                yield f"{layer.heterotrain_name}.{name}", buffer
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse an optimizer that the learning-rate rule does not support, alone or next to the earlier ones.

@@ -19,11 +19,10 @@ from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.checkpoints.record import RunRecord
 from heterotrain.data.loader_process import Workers
 from heterotrain.data.slices import Source
-from heterotrain.errors import NonFinite, PeerLost, RepeatStep, UsageError
+from heterotrain.errors import Diverged, NonFinite, PeerLost, RepeatStep, UsageError
 from heterotrain.identity import Identity, Mode
 from heterotrain.membership.interface import ActiveGroup, Membership
 from heterotrain.network.control import Slot, StepDecision
-from heterotrain.network.group import Group
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.non_finite import Action
 from heterotrain.numerics.reducer import Reducer
@@ -33,6 +32,7 @@ from heterotrain.steps.attempt import Attempts, seed_step
 from heterotrain.steps.batch_loader import BatchLoader
 from heterotrain.steps.formations import Formations
 from heterotrain.steps.observer import Observer
+from heterotrain.steps.replicas import Replicas
 from heterotrain.steps.shutdown import Shutdown
 from heterotrain.steps.step import Step
 from heterotrain.steps.task import Task
@@ -65,6 +65,7 @@ class Loop:
         report: Report,
         termination_message: TerminationMessage,
         record: RunRecord,
+        replicas: Replicas,
         micro_batch_samples: int | None = None,
     ) -> None:
         self.shutdown = Shutdown(
@@ -101,6 +102,7 @@ class Loop:
         self._step_s = 0.0
         self._non_finite_steps = 0
         self._record = record
+        self._replicas = replicas
 
     @property
     def active_group(self) -> ActiveGroup | None:
@@ -117,10 +119,11 @@ class Loop:
         while True:
             try:
                 active_group = self.active_group or self._form()
+                self._replicas.resync(active_group)
                 self._finish_step()
                 self._finish_epoch()
                 if self._is_done():
-                    self._check_result(active_group.group)
+                    self._check_result(active_group)
                     self.shutdown.conclude(active_group)
                     return
                 self._checkpoints.maybe_write(active_group, self._training)
@@ -147,6 +150,7 @@ class Loop:
         self._log_late_commit(active_group)
         self._observer.formation_began()
         self._numerics.form(active_group.group)
+        self._replicas.form(active_group.group, self._device)
         self.formed(active_group.rank)
         return active_group
 
@@ -244,10 +248,16 @@ class Loop:
             checkpoint=self._checkpoints.proposes(active_group, self._training),
             mark=new_mark() if active_group.rank == 0 else 0,  # only the lowest rank's mark is read
             plain=observer.plain, preconditioned=observer.preconditioned, measure_every=observer.budget.measure_every,
+            fingerprint=self._replicas.fingerprint,
             buckets_s=observer.buckets_s if len(observer.buckets_s) == buckets else (math.nan,) * buckets,
         )  # fmt: skip
         decision, held = exchange_votes(active_group, reducer, slot, held, job_uid=self._identity.job_uid)
         self._formations.agreed(active_group, held)
+        if decision.committed:
+            try:
+                self._replicas.judge(decision.fingerprints, active_group)
+            except Diverged as error:
+                self.fail(error)
         return decision
 
     def commit(self, step: Step, decision: StepDecision) -> None:
@@ -268,6 +278,9 @@ class Loop:
         self._observer.committed(step, decision, active_group, now_s=now_s)
         if self.tensorboard is not None:
             self.tensorboard.committed(active_group, self._training.optimizers, step=self._training.progress.steps)
+        self._replicas.clear()
+        if self._observer.measures and active_group.group is not None:
+            self._replicas.measure()
         self._observer.cost(step, since_s=telemetry_began_s)
         self._formations.follow(active_group, decision)
 
@@ -296,22 +309,29 @@ class Loop:
 
     # -- helpers -----------------------------------------------------------------------------------------------------
 
-    def _check_result(self, group: Group | None) -> None:
-        """Refuse to end the training successfully with weights that are not finite.
+    def _check_result(self, active_group: ActiveGroup | None) -> None:
+        """Refuse to end the training successfully with weights that are not finite, or that differ between ranks.
 
         Raises:
             NonFinite: the weights of some rank are not finite.
+            Diverged: the state differs between ranks, and the job is to fail then.
             PeerLost: the group broke meanwhile.
         """
+        group = None if active_group is None else active_group.group
         model = self._training.model
         name = first_non_finite(model) if model is not None else None
         flags = [[float(name is not None)]] if group is None else group.gather_now([float(name is not None)])
         if any(flag[0] for flag in flags):
             which = f"parameter {name}" if name is not None else "a parameter on another rank"
-            raise NonFinite(
+            self.fail(NonFinite(
                 f"the training is complete, but {which} is not finite: the result is useless. Train again with "
                 "onNonFinite: Fail to find the first such step, or with a lower learning rate"
-            )
+            ))  # fmt: skip
+        if active_group is not None:
+            try:
+                self._replicas.judge_result(active_group)
+            except Diverged as error:
+                self.fail(error)
 
     def _log_late_commit(self, active_group: ActiveGroup) -> None:
         """Log a step that the other ranks had committed when this rank lost them."""

@@ -90,6 +90,11 @@ class Observer:
         self._last_commit: tuple[int, float | None] | None = None
         report.on_scrape, report.live, report.live_counters = self.flush, self._gauges, self._counters
 
+    @property
+    def measures(self) -> bool:
+        """Whether the running or just committed step is one of those with costly measurements."""
+        return self._measures
+
     # -- around a step -----------------------------------------------------------------------------------------------
 
     def begin(self, reducer: Reducer, task: Task, *, alone: bool) -> Measurement | None:

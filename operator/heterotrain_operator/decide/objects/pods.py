@@ -106,6 +106,7 @@ def training_config(spec: HeteroTrainJobSpec, *, grace_s: float) -> TrainingConf
         compression=training.communication.compression,
         bucket_mib=training.communication.bucket_mib,
         on_non_finite=training.on_non_finite,
+        on_divergence=training.on_divergence,
         grace_s=grace_s,
         peer_timeout_s=float(spec.elastic_policy.peer_timeout_seconds),
     )

@@ -29,7 +29,8 @@ def test_undisturbed() -> None:
     """The step is committed; weights and losses are added up."""
     assert of(a_slot(), a_slot(weight=2.0, loss_sum=1.0)) == StepDecision(
         committed=True, newest=(2, 7), holder=0, plan_bytes=100, all_hold=True, leaving=(), weight=6.0, loss=1.5,
-        plain=Squares(weighted=2.0, groups=4, total=0.5), preconditioned=None, buckets_s=(0.1, 0.2),
+        plain=Squares(weighted=2.0, groups=4, total=0.5), preconditioned=None, fingerprints=(math.nan, math.nan),
+        buckets_s=(0.1, 0.2),
     )  # fmt: skip
     assert len(to_row(a_slot())) == HEADER + 2
 

@@ -112,6 +112,7 @@ def test_the_fixed_configuration_comes_from_the_spec() -> None:
             "precision": "BF16",
             "learningRateWarmupSamples": 4000,
             "onNonFinite": "Skip",
+            "onDivergence": "Resync",
             "communication": {"backend": "Gloo", "compression": "FP16", "bucketMiB": 4},
         },
         elasticPolicy={"minReplicas": 1, "peerTimeoutSeconds": 10},
@@ -121,7 +122,7 @@ def test_the_fixed_configuration_comes_from_the_spec() -> None:
     config = decode_config(value)
     assert (config.epochs, config.seed, config.precision, config.base_batch_samples) == (7, 3, "BF16", 100)
     assert config.learning_rate_warmup_samples == 4000
-    assert config.on_non_finite == "Skip"
+    assert (config.on_non_finite, config.on_divergence) == ("Skip", "Resync")
     assert (config.backend, config.compression, config.bucket_mib) == ("Gloo", "FP16", 4)
     assert (config.checkpoint_uri, config.checkpoint_interval_s, config.checkpoint_max_to_keep) == (
         "file:///x",
