@@ -125,8 +125,10 @@ class GroundTruth:
     def factors(self, workers: Sequence[Worker], deviate_NW: Floats, at_s: float, rng: np.random.Generator) -> Floats:
         """Return the factor on each rank's compute time in each step, ``_NW``, with mean 1 without slowdowns."""
         noise: Noise = self.scenario.noise
-        sigma = math.sqrt(math.log1p(noise.variation**2))
-        factor_NW: Floats = np.exp(sigma * deviate_NW - sigma**2 / 2)
+        own = {group.pool: group.variation for group in self.scenario.groups if group.variation is not None}
+        variation_W = np.array([own.get(worker.pool, noise.variation) for worker in workers])
+        sigma_W = np.sqrt(np.log1p(variation_W**2))
+        factor_NW: Floats = np.exp(sigma_W * deviate_NW - sigma_W**2 / 2)
         if noise.hiccup_probability > 0:
             hit_NW = rng.random(deviate_NW.shape) < noise.hiccup_probability
             factor_NW = np.where(hit_NW, noise.hiccup_ratio * factor_NW, factor_NW)

@@ -17,12 +17,14 @@ class Group:
         gpu: a name of the workload's table.
         count: workers at the start.
         price_per_hour: of one worker, in US dollars; 0 is free.
+        variation: of these workers in place of ``Noise.variation``; ``None`` for that one.
     """
 
     pool: str
     gpu: str
     count: int
     price_per_hour: float = 0.0
+    variation: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,13 +64,17 @@ class Pool(Part):
     """Price of one worker in US dollars; without it the GPU's list price, else 0."""
     trace: Literal["p3", "g4dn"] | None = None
     """A recorded spot trace; its nodes are workers of this pool, in addition to count."""
+    variation: Annotated[Number, Field(ge=0, le=2)] | None = None
+    """Standard deviation of a step of this pool's workers relative to the mean, in place of noise.variation."""
 
     def as_group(self) -> simulator.Group:
         """Return the pool as the simulator takes it."""
         initial = 0 if self.trace else 1
         price = PRICES_PER_HOUR.get(self.gpu, 0.0) if self.price_per_hour is None else self.price_per_hour
         count = initial if self.count is None else self.count
-        return simulator.Group(pool=self.name, gpu=self.gpu, count=count, price_per_hour=price)
+        return simulator.Group(
+            pool=self.name, gpu=self.gpu, count=count, price_per_hour=price, variation=self.variation
+        )
 
 
 class RingNetwork(Part):

@@ -115,7 +115,7 @@ def test_options_choose_policies_and_seeds(tmp_path: Path) -> None:
 
 def test_every_shipped_scenario_is_valid_and_listed() -> None:
     """Each has a description and can be read."""
-    assert {"mixed", "adaptive", "spot", "throttle"} <= set(shipped())
+    assert {"mixed", "adaptive", "noisy", "spot", "throttle"} <= set(shipped())
     listed = CliRunner().invoke(main, ["simulate", "--list"]).stdout
     for name, what in shipped().items():
         assert what
@@ -171,7 +171,8 @@ def test_wrong_scenarios_are_one_sentence(tmp_path: Path) -> None:
     missing = CliRunner().invoke(main, ["simulate", "/nowhere.yaml"])
     assert missing.exit_code == 2
     assert missing.stderr == (
-        "Error: /nowhere.yaml: is neither a file nor a shipped scenario: these are adaptive, mixed, spot, throttle\n"
+        "Error: /nowhere.yaml: is neither a file nor a shipped scenario: "
+        "these are adaptive, mixed, noisy, spot, throttle\n"
     )
     assert refusal(tmp_path, batch=2) == (
         "the global batch of 2 is less than one sample for each of the 3 workers at the start: raise it"

@@ -18,7 +18,7 @@ from heterotrain_simulator.ground_truth import GroundTruth, Worker
 from heterotrain_simulator.heterotrain_policy import HeterotrainPolicy
 from heterotrain_simulator.policy import MemberSlot, View
 from heterotrain_simulator.scenario import Group, Slowdown
-from heterotrain_simulator.workloads import CIFAR10
+from heterotrain_simulator.workloads import CIFAR10, IMAGENET
 from unit.simulator.scenarios import a_scenario, a_workload
 
 TIMES = {"a": (0.001, 0.01), "b": (0.004, 0.02)}
@@ -178,3 +178,22 @@ def test_heterotrain_follows_a_throttled_member() -> None:
     after = rows[-1].shares[0]
     assert during < 0.7 * before
     assert after > 0.9 * before
+
+
+def test_a_noisy_pool_gets_fewer_samples_than_balance_gives_it() -> None:
+    """Four members with steps that vary by 30 %: the step is shorter than with the same speeds balanced by Cannikin."""
+    scenario = a_scenario(
+        workload=IMAGENET,
+        batch_samples=3200,
+        end_epochs=1,
+        boundary_steps=40,
+        network=Network(bytes_per_s=1e10),
+        groups=(
+            Group(pool="quiet", gpu="a100", count=12, variation=0.02),
+            Group(pool="noisy", gpu="v100", count=4, variation=0.3),
+        ),
+    )
+    ours = simulate(scenario, HeterotrainPolicy(), seed=1)
+    balanced = simulate(scenario, Cannikin(), seed=1)
+    assert ours.periods[-1].shares[-1] < 0.9 * balanced.periods[-1].shares[-1]
+    assert ours.periods[-1].until_s < 0.95 * balanced.periods[-1].until_s
