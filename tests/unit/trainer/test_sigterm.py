@@ -29,11 +29,35 @@ def _tidy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def train(at_step: Callable[[int], Any], *, before: Callable[[], Any] = lambda: None, **settings: Any) -> list[int]:
-    """Train for six steps, calling ``before`` after ``init`` and ``at_step`` in each step; return committed steps."""
+class Average:
+    """Counts its updates, as averaged weights would be updated after each step."""
+
+    def __init__(self) -> None:
+        self.updates = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.updates = state["updates"]
+
+
+def train(
+    at_step: Callable[[int], Any],
+    *,
+    before: Callable[[], Any] = lambda: None,
+    average: Average | None = None,
+    **settings: Any,
+) -> list[int]:
+    """Train for six steps and return those that were committed.
+
+    ``before`` is called after ``init``, ``at_step`` in each step; ``average`` is registered and updated after each.
+    """
     job = heterotrain.init(batch_samples=8, epochs=2, **settings)
     model = job.wrap(torch.nn.Linear(1, 1))
     optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    if average is not None:
+        job.register("average", average)
     before()
     done = []
     for step in job.steps(DATA):
@@ -42,6 +66,8 @@ def train(at_step: Callable[[int], Any], *, before: Callable[[], Any] = lambda: 
             for (x,) in step.micro_batches():
                 step.backward(model(x).mean())
             step.apply(optimizer)
+        if average is not None:
+            average.updates += 1
         done.append(step.number)
     return done
 
@@ -65,6 +91,15 @@ def test_an_unfinished_training_does_not_end_with_success(tmp_path: Path) -> Non
     assert newest is not None
     assert newest[0].step == 3
     assert train(lambda _step: None, checkpoint_uri=tmp_path) == [3, 4, 5]
+
+
+def test_the_last_checkpoint_holds_what_the_script_did_after_the_step(tmp_path: Path) -> None:
+    """State that the script updates after ``step.apply`` is as new as the weights."""
+    with pytest.raises(SystemExit):
+        train(terminated_at(2), average=Average(), checkpoint_uri=tmp_path)
+    newest = CheckpointFolder(tmp_path, max_to_keep=1).load_newest()
+    assert newest is not None
+    assert (newest[0].step, newest[1]["extras"]["average"]["updates"]) == (3, 3)
 
 
 def test_after_sigterm_in_the_last_step_the_next_run_only_ends(tmp_path: Path) -> None:

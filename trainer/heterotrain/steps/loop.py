@@ -97,6 +97,7 @@ class Loop:
         self._attempts = Attempts(report, cap_samples=micro_batch_samples)
         self._loader: BatchLoader | None = None
         self._uncommitted: Step | None = None
+        self._committed: tuple[ActiveGroup, StepDecision] | None = None
         self._repeating: int | None = None
         self._began_s = time.monotonic()
         self._step_s = 0.0
@@ -118,6 +119,7 @@ class Loop:
         self._report.gauges({names.READY: 1.0})  # from now on peers may wait for this rank, because its loaders are up
         while True:
             try:
+                self._follow()
                 active_group = self.active_group or self._form()
                 self._replicas.resync(active_group)
                 self._finish_step()
@@ -140,6 +142,15 @@ class Loop:
                 self._repeat(step)
             elif self.shutdown.reason:
                 self._training.progress = replace(self._training.progress, stopped=True)
+
+    def _follow(self) -> None:
+        """Act on the last step's control vectors, now that the script has finished its own part of the step.
+
+        State that the script changes after ``step.apply``, such as averaged weights, is then in every checkpoint.
+        """
+        committed, self._committed = self._committed, None
+        if committed is not None:
+            self._formations.follow(*committed)
 
     def _form(self) -> ActiveGroup:
         active_group = self._formations.enter()
@@ -282,7 +293,7 @@ class Loop:
         if self._observer.measures and active_group.group is not None:
             self._replicas.measure()
         self._observer.cost(step, since_s=telemetry_began_s)
-        self._formations.follow(active_group, decision)
+        self._committed = active_group, decision
 
     def non_finite(self, what: str, action: Action) -> None:
         """Count and log a step whose loss or gradient is not finite, unless a smaller loss scale in fp16 may help."""
