@@ -158,6 +158,7 @@ class Job:
             observer=Observer(self._report, self._training, self._numerics), micro_batch_samples=micro_batch_samples,
         )  # fmt: skip
         checkpoints.record = lambda: self._record.file(self._training.progress)
+        self._loop.has_hooks = lambda: bool(self._hooks)
         self._loop.run_hooks, self._loop.run_step_hooks = self._run_hooks, self._run_step_hooks
         self._loop.formed = self._leadership.formed
         termination_message.on_failure = self._abandon

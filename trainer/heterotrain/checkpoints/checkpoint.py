@@ -34,6 +34,7 @@ READERS = 8
 """Parts read at the same time."""
 MARK_BITS = 48
 """A mark is sent in the control vector as a float64, which represents whole numbers up to 2^53."""
+SKELETON = "-skeleton.pt"
 RECORD = "reproducibility.json"
 _MANIFEST = re.compile(r"^checkpoint-g\d{9}-s\d{12}-[0-9a-f]{12}\.json$")
 _ANY = re.compile(r"^\.?checkpoint-g(\d{9})-s(\d{12})-[0-9a-f]{12}(?:\.json|-[a-z0-9]+\.(?:bin|pt|json))$")
@@ -55,7 +56,11 @@ class Label:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The description of a complete checkpoint."""
+    """The description of a complete checkpoint.
+
+    Attributes:
+        hooks: steps and epochs whose hooks have run. Of two checkpoints of one step the greater is the newer one.
+    """
 
     format: int
     generation: int
@@ -63,6 +68,12 @@ class Manifest:
     skeleton: StoredFile
     parts: tuple[StoredFile, ...]
     written_unix_s: float
+    hooks: tuple[int, int] = (-1, -1)
+
+    @property
+    def stem(self) -> str:
+        """Common beginning of the names of all its files."""
+        return self.skeleton.name.removesuffix(SKELETON)
 
     @property
     def order(self) -> tuple[int, int]:
@@ -140,7 +151,14 @@ class CheckpointFolder:
         return [StoredFile(**json.loads(self.storage.get(name))) for name in wanted]
 
     def complete(
-        self, label: Label, skeleton: bytes, parts: Sequence[StoredFile], *, now_s: float, record: bytes | None = None
+        self,
+        label: Label,
+        skeleton: bytes,
+        parts: Sequence[StoredFile],
+        *,
+        now_s: float,
+        record: bytes | None = None,
+        hooks: tuple[int, int] = (-1, -1),
     ) -> Manifest:
         """Complete a checkpoint whose parts are written, then remove checkpoints that need not be kept.
 
@@ -150,16 +168,17 @@ class CheckpointFolder:
             parts: every part, in order.
             now_s: seconds since 1970.
             record: content of ``RECORD``, a file kept next to the newest checkpoint; ``None`` for none.
+            hooks: see ``Manifest``.
 
         Raises:
             OSError: see ``write``.
         """
-        stored = self.storage.put(f"{label.stem}-skeleton.pt", [skeleton])
+        stored = self.storage.put(f"{label.stem}{SKELETON}", [skeleton])
         if record is not None:
             self.storage.put(RECORD, [record])
         manifest = Manifest(
             format=FORMAT, generation=label.generation, step=label.step, skeleton=stored, parts=tuple(parts),
-            written_unix_s=now_s,
+            written_unix_s=now_s, hooks=hooks,
         )  # fmt: skip
         self.storage.put(f"{label.stem}.json", [json.dumps(asdict(manifest)).encode()])
         try:
@@ -191,11 +210,17 @@ class CheckpointFolder:
         Raises:
             OSError: the store cannot be read. A store's library may raise others.
         """
-        for name in with_retries(self._manifest_names):
-            manifest = self._manifest(name)
-            if manifest is not None:
-                return manifest.order
-        return (-1, -1)
+        newest = self.newest()
+        return (-1, -1) if newest is None else newest.order
+
+    def newest(self) -> Manifest | None:
+        """Return the newest readable manifest, ``None`` for none.
+
+        Raises:
+            OSError: the store cannot be read. A store's library may raise others.
+        """
+        found = (self._manifest(name) for name in with_retries(self._manifest_names))
+        return next((manifest for manifest in found if manifest is not None), None)
 
     def load_newest(self) -> tuple[Manifest, dict[str, Any]] | None:
         """Return the newest checkpoint whose data match their checksums, or ``None`` when there are no checkpoints.
@@ -254,14 +279,20 @@ class CheckpointFolder:
                 reason = f"it has format {raw['format']}, this version reads {FORMAT}"
                 raise ValueError(reason)  # noqa: TRY301  # logged below
             skeleton, parts = StoredFile(**raw.pop("skeleton")), tuple(StoredFile(**part) for part in raw.pop("parts"))
-            return Manifest(**raw, skeleton=skeleton, parts=parts)
+            hooked, evaluated = raw.pop("hooks", (-1, -1))
+            return Manifest(**raw, skeleton=skeleton, parts=parts, hooks=(hooked, evaluated))
         except Exception as error:  # noqa: BLE001  # any error of a store's library, or an invalid manifest
             _log.warning("checkpoint manifest %s is skipped: %s", name, error)
             return None
 
     def _prune(self, now_s: float) -> None:
         """Remove checkpoints that need not be kept, and files that failed writers have left behind."""
-        newest = self.manifests()[: self._max_to_keep]
+        found = self.manifests()
+        last_hooks: dict[tuple[int, int], tuple[int, int]] = {}
+        for each in found:
+            last_hooks[each.order] = max(each.hooks, last_hooks.get(each.order, each.hooks))
+        outdated = tuple(each.stem for each in found if each.hooks < last_hooks[each.order])
+        newest = [each for each in found if each.stem not in outdated][: self._max_to_keep]
         kept = [
             manifest
             for index, manifest in enumerate(newest)
@@ -271,5 +302,7 @@ class CheckpointFolder:
         self.storage.remove(
             name
             for name in self.storage.names()
-            if (found := _ANY.match(name)) and name not in needed and (int(found[1]), int(found[2])) < kept[-1].order
+            if (match := _ANY.match(name))
+            and name not in needed
+            and ((int(match[1]), int(match[2])) < kept[-1].order or name.lstrip(".").startswith(outdated))
         )

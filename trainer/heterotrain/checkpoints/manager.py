@@ -23,6 +23,7 @@ from heterotrain.checkpoints.grace import EXIT_RESERVE_S, WriteEstimate, estimat
 from heterotrain.checkpoints.restore import best_checkpoint, job_folder_uri, restore_newest
 from heterotrain.checkpoints.schedule import STUCK_S, Schedule
 from heterotrain.checkpoints.writer import CheckpointWriter, MissingParts, WriteRequest, WriteResult, writer_among
+from heterotrain.data.progress import Progress
 from heterotrain.identity import Identity
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.state.finite import first_non_finite
@@ -50,8 +51,11 @@ class CheckpointManager:
         self._whole_only = False
         self._prepared = False
         self._speed_bytes_per_s: float | None = None
-        self._last_step = -1
-        self._early_step = -1
+        self._last = self._early = (
+            -1,
+            -1,
+            -1,
+        )  # ``Progress.order`` of the last complete checkpoint, and of an early one
         if config.checkpoint_uri is not None:
             self._folder = CheckpointFolder(
                 job_folder_uri(config.checkpoint_uri, identity),
@@ -79,7 +83,7 @@ class CheckpointManager:
         step = None if self._folder is None else restore_newest(self._folder, training)
         if step is None:
             return False
-        self._last_step = step
+        self._last = training.progress.order
         return True
 
     # -- while training ----------------------------------------------------------------------------------------------
@@ -104,9 +108,37 @@ class CheckpointManager:
         elif self._is_due() and not self._in_parts(active_group, training):
             self._start(self._writer, training, generation=active_group.roster.formation.generation)
 
-    def proposes(self, active_group: ActiveGroup, training: Training) -> bool:
-        """Return whether all ranks should write their parts after the running step."""
-        return self._is_writer(active_group) and self._is_due() and self._in_parts(active_group, training)
+    def write_before_hooks(self, active_group: ActiveGroup, training: Training) -> None:
+        """Start a checkpoint that is due because of long hooks, if this rank writes it whole and there is none yet."""
+        writer = self._writer
+        if writer is None or writer.running_s is not None or self._last == training.progress.order:
+            return
+        if self._is_writer(active_group) and not self._in_parts(active_group, training):
+            self._start(writer, training, generation=active_group.roster.formation.generation)
+
+    def proposes(self, active_group: ActiveGroup, training: Training, *, before_hooks: bool) -> bool:
+        """Return whether all ranks should write their parts after the running step.
+
+        ``before_hooks``: whether long hooks follow, before which there should be a checkpoint.
+        """
+        writer = self._writer
+        if writer is None or not self._is_writer(active_group) or not self._in_parts(active_group, training):
+            return False
+        return self._is_due() or (before_hooks and writer.running_s is None)
+
+    def outlasts_grace(self, hooks_s: float | None, training: Training, *, step_s: float, grace_s: float) -> bool:
+        """Return whether hooks that took ``hooks_s`` seconds the last time leave no time for a checkpoint after them.
+
+        Args:
+            hooks_s: duration of the hooks' last run, ``None`` before the first one.
+            training: the state that would have to be written.
+            step_s: duration of the step that follows the hooks.
+            grace_s: seconds between SIGTERM and the end of the process.
+        """
+        if self._writer is None or hooks_s is None:
+            return self._writer is not None
+        estimate = self._estimate(training, left_s=grace_s - hooks_s - step_s, parts=1)
+        return not estimate.fits or hooks_s + step_s >= grace_s
 
     def write_part(self, active_group: ActiveGroup, training: Training, *, mark: int) -> None:
         """Start writing this rank's part of a checkpoint of all ranks; ``mark`` is the same on every rank."""
@@ -120,6 +152,7 @@ class CheckpointManager:
             index=active_group.rank,
             count=len(roster.plan_ranks),
             completes=completes,
+            hooks=training.progress.order[1:],
             record=self.record() if completes else None,
         )
         self._note_start(self._writer.start_part(training.capture(), request))
@@ -145,13 +178,13 @@ class CheckpointManager:
             step_left_s: seconds until the step is likely to be committed.
         """
         writer = self._writer
-        if writer is None or training.progress.steps in (self._last_step, self._early_step) or writer.running_s:
+        if writer is None or training.progress.order in (self._last, self._early) or writer.running_s:
             return
         if not self._is_writer(active_group) or self._in_parts(active_group, training):
             return
         estimate = self._estimate(training, left_s=left_s, parts=1)
         if must_start_now(estimate, left_s=left_s, step_left_s=step_left_s):
-            self._early_step = training.progress.steps
+            self._early = training.progress.order
             _log.warning("the running step would end too late for a checkpoint: writing one now; %s", estimate.reason)
             self._start(writer, training, generation=active_group.roster.formation.generation, buffers=buffers)
 
@@ -178,9 +211,9 @@ class CheckpointManager:
             return
         left_s -= time.monotonic() - began_s
         estimate = self._estimate(training, left_s=left_s, parts=len(active_group.roster.plan_ranks) if in_parts else 1)
-        if not estimate.fits and self._early_step >= 0:
+        if not estimate.fits and self._early[0] >= 0:
             _log.warning(
-                "all ranks leave: %s; the checkpoint of step %d stays the newest", estimate.reason, self._early_step
+                "all ranks leave: %s; the checkpoint of step %d stays the newest", estimate.reason, self._early[0]
             )
             return
         if estimate.fits:
@@ -206,9 +239,7 @@ class CheckpointManager:
         """
         if self._writer is not None and active_group.group is not None and self._in_parts(active_group, training):
             writer = writer_among(active_group.roster.plan, active_group.roster.plan_ranks)
-            marks = active_group.group.gather_now(
-                [0.0 if self._last_step == training.progress.steps else float(new_mark())]
-            )
+            marks = active_group.group.gather_now([0.0 if self._last == training.progress.order else float(new_mark())])
             mark = int(marks[active_group.roster.plan_ranks.index(writer)][0]) if writer is not None else 0
             if mark:
                 self.write_part(active_group, training, mark=mark)
@@ -227,7 +258,7 @@ class CheckpointManager:
         if self._writer is None or not training.has_state:
             return
         end_s = time.monotonic() + within_s if within_s is not None else None
-        if self.wait(within_s) and not self._is_kept(training.progress.steps):
+        if self.wait(within_s) and not self._is_kept(training.progress):
             self._start(self._writer, training, generation=generation)
             self.wait(None if end_s is None else end_s - time.monotonic())
 
@@ -287,9 +318,15 @@ class CheckpointManager:
     ) -> None:
         if not self._is_usable(training):
             return
-        step = training.progress.steps
+        step, *hooks = training.progress.order
         self._note_start(
-            writer.start(training.capture(buffers), generation=generation, step=step, record=self.record())
+            writer.start(
+                training.capture(buffers),
+                generation=generation,
+                step=step,
+                hooks=(hooks[0], hooks[1]),
+                record=self.record(),
+            )
         )
 
     def _is_usable(self, training: Training) -> bool:
@@ -324,7 +361,7 @@ class CheckpointManager:
             self._speed_bytes_per_s = result.size_bytes / result.put_s
         if result.manifest is None:
             return
-        self._last_step = result.step
+        self._last = (result.step, *result.hooks)
         self._report.gauges(
             {
                 names.CHECKPOINT_STEP: float(result.step),
@@ -334,10 +371,11 @@ class CheckpointManager:
         )
         _log.info("checkpoint of step %d is complete after %.2f s", result.step, result.total_s)
 
-    def _is_kept(self, step: int) -> bool:
-        """Return whether a checkpoint of this step is complete, regardless of its writer."""
-        if self._folder is None or self._last_step == step:
+    def _is_kept(self, progress: Progress) -> bool:
+        """Return whether a checkpoint of this progress is complete, regardless of its writer."""
+        if self._folder is None or self._last == progress.order:
             return True
         with contextlib.suppress(Exception):  # any error of a store's library: then it is written once more
-            return self._folder.newest_order()[1] == step
+            newest = self._folder.newest()
+            return newest is not None and (newest.step, *newest.hooks) == progress.order
         return False

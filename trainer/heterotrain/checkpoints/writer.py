@@ -45,6 +45,7 @@ class WriteResult:
 
     Attributes:
         step: committed steps in the state.
+        hooks: steps and epochs whose hooks have run.
         manifest: manifest of the whole checkpoint, on the rank that completed it.
         size_bytes: bytes written by this rank.
         put_s: seconds that writing them took.
@@ -54,6 +55,7 @@ class WriteResult:
     """
 
     step: int
+    hooks: tuple[int, int]
     manifest: Manifest | None
     size_bytes: int
     put_s: float
@@ -66,13 +68,15 @@ class WriteResult:
 class WriteRequest:
     """A request to write part ``index`` of ``count`` of a state.
 
-    ``completes`` marks the rank that completes the checkpoint; ``record`` is the content of its record file.
+    ``completes`` marks the rank that completes the checkpoint; ``record`` is the content of its record file; ``hooks``
+    are the steps and epochs whose hooks have run.
     """
 
     label: Label
     index: int = 0
     count: int = 1
     completes: bool = True
+    hooks: tuple[int, int] = (-1, -1)
     record: bytes | None = None
 
 
@@ -105,7 +109,15 @@ class CheckpointWriter:
         self._thread = threading.Thread(target=take, name="heterotrain-checkpoint-memory", daemon=True)
         self._thread.start()
 
-    def start(self, state: dict[str, Any], *, generation: int, step: int, record: bytes | None = None) -> float:
+    def start(
+        self,
+        state: dict[str, Any],
+        *,
+        generation: int,
+        step: int,
+        hooks: tuple[int, int] = (-1, -1),
+        record: bytes | None = None,
+    ) -> float:
         """Copy the whole state and write it in the background; return the seconds that copying took.
 
         Waits first for a checkpoint that is still being written: two would compete for the same disk.
@@ -114,10 +126,11 @@ class CheckpointWriter:
             state: nested dictionaries and lists, with tensors on any device.
             generation: generation of the formation that reached this state.
             step: committed steps.
+            hooks: steps and epochs whose hooks have run.
             record: content of the record file next to the checkpoint; ``None`` for no file.
         """
         label = Label(generation=generation, step=step, mark=new_mark())
-        return self.start_part(state, WriteRequest(label=label, record=record))
+        return self.start_part(state, WriteRequest(label=label, hooks=hooks, record=record))
 
     def start_part(self, state: dict[str, Any], request: WriteRequest) -> float:
         """Copy this rank's part of the state and write it in the background; return the seconds that copying took."""
@@ -158,7 +171,7 @@ class CheckpointWriter:
                     failure = f"the parts of other ranks {missing.value}"
                 else:
                     manifest = self._folder.complete(
-                        request.label, skeleton, parts, now_s=time.time(), record=request.record
+                        request.label, skeleton, parts, now_s=time.time(), record=request.record, hooks=request.hooks
                     )
         except Exception as error:  # noqa: BLE001  # any error of a store's library: training continues
             failure = str(error) or type(error).__name__
@@ -167,7 +180,7 @@ class CheckpointWriter:
             self._folder.discard(request.label)
         self._on_done(
             WriteResult(
-                step=request.label.step, manifest=manifest, size_bytes=data.numel(), put_s=put_s,
+                step=request.label.step, hooks=request.hooks, manifest=manifest, size_bytes=data.numel(), put_s=put_s,
                 total_s=time.perf_counter() - began_s, failure=failure, missing=missing,
             )
         )  # fmt: skip

@@ -18,6 +18,7 @@ from heterotrain.checkpoints.checkpoint import new_mark
 from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.checkpoints.record import RunRecord
 from heterotrain.data.loader_process import Workers
+from heterotrain.data.progress import Progress
 from heterotrain.data.slices import Source
 from heterotrain.errors import Diverged, NonFinite, PeerLost, RepeatStep, UsageError
 from heterotrain.identity import Identity, Mode
@@ -82,6 +83,7 @@ class Loop:
         )  # fmt: skip
         self.reducer: Reducer | None = None
         self.run_hooks: Callable[[int], None] = lambda _epoch: None
+        self.has_hooks: Callable[[], bool] = lambda: False
         self.run_step_hooks: Callable[[int], bool] = lambda _steps: False
         self.formed: Callable[[int], None] = lambda _rank: None
         self.schedulers: list[Any] = []
@@ -101,6 +103,7 @@ class Loop:
         self._repeating: int | None = None
         self._began_s = time.monotonic()
         self._step_s = 0.0
+        self._hooks_s: float | None = None  # of the last end-of-epoch hooks
         self._non_finite_steps = 0
         self._record = record
         self._replicas = replicas
@@ -122,6 +125,8 @@ class Loop:
                 self._follow()
                 active_group = self.active_group or self._form()
                 self._replicas.resync(active_group)
+                if self._hooks_follow(self._training.progress):
+                    self._checkpoints.write_before_hooks(active_group, self._training)
                 self._finish_step()
                 self._finish_epoch()
                 if self._is_done():
@@ -218,9 +223,24 @@ class Loop:
         """Run the script's end-of-epoch hooks, once per epoch."""
         progress = self._training.progress
         if progress.evaluated < progress.epoch:
+            began_s = time.monotonic()
             self.run_hooks(progress.epoch - 1)
+            self._hooks_s = time.monotonic() - began_s
             self._training.progress = replace(progress, evaluated=progress.epoch)
             self._observer.evaluated()
+
+    def _hooks_follow(self, progress: Progress) -> bool:
+        """Return whether end-of-epoch hooks come next that may take longer than the grace period.
+
+        SIGTERM is heeded after the hooks, and they may change the state at any time: so it is saved before them.
+        """
+        return (
+            progress.evaluated < progress.epoch
+            and self.has_hooks()
+            and self._checkpoints.outlasts_grace(
+                self._hooks_s, self._training, step_s=self._step_s, grace_s=self._config.grace_s
+            )
+        )
 
     # -- the context of a step (StepContext) -------------------------------------------------------------------------
 
@@ -256,7 +276,11 @@ class Loop:
             vote=ok, steps=step.task.number, generation=held.plan.generation, revision=held.plan.revision,
             plan_bytes=held.size_bytes, plan_checksum=held.checksum, leaving=self.shutdown.leaving or drained,
             weight=step.weight, loss_sum=float(step.loss_sum),
-            checkpoint=self._checkpoints.proposes(active_group, self._training),
+            checkpoint=self._checkpoints.proposes(
+                active_group,
+                self._training,
+                before_hooks=self._hooks_follow(self._require_loader().advanced(self._training.progress, step.task)),
+            ),
             mark=new_mark() if active_group.rank == 0 else 0,  # only the lowest rank's mark is read
             plain=observer.plain, preconditioned=observer.preconditioned, measure_every=observer.budget.measure_every,
             fingerprint=self._replicas.fingerprint,
