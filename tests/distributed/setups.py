@@ -30,6 +30,7 @@ class TrainingSetup:
         samples: samples per epoch.
         dtype: type of model and data.
         batch_norm: whether the model has layers that mix samples.
+        local: whether these take statistics of each micro-batch.
         tokens: whether samples have different weights, some of them 0.
         adam: AdamW instead of SGD with momentum.
         decay: factor on the learning rate in each step of its schedule; 1 means no scheduler.
@@ -41,6 +42,7 @@ class TrainingSetup:
     samples: int = 90
     dtype: str = "float64"
     batch_norm: bool = False
+    local: bool = False
     tokens: bool = False
     adam: bool = False
     decay: float = 1.0
@@ -95,7 +97,7 @@ def train(
     """
     training, injector = TrainingSetup(**(setup or {})), FaultInjector(fault)
     steps, buckets = _watch_steps(), _watch_buckets() if record else []
-    job = heterotrain.init()
+    job = heterotrain.init(batch_norm="local" if training.local else "global")
     model = training.model()
     if rows:
         model.insert(len(model) - 1, Memory(**rows))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import signal
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -77,6 +79,51 @@ def test_batch_norm_is_not_cut_into_micro_batches(operate: Operate) -> None:
     assert worker.outcome is not None
     assert "layer '1' is a BatchNorm" in worker.outcome.reason
     assert "GroupNorm" in worker.outcome.reason
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["undisturbed", "a loss"])
+def test_local_batch_norm_gives_every_rank_the_same_running_statistics(operate: Operate, dies: bool) -> None:
+    """Shares, one empty, are cut into micro-batches, each with its own statistics; also when a rank is lost."""
+    setup, micro = TrainingSetup(batch_norm=True, local=True), (3, 0, 4)
+    operator = operate()
+    workers = [start(operator, f"w{i}", setup) for i in range(2)]
+    workers.append(start(operator, "w2", setup, fault={"place": "reducing", "step": 4} if dies else None))
+    operator.until_ready(*workers)
+    operator.plan(workers, shares=(9, 0, 7), micro=micro, probe=((4, 5, 7), (1, 15, 0), (9, 0, 7)), probe_steps=1)
+    operator.finish(workers)
+    if dies:
+        assert workers.pop().code == -signal.SIGKILL
+    for worker in workers:
+        assert worker.code == 0, worker.log()
+        found = operator.weights(worker)
+        assert all(torch.equal(value, operator.weights(workers[0])[name]) for name, value in found.items())
+    model, (x, y) = setup.model(), setup.data().tensors
+    optimizer, layers = setup.optimizer(model), [m for m in model if isinstance(m, torch.nn.BatchNorm1d)]
+    for shares, ids in committed(operator.folder / "samples"):
+        optimizer.zero_grad()
+        before, changes = [copy.deepcopy(layer.state_dict()) for layer in layers], [[0.0, 0.0] for _ in layers]
+        # A lost rank changes only the shares: members keep their micro-batches.
+        for part in torch.tensor(ids).split(cuts(shares, micro[: len(shares)])):
+            model.train(len(part) > 1)  # one value has no variance
+            (((model(x[part]) - y[part]) ** 2).sum() / len(ids)).backward()
+            for layer, own, change in zip(layers, before, changes, strict=True):
+                for place, name in enumerate(("running_mean", "running_var")):
+                    change[place] = change[place] + (getattr(layer, name) - own[name]) * len(part) / len(ids)
+                layer.load_state_dict({**layer.state_dict(), **{n: v for n, v in own.items() if "running" in n}})
+        for layer, change in zip(layers, changes, strict=True):
+            layer.running_mean += change[0]
+            layer.running_var += change[1]
+        optimizer.step()
+    expected = {n: v for n, v in model.state_dict().items() if "tracked" not in n}
+    found = {n: v for n, v in operator.weights(workers[0]).items() if "tracked" not in n}
+    assert distance(found, expected) < 1e-10
+
+
+def committed(folder: Path) -> list[tuple[tuple[int, ...], list[int]]]:
+    """Return shares and samples of each committed step, from the logs of all ranks."""
+    lines = [json.loads(text) for path in sorted(folder.glob("*.jsonl")) for text in path.read_text().splitlines()]
+    newest = {line["step"]: line for line in sorted(lines, key=lambda line: line["formation"])}
+    return [(tuple(newest[step]["shares"]), newest[step]["batch_ids"]) for step in sorted(newest)]
 
 
 # -- precision -----------------------------------------------------------------------------------------------------

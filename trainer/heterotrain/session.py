@@ -28,6 +28,7 @@ from heterotrain.membership.elastic import Elastic
 from heterotrain.membership.fixed import Fixed
 from heterotrain.membership.interface import Membership
 from heterotrain.network.gloo.default_group import check_free
+from heterotrain.numerics.batch_norm import BatchNorm
 from heterotrain.numerics.method import Numerics
 from heterotrain.sigterm import SigtermHandler
 from heterotrain.state import admission
@@ -63,11 +64,12 @@ def init(
     compression: str = "none",
     on_non_finite: str = "fail",
     on_divergence: str = "fail",
+    batch_norm: str = BatchNorm.GLOBAL,
 ) -> Job:
     """Return the job that this process belongs to.
 
-    In a worker pod the operator sets everything except ``micro_batch_samples`` and ``tensorboard_dir``, and the other
-    arguments are ignored. They are for a script that runs alone or under torchrun.
+    In a worker pod the operator sets everything except ``micro_batch_samples``, ``tensorboard_dir`` and ``batch_norm``,
+    and the other arguments are ignored. They are for a script that runs alone or under torchrun.
 
     Args:
         epochs: passes over the data set.
@@ -86,6 +88,9 @@ def init(
             are) or ``ignore``; case does not matter.
         on_divergence: for ranks whose training states differ: ``fail``, ``warn`` or ``resync`` (one rank sends its
             state to the others); case does not matter.
+        batch_norm: statistics of BatchNorm layers: ``global`` over all samples of a step, as in one process; or
+            ``local`` over one micro-batch of one rank, as in DistributedDataParallel, with running statistics averaged
+            over all ranks in each step; case does not matter.
 
     Raises:
         UsageError: the environment contradicts itself, a value is not one of the allowed ones, or a loader process
@@ -110,8 +115,9 @@ def init(
     )
     folder = None if tensorboard_dir is None else os.fspath(tensorboard_dir)
     return Job(
-        identity, config, tensorboard_dir=identity.tensorboard_dir or folder, micro_batch_samples=micro_batch_samples
-    )
+        identity, config, tensorboard_dir=identity.tensorboard_dir or folder, micro_batch_samples=micro_batch_samples,
+        batch_norm=batch_norm,
+    )  # fmt: skip
 
 
 class Job:
@@ -124,13 +130,14 @@ class Job:
         *,
         tensorboard_dir: str | None = None,
         micro_batch_samples: int | None = None,
+        batch_norm: str = BatchNorm.GLOBAL,
     ) -> None:
         self.identity = identity
         self.config = config
         self.device = take_device(identity)
         log_tags = set_up_logs(identity.tags)
         self._training = Training()
-        self._numerics = Numerics(config, self.device, self._training)
+        self._numerics = Numerics(config, self.device, self._training, batch_norm=batch_norm)
         self._line = main_line()
         self._hooks: list[EpochHook] = []
         self._step_hooks: list[tuple[int, StepsHook]] = []
@@ -173,7 +180,8 @@ class Job:
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """Move the model to the device and return it; from now on its gradients are those of the global batch.
 
-        BatchNorm layers stay the same objects, but take their statistics over the global batch.
+        BatchNorm layers stay the same objects, but take their statistics over the global batch, unless ``init`` got
+        ``batch_norm="local"``.
 
         Raises:
             UsageError: this is not a model or it cannot be trained this way, ``wrap`` was called before, or the model

@@ -13,7 +13,7 @@ the global batch (Ioffe and Szegedy 2015, section 3),
 
 Every rank has to reach the same layers in the same order. Therefore a rank without samples runs one sample that does
 not count. A share that has to be cut into micro-batches is refused, because statistics would cover one micro-batch
-only.
+only. ``local_batch_norm.py`` is the other choice: statistics of each micro-batch, without messages.
 
 The statistics travel over the formation's control connections and neither reorder nor delay the gradient buckets.
 
@@ -26,12 +26,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from heterotrain_core.contract.choices import Choice
 from torch import nn
 
 from heterotrain.errors import UsageError
 from heterotrain.network.group import Group
 
+LEAST_VALUES = 2
+"""Fewer values per channel have no variance; the same limit as torch's."""
 _BatchNorm = nn.modules.batchnorm._BatchNorm  # noqa: SLF001  # the only common base
+
+
+class BatchNorm(Choice):
+    """The samples over which BatchNorm layers take their statistics in training."""
+
+    GLOBAL = "global"
+    """All samples of the global batch, on all ranks."""
+    LOCAL = "local"
+    """Those of one micro-batch on one rank."""
 
 
 @dataclass(slots=True)
@@ -42,15 +54,18 @@ class BatchNormContext:
         group: the formation's connections; ``None`` for a process without peers.
         counts: whether this rank's samples count; false for the one sample that a rank without a share runs.
         micro_batches: number of micro-batches in this rank's share.
+        is_short: whether the step has fewer samples than the plan's global batch, as an epoch's last one may.
     """
 
     group: Group | None = None
     counts: bool = True
     micro_batches: int = 1
+    is_short: bool = False
 
-    def enter(self, group: Group | None, *, micro_batches: int) -> None:
+    def enter(self, group: Group | None, *, micro_batches: int, is_short: bool = False) -> None:
         """Begin a step with this number of micro-batches on this rank: 0 for a rank without samples."""
         self.group, self.counts, self.micro_batches = group, micro_batches > 0, micro_batches
+        self.is_short = is_short
 
     def leave(self) -> None:
         """End the step: outside of steps the statistics are those of the rank alone."""
@@ -87,7 +102,7 @@ def synchronise(model: nn.Module, context: BatchNormContext) -> list[nn.Module]:
     The layers stay the same objects, with the same parameters, buffers and keys.
 
     Args:
-        model: changed in place, once.
+        model: changed in place; layers converted before stay as they are.
         context: read by the layers in every forward pass.
 
     Raises:
@@ -96,6 +111,9 @@ def synchronise(model: nn.Module, context: BatchNormContext) -> list[nn.Module]:
     found: list[nn.Module] = []
     for name, module in model.named_modules():
         if not isinstance(module, _BatchNorm):
+            continue
+        if isinstance(module, GlobalBatchNorm):
+            found.append(module)
             continue
         if type(module) not in GLOBAL:
             raise UsageError(
@@ -132,22 +150,30 @@ class GlobalBatchNorm(_BatchNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  # the base class names it
         """Normalise (N, C, *) by channel; the result has the input's shape and dtype.
 
-        Running statistics are updated as in torch, with the unbiased variance (divisor ``count - 1``).
+        Running statistics are updated as in torch, with the unbiased variance (divisor ``count - 1``). An epoch's last
+        step may leave one value per channel, which has no variance: the running statistics normalise it and stay.
 
         Raises:
             PeerLost: the group is broken.
-            UsageError: the share is cut into micro-batches, or there is only one value per channel.
+            UsageError: the share is cut into micro-batches, or a full step has only one value per channel.
         """
         if not self.training:
             return super().forward(input)
         if self.heterotrain_context.micro_batches > 1:
             raise UsageError(
-                f"layer {self.heterotrain_name!r} is a BatchNorm over the global batch, but this rank's share does not "
-                "fit into memory in one piece, so its statistics would be wrong. Use a smaller global batch, more "
-                "workers, GroupNorm or LayerNorm, or put the layer into eval mode."
+                f"layer {self.heterotrain_name!r} is a BatchNorm over the global batch, but this rank's share is cut "
+                "into micro-batches, so its statistics would be wrong. Use init(batch_norm='local'), a smaller global "
+                "batch, more workers, GroupNorm or LayerNorm, or put the layer into eval mode."
             )
         self._check_input_dim(input)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         statistics = channel_statistics(input, self.heterotrain_context)
+        if statistics.count < LEAST_VALUES:
+            if not self.heterotrain_context.is_short:
+                raise UsageError(
+                    f"layer {self.heterotrain_name!r} needs more than one value per channel, but a step has "
+                    f"{statistics.count:g} over all ranks: use a larger global batch, GroupNorm or LayerNorm"
+                )
+            return by_running_statistics(self, input)
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
             self._track(statistics, self.running_mean, self.running_var)
         output: torch.Tensor = _Normalise.apply(input, statistics, self.eps, self.heterotrain_context)
@@ -185,12 +211,22 @@ GLOBAL: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 
+def by_running_statistics(layer: _BatchNorm, x: torch.Tensor) -> torch.Tensor:
+    """Return (N, C, *) as the layer normalises it in eval mode; without running statistics, as zeros."""
+    if layer.running_mean is None or layer.running_var is None:
+        shape = _by_channel(x)
+        normal = x * 0.0
+        return normal if layer.weight is None else normal * layer.weight.view(shape) + layer.bias.view(shape)
+    return nn.functional.batch_norm(
+        x, layer.running_mean, layer.running_var, layer.weight, layer.bias, training=False, eps=layer.eps
+    )
+
+
 def channel_statistics(x: torch.Tensor, context: BatchNormContext) -> ChannelStatistics:
     """Return the statistics of (N, C, *) over the samples of all ranks; every rank has to call this at the same layer.
 
     Raises:
         PeerLost: the group is broken.
-        UsageError: there is only one value per channel.
     """
     channels = x.shape[1]
     count = x.numel() / channels if context.counts else 0.0
@@ -198,11 +234,6 @@ def channel_statistics(x: torch.Tensor, context: BatchNormContext) -> ChannelSta
     rows_WK = context.gather(torch.cat([mean_C.new_tensor([count]), mean_C, var_C]))  # noqa: N806  # shapes in names
     rows_WK = rows_WK[rows_WK[:, 0] > 0]  # noqa: N806  # shapes in names
     total = float(rows_WK[:, 0].sum())
-    if total < 2.0:  # noqa: PLR2004  # the same limit as torch's
-        raise UsageError(
-            f"BatchNorm needs more than one value per channel, but this step has {total:g} over all ranks. Choose a "
-            "global batch that leaves more than one sample for an epoch's last step."
-        )
     weight_W1 = rows_WK[:, :1] / total  # noqa: N806  # shapes in names
     means_WC, vars_WC = rows_WK[:, 1 : 1 + channels], rows_WK[:, 1 + channels :]  # noqa: N806  # shapes in names
     mean_C = (weight_W1 * means_WC).sum(0)  # noqa: N806  # shapes in names

@@ -16,10 +16,12 @@ from heterotrain_core.scaling_rules import Family, Scaling, Statistics, needed_s
 
 from heterotrain.errors import UsageError
 from heterotrain.network.group import Group
-from heterotrain.numerics import batch_norm, learning_rate
+from heterotrain.numerics import learning_rate
+from heterotrain.numerics.batch_norm import BatchNorm, BatchNormContext, synchronise
 from heterotrain.numerics.buckets import MIB
 from heterotrain.numerics.compression import Compressor
 from heterotrain.numerics.learning_rate import Rate, RatePolicy
+from heterotrain.numerics.local_batch_norm import RunningStatistics, localise
 from heterotrain.numerics.non_finite import Action, LossHistory, choose_action
 from heterotrain.numerics.precision import LossScale, MixedPrecision
 from heterotrain.numerics.reducer import Reducer
@@ -41,9 +43,12 @@ class Numerics:
         noise: averages by kind of statistics, updated by ``steps.observer``.
         base_samples: the batch that the user's learning rate was chosen for.
         losses: the newest finite loss and the steps skipped since then.
+        running: running statistics of layers that normalise by themselves.
     """
 
-    def __init__(self, config: TrainingConfig, device: torch.device, training: Training) -> None:
+    def __init__(
+        self, config: TrainingConfig, device: torch.device, training: Training, *, batch_norm: str = BatchNorm.GLOBAL
+    ) -> None:
         """Register the state with ``training``.
 
         Raises:
@@ -53,7 +58,8 @@ class Numerics:
         self._on_non_finite = choice("onNonFinite", config.on_non_finite, OnNonFinite)
         self.losses = LossHistory()
         self._compression = choice("compression", config.compression, Compression)
-        self.batch_norm_context = batch_norm.BatchNormContext()
+        self._batch_norm = choice("batch_norm", batch_norm, BatchNorm)
+        self.batch_norm_context = BatchNormContext()
         self.noise = dict.fromkeys(Statistics, NoiseAverage())
         self.base_samples = base = config.base_batch_samples
         self._config = config
@@ -67,6 +73,7 @@ class Numerics:
         self._rate = self._next = Rate()
         self._loss_scale = LossScale()
         self._mixing: list[torch.nn.Module] = []
+        self.running = RunningStatistics(torch.nn.Module())
         training.extras["heterotrain-numerics"] = self
 
     def state_dict(self) -> dict[str, Any]:
@@ -88,25 +95,39 @@ class Numerics:
     # -- the script's objects ----------------------------------------------------------------------------------------
 
     def reducer(self, model: torch.nn.Module) -> Reducer:
-        """Make BatchNorm layers count over the global batch, and return the reducer with the model's buckets.
+        """Convert BatchNorm layers as configured, and return the reducer with the model's buckets.
 
         Raises:
             UsageError: a layer mixes samples in an unknown way.
         """
-        self._mixing = batch_norm.synchronise(model, self.batch_norm_context)
+        self.running = RunningStatistics(model)
+        self.layers_changed(model)
         make_compressor: Callable[[], Compressor] | None = None
         if self._compression is not Compression.NONE:
             make_compressor = partial(Compressor, self._compression)
         return Reducer(model, bucket_bytes=int(self._config.bucket_mib * MIB), make_compressor=make_compressor)
 
     def replicated_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield names and buffers that have to be the same on every rank: statistics over the global batch.
+        """Yield names and buffers that have to be the same on every rank between steps: statistics of layers.
 
         Other buffers may follow the samples or the number of micro-batches of their own rank.
         """
+        yield from self.running.named()
         for layer in self._mixing:
             for name, buffer in layer.named_buffers(recurse=False):
                 yield f"{layer.heterotrain_name}.{name}", buffer
+
+    def layers_changed(self, model: torch.nn.Module) -> None:
+        """Convert the BatchNorm layers that the model has now.
+
+        Raises:
+            UsageError: a layer mixes samples in an unknown way.
+        """
+        if self._batch_norm is BatchNorm.GLOBAL:
+            self._mixing = synchronise(model, self.batch_norm_context)
+        else:
+            localise(model)
+        self.running.find()
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse an optimizer that the learning-rate rule does not support, alone or next to the earlier ones.

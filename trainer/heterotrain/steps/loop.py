@@ -286,7 +286,9 @@ class Loop:
             fingerprint=self._replicas.fingerprint,
             buckets_s=observer.buckets_s if len(observer.buckets_s) == buckets else (math.nan,) * buckets,
         )  # fmt: skip
-        decision, held = exchange_votes(active_group, reducer, slot, held, job_uid=self._identity.job_uid)
+        decision, held = exchange_votes(
+            active_group, reducer, self._numerics.running, slot, held, job_uid=self._identity.job_uid
+        )
         self._formations.agreed(active_group, held)
         if decision.committed:
             try:

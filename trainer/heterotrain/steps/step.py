@@ -150,6 +150,7 @@ class Step:
         if not self._sizes:
             self._backwards += 1
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            self.numerics.running.add(0)
             self._reduce_nothing()
             return
         check_weight(weight)
@@ -166,6 +167,7 @@ class Step:
         # Equal to backward of the loss times the factor, but autograd does not have to keep the product.
         gradient = loss.new_full(loss.shape, factor * self.numerics.loss_scale)
         loss.backward(gradient)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.numerics.running.add(samples)
         ended = self.clock.spent(Phase.BACKWARD, began)
         if last:
             self.clock.last_backward = ended
@@ -211,6 +213,7 @@ class Step:
             norm = GradientNorm(self.reducer, norm=math.nan)
             rates = self.numerics.skip(optimizers, global_batch_samples=batch_samples)
         else:
+            self.numerics.running.finish(self.task.batch_samples)
             norm = self._finish_gradient(decision.weight, clip_norm=clip_norm, clip_value=clip_value)
             rates = self.numerics.update(optimizers, global_batch_samples=batch_samples)
         self.clock.spent(Phase.UPDATE, reduced)
@@ -256,7 +259,11 @@ class Step:
 
     def __enter__(self) -> Self:
         self._entered = True
-        self.numerics.batch_norm_context.enter(self.group, micro_batches=len(self._sizes))
+        self.numerics.batch_norm_context.enter(
+            self.group, micro_batches=len(self._sizes),
+            is_short=self.task.batch_samples < self.task.global_batch_samples,
+        )  # fmt: skip
+        self.numerics.running.begin()
         return self
 
     def __exit__(

@@ -121,8 +121,25 @@ def test_a_single_value_is_refused() -> None:
     """Torch refuses it too; the message adds a remedy."""
     layer = nn.BatchNorm1d(2)
     synchronise(layer, BatchNormContext())
-    with pytest.raises(UsageError, match="more than one sample"):
+    with pytest.raises(UsageError, match=r"more than one value per channel.*larger global batch"):
         layer(torch.ones(1, 2))
+
+
+def test_an_epoch_s_last_step_of_one_sample_is_normalised_by_the_running_statistics() -> None:
+    """The script did not choose its size. The statistics stay, and gradients are those of eval mode."""
+    layer = nn.BatchNorm1d(2).double()
+    plain = copy.deepcopy(layer).eval()
+    context = BatchNormContext()
+    synchronise(layer, context)
+    context.enter(None, micro_batches=1, is_short=True)
+    x = torch.tensor([[3.0, -1.0]], dtype=torch.float64)
+    layer(x).square().sum().backward()
+    plain(x).square().sum().backward()
+    torch.testing.assert_close(dict(layer.state_dict()), dict(plain.state_dict()), rtol=0, atol=0)
+    torch.testing.assert_close(layer.weight.grad, plain.weight.grad, rtol=1e-12, atol=0)
+    without = nn.BatchNorm1d(2, track_running_stats=False)
+    synchronise(without, context)
+    assert without(x.float()).tolist() == [[0.0, 0.0]]
 
 
 def test_a_part_of_a_share_is_refused_by_name() -> None:
