@@ -73,8 +73,8 @@ setup: $(VENV)/.installed ## all packages; TORCH_INDEX=address takes PyTorch fro
 
 # The constraint gives images and smaller environments the versions that all tests run with.
 lock: $(UV) ## resolve pyproject.toml into requirements/*.txt
-	@$(COMPILE) --extra operator --extra trainer --extra tensorboard --extra cli --group examples --group dev \
-	  pyproject.toml -o requirements/dev.txt
+	@$(COMPILE) --extra operator --extra trainer --extra tensorboard --extra cli --extra export --group examples \
+	  --group dev pyproject.toml -o requirements/dev.txt
 	@$(COMPILE) -c requirements/dev.txt --extra cli --group dev-core pyproject.toml -o requirements/dev-core.txt
 	@$(COMPILE) -c requirements/dev.txt --extra operator --extra cli --group dev-operator \
 	  pyproject.toml -o requirements/dev-operator.txt

@@ -245,6 +245,29 @@ class CheckpointFolder:
             )
         return None
 
+    def select(self, step: int | None = None) -> Manifest:
+        """Return the manifest of the newest checkpoint, or of the newest one of ``step``; never an older one instead.
+
+        Raises:
+            UsageError: there is no such checkpoint, or its manifest is damaged.
+            OSError: the store cannot be read. A store's library may raise others.
+        """
+        steps = {name: int(match[2]) for name in self._manifest_names() if (match := _ANY.match(name))}
+        named = next((name for name, of in steps.items() if step in (None, of)), None)
+        if named is None:
+            there = f"there are checkpoints of the steps {sorted(set(steps.values()))}" if steps else "it has none"
+            which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+            raise UsageError(
+                f"{self.storage.uri} has {which}: {there}. A job's own folder has a name of the form namespace-name-uid"
+            )
+        manifest = self._manifest(named)
+        if manifest is None:
+            raise UsageError(
+                f"the manifest of the checkpoint of step {steps[named]} in {self.storage.uri} is damaged: choose "
+                "another step"
+            )
+        return manifest
+
     def load(self, manifest: Manifest) -> dict[str, Any]:
         """Return a checkpoint's state; its parts are read in parallel.
 

@@ -16,6 +16,7 @@ import torch
 from heterotrain.errors import HeterotrainError, UsageError
 
 _MARKER = "__tensor__"
+_MODEL = "state.model."
 _PLAIN: tuple[Any, ...] = (bool, int, float, str, bytes)
 
 
@@ -40,15 +41,24 @@ class Flat:
 def flatten(state: Mapping[str, Any]) -> Flat:
     """Take a state apart; the tensors are the live ones, not copies.
 
+    Weights of the model that are tied, so that several names stand for the same memory, become one tensor with several
+    markers. Other parts of a state keep a tensor for each name, because their owners may hold on to what they get.
+
     Raises:
         UsageError: a value is neither plain nor a tensor.
     """
     tensors: list[torch.Tensor] = []
+    weights: dict[Any, int] = {}
 
     def strip(value: Any, path: str) -> Any:
         if isinstance(value, torch.Tensor):
-            tensors.append(value.detach())
-            return {_MARKER: len(tensors) - 1, "shape": list(value.shape), "dtype": str(value.dtype)}
+            index = len(tensors)
+            if path.startswith(_MODEL) and value.numel():
+                memory = (value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride())
+                index = weights.setdefault(memory, index)
+            if index == len(tensors):
+                tensors.append(value.detach())
+            return {_MARKER: index, "shape": list(value.shape), "dtype": str(value.dtype)}
         if isinstance(value, Mapping):
             return {key: strip(item, f"{path}.{key}") for key, item in value.items()}
         if isinstance(value, list):

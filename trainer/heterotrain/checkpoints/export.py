@@ -1,0 +1,91 @@
+"""The model's weights out of a checkpoint, as a safetensors file for any program.
+
+Nothing in a checkpoint is executed: its skeleton is read with ``weights_only=True``, and tensors are plain bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from heterotrain.checkpoints.checkpoint import CheckpointFolder
+from heterotrain.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """What an export has written.
+
+    Attributes:
+        step: committed steps of the checkpoint.
+        epoch: the epoch that it belongs to, from 0; equal to the number of epochs after the last one.
+        tensors: number of tensors in the file.
+        size_bytes: their size.
+        tied: names that stand for the same weights as another name, by that other name; the file's metadata has them.
+    """
+
+    step: int
+    epoch: int
+    tensors: int
+    size_bytes: int
+    tied: dict[str, str]
+
+
+def export_weights(uri: str, out: Path, *, step: int | None = None) -> Exported:
+    """Write the model of a checkpoint to ``out``, a file in safetensors format; an existing file is replaced.
+
+    Args:
+        uri: folder of the checkpoints; a path or a URI.
+        out: the file; it appears when it is complete.
+        step: committed steps of the checkpoint; ``None`` for the newest one.
+
+    Raises:
+        UsageError: there is no such checkpoint, it is damaged, or the file cannot be written. There is no fall-back to
+            an older checkpoint, because a user would not notice.
+    """
+    folder = CheckpointFolder(uri, max_to_keep=1)
+    try:
+        manifest = folder.select(step)
+        state = folder.load(manifest)
+        model, progress = state["model"], state["progress"]
+        weights, tied = _untied(model)
+        epoch = int(progress["epoch"])
+    except UsageError:
+        raise
+    except Exception as error:
+        which = "the newest checkpoint" if step is None else f"the checkpoint of step {step}"
+        raise UsageError(
+            f"{which} in {uri} cannot be read ({error or type(error).__name__}): it is damaged or incomplete. Choose "
+            "another one by its step"
+        ) from error
+    about = {"format": "pt", "heterotrain.step": str(manifest.step), "heterotrain.epoch": str(epoch)}
+    scratch = out.with_name(f".{out.name}.part")
+    try:
+        save_file(weights, scratch, metadata=about | {f"heterotrain.tied.{name}": kept for name, kept in tied.items()})
+        scratch.replace(out)
+    except Exception as error:
+        raise UsageError(f"{out} cannot be written: {error}") from error
+    finally:
+        scratch.unlink(missing_ok=True)
+    size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+    return Exported(step=manifest.step, epoch=epoch, tensors=len(weights), size_bytes=size_bytes, tied=tied)
+
+
+def _untied(model: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return each tensor under its first name, and the further names of tied weights with the first one."""
+    weights: dict[str, torch.Tensor] = {}
+    first: dict[int, str] = {}
+    tied: dict[str, str] = {}
+    for name, value in model.items():
+        if not isinstance(value, torch.Tensor):
+            continue  # a module's own extra state: not weights
+        kept = first.setdefault(id(value), name)
+        if kept == name:
+            weights[name] = value
+        else:
+            tied[name] = kept
+    return weights, tied
