@@ -10,7 +10,7 @@ from local_cluster.process import Problem, run, say
 
 CONFIGURATION = paths.REPOSITORY / "kind-config.yaml"
 IMAGES = {"heterotrain/operator:dev": "operator/Dockerfile", "heterotrain/trainer:dev": "trainer/Dockerfile"}
-PROMETHEUS = ("docker.io/prom/prometheus:v3.15.0", "heterotrain/prometheus:local")
+PROMETHEUS = ("quay.io/prometheus/prometheus:v3.15.0", "heterotrain/prometheus:local")
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 """PyTorch without CUDA, from its own index: an eighth of the size, and a kind cluster has no GPU."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -13,6 +14,9 @@ from lab.cluster import REPOSITORY, Cluster, ClusterError, commands, wait_for
 
 OPERATOR_NAMESPACE = "heterotrain-system"
 PROMETHEUS_URL = "http://prometheus.monitoring.svc:9090"
+PROMETHEUS_MANIFEST = REPOSITORY / "deploy/monitoring/prometheus.yaml"
+LOCAL_PROMETHEUS_IMAGE = "heterotrain/prometheus:local"
+"""The same version of Prometheus, under the name by which the cluster's own launcher loads it into the nodes."""
 
 
 def this_cluster(namespace: str = "default") -> Cluster:
@@ -42,9 +46,9 @@ def install(cluster: Cluster) -> None:
     """Install Prometheus and the operator's chart and wait until both are ready; safe to repeat."""
     chart = str(REPOSITORY / "helm/heterotrain")
     _adopt_definition(cluster)
+    cluster.run("kubectl", "apply", "-f", "-", stdin=local_prometheus(PROMETHEUS_MANIFEST.read_text()))
     commands(
         cluster,
-        ["kubectl", "apply", "-f", str(REPOSITORY / "deploy/monitoring/prometheus.yaml")],
         [
             "helm", "upgrade", "--install", "heterotrain", chart,
             "--namespace", OPERATOR_NAMESPACE, "--create-namespace",
@@ -56,6 +60,18 @@ def install(cluster: Cluster) -> None:
     cluster.run("kubectl", "-n", OPERATOR_NAMESPACE, "rollout", "restart", "deployment/heterotrain-operator")
     for namespace, name in (("monitoring", "prometheus"), (OPERATOR_NAMESPACE, "heterotrain-operator")):
         rollout(cluster, namespace, name)
+
+
+def local_prometheus(manifest: str) -> str:
+    """Return the manifest with the image that the cluster's nodes hold, because they may reach no image registry.
+
+    Raises:
+        ClusterError: the manifest does not name exactly one image.
+    """
+    local, images = re.subn(r"(?m)^(\s*image:) .+$", rf"\1 {LOCAL_PROMETHEUS_IMAGE}", manifest)
+    if images != 1:
+        raise ClusterError(f"{PROMETHEUS_MANIFEST} names {images} images, but must name 1")
+    return local
 
 
 def _adopt_definition(cluster: Cluster) -> None:

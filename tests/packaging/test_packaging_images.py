@@ -1,0 +1,66 @@
+"""Images that manifests name: a stranger's cluster can pull them, or the README replaces them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from lab.install import LOCAL_PROMETHEUS_IMAGE, PROMETHEUS_MANIFEST, PROMETHEUS_URL, local_prometheus
+from local_cluster.kind import PROMETHEUS
+
+REPOSITORY = Path(__file__).parents[2]
+MANIFESTS = sorted([*REPOSITORY.glob("deploy/monitoring/*.yaml"), *REPOSITORY.glob("deploy/examples/*/*.yaml")])
+PUBLIC = re.compile(r"[a-z0-9-]+(\.[a-z0-9-]+)+/[a-z0-9._/-]+(:v?[0-9]+(\.[0-9]+)+|@sha256:[0-9a-f]{64})")
+"""A registry with a host name, and a tag or digest that stays the same."""
+OWN_TRAINER = "heterotrain/trainer:dev"
+"""The image of the emulated cluster; the README's command replaces it by the user's own."""
+
+
+def images_of(node: Any) -> list[str]:
+    """Return the images of all containers in an object."""
+    if isinstance(node, list):
+        return [image for each in node for image in images_of(each)]
+    if not isinstance(node, dict):
+        return []
+    own = [each["image"] for kind in ("containers", "initContainers") for each in node.get(kind) or ()]
+    return own + [image for each in node.values() for image in images_of(each)]
+
+
+def images_in(manifest: str) -> list[str]:
+    return images_of(list(yaml.safe_load_all(manifest)))
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_every_image_can_be_pulled_or_is_replaced_by_the_readme(path: Path) -> None:
+    own = {OWN_TRAINER} if "examples" in path.parts else set()
+    found = [image for image in images_in(path.read_text()) if image not in own]
+    assert [image for image in found if not PUBLIC.fullmatch(image)] == []
+
+
+def test_the_readme_replaces_the_image_of_the_examples() -> None:
+    command = re.search(r"sed s,(\S+),(\S+), (deploy/examples/\S+)", (REPOSITORY / "README.md").read_text())
+    assert command is not None
+    replaced = (REPOSITORY / command[3]).read_text().replace(command[1], command[2])
+    assert images_in(replaced) == ["REGISTRY/heterotrain-trainer:0.1.0"]
+
+
+def test_the_emulated_cluster_runs_the_same_prometheus_from_its_own_nodes() -> None:
+    manifest = PROMETHEUS_MANIFEST.read_text()
+    (public,) = images_in(manifest)
+    assert images_in(local_prometheus(manifest)) == [LOCAL_PROMETHEUS_IMAGE]
+    assert (public, LOCAL_PROMETHEUS_IMAGE) == PROMETHEUS
+    modules = (REPOSITORY / "deploy/dev/cluster/go.mod").read_text()
+    (module,) = re.findall(r"github.com/prometheus/prometheus v0\.(\d+)\.(\d+)", modules)
+    assert public.endswith(f":v3.{int(module[0]) - 300}.{module[1]}")  # its Go modules count 3.15 as 0.315
+
+
+def test_the_urls_of_prometheus_in_the_readme_and_the_cluster_are_the_service_of_the_manifest() -> None:
+    objects = [each for each in yaml.safe_load_all(PROMETHEUS_MANIFEST.read_text()) if each]
+    (service,) = [each for each in objects if each["kind"] == "Service"]
+    (port,) = service["spec"]["ports"]
+    url = f"http://{service['metadata']['name']}.{service['metadata']['namespace']}.svc:{port['port']}"
+    assert url == PROMETHEUS_URL
+    assert f"prometheus.url={url}" in (REPOSITORY / "README.md").read_text()
