@@ -1,0 +1,32 @@
+"""The Helm chart as helm renders it, with helm from the PATH or from the local cluster's cache."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CHART = Path(__file__).parents[2] / "helm/heterotrain"
+CACHED = Path(os.environ.get("HETEROTRAIN_CACHE") or Path.home() / ".cache/heterotrain") / "bin/helm"
+HELM = shutil.which("helm") or (str(CACHED) if CACHED.exists() else None)
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    assert HELM is not None
+    return subprocess.run([HELM, *arguments], capture_output=True, text=True, check=False)
+
+
+def render(*values: str, release: str = "release", namespace: str = "operators") -> list[dict[str, Any]]:
+    """Return the objects that the chart renders with these ``name=value`` settings."""
+    settings = [part for value in values for part in ("--set", value)]
+    done = helm("template", release, str(CHART), "--namespace", namespace, "--kube-version", "1.36.0", *settings)
+    assert done.returncode == 0, done.stderr
+    return [each for each in yaml.safe_load_all(done.stdout) if each]
+
+
+def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [each for each in objects if each["kind"] == kind]
