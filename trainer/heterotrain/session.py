@@ -34,6 +34,7 @@ from heterotrain.sigterm import SigtermHandler
 from heterotrain.state import admission
 from heterotrain.state.tensors import Stateful
 from heterotrain.state.training import Training
+from heterotrain.steps.attempt import seed_step
 from heterotrain.steps.leadership import LeaderHook, Leadership
 from heterotrain.steps.loop import Loop
 from heterotrain.steps.observer import Observer
@@ -176,6 +177,7 @@ class Job:
         self._sigterm = SigtermHandler(self._loop.shutdown.request)
         self._sigterm.install()
         torch.manual_seed(config.seed)
+        seed_step(config.seed, self.device)  # numpy and Python, too: every rank divides its data sets alike
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """Move the model to the device and return it; from now on its gradients are those of the global batch.
@@ -204,6 +206,7 @@ class Job:
         admission.check_optimizer(optimizer)
         self._numerics.check(optimizer)
         self._training.optimizers.append(optimizer)
+        optimizer.register_step_pre_hook(self._loop.check_update)
         return optimizer
 
     def scheduler(self, scheduler: Any) -> Any:

@@ -351,16 +351,6 @@ def test_parameters_may_be_frozen() -> None:
     assert torch.equal(model.bias, bias)
 
 
-def test_unused_parameters_get_a_zero_gradient() -> None:
-    """A branch that a step does not use neither blocks the step nor changes its weights."""
-    job = heterotrain.init(epochs=1, batch_samples=8)
-    model = job.wrap(torch.nn.ModuleDict({"used": torch.nn.Linear(2, 1), "idle": torch.nn.Linear(2, 1)}).double())
-    optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    idle = model["idle"].weight.detach().clone()
-    train(job, model["used"], optimizer)
-    assert torch.equal(model["idle"].weight, idle)
-
-
 def test_a_gradient_that_arrives_twice_is_an_error() -> None:
     """Reentrant checkpointing would start a reduction too early."""
     job = heterotrain.init(epochs=1, batch_samples=8)

@@ -125,7 +125,20 @@ def step_seed(*, seed: int, epoch: int, position: int) -> int:
         epoch: from 0.
         position: samples of the epoch before the slice.
     """
-    place = f"{seed} {epoch} {position}".encode()
-    return (
-        int.from_bytes(blake2b(place, digest_size=8).digest(), "little") >> 1
-    )  # numpy's SeedSequence takes six times as long
+    return _hashed(f"{seed} {epoch} {position}")
+
+
+def shared_seed(*, seed: int, steps: int, place: str) -> int:
+    """Return the seed for random numbers that all ranks draw alike, in [0, 2^63).
+
+    Args:
+        seed: the job's seed, at least 0.
+        steps: committed steps.
+        place: where in the loop they are drawn, such as ``hooks``.
+    """
+    return _hashed(f"{seed} shared {steps} {place}")
+
+
+def _hashed(text: str) -> int:
+    # numpy's SeedSequence takes six times as long
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1

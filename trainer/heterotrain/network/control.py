@@ -11,15 +11,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 
 FIELDS = (
     "vote", "steps", "generation", "revision", "plan_bytes", "plan_checksum", "leaving", "weight", "loss_sum",
     "checkpoint", "mark",
     "plain_weighted", "plain_groups", "plain_total",
     "preconditioned_weighted", "preconditioned_groups", "preconditioned_total",
-    "measure_every", "fingerprint",
+    "measure_every", "fingerprint", "signature",
 )  # fmt: skip
 HEADER = len(FIELDS)
+SIGNATURE = FIELDS.index("signature")
+WORD_BITS = 52
+"""Bits of a set that one float64 carries exactly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +62,10 @@ class Slot:
         preconditioned: the same norms as scaled by an adaptive optimizer, one step late.
         measure_every: this rank would measure gradients and buckets every this many steps, at least 1.
         fingerprint: of a slice of this rank's state, as after the step before; NaN when none was taken.
+        signature: checksum of the parameters in the buckets.
         buckets_s: seconds of each bucket's transfer, one step late; NaN when unknown.
+        unused: parameters that got no gradient on this rank: bit i stands for the i-th in the buckets.
+        parameters: number of parameters in the buckets, so that every rank's slot has the same length.
     """
 
     vote: bool
@@ -75,7 +83,10 @@ class Slot:
     preconditioned: Squares = Squares()
     measure_every: int = 1
     fingerprint: float = math.nan
+    signature: int = 0
     buckets_s: tuple[float, ...] = ()
+    unused: int = 0
+    parameters: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +111,7 @@ class StepDecision:
         measure_every: all ranks measure every this many steps: the largest number among the slots.
         fingerprints: of each rank's state, by rank in the group.
         buckets_s: minimum over ranks per bucket, one step late; a rank that arrives early measures mostly its wait.
+        unused: parameters that got no gradient on any rank, as bits like the slot's.
     """
 
     committed: bool
@@ -118,6 +130,7 @@ class StepDecision:
     measure_every: int = 1
     fingerprints: tuple[float, ...] = ()
     buckets_s: tuple[float, ...]
+    unused: int = 0
 
 
 def to_row(slot: Slot) -> list[float]:
@@ -128,18 +141,25 @@ def to_row(slot: Slot) -> list[float]:
         float(slot.checkpoint), float(slot.mark),
         slot.plain.weighted, float(slot.plain.groups), slot.plain.total,
         slot.preconditioned.weighted, float(slot.preconditioned.groups), slot.preconditioned.total,
-        float(slot.measure_every), slot.fingerprint, *slot.buckets_s,
+        float(slot.measure_every), slot.fingerprint, float(slot.signature),
+        *_words(slot.unused, slot.parameters), *slot.buckets_s,
     ]  # fmt: skip
 
 
-def decide(slots_WF: Sequence[Sequence[float]]) -> StepDecision:  # noqa: N803  # shape in the name
-    """Reduce the slots to one decision, which is the same on every rank."""
+def decide(slots_WF: Sequence[Sequence[float]], *, parameters: int = 0) -> StepDecision:  # noqa: N803  # shape in the name
+    """Reduce the slots to one decision, which is the same on every rank.
+
+    Args:
+        slots_WF: the slots, by rank.
+        parameters: number of parameters in the buckets, the same in all slots.
+    """
     columns = list(zip(*slots_WF, strict=True))
     (
         votes, steps, generations, revisions, sizes_bytes, checksums, leaving, weights, loss_sums, checkpoints, marks,
         plain_weighted, plain_groups, plain_total,
-        preconditioned_weighted, preconditioned_groups, preconditioned_total, measure_every, fingerprints,
+        preconditioned_weighted, preconditioned_groups, preconditioned_total, measure_every, fingerprints, _,
     ) = columns[:HEADER]  # fmt: skip
+    words = word_count(parameters)
     versions = list(zip(generations, revisions, strict=True))
     newest = max(versions)
     holder = versions.index(newest)
@@ -161,7 +181,8 @@ def decide(slots_WF: Sequence[Sequence[float]]) -> StepDecision:  # noqa: N803  
         preconditioned=_squares(preconditioned_weighted, preconditioned_groups, preconditioned_total),
         measure_every=int(max(measure_every)),
         fingerprints=fingerprints,
-        buckets_s=_minima(columns[HEADER:]),
+        buckets_s=_minima(columns[HEADER + words :]),
+        unused=_common(columns[HEADER : HEADER + words]),
     )
 
 
@@ -183,6 +204,27 @@ def _squares(weighted: Sequence[float], groups: Sequence[float], totals: Sequenc
     if not math.isfinite(totals[0]) or not all(map(math.isfinite, (*weighted, *totals))):
         return None
     return Squares(weighted=math.fsum(weighted), groups=int(sum(groups)), total=totals[0])
+
+
+def word_count(bits: int) -> int:
+    """Return how many numbers carry a set of this many bits."""
+    return -(-bits // WORD_BITS)
+
+
+def _words(members: int, bits: int) -> list[float]:
+    if not members:
+        return [0.0] * word_count(bits)
+    mask = (1 << WORD_BITS) - 1
+    return [float(members >> first & mask) for first in range(0, bits, WORD_BITS)]
+
+
+def _common(columns: Sequence[Sequence[float]]) -> int:
+    """Return the bits that are set in every rank's words."""
+    found = 0
+    for number, column in enumerate(columns):
+        if min(column) > 0.0:
+            found |= reduce(and_, map(int, column)) << (number * WORD_BITS)
+    return found
 
 
 def _minima(columns: Sequence[Sequence[float]]) -> tuple[float, ...]:

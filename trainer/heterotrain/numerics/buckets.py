@@ -6,7 +6,7 @@ Legend: a flat buffer has one dimension; a view into it has its parameter's shap
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -30,7 +30,8 @@ class Bucket:
         compressor: compresses the buffer for the network; ``None`` to send gradients uncompressed.
         packed: the compressed buffer while it is in flight.
         missing: parameters without a gradient so far in the current backward pass.
-        version: torch's count of the buffer's changes when it was sent.
+        version: torch's count of the buffer's changes when it was last known to be in order.
+        unused: places of the parameters that got no gradient in the current step on this rank.
         work: its all-reduce.
         started: when the all-reduce began.
         done: when it ended; ``None`` until that is recorded.
@@ -44,6 +45,7 @@ class Bucket:
     packed: torch.Tensor | None = None
     missing: int = 0
     version: int = 0
+    unused: list[int] = field(default_factory=list)
     work: dist.Work | None = None
     started: Timestamp | None = None
     done: Timestamp | None = None
@@ -68,10 +70,15 @@ class Bucket:
         return True
 
     def complete(self) -> None:
-        """Copy gradients outside the buffer into it, and zeros for parameters without a gradient."""
-        for parameter, view in zip(self.parameters, self.views, strict=True):
+        """Copy gradients outside the buffer into it, and zeros for parameters without a gradient (``unused``)."""
+        self.unused.clear()
+        for place, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
             if parameter.grad is not view:
-                view.zero_() if parameter.grad is None else view.copy_(parameter.grad)
+                if parameter.grad is None:
+                    self.unused.append(place)
+                    view.zero_()
+                else:
+                    view.copy_(parameter.grad)
                 parameter.grad = view
 
 

@@ -13,6 +13,7 @@ without samples, and hides its buffers. This class outlives formations, and the 
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +35,19 @@ TWICE = (
     "a parameter got its gradient twice in one backward pass. Call step.backward once for each micro-batch, and "
     "checkpoint activations with use_reentrant=False."
 )
+CHANGED = (
+    "gradients were changed before all of the step's gradients had been added up over ranks: move this (zero_grad, "
+    "clip_grad_norm_, scaler.unscale_, …) behind the loop over step.micro_batches(), where they are complete, or leave "
+    "it out. A step begins without gradients, and step.apply(optimizer, clip_norm=…) clips."
+)
+CLEARED = (
+    "the step's gradients were dropped before step.apply, so it would change nothing: leave out optimizer.zero_grad(), "
+    "because each step begins without gradients"
+)
+THAWED = (
+    "parameters were frozen, unfrozen or replaced while the step's gradients were computed: do this before the loop "
+    "over step.micro_batches(), whose body a rank without samples does not run"
+)
 
 
 @dataclass(slots=True)
@@ -45,6 +59,7 @@ class Reducer:
         bucket_bytes: a bucket ends as soon as it holds this much.
         make_compressor: makes a bucket's compressor; ``None`` sends gradients uncompressed.
         on_launch: called with each bucket before it is reduced.
+        on_change: called when trainable parameters have been added, replaced, frozen or unfrozen, before a step.
         timestamps: timestamps of the newest attempt.
         timeline: timeline of the device that holds the first gradient.
         elements: number of elements in all gradients; known once a step has begun.
@@ -54,6 +69,7 @@ class Reducer:
     bucket_bytes: int
     make_compressor: Callable[[], Compressor] | None = None
     on_launch: Callable[[Bucket], None] | None = None
+    on_change: Callable[[], None] | None = None
     timestamps: ReductionTimestamps = field(default_factory=ReductionTimestamps)
     timeline: Timeline = field(default_factory=HostTimeline)
     elements: int = 0
@@ -62,7 +78,12 @@ class Reducer:
     _layers: Layers | None = None
     _hooks: GradientHooks | None = None
     _arrived: dict[int, torch.nn.Parameter] = field(default_factory=dict)
-    _signature: tuple[bool, ...] = ()
+    _moved: set[int] = field(default_factory=set)
+    _trainable: list[int] | None = None
+    _signature: int = 0
+    _is_new: bool = False
+    _held: bool = False
+    _is_complete: bool = False
     _group: Group | None = None
     _armed: bool = False
     _next: int = 0
@@ -89,11 +110,14 @@ class Reducer:
             UsageError: no parameter of the model can be trained.
         """
         self._layers = self._layers or Layers(self.model)
-        signature = self._layers.requires_grad_flags()
-        if signature != self._signature:
-            self._build()
-            self._signature = signature
         self.abandon()
+        if self._layers.trainable_ids() != self._trainable:
+            self._build()
+            self._trainable = self._layers.trainable_ids()
+            if self.on_change is not None:
+                self.on_change()
+        self._moved.clear()
+        self._is_complete = False
         if self._watchers and self._on_gradient is None:  # the last step was not watched
             self._unwatch()
         self.on_launch = self._on_gradient = None
@@ -122,11 +146,14 @@ class Reducer:
         if group is not self._group and self.make_compressor is not None:
             for bucket in self._buckets:
                 bucket.compressor = self.make_compressor()  # new members do not have the old formation's scales
+        self._is_new = self._is_new or group is not self._group
         self._group, self._armed, self._next = group, True, 0
+        self._held = self._is_new and group is not None and group.world_size > 1
         self._arrived.clear()
         self.timestamps = ReductionTimestamps(began=self.timeline.now())
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
+            bucket.unused.clear()
             bucket.work = bucket.started = bucket.done = bucket.is_finite = None
 
     def flush(self) -> None:
@@ -142,9 +169,120 @@ class Reducer:
             self._require_hooks().learn(list(self._arrived.values()))
         for bucket in self._buckets[self._next :]:
             bucket.complete()
+            bucket.version = bucket.flat._version  # noqa: SLF001  # as in _launch
+        self._armed, self._is_complete = False, True
+        if self._held and self.on_launch is not None:  # now, because they belong to this backward pass
+            for bucket in self._buckets:
+                self.on_launch(bucket)
+        while not self._held and self._next < len(self._buckets):
+            self._launch(self._buckets[self._next])
+
+    def remember(self) -> None:
+        """Record the gradients' versions after a backward pass that is not the step's last."""
+        for bucket in self._buckets:
+            bucket.version = bucket.flat._version  # noqa: SLF001  # as in _launch
+
+    def check_untouched(self) -> None:
+        """Check that nothing has changed the gradients since the last backward pass.
+
+        Raises:
+            UsageError: something has, or other parameters can be trained now.
+        """
+        for bucket in self._buckets:
+            if bucket.flat._version != bucket.version:  # noqa: SLF001  # as in _launch
+                raise UsageError(CHANGED)
+            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                if parameter.grad is not view and (self._is_complete or id(parameter) in self._moved):
+                    raise UsageError(CHANGED)
+        if self._layers is not None and self._layers.trainable_ids(look=False) != self._trainable:
+            raise UsageError(THAWED)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether buckets wait for ``release``: the first time in a formation, and after parameters have changed.
+
+        A reduction between ranks with other parameters would hang, or end the process inside torch.
+        """
+        return self._held
+
+    def release(self) -> None:
+        """Start the reductions that were held, now that all ranks are known to have the same ``signature``."""
+        self._held = self._is_new = False
+        self.on_launch = None  # was called by ``flush``
         while self._next < len(self._buckets):
             self._launch(self._buckets[self._next])
-        self._armed = False
+
+    @property
+    def signature(self) -> int:
+        """A checksum of names, shapes and formats of the parameters in the buckets."""
+        return self._signature
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters in the buckets."""
+        return len(self._view_of)
+
+    @property
+    def unused(self) -> int:
+        """The parameters that got no gradient on this rank in this step: bit i stands for the i-th in the buckets."""
+        found = first = 0
+        for bucket in self._buckets:
+            for place in bucket.unused:
+                found |= 1 << (first + place)
+            first += len(bucket.parameters)
+        return found
+
+    def drop_unused(self, unused: int) -> None:
+        """Leave parameters that no rank has used without a gradient, so that the optimizer does not touch them.
+
+        Args:
+            unused: those that are ``unused`` on every rank.
+        """
+        if not unused:
+            return
+        first = 0
+        for bucket in self._buckets:
+            bucket.unused = [place for place in bucket.unused if unused >> (first + place) & 1]
+            for place in bucket.unused:
+                bucket.parameters[place].grad = None
+            first += len(bucket.parameters)
+
+    def check_kept(self) -> None:
+        """Check that the script has not dropped all gradients since the reduction.
+
+        Raises:
+            UsageError: it has.
+        """
+        dropped = False
+        for bucket in self._buckets:
+            for place, parameter in enumerate(bucket.parameters):
+                if parameter.grad is not None:
+                    return
+                dropped = dropped or place not in bucket.unused
+        if dropped:
+            raise UsageError(CLEARED)
+
+    def take_back(self) -> bool:
+        """Take gradients that the script has replaced since ``remember`` into the buckets, and zeros for dropped ones.
+
+        Returns:
+            Whether the script has changed any gradient.
+        """
+        changed = False
+        for bucket in self._buckets:
+            changed = changed or bucket.flat._version != bucket.version  # noqa: SLF001  # as in _launch
+            for place, (parameter, view) in enumerate(zip(bucket.parameters, bucket.views, strict=True)):
+                gradient = parameter.grad
+                if gradient is view:
+                    continue
+                if gradient is not None:
+                    view.copy_(gradient)
+                    parameter.grad = view
+                    changed = True
+                elif place not in bucket.unused:
+                    view.zero_()
+                    changed = True
+        return changed
 
     def wait(self) -> None:
         """Wait until every bucket is reduced.
@@ -171,7 +309,7 @@ class Reducer:
         settle([bucket.work for bucket in self._buckets if bucket.work is not None])
         for bucket in self._buckets:
             bucket.work = bucket.packed = None
-        self._armed = False
+        self._armed = self._held = False
 
     def scale(self, factor: float) -> None:
         """Multiply every gradient, in place."""
@@ -215,6 +353,9 @@ class Reducer:
         if self._hooks is not None:
             self._hooks.end()
         self._unwatch()
+        for bucket in self._buckets:
+            for parameter in bucket.parameters:
+                parameter.grad = None  # an optimizer may still have it, though it is frozen or no longer in the model
         self.timeline = timeline_of(trainable[0].device)
         self._buckets = buckets_of(trainable, enough_bytes=self.bucket_bytes)
         if self.make_compressor is not None:
@@ -225,6 +366,9 @@ class Reducer:
         }
         self._hooks = GradientHooks(self._buckets, arrive=self._arrive, move=self._move, close=self._close)
         self.elements = sum(bucket.flat.numel() for bucket in self._buckets)
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        layout = [[(names[id(p)], tuple(p.shape), str(p.dtype)) for p in bucket.parameters] for bucket in self._buckets]
+        self._signature, self._is_new = zlib.crc32(repr(layout).encode()), True
 
     def _unwatch(self) -> None:
         for watcher in self._watchers:
@@ -250,6 +394,7 @@ class Reducer:
     def _move(self, parameter: torch.nn.Parameter) -> None:
         view = self._view_of[id(parameter)]
         if parameter.grad is not view:  # the step's first gradient, or one that was replaced instead of added to
+            self._moved.add(id(parameter))
             if parameter.grad is not None:
                 view.copy_(parameter.grad)
             parameter.grad = view
@@ -265,7 +410,7 @@ class Reducer:
         self._launch_complete()
 
     def _launch_complete(self) -> None:
-        while self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
+        while not self._held and self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
             self._launch(self._buckets[self._next])
 
     def _launch(self, bucket: Bucket) -> None:

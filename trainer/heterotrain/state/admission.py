@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -120,16 +120,35 @@ def check_stateful(who: str, thing: Any) -> None:
             )
 
 
-def check_belongs(model: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+def check_belongs(
+    model: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer], *, earlier: Collection[int] = ()
+) -> None:
     """Refuse optimizers of parameters outside the model, whose gradients would not be added up over ranks.
 
+    An optimizer may keep parameters that have been replaced in the model, if it or another one has the new ones, too.
+
+    Args:
+        model: the model.
+        optimizers: the optimizers.
+        earlier: ``id`` of each parameter that was in the model before.
+
     Raises:
-        UsageError: there is such a parameter, and it requires a gradient.
+        UsageError: there is such a parameter, and it requires a gradient; or parameters were replaced, and the
+            optimizers have only the old ones.
     """
     known = {id(parameter) for parameter in model.parameters()}
+    held = {id(p): p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    if any(key in earlier and key not in known for key in held):
+        new = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in held and id(p) not in earlier]
+        if new:
+            raise UsageError(
+                f"{len(new)} parameters were replaced ({', '.join(new[:MAX_SHAPES_SHOWN])}), but the optimizers still "
+                "have the old ones, so nothing would train the new ones: call optimizer.add_param_group({'params': …}) "
+                "with them, or freeze them; load weights without assign=True"
+            )
     for optimizer in optimizers:
         given = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        strange = [tuple(p.shape) for p in given if id(p) not in known]
+        strange = [tuple(p.shape) for p in given if id(p) not in known and id(p) not in earlier]
         if strange:
             shown = ", ".join(map(str, strange[:MAX_SHAPES_SHOWN])) + (", …" if strange[MAX_SHAPES_SHOWN:] else "")
             name = type(optimizer).__name__

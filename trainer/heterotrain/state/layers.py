@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,7 +18,10 @@ class Layers:
         """Each layer's dictionaries of layers, parameters and buffers; torch keeps them for the life of the layer."""
         self._parameters: list[dict[str, torch.nn.Parameter | None]] = []
         self._buffers: list[tuple[str, dict[str, torch.Tensor | None]]] = []
+        self._children: list[dict[str, torch.nn.Module | None]] = []
+        self._layers: list[torch.nn.Module] = []
         self._size = -1
+        self._ids: list[int] = []
 
     def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield names and buffers, as ``named_buffers`` does; a shared buffer comes once for each of its names."""
@@ -27,14 +31,21 @@ class Layers:
                 if buffer is not None:
                     yield prefix + name, buffer
 
-    def requires_grad_flags(self) -> tuple[bool, ...]:
-        """Return for each parameter whether it requires a gradient; differs when layers were added or frozen."""
-        self._look()
-        return tuple([p.requires_grad for own in self._parameters for p in own.values() if p is not None])
+    def trainable_ids(self, *, look: bool = True) -> list[int]:
+        """Return ``id(parameter)`` of all parameters that require a gradient; a shared one once for each of its names.
+
+        It differs when parameters were added, replaced, frozen or unfrozen, as long as the caller keeps the old ones.
+
+        Args:
+            look: whether to look for new layers first.
+        """
+        if look:
+            self._look()
+        return [id(p) for own in self._parameters for p in own.values() if p is not None and p.requires_grad]
 
     def _look(self) -> None:
-        """Walk through the model again when a layer has gained or lost a layer, parameter or buffer."""
-        if sum(map(len, self._contents)) == self._size:
+        """Walk through the model again when a layer has gained, lost or replaced a layer, or gained a first tensor."""
+        if sum(map(len, self._contents)) == self._size and self._child_ids() == self._ids:
             return
         named = [(name and f"{name}.", layer) for name, layer in self._model.named_modules()]
         layers = [layer for _, layer in named]
@@ -46,4 +57,10 @@ class Layers:
             for layer in layers
             for contents in (layer._modules, layer._parameters, layer._buffers)  # noqa: SLF001  # see above
         ]
+        self._children = [layer._modules for layer in layers if layer._modules]  # noqa: SLF001  # see above
+        self._layers = layers  # an id may be given to a new object when the old one is gone
         self._size = sum(map(len, self._contents))
+        self._ids = self._child_ids()
+
+    def _child_ids(self) -> list[int]:
+        return list(map(id, chain.from_iterable(map(dict.values, self._children))))

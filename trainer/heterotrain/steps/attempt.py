@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import random
 
+import numpy as np
 import torch
 from heterotrain_core.contract import metrics as names
 
@@ -16,12 +18,14 @@ _log = logging.getLogger(__name__)
 
 
 def seed_step(seed: int, device: torch.device) -> None:
-    """Seed the generators that a step's model draws from: those of the CPU and of the rank's own device.
+    """Seed the generators that a script draws from: torch's for the CPU and the own device, numpy's and Python's.
 
     ``torch.manual_seed`` also seeds absent kinds of devices and records the caller's stack for each of them, which
     takes a tenth of a millisecond per step.
     """
     torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002  # scripts draw from this global generator
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
 

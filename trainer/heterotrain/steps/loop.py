@@ -18,15 +18,17 @@ from heterotrain.checkpoints.checkpoint import new_mark
 from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.checkpoints.record import RunRecord
 from heterotrain.data.loader_process import Workers
-from heterotrain.data.progress import Progress
+from heterotrain.data.progress import Progress, shared_seed
 from heterotrain.data.slices import Source
 from heterotrain.errors import Diverged, NonFinite, PeerLost, RepeatStep, UsageError
 from heterotrain.identity import Identity, Mode
 from heterotrain.membership.interface import ActiveGroup, Membership
 from heterotrain.network.control import Slot, StepDecision
 from heterotrain.numerics.method import Numerics
+from heterotrain.numerics.noise import Measurement
 from heterotrain.numerics.non_finite import Action
 from heterotrain.numerics.reducer import Reducer
+from heterotrain.state.admission import check_belongs, check_model
 from heterotrain.state.finite import first_non_finite
 from heterotrain.state.training import Training
 from heterotrain.steps.attempt import Attempts, seed_step
@@ -101,6 +103,8 @@ class Loop:
         self._uncommitted: Step | None = None
         self._committed: tuple[ActiveGroup, StepDecision] | None = None
         self._repeating: int | None = None
+        self._known: set[int] = set()
+        self._open: Step | None = None
         self._began_s = time.monotonic()
         self._step_s = 0.0
         self._hooks_s: float | None = None  # of the last end-of-epoch hooks
@@ -180,11 +184,9 @@ class Loop:
         self._formations.adopt(active_group)
         self._began_s = time.monotonic()
         task = loader.task(active_group, self._training.progress, cap_samples=self._attempts.cap_samples)
-        seed_step(loader.seed_of(task), self._device)
-        self._attempts.begin(self._training.model)
         reducer = self._require_reducer()
-        reducer.begin(micro_batches=len(task.micro_batches))
-        measurement = self._observer.begin(reducer, task, alone=active_group.group is None)
+        reducer.on_change = self._parameters_changed
+        self._seed_alike("step")
         return Step(
             task=task,
             reducer=reducer,
@@ -192,7 +194,6 @@ class Loop:
             group=active_group.group,
             context=self,
             is_retry=self._repeating == task.number,
-            measurement=measurement,
         )
 
     def _repeat(self, step: Step) -> None:
@@ -205,6 +206,9 @@ class Loop:
         elif isinstance(step.failure, torch.OutOfMemoryError):
             self._attempts.halve(step)
             self._observer.forget()
+            if step.voted and step.group is not None:  # the others may have committed it, and have the state then
+                self._uncommitted = step
+                self._formations.leave_broken(PeerLost("out of memory after the vote on a step"), self.reducer)
         elif not isinstance(step.failure, RepeatStep):
             raise UsageError(
                 f"step {step.number} ended without a result: run each step inside `with step:` and end it with "
@@ -215,7 +219,10 @@ class Loop:
     def _finish_step(self) -> None:
         """Run the script's hooks that are due after this number of steps, once."""
         progress = self._training.progress
-        if progress.hooked < progress.steps and self.run_step_hooks(progress.steps):
+        if progress.hooked == progress.steps:
+            return
+        self._seed_alike("step hooks")
+        if self.run_step_hooks(progress.steps):
             self._training.progress = replace(progress, hooked=progress.steps)
             self._observer.evaluated()
 
@@ -223,6 +230,7 @@ class Loop:
         """Run the script's end-of-epoch hooks, once per epoch."""
         progress = self._training.progress
         if progress.evaluated < progress.epoch:
+            self._seed_alike("epoch hooks")
             began_s = time.monotonic()
             self.run_hooks(progress.epoch - 1)
             self._hooks_s = time.monotonic() - began_s
@@ -243,6 +251,35 @@ class Loop:
         )
 
     # -- the context of a step (StepContext) -------------------------------------------------------------------------
+
+    def check_update(self, *_arguments: object) -> None:
+        """Refuse an optimizer's step that ``step.apply`` has not called: it would come on top of that.
+
+        Raises:
+            UsageError: the script has called ``optimizer.step`` inside ``with step:``.
+        """
+        if self._open is not None and self._open.is_open and not self._open.updates:
+            raise UsageError(
+                f"step {self._open.number}: call step.apply(optimizer) in place of optimizer.step(), so that all ranks "
+                "update their weights or none does"
+            )
+
+    def enter(self, step: Step) -> None:
+        """Prepare for a step's forward passes: random numbers, and copies of what a failed attempt has to restore."""
+        self._open = step
+        seed_step(self._require_loader().seed_of(step.task), self._device)
+        self._attempts.begin(self._training.model)
+
+    def measure(self, step: Step) -> Measurement | None:
+        """Return the measurement of the step's gradients, or ``None`` if they are not measured."""
+        return self._observer.begin(step.reducer, step.task, alone=step.group is None)
+
+    def reduced(self) -> None:
+        """Give all ranks the same random numbers, now that they have the same gradients.
+
+        So code of the script that adds noise to them, or an optimizer that draws numbers, does the same on every rank.
+        """
+        self._seed_alike("update")
 
     def fetch(self, task: Task, offset: int, size: int) -> Any:
         """Return ``size`` samples of the task, starting at its ``offset``-th, as a batch on the device."""
@@ -285,6 +322,7 @@ class Loop:
             plain=observer.plain, preconditioned=observer.preconditioned, measure_every=observer.budget.measure_every,
             fingerprint=self._replicas.fingerprint,
             buckets_s=observer.buckets_s if len(observer.buckets_s) == buckets else (math.nan,) * buckets,
+            signature=reducer.signature, unused=reducer.unused, parameters=reducer.parameters,
         )  # fmt: skip
         decision, held = exchange_votes(
             active_group, reducer, self._numerics.running, slot, held, job_uid=self._identity.job_uid
@@ -375,6 +413,24 @@ class Loop:
         step, self._uncommitted = self._uncommitted, None
         if step is not None and active_group.group is not None and self._training.progress.steps > step.task.number:
             self._require_loader().log(step.task, self._formations.last_membership or active_group.membership)
+
+    def _seed_alike(self, place: str) -> None:
+        """Let all ranks draw the same random numbers from here on."""
+        steps = self._training.progress.steps
+        seed_step(shared_seed(seed=self._config.seed, steps=steps, place=place), self._device)
+
+    def _parameters_changed(self) -> None:
+        """Check and convert layers that the script has added or replaced, and the optimizers' parameters.
+
+        Raises:
+            UsageError: the model or an optimizer cannot be trained this way.
+        """
+        model = self._training.model
+        if model is not None:
+            check_model(model)
+            self._numerics.layers_changed(model)
+            check_belongs(model, self._training.optimizers, earlier=self._known)
+            self._known |= {id(parameter) for parameter in model.parameters()}
 
     def _require_reducer(self) -> Reducer:
         if self.reducer is None:

@@ -38,6 +38,15 @@ OVERFLOWED = "the gradient overflowed in fp16"
 class StepContext(Protocol):
     """What a step needs from the training loop; ``steps.loop.Loop`` implements it."""
 
+    def enter(self, step: Step) -> None:
+        """Prepare for a step's forward passes: random numbers, and copies of what a failed attempt has to restore."""
+
+    def measure(self, step: Step) -> Measurement | None:
+        """Return the measurement of the step's gradients, or ``None`` if they are not measured."""
+
+    def reduced(self) -> None:
+        """Give all ranks the same random numbers, now that they have the same gradients."""
+
     def fetch(self, task: Task, offset: int, size: int) -> Any:
         """Return ``size`` samples of the task, starting at its ``offset``-th, as a batch on the device."""
 
@@ -63,6 +72,9 @@ class Step:
 
     Attributes:
         is_retry: whether this is another attempt at a step that this rank has tried before.
+        is_open: whether the script is inside ``with step:``.
+        updates: whether the optimizers' steps have begun.
+        voted: whether this rank has told the others that it finished its part, so that they may commit the step.
     """
 
     task: Task
@@ -76,14 +88,18 @@ class Step:
     committed: bool = False
     skipped: bool = False
     failure: Exception | None = None
+    voted: bool = False
+    is_open: bool = False
+    updates: bool = False
     weight: float = 0.0
     loss_sum: torch.Tensor | float = 0.0
     logged: dict[str, float] = field(default_factory=dict)
     _handed_out: int = 0
     _backwards: int = 0
     _mark: Timestamp | None = None
-    _entered: bool = False
-    _voted: bool = False
+    _began: bool = False
+    _decision: StepDecision | None = None
+    _squared: float | None = None
     _forward: AbstractContextManager[object] | None = None
 
     def __post_init__(self) -> None:
@@ -115,11 +131,17 @@ class Step:
         The loop body runs in the configured precision up to ``step.backward``. If the model has BatchNorm layers, which
         wait for all ranks, a rank without a share gets one sample with weight zero.
 
+        When the loop over the micro-batches has ended, every parameter's ``grad`` is that of the global batch, equal on
+        all ranks, as after ``loss.backward()`` with DistributedDataParallel; so are random numbers. Code between the
+        loop and ``step.apply`` may look at gradients and change them.
+
         Raises:
-            UsageError: this is called outside ``with step:``.
+            UsageError: this is called outside ``with step:``, or the loop's body changed gradients, or froze or
+                replaced parameters.
         """
-        if not self._entered:
+        if not self.is_open:
             raise UsageError("run each step inside `with step:`, so that all ranks commit it or none does")
+        self._begin()
         if not self._sizes and self._runs_without_samples:
             yield self._hand_out(self.task.spare(), 0, 1)
             self._leave_forward()
@@ -128,6 +150,8 @@ class Step:
             yield self._hand_out(self.task, start, size)
             self._leave_forward()
             start += size
+        if self._backwards == self._expected:
+            self._reduce()
 
     def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
         """Add this micro-batch's gradient.
@@ -155,6 +179,8 @@ class Step:
             return
         check_weight(weight)
         samples = self._sizes[self._backwards]
+        if self._backwards:
+            self.reducer.check_untouched()
         self._backwards += 1
         last = self._backwards == len(self._sizes)
         counted = float(samples if weight is None else weight)
@@ -172,6 +198,8 @@ class Step:
         if last:
             self.clock.last_backward = ended
             self.reducer.flush()
+        else:
+            self.reducer.remember()
         if self.measurement is not None:
             self.measurement.group_done(counted)
 
@@ -197,26 +225,21 @@ class Step:
         """
         check_apply(
             step=self.number, optimizers=len(optimizers), is_committed=self.committed, backwards=self._backwards,
-            expected=len(self._sizes) or int(self._runs_without_samples),
-            limits={"clip_norm": clip_norm, "clip_value": clip_value},
+            expected=self._expected, limits={"clip_norm": clip_norm, "clip_value": clip_value},
         )  # fmt: skip
-        if not self._handed_out:
-            self._reduce_nothing()
+        self._begin()
+        decision = self._reduce()
         began = self.clock.now()
-        decision = self._vote(ok=True)
-        reduced = self.clock.spent(Phase.SYNC, began)
-        if not decision.committed:
-            raise RepeatStep("another rank could not finish its part")
-        self.skipped = self._check_finite(decision) is Action.SKIP
         batch_samples = self.task.global_batch_samples
         if self.skipped:
             norm = GradientNorm(self.reducer, norm=math.nan)
             rates = self.numerics.skip(optimizers, global_batch_samples=batch_samples)
         else:
             self.numerics.running.finish(self.task.batch_samples)
-            norm = self._finish_gradient(decision.weight, clip_norm=clip_norm, clip_value=clip_value)
+            norm = self._clip(clip_norm=clip_norm, clip_value=clip_value)
+            self.updates = True
             rates = self.numerics.update(optimizers, global_batch_samples=batch_samples)
-        self.clock.spent(Phase.UPDATE, reduced)
+        self.clock.spent(Phase.UPDATE, began)
         self.committed = True
         self.context.commit(self, decision)
         return StepResult(
@@ -258,18 +281,19 @@ class Step:
     # -- the transaction ---------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        self._entered = True
+        self.is_open = True
         self.numerics.batch_norm_context.enter(
             self.group, micro_batches=len(self._sizes),
             is_short=self.task.batch_samples < self.task.global_batch_samples,
         )  # fmt: skip
-        self.numerics.running.begin()
+        self.context.enter(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._leave_forward()
+        self.is_open = False
         self.numerics.batch_norm_context.leave()
         if error is None:
             if not self.committed:
@@ -282,7 +306,7 @@ class Step:
             return False
         if isinstance(error, PeerLost | RepeatStep):
             self.failure = error
-        elif isinstance(error, torch.OutOfMemoryError) and not self._voted:
+        elif isinstance(error, torch.OutOfMemoryError) and not self.updates:
             self.failure = error
             self._vote_to_repeat()
         elif isinstance(error, RuntimeError) and self.context.is_broken():
@@ -294,8 +318,8 @@ class Step:
 
     def _vote_to_repeat(self) -> None:
         """Vote against the step after running out of memory, if peers are already summing this rank's buckets."""
-        if not self._sizes or self._backwards < len(self._sizes):
-            return  # nothing of this step has been sent yet
+        if self.voted or not self._sizes or self._backwards < len(self._sizes):
+            return  # too late, or nothing of this step has been sent yet
         try:
             self.reducer.flush()
             self._vote(ok=False)
@@ -303,7 +327,7 @@ class Step:
             self.failure = lost
 
     def _vote(self, *, ok: bool) -> StepDecision:
-        self._voted = True
+        self.voted = ok
         return self.context.vote(self, ok=ok)
 
     # -- internals ---------------------------------------------------------------------------------------------------
@@ -311,6 +335,10 @@ class Step:
     @property
     def _sizes(self) -> tuple[int, ...]:
         return self.task.micro_batches
+
+    @property
+    def _expected(self) -> int:
+        return len(self._sizes) or int(self._runs_without_samples)
 
     @property
     def _runs_without_samples(self) -> bool:
@@ -332,20 +360,58 @@ class Step:
         if forward is not None:
             forward.__exit__(None, None, None)
 
+    def _begin(self) -> None:
+        """Begin with the gradients; until now the script may freeze, unfreeze and replace parameters."""
+        if not self._began:
+            self._began = True
+            self.reducer.begin(micro_batches=len(self._sizes))
+            self.numerics.running.begin()
+            self.clock = Clock(self.reducer.timeline)
+            self.measurement = self.context.measure(self)
+
+    def _reduce(self) -> StepDecision:
+        """Vote, and wait until the parameters have the gradient of the global batch; only the first call does it.
+
+        Raises:
+            PeerLost: the group broke meanwhile.
+            RepeatStep: another rank voted against the step.
+            NonFinite: loss or gradient is not finite, and the job is to fail then.
+            UsageError: gradients were changed on the way.
+        """
+        if self._decision is not None:
+            return self._decision
+        if not self._handed_out:
+            self._reduce_nothing()
+        began = self.clock.now()
+        self.reducer.check_untouched()
+        decision = self._vote(ok=True)
+        self.clock.spent(Phase.SYNC, began)
+        if not decision.committed:
+            raise RepeatStep("another rank could not finish its part")
+        self.skipped = self._check_finite(decision) is Action.SKIP
+        if not self.skipped:
+            factor = self.task.batch_samples / decision.weight if decision.weight > 0 else 0.0
+            factor /= self.numerics.loss_scale
+            if factor != 1.0:
+                self.reducer.scale(factor)
+            self._squared = None if self.measurement is None else self.measurement.reduced()
+        self.reducer.remember()
+        self.context.reduced()
+        self._decision = decision
+        return decision
+
     def _reduce_nothing(self) -> None:
         """Take part in the reductions with zeros, discarding the gradients of a sample with weight zero."""
         self.reducer.begin()
         self.reducer.arm(self.group)
         self.reducer.flush()
 
-    def _finish_gradient(self, weight: float, *, clip_norm: float | None, clip_value: float | None) -> GradientNorm:
-        """Remove the loss factors from the summed gradient, measure it if due, and clip it; return its earlier norm."""
-        factor = self.task.batch_samples / weight if weight > 0 else 0.0
-        factor /= self.numerics.loss_scale
-        if factor != 1.0:
-            self.reducer.scale(factor)
-        squared = None if self.measurement is None else self.measurement.reduced()
-        if squared is None and (clip_norm is not None or clip_value is not None):
+    def _clip(self, *, clip_norm: float | None, clip_value: float | None) -> GradientNorm:
+        """Clip the gradient as the script has left it; return its earlier norm."""
+        self.reducer.check_kept()
+        clips = clip_norm is not None or clip_value is not None
+        squared = None if clips and self.reducer.take_back() else self._squared
+        if squared is None and clips:
             squared = float(self.reducer.squared_norm())
         norm = None if squared is None else math.sqrt(squared)
         if norm is not None and clip_norm is not None and norm > clip_norm:

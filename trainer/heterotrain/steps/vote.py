@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from heterotrain.errors import UsageError
 from heterotrain.membership.agreement import share_newest_plan
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.membership.plan_source import HeldPlan
-from heterotrain.network.control import Slot, StepDecision, decide, to_row
+from heterotrain.network.control import SIGNATURE, Slot, StepDecision, decide, to_row
 from heterotrain.network.mesh.mesh import pack_floats, unpack_floats
 from heterotrain.numerics.local_batch_norm import RunningStatistics
 from heterotrain.numerics.reducer import Reducer
@@ -32,15 +33,34 @@ def exchange_votes(
 
     Raises:
         PeerLost: the group broke meanwhile.
+        UsageError: this rank trains other parameters than another one.
     """
     row = to_row(slot)
     if active_group.group is None:
-        return decide([row]), held
+        decision = decide([row], parameters=slot.parameters)
+        reducer.drop_unused(decision.unused)
+        return decision, held
     gathering = active_group.group.gather(pack_floats(row))
+    if reducer.is_held:
+        active_group.group.wait(gathering, "the vote on the step")
+        _check_same_parameters([unpack_floats(other) for other in gathering.rows], active_group.rank)
+        reducer.release()
     running.start(active_group.group)
     reducer.wait()
     running.wait(active_group.group)
     active_group.group.wait(gathering, "the vote on the step")
     active_group.group.finish_device()
-    decision = decide([unpack_floats(other) for other in gathering.rows])
+    decision = decide([unpack_floats(other) for other in gathering.rows], parameters=slot.parameters)
+    reducer.drop_unused(decision.unused)
     return decision, share_newest_plan(active_group.group, decision, held, job_uid=job_uid)
+
+
+def _check_same_parameters(rows_WF: list[list[float]], rank: int) -> None:  # noqa: N803  # shape in the name
+    """Refuse to add up gradients of different parameters; slots of different lengths were refused on arrival."""
+    others = [other for other, row in enumerate(rows_WF) if row[SIGNATURE] != rows_WF[rank][SIGNATURE]]
+    if others:
+        raise UsageError(
+            f"rank {rank} trains other parameters than rank {others[0]}: freeze, thaw and swap them in "
+            "the same step on every rank, by step.epoch, step.number or values from job.sum. A rank that joins later "
+            "starts with the parameters that are trained then (job.on_restore)"
+        )

@@ -229,8 +229,8 @@ def test_a_write_that_will_not_fit_is_logged(caplog: pytest.LogCaptureFixture) -
             with step:
                 for x, y in step.micro_batches():
                     step.backward(((model(x) - y) ** 2).mean())
-                if step.number == 1:
-                    os.kill(os.getpid(), signal.SIGTERM)
+                    if step.number == 1:
+                        os.kill(os.getpid(), signal.SIGTERM)
                 step.apply(optimizer)
 
     with pytest.raises(SystemExit):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import reduce
+from operator import and_
 from typing import Any
 
 import pytest
 from heterotrain.network.control import HEADER, Slot, Squares, StepDecision, decide, to_row
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def a_slot(**fields: Any) -> Slot:
@@ -90,3 +94,13 @@ def test_losses_that_are_not_finite_name_their_ranks() -> None:
     assert of(a_slot(loss_sum=math.inf), a_slot(loss_sum=-math.inf)).non_finite == (0, 1)
     assert of(a_slot(loss_sum=1e308), a_slot(loss_sum=1e308)).non_finite == (0, 1)
     assert of(a_slot(weight=0.0, loss_sum=0.0)).loss is None
+
+
+@given(st.data())
+def test_parameters_that_no_rank_has_used(data: st.DataObject) -> None:
+    """The intersection of the ranks' sets, for any number of parameters."""
+    parameters = data.draw(st.integers(0, 200))
+    sets = data.draw(st.lists(st.integers(0, (1 << parameters) - 1), min_size=1, max_size=4))
+    rows = [to_row(a_slot(unused=unused, parameters=parameters)) for unused in sets]
+    found = decide(rows, parameters=parameters)
+    assert (found.unused, found.buckets_s) == (reduce(and_, sets), (0.1, 0.2))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import product
+
 import pytest
 import torch
 from heterotrain.errors import UsageError
@@ -74,6 +77,51 @@ def test_gradients_of_micro_batches_add_up_and_unused_parameters_count_as_zero(
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 assert parameter.grad is view
         reducer.scale(17.0)  # the next step must not see what this one leaves
+
+
+def test_gradients_changed_between_backward_passes_are_noticed() -> None:
+    """In place or by dropping them; also those that are waiting to be added up over ranks."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    changes: list[Callable[[], object]] = [
+        optimizer.zero_grad,
+        lambda: optimizer.zero_grad(set_to_none=False),
+        lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3),
+    ]
+    for change, after_the_last in product(changes, (False, True)):
+        reducer = Reducer(model, bucket_bytes=40)
+        reducer.begin(micro_batches=2)
+        model(torch.ones(2, 3)).sum().backward()
+        reducer.remember()
+        reducer.check_untouched()
+        if after_the_last:
+            reducer.arm(None)
+            model(torch.ones(2, 3)).sum().backward()
+            reducer.flush()
+            reducer.check_untouched()
+        change()
+        with pytest.raises(UsageError, match="behind the loop over step"):
+            reducer.check_untouched()
+
+
+def test_parameters_unused_by_all_ranks_have_no_gradient() -> None:
+    """In every kind of step; a parameter that another rank has used keeps its place in the sum."""
+    model = torch.nn.ModuleList(torch.nn.Linear(3, 3, bias=False) for _ in range(4))
+    reducer = Reducer(model, bucket_bytes=40)
+    for micro_batches, used in ((1, (0, 1, 2, 3)), (1, (0, 3)), (1, (0, 1, 2, 3)), (2, (1, 2)), (2, (0, 1, 2, 3))):
+        reducer.begin(micro_batches=micro_batches)
+        for number in range(micro_batches):
+            if number == micro_batches - 1:
+                reducer.arm(None)
+            sum(model[i](torch.ones(1, 3)).sum() for i in used).backward()
+        reducer.flush()
+        layers = {id(layer.weight): i for i, layer in enumerate(model)}
+        places = [layers[id(p)] for bucket in reducer.buckets for p in bucket.parameters]
+        assert [bool(reducer.unused >> bit & 1) for bit in range(4)] == [place not in used for place in places]
+        elsewhere = sum(1 << bit for bit, place in enumerate(places) if place == 3)  # used by another rank only
+        reducer.drop_unused(reducer.unused & ~elsewhere)
+        assert [layer.weight.grad is not None for layer in model] == [i in used or i == 3 for i in range(4)]
+        assert not reducer.take_back()
 
 
 def test_frozen_unfrozen_and_added_layers_change_the_buckets() -> None:

@@ -25,10 +25,18 @@ def test_buffers_are_those_that_the_model_names() -> None:
     assert len(list(layers.buffers())) == 7
 
 
-def test_flags_follow_the_parameters() -> None:
-    """One flag for each parameter; a layer without parameters changes nothing."""
+def test_trainable_parameters_are_those_of_the_model() -> None:
+    """Also after one was frozen, or a parameter or layer was replaced by another of the same shape."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 2, bias=False))
     layers = Layers(model)
-    assert layers.requires_grad_flags() == (True, True, True)
+
+    def agrees() -> bool:
+        return layers.trainable_ids() == [id(p) for p in model.parameters() if p.requires_grad]
+
+    assert agrees()
     model[0].bias.requires_grad_(requires_grad=False)
-    assert layers.requires_grad_flags() == (True, False, True)
+    assert agrees()
+    model[0].weight = torch.nn.Parameter(torch.zeros(2, 2))
+    assert agrees()
+    model[2] = torch.nn.Linear(2, 2, bias=False)
+    assert agrees()

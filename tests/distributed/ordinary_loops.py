@@ -1,0 +1,249 @@
+"""Training loops as people write them, for several ranks and for one process.
+
+Each ``Recipe`` has the parts of a loop. ``train`` runs them in a worker, ``alone`` in the test's own process with plain
+torch and whole batches.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import heterotrain
+import torch
+from distributed.fault_injectors import FaultInjector, install_faults
+from distributed.scripts import problem
+from heterotrain.data.progress import permutation
+
+SAMPLES, BATCH = 96, 16
+
+
+class Net(torch.nn.Module):
+    """A body, a branch that only some forward passes use, and a head."""
+
+    def __init__(self, features: int = 6, hidden: int = 8) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Linear(features, hidden), torch.nn.Tanh())
+        self.branch = torch.nn.Linear(features, hidden)
+        self.head = torch.nn.Linear(hidden, 1)
+        self.uses_branch = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return (N, 1) for (N, features)."""
+        hidden = self.body(x) + self.branch(x) if self.uses_branch else self.body(x)
+        result: torch.Tensor = self.head(hidden)
+        return result
+
+
+def a_net() -> Net:
+    """Return the model in fp64, the same everywhere."""
+    torch.manual_seed(3)
+    return Net().double()
+
+
+@dataclass
+class Recipe:
+    """A loop as people write it; by default a plain one with AdamW.
+
+    Attributes:
+        model: the model.
+        optimizer: its optimizer.
+    """
+
+    model: Net = field(default_factory=a_net)
+
+    def __post_init__(self) -> None:
+        self.optimizer = self.make_optimizer()
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """Return an optimizer that moves parameters with a gradient of zero, too."""
+        return torch.optim.AdamW(self.model.parameters(), lr=0.02, weight_decay=0.1)
+
+    def extras(self) -> dict[str, Any]:
+        """Return the objects for ``job.register``."""
+        return {}
+
+    def before(self, epoch: int, number: int) -> None:
+        """Run before a step."""
+
+    def inside(self, epoch: int, number: int) -> None:
+        """Run at the beginning of a step."""
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss of a micro-batch."""
+        return ((self.model(x) - y) ** 2).mean()
+
+    def gradients(self, number: int) -> None:
+        """Run when the gradients are there."""
+
+    def after(self, number: int) -> None:
+        """Run after the update."""
+
+    def epoch_end(self, epoch: int, total: Callable[[float], float]) -> None:
+        """Run after each epoch; ``total`` adds up a number over ranks."""
+
+
+class Thawing(Recipe):
+    """The body is frozen in the first epoch."""
+
+    def before(self, epoch: int, _number: int) -> None:
+        """Thaw the body when its epoch comes."""
+        self.model.body.requires_grad_(epoch >= 1)
+
+
+class ThawingOnce(Recipe):
+    """The body is frozen before the loop and thawed in one step, inside it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.model.body.requires_grad_(requires_grad=False)
+
+    def inside(self, epoch: int, number: int) -> None:
+        """Thaw the body in one step only."""
+        if epoch == 1 and number == SAMPLES // BATCH:
+            self.model.body.requires_grad_()
+
+
+class Groups(Recipe):
+    """Progressive thawing: the body gets a parameter group of its own in the second epoch."""
+
+    def __post_init__(self) -> None:
+        self.model.body.requires_grad_(requires_grad=False)
+        super().__post_init__()
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """Return an optimizer of the parameters that are trained at first."""
+        return torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=0.02, weight_decay=0.1)
+
+    def before(self, epoch: int, _number: int) -> None:
+        """Thaw the body and add its group."""
+        if epoch >= 1 and not self.model.body[0].weight.requires_grad:
+            self.model.body.requires_grad_()
+            self.optimizer.add_param_group({"params": list(self.model.body.parameters()), "lr": 0.01})
+
+
+class Unused(Recipe):
+    """A branch that only every third step uses."""
+
+    def inside(self, _epoch: int, number: int) -> None:
+        """Choose whether the step uses the branch."""
+        self.model.uses_branch = number % 3 == 1
+
+
+class Clipping(Recipe):
+    """Clipping and noise where every loop has them."""
+
+    def gradients(self, _number: int) -> None:
+        """Clip, then add noise that depends on nothing but torch's generator."""
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
+        for p in self.model.parameters():
+            if p.grad is not None:
+                p.grad.mul_(1.0 + 1e-3 * p.grad.sign())
+
+
+class HeadSwap(Recipe):
+    """A new head of the same size after the first epoch, in a hook, with a parameter group of its own."""
+
+    def epoch_end(self, epoch: int, _total: Callable[[float], float]) -> None:
+        """Replace the head."""
+        if epoch == 0:
+            torch.manual_seed(11)
+            self.model.head = torch.nn.Linear(8, 1).double()
+            self.optimizer.add_param_group({"params": list(self.model.head.parameters())})
+
+
+class Plateau(Recipe):
+    """ReduceLROnPlateau as the message about it recommends, a counter, and an average of the weights in a hook."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            self.optimizer, patience=0, factor=0.5, threshold=1.0
+        )
+        self.average = torch.optim.swa_utils.AveragedModel(self.model)
+
+    def extras(self) -> dict[str, Any]:
+        """Return scheduler and average."""
+        return {"plateau": self.scheduler, "average": self.average}
+
+    def epoch_end(self, _epoch: int, total: Callable[[float], float]) -> None:
+        """Step everything once, around a sum over ranks."""
+        self.average.update_parameters(self.model)
+        self.scheduler.step(total(1.0))
+
+
+RECIPES: dict[str, type[Recipe]] = {
+    kind.__name__: kind for kind in (Recipe, Thawing, ThawingOnce, Groups, Unused, Clipping, HeadSwap, Plateau)
+}
+
+
+def train(*, out: str, recipe: str, fault: dict[str, Any] | None = None) -> None:
+    """Train by a recipe in a worker and write what it ends with."""
+    injector = FaultInjector(fault)
+    job = heterotrain.init()
+    loop = RECIPES[recipe]()
+    model, optimizer = job.wrap(loop.model), job.optimizer(loop.optimizer)
+    for name, extra in loop.extras().items():
+        job.register(name, extra)
+    install_faults(injector)
+
+    @job.on_epoch_end
+    def ended(epoch: int) -> None:
+        def total(value: float) -> float:
+            injector.at("hook", epoch)
+            return job.sum(value=value if job.is_leader else 0.0)["value"]
+
+        loop.epoch_end(epoch, total)
+        injector.at("hook end", epoch)
+
+    for step in job.steps(problem(SAMPLES)):
+        loop.before(step.epoch, step.number)
+        with step:
+            injector.at("step", step.number)
+            loop.inside(step.epoch, step.number)
+            for x, y in step.micro_batches():
+                step.backward(loop.loss(x, y))
+            loop.gradients(step.number)
+            step.apply(optimizer)
+            loop.after(step.number)
+    torch.save(result_of(loop), f"{out}/{os.environ['HETEROTRAIN_WORKER']}.pt")
+    assert model is loop.model
+
+
+def alone(recipe: str, *, epochs: int) -> dict[str, torch.Tensor]:
+    """Train by a recipe with plain torch and return what it ends with."""
+    loop = RECIPES[recipe]()
+    x, y = problem(SAMPLES).tensors
+    for number, (epoch, chosen) in enumerate(batches(epochs)):
+        loop.before(epoch, number)
+        loop.inside(epoch, number)
+        loop.optimizer.zero_grad()
+        loop.loss(x[chosen], y[chosen]).backward()
+        loop.gradients(number)
+        loop.optimizer.step()
+        loop.after(number)
+        if (number + 1) % (SAMPLES // BATCH) == 0:
+            with torch.no_grad():
+                loop.epoch_end(epoch, lambda value: value)
+    return result_of(loop)
+
+
+def batches(epochs: int) -> Iterator[tuple[int, list[int]]]:
+    """Yield the epoch and the samples of each step."""
+    for epoch in range(epochs):
+        order = permutation(seed=0, epoch=epoch, epoch_samples=SAMPLES, shuffle=True).tolist()
+        for start in range(0, SAMPLES, BATCH):
+            yield epoch, order[start : start + BATCH]
+
+
+def result_of(loop: Recipe) -> dict[str, torch.Tensor]:
+    """Return weights, learning rates and the state of registered objects as tensors by name."""
+    found = {f"model.{name}": value.detach().clone() for name, value in loop.model.state_dict().items()}
+    found["rates"] = torch.tensor([group["lr"] for group in loop.optimizer.param_groups], dtype=torch.float64)
+    for name, extra in loop.extras().items():
+        for key, value in extra.state_dict().items():
+            if isinstance(value, torch.Tensor | int | float):
+                found[f"{name}.{key}"] = torch.as_tensor(value, dtype=torch.float64).clone()
+    return found
