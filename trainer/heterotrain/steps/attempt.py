@@ -10,6 +10,7 @@ import torch
 from heterotrain_core.contract import metrics as names
 
 from heterotrain.errors import UsageError
+from heterotrain.state.buffer_copies import BufferCopies
 from heterotrain.state.layers import Layers
 from heterotrain.steps.step import Step
 from heterotrain.telemetry.report import Report
@@ -35,14 +36,13 @@ class Attempts:
 
     Attributes:
         cap_samples: the largest micro-batch to try; ``None`` while the script has set none and memory has sufficed.
-        kept: the model's buffers before the current attempt, by name.
     """
 
     def __init__(self, report: Report, *, cap_samples: int | None = None) -> None:
         self.cap_samples = cap_samples
         self._report = report
         self._tell_cap()
-        self.kept: dict[str, torch.Tensor] = {}
+        self._copies = BufferCopies()
         self._model: torch.nn.Module | None = None
         self._layers: Layers | None = None
 
@@ -51,12 +51,18 @@ class Attempts:
         if model is not self._model:
             self._model = model
             self._layers = None if model is None else Layers(model)
-        self.kept = {name: b.detach().clone() for name, b in self._layers.buffers()} if self._layers else {}
+        if self._layers is not None:
+            self._copies.renew(self._layers.buffers())
+
+    @property
+    def kept(self) -> dict[str, torch.Tensor]:
+        """The model's buffers before the current attempt, by name."""
+        return self._copies.values
 
     def undo(self) -> None:
         """Restore the buffers."""
-        for name, buffer in self._layers.buffers() if self._layers else ():
-            buffer.copy_(self.kept[name])
+        if self._layers is not None:
+            self._copies.restore(self._layers.buffers())
 
     def halve(self, step: Step) -> None:
         """Halve the largest micro-batch after an out-of-memory error.
