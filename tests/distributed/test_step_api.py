@@ -50,7 +50,7 @@ def test_every_rank_gets_the_result_of_the_global_batch(operate: Operate) -> Non
 def test_one_rank_leads_at_a_time_and_the_next_one_is_told(operate: Operate) -> None:
     """Nobody leads before the members have met. The leader sets up once, and again only where a new one takes over."""
     operator = operate()
-    workers = run(operator, "watch", faults={0: {"place": "reducing", "step": 5}})
+    workers = run(operator, "watch", faults={0: {"place": "step", "step": 5}})
     assert [worker.code for worker in workers] == [-signal.SIGKILL, 0, 0]
     seen = {worker.name: events(operator.folder, worker.name, "step") for worker in workers}
     assert [events(operator.folder, name, "init")[0]["leads"] for name in seen] == [False] * 3
