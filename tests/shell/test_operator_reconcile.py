@@ -17,13 +17,14 @@ from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.decide.grants.grant import UNLIMITED
 from heterotrain_operator.decide.inputs import JobInputs
 from heterotrain_operator.decide.job import Decision
+from heterotrain_operator.engine.act import FIRST_BATCH
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.reconcile import PLANNING_PART
 from heterotrain_operator.engine.resync import relist
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected, Unavailable
 from heterotrain_operator.settings import Settings
-from support.fake_cluster import FakeCluster, a_running_job, job_body, node_body
+from support.fake_cluster import FakeCluster, a_running_job, job_body, node_body, pool
 from support.fakes import FakeKube
 
 KEY = JobKey("ns", "job")
@@ -130,6 +131,86 @@ async def test_a_refused_pod_is_reported_in_the_status_and_tried_again() -> None
     assert "exceeded quota: team" in scheduled["message"]
     assert again_s is not None
     assert again_s <= 20.0
+
+
+def many_workers(count: int) -> FakeCluster:
+    """Return a cluster with room for a job of so many small workers."""
+    small = pool("a", maxReplicas=count, resources={"limits": {"cpu": "10m"}})
+    cluster = FakeCluster(small, spec={"training": {"globalBatchSize": 1000}}).with_nodes("a", cpu="64")
+    cluster.nodes["a"]["status"]["allocatable"]["pods"] = "200"
+    return cluster
+
+
+async def test_a_full_quota_costs_a_few_requests_and_later_ones_come_more_and_more_rarely() -> None:
+    kube = FakeKube()
+    now_s = 0.0
+    app = an_app(kube, many_workers(50), Clocks(monotonic=lambda: now_s))
+    quota = 5
+
+    def creations() -> int:
+        return sum(call[:2] == ("create", "pods") for call in kube.calls)
+
+    def full(verb: str, plural: str, _: str) -> KubeError | None:
+        pods = sum(key[0] == "pods" for key in kube.objects)
+        refused = (verb, plural) == ("create", "pods") and pods >= quota
+        return Rejected("exceeded quota: team", status_code=403) if refused else None
+
+    kube.fail = full
+    await app.reconciler.run_once(KEY)
+    assert creations() == FIRST_BATCH
+    requests, waits = [], []
+    for _ in range(6):
+        before = creations()
+        for _ in range(20):  # each scrape and each event cause a pass
+            wait_s = await app.reconciler.run_once(KEY)
+        assert wait_s is not None
+        requests.append(creations() - before)
+        waits.append(wait_s)
+        now_s += wait_s
+    assert requests == [0, 1, 1, 1, 1, 1]
+    assert waits == pytest.approx([20.0, 40.0, 80.0, 160.0, 160.0, 160.0])
+    assert "exceeded quota: team" in condition(kube, "Degraded")[1] + condition(kube, "Scheduled")[1]
+    quota = 1000
+    for _ in range(2):
+        await app.reconciler.run_once(KEY)
+    assert sum(key[0] == "pods" for key in kube.objects) == 50
+    assert "exceeded quota" not in str(kube.objects["heterotrainjobs", "ns", "job"]["status"])
+
+
+async def test_a_changed_spec_is_tried_at_once_after_a_refusal() -> None:
+    kube = FakeKube()
+    cluster = many_workers(3)
+    app = an_app(kube, cluster, Clocks(monotonic=lambda: 0.0))
+    kube.fail = failing("create", "pods", Rejected("only images of the team's registry", status_code=403))
+    await app.reconciler.run_once(KEY)
+    kube.fail = lambda *_: None
+    cluster.job["metadata"] |= {"generation": 2, "resourceVersion": "5000"}
+    app.store.jobs.put(parse_job(cluster.job))
+    await app.reconciler.run_once(KEY)
+    assert sum(key[0] == "pods" for key in kube.objects) == 3
+
+
+async def test_a_refused_service_is_not_asked_for_in_each_pass() -> None:
+    kube = FakeKube()
+    app = an_app(kube, clocks=Clocks(monotonic=lambda: 0.0))
+    kube.fail = failing("apply", "services", Rejected("services is forbidden", status_code=403))
+    for _ in range(20):
+        await app.reconciler.run_once(KEY)
+    assert sum(call[:2] == ("apply", "services") for call in kube.calls) == 1
+
+
+async def test_a_foreign_pod_with_a_worker_s_name_costs_the_job_no_worker() -> None:
+    kube = FakeKube()
+    now_s = 0.0
+    app = an_app(kube, many_workers(3), Clocks(monotonic=lambda: now_s))
+    kube.objects["pods", "ns", "job-w0"] = {
+        "kind": "Pod",
+        "metadata": {"name": "job-w0", "namespace": "ns", "uid": "x"},
+    }
+    await app.reconciler.run_once(KEY)
+    now_s = 21.0
+    await app.reconciler.run_once(KEY)
+    assert {key[2] for key in kube.objects if key[0] == "pods"} == {"job-w0", "job-w1", "job-w2", "job-w3"}
 
 
 def condition(kube: FakeKube, kind: str) -> tuple[str, str]:

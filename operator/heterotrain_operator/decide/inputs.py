@@ -31,6 +31,8 @@ class JobInputs:
         gather_s: longest time for which a ready worker waits for starting ones.
         grant: what the job may use of nodes that other jobs want, too.
         keep_plan: whether no plan is to be written, because the previous one was just refused.
+        keep_pods: whether no pod is to be created, because one was just refused.
+        taken_indices: worker indices whose names foreign pods have.
     """
 
     job: JobView
@@ -47,6 +49,8 @@ class JobInputs:
     now_s: float
     grant: JobGrant = UNLIMITED
     keep_plan: bool = False
+    keep_pods: bool = False
+    taken_indices: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

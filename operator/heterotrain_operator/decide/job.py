@@ -140,8 +140,10 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob) -> D
     # 5. Pods: create what is missing, once the template is accepted, no delay is due and there is a plan to mount.
     delay_s = max(restart_delay_s(derived.accounts, now_s=now_s), _cooling_s(workers, now_s=now_s))
     may_create = inputs.acceptance.known and inputs.acceptance.ok and not delay_s and plan is not None
-    creating = replicas.create if may_create else ()
-    indices = next_indices(inputs.pods, len(creating))
+    creating = replicas.create if may_create and not inputs.keep_pods else ()
+    if inputs.refusal:
+        creating = creating[:1]  # a single pod shows whether the quota or the policy still refuses
+    indices = next_indices(inputs.pods, len(creating), taken=inputs.taken_indices)
     version = version_text(plan) if plan else ""
     create = tuple(build_pod(job, pool, i, plan_version=version) for pool, i in zip(creating, indices, strict=True))
 

@@ -4,7 +4,8 @@ Objects that pods need come first, then the plan and its delivery, new pods, the
 status counts the end of a failed worker, so its pod has to stay until the status is written.
 
 A refusal by the API server (missing right, quota, a name in use) does not stop independent steps. The job's memory
-keeps it, because the status has to report it.
+keeps it, because the status has to report it, and because the step is tried again only after a pause. Pods are created
+in growing batches that end with the first refusal: a full quota costs a few requests, not one for every missing worker.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import structlog
@@ -41,8 +43,10 @@ _FAST = frozenset(
     }
 )
 
-RETRY_REFUSED_S = 20.0
-"""Seconds until a refused write is tried again: policies and quotas may change while the job stays the same."""
+FIRST_BATCH, LARGEST_BATCH = 8, 32
+"""Pods that are created at the same time, at first and at most: the number doubles after each batch."""
+
+_Call = Callable[[], Awaitable[None]]
 
 log = structlog.get_logger()
 
@@ -78,52 +82,67 @@ class Actor:
         Raises:
             KubeError: a call failed; earlier writes stand, and the next pass continues from there.
         """
-        started_s, before = self._clocks.monotonic(), dict(memory.refusals)
+        started_s = self._clocks.monotonic()
+        before = {step: refusal.message for step, refusal in memory.refusals.items()}
         # 1. Write what the pods need.
-        await self._try("objects", memory, *(self._apply(job, body, memory) for body in decision.apply))
+        await self._try("objects", memory, [partial(self._apply, job, body, memory) for body in decision.apply])
         # 2. Write the plan, and patch the pods so that their kubelets deliver it.
         if decision.plan is not None:
-            if not await self._try("plan", memory, self._write_plan(job, decision.plan)):
-                # The rest of the decision assumes this plan (the status names its version): decide again without it.
-                memory.plan_due_s = self._clocks.monotonic() + RETRY_REFUSED_S
-                return 0.0
-        elif self._clocks.monotonic() >= memory.plan_due_s:
+            if not await self._try("plan", memory, [partial(self._write_plan, job, decision.plan)]):
+                return 0.0  # the rest assumes this plan (the status names its version): decide again without it
+        elif memory.may_try("plan", now_s=started_s):
             memory.refusals.pop("plan", None)
-        touched = await self._try("touch", memory, *(self._touch(pod, decision.plan_version) for pod in decision.touch))
+        touched = await self._try(
+            "touch", memory, [partial(self._touch, pod, decision.plan_version) for pod in decision.touch]
+        )
         if touched and decision.plan is not None:
             self._metrics.plan_delivery_seconds.observe(self._clocks.monotonic() - started_s)
         # 3. Create pods; a refusal stands until the next attempt.
         if decision.create:
-            await self._try("pods", memory, *(self._create(job, pod) for pod in decision.create))
-        elif not decision.apply:  # the job wants no pods
+            creations = [partial(self._create, job, pod, memory) for pod in decision.create]
+            await self._try("pods", memory, creations, first_batch=FIRST_BATCH)
+        elif memory.may_try("pods", now_s=started_s) or not decision.apply:  # the job wants no pods
             memory.refusals.pop("pods", None)
         # 4. Update the status, then remove pods.
         wait_s = await self._write_status(job, decision.status, memory)
-        await self._try("removals", memory, *(self._remove(pod) for pod in decision.remove))
+        await self._try("removals", memory, [partial(self._remove, pod) for pod in decision.remove])
         # 5. Publish Events, and delete an expired job.
         await asyncio.gather(*(self._publish(job, event) for event in decision.events))
         if decision.delete_job:
             await self._kube.delete(JOBS, job.key.namespace, job.key.name, uid=job.uid)
-        report_s = self._status_interval_s if memory.refusals != before else None
+        refused = {step: refusal.message for step, refusal in memory.refusals.items()}
+        report_s = self._status_interval_s if refused != before else None
         return min((each for each in (wait_s, report_s, decision.again_s) if each is not None), default=None)
 
-    async def _try(self, step: str, memory: JobMemory, *calls: Awaitable[None]) -> bool:
-        """Make all calls of a step; return whether none was refused.
+    async def _try(
+        self, step: str, memory: JobMemory, calls: Sequence[_Call], *, first_batch: int | None = None
+    ) -> bool:
+        """Make the calls of a step, unless it was refused a short while ago; return whether none was refused.
+
+        Args:
+            step: name of the step.
+            memory: keeps its refusal.
+            calls: the calls; without ``first_batch`` all at the same time.
+            first_batch: calls that are made first; each further batch is twice as large, and a refusal ends them.
 
         Raises:
-            KubeError: a call failed for another reason; all calls were made.
+            KubeError: a call failed for another reason; the calls of its batch were made.
         """
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        memory.refusals.pop(step, None)
-        other: BaseException | None = None
-        for answer in answers:
-            if isinstance(answer, Rejected):
-                memory.refusals[step] = str(answer)
-            elif answer is not None:
-                other = answer
-        if other is not None:
-            raise other
-        return step not in memory.refusals
+        if not memory.may_try(step, now_s=self._clocks.monotonic()):
+            return False
+        size, start, refusal = first_batch or len(calls), 0, ""
+        while start < len(calls) and not refusal:
+            answers = await asyncio.gather(*(call() for call in calls[start : start + size]), return_exceptions=True)
+            refusal = next((str(answer) for answer in answers if isinstance(answer, Rejected)), "")
+            if refusal:
+                memory.refuse(step, refusal, now_s=self._clocks.monotonic())
+            for answer in answers:
+                if answer is not None and not isinstance(answer, Rejected):
+                    raise answer
+            start, size = start + size, min(2 * size, LARGEST_BATCH)
+        if not refusal:
+            memory.refusals.pop(step, None)
+        return not refusal
 
     async def _apply(self, job: JobView, body: dict[str, Any], memory: JobMemory) -> None:
         digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
@@ -178,13 +197,14 @@ class Actor:
         if (view := parse_pod(answer)) is not None and self._store.pods.get((pod.key.namespace, pod.name)) is not None:
             self._store.pods.put(view)
 
-    async def _create(self, job: JobView, pod: dict[str, Any]) -> None:
+    async def _create(self, job: JobView, pod: dict[str, Any], memory: JobMemory) -> None:
         metadata = pod["metadata"]
         try:
             answer = await self._kube.create(PODS, pod)
         except Conflict:
             found = await self._kube.get(PODS, metadata["namespace"], metadata["name"])
             if not _controls(job, found) and "deletionTimestamp" not in found["metadata"]:
+                memory.taken_indices.add(int(metadata["labels"][keys.LABEL_WORKER_INDEX]))  # the next one has another
                 raise _name_in_use(pod) from None
             raise
         if (view := parse_pod(answer)) is not None:

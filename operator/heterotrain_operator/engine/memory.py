@@ -6,6 +6,20 @@ from dataclasses import dataclass, field
 
 from heterotrain_operator.decide.lifecycle import Acceptance
 
+FIRST_RETRY_S = 20.0
+"""Seconds until a refused write is tried again: policies and quotas may change while the job stays the same."""
+LONGEST_REFUSAL_S = 160.0
+"""The pause doubles with each further refusal, up to this many seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The API server's answer to a write that it refused, and when it is tried again."""
+
+    message: str
+    pause_s: float
+    due_s: float
+
 
 @dataclass(slots=True)
 class JobMemory:
@@ -19,7 +33,8 @@ class JobMemory:
         dry_run_pause_s: the last pause between two dry runs.
         applied: by kind, a hash of the last applied object, so that an unchanged object is not applied again.
         refusals: by step, the API server's answer when it refused something in the last attempt.
-        plan_due_s: a refused plan may be written again from this time on.
+        refused_generation: generation of the spec that ``refusals`` are about; another one is tried at once.
+        taken_indices: worker indices whose names foreign pods have.
         status_written_s: time of the last status update.
         logged_reason: reason of the last decision that was logged.
         planned_for: generation of the spec and sequence number of the telemetry behind the last shares.
@@ -32,19 +47,41 @@ class JobMemory:
     dry_run_due_s: float = 0.0
     dry_run_pause_s: float = 0.0
     applied: dict[str, str] = field(default_factory=dict)
-    refusals: dict[str, str] = field(default_factory=dict)
-    plan_due_s: float = float("-inf")
+    refusals: dict[str, Refusal] = field(default_factory=dict)
+    refused_generation: int = 0
+    taken_indices: set[int] = field(default_factory=set)
     status_written_s: float = float("-inf")
     logged_reason: str = ""
     planned_for: tuple[int, int] = (0, 0)
     planning_due_s: float = float("-inf")
 
+    def may_try(self, step: str, *, now_s: float) -> bool:
+        """Return whether a step may be tried: it was not refused, or its pause is over."""
+        refusal = self.refusals.get(step)
+        return refusal is None or now_s >= refusal.due_s
+
+    def refuse(self, step: str, message: str, *, now_s: float) -> None:
+        """Note that a step was refused; each further refusal doubles the pause."""
+        before = self.refusals.get(step)
+        pause_s = min(LONGEST_REFUSAL_S, 2 * before.pause_s) if before is not None else FIRST_RETRY_S
+        self.refusals[step] = Refusal(message, pause_s, now_s + pause_s)
+
+    def retry_after_change(self, generation: int) -> None:
+        """Let every refused step be tried at once when the spec has changed."""
+        if generation != self.refused_generation:
+            self.refusals.clear()
+            self.refused_generation = generation
+
+    def retry_due_s(self) -> float | None:
+        """Return when the next refused step may be tried; ``None`` without one."""
+        return min((refusal.due_s for refusal in self.refusals.values()), default=None)
+
     @property
     def pod_refusal(self) -> str:
         """The answer when a pod was refused; empty when the last creation succeeded."""
-        return self.refusals.get("pods", "")
+        return self.refusals["pods"].message if "pods" in self.refusals else ""
 
     @property
     def other_refusal(self) -> str:
         """The answer when anything but a pod was refused; empty when all of it succeeded."""
-        return next((message for step, message in self.refusals.items() if step != "pods"), "")
+        return next((refusal.message for step, refusal in self.refusals.items() if step != "pods"), "")

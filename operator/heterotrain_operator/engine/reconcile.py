@@ -19,9 +19,9 @@ from heterotrain_operator.decide.inputs import JobInputs
 from heterotrain_operator.decide.job import Decision, decide
 from heterotrain_operator.decide.lifecycle import Acceptance
 from heterotrain_operator.decide.objects.pods import build_pod, template_problem
-from heterotrain_operator.engine.act import RETRY_REFUSED_S, Actor
+from heterotrain_operator.engine.act import Actor
 from heterotrain_operator.engine.clocks import Clocks
-from heterotrain_operator.engine.memory import JobMemory
+from heterotrain_operator.engine.memory import FIRST_RETRY_S, JobMemory
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected, Throttled, Unavailable
@@ -89,6 +89,7 @@ class Reconciler:
         """Forget the applied objects, so that the next pass over each job repairs edited and deleted ones."""
         for memory in self._memories.values():
             memory.applied.clear()
+            memory.taken_indices.clear()
 
     async def handle(self, key: JobKey) -> str:
         """Reconcile a job, give its key back to the queue and return the result; an error concerns this key alone."""
@@ -132,6 +133,7 @@ class Reconciler:
             self._forget(key)
             return None
         memory = self._memory_of(job)
+        memory.retry_after_change(job.generation)
         # 2. Let the API server check the job's pods, once for each generation of the spec.
         acceptance, dry_run_s = await self._acceptance(job, memory)
         # 3. Decide.
@@ -149,7 +151,8 @@ class Reconciler:
                 return None  # the job was deleted in the meantime
             raise
         # 6. Choose the time of the next pass.
-        refused_s = RETRY_REFUSED_S if memory.refusals else None
+        due_s = memory.retry_due_s()
+        refused_s = None if due_s is None else max(0.0, due_s - self._clocks.monotonic())
         return min((s for s in (again_s, dry_run_s, planning_s, refused_s) if s is not None), default=None)
 
     def _memory_of(self, job: JobView) -> JobMemory:
@@ -181,7 +184,9 @@ class Reconciler:
                 acceptance=acceptance,
                 refusal=memory.pod_refusal,
                 blocked=memory.other_refusal,
-                keep_plan=started_s < memory.plan_due_s,
+                keep_plan=not memory.may_try("plan", now_s=started_s),
+                keep_pods=not memory.may_try("pods", now_s=started_s),
+                taken_indices=frozenset(memory.taken_indices),
                 replan=news and due,
                 gather_s=self._sources.gather_s,
                 now_s=self._clocks.wall(),
@@ -205,7 +210,7 @@ class Reconciler:
         persisted = not memory.accepted_generation and _accepted_before(job)
         memory.acceptance = Acceptance(known=True) if persisted else await self._dry_run(job)
         retried = memory.accepted_generation == job.generation
-        pause_s = min(LONGEST_RETRY_S, 2 * memory.dry_run_pause_s) if retried else RETRY_REFUSED_S
+        pause_s = min(LONGEST_RETRY_S, 2 * memory.dry_run_pause_s) if retried else FIRST_RETRY_S
         memory.accepted_generation = job.generation
         memory.dry_run_pause_s, memory.dry_run_due_s = pause_s, now_s + pause_s
         return memory.acceptance, None if memory.acceptance.ok else pause_s

@@ -131,9 +131,15 @@ def decide_replicas(
     )
 
 
-def next_indices(pods: Iterable[PodView], count: int) -> tuple[int, ...]:
-    """Return the lowest worker indices that no pod has; ended, terminating and foreign pods count as well."""
-    taken = {pod.index for pod in pods}
+def next_indices(pods: Iterable[PodView], count: int, *, taken: frozenset[int] = frozenset()) -> tuple[int, ...]:
+    """Return the lowest worker indices that no pod has; ended, terminating and foreign pods count as well.
+
+    Args:
+        pods: pods with the job's labels.
+        count: how many indices.
+        taken: indices whose names other pods have.
+    """
+    taken |= {pod.index for pod in pods}
     free: list[int] = []
     index = 0
     while len(free) < count:
