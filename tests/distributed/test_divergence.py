@@ -106,11 +106,11 @@ def test_a_change_on_one_rank_fails_all_ranks_in_the_same_step(operate: Operate,
     reasons = {reason(worker) for worker in workers}
     assert len(reasons) == 1
     found = reasons.pop()
-    assert "rank 1 (w1) against rank 0 (w0), with which 2 of 3 ranks agree, in" in found
+    assert "rank 1 (w1) against rank 0 (w0), whose copy 2 of 3 ranks have, in" in found
     assert KINDS[change] in found
-    step = int(found.split("after ")[1].split()[0])
-    assert AT < step <= AT + 6  # of the first 64 steps, every second one is measured
-    assert all(worker.outcome is not None and worker.outcome.step == step for worker in workers)
+    step = int(found.split("after step ")[1].split(":")[0])
+    assert AT <= step <= AT + 6  # of the first 64 steps, every second one is measured
+    assert all(worker.outcome is not None and worker.outcome.step == step + 1 for worker in workers)
     assert "Look for code that changes weights" in found
 
 
@@ -130,7 +130,7 @@ def test_resync_copies_the_most_common_state(operate: Operate, change: str) -> N
     weights = [operator.weights(worker) for worker in workers]
     for worker, found in zip(workers, weights, strict=True):
         assert worker.code == 0, worker.log()
-        assert "rank 0 (w0) against rank 1 (w1), with which 2 of 3 ranks agree, in" in worker.log()
+        assert "rank 0 (w0) against rank 1 (w1), whose copy 2 of 3 ranks have, in" in worker.log()
         assert KINDS[change] in worker.log()
         assert "the state of rank 1 was sent to all others (1 of at most 10 times)" in worker.log()
         assert all(torch.equal(found[name], weights[1][name]) for name in found)
@@ -152,10 +152,10 @@ def test_the_whole_state_is_compared_at_the_end(operate: Operate, policy: str) -
     workers = run(operator, {"change": "weight"}, {}, {}, last=True)
     for worker in workers:
         if policy == "Fail":
-            assert "after 12 steps: rank 0 (w0) against rank 1 (w1)" in reason(worker)
+            assert "after step 11: rank 0 (w0) against rank 1 (w1)" in reason(worker)
             continue
         assert worker.code == 0, worker.log()
-        assert "after 12 steps: rank 0 (w0) against rank 1 (w1)" in worker.log()
+        assert "after step 11: rank 0 (w0) against rank 1 (w1)" in worker.log()
     if policy == "Resync":
         weights = [operator.weights(worker) for worker in workers]
         assert all(torch.equal(weights[0][name], other[name]) for other in weights for name in other)

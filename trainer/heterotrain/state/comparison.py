@@ -42,7 +42,7 @@ def describe(difference: Difference, *, step: int, workers: Sequence[str], names
 
     Args:
         difference: the copies that differ.
-        step: committed steps when they were compared.
+        step: number of the step after which they were compared.
         workers: the worker of each rank.
         names: the tensors that differ, or a range of them.
     """
@@ -50,9 +50,10 @@ def describe(difference: Difference, *, step: int, workers: Sequence[str], names
     others = ", ".join(f"rank {rank} ({workers[rank]})" for rank in difference.others[:8])
     more = f" and {len(difference.others) - 8} more" if difference.others[8:] else ""
     agreeing = len(workers) - len(difference.others)
+    which = f"whose copy {agreeing} of {len(workers)} ranks have" if agreeing > 1 else "and no copy is more common"
     return (
-        f"the training state differs between ranks after {step} steps: {others}{more} against rank {difference.donor} "
-        f"({workers[difference.donor]}), with which {agreeing} of {len(workers)} ranks agree, in {shown}"
+        f"the training state differs between ranks after step {step}: {others}{more} against rank {difference.donor} "
+        f"({workers[difference.donor]}), {which}, in {shown}"
     )
 
 

@@ -214,7 +214,7 @@ class Replicas:
         self._report.count(names.DIVERGENCES)
         self._differences += 1
         workers = [member.worker for member in active_group.roster.members]
-        what = describe(difference, step=self._training.progress.steps, workers=workers, names=where)
+        what = describe(difference, step=self._training.progress.steps - 1, workers=workers, names=where)
         if self._policy is OnDivergence.FAIL:
             raise Diverged(f"{what}. {REMEDY}")
         if self._policy is OnDivergence.RESYNC:

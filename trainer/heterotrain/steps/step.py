@@ -95,6 +95,7 @@ class Step:
     loss_sum: torch.Tensor | float = 0.0
     logged: dict[str, float] = field(default_factory=dict)
     _handed_out: int = 0
+    _skip_reason: str = ""
     _backwards: int = 0
     _mark: Timestamp | None = None
     _began: bool = False
@@ -245,7 +246,7 @@ class Step:
         return StepResult(
             loss=math.nan if decision.loss is None else decision.loss, learning_rates=rates,
             samples=self.task.batch_samples, weight=decision.weight,
-            skip_reason=OVERFLOWED if self.skipped else "", _norm=norm,
+            skip_reason=self._skip_reason, _norm=norm,
         )  # fmt: skip
 
     def log(self, **values: float) -> None:
@@ -256,14 +257,14 @@ class Step:
         """
         self.logged.update(plain_numbers("step.log", values))
 
-    def _check_finite(self, decision: StepDecision) -> Action:
-        """Return what to do with the step; all ranks come to the same conclusion.
+    def _check_finite(self, decision: StepDecision) -> str:
+        """Return why the step is skipped, empty if it is applied; all ranks come to the same conclusion.
 
         Raises:
             NonFinite: the training ends here.
         """
         if not decision.non_finite and self.reducer.is_finite():
-            return Action.APPLY
+            return ""
         action = self.numerics.non_finite_action()
         what = describe(
             step=self.number,
@@ -276,7 +277,9 @@ class Step:
             scale = self.numerics.loss_scale if self.numerics.precision.scales_loss else None
             advice = remedy(loss_scale=scale, skipped=self.numerics.losses.skipped)
             self.context.fail(NonFinite(f"{what}. {advice}"))
-        return action
+        if action is Action.APPLY:
+            return ""
+        return OVERFLOWED if self.numerics.loss_scale > 1.0 else what
 
     # -- the transaction ---------------------------------------------------------------------------------------------
 
@@ -388,7 +391,8 @@ class Step:
         self.clock.spent(Phase.SYNC, began)
         if not decision.committed:
             raise RepeatStep("another rank could not finish its part")
-        self.skipped = self._check_finite(decision) is Action.SKIP
+        self._skip_reason = self._check_finite(decision)
+        self.skipped = bool(self._skip_reason)
         if not self.skipped:
             factor = self.task.batch_samples / decision.weight if decision.weight > 0 else 0.0
             factor /= self.numerics.loss_scale

@@ -48,8 +48,10 @@ def test_the_sentence_names_ranks_workers_and_tensors() -> None:
     """A few of each: the message has a limit."""
     text = describe(Difference(0, (1,)), step=12, workers=["w0", "w1", "w2"], names=["a", "b", "c", "d", "e"])
     assert text == (
-        "the training state differs between ranks after 12 steps: rank 1 (w1) against rank 0 (w0), with which "
-        "2 of 3 ranks agree, in a, b, c and 2 more"
+        "the training state differs between ranks after step 12: rank 1 (w1) against rank 0 (w0), whose copy "
+        "2 of 3 ranks have, in a, b, c and 2 more"
     )
+    two = describe(Difference(0, (1,)), step=12, workers=["w0", "w1"], names=["a"])
+    assert two.endswith("against rank 0 (w0), and no copy is more common, in a")
     many = describe(Difference(0, tuple(range(1, 40))), step=1, workers=[f"w{i}" for i in range(40)], names=["a"])
     assert "rank 8 (w8) and 31 more against rank 0" in many
