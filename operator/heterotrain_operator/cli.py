@@ -24,6 +24,7 @@ from heterotrain_operator.kube.lease import LeadershipLost
 from heterotrain_operator.kube.resources import JOBS, LEASES, NODES
 from heterotrain_operator.logs import set_up_logs
 from heterotrain_operator.prom.client import PromClient
+from heterotrain_operator.prom.errors import PromError
 from heterotrain_operator.settings import ENVIRONMENT_PREFIX, Option, Settings, setting_options, settings_from
 
 API_RETRY_S = 2.0
@@ -83,7 +84,10 @@ def run(**options: Any) -> None:
 
 
 @main.command()
-@_settings_options("namespace", "lease-name", "watch-namespace", "kubeconfig", "prometheus-url")
+@_settings_options(
+    "namespace", "lease-name", "watch-namespace", "kubeconfig",
+    "prometheus-url", "prometheus-timeout-seconds", "prometheus-auth-dir", "prometheus-ca-file",
+)  # fmt: skip
 @_option("metrics-url", default="", help="URL of the operator's own metrics.")
 def check(**options: Any) -> None:
     """Check an installation: the API is served, an operator leads, and Prometheus answers."""
@@ -137,33 +141,61 @@ async def _reachable(kube: KubeClient) -> None:
 
 
 async def _problems(options: dict[str, Any]) -> list[str]:
-    problems = []
+    problems = await _api_problems(options)
+    if options["metrics_url"]:
+        problems += await _metrics_problems(options["metrics_url"])
+    if options["prometheus_url"]:
+        problems += await _prometheus_problems(options)
+    return problems
+
+
+async def _api_problems(options: dict[str, Any]) -> list[str]:
     try:
         kube = KubeClient(await load_configuration(options["kubeconfig"] or None))
         try:
             async for _ in kube.list(JOBS, options["watch_namespace"] or None):
                 break
             lease = await kube.get(LEASES, options["namespace"], options["lease_name"])
-            if not lease["spec"].get("holderIdentity"):
-                problems.append("no operator holds the Lease: read the operator's log")
+            held = bool(lease["spec"].get("holderIdentity"))
         finally:
             await kube.close()
     except KubeError as error:
-        problems.append(f"the API server answers: {error}")
+        return [f"the API server answers: {error}"]
+    return [] if held else ["no operator holds the Lease: read the operator's log"]
+
+
+async def _metrics_problems(url: str) -> list[str]:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
-        expected = {}
-        if options["metrics_url"]:
-            expected[options["metrics_url"]] = "heterotrain_operator_leader"
-        if options["prometheus_url"]:
-            expected[f"{options['prometheus_url'].rstrip('/')}/api/v1/query?query=1"] = "success"
-        for url, text in expected.items():
-            try:
-                async with session.get(url) as response:
-                    if text not in await response.text():
-                        problems.append(f"{url} answers HTTP {response.status} without {text!r}")
-            except (aiohttp.ClientError, TimeoutError) as error:
-                problems.append(f"{url} can't be reached: {error}")
-    return problems
+        try:
+            async with session.get(url) as response:
+                if "heterotrain_operator_leader" in await response.text():
+                    return []
+                return [f"{url} answers HTTP {response.status} without the metrics of an operator"]
+        except (aiohttp.ClientError, TimeoutError) as error:
+            return [f"{url} can't be reached: {error}"]
+
+
+async def _prometheus_problems(options: dict[str, Any]) -> list[str]:
+    """Return what keeps the operator from reading Prometheus, with its own client and credentials."""
+    url, auth_dir, ca_file = (options[f"prometheus_{name}"] for name in ("url", "auth_dir", "ca_file"))
+    if not url.startswith(("http://", "https://")):
+        return [f"the URL of Prometheus, {url}, has no scheme: write http://{url} or https://{url}"]
+    try:
+        client = PromClient(
+            url,
+            timeout_s=options["prometheus_timeout_seconds"],
+            auth_dir=Path(auth_dir) if auth_dir else None,
+            ca_file=Path(ca_file) if ca_file else None,
+        )
+    except OSError as error:
+        return [f"the certificate authority {ca_file} can't be read: {error}"]
+    try:
+        await client.query("vector(1)")
+    except PromError as error:
+        return [f"{url}: {error}"]
+    finally:
+        await client.close()
+    return []
 
 
 def _is_bug(failure: BaseException) -> bool:

@@ -37,7 +37,14 @@ class PrometheusSettings:
         metadata=_about("Folder (a mounted Secret) with the file token, or the files username and password."),
     )
     ca_file: Path | None = field(default=None, metadata=_about("Certificate authority of a private Prometheus."))
-    stale_s: float = field(default=30.0, metadata=_about("Samples older than this many seconds count as missing."))
+    stale_s: float = field(
+        default=30.0,
+        metadata=_about(
+            "Seconds without a new sample after which telemetry is stale; three scrape intervals where that is longer.",
+            at_least=1.0,
+            at_most=600.0,
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from heterotrain_core.contract import keys
 from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
+from heterotrain_operator.cli import check as checks
 from heterotrain_operator.cli import run
 from support.helm import CHART, HELM, helm, of_kind, render
 
@@ -139,6 +140,36 @@ def test_prometheus_credentials_reach_the_operator() -> None:
     assert {volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume} == {"secret", "ca"}
 
 
+def test_the_pod_of_helm_test_pulls_runs_and_reads_prometheus_as_the_operator_does() -> None:
+    values = (*EVERYTHING, "imagePullSecrets[0].name=registry", "tolerations[0].key=system", "nodeSelector.a=b")
+    objects = render(*values, "operator.extraEnv[0].name=HTTPS_PROXY", "operator.extraEnv[0].value=http://proxy")
+    (test,) = of_kind(objects, "Pod")
+    (deployment,) = of_kind(objects, "Deployment")
+    operator, (check,) = deployment["spec"]["template"]["spec"], test["spec"]["containers"]
+    for field in ("imagePullSecrets", "tolerations", "nodeSelector", "serviceAccountName", "securityContext"):
+        assert test["spec"][field] == operator[field], field
+    mounts = {each["mountPath"]: each["name"] for each in check["volumeMounts"]}
+    volumes = {each["name"]: each["secret"]["secretName"] for each in test["spec"]["volumes"]}
+    assert {path: volumes[name] for path, name in mounts.items()} == {
+        "/etc/heterotrain/prometheus-auth": "secret",
+        "/etc/heterotrain/prometheus-ca": "ca",
+    }
+    of_operator = {each["name"]: each for each in operator["containers"][0]["env"]}
+    given = {each["name"]: each for each in check["env"]}
+    assert {name for name in of_operator if "PROMETHEUS" in name} - given.keys() == {
+        "HETEROTRAIN_OPERATOR_PROMETHEUS_POLL_SECONDS",
+        "HETEROTRAIN_OPERATOR_PROMETHEUS_STALE_SECONDS",
+    }
+    assert {name: of_operator[name] for name in given} == given
+    assert given.keys() - {option.envvar for option in checks.params} == {"HTTPS_PROXY"}  # type: ignore[attr-defined]  # click's own
+
+
+def test_a_pod_of_helm_test_without_secrets_has_no_volumes() -> None:
+    (test,) = of_kind(render(), "Pod")
+    assert "volumes" not in test["spec"]
+    assert "volumeMounts" not in test["spec"]["containers"][0]
+
+
 def test_every_rank_of_a_pod_is_scraped() -> None:
     (monitor,) = of_kind(render("monitoring.podMonitor.enabled=true"), "PodMonitor")
     ports = [each["port"] for each in monitor["spec"]["podMetricsEndpoints"]]
@@ -224,9 +255,25 @@ def test_the_network_policy_allows_prometheus_on_any_port(url: str, port: int | 
     assert ports == [443, 6443, 9090, 80, *([port] if port else [])]
 
 
+@pytest.mark.parametrize("seconds", ["0.5", "2", "1.5"])
+def test_a_fraction_of_a_second_may_be_set_on_the_command_line(seconds: str) -> None:
+    """Helm's option --set makes a string of 0.5."""
+    (deployment,) = of_kind(render(f"prometheus.pollSeconds={seconds}"), "Deployment")
+    given = {each["name"]: each.get("value") for each in deployment["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert given["HETEROTRAIN_OPERATOR_PROMETHEUS_POLL_SECONDS"] == seconds
+
+
 @pytest.mark.parametrize(
     "value",
-    ["prometheus.url=prometheus:9090", "replicas=-1", "operator.workers=0", "image.digest=latest", "no.such.value=1"],
+    [
+        "prometheus.url=prometheus:9090",
+        "replicas=-1",
+        "operator.workers=0",
+        "image.digest=latest",
+        "no.such.value=1",
+        "prometheus.pollSeconds=0.1",
+        "prometheus.staleSeconds=0",
+    ],
 )
 def test_a_wrong_value_is_refused(value: str) -> None:
     done = helm("template", "release", str(CHART), "--kube-version", "1.36.0", "--set", value)

@@ -151,6 +151,25 @@ async def test_missing_scrapes_are_reported_with_what_to_do() -> None:
     telemetry = bench.poller.telemetry_of(bench.job)
     assert telemetry.reason == "NoSeries"
     assert "ht-metrics-0" in telemetry.problem
+    assert "monitoring.podMonitor.labels" in telemetry.problem, "the usual cause with kube-prometheus-stack"
+    assert "30 s (prometheus.staleSeconds)" in telemetry.problem, "the usual cause with a long scrape interval"
+    task.cancel()
+
+
+async def test_a_prometheus_that_scrapes_once_a_minute_is_not_stale_until_scrapes_are_missing() -> None:
+    bench = Bench(FakeProm())
+    task = asyncio.create_task(bench.poller.run())
+    for scrape in range(4):
+        bench.answer(step=1 + scrape, at_s=60 * scrape)
+        await asyncio.sleep(59)
+        if scrape:
+            assert bench.poller.telemetry_of(bench.job).problem == ""
+        await asyncio.sleep(1)
+    assert bench.poller.telemetry_of(bench.job).reason == "Fresh"
+    await asyncio.sleep(130)
+    telemetry = bench.poller.telemetry_of(bench.job)
+    assert telemetry.reason == "Stale"
+    assert "while Prometheus scraped every 60 s" in telemetry.problem
     task.cancel()
 
 

@@ -35,3 +35,32 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- else -}}{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
 {{- end -}}
+
+{{/* How the operator, and the pod of `helm test`, reach Prometheus: variables, mounts and volumes. */}}
+{{- define "heterotrain.prometheusEnv" -}}
+- {name: HETEROTRAIN_OPERATOR_PROMETHEUS_URL, value: {{ .Values.prometheus.url | quote }}}
+{{- if .Values.prometheus.auth.secretName }}
+- {name: HETEROTRAIN_OPERATOR_PROMETHEUS_AUTH_DIR, value: /etc/heterotrain/prometheus-auth}
+{{- end }}
+{{- if .Values.prometheus.auth.caSecretName }}
+- {name: HETEROTRAIN_OPERATOR_PROMETHEUS_CA_FILE, value: /etc/heterotrain/prometheus-ca/ca.crt}
+{{- end }}
+{{- end }}
+
+{{- define "heterotrain.prometheusMounts" -}}
+{{- if .Values.prometheus.auth.secretName }}
+- {name: prometheus-auth, mountPath: /etc/heterotrain/prometheus-auth, readOnly: true}
+{{- end }}
+{{- if .Values.prometheus.auth.caSecretName }}
+- {name: prometheus-ca, mountPath: /etc/heterotrain/prometheus-ca, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "heterotrain.prometheusVolumes" -}}
+{{- with .Values.prometheus.auth.secretName }}
+- {name: prometheus-auth, secret: {secretName: {{ . }}}}
+{{- end }}
+{{- with .Values.prometheus.auth.caSecretName }}
+- {name: prometheus-ca, secret: {secretName: {{ . }}}}
+{{- end }}
+{{- end }}

@@ -106,6 +106,8 @@ class Telemetry:
         dropped: the series of the newest read that were not accepted, in one sentence; empty for none.
         newest_sample_s: time of the newest scrape of any member; 0 without one.
         scrape_interval_s: seconds between the two newest scrapes; ``None`` before the second one.
+        member_interval_s: seconds between two scrapes of one member, which is what Prometheus is configured for: the
+            shortest of the newest gaps, because a longer one may be an outage; ``None`` before the second scrape.
         gauges: by member.
         rates: measured rates.
         observations: by member, its steps between scrapes, oldest first; includes members that have left.
@@ -119,6 +121,7 @@ class Telemetry:
     dropped: str = ""
     newest_sample_s: float = 0.0
     scrape_interval_s: float | None = None
+    member_interval_s: float | None = None
     gauges: Mapping[MemberId, MemberGauges] = field(default_factory=dict)
     rates: Rates = field(default_factory=Rates)
     observations: Mapping[MemberId, tuple[Observation, ...]] = field(default_factory=dict)

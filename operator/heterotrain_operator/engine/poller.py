@@ -37,6 +37,14 @@ REST_FACTOR = 1.0
 FAILING_S = 5.0
 """Seconds without a good answer after which a problem is reported: one late answer is not an outage."""
 
+STALE_SCRAPES = 3
+"""Samples are stale when this many scrapes are missing, whatever the interval that Prometheus is configured for."""
+NO_SERIES = (
+    "Prometheus has no series of this job: make it scrape the pods' ports ht-metrics-0, ht-metrics-1, …. "
+    "The usual causes: kube-prometheus-stack selects PodMonitors by the label release (monitoring.podMonitor.labels), "
+    "or the first scrape comes later than after {stale_s:.0f} s (prometheus.staleSeconds)"
+)
+
 log = structlog.get_logger()
 
 
@@ -158,14 +166,14 @@ class Poller:
     def _freshness(self, job: JobView, telemetry: Telemetry) -> tuple[str, str]:
         """Return reason and problem by the age of the newest sample."""
         waited_s = self._clocks.wall() - max(telemetry.newest_sample_s, seconds(job.status.training_since))
-        if waited_s <= self._settings.stale_s:
+        interval_s = telemetry.member_interval_s
+        stale_s = max(self._settings.stale_s, min(STALE_SCRAPES * (interval_s or 0.0), FORGET_S))
+        if waited_s <= stale_s:
             return "Fresh", ""
         if not telemetry.gauges:
-            return (
-                "NoSeries",
-                "Prometheus has no series of this job: make it scrape the pods' ports ht-metrics-0, ht-metrics-1, …",
-            )
-        return "Stale", f"the newest sample is {waited_s:.0f} s old: check that Prometheus reaches the workers"
+            return "NoSeries", NO_SERIES.format(stale_s=self._settings.stale_s)
+        every = f", while Prometheus scraped every {interval_s:.0f} s" if interval_s else ""
+        return "Stale", f"the newest sample is {waited_s:.0f} s old{every}: check that Prometheus reaches the workers"
 
     def _set_problem(self, job: JobView, history: TelemetryHistory, reason: str, problem: str) -> None:
         if history.set_problem(reason=reason, problem=problem):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import ssl
 import zlib
@@ -80,7 +81,8 @@ class PromClient:
             return {**headers, "Authorization": f"Bearer {token.read_text().strip()}"}
         if user.exists():
             password = (self._auth_dir / "password").read_text().strip()
-            return {**headers, "Authorization": aiohttp.BasicAuth(user.read_text().strip(), password).encode()}
+            credentials = base64.b64encode(f"{user.read_text().strip()}:{password}".encode()).decode()
+            return {**headers, "Authorization": f"Basic {credentials}"}
         raise PromUnavailable(f"{self._auth_dir} holds neither the file token nor the files username and password")
 
 

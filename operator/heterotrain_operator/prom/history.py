@@ -28,6 +28,10 @@ from heterotrain_operator.cluster_state.telemetry import MemberId, Rates, StepsI
 from heterotrain_operator.prom.queries import Snapshot, counter_name
 
 RATE_WINDOW_S = 30.0
+"""Shortest window of rates; with a long scrape interval, it is ``RATE_SCRAPES`` of them."""
+RATE_SCRAPES = 3
+KEPT_GAPS = 4
+"""Gaps between scrapes that are kept, to tell the configured interval from an outage."""
 FORGET_S = 600.0
 """Seconds without a scrape after which a member has left; a shorter gap may be a restart of Prometheus."""
 PERSISTED_STEPS = 20
@@ -90,6 +94,7 @@ class TelemetryHistory:
         self._committed: deque[tuple[float, int]] = deque()
         self._generation_start: tuple[int, float, int] | None = None
         self._scraped_s: dict[MemberId, float] = {}
+        self._gaps_s: deque[float] = deque(maxlen=KEPT_GAPS)
         self._times: Mapping[MemberId, float] = {}
         self._pools: dict[MemberId, str] = {}
         self._in_force: dict[MemberId, StepsInForce] = {}
@@ -129,6 +134,9 @@ class TelemetryHistory:
             if member in counting and found.step is not None and not found.warm_up:
                 self._in_force[member] = self._in_force[member].after(found.share_samples, found.steps, found.step.mean)
         self._store_counters(snapshot.counters)
+        gaps_s = [at_s - self._scraped_s[member] for member, at_s in times.items() if member in self._scraped_s]
+        if shortest_s := min((gap_s for gap_s in gaps_s if gap_s > 0), default=0.0):
+            self._gaps_s.append(shortest_s)
         self._scraped_s.update(times)
         self._forget(newest_s)
         observed = {pool for member, pool in self._pools.items() if member in self._observations}
@@ -137,6 +145,7 @@ class TelemetryHistory:
             self.telemetry,
             newest_sample_s=newest_s,
             scrape_interval_s=interval_s,
+            member_interval_s=min(self._gaps_s, default=None),
             gauges=snapshot.gauges,
             rates=self._rates(snapshot, newest_s),
             observations=self._observations | {member: found for _, member, found in persisted},
@@ -237,21 +246,22 @@ class TelemetryHistory:
             (g.samples_committed for g in snapshot.gauges.values() if g.samples_committed is not None), default=None
         )
         history = self._committed
+        window_s = max(RATE_WINDOW_S, RATE_SCRAPES * min(self._gaps_s, default=0.0))
         if samples is not None and (not history or samples != history[-1][1]):
             if history and samples < history[-1][1]:
                 history.clear()  # resumed from a checkpoint: lost samples are not negative progress
             history.append((now_s, samples))
-        while len(history) > 1 and now_s - history[0][0] > RATE_WINDOW_S:
+        while len(history) > 1 and now_s - history[0][0] > window_s:
             history.popleft()
         rate = None
-        if len(history) > 1 and now_s - history[-1][0] <= RATE_WINDOW_S and history[-1][0] > history[0][0]:
+        if len(history) > 1 and now_s - history[-1][0] <= window_s and history[-1][0] > history[0][0]:
             rate = (history[-1][1] - history[0][1]) / (history[-1][0] - history[0][0])
         step_s, steps = 0.0, 0
         solo: dict[MemberId, float] = {}
         for member, found in self._observations.items():
             if member not in snapshot.gauges:
                 continue
-            recent = [o for o in found if now_s - o.ended_s <= RATE_WINDOW_S and not o.warm_up] or found[-1:]
+            recent = [o for o in found if now_s - o.ended_s <= window_s and not o.warm_up] or found[-1:]
             step_s += sum(o.step.mean * o.steps for o in recent if o.step)
             steps += sum(o.steps for o in recent if o.step)
             own_s = sum(o.compute.mean * o.steps for o in recent if o.compute)

@@ -218,6 +218,22 @@ def test_the_scrape_interval_lies_between_the_two_newest_scrapes() -> None:
     assert intervals == [None, 15.0, 15.0, 15.5]
 
 
+def test_the_interval_of_one_member_outlasts_an_outage_and_other_members_scrapes() -> None:
+    job, other = TelemetryHistory(), MemberId("uid-other", 0)
+    intervals = []
+    for mine_s, others_s in ((100.0, 130.0), (160.0, 130.0), (160.0, 190.0), (760.0, 190.0), (820.0, 850.0)):
+        job.take(snapshot(mine_s), {ME: mine_s, other: others_s}, pools=POOLS)
+        intervals.append(job.telemetry.member_interval_s)
+    assert intervals == [None, 60.0, 60.0, 60.0, 60.0]
+
+
+def test_a_prometheus_that_scrapes_once_a_minute_yields_rates() -> None:
+    job = TelemetryHistory()
+    for scrape in range(5):
+        job.take(snapshot(60 * scrape, committed=6000 * scrape), {ME: 1000.0 + 60 * scrape}, pools=POOLS)
+    assert job.telemetry.rates.samples_per_s == pytest.approx(100)
+
+
 def test_rates_cover_the_last_half_minute() -> None:
     job = TelemetryHistory()
     for second in range(60):
