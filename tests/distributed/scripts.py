@@ -44,11 +44,12 @@ def train(
     tokens: bool = False,
     slow_s: float = 0.0,
     tensorboard_dir: str | None = None,
+    finish_at: int | None = None,
 ) -> None:
     """Train, then write the final weights.
 
     ``tokens`` gives samples different weights; ``slow_s`` lengthens each micro-batch; ``tensorboard_dir`` is the folder
-    for TensorBoard files.
+    for TensorBoard files; ``finish_at`` is the step in which the script ends the training.
     """
     injector = FaultInjector(fault)
     heterotrain.telemetry.tensorboard.GAP_S = 0.0
@@ -70,6 +71,8 @@ def train(
                 else:
                     step.backward(errors.mean())
             injector.at("backward", step.number)
+            if step.number == finish_at:
+                job.finish("that is enough")
             step.apply(optimizer)
             injector.at("applied", step.number)
     torch.save(model.state_dict(), f"{out}/{os.environ['HETEROTRAIN_WORKER']}.pt")

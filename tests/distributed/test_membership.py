@@ -161,6 +161,25 @@ def test_a_step_that_only_some_have_committed_is_adopted(operate: Operate) -> No
     assert "step 4 is repeated" not in workers[0].log() + workers[2].log()
 
 
+def test_the_end_of_the_training_is_adopted_with_its_last_step(operate: Operate) -> None:
+    """A rank that lost the last message of the step in which the script ended the training ends it, too."""
+    operator = operate()
+    release = operator.folder / "release"
+    fault = {"place": "reduced", "step": 4, "do": "lose", "release": str(release)}
+    workers = [operator.start(f"w{i}", fault=fault if i == 1 else None, finish_at=4) for i in range(3)]
+    operator.until_ready(*workers)
+    operator.plan(workers)
+    for worker in (workers[0], workers[2]):
+        operator.until_step(worker, 5)
+    release.touch()
+    operator.finish(workers)
+    for worker in workers:
+        assert worker.outcome is not None, worker.log()
+        assert (worker.code, worker.outcome.ending) == (0, Ending.FINISHED), worker.log()
+        assert worker.outcome.step == 5
+    assert len(lineage(operator.folder / "samples")[0]) == 5 * 16
+
+
 def test_a_late_joiner_gets_its_state_from_the_survivors(operate: Operate) -> None:
     """A joiner ends with the same weights, optimizer state included, and no step is repeated."""
     operator = operate(epochs=3)
