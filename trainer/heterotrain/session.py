@@ -28,6 +28,7 @@ from heterotrain.membership.elastic import Elastic
 from heterotrain.membership.fixed import Fixed
 from heterotrain.membership.interface import Membership
 from heterotrain.network.gloo.default_group import check_free
+from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.numerics.batch_norm import BatchNorm
 from heterotrain.numerics.method import Numerics
 from heterotrain.sigterm import SigtermHandler
@@ -277,6 +278,7 @@ class Job:
         workers: int = 0,
         prefetch_factor: int = 2,
         worker_init_fn: WorkerInit | None = None,
+        lockstep: bool = False,
     ) -> Iterator[Step]:
         """Yield steps until every epoch is committed; a step that fails through no fault of the script is repeated.
 
@@ -289,6 +291,9 @@ class Job:
             workers: processes that load samples ahead; with 0 the training process loads them.
             prefetch_factor: micro-batches that each process has loaded or is loading, at least 1.
             worker_init_fn: called in each process with its number, before its first sample.
+            lockstep: give every rank the same number of micro-batches in each step, for scripts that exchange data in
+                the loop over them, by ``step.all_gather`` or ``torch.distributed``. Missing ones are made up for by
+                single samples with weight zero (``step.is_padding``).
 
         Raises:
             UsageError: there is nothing to train, or the data cannot be read this way.
@@ -308,7 +313,7 @@ class Job:
         self._record.data = fingerprint(source)
         self._sigterm.install()
         try:
-            yield from self._loop.steps(source, workers=processes)
+            yield from self._loop.steps(source, workers=processes, lockstep=lockstep)
             self._sigterm.trains = False
         except (
             GeneratorExit
@@ -337,14 +342,18 @@ class Job:
             _log.info("%s: %s", self._hooks_of or f"epoch {self._training.progress.epoch}", text)
 
     def sum(self, **values: float) -> dict[str, float]:
-        """Return each value summed over all ranks. Every rank has to call this, in a hook.
+        """Return each value summed over all ranks. Every rank has to call this, in a hook or inside ``with step:``.
 
-        Hooks are those of ``on_epoch_end`` and ``every_steps``.
+        Hooks are those of ``on_epoch_end`` and ``every_steps``. In a step it has to come before ``step.apply``. There
+        the loss of a worker repeats the hook or step with the remaining ranks. A sum is over the members of that time.
+
+        Raises:
+            UsageError: this is called elsewhere, where nothing would repeat it.
         """
-        active_group = self._loop.active_group
-        if active_group is None or active_group.group is None:
+        group = self._loop.begin_exchange("job.sum")
+        if group is None:
             return dict(values)
-        rows = active_group.group.gather_now(list(values.values()))
+        rows = group.gather_now(list(values.values()), Purpose.SUM)
         return {name: math.fsum(column) for name, column in zip(values, zip(*rows, strict=True), strict=True)}
 
     def part(
@@ -402,7 +411,7 @@ class Job:
         self._hooks_of = where
         model.eval()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self._loop.repeated_on_loss():
                 for hook in hooks:
                     values = hook(number)
                     if values is not None:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch.distributed as dist
 
@@ -20,6 +20,8 @@ from heterotrain.errors import PeerLost
 from heterotrain.network.gloo.abort import OpenSocket, open_sockets
 from heterotrain.network.mesh.connect import connect
 from heterotrain.network.mesh.mesh import Mesh
+
+_T = TypeVar("_T")
 
 c10d: Any = dist
 """torch.distributed, whose type information lacks half of what it exports."""
@@ -70,63 +72,80 @@ def connect_store(host: str, port: int) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupConnections:
-    """The parts of a group: the store, the mesh for the ranks' own messages, and a gloo group for gradients."""
+    """The parts of a group: the store, the mesh for the ranks' own messages, and the group for gradients."""
 
     store: Any
     mesh: Mesh
     gradients: Any
 
 
-class ConnectionAttempt:
-    """One attempt to connect to all other ranks."""
+class Attempt(Generic[_T]):
+    """One attempt to connect, in a thread of its own."""
 
-    def __init__(self, store: Callable[[], Any], *, rank: int, world_size: int, address: str | None) -> None:
-        """Start the attempt in a thread of its own.
-
-        Args:
-            store: returns the store, connecting to it where another rank hosts it.
-            rank: this rank.
-            world_size: number of ranks.
-            address: address at which the others reach this rank; ``None`` for that of gloo's interface.
-        """
-        self._store = store
-        self._rank = rank
-        self._world_size = world_size
-        self._address = address
+    def __init__(self, make: Callable[[], _T]) -> None:
+        """Start ``make``, which returns what the training thread waits for."""
+        self._make = make
         self._done = threading.Event()
-        self._connections: GroupConnections | None = None
+        self._made: list[_T] = []
         self._error: Exception | None = None
         threading.Thread(target=self._run, name="heterotrain-connect", daemon=True).start()
 
-    def result(self, check: Callable[[], None]) -> GroupConnections:
-        """Return the connections; ``check`` is called while waiting and may raise to abandon the attempt.
+    def result(self, check: Callable[[], None]) -> _T:
+        """Return the result; ``check`` is called while waiting and may raise to abandon the attempt.
 
         Raises:
             PeerLost: a rank did not connect.
         """
         while not self._done.wait(0.01):
             check()
-        if self._connections is None:
+        if not self._made:
             raise PeerLost(f"the group could not be built: {short_message(self._error)}") from self._error
-        return self._connections
+        return self._made[0]
 
     def _run(self) -> None:
         try:
-            store = self._store()
-            mesh = connect(
-                store, rank=self._rank, world_size=self._world_size, address=self._address, within_s=SETUP_S,
-                limit_s=COLLECTIVE_S,
-            )  # fmt: skip
-            self._connections = GroupConnections(store=store, mesh=mesh, gradients=self._gloo(store))
+            self._made.append(self._make())
         except Exception as error:  # noqa: BLE001  # whatever it is, the training thread gets it
             self._error = error
         self._done.set()
 
-    def _gloo(self, store: Any) -> Any:
-        limit = timedelta(seconds=SETUP_S)
-        group = c10d.ProcessGroupGloo(c10d.PrefixStore("gradients", store), self._rank, self._world_size, limit)
-        group._set_default_timeout(timedelta(seconds=COLLECTIVE_S))  # noqa: SLF001  # torch has no public way
-        return group
+
+def connect_ranks(
+    store: Callable[[], Any], *, rank: int, world_size: int, address: str | None, backend: str
+) -> GroupConnections:
+    """Connect to all other ranks.
+
+    Args:
+        store: returns the store, connecting to it where another rank hosts it.
+        rank: this rank.
+        world_size: number of ranks.
+        address: address at which the others reach this rank; ``None`` for that of gloo's interface.
+        backend: ``gloo`` or ``nccl`` for the gradients; NCCL makes its connections later, with the first reduction.
+
+    Raises:
+        OSError, RuntimeError: a rank did not connect.
+    """
+    found = store()
+    mesh = connect(found, rank=rank, world_size=world_size, address=address, within_s=SETUP_S, limit_s=COLLECTIVE_S)
+    make = nccl_group if backend == "nccl" else gloo_group
+    return GroupConnections(
+        store=found, mesh=mesh, gradients=make(found, "gradients", rank=rank, world_size=world_size)
+    )
+
+
+def gloo_group(store: Any, name: str, *, rank: int, world_size: int) -> Any:
+    """Connect a gloo group over keys of the store that begin with ``name``."""
+    limit = timedelta(seconds=SETUP_S)
+    group = c10d.ProcessGroupGloo(c10d.PrefixStore(name, store), rank, world_size, limit)
+    group._set_default_timeout(timedelta(seconds=COLLECTIVE_S))  # noqa: SLF001  # torch has no public way
+    return group
+
+
+def nccl_group(store: Any, name: str, *, rank: int, world_size: int) -> Any:
+    """Make an NCCL group over keys of the store that begin with ``name``."""
+    options = c10d.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=COLLECTIVE_S)  # noqa: SLF001  # torch has no public way
+    return c10d.ProcessGroupNCCL(c10d.PrefixStore(name, store), rank, world_size, options)
 
 
 def short_message(error: BaseException | None) -> str:

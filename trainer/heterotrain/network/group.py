@@ -6,6 +6,7 @@ operation fail; ``close`` belongs to the training thread.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -17,16 +18,33 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from heterotrain.errors import PeerLost
-from heterotrain.network.connection_setup import ConnectionAttempt, HostedStore, c10d, short_message
+from heterotrain.errors import PeerLost, UsageError
+from heterotrain.network.connection_setup import (
+    Attempt,
+    HostedStore,
+    c10d,
+    connect_ranks,
+    gloo_group,
+    short_message,
+)
 from heterotrain.network.gloo.abort import OpenSocket, connected, cut, interface_of, open_sockets
-from heterotrain.network.gloo.bounded_wait import BoundedWait
-from heterotrain.network.gloo.default_group import abort_nccl, publish, withdraw
-from heterotrain.network.mesh.exchange import AllGather, Exchange, Payload
+from heterotrain.network.gloo.bounded_wait import BoundedWait, settle
+from heterotrain.network.gloo.default_group import publish, withdraw
+from heterotrain.network.gloo.script_group import carried_by
+from heterotrain.network.mesh.exchange import CALLS, AllGather, Exchange, Payload, Purpose
 from heterotrain.network.mesh.mesh import Mesh, pack_floats, unpack_floats
 
 _log = logging.getLogger(__name__)
 _Work = TypeVar("_Work")
+
+NEWS_S = 2.0
+"""Time until the loss of a peer shows after one of gloo's operations has failed with it; usually milliseconds."""
+CALL_BYTES = 160
+"""Length of the announcement of a script's collective; a longer one is cut, the same on every rank."""
+NOT_HERE = (
+    "can be used inside `with step:` before step.apply, and in hooks such as those of job.on_epoch_end: elsewhere the "
+    "loss of a worker would end the training, because nothing repeats the call"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +73,8 @@ class Group:
 
     Attributes:
         waiting: the current wait of the training thread, for the hang watch; ``None`` when it does not wait.
+        is_open: whether the script may exchange data now, because the loss of a peer would repeat what it does.
+        script_exchanges: number of exchanges that the script has started in this formation.
     """
 
     def __init__(self, *, rank: int, world_size: int, sockets: SocketFilter, hosted: HostedStore | None = None) -> None:
@@ -77,6 +97,10 @@ class Group:
         self._cut = ""
         self._backend = ""
         self._mesh: Mesh | None = None
+        self._gradients: Any = None
+        self._script: Any = None
+        self.is_open = False
+        self.script_exchanges = 0
         self._peer_sockets: frozenset[OpenSocket] = frozenset()
 
     # -- life --------------------------------------------------------------------------------------------------------
@@ -101,29 +125,41 @@ class Group:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         store = self._store
         self.check()
-        attempt = ConnectionAttempt(
-            lambda: store or connect(), rank=self.rank, world_size=self.world_size, address=own_address
+        attempt = Attempt(
+            lambda: connect_ranks(
+                lambda: store or connect(),
+                rank=self.rank,
+                world_size=self.world_size,
+                address=own_address,
+                backend=backend,
+            )
         )
         connections = attempt.result(self.check)
-        self._store, self._mesh = connections.store, connections.mesh
-        publish(connections, backend=backend, rank=self.rank, world_size=self.world_size)
+        self._store, self._mesh, self._gradients = connections.store, connections.mesh, connections.gradients
+        publish(self, rank=self.rank, world_size=self.world_size)
+        self._own(self._sockets_before)
+        self.check()
+
+    def _own(self, before: frozenset[OpenSocket]) -> None:
+        """Count all sockets that were opened since ``before`` as the group's."""
+        opened = open_sockets() - before
         with self._lock:
-            self._own_sockets = open_sockets() - self._sockets_before
+            self._own_sockets = opened | (self._own_sockets or frozenset())
         # Without the store's sockets and those of other threads, which may close while the group is intact.
-        self._peer_sockets = connected(
-            self._own_sockets,
+        self._peer_sockets |= connected(
+            opened,
             addresses=self._addresses if self._sockets.members else None,
             excluded_ports=self._sockets.excluded_ports | {getattr(self._store, "port", 0)},
         )
-        self.check()
 
     def cut(self, reason: str) -> None:
         """Make every operation of this group fail, now and later; safe from any thread."""
         with self._lock:
             first, self._cut = not self._cut, self._cut or reason
             candidates = self._own_sockets if self._own_sockets is not None else open_sockets() - self._sockets_before
-        if first and self._backend == "nccl":
-            abort_nccl()
+        if first and self._backend == "nccl" and self._gradients is not None:
+            with contextlib.suppress(Exception):  # the group is over in any case
+                self._gradients.abort()  # unlike gloo, NCCL can be aborted, from any thread
         count = cut(candidates, addresses=self._addresses, excluded_ports=self._sockets.excluded_ports)
         if self._mesh is not None:
             self._mesh.cut()
@@ -134,6 +170,15 @@ class Group:
     def is_cut(self) -> bool:
         """Whether the group has been cut."""
         return bool(self._cut)
+
+    def is_over(self) -> bool:
+        """Return whether the group has been cut.
+
+        Gloo closes a connection of this process when it broke; the group is then cut here.
+        """
+        if not self._cut and self._peer_sockets - open_sockets():
+            self.cut("a connection broke")
+        return self.is_cut
 
     def check(self) -> None:
         """Fail early when the group has been cut.
@@ -149,7 +194,9 @@ class Group:
         if self._mesh is not None:
             self._mesh.close()
         withdraw()
-        self._store = None
+        if self._backend == "nccl" and self._gradients is not None and not self._cut:
+            self._gradients.shutdown()
+        self._gradients = self._script = self._store = None
 
     # -- operations --------------------------------------------------------------------------------------------------
 
@@ -159,28 +206,26 @@ class Group:
         Raises:
             PeerLost: the group is broken.
         """
-        # The same as dist.all_reduce, without its checks for cases that cannot occur here.
-        work: dist.Work = self._guarded(
-            lambda: c10d.group.WORLD.allreduce([flat], c10d.AllreduceOptions()), RuntimeError
-        )
+        gradients = self._gradients
+        work: dist.Work = self._guarded(lambda: gradients.allreduce([flat], c10d.AllreduceOptions()), RuntimeError)
         return work
 
-    def gather(self, data: bytes) -> AllGather:
+    def gather(self, data: bytes, purpose: Purpose = Purpose.LIBRARY) -> AllGather:
         """Start to collect the same number of bytes from every rank; ``rows`` holds them after ``wait``.
 
         Raises:
             PeerLost: the group is broken.
         """
-        return self._guarded(lambda: self._require_mesh().gather(data), OSError)
+        return self._guarded(lambda: self._require_mesh().gather(data, purpose), OSError)
 
-    def gather_now(self, values: Sequence[float]) -> list[list[float]]:
+    def gather_now(self, values: Sequence[float], purpose: Purpose = Purpose.LIBRARY) -> list[list[float]]:
         """Return every rank's values, by rank.
 
         Raises:
             PeerLost: the group is broken.
         """
-        gathering = self.gather(pack_floats(values))
-        self.wait(gathering, "an all-gather of numbers")
+        gathering = self.gather(pack_floats(values), purpose)
+        self.wait(gathering, "an all-gather of numbers" if purpose is Purpose.LIBRARY else CALLS[purpose])
         return [unpack_floats(row) for row in gathering.rows]
 
     def broadcast_bytes(self, data: bytes | None, *, size_bytes: int, source: int) -> bytes:
@@ -199,19 +244,26 @@ class Group:
         self.send_receive(outgoing, incoming, f"a broadcast of rank {source}")
         return bytes(got)
 
-    def send_receive(self, outgoing: Mapping[int, Payload], incoming: Mapping[int, Payload], what: str) -> None:
+    def send_receive(
+        self,
+        outgoing: Mapping[int, Payload],
+        incoming: Mapping[int, Payload],
+        what: str,
+        purpose: Purpose = Purpose.LIBRARY,
+    ) -> None:
         """Send to some ranks and fill memory from others; every rank calls this at the same point.
 
         Args:
             outgoing: payload by receiving rank.
             incoming: payload by sending rank, of the size that the sender sends.
             what: name of the operation, for the hang watch.
+            purpose: what the exchange is for; the same on every rank.
 
         Raises:
             PeerLost: the group is broken.
         """
         start = self._require_mesh().send_receive
-        self.wait(self._guarded(lambda: start(outgoing=outgoing, incoming=incoming), OSError), what)
+        self.wait(self._guarded(lambda: start(outgoing=outgoing, incoming=incoming, purpose=purpose), OSError), what)
 
     def wait(self, work: dist.Work | Exchange, what: str = "an exchange between ranks") -> None:
         """Wait for an operation; ``what`` names it for the hang watch.
@@ -223,7 +275,7 @@ class Group:
         broken: type[Exception] = RuntimeError if isinstance(work, dist.Work) else OSError
         # NCCL needs no bounded wait: its operations can be aborted and wait on the device.
         if isinstance(work, dist.Work) and self._backend != "nccl":
-            waited = BoundedWait(work, is_over=self._is_over)
+            waited = BoundedWait(work, is_over=self.is_over, belongs_to=self._gradients)
         self.waiting = Waiting(what, time.monotonic())
         try:
             waited.wait()
@@ -231,6 +283,10 @@ class Group:
             raise PeerLost(self._cut or short_message(error)) from error
         finally:
             self.waiting = None
+
+    def settle(self, works: Sequence[dist.Work]) -> None:
+        """Wait until reductions of this group, which has been cut, no longer use their buffers."""
+        settle(works, self._gradients)
 
     def finish_device(self) -> None:
         """Wait until the accelerator has finished all queued work, then check that the group is intact.
@@ -248,19 +304,87 @@ class Group:
                 self.waiting = None
             self.check()
 
+    # -- the script's collectives ------------------------------------------------------------------------------------
+
+    def script_call(self, name: str, details: str, start: Callable[[Any], dist.Work]) -> dist.Work:
+        """Run one collective of the script on all ranks and return its work, which is complete.
+
+        Args:
+            name: function of ``torch.distributed``.
+            details: what has to be the same on every rank, such as shapes.
+            start: starts it in a process group.
+
+        Raises:
+            PeerLost: the group is broken; the step or hook is repeated.
+            UsageError: nothing would repeat the call here, or another rank calls something else.
+        """
+        call = f"torch.distributed.{name}" + (f" ({details})" if details else "")
+        self.begin_script_exchange(f"torch.distributed.{name}")
+        self._announce(call)
+        group = self._require_script_group()
+        try:
+            self.waiting = Waiting(call, time.monotonic())
+            work = start(group)
+            BoundedWait(work, is_over=self.is_over, belongs_to=group).wait()
+        except RuntimeError as error:
+            if not self._breaks_soon():
+                raise  # the script's own mistake
+            raise PeerLost(self._cut or short_message(error)) from error
+        finally:
+            self.waiting = None
+        return work
+
+    def begin_script_exchange(self, name: str) -> None:
+        """Note that the script is about to exchange data with the other ranks.
+
+        Raises:
+            PeerLost: the group is broken.
+            UsageError: nothing would repeat the exchange here if a peer was lost.
+        """
+        if not self.is_open:
+            raise UsageError(f"{name} {NOT_HERE}")
+        self.check()
+        self.script_exchanges += 1
+
+    def _announce(self, call: str) -> None:
+        """Wait until every rank makes this call.
+
+        Raises:
+            PeerLost: the group is broken.
+            UsageError: another rank makes another one.
+        """
+        gathering = self.gather(call.encode()[:CALL_BYTES].ljust(CALL_BYTES), Purpose.SCRIPT)
+        self.wait(gathering, call)
+        for rank, row in enumerate(gathering.rows):
+            if row != gathering.rows[self.rank]:
+                raise UsageError(
+                    f"rank {rank} calls {row.decode(errors='replace').strip()} while rank {self.rank} calls {call}: "
+                    "every rank has to make the same calls, with tensors of the same shape, in the same order. "
+                    "step.all_gather joins tensors whose first dimension differs by rank."
+                )
+
+    def _require_script_group(self) -> Any:
+        """Return the gloo group of the script's collectives; every rank makes it at the same call."""
+        if self._script is None:
+            store, before = self._store, open_sockets()
+            attempt = Attempt(lambda: gloo_group(store, "script", rank=self.rank, world_size=self.world_size))
+            backend = attempt.result(self.check)
+            self._script = carried_by(backend, store, rank=self.rank, world_size=self.world_size)
+            self._own(before)
+            self.check()
+        return self._script
+
+    def _breaks_soon(self) -> bool:
+        """Return whether the group turns out to be broken, after one of gloo's operations has failed."""
+        end_s = time.monotonic() + NEWS_S
+        while not self.is_over() and time.monotonic() < end_s:
+            time.sleep(0.005)
+        return self.is_cut
+
     @property
     def _addresses(self) -> frozenset[str]:
         """Remote addresses of the group's connections; a store on this rank's own host is reached over loopback."""
         return self._sockets.members | {"127.0.0.1", "::1"}
-
-    def _is_over(self) -> bool:
-        """Return whether the group has been cut.
-
-        Gloo closes a connection of this process when it broke; the group is then cut here.
-        """
-        if not self._cut and self._peer_sockets - open_sockets():
-            self.cut("a connection broke")
-        return self.is_cut
 
     def _require_mesh(self) -> Mesh:
         if self._mesh is None:

@@ -31,6 +31,7 @@ from torch import nn
 
 from heterotrain.errors import UsageError
 from heterotrain.network.group import Group
+from heterotrain.network.mesh.exchange import Purpose
 
 LEAST_VALUES = 2
 """Fewer values per channel have no variance; the same limit as torch's."""
@@ -91,7 +92,7 @@ class BatchNormContext:
         row_K = values_K.detach().to("cpu", torch.float64).contiguous()  # noqa: N806  # shape in the name
         if self.group is None:
             return row_K.unsqueeze(0)
-        gathering = self.group.gather(row_K.numpy().tobytes())
+        gathering = self.group.gather(row_K.numpy().tobytes(), Purpose.BATCH_NORM)
         self.group.wait(gathering, "the statistics of a BatchNorm layer")
         return torch.frombuffer(bytearray(b"".join(gathering.rows)), dtype=torch.float64).view(-1, row_K.numel())
 

@@ -21,7 +21,6 @@ from functools import partial
 import torch
 
 from heterotrain.errors import UsageError
-from heterotrain.network.gloo.bounded_wait import settle
 from heterotrain.network.group import Group
 from heterotrain.numerics.buckets import Bucket, buckets_of, squared_norm
 from heterotrain.numerics.compression import Compressor
@@ -306,7 +305,9 @@ class Reducer:
 
     def abandon(self) -> None:
         """Drop a failed step; waits until its operations have released the buffers (cut the group first)."""
-        settle([bucket.work for bucket in self._buckets if bucket.work is not None])
+        works = [bucket.work for bucket in self._buckets if bucket.work is not None]
+        if self._group is not None:
+            self._group.settle(works)
         for bucket in self._buckets:
             bucket.work = bucket.packed = None
         self._armed = self._held = False

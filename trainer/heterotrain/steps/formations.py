@@ -57,7 +57,7 @@ class Formations:
     @property
     def is_broken(self) -> bool:
         """Whether there is no formation in which a step could finish."""
-        return self.active_group is None or (self.active_group.group is not None and self.active_group.group.is_cut)
+        return self.active_group is None or (self.active_group.group is not None and self.active_group.group.is_over())
 
     def require(self) -> ActiveGroup:
         """Return the current formation.

@@ -24,6 +24,7 @@ from heterotrain.errors import Diverged, NonFinite, PeerLost, RepeatStep, UsageE
 from heterotrain.identity import Identity, Mode
 from heterotrain.membership.interface import ActiveGroup, Membership
 from heterotrain.network.control import Slot, StepDecision
+from heterotrain.network.group import NOT_HERE, Group
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.noise import Measurement
 from heterotrain.numerics.non_finite import Action
@@ -105,6 +106,8 @@ class Loop:
         self._repeating: int | None = None
         self._known: set[int] = set()
         self._open: Step | None = None
+        self._exchanges_open = False
+        self._lockstep = False
         self._began_s = time.monotonic()
         self._step_s = 0.0
         self._hooks_s: float | None = None  # of the last end-of-epoch hooks
@@ -117,8 +120,15 @@ class Loop:
         """The current formation; ``None`` between two formations."""
         return self._formations.active_group
 
-    def steps(self, source: Source, *, workers: Workers) -> Iterator[Step]:
-        """Yield steps until everything is committed; the worker processes load samples ahead."""
+    def steps(self, source: Source, *, workers: Workers, lockstep: bool = False) -> Iterator[Step]:
+        """Yield steps until everything is committed.
+
+        Args:
+            source: the data set.
+            workers: processes that load samples ahead.
+            lockstep: whether every rank gets the same number of micro-batches.
+        """
+        self._lockstep = lockstep
         self._loader = BatchLoader(
             source, config=self._config, device=self._device, identity=self._identity, report=self._report,
             workers=workers,
@@ -194,6 +204,7 @@ class Loop:
             group=active_group.group,
             context=self,
             is_retry=self._repeating == task.number,
+            lockstep=self._lockstep,
         )
 
     def _repeat(self, step: Step) -> None:
@@ -206,9 +217,10 @@ class Loop:
         elif isinstance(step.failure, torch.OutOfMemoryError):
             self._attempts.halve(step)
             self._observer.forget()
-            if step.voted and step.group is not None:  # the others may have committed it, and have the state then
+            if step.is_awaited and step.group is not None:
+                # The others may have committed it, and have the state then; or wait for the script's next exchange.
                 self._uncommitted = step
-                self._formations.leave_broken(PeerLost("out of memory after the vote on a step"), self.reducer)
+                self._formations.leave_broken(PeerLost("out of memory after exchanges of a step"), self.reducer)
         elif not isinstance(step.failure, RepeatStep):
             raise UsageError(
                 f"step {step.number} ended without a result: run each step inside `with step:` and end it with "
@@ -296,8 +308,45 @@ class Loop:
         return self._require_loader().fetch(task, offset, size)
 
     def is_broken(self) -> bool:
-        """Return whether the formation is known to be broken."""
+        """Return whether the formation is broken."""
         return self._formations.is_broken
+
+    def open_exchanges(self, *, are_open: bool) -> None:
+        """Allow the script to exchange data with other ranks while a loss repeats what it does; refuse it otherwise."""
+        self._exchanges_open = are_open
+        if self.active_group is not None and self.active_group.group is not None:
+            self.active_group.group.is_open = are_open
+
+    @contextlib.contextmanager
+    def repeated_on_loss(self) -> Iterator[None]:
+        """Allow exchanges in hooks, which are called again after a loss.
+
+        Raises:
+            PeerLost: instead of an error of a collective that failed with the formation.
+        """
+        self.open_exchanges(are_open=True)
+        try:
+            yield
+        except RuntimeError as error:
+            if self._formations.is_broken:
+                raise PeerLost(str(error)) from error
+            raise
+        finally:
+            self.open_exchanges(are_open=False)
+
+    def begin_exchange(self, name: str) -> Group | None:
+        """Return the connections for an exchange of the script; ``None`` for a process without peers.
+
+        Raises:
+            PeerLost: the formation is broken.
+            UsageError: nothing would repeat the exchange here.
+        """
+        if not self._exchanges_open:
+            raise UsageError(f"{name} {NOT_HERE}")
+        group = self._formations.require().group
+        if group is not None:
+            group.begin_script_exchange(name)
+        return group
 
     def vote(self, step: Step, *, ok: bool) -> StepDecision:
         """Exchange the control vectors and wait for the buckets.

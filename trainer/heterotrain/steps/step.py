@@ -19,6 +19,8 @@ import torch
 from heterotrain.errors import NonFinite, PeerLost, RepeatStep, UsageError
 from heterotrain.network.control import StepDecision
 from heterotrain.network.group import Group
+from heterotrain.network.mesh.exchange import Purpose
+from heterotrain.numerics.all_gather import Gathered, all_gather
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.noise import Measurement
 from heterotrain.numerics.non_finite import Action, describe, remedy
@@ -63,7 +65,10 @@ class StepContext(Protocol):
         """Report a step whose loss or gradient is not finite."""
 
     def is_broken(self) -> bool:
-        """Return whether the formation is known to be broken."""
+        """Return whether the formation is broken."""
+
+    def open_exchanges(self, *, are_open: bool) -> None:
+        """Allow or refuse exchanges of the script with other ranks."""
 
 
 @dataclass(slots=True)
@@ -72,6 +77,7 @@ class Step:
 
     Attributes:
         is_retry: whether this is another attempt at a step that this rank has tried before.
+        lockstep: whether every rank gets the same number of micro-batches.
         is_open: whether the script is inside ``with step:``.
         updates: whether the optimizers' steps have begun.
         voted: whether this rank has told the others that it finished its part, so that they may commit the step.
@@ -83,6 +89,7 @@ class Step:
     group: Group | None
     context: StepContext
     is_retry: bool = False
+    lockstep: bool = False
     measurement: Measurement | None = None
     clock: Clock = field(init=False)
     committed: bool = False
@@ -102,6 +109,9 @@ class Step:
     _decision: StepDecision | None = None
     _squared: float | None = None
     _forward: AbstractContextManager[object] | None = None
+    _exchanges_before: int = 0
+    _padding: int = 0
+    _anchors: list[torch.Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.clock = Clock(self.reducer.timeline)
@@ -130,7 +140,9 @@ class Step:
         """Yield this rank's share of the batch, cut to fit into memory; nothing if the share is zero.
 
         The loop body runs in the configured precision up to ``step.backward``. If the model has BatchNorm layers, which
-        wait for all ranks, a rank without a share gets one sample with weight zero.
+        wait for all ranks, a rank without a share gets one sample with weight zero. With ``job.steps(lockstep=True)``
+        every rank gets as many micro-batches as the rank with the most; the additional ones come first and consist of
+        one sample with weight zero (``step.is_padding``).
 
         When the loop over the micro-batches has ended, every parameter's ``grad`` is that of the global batch, equal on
         all ranks, as after ``loss.backward()`` with DistributedDataParallel; so are random numbers. Code between the
@@ -143,7 +155,8 @@ class Step:
         if not self.is_open:
             raise UsageError("run each step inside `with step:`, so that all ranks commit it or none does")
         self._begin()
-        if not self._sizes and self._runs_without_samples:
+        self._padding = self._missing()
+        for _ in range(self._padding):
             yield self._hand_out(self.task.spare(), 0, 1)
             self._leave_forward()
         start = 0
@@ -153,6 +166,37 @@ class Step:
             start += size
         if self._backwards == self._expected:
             self._reduce()
+
+    @property
+    def is_padding(self) -> bool:
+        """Whether the sample of the current micro-batch has weight zero, because this rank has fewer than others."""
+        return 0 < self._handed_out <= self._padding
+
+    def all_gather(self, rows: torch.Tensor) -> Gathered:
+        """Return the rows of all ranks' current micro-batches, and the place of this rank's own ones among them.
+
+        ``rows`` has this rank's samples in its first dimension, whose size differs by rank. Gradients flow back to the
+        ranks that sent the rows. The loss is the mean over this rank's own samples, as always: the step's gradient is
+        then that of the whole batch in one process, if every rank has one micro-batch. With several, a sample is
+        compared with those of the same round. Every rank has to make the same calls (``job.steps(lockstep=True)``).
+
+        Raises:
+            UsageError: ``job.steps`` was called without ``lockstep``, this is not between a micro-batch and its
+                ``step.backward``, or the ranks' tensors differ in more than the first dimension.
+        """
+        if not self.lockstep:
+            raise UsageError(
+                "step.all_gather needs job.steps(..., lockstep=True): shares differ by rank, and all ranks have to "
+                "make the same number of calls"
+            )
+        if self._handed_out == self._backwards:
+            raise UsageError("call step.all_gather in the loop over step.micro_batches(), before step.backward")
+        if self.group is None:
+            return Gathered(rows=rows, start=0)
+        self.group.begin_script_exchange("step.all_gather")
+        gathered, anchor = all_gather(rows, self.group, counts=not self.is_padding)
+        self._anchors += [anchor] if anchor.requires_grad else []
+        return gathered
 
     def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
         """Add this micro-batch's gradient.
@@ -172,18 +216,16 @@ class Step:
         check_loss(loss)
         if loss.dtype in (torch.float16, torch.bfloat16):
             loss = loss.float()  # the factors below would overflow
-        if not self._sizes:
+        if self.is_padding:
             self._backwards += 1
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            self.numerics.running.add(0)
-            self._reduce_nothing()
+            self._take_part(loss)
             return
         check_weight(weight)
-        samples = self._sizes[self._backwards]
-        if self._backwards:
+        samples = self._sizes[self._backwards - self._padding]
+        if self._backwards > self._padding:
             self.reducer.check_untouched()
         self._backwards += 1
-        last = self._backwards == len(self._sizes)
+        last = self._backwards == self._padding + len(self._sizes)
         counted = float(samples if weight is None else weight)
         self.weight += counted
         value = loss.item() if loss.is_cpu else loss.detach().double()  # do not wait for an accelerator here
@@ -242,6 +284,7 @@ class Step:
             rates = self.numerics.update(optimizers, global_batch_samples=batch_samples)
         self.clock.spent(Phase.UPDATE, began)
         self.committed = True
+        self.context.open_exchanges(are_open=False)  # a step that is committed is not repeated
         self.context.commit(self, decision)
         return StepResult(
             loss=math.nan if decision.loss is None else decision.loss, learning_rates=rates,
@@ -285,6 +328,8 @@ class Step:
 
     def __enter__(self) -> Self:
         self.is_open = True
+        self.context.open_exchanges(are_open=True)
+        self._exchanges_before = 0 if self.group is None else self.group.script_exchanges
         self.numerics.batch_norm_context.enter(
             self.group, micro_batches=len(self._sizes),
             is_short=self.task.batch_samples < self.task.global_batch_samples,
@@ -297,6 +342,7 @@ class Step:
     ) -> bool:
         self._leave_forward()
         self.is_open = False
+        self.context.open_exchanges(are_open=False)
         self.numerics.batch_norm_context.leave()
         if error is None:
             if not self.committed:
@@ -321,13 +367,19 @@ class Step:
 
     def _vote_to_repeat(self) -> None:
         """Vote against the step after running out of memory, if peers are already summing this rank's buckets."""
-        if self.voted or not self._sizes or self._backwards < len(self._sizes):
-            return  # too late, or nothing of this step has been sent yet
+        if self.is_awaited or not self._sizes or self._backwards < len(self._sizes):
+            return  # a vote comes too late, or nothing of this step has been sent yet
         try:
             self.reducer.flush()
             self._vote(ok=False)
         except PeerLost as lost:
             self.failure = lost
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the others may have committed the step or wait for an exchange, so that a vote comes too late."""
+        exchanges = 0 if self.group is None else self.group.script_exchanges
+        return self.voted or exchanges != self._exchanges_before
 
     def _vote(self, *, ok: bool) -> StepDecision:
         self.voted = ok
@@ -341,7 +393,7 @@ class Step:
 
     @property
     def _expected(self) -> int:
-        return len(self._sizes) or int(self._runs_without_samples)
+        return len(self._sizes) + (self._padding or int(not self._sizes and self._runs_without_samples))
 
     @property
     def _runs_without_samples(self) -> bool:
@@ -353,10 +405,33 @@ class Step:
         began = self.clock.now()
         batch = self.context.fetch(task, start, size)
         self._handed_out += 1
+        self._anchors.clear()
         self._mark = self.clock.spent(Phase.LOAD, began)
         self._forward = self.numerics.precision.autocast()
         self._forward.__enter__()
         return batch
+
+    def _missing(self) -> int:
+        """Return the number of micro-batches without weight that this rank needs to make the calls of the others.
+
+        Raises:
+            PeerLost: the formation is broken.
+        """
+        own = len(self._sizes)
+        if self.group is None or not self.lockstep:
+            return int(not own and self._runs_without_samples)
+        self.group.begin_script_exchange("step.micro_batches")
+        return int(max(row[0] for row in self.group.gather_now([float(own)], Purpose.ROUNDS))) - own
+
+    def _take_part(self, loss: torch.Tensor) -> None:
+        """Run the exchanges of a backward pass; the gradients of a sample with weight zero are dropped."""
+        if not self._sizes:  # BatchNorm layers wait for all ranks, too
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        elif self._anchors:
+            loss.backward(inputs=self._anchors)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.numerics.running.add(0)
+        if not self._sizes and self._backwards == self._padding:
+            self._reduce_nothing()
 
     def _leave_forward(self) -> None:
         forward, self._forward = self._forward, None

@@ -40,7 +40,7 @@ class Task:
 
     def spare(self) -> Task:
         """Return the task of a rank that has no samples but has to run the model."""
-        return replace(self, position=self.cursor, share_samples=1)
+        return replace(self, position=self.cursor, share_samples=1, micro_batches=())
 
     @property
     def ids(self) -> tuple[int, ...]:

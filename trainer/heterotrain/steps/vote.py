@@ -7,6 +7,7 @@ from heterotrain.membership.agreement import share_newest_plan
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.network.control import SIGNATURE, Slot, StepDecision, decide, to_row
+from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.network.mesh.mesh import pack_floats, unpack_floats
 from heterotrain.numerics.local_batch_norm import RunningStatistics
 from heterotrain.numerics.reducer import Reducer
@@ -40,7 +41,7 @@ def exchange_votes(
         decision = decide([row], parameters=slot.parameters)
         reducer.drop_unused(decision.unused)
         return decision, held
-    gathering = active_group.group.gather(pack_floats(row))
+    gathering = active_group.group.gather(pack_floats(row), Purpose.VOTE)
     if reducer.is_held:
         active_group.group.wait(gathering, "the vote on the step")
         _check_same_parameters([unpack_floats(other) for other in gathering.rows], active_group.rank)

@@ -61,7 +61,7 @@ class Threads:
         """Return the group of one rank."""
         return SimpleNamespace(gather=partial(self._gather, rank), wait=lambda *_: None)
 
-    def _gather(self, rank: int, row: bytes) -> SimpleNamespace:
+    def _gather(self, rank: int, row: bytes, _purpose: object) -> SimpleNamespace:
         self._rows[rank] = row
         self._barrier.wait(timeout=30)
         rows = list(self._rows)

@@ -28,13 +28,13 @@ class BoundedWait:
         is_done: whether no further wait is needed.
     """
 
-    def __init__(self, work: dist.Work, *, is_over: Callable[[], bool], belongs_to: Any = None) -> None:
+    def __init__(self, work: dist.Work, *, is_over: Callable[[], bool], belongs_to: Any) -> None:
         """Wrap an operation.
 
         Args:
             work: the running operation.
             is_over: returns whether its group has been cut.
-            belongs_to: its group; ``None`` for torch's default group.
+            belongs_to: its group.
         """
         self.is_done = False
         self._work = work
@@ -75,13 +75,12 @@ class BoundedWait:
         The group must never be destroyed, not even when the interpreter exits: that would wait as well.
         """
         self.is_done = True
-        group = dist.group.WORLD if self._group is None else self._group
-        for leaked in (self._work, group):
+        for leaked in (self._work, self._group):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(leaked))
 
 
-def settle(works: Sequence[dist.Work]) -> None:
+def settle(works: Sequence[dist.Work], belongs_to: Any) -> None:
     """Wait until operations of a cut group no longer use their buffers; their errors are ignored."""
     for work in works:
         with contextlib.suppress(RuntimeError):
-            BoundedWait(work, is_over=lambda: True).wait(known_over=True)
+            BoundedWait(work, is_over=lambda: True, belongs_to=belongs_to).wait(known_over=True)

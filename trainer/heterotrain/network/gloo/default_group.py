@@ -1,4 +1,16 @@
-"""torch's default group, made of a formation's connections, so that scripts can use ``torch.distributed`` as usual."""
+"""torch's default group, made for each formation, so that scripts can use the collectives of ``torch.distributed``.
+
+What a script may do, and where:
+
+* Collectives of the default group, synchronous or with ``async_op=True``, on tensors of any device, and the collectives
+  of objects: inside ``with step:`` before ``step.apply``, and in hooks. There the loss of a worker repeats the step, or
+  the hook, with the remaining ranks. Everywhere else they are refused with one sentence (``Group.script_call``).
+* They travel over gloo on every device, and never touch the connections of the gradients.
+* Groups of a script's own (``new_group``), and messages between two ranks (``send``, ``recv``), are refused.
+* A call that other ranks answer with another one, or with ``step.apply``, ends in an error that names both.
+
+In the forward pass every rank has to make the same calls although shares differ: ``docs/collectives.md``.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +18,14 @@ import contextlib
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from heterotrain.errors import PeerLost, UsageError
-from heterotrain.network.connection_setup import COLLECTIVE_S, GroupConnections, c10d, short_message
+from heterotrain.network.connection_setup import COLLECTIVE_S, c10d, short_message
+from heterotrain.network.gloo.script_group import NO_SUBGROUPS, Carrier, NoStore, ScriptGroup
 
 BACKEND = "heterotrain"
-"""The name under which torch knows the trainer's gloo group for gradients."""
+"""The name under which torch knows the default group's backend."""
 
 
 def check_free() -> None:
@@ -24,35 +36,28 @@ def check_free() -> None:
     """
     if dist.is_initialized():
         raise UsageError(
-            "torch.distributed already has a default group, and job.steps makes its own: leave out init_process_group; "
-            "inside job.steps torch.distributed works as usual"
+            "torch.distributed already has a default group, and job.steps makes its own: leave out "
+            "init_process_group; inside `with step:` and in hooks the collectives of torch.distributed work"
         )
 
 
-def publish(connections: GroupConnections, *, backend: str, rank: int, world_size: int) -> None:
-    """Make the connections torch's default group.
-
-    Nothing is exchanged: gloo's connections exist already, and NCCL's are made later.
+def publish(carrier: Carrier, *, rank: int, world_size: int) -> None:
+    """Make torch's default group. Nothing is exchanged.
 
     Args:
-        connections: those of the new formation; there must be no default group.
-        backend: ``gloo`` or ``nccl`` for the gradients on a device.
+        carrier: the connections of the new formation; there must be no default group.
         rank: this rank in the formation.
         world_size: number of ranks.
 
     Raises:
-        PeerLost: torch rejected the connections.
+        PeerLost: torch rejected the group.
     """
-    _MADE.append(connections.gradients)
+    _MADE.append(ScriptGroup(carrier, rank=rank, world_size=world_size))
     try:
         if BACKEND not in c10d.Backend.backend_list:
-            c10d.Backend.register_backend(BACKEND, lambda *_: _MADE[-1], devices=["cpu", "cuda"])
+            c10d.Backend.register_backend(BACKEND, lambda *_: _made(), devices=["cpu", "cuda"])
         dist.init_process_group(
-            f"cuda:nccl,cpu:{BACKEND}" if backend == "nccl" else BACKEND,
-            store=c10d.PrefixStore("default", connections.store),
-            rank=rank,
-            world_size=world_size,
-            timeout=timedelta(seconds=COLLECTIVE_S),
+            BACKEND, store=_NO_STORE, rank=rank, world_size=world_size, timeout=timedelta(seconds=COLLECTIVE_S)
         )
     except (RuntimeError, ValueError) as error:
         raise PeerLost(f"the group could not be built: {short_message(error)}") from error
@@ -60,18 +65,20 @@ def publish(connections: GroupConnections, *, backend: str, rank: int, world_siz
         _MADE.clear()
 
 
+_NO_STORE = NoStore()
+"""Kept, because torch holds the C++ part of a store only."""
 _MADE: list[Any] = []
 """The group that torch is about to take over, if any."""
 
 
+def _made() -> ScriptGroup:
+    if not _MADE:
+        raise UsageError(NO_SUBGROUPS)
+    return _MADE[-1]  # type: ignore[no-any-return]  # the list holds nothing else
+
+
 def withdraw() -> None:
-    """Drop torch's default group. Waits for its threads."""
+    """Drop torch's default group."""
     if dist.is_initialized():
         with contextlib.suppress(RuntimeError, ValueError):
             dist.destroy_process_group()
-
-
-def abort_nccl() -> None:
-    """Abort the gradients' communicator: unlike gloo, NCCL can be aborted, from any thread."""
-    with contextlib.suppress(Exception):  # the group is over in any case
-        c10d.group.WORLD._get_backend(torch.device("cuda")).abort()  # noqa: SLF001  # torch has no public way

@@ -1,8 +1,8 @@
 """Simultaneous transfers between ranks, each pair over its own connection, driven by the waiting thread.
 
 Every exchange of a formation has a number, and every rank starts them in the same order. So data read from a connection
-always belong to the current exchange. Each frame still carries that number and its length, in case the ranks' scripts
-differ.
+always belong to the current exchange. Each frame still carries that number, its purpose and its length, in case the
+ranks' scripts differ: the error then names what each of the two ranks does.
 """
 
 from __future__ import annotations
@@ -12,13 +12,38 @@ import socket
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 
 from heterotrain.errors import UsageError
 
-HEAD = struct.Struct("<IQ")
-"""Header of every frame: the number of the exchange in its formation, and the number of bytes that follow."""
+HEAD = struct.Struct("<IIQ")
+"""Header of every frame: the number of the exchange in its formation, its purpose, and the bytes that follow."""
 TURNS = 16
 """Reads or writes on one connection before the others get a turn, so that a fast peer does not delay the rest."""
+
+
+class Purpose(IntEnum):
+    """What an exchange is for."""
+
+    LIBRARY = 0
+    VOTE = 1
+    SUM = 2
+    BATCH_NORM = 3
+    SCRIPT = 4
+    ROUNDS = 5
+    GATHER = 6
+
+
+CALLS = {
+    Purpose.LIBRARY: "an exchange of the library",
+    Purpose.VOTE: "step.apply",
+    Purpose.SUM: "job.sum",
+    Purpose.BATCH_NORM: "the forward or backward pass of a BatchNorm layer",
+    Purpose.SCRIPT: "a collective of torch.distributed",
+    Purpose.ROUNDS: "step.micro_batches",
+    Purpose.GATHER: "step.all_gather, or its backward pass",
+}
+"""The call of the script behind each purpose, for error messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +60,33 @@ class Payload:
 
 
 class Exchange:
-    """Sends and receives until all data have been transferred; ``wait`` belongs to the training thread."""
+    """Sends and receives until all data have been transferred; ``wait`` belongs to the training thread.
 
-    def __init__(self, peers: Mapping[int, socket.socket], *, number: int, limit_s: float) -> None:
+    Attributes:
+        is_done: whether ``wait`` has ended.
+    """
+
+    def __init__(
+        self, peers: Mapping[int, socket.socket], *, number: int, limit_s: float, purpose: Purpose = Purpose.LIBRARY
+    ) -> None:
         """Prepare an exchange.
 
         Args:
             peers: connected, non-blocking sockets, by rank.
             number: number of this exchange in its formation.
+            purpose: what it is for; the same on every rank.
             limit_s: seconds without any progress after which ``wait`` gives up.
         """
         self._peers = peers
         self._number = number
+        self._purpose = purpose
         self._limit_s = limit_s
         self._unsent: dict[int, memoryview] = {}
         self._missing: dict[int, memoryview] = {}
         self._to_send: dict[int, Iterator[memoryview]] = {}
         self._to_fill: dict[int, Iterator[memoryview]] = {}
         self._heads: dict[int, tuple[memoryview, bytes]] = {}
+        self.is_done = False
 
     def send(self, peer: int, first: bytes, then: Iterable[memoryview] = ()) -> None:
         """Start sending to a peer; ``first`` starts with the frame's header.
@@ -68,7 +102,7 @@ class Exchange:
         """Expect a frame with ``size_bytes`` after its header; ``first`` takes the header and perhaps more."""
         whole = self._missing[peer] = memoryview(first)
         self._to_fill[peer] = iter(then)
-        self._heads[peer] = (whole, HEAD.pack(self._number, size_bytes))
+        self._heads[peer] = (whole, HEAD.pack(self._number, self._purpose, size_bytes))
 
     def wait(self) -> None:
         """Return when all data have arrived and all outgoing data have been sent.
@@ -77,6 +111,12 @@ class Exchange:
             OSError: a connection is broken, or (``TimeoutError``) no data moved within the time limit.
             UsageError: a peer takes part in a different exchange.
         """
+        try:
+            self._finish()
+        finally:
+            self.is_done = True
+
+    def _finish(self) -> None:
         for peer in tuple(self._missing):
             self._pull(peer)
         if not self._missing and not self._unsent:
@@ -139,12 +179,23 @@ class Exchange:
             return
         received = bytes(whole[: HEAD.size])
         if received != head:
-            theirs, own = HEAD.unpack(received)[1], HEAD.unpack(head)[1]
-            raise UsageError(
-                f"rank {peer} exchanges {theirs} bytes where this rank exchanges {own}: "
-                "run the same model with the same layers on every rank, and call job.sum with the same values"
-            )
+            raise UsageError(_difference(peer, theirs=HEAD.unpack(received), own=HEAD.unpack(head)))
         del self._heads[peer]
+
+
+def _difference(peer: int, *, theirs: tuple[int, int, int], own: tuple[int, int, int]) -> str:
+    """Return the error message for a frame that does not belong to this rank's exchange."""
+    known = {int(purpose) for purpose in Purpose}
+    if theirs[1] != own[1] and theirs[1] in known:
+        return (
+            f"rank {peer} is in {CALLS[Purpose(theirs[1])]} while this rank is in {CALLS[Purpose(own[1])]}: every rank "
+            "has to make the same calls in the same order. If they are made for each micro-batch, use "
+            "job.steps(..., lockstep=True), because shares differ by rank."
+        )
+    return (
+        f"rank {peer} exchanges {theirs[2]} bytes where this rank exchanges {own[2]}: "
+        "run the same model with the same layers on every rank, and call job.sum with the same values"
+    )
 
 
 def _rest(view: memoryview | None, then: Iterator[memoryview]) -> memoryview | None:
@@ -158,8 +209,9 @@ class AllGather(Exchange):
     """Every rank sends the same number of bytes to all others; ``rows`` holds them after ``wait``."""
 
     def __init__(
-        self, peers: Mapping[int, socket.socket], *, rank: int, number: int, data: bytes, limit_s: float
-    ) -> None:
+        self, peers: Mapping[int, socket.socket], *, rank: int, number: int, data: bytes, limit_s: float,
+        purpose: Purpose = Purpose.LIBRARY,
+    ) -> None:  # fmt: skip
         """Start sending ``data``; the same number of bytes is expected from every rank.
 
         Args:
@@ -168,13 +220,14 @@ class AllGather(Exchange):
             number: see ``Exchange``.
             data: the bytes of this rank.
             limit_s: see ``Exchange``.
+            purpose: see ``Exchange``.
 
         Raises:
             OSError: a connection is broken.
         """
-        super().__init__(peers, number=number, limit_s=limit_s)
+        super().__init__(peers, number=number, limit_s=limit_s, purpose=purpose)
         self._rank = rank
-        self._frame = HEAD.pack(number, len(data)) + data
+        self._frame = HEAD.pack(number, purpose, len(data)) + data
         self._got = {peer: bytearray(len(self._frame)) for peer in peers}
         for peer in peers:
             self.send(peer, self._frame)
@@ -193,7 +246,7 @@ class SendReceive(Exchange):
 
     def __init__(
         self, peers: Mapping[int, socket.socket], *, number: int, limit_s: float,
-        outgoing: Mapping[int, Payload], incoming: Mapping[int, Payload],
+        outgoing: Mapping[int, Payload], incoming: Mapping[int, Payload], purpose: Purpose = Purpose.LIBRARY,
     ) -> None:  # fmt: skip
         """Start sending.
 
@@ -203,12 +256,13 @@ class SendReceive(Exchange):
             limit_s: see ``Exchange``.
             outgoing: payload by receiving rank.
             incoming: payload by sending rank, with memory to fill; the sender's payload has the same size.
+            purpose: see ``Exchange``.
 
         Raises:
             OSError: a connection is broken.
         """
-        super().__init__(peers, number=number, limit_s=limit_s)
+        super().__init__(peers, number=number, limit_s=limit_s, purpose=purpose)
         for peer, payload in incoming.items():
             self.fill(peer, bytearray(HEAD.size), payload.views, size_bytes=payload.size_bytes)
         for peer, payload in outgoing.items():
-            self.send(peer, HEAD.pack(number, payload.size_bytes), payload.views)
+            self.send(peer, HEAD.pack(number, purpose, payload.size_bytes), payload.views)

@@ -13,7 +13,8 @@ import socket
 from array import array
 from collections.abc import Mapping, Sequence
 
-from heterotrain.network.mesh.exchange import AllGather, Payload, SendReceive
+from heterotrain.errors import UsageError
+from heterotrain.network.mesh.exchange import AllGather, Exchange, Payload, Purpose, SendReceive
 
 
 class Mesh:
@@ -31,32 +32,49 @@ class Mesh:
         self._rank = rank
         self._limit_s = limit_s
         self._exchanges = 0
+        self._newest: Exchange | None = None
         for connection in self._peers.values():
             connection.setblocking(False)
             if connection.family in (socket.AF_INET, socket.AF_INET6):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def gather(self, data: bytes) -> AllGather:
+    def gather(self, data: bytes, purpose: Purpose = Purpose.LIBRARY) -> AllGather:
         """Start sending ``data`` to every rank and collecting the same number of bytes from each.
 
         Raises:
             OSError: a connection is broken.
+            UsageError: another exchange has not ended.
         """
-        return AllGather(self._peers, rank=self._rank, number=self._next(), data=data, limit_s=self._limit_s)
+        started = AllGather(
+            self._peers, rank=self._rank, number=self._next(), data=data, limit_s=self._limit_s, purpose=purpose
+        )
+        self._newest = started
+        return started
 
-    def send_receive(self, *, outgoing: Mapping[int, Payload], incoming: Mapping[int, Payload]) -> SendReceive:
+    def send_receive(
+        self,
+        *,
+        outgoing: Mapping[int, Payload],
+        incoming: Mapping[int, Payload],
+        purpose: Purpose = Purpose.LIBRARY,
+    ) -> SendReceive:
         """Start sending and receiving payloads; every rank calls this, also one without payloads.
 
         Args:
             outgoing: payload by receiving rank.
             incoming: payload by sending rank, of the size that the sender sends.
+            purpose: what the exchange is for; the same on every rank.
 
         Raises:
             OSError: a connection is broken.
+            UsageError: another exchange has not ended.
         """
-        return SendReceive(
-            self._peers, number=self._next(), limit_s=self._limit_s, outgoing=outgoing, incoming=incoming
-        )
+        started = SendReceive(
+            self._peers, number=self._next(), limit_s=self._limit_s, outgoing=outgoing, incoming=incoming,
+            purpose=purpose,
+        )  # fmt: skip
+        self._newest = started
+        return started
 
     def cut(self) -> None:
         """Make every exchange fail, now and later, on this rank and on its peers."""
@@ -70,6 +88,11 @@ class Mesh:
             connection.close()
 
     def _next(self) -> int:
+        if self._newest is not None and not self._newest.is_done:
+            raise UsageError(
+                "two exchanges between ranks overlap: call job.sum, step.all_gather and torch.distributed from the "
+                "thread that runs the training loop only"
+            )
         self._exchanges = (self._exchanges + 1) % 2**32
         return self._exchanges
 

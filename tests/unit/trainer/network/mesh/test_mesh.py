@@ -190,7 +190,7 @@ def test_payloads_of_different_sizes_are_an_error() -> None:
         first.send_receive(outgoing={1: Payload(3, [memoryview(b"abc")])}, incoming={})
         with pytest.raises(UsageError, match="rank 0 exchanges 3 bytes where this rank exchanges 4"):
             second.send_receive(outgoing={}, incoming={0: Payload(4, [memoryview(bytearray(4))])}).wait()
-    assert HEAD.unpack(HEAD.pack(1, 2**40))[1] == 2**40  # a state of more than 4 GB
+    assert HEAD.unpack(HEAD.pack(1, 0, 2**40))[2] == 2**40  # a state of more than 4 GB
 
 
 def test_connections_without_the_secret_are_rejected() -> None:

@@ -1,0 +1,161 @@
+"""torch's default group as a script sees it: the collectives of ``torch.distributed`` between a formation's ranks.
+
+Each call is announced to all ranks before it starts. So ranks whose scripts differ get an error that names both calls,
+and a rank that waits for another does so where the loss of a peer wakes it. The gloo group that carries the data is
+made at the first call in a formation; scripts without collectives of their own have none. It is not the group of the
+gradients, whose order of operations therefore does not depend on the script. Operations have ended when a call
+returns, even with ``async_op=True``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from heterotrain.errors import PeerLost, UsageError
+
+_Store: Any = getattr(dist, "Store")  # noqa: B009  # its type information lacks it
+
+SHAPED = {
+    "allreduce": "all_reduce", "allreduce_coalesced": "all_reduce", "broadcast": "broadcast", "reduce": "reduce",
+    "allgather": "all_gather", "allgather_coalesced": "all_gather", "all_gather_single": "all_gather_into_tensor",
+    "_allgather_base": "all_gather_into_tensor", "all_gather_single_coalesced": "all_gather_into_tensor",
+    "allgather_into_tensor_coalesced": "all_gather_into_tensor", "gather": "gather",
+    "gather_single": "gather", "gather_into_tensor": "gather", "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter_tensor", "_reduce_scatter_base": "reduce_scatter_tensor",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor",
+}  # fmt: skip
+"""Methods of a process group that need tensors of the same shape on every rank, with the names that scripts use."""
+OTHERS = {
+    "scatter": "scatter", "alltoall": "all_to_all", "alltoall_base": "all_to_all_single",
+    "all_to_all_single": "all_to_all_single", "barrier": "barrier",
+}  # fmt: skip
+"""The other methods, likewise."""
+REFUSED = {"send": "send", "recv": "recv", "recv_anysource": "recv"}
+"""Messages between two ranks: ranks change with each loss, so a script cannot address a worker."""
+NO_SUBGROUPS = (
+    "torch.distributed.new_group is not available in a job, because such a group would not outlive the loss of a "
+    "worker: use the default group"
+)
+
+
+class Carrier(Protocol):
+    """The connections of a formation; ``network.group.Group`` implements it."""
+
+    def script_call(self, name: str, details: str, start: Callable[[Any], dist.Work]) -> dist.Work:
+        """Run one collective of the script; see ``Group.script_call``."""
+
+
+class ScriptGroup(dist.ProcessGroup):
+    """The default group of one formation."""
+
+    def __init__(self, carrier: Carrier, *, rank: int, world_size: int) -> None:
+        """Make the group; nothing is exchanged.
+
+        Args:
+            carrier: the formation's connections; torch may keep this object longer than they exist.
+            rank: this rank in the formation.
+            world_size: number of ranks.
+        """
+        super().__init__(rank, world_size)
+        self._carrier = weakref.ref(carrier)
+
+    @property
+    def group_name(self) -> Any:
+        """Name under which torch's functional collectives find the group."""
+        return dist.distributed_c10d._world.pg_names[self]  # noqa: SLF001  # torch has no public way
+
+    def getBackendName(self) -> str:  # noqa: N802  # torch names it
+        """Return the name of the backend."""
+        return "heterotrain"
+
+    def collective(self, method: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> dist.Work:
+        """Run one collective with the connections of the formation; its work is complete.
+
+        Raises:
+            PeerLost: the formation has ended.
+            UsageError: see ``Group.script_call``.
+        """
+        carrier = self._carrier()
+        if carrier is None:
+            raise PeerLost("the formation of this group has ended")
+
+        def start(group: Any) -> dist.Work:
+            work: dist.Work = getattr(group, method)(*arguments, **options)
+            return work
+
+        name = SHAPED.get(method) or OTHERS[method]
+        return carrier.script_call(name, _details(method, (*arguments, *options.values())), start)
+
+
+def carried_by(backend: Any, store: Any, *, rank: int, world_size: int) -> dist.ProcessGroup:
+    """Return a process group of torch's own whose operations on any device use this gloo backend."""
+    made = dist.ProcessGroup(store, rank, world_size)
+    kind = dist.ProcessGroup.BackendType.GLOO
+    made._set_default_backend(kind)  # noqa: SLF001  # torch has no public way
+    for device in ("cpu", "cuda"):
+        made._register_backend(torch.device(device), kind, backend)  # noqa: SLF001  # as above
+    return made
+
+
+def _details(method: str, arguments: tuple[Any, ...]) -> str:
+    """Return what has to be the same on every rank: root, operation, and the input's type and shape."""
+    words = []
+    for argument in arguments:
+        root = getattr(argument, "rootRank", None)
+        operation = getattr(argument, "reduceOp", None)
+        words += [] if root is None else [f"root {root}"]
+        words += [] if operation is None else [str(getattr(operation, "op", operation)).rpartition(".")[2]]
+    if method in SHAPED:
+        # Outputs come first and exist on some ranks only; the last tensors are the input.
+        tensors = [list(_tensors(argument)) for argument in arguments]
+        inputs = next((found for found in reversed(tensors) if found), [])
+        kinds = dict.fromkeys(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in inputs)
+        words = [*kinds, *words]
+    return " ".join(words)
+
+
+def _tensors(argument: Any) -> Iterator[torch.Tensor]:
+    if isinstance(argument, torch.Tensor):
+        yield argument
+    elif isinstance(argument, list | tuple):
+        for part in argument:
+            yield from _tensors(part)
+
+
+def _method(name: str) -> Callable[..., dist.Work]:
+    def run(self: ScriptGroup, *arguments: Any, **options: Any) -> dist.Work:
+        return self.collective(name, arguments, options)
+
+    return run
+
+
+def _refusal(name: str) -> Callable[..., dist.Work]:
+    def refuse(_self: ScriptGroup, *_arguments: Any, **_options: Any) -> dist.Work:
+        raise UsageError(
+            f"torch.distributed.{name} is not available in a job, because ranks change when a worker is lost: "
+            "use a collective, such as broadcast or all_gather"
+        )
+
+    return refuse
+
+
+for _name in (*SHAPED, *OTHERS):
+    if hasattr(dist.ProcessGroup, _name):
+        setattr(ScriptGroup, _name, _method(_name))
+for _name, _called in REFUSED.items():
+    setattr(ScriptGroup, _name, _refusal(_called))
+
+
+class NoStore(_Store):  # type: ignore[misc]  # torch leaves it untyped
+    """The store of the default group, which needs none: refuses the groups that a script tries to make from it."""
+
+    def _refuse(self, *_arguments: Any) -> Any:
+        raise UsageError(NO_SUBGROUPS)
+
+    set = get = add = wait = check = delete_key = compare_set = append = multi_get = multi_set = _refuse
