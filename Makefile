@@ -82,6 +82,11 @@ lock: $(UV) ## resolve pyproject.toml into requirements/*.txt
 	@$(COMPILE) -c requirements/dev.txt --extra trainer pyproject.toml -o requirements/trainer.txt
 	@$(COMPILE) -c requirements/dev.txt --extra trainer --extra tensorboard --group examples \
 	  pyproject.toml -o requirements/examples.txt
+	@awk '/^[a-z0-9]/ {skip = /^(torch==|triton==|nvidia-|cuda-)/} !skip' requirements/dev.txt > $(VENV)/without-cuda.txt
+	@$(COMPILE) -c $(VENV)/without-cuda.txt -c requirements/cu12.in --extra trainer \
+	  pyproject.toml -o requirements/trainer-cu12.txt
+	@$(COMPILE) -c $(VENV)/without-cuda.txt -c requirements/cu12.in --extra trainer --extra tensorboard --group examples \
+	  pyproject.toml -o requirements/examples-cu12.txt
 	@$(COMPILE) --group build -o requirements/build.txt
 
 ##@ Style and generated files

@@ -19,6 +19,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from heterotrain_core.version import __version__
+
 if TYPE_CHECKING:
     from heterotrain.data.shards import Shards
     from heterotrain.errors import HeterotrainError, UsageError
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from heterotrain.steps.result import StepResult
     from heterotrain.steps.step import Step
 
-__all__ = ["HeterotrainError", "Job", "Shards", "Step", "StepResult", "UsageError", "fit", "init"]
+__all__ = ["HeterotrainError", "Job", "Shards", "Step", "StepResult", "UsageError", "__version__", "fit", "init"]
 
 _HOME = {
     "HeterotrainError": "heterotrain.errors",

@@ -12,12 +12,12 @@ import logging
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 import torch
 from heterotrain_core.contract.config import TrainingConfig
+from heterotrain_core.version import __version__
 
 from heterotrain.data.progress import Progress
 from heterotrain.data.slices import EpochSlice, Source
@@ -105,12 +105,9 @@ def versions() -> dict[str, str]:
     """Return the versions of the software and hardware of this process."""
     found = {
         "python": platform.python_version(), "system": platform.platform(), "machine": platform.machine(),
+        "heterotrain": __version__,
         "torch": str(torch.__version__), "numpy": np.__version__, "torch threads": str(torch.get_num_threads()),
     }  # fmt: skip
-    try:
-        found["heterotrain"] = version("heterotrain")
-    except PackageNotFoundError:
-        found["heterotrain"] = "from source"
     if torch.cuda.is_available():
         found |= {
             "cuda": str(torch.version.cuda),

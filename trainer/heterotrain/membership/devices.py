@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +18,58 @@ from heterotrain.identity import Identity
 DeviceIds = tuple[str, ...]
 """Identifiers of one accelerator; devices that share an identifier are the same one. Empty for a CPU."""
 
+OLDEST = (7, 0)
+"""Compute capability of the oldest GPUs (Volta) that a locked PyTorch has kernels for (docs/support.md)."""
+_ARCHITECTURE = re.compile(r"^(sm|compute)_(\d+)(\d)([af]?)$")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def take_device(identity: Identity) -> torch.device:
-    """Return the accelerator of this local rank, made CUDA's current device, or the CPU."""
+    """Return the accelerator of this local rank, made CUDA's current device, or the CPU.
+
+    Raises:
+        UsageError: this PyTorch has no kernels for the accelerator.
+    """
     if not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", identity.local_rank % torch.cuda.device_count())
+    if problem := missing_kernels(torch.cuda.get_arch_list(), torch.cuda.get_device_capability(device)):
+        build = f"PyTorch {torch.__version__}"
+        raise UsageError(f"{build} has no kernels for {torch.cuda.get_device_name(device)}: {problem}")
     torch.cuda.set_device(device)
     return device
+
+
+def missing_kernels(architectures: Sequence[str], capability: tuple[int, int]) -> str:
+    """Return why a build of PyTorch cannot run on a device, and the image to use; empty when it can.
+
+    Compiled kernels (``sm_80``) run on devices of the same major version with at least their minor version. Those in
+    the intermediate language PTX (``compute_90``) run on every newer device (CUDA C++ Programming Guide, "Binary
+    Compatibility" and "PTX Compatibility"). Variants such as ``sm_90a`` run on exactly their own device.
+
+    Args:
+        architectures: what the build holds, by ``torch.cuda.get_arch_list()``. An empty list, and names of another
+            vendor, tell nothing.
+        capability: the device's compute capability, major and minor.
+    """
+    compiled: list[tuple[int, int]] = []
+    for kind, major, minor, variant in (found for each in architectures for found in _ARCHITECTURE.findall(each)):
+        version = (int(major), int(minor))
+        compiled.append(version)
+        runs = version == capability if variant == "a" else version[0] == capability[0] and version <= capability
+        if runs or (kind == "compute" and not variant and version <= capability):
+            return ""
+    if not compiled:
+        return ""
+    names = ", ".join(f"{major}.{minor}" for major, minor in sorted(set(compiled)))
+    if capability < OLDEST:
+        remedy = f"GPUs below {OLDEST[0]}.{OLDEST[1]} are not supported, so leave their nodes out of the pools"
+    elif capability < min(compiled):
+        remedy = "use an image with PyTorch for CUDA 12, built with REQUIREMENTS=requirements/examples-cu12.txt"
+    else:
+        remedy = "use an image with a newer PyTorch"
+    needed = f"{capability[0]}.{capability[1]}"
+    return f"it needs compute capability {needed}, but this build has {names}; {remedy} (docs/support.md)"
 
 
 def device_ids(device: torch.device) -> DeviceIds:

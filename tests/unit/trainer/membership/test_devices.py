@@ -9,7 +9,14 @@ import pytest
 import torch
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode
-from heterotrain.membership.devices import BackendChoice, DeviceIds, choose_backend, device_ids, take_device
+from heterotrain.membership.devices import (
+    BackendChoice,
+    DeviceIds,
+    choose_backend,
+    device_ids,
+    missing_kernels,
+    take_device,
+)
 from heterotrain_core.contract.choices import Backend
 
 A, B, CPU = ("GPU-a", "host1/0:1:0"), ("GPU-b", "host1/0:2:0"), ()
@@ -71,9 +78,62 @@ def test_a_rank_takes_its_own_device_and_identifies_it(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_80"])
     devices = [take_device(Identity(mode=Mode.OPERATED, local_rank=rank)) for rank in range(3)]
     assert devices == current == [torch.device("cuda", index) for index in (0, 1, 0)]
     ids = [device_ids(device) for device in devices]
     assert [found[0] for found in ids] == ["u0", "u1", "u0"]
     assert [found[1].partition("/")[2] for found in ids] == ["0:1a:0", "0:1b:0", "0:1a:0"]
     assert device_ids(torch.device("cpu")) == ()
+
+
+CUDA_12 = ["sm_70", "sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
+CUDA_13 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
+V100, T4, A100, ADA, H100, BLACKWELL, FUTURE = (7, 0), (7, 5), (8, 0), (8, 9), (9, 0), (12, 1), (14, 0)
+
+
+@pytest.mark.parametrize(
+    ("architectures", "capability"),
+    [
+        *[(CUDA_12, device) for device in (V100, T4, A100, ADA, H100, BLACKWELL)],
+        *[(CUDA_13, device) for device in (T4, A100, ADA, H100, BLACKWELL)],
+        ([*CUDA_13, "compute_120"], FUTURE),
+        (["sm_90a"], H100),
+        ([], V100),
+        (["gfx90a"], (9, 0)),
+    ],
+)
+def test_a_build_runs_on_devices_that_it_has_kernels_for(architectures: list[str], capability: tuple[int, int]) -> None:
+    assert missing_kernels(architectures, capability) == ""
+
+
+@pytest.mark.parametrize(
+    ("architectures", "capability", "remedy"),
+    [
+        (CUDA_13, V100, "REQUIREMENTS=requirements/examples-cu12.txt"),
+        (CUDA_12, (6, 0), "GPUs below 7.0 are not supported"),
+        (CUDA_12, FUTURE, "a newer PyTorch"),
+        (["sm_80", "sm_90a"], (9, 1), "a newer PyTorch"),
+        (["compute_80a"], H100, "a newer PyTorch"),
+    ],
+)
+def test_a_build_without_kernels_for_the_device_names_the_image_to_use(
+    architectures: list[str], capability: tuple[int, int], remedy: str
+) -> None:
+    problem = missing_kernels(architectures, capability)
+    assert remedy in problem
+    assert f"needs compute capability {capability[0]}.{capability[1]}" in problem
+
+
+def test_a_worker_whose_pytorch_lacks_its_gpu_s_kernels_ends_before_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: CUDA_13)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: V100)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla V100-SXM2-16GB")
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    with pytest.raises(UsageError, match=r"has no kernels for Tesla V100-SXM2-16GB: .*requirements/examples-cu12\.txt"):
+        take_device(Identity(mode=Mode.OPERATED))
+    assert taken == []
