@@ -7,11 +7,13 @@ import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_operator.api.status import as_body
-from heterotrain_operator.cluster_state.parse import RANKS_ANNOTATION, parse_job, parse_node
+from heterotrain_operator.cluster_state.parse import MOST_PLAN_CHARACTERS, RANKS_ANNOTATION, parse_job, parse_node
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.decide.grants.grant import UNLIMITED
@@ -290,6 +292,71 @@ async def test_a_foreign_object_with_the_job_s_name_stays_as_it_is_and_is_report
     await app.reconciler.run_once(KEY)
     assert kube.objects[plural, "ns", name] == before
     assert f"a {kind} named {name} exists and does not belong to this job" in condition(kube, "Scheduled")[1]
+
+
+def labelled_config_map(text: str, *, name: str = "job", **metadata: object) -> dict[str, Any]:
+    """Return a ConfigMap that looks like a job's plan but belongs to no job."""
+    labels = {keys.LABEL_MANAGED_BY: keys.MANAGED_BY, keys.LABEL_JOB: name}
+    identity = {"name": keys.plan_name(name), "namespace": "ns", "uid": "foreign", "resourceVersion": "7"}
+    return {"kind": "ConfigMap", "metadata": {**identity, "labels": labels, **metadata}, "data": {"plan.json": text}}
+
+
+@pytest.mark.parametrize("by", ["watch", "list"])
+async def test_a_foreign_config_map_with_the_plan_s_name_and_labels_stays_as_it_is(by: str) -> None:
+    kube = FakeKube()
+    app = an_app(kube)
+    foreign = labelled_config_map("a neighbour's data")
+    kube.objects["configmaps", "ns", "job-plan"] = foreign
+    before = copy.deepcopy(foreign)
+    if by == "watch":
+        app.plan_event(foreign, deleted=False)
+    else:
+        await relist(kube, app.store, None)
+    for _ in range(3):
+        await app.reconciler.run_once(KEY)
+    assert kube.objects["configmaps", "ns", "job-plan"] == before
+    assert "a ConfigMap named job-plan exists and does not belong to this job" in condition(kube, "Ready")[1]
+    assert not app.store.plans.all()
+
+
+async def test_config_maps_that_no_job_controls_are_not_kept() -> None:
+    kube = FakeKube()
+    app = an_app(kube)
+    for number in range(20):
+        body = labelled_config_map("x" * 1000, name=f"no-job-{number}")
+        kube.objects["configmaps", "ns", body["metadata"]["name"]] = body
+        app.plan_event(body, deleted=False)
+    assert not app.store.plans.all()
+    await relist(kube, app.store, None)
+    assert not app.store.plans.all()
+    assert len(app.store.plans._stamps) <= 1, "nor are their names"
+
+
+async def test_a_plan_that_became_too_long_is_written_again() -> None:
+    kube = FakeKube()
+    app = an_app(kube)
+    await app.reconciler.run_once(KEY)
+    plan = kube.objects["configmaps", "ns", "job-plan"]
+    plan["data"]["plan.json"] += " " * MOST_PLAN_CHARACTERS
+    plan["metadata"]["resourceVersion"] = "9000"
+    app.plan_event(plan, deleted=False)
+    stored = app.store.plans.get(KEY)
+    assert stored is not None
+    assert stored.text == ""
+    await app.reconciler.run_once(KEY)
+    assert len(kube.objects["configmaps", "ns", "job-plan"]["data"]["plan.json"]) < 5000
+
+
+async def test_a_job_waits_briefly_for_the_removal_of_its_predecessor_s_plan() -> None:
+    kube = FakeKube()
+    app = an_app(kube)
+    owner = {"kind": keys.KIND, "name": "job", "uid": "predecessor", "controller": True}
+    kube.objects["configmaps", "ns", "job-plan"] = labelled_config_map("{}", ownerReferences=[owner])
+    with pytest.raises(Conflict):
+        await app.reconciler.run_once(KEY)
+    del kube.objects["configmaps", "ns", "job-plan"]
+    await app.reconciler.run_once(KEY)
+    assert sum(key[0] == "pods" for key in kube.objects) == 3
 
 
 async def test_edits_of_the_operator_s_objects_are_reverted() -> None:

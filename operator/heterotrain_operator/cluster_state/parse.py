@@ -26,6 +26,9 @@ from heterotrain_operator.cluster_state.views import (
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 RANKS_ANNOTATION = f"{keys.GROUP}/ranks"
 
+MOST_PLAN_CHARACTERS = 512 * 1024
+"""A longer text is not the operator's: a plan of 1,000 ranks has some 450,000 characters."""
+
 # Reasons in a pod's status, by the kubelet or the garbage collector, for a pod that is lost with its node.
 _LOST_WITH_NODE = frozenset(
     {"Terminated", "NodeShutdown", "NodeAffinity", "NodeLost", "Preempting", "Evicted", "Shutdown"}
@@ -57,6 +60,12 @@ def owner_key(body: Mapping[str, Any]) -> JobKey | None:
     metadata = body["metadata"]
     job = (metadata.get("labels") or {}).get(keys.LABEL_JOB)
     return JobKey(metadata["namespace"], job) if job else None
+
+
+def controller_uid(body: Mapping[str, Any]) -> str:
+    """Return the uid of the object that controls this one; empty without one."""
+    owners = body["metadata"].get("ownerReferences") or ()
+    return next((each["uid"] for each in owners if each.get("controller")), "")
 
 
 def parse_job(body: Mapping[str, Any]) -> JobView:
@@ -105,7 +114,7 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         pool=labels.get(keys.LABEL_POOL, ""),
         index=int(index),
         on_demand=labels.get(keys.LABEL_CAPACITY_TYPE) != keys.CAPACITY_SPOT,
-        owner_uid=next((each["uid"] for each in metadata.get("ownerReferences") or () if each.get("controller")), ""),
+        owner_uid=controller_uid(body),
         ranks=_ranks(annotations.get(RANKS_ANNOTATION, "")),
         phase=status.get("phase") or "Pending",
         node=spec.get("nodeName") or "",
@@ -167,10 +176,12 @@ def parse_plan_object(body: Mapping[str, Any]) -> PlanObject | None:
     key = owner_key(body)
     if key is None or body["metadata"]["name"] != keys.plan_name(key.name):
         return None
+    text = (body.get("data") or {}).get(keys.PLAN_KEY, "")
     return PlanObject(
         key=key,
+        owner_uid=controller_uid(body),
         resource_version=body["metadata"]["resourceVersion"],
-        text=(body.get("data") or {}).get(keys.PLAN_KEY, ""),
+        text=text if len(text) <= MOST_PLAN_CHARACTERS else "",
     )
 
 

@@ -172,6 +172,11 @@ class Store:
         self._used: Mapping[str, Mapping[str, float]] = {}
         self._used_for: tuple[int, Mapping[str, Mapping[str, float]]] = (-1, {})
 
+    def controls_plan(self, plan: PlanObject) -> bool:
+        """Return whether a stored job controls this ConfigMap; no other plan is stored."""
+        job = self.jobs.get(plan.key)
+        return job is not None and job.uid == plan.owner_uid
+
     def newest_first(self) -> list[JobKey]:
         """Return all jobs, ordered by the last change of the job, its pods or its plan, newest first."""
         last = {key: max(self.jobs.changed(key), self.plans.changed(key)) for key in self.jobs.all()}

@@ -137,8 +137,15 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanObject:
-    """The plan's ConfigMap in the cluster."""
+    """The plan's ConfigMap in the cluster.
+
+    Attributes:
+        key: the job that it names.
+        owner_uid: uid of the object that controls it; empty for an orphan or a ConfigMap that merely has the labels.
+        text: the encoded plan; empty for one that is too long.
+    """
 
     key: JobKey
+    owner_uid: str
     resource_version: str
     text: str

@@ -175,10 +175,13 @@ class Actor:
         """Put an existing plan that the watch has not delivered into the store, so that the next pass starts from it.
 
         Raises:
+            Conflict: it belongs to a deleted job of the same name, so it will be deleted soon.
             Rejected: the ConfigMap does not belong to the job.
         """
         namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
         found = await self._kube.get(CONFIG_MAPS, namespace, name)
+        if _left_by_predecessor(job, found):
+            raise Conflict(f"{name} belongs to a deleted job of the same name")
         if not _controls(job, found):
             raise _name_in_use(body)
         if parse_plan_object(found) is None:  # without its labels, no watch delivers it
@@ -272,6 +275,15 @@ def _controls(job: JobView, body: Mapping[str, Any]) -> bool:
     """Return whether the job controls an object."""
     owners = body["metadata"].get("ownerReferences") or ()
     return any(each["uid"] == job.uid and each.get("controller") for each in owners)
+
+
+def _left_by_predecessor(job: JobView, body: Mapping[str, Any]) -> bool:
+    """Return whether an object belongs to a deleted job of the same name: the garbage collector will delete it."""
+    owners = body["metadata"].get("ownerReferences") or ()
+    return any(
+        each.get("controller") and (each["kind"], each["name"]) == (keys.KIND, job.key.name) and each["uid"] != job.uid
+        for each in owners
+    )
 
 
 def _name_in_use(body: Mapping[str, Any]) -> Rejected:

@@ -119,6 +119,8 @@ class App:
             )  # an echo of the status that was just written: the next step may have waited for it
             return
         view, before = parse_job(body), self.store.jobs.get(key_of(body))
+        if deleted or (before is not None and before.uid != view.uid):
+            self.store.plans.discard(view.key)
         if deleted:
             self.store.jobs.discard(view.key)
         else:
@@ -145,11 +147,13 @@ class App:
         self.allocator.changed()
 
     def plan_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
-        """Store the newest state of a plan's ConfigMap."""
+        """Store the newest state of a plan's ConfigMap, if a job controls it; others could fill the memory."""
         view = parse_plan_object(body)
         if view is None or (not deleted and self.store.plans.is_stored(view.key, view.resource_version)):
             return
-        if deleted:
+        if view.key not in self.store.jobs.all():
+            return
+        if deleted or not self.store.controls_plan(view):
             self.store.plans.discard(view.key)
         else:
             self.store.plans.put(view)

@@ -11,7 +11,7 @@ from heterotrain_core.contract import keys
 from heterotrain_operator.cluster_state.parse import owner_key, parse_job, parse_node, parse_plan_object, parse_pod
 from heterotrain_operator.cluster_state.quantity import added, pod_requests
 from heterotrain_operator.cluster_state.store import Kind, Store
-from heterotrain_operator.cluster_state.views import JobKey
+from heterotrain_operator.cluster_state.views import JobKey, PlanObject
 from heterotrain_operator.kube.resources import CONFIG_MAPS, JOBS, NODES, PODS, Resource
 from heterotrain_operator.kube.verbs import Body, Kube
 
@@ -43,11 +43,15 @@ async def relist(kube: Kube, store: Store, namespace: str | None) -> set[JobKey]
     def of(resource: Resource, scope: str | None, labels: str = "") -> Callable[[], AsyncIterator[Body]]:
         return lambda: kube.list(resource, scope, labels=labels)
 
+    def parse_plan(body: Body) -> PlanObject | None:
+        plan = parse_plan_object(body)
+        return plan if plan is not None and store.controls_plan(plan) else None
+
     before = set(store.jobs.all())
     await refill(store.nodes, parse_node, of(NODES, None))
-    await refill(store.plans, parse_plan_object, of(CONFIG_MAPS, namespace, OWNED))
+    await refill(store.jobs, parse_job, of(JOBS, namespace))  # before the plans: only those of jobs are kept
+    await refill(store.plans, parse_plan, of(CONFIG_MAPS, namespace, OWNED))
     await refill(store.pods, parse_pod, of(PODS, namespace, OWNED))
-    await refill(store.jobs, parse_job, of(JOBS, namespace))
     return before | set(store.jobs.all())
 
 
