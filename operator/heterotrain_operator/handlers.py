@@ -62,22 +62,22 @@ def register(registry: kopf.OperatorRegistry, app: App, *, stop: asyncio.Event) 
 
     @kopf.on.event(keys.GROUP, keys.VERSION, keys.PLURAL, registry=registry)
     async def on_job(event: kopf.RawEvent, **_: Any) -> None:
-        app.note_event("jobs", event["type"])
+        app.note_event("jobs", event["type"], event["object"]["metadata"]["uid"])
         app.job_event(event["object"], deleted=event["type"] == "DELETED")
 
     @kopf.on.event("v1", "pods", registry=registry)
     async def on_pod(event: kopf.RawEvent, **_: Any) -> None:
-        app.note_event("pods", event["type"])
+        app.note_event("pods", event["type"], event["object"]["metadata"]["uid"])
         app.pod_event(event["object"], deleted=event["type"] == "DELETED")
 
     @kopf.on.event("v1", "configmaps", registry=registry)
     async def on_plan(event: kopf.RawEvent, **_: Any) -> None:
-        app.note_event("plans", event["type"])
+        app.note_event("plans", event["type"], event["object"]["metadata"]["uid"])
         app.plan_event(event["object"], deleted=event["type"] == "DELETED")
 
     @kopf.on.event("v1", "nodes", registry=registry)
     async def on_node(event: kopf.RawEvent, **_: Any) -> None:
-        app.note_event("nodes", event["type"])
+        app.note_event("nodes", event["type"], event["object"]["metadata"]["uid"])
         app.node_event(event["object"], deleted=event["type"] == "DELETED")
 
     return failures

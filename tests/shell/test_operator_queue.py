@@ -130,3 +130,29 @@ async def test_a_queued_or_processed_key_keeps_its_priority() -> None:
     queue.add("queued")
     queue.add_low_priority(["queued", "processed"])
     assert await ready(queue) == ["queued"]
+
+
+async def test_a_low_priority_change_during_the_processing_of_a_key_is_not_lost() -> None:
+    queue: Queue[str] = Queue()
+    queue.add("a")
+    assert await queue.get() == "a"
+    queue.add_low_priority(["a"])
+    assert await ready(queue) == []
+    queue.done("a")
+    assert await ready(queue) == ["a"]
+
+
+async def test_regular_news_do_not_end_the_wait_of_a_failing_key() -> None:
+    queue: Queue[str] = Queue()
+    queue.add("a")
+    await queue.get()
+    queue.failed("a")
+    for _ in range(5):
+        queue.add_unless_failing("a")
+        assert await ready(queue) == []
+    started_s = now()
+    await queue.get()
+    assert now() - started_s == pytest.approx(FIRST_BACKOFF_S)
+    queue.done("a")
+    queue.add_unless_failing("a")
+    assert await ready(queue) == ["a"]

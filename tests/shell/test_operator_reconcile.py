@@ -586,7 +586,10 @@ async def test_shares_are_decided_again_only_on_new_telemetry_and_not_all_the_ti
         assert replanned[-1] is True
 
 
-async def test_a_deletion_during_a_gap_of_the_watch_is_noticed_when_the_watch_lists_again() -> None:
+@pytest.mark.parametrize("between", [("MODIFIED",), ()])
+async def test_a_deletion_during_a_gap_of_the_watch_is_noticed_when_the_watch_lists_again(
+    between: tuple[str, ...],
+) -> None:
     kube = FakeKube()
     app = App(kube, Settings(leader_election=False, relist_s=3600.0))
     for name in ("a", "b"):
@@ -595,14 +598,33 @@ async def test_a_deletion_during_a_gap_of_the_watch_is_noticed_when_the_watch_li
     try:
         async with asyncio.timeout(30):
             await app._synced.wait()
-            for event_type in (None, "MODIFIED"):
-                app.note_event("nodes", event_type)
+            for event_type in (None, *between):
+                app.note_event("nodes", event_type, "uid-b")
             del kube.objects["nodes", "", "a"]
             await asyncio.sleep(0)
             assert set(app.store.nodes.all()) == {"a", "b"}, "no event reports the deletion"
-            app.note_event("nodes", None)
+            app.note_event("nodes", None, "uid-b")
             while set(app.store.nodes.all()) != {"b"}:  # noqa: ASYNC110  # the store signals nothing
                 await asyncio.sleep(0)
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_job_that_was_deleted_while_no_watch_reported_it_is_forgotten_when_a_write_finds_it_missing() -> None:
+    kube = FakeKube()
+    app = an_app(kube)
+    del kube.objects["heterotrainjobs", "ns", "job"]
+    kube.fail = failing("apply status", "heterotrainjobs", NotFound("job"))
+    await app.reconciler.run_once(KEY)
+    assert KEY not in app.store.jobs.all()
+
+
+async def test_labels_of_nodes_wake_jobs_only_where_a_job_selects_by_them() -> None:
+    app = an_app(FakeKube())
+    node = node_body("a", "a")
+    for label, woken in (("feature.node.kubernetes.io/cpu-model", 0), ("pool", 1)):
+        node["metadata"]["labels"] = {**node["metadata"]["labels"], label: "new"}
+        node["metadata"]["resourceVersion"] += "0"
+        app.node_event(node, deleted=False)
+        assert len(app.queue) == woken

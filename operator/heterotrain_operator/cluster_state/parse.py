@@ -123,6 +123,7 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         deleting="deletionTimestamp" in metadata,
         ready=ready.get("status") == "True",
         ready_since_s=seconds(ready.get("lastTransitionTime")),
+        gated=scheduled.get("status") == "False" and scheduled.get("reason") == "SchedulingGated",
         unschedulable=refused.get("message") or refused.get("reason") or "",
         unschedulable_since_s=seconds(refused.get("lastTransitionTime")),
         waiting_reason=waiting.get("reason") or "",

@@ -69,6 +69,7 @@ class PodView:
         owner_uid: uid of the job that controls the pod; empty for an orphan, or a pod that merely has the labels.
         disruption: reason of the condition ``DisruptionTarget``, or the kubelet's reason for ending the pod
             (``Terminated``, ``NodeShutdown``, …); empty without a disruption.
+        gated: whether scheduling gates keep the scheduler from looking at the pod.
         unschedulable: the scheduler's message if it found no node; empty otherwise.
         waiting_reason: reason why the training (or an init) container does not run yet, e.g. ``ImagePullBackOff``.
         plan_version: version of the plan in the pod's annotation.
@@ -92,6 +93,7 @@ class PodView:
     deleting: bool = False
     ready: bool = False
     ready_since_s: float = 0.0
+    gated: bool = False
     unschedulable: str = ""
     unschedulable_since_s: float = 0.0
     waiting_reason: str = ""

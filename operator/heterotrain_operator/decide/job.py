@@ -41,7 +41,9 @@ from heterotrain_operator.decide.workers.replicas import (
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 KEPT_FAILED_PODS = 5
-"""So many failed pods are kept for their logs until the job ends; they use no resources."""
+"""So many failed pods are kept for their logs until the job ends; they use no resources once all containers ended."""
+SIDECAR_S = 30.0
+"""Time for the other containers of a failed worker to end; then the pod is deleted, because it still holds its node."""
 COOLING_S = 10.0
 """Time before a worker that was killed from outside right after its start is replaced: the cause may persist."""
 _QUICK_DEATH_S = 30.0
@@ -197,6 +199,7 @@ def _build_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, decid
             replicas.again_s,
             derived.life.again_s,
             decided.delay_s if replicas.create else None,
+            *(_sidecar_wait_s(worker, now_s=now_s) for worker in derived.workers),
             max(0.0, deadline.timestamp() - now_s) if deadline is not None else None,
         ),
         reason=decided.new_plan.reason if decided.new_plan else "",
@@ -281,12 +284,21 @@ def _unneeded_ended_pods(context: JobContext) -> tuple[PodView, ...]:
     counted = [w for w in context.workers if w.ended and w.pod.uid in context.accounts.accounted]
     failed = sorted((w for w in counted if w.state is WorkerState.FAILED), key=lambda worker: worker.pod.created_s)
     old = failed[: max(0, len(failed) - KEPT_FAILED_PODS)]
+    held = [w for w in failed if w not in old and _sidecar_wait_s(w, now_s=context.now_s) == 0]
     gone = [
         w
         for w in counted
         if w.state in (WorkerState.LEFT, WorkerState.DISRUPTED) and not _cooling_s([w], now_s=context.now_s)
     ]
-    return tuple(worker.pod for worker in (*gone, *old))
+    return tuple(worker.pod for worker in (*gone, *old, *held))
+
+
+def _sidecar_wait_s(worker: Worker, *, now_s: float) -> float | None:
+    """Return for how long the other containers of a failed worker may still run; ``None`` when all have ended."""
+    if worker.state is not WorkerState.FAILED or worker.pod.phase_ended:
+        return None
+    end_s = worker.pod.ended.finished_s if worker.pod.ended else worker.pod.created_s
+    return min(SIDECAR_S, max(0.0, end_s + SIDECAR_S - now_s))
 
 
 def _cooling_s(workers: Sequence[Worker], *, now_s: float) -> float:

@@ -25,6 +25,7 @@ from heterotrain_operator.cluster_state.parse import (
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.views import JobKey, JobView, NodeView
 from heterotrain_operator.decide.allocation.competition import takes_part
+from heterotrain_operator.decide.objects.pods import selector_keys
 from heterotrain_operator.engine.act import Actor
 from heterotrain_operator.engine.allocator import Allocator, wait_at_most
 from heterotrain_operator.engine.clocks import Clocks
@@ -85,6 +86,8 @@ class App:
         self.metrics.listed_age.set_function(lambda: clocks.monotonic() - self._listed_s)
         self._synced = asyncio.Event()
         self._streaming: set[str] = set()
+        self._listed: dict[str, set[str]] = {}
+        """By kind, the uids of the objects in the list with which its watch started."""
         self._watch_gap = asyncio.Event()
 
     # --- watch events ------------------------------------------------------------------------------------------------
@@ -99,17 +102,22 @@ class App:
         if self.elector is None or self.elector.leads:
             self.queue.add_low_priority(keys)
 
-    def note_event(self, kind: str, event_type: str | None) -> None:
+    def note_event(self, kind: str, event_type: str | None, uid: str) -> None:
         """Note an event of a kind; type ``None`` comes from the list with which a watch starts.
 
-        A second such list means that the watch was interrupted. No event reports deletions during the gap, so
-        everything is listed again.
+        A second such list means that the watch was interrupted: it names an object a second time, or follows other
+        events. No event reports deletions during the gap, so everything is listed again. An empty second list causes
+        no event; objects that are gone are then noticed by the next regular list, or when a write finds them missing.
         """
         if event_type is not None:
             self._streaming.add(kind)
-        elif kind in self._streaming:
+            return
+        listed = self._listed.setdefault(kind, set())
+        if kind in self._streaming or uid in listed:
             self._streaming.discard(kind)
+            listed.clear()
             self._watch_gap.set()
+        listed.add(uid)
 
     def job_event(self, body: Mapping[str, Any], *, deleted: bool) -> None:
         """Store the newest state of a job."""
@@ -168,11 +176,23 @@ class App:
             self.store.nodes.discard(view.name)
         else:
             self.store.nodes.put(view)
-        if deleted or before is None or _relevant(before) != _relevant(view):
+        if deleted or before is None or self._changes_decisions(before, view):
             for key in {pod.key for pod in self.store.pods.all().values() if pod.node == view.name}:
                 self._enqueue(key)
             self._enqueue_later(self.store.jobs.all())
             self.allocator.changed()
+
+    def _changes_decisions(self, before: NodeView, after: NodeView) -> bool:
+        """Return whether a node changed in a way that decisions depend on: its labels do where a job selects by them.
+
+        Heartbeats change nothing, and programs that discover features rewrite labels that no job asks for.
+        """
+        if _without_labels(before) != _without_labels(after):
+            return True
+        if before.labels == after.labels:
+            return False
+        changed = {name for name, _ in before.labels.items() ^ after.labels.items()}
+        return any(not changed.isdisjoint(selector_keys(job)) for job in self.store.jobs.all().values())
 
     # --- tasks -------------------------------------------------------------------------------------------------------
 
@@ -255,6 +275,6 @@ def _demand(job: JobView) -> tuple[object, ...]:
     return (job.uid, job.generation, takes_part(job))
 
 
-def _relevant(node: NodeView) -> tuple[object, ...]:
-    """Return what decisions depend on; a heartbeat changes none of it."""
-    return (node.taints, node.readiness, node.cordoned, node.allocatable, node.labels)
+def _without_labels(node: NodeView) -> tuple[object, ...]:
+    """Return what decisions depend on, besides labels."""
+    return (node.taints, node.readiness, node.cordoned, node.allocatable)

@@ -140,7 +140,7 @@ class Poller:
         self._metrics.telemetry_reads.labels(result="ok").inc()
         pools = {pod.uid: pod.pool for pod in self._store.pods.of_job(job.key)}
         if snapshot is not None and history.take(snapshot, times, pools=pools):
-            self._queue.add(job.key)
+            self._queue.add_unless_failing(job.key)
         self._set_problem(job, history, *self._freshness(job, history.telemetry))
 
     def _workers_of(self, job: JobView) -> dict[str, str]:
@@ -178,7 +178,7 @@ class Poller:
     def _set_problem(self, job: JobView, history: TelemetryHistory, reason: str, problem: str) -> None:
         if history.set_problem(reason=reason, problem=problem):
             log.info("telemetry", job=job.key.name, namespace=job.key.namespace, state=reason, problem=problem)
-            self._queue.add(job.key)
+            self._queue.add_unless_failing(job.key)
 
 
 def _trains(job: JobView) -> bool:

@@ -57,10 +57,17 @@ class Queue(Generic[_Key]):
     def add_low_priority(self, keys: Iterable[_Key]) -> None:
         """Mark keys dirty with low priority, in this order."""
         for key in keys:
-            if key not in self._dirty and key not in self._processing:
-                self._dirty.add(key)
+            if key in self._dirty:
+                continue
+            self._dirty.add(key)
+            if key not in self._processing:  # otherwise it is processed once more after the present time
                 self._low_priority[key] = None
                 self._wake.set()
+
+    def add_unless_failing(self, key: _Key) -> None:
+        """Mark a key dirty at once, unless it waits after a failure: for news that come all the time."""
+        if key not in self._failures:
+            self.add(key)
 
     def add_after(self, key: _Key, delay_s: float) -> None:
         """Mark a key dirty after a delay, unless it becomes dirty before; the earlier of two delays counts."""

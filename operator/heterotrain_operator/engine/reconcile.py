@@ -25,7 +25,7 @@ from heterotrain_operator.engine.memory import FIRST_RETRY_S, JobMemory
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected, Throttled, Unavailable
-from heterotrain_operator.kube.resources import PODS
+from heterotrain_operator.kube.resources import JOBS, PODS
 from heterotrain_operator.kube.verbs import Kube
 
 LONGEST_RETRY_S = 320.0
@@ -147,13 +147,24 @@ class Reconciler:
         try:
             again_s = await self._actor.act(job, decision, memory)
         except NotFound:
-            if self._store.jobs.get(key) is None or job.deleting:
+            if self._store.jobs.get(key) is None or job.deleting or await self._is_gone(job):
                 return None  # the job was deleted in the meantime
             raise
         # 6. Choose the time of the next pass.
         due_s = memory.retry_due_s()
         refused_s = None if due_s is None else max(0.0, due_s - self._clocks.monotonic())
         return min((s for s in (again_s, dry_run_s, planning_s, refused_s) if s is not None), default=None)
+
+    async def _is_gone(self, job: JobView) -> bool:
+        """Return whether a job was deleted while its watch was interrupted; then remove it from the store."""
+        try:
+            await self._kube.get(JOBS, job.key.namespace, job.key.name)
+        except NotFound:
+            self._store.jobs.discard(job.key)
+            self._store.plans.discard(job.key)
+            self._forget(job.key)
+            return True
+        return False
 
     def _memory_of(self, job: JobView) -> JobMemory:
         memory = self._memories.get(job.key)

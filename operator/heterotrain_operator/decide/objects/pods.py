@@ -17,7 +17,7 @@ from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.parse import DEFAULT_CONTAINER, RANKS_ANNOTATION, main_container
 from heterotrain_operator.cluster_state.quantity import parse_quantity
-from heterotrain_operator.cluster_state.views import ValidJob
+from heterotrain_operator.cluster_state.views import JobView, ValidJob
 from heterotrain_operator.decide.objects.objects import labels_of, owner_reference
 
 DEFAULT_GRACE_S = 30
@@ -119,6 +119,14 @@ def training_config(spec: HeteroTrainJobSpec, *, grace_s: float) -> TrainingConf
         checkpoint_max_to_keep=checkpoint.max_to_keep,
         checkpoint_max_age_s=checkpoint.max_age_seconds,
     )
+
+
+def selector_keys(job: JobView) -> frozenset[str]:
+    """Return the node labels by which a job selects nodes."""
+    if not isinstance(job, ValidJob):
+        return frozenset()
+    template = (job.template.get("spec") or {}).get("nodeSelector") or {}
+    return frozenset({*template, *(name for pool in job.spec.worker_pools for name in pool.node_selector)})
 
 
 def build_pod(job: ValidJob, pool: WorkerPool, index: int, *, plan_version: str) -> dict[str, Any]:

@@ -75,6 +75,9 @@ def _scheduled(context: JobContext) -> ConditionValue:
     refused = context.refusal or context.inputs.blocked
     why = refused or context.replicas.reason
     reason = "PodsRejected" if refused else ("Unschedulable" if why else "Scheduling")
+    gated = [worker for worker in context.workers if worker.state is WorkerState.WAITING and worker.pod.gated]
+    if gated and not refused:
+        reason, why = "SchedulingGated", "; ".join(filter(None, (f"{gated[0].pod.name}: {gated[0].reason}", why)))
     below = f"; pools below their minReplicas: {', '.join(short)}" if short else ""
     detail = f"{f': {why}' if why else ''}{_describe_hint(context, WorkerState.WAITING)}"
     return ConditionValue(type=kind, holds=False, reason=reason, message=f"{have}{below}{detail}")

@@ -89,7 +89,8 @@ def assess_worker(pod: PodView, nodes: Mapping[str, NodeView]) -> Worker:
     if pod.deleting:
         return Worker(pod=pod, state=WorkerState.LEAVING, reason="its pod is being deleted")
     if node is None:
-        return Worker(pod=pod, state=WorkerState.WAITING, reason=pod.unschedulable)
+        gates = "its scheduling gates wait for the controller that set them, such as a queue" if pod.gated else ""
+        return Worker(pod=pod, state=WorkerState.WAITING, reason=pod.unschedulable or gates)
     if node.state is NodeState.LEAVING:
         return Worker(pod=pod, state=WorkerState.LEAVING, reason=node.reason)
     if pod.ready:

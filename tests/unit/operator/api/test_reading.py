@@ -145,3 +145,9 @@ def test_the_status_reads_what_it_writes() -> None:
 def test_private_values_of_another_version_count_as_none_and_the_rest_is_read() -> None:
     body = {"status": {"restarts": 2, "internal": {"pools": "of another version"}}}
     assert read_status(body) == HeteroTrainJobStatus(restarts=2)
+
+
+def test_a_template_with_an_empty_creation_timestamp_is_accepted() -> None:
+    body = job_body()
+    body["spec"]["template"]["metadata"] = {"creationTimestamp": None, "labels": {"team": "vision"}}
+    assert read_spec(body).template.metadata.labels == {"team": "vision"}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from heterotrain_core.contract.outcome import Ending
-from support.fake_cluster import FakeCluster, a_running_job
+from heterotrain_operator.decide.job import SIDECAR_S
+from support.fake_cluster import FakeCluster, a_running_job, pool
 
 
 def replaced(cluster: FakeCluster, *, after_s: float) -> None:
@@ -90,3 +91,22 @@ def test_disruptions_never_fail_a_job() -> None:
     assert cluster.status["disruptions"] == 4
     assert cluster.status["restarts"] == 0
     assert cluster.status["state"] == "Running"
+
+
+def test_a_failed_worker_whose_sidecar_still_runs_gives_its_node_to_the_successor() -> None:
+    template = {"spec": {"containers": [{"name": "main", "image": "i"}, {"name": "proxy", "image": "i"}]}}
+    wide = pool("a", maxReplicas=2, resources={"limits": {"cpu": "2"}})
+    cluster = FakeCluster(wide, template=template).with_nodes("a", cpu="4").start()
+    name = min(cluster.pods)
+    cluster.end(name, Ending.FAILED, exit_code=1, reason="boom")
+    cluster.pods[name]["status"]["phase"] = "Running"
+    cluster.pods[name]["status"]["containerStatuses"].append({"name": "proxy", "state": {"running": {}}})
+    decision = cluster.settle()
+    assert "deletionTimestamp" not in cluster.pods[name]["metadata"], "the other container may be about to end"
+    assert decision.again_s is not None
+    assert decision.again_s <= SIDECAR_S
+    cluster.pass_time(SIDECAR_S + 1.0).settle()
+    assert "deletionTimestamp" in cluster.pods[name]["metadata"]
+    cluster.vanish(name).settle()
+    cluster.schedule().run().settle()
+    assert len(cluster.members()) == 2

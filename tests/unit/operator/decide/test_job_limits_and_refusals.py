@@ -191,3 +191,14 @@ def test_a_drain_may_always_take_one_on_demand_worker_and_any_spot_worker(ready:
 def test_a_job_on_spot_nodes_only_has_no_budget() -> None:
     cluster = FakeCluster(pool("c", capacityType="Spot")).with_nodes("c")
     assert [body["kind"] for body in cluster.step().apply] == ["Service"]
+
+
+def test_a_worker_behind_scheduling_gates_is_reported_as_such() -> None:
+    cluster = FakeCluster(pool("a")).with_nodes("a")
+    cluster.settle()
+    (name,) = cluster.pods
+    gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "non-empty gates"}
+    cluster.pods[name]["status"] = {"phase": "Pending", "conditions": [gated]}
+    cluster.settle()
+    assert cluster.condition("Scheduled") == ("False", "SchedulingGated")
+    assert f"{name}: its scheduling gates wait" in cluster.message("Scheduled")
