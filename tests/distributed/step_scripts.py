@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import heterotrain
+import torch
 from distributed.fault_injectors import FaultInjector, install_faults
 from distributed.scripts import net, optimizer_of, problem
+from support import passes
 
 
 def watch(*, out: str, samples: int = 96, fault: dict[str, Any] | None = None, clip_norm: float | None = None) -> None:
@@ -63,3 +66,20 @@ def events(out: Path, worker: str, event: str) -> list[dict[str, Any]]:
     """Return a worker's events of one kind, in their order."""
     lines = map(json.loads, (out / f"{worker}.events").read_text().splitlines())
     return [line for line in lines if line["event"] == event]
+
+
+def several_passes(*, out: str, kind: str, fault: dict[str, Any] | None = None) -> None:
+    """Train a GAN or by SAM (``kind``), and write the final weights."""
+    injector = FaultInjector(fault)
+    job = heterotrain.init()
+    model: Any = job.wrap(passes.model())
+    both = [job.optimizer(optimizer) for optimizer in passes.optimizers(model)]
+    install_faults(injector)
+    for step in job.steps(passes.data(90)):
+        with step:
+            passes.STEPS[kind](step, model, both, partial(_at, injector, step.number))
+    torch.save(model.state_dict(), f"{out}/{os.environ['HETEROTRAIN_WORKER']}.pt")
+
+
+def _at(injector: FaultInjector, step: int, place: str) -> None:
+    injector.at(place, step)

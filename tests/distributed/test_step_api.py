@@ -7,18 +7,22 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from distributed.harness import Operator, Worker
+from distributed.harness import Operator, Worker, assert_same_weights
 from distributed.scripts import net, optimizer_of, problem
 from distributed.step_scripts import events
 from heterotrain.data.progress import permutation
+from support import passes
 
 Operate = Callable[..., Operator]
 SCRIPT = "distributed.step_scripts:{}"
 
 
-def run(operator: Operator, script: str, *, faults: dict[int, dict[str, object]], **plan: object) -> list[Worker]:
-    """Train on three workers with one plan to the end, and return them."""
-    workers = [operator.start(f"w{i}", script=SCRIPT.format(script), fault=faults.get(i)) for i in range(3)]
+def run(
+    operator: Operator, script: str, *, faults: dict[int, dict[str, object]], kind: str = "", **plan: object
+) -> list[Worker]:
+    """Train on three workers with one plan to the end, and return them; ``kind`` is an argument of some scripts."""
+    more = {"kind": kind} if kind else {}
+    workers = [operator.start(f"w{i}", script=SCRIPT.format(script), fault=faults.get(i), **more) for i in range(3)]
     operator.until_ready(*workers)
     operator.plan(workers, **plan)
     operator.finish(workers)
@@ -72,3 +76,20 @@ def test_hooks_every_few_steps_survive_a_loss(operate: Operate, place: str) -> N
         seen = [(e["steps"], e["rows"], e["training"]) for e in events(operator.folder, name, "hook")]
         assert seen == [(5, 33.0, False), (10, 33.0, False)]
         assert [s["number"] for s in events(operator.folder, name, "step")] == list(range(12))
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [("gan", "never"), ("sam", "never"), ("gan", "first"), ("gan", "between"), ("gan", "second"), ("sam", "second")],
+)
+def test_several_passes_train_like_one_process(operate: Operate, kind: str, place: str) -> None:
+    """Uneven and empty shares, micro-batches, and a rank that is lost in any part of the step: all equal 1e-10."""
+    operator = operate()
+    fault = {2: {"place": place, "step": 4}}
+    workers = run(operator, "several_passes", faults=fault, kind=kind, shares=(9, 0, 7), micro=(4, 0, 3))
+    expected = passes.plain(kind, samples=90, epochs=2, batch=16)
+    if place != "never":
+        assert workers.pop().code == -signal.SIGKILL
+    for worker in workers:
+        assert worker.code == 0, worker.log()
+        assert_same_weights(operator.weights(worker), expected)

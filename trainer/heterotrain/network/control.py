@@ -19,7 +19,7 @@ FIELDS = (
     "checkpoint", "mark",
     "plain_weighted", "plain_groups", "plain_total",
     "preconditioned_weighted", "preconditioned_groups", "preconditioned_total",
-    "measure_every", "fingerprint", "signature",
+    "measure_every", "fingerprint", "signature", "more",
 )  # fmt: skip
 HEADER = len(FIELDS)
 SIGNATURE = FIELDS.index("signature")
@@ -63,6 +63,7 @@ class Slot:
         measure_every: this rank would measure gradients and buckets every this many steps, at least 1.
         fingerprint: of a slice of this rank's state, as after the step before; NaN when none was taken.
         signature: checksum of the parameters in the buckets.
+        more: whether this rank makes another pass over its micro-batches in this step.
         buckets_s: seconds of each bucket's transfer, one step late; NaN when unknown.
         unused: parameters that got no gradient on this rank: bit i stands for the i-th in the buckets.
         parameters: number of parameters in the buckets, so that every rank's slot has the same length.
@@ -84,6 +85,7 @@ class Slot:
     measure_every: int = 1
     fingerprint: float = math.nan
     signature: int = 0
+    more: bool = False
     buckets_s: tuple[float, ...] = ()
     unused: int = 0
     parameters: int = 0
@@ -110,6 +112,7 @@ class StepDecision:
         preconditioned: the same norms as scaled by an adaptive optimizer.
         measure_every: all ranks measure every this many steps: the largest number among the slots.
         fingerprints: of each rank's state, by rank in the group.
+        same_pass: whether all ranks make another pass in this step, or none does.
         buckets_s: minimum over ranks per bucket, one step late; a rank that arrives early measures mostly its wait.
         unused: parameters that got no gradient on any rank, as bits like the slot's.
     """
@@ -129,6 +132,7 @@ class StepDecision:
     preconditioned: Squares | None
     measure_every: int = 1
     fingerprints: tuple[float, ...] = ()
+    same_pass: bool = True
     buckets_s: tuple[float, ...]
     unused: int = 0
 
@@ -141,7 +145,7 @@ def to_row(slot: Slot) -> list[float]:
         float(slot.checkpoint), float(slot.mark),
         slot.plain.weighted, float(slot.plain.groups), slot.plain.total,
         slot.preconditioned.weighted, float(slot.preconditioned.groups), slot.preconditioned.total,
-        float(slot.measure_every), slot.fingerprint, float(slot.signature),
+        float(slot.measure_every), slot.fingerprint, float(slot.signature), float(slot.more),
         *_words(slot.unused, slot.parameters), *slot.buckets_s,
     ]  # fmt: skip
 
@@ -157,7 +161,7 @@ def decide(slots_WF: Sequence[Sequence[float]], *, parameters: int = 0) -> StepD
     (
         votes, steps, generations, revisions, sizes_bytes, checksums, leaving, weights, loss_sums, checkpoints, marks,
         plain_weighted, plain_groups, plain_total,
-        preconditioned_weighted, preconditioned_groups, preconditioned_total, measure_every, fingerprints, _,
+        preconditioned_weighted, preconditioned_groups, preconditioned_total, measure_every, fingerprints, _, more,
     ) = columns[:HEADER]  # fmt: skip
     words = word_count(parameters)
     versions = list(zip(generations, revisions, strict=True))
@@ -181,6 +185,7 @@ def decide(slots_WF: Sequence[Sequence[float]], *, parameters: int = 0) -> StepD
         preconditioned=_squares(preconditioned_weighted, preconditioned_groups, preconditioned_total),
         measure_every=int(max(measure_every)),
         fingerprints=fingerprints,
+        same_pass=len(set(more)) == 1,
         buckets_s=_minima(columns[HEADER + words :]),
         unused=_common(columns[HEADER : HEADER + words]),
     )

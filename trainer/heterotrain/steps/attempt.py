@@ -12,6 +12,7 @@ from heterotrain_core.contract import metrics as names
 from heterotrain.errors import UsageError
 from heterotrain.state.buffer_copies import BufferCopies
 from heterotrain.state.layers import Layers
+from heterotrain.state.weight_copies import WeightCopies
 from heterotrain.steps.step import Step
 from heterotrain.telemetry.report import Report
 
@@ -36,6 +37,7 @@ class Attempts:
 
     Attributes:
         cap_samples: the largest micro-batch to try; ``None`` while the script has set none and memory has sufficed.
+        weights: copies for a step that changes weights before its end.
     """
 
     def __init__(self, report: Report, *, cap_samples: int | None = None) -> None:
@@ -43,11 +45,13 @@ class Attempts:
         self._report = report
         self._tell_cap()
         self._copies = BufferCopies()
+        self.weights = WeightCopies()
         self._model: torch.nn.Module | None = None
         self._layers: Layers | None = None
 
     def begin(self, model: torch.nn.Module | None) -> None:
         """Copy the model's buffers, such as running statistics, so that a repeated step starts from the same values."""
+        self.weights.drop()
         if model is not self._model:
             self._model = model
             self._layers = None if model is None else Layers(model)
@@ -60,7 +64,8 @@ class Attempts:
         return self._copies.values
 
     def undo(self) -> None:
-        """Restore the buffers."""
+        """Restore the buffers, and weights and optimizer states that the attempt has changed."""
+        self.weights.restore()
         if self._layers is not None:
             self._copies.restore(self._layers.buffers())
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -46,6 +46,10 @@ from heterotrain.telemetry.tensorboard import TensorBoardWriter
 from heterotrain.termination_message import TerminationMessage
 
 _log = logging.getLogger(__name__)
+
+
+SEEDS = 2**63
+"""Seeds are below this number."""
 
 
 class NotNeeded(Exception):  # noqa: N818  # names the event; it never leaves this file
@@ -282,6 +286,19 @@ class Loop:
         seed_step(self._require_loader().seed_of(step.task), self._device)
         self._attempts.begin(self._training.model)
 
+    def another_pass(self, step: Step) -> None:
+        """Prepare for another pass over the micro-batches of a step, with other random numbers."""
+        seed_step((self._require_loader().seed_of(step.task) + step.passes) % SEEDS, self._device)
+
+    def keep_weights(self) -> None:
+        """Keep the weights, which the script may change before the step ends."""
+        if self._training.model is not None:
+            self._attempts.weights.keep_weights(self._training.model)
+
+    def keep_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Keep the states of optimizers that take a step before the step ends."""
+        self._attempts.weights.keep_optimizers(optimizers)
+
     def measure(self, step: Step) -> Measurement | None:
         """Return the measurement of the step's gradients, or ``None`` if they are not measured."""
         return self._observer.begin(step.reducer, step.task, alone=step.group is None)
@@ -369,9 +386,9 @@ class Loop:
             ),
             mark=new_mark() if active_group.rank == 0 else 0,  # only the lowest rank's mark is read
             plain=observer.plain, preconditioned=observer.preconditioned, measure_every=observer.budget.measure_every,
-            fingerprint=self._replicas.fingerprint,
+            fingerprint=math.nan if step.passes else self._replicas.fingerprint,  # compared in the first pass
             buckets_s=observer.buckets_s if len(observer.buckets_s) == buckets else (math.nan,) * buckets,
-            signature=reducer.signature, unused=reducer.unused, parameters=reducer.parameters,
+            signature=reducer.signature, more=step.more, unused=reducer.unused, parameters=reducer.parameters,
         )  # fmt: skip
         decision, held = exchange_votes(
             active_group, reducer, self._numerics.running, slot, held, job_uid=self._identity.job_uid
@@ -394,7 +411,7 @@ class Loop:
         loader.log(step.task, active_group.membership)
         self._record.note(active_group.roster, step=step.task.number)
         if step.skipped:
-            self._attempts.undo()  # a forward pass that is not finite leaves running statistics that are not finite
+            self._attempts.undo()  # also running statistics, which a forward pass that is not finite has changed
         for _ in range(self._numerics.committed(step=step.task.number, loss=decision.loss, finite=not step.skipped)):
             for scheduler in self.schedulers:
                 scheduler.step()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -30,7 +30,7 @@ from heterotrain.state.admission import check_loss, check_weight, plain_numbers
 from heterotrain.steps.clock import Clock, Phase
 from heterotrain.steps.result import GradientNorm, StepResult
 from heterotrain.steps.task import Task
-from heterotrain.steps.usage import check_apply, check_backward
+from heterotrain.steps.usage import check_another_pass, check_apply, check_backward, check_same_pass
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +42,15 @@ class StepContext(Protocol):
 
     def enter(self, step: Step) -> None:
         """Prepare for a step's forward passes: random numbers, and copies of what a failed attempt has to restore."""
+
+    def another_pass(self, step: Step) -> None:
+        """Prepare for another pass over the micro-batches of a step."""
+
+    def keep_weights(self) -> None:
+        """Keep the weights, which the script may change before the step ends."""
+
+    def keep_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Keep the states of optimizers that take a step before the step ends."""
 
     def measure(self, step: Step) -> Measurement | None:
         """Return the measurement of the step's gradients, or ``None`` if they are not measured."""
@@ -81,6 +90,8 @@ class Step:
         is_open: whether the script is inside ``with step:``.
         updates: whether the optimizers' steps have begun.
         voted: whether this rank has told the others that it finished its part, so that they may commit the step.
+        more: whether another pass over the micro-batches follows the current one.
+        passes: passes before the current one.
     """
 
     task: Task
@@ -98,9 +109,13 @@ class Step:
     voted: bool = False
     is_open: bool = False
     updates: bool = False
+    more: bool = False
+    passes: int = 0
     weight: float = 0.0
     loss_sum: torch.Tensor | float = 0.0
     logged: dict[str, float] = field(default_factory=dict)
+    _batches: list[Any] = field(default_factory=list)
+    _applied: bool = False
     _handed_out: int = 0
     _skip_reason: str = ""
     _backwards: int = 0
@@ -136,7 +151,7 @@ class Step:
         """Samples of this step on this rank."""
         return self.task.share_samples
 
-    def micro_batches(self) -> Iterator[Any]:
+    def micro_batches(self, *, more: bool = False) -> Iterator[Any]:
         """Yield this rank's share of the batch, cut to fit into memory; nothing if the share is zero.
 
         The loop body runs in the configured precision up to ``step.backward``. If the model has BatchNorm layers, which
@@ -148,13 +163,21 @@ class Step:
         all ranks, as after ``loss.backward()`` with DistributedDataParallel; so are random numbers. Code between the
         loop and ``step.apply`` may look at gradients and change them.
 
+        With ``more``, the step makes another pass over the same micro-batches, with a loop and gradients of its own. In
+        between, the script may change weights, or let optimizers take a step by ``step.apply``. The step is still
+        committed as a whole, by the ``step.apply`` after its last pass; a repeated step starts with the weights and
+        optimizer states from before its first pass.
+
+        Args:
+            more: whether another loop over the micro-batches follows in this step; the same on every rank.
+
         Raises:
-            UsageError: this is called outside ``with step:``, or the loop's body changed gradients, or froze or
-                replaced parameters.
+            UsageError: this is called outside ``with step:``, or again without ``more`` in the call before; or the
+                loop's body changed gradients, or froze or replaced parameters; or ranks differ in ``more``.
         """
         if not self.is_open:
             raise UsageError("run each step inside `with step:`, so that all ranks commit it or none does")
-        self._begin()
+        self._begin_pass(more=more)
         self._padding = self._missing()
         for _ in range(self._padding):
             yield self._hand_out(self.task.spare(), 0, 1)
@@ -251,6 +274,9 @@ class Step:
     ) -> StepResult:
         """Reduce the gradient over all ranks, clip it, update the model and advance; return what the step did.
 
+        After a loop over ``step.micro_batches(more=True)``, update the model, but do not end the step. Then the result
+        is that of this pass.
+
         A step whose loss or gradient is not finite never changes the weights, unless the job ignores it. The job fails
         or skips the step, as configured, on all ranks. In fp16, it is skipped and the loss scale halved. A skipped step
         (``step.skipped``) is committed with its samples like any other step.
@@ -263,12 +289,13 @@ class Step:
 
         Raises:
             NonFinite: loss or gradient is not finite, and the job is to fail then; or too many steps were skipped.
-            UsageError: a micro-batch had no ``step.backward``, the step was applied before, no optimizer or an unknown
-                one was passed, or a limit is not above 0.
+            UsageError: a micro-batch had no ``step.backward``, the step or pass was applied before, no optimizer or an
+                unknown one was passed, or a limit is not above 0.
         """
         check_apply(
-            step=self.number, optimizers=len(optimizers), is_committed=self.committed, backwards=self._backwards,
-            expected=self._expected, limits={"clip_norm": clip_norm, "clip_value": clip_value},
+            step=self.number, optimizers=len(optimizers), is_applied=self.committed or self._applied,
+            backwards=self._backwards, expected=self._expected,
+            limits={"clip_norm": clip_norm, "clip_value": clip_value},
         )  # fmt: skip
         self._begin()
         decision = self._reduce()
@@ -280,12 +307,18 @@ class Step:
         else:
             self.numerics.running.finish(self.task.batch_samples)
             norm = self._clip(clip_norm=clip_norm, clip_value=clip_value)
+            if self.more:
+                self.context.keep_optimizers(optimizers)
             self.updates = True
             rates = self.numerics.update(optimizers, global_batch_samples=batch_samples)
         self.clock.spent(Phase.UPDATE, began)
-        self.committed = True
-        self.context.open_exchanges(are_open=False)  # a step that is committed is not repeated
-        self.context.commit(self, decision)
+        self._applied = True
+        if self.more:
+            self.updates = False
+        else:
+            self.committed = True
+            self.context.open_exchanges(are_open=False)  # a step that is committed is not repeated
+            self.context.commit(self, decision)
         return StepResult(
             loss=math.nan if decision.loss is None else decision.loss, learning_rates=rates,
             samples=self.task.batch_samples, weight=decision.weight,
@@ -347,15 +380,19 @@ class Step:
         if error is None:
             if not self.committed:
                 raise UsageError(
-                    f"step {self.number} ended without step.apply(optimizer): call it after the loop over "
-                    "step.micro_batches()"
+                    f"step {self.number} ended without step.apply(optimizer): call it after the "
+                    + (
+                        "last loop over step.micro_batches(), the one without more=True"
+                        if self.more
+                        else "loop over step.micro_batches()"
+                    )
                 )
             return False
         if self.committed or not isinstance(error, Exception):
             return False
         if isinstance(error, PeerLost | RepeatStep):
             self.failure = error
-        elif isinstance(error, torch.OutOfMemoryError) and not self.updates:
+        elif isinstance(error, torch.OutOfMemoryError) and (self.more or not self.updates):
             self.failure = error
             self._vote_to_repeat()
         elif isinstance(error, RuntimeError) and self.context.is_broken():
@@ -366,11 +403,15 @@ class Step:
         return True
 
     def _vote_to_repeat(self) -> None:
-        """Vote against the step after running out of memory, if peers are already summing this rank's buckets."""
-        if self.is_awaited or not self._sizes or self._backwards < len(self._sizes):
+        """Vote against the step after running out of memory, if peers may have sent something of this pass."""
+        is_sent = self._backwards > 0 and self._backwards == self._expected
+        if self.is_awaited or not (is_sent or self.passes):
             return  # a vote comes too late, or nothing of this step has been sent yet
         try:
-            self.reducer.flush()
+            if is_sent:
+                self.reducer.flush()
+            else:  # the peers wait in this pass; this rank would begin again with the first one
+                self._reduce_nothing()
             self._vote(ok=False)
         except PeerLost as lost:
             self.failure = lost
@@ -403,7 +444,12 @@ class Step:
         if self.context.is_broken():
             raise PeerLost("the formation broke during the step")
         began = self.clock.now()
-        batch = self.context.fetch(task, start, size)
+        if self.passes:
+            batch = self._batches[self._handed_out]
+        else:
+            batch = self.context.fetch(task, start, size)
+            if self.more:
+                self._batches.append(batch)
         self._handed_out += 1
         self._anchors.clear()
         self._mark = self.clock.spent(Phase.LOAD, began)
@@ -438,13 +484,31 @@ class Step:
         if forward is not None:
             forward.__exit__(None, None, None)
 
+    def _begin_pass(self, *, more: bool) -> None:
+        """Begin a pass over the micro-batches.
+
+        Raises:
+            UsageError: the pass before was the last one, by its ``more``.
+        """
+        if self._decision is not None:
+            check_another_pass(step=self.number, more=self.more)
+            self.passes += 1
+            self._began = self._applied = self.voted = False
+            self._handed_out = self._backwards = 0
+            self.weight = self.loss_sum = 0.0
+            self._decision = self._squared = self._mark = None
+            self.context.another_pass(self)
+        self.more = more
+        self._begin()
+
     def _begin(self) -> None:
         """Begin with the gradients; until now the script may freeze, unfreeze and replace parameters."""
         if not self._began:
             self._began = True
             self.reducer.begin(micro_batches=len(self._sizes))
             self.numerics.running.begin()
-            self.clock = Clock(self.reducer.timeline)
+            if not self.passes:
+                self.clock = Clock(self.reducer.timeline)
             self.measurement = self.context.measure(self)
 
     def _reduce(self) -> StepDecision:
@@ -464,9 +528,12 @@ class Step:
         self.reducer.check_untouched()
         decision = self._vote(ok=True)
         self.clock.spent(Phase.SYNC, began)
+        check_same_pass(step=self.number, same=decision.same_pass)
         if not decision.committed:
             raise RepeatStep("another rank could not finish its part")
-        self._skip_reason = self._check_finite(decision)
+        if self.more:
+            self.context.keep_weights()
+        self._skip_reason = self._skip_reason or self._check_finite(decision)  # a step is skipped as a whole
         self.skipped = bool(self._skip_reason)
         if not self.skipped:
             factor = self.task.batch_samples / decision.weight if decision.weight > 0 else 0.0

@@ -30,7 +30,7 @@ def check_apply(
     *,
     step: int,
     optimizers: int,
-    is_committed: bool,
+    is_applied: bool,
     backwards: int,
     expected: int,
     limits: Mapping[str, float | None],
@@ -40,7 +40,7 @@ def check_apply(
     Args:
         step: number of the step.
         optimizers: how many were passed.
-        is_committed: whether the step was applied before.
+        is_applied: whether the step, or the current one of its passes, was applied before.
         backwards: calls of ``step.backward``.
         expected: how many there have to be.
         limits: clipping limits by argument name; ``None`` for no limit.
@@ -50,9 +50,10 @@ def check_apply(
     """
     if not optimizers:
         raise UsageError("step.apply needs at least one optimizer: pass the one that job.optimizer returned")
-    if is_committed:
+    if is_applied:
         raise UsageError(
-            f"step {step} is already committed: call step.apply once for each step, with all its optimizers"
+            f"step {step} is already applied: call step.apply once for each step, with all its optimizers. A step with "
+            "several losses has a loop over step.micro_batches(more=True) for each one but the last"
         )
     for name, limit in limits.items():
         if limit is not None and not limit > 0:
@@ -61,6 +62,36 @@ def check_apply(
         raise UsageError(
             f"step.apply was called after {backwards} of {_micro_batches(expected)}. Loop over "
             "all of step.micro_batches() and call step.backward for each one."
+        )
+
+
+def check_another_pass(*, step: int, more: bool) -> None:
+    """Check that the pass before announced another one.
+
+    Args:
+        step: number of the step.
+        more: whether it did.
+
+    Raises:
+        UsageError: it did not.
+    """
+    if not more:
+        raise UsageError(
+            f"step {step} loops over its micro-batches again, but the loop before was to be the last: write "
+            "step.micro_batches(more=True) for each pass but the last"
+        )
+
+
+def check_same_pass(*, step: int, same: bool) -> None:
+    """Check that all ranks agree on whether another pass follows.
+
+    Raises:
+        UsageError: they do not.
+    """
+    if not same:
+        raise UsageError(
+            f"step {step}: some ranks make another pass over their micro-batches (more=True) and others do not: decide "
+            "by step.number, step.epoch or values that are the same on every rank"
         )
 
 
