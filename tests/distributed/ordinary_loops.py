@@ -146,12 +146,13 @@ class Clipping(Recipe):
 class HeadSwap(Recipe):
     """A new head of the same size after the first epoch, in a hook, with a parameter group of its own."""
 
-    def epoch_end(self, epoch: int, _total: Callable[[float], float]) -> None:
-        """Replace the head."""
+    def epoch_end(self, epoch: int, total: Callable[[float], float]) -> None:
+        """Replace the head before a sum over ranks."""
         if epoch == 0:
             torch.manual_seed(11)
             self.model.head = torch.nn.Linear(8, 1).double()
             self.optimizer.add_param_group({"params": list(self.model.head.parameters())})
+        total(1.0)
 
 
 class Plateau(Recipe):

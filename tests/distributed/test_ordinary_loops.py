@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 import pytest
-from distributed.harness import Operator, Worker
+from distributed.harness import Gate, Operator, Worker
 from distributed.ordinary_loops import RECIPES, alone
 from distributed.setups import distance
 
@@ -37,5 +38,34 @@ def test_a_loop_equals_plain_torch(operate: Operate, recipe: str) -> None:
     """On three ranks, one with micro-batches and one without samples."""
     operator = operate(epochs=EPOCHS)
     workers = started(operator, recipe, faults={})
+    operator.finish(workers)
+    check(operator, recipe, workers)
+
+
+@pytest.mark.parametrize(("recipe", "epoch"), [("Plateau", 1), ("HeadSwap", 0)])
+@pytest.mark.parametrize("place", ["hook", "hook end"])
+@pytest.mark.parametrize("do", ["lose", "die"])
+def test_state_changed_in_hooks_changes_once(operate: Operate, recipe: str, epoch: int, place: str, do: str) -> None:
+    """Whether a worker is lost in the hook, or one loses a message when the others have finished or not."""
+    operator = operate(epochs=EPOCHS)
+    workers = started(operator, recipe, faults={2: {"place": place, "step": epoch, "do": do}})
+    operator.finish(workers)
+    if do == "die":
+        assert workers.pop().code == -signal.SIGKILL
+    check(operator, recipe, workers)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_loop_survives_a_loss_and_a_join(operate: Operate, recipe: str) -> None:
+    """A worker is lost in the first epoch, and another joins in the second one."""
+    operator = operate(epochs=EPOCHS)
+    gate = Gate(operator.folder, 9)
+    workers = started(operator, recipe, faults={2: {"place": "launched", "step": 3}, 0: gate.fault})
+    operator.until(gate.reached, "the first worker is in the second epoch")
+    assert workers.pop().poll() == -signal.SIGKILL
+    workers.append(operator.start("w3", script="distributed.ordinary_loops:train", recipe=recipe))
+    operator.until_ready(workers[-1])
+    operator.plan(workers, shares=(3, 8, 5))
+    gate.open()
     operator.finish(workers)
     check(operator, recipe, workers)

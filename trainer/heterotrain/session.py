@@ -21,7 +21,7 @@ from heterotrain.data.loader_process import WorkerInit, Workers
 from heterotrain.data.main_guard import check_main_guard, check_not_imported, main_line
 from heterotrain.data.progress import slice_of
 from heterotrain.data.sources import NumberedStream, source_of
-from heterotrain.errors import Excluded, UsageError
+from heterotrain.errors import Excluded, PeerLost, UsageError
 from heterotrain.identity import Identity, Mode, read_config, read_identity
 from heterotrain.membership.devices import take_device
 from heterotrain.membership.elastic import Elastic
@@ -33,6 +33,7 @@ from heterotrain.numerics.batch_norm import BatchNorm
 from heterotrain.numerics.method import Numerics
 from heterotrain.sigterm import SigtermHandler
 from heterotrain.state import admission
+from heterotrain.state.snapshot import Snapshot
 from heterotrain.state.tensors import Stateful
 from heterotrain.state.training import Training
 from heterotrain.steps.attempt import seed_step
@@ -259,6 +260,17 @@ class Job:
 
         return add
 
+    def on_restore(self, hook: Callable[[int], object]) -> Callable[[int], object]:
+        """Call ``hook(epoch)`` on a rank that takes over a state, right before; a decorator.
+
+        A rank that joins or resumes has run the script up to ``job.steps`` only. Frozen parameters and parameter groups
+        follow the state by themselves. A script that gives the model other layers or shapes while it trains has to do
+        the same here: ``epoch`` is the number of epochs whose ``on_epoch_end`` hooks have run, so hooks are the place
+        for such a change. It may be called again, and on a rank that has made the change already.
+        """
+        self._training.on_restore.append(hook)
+        return hook
+
     def on_leader_change(self, hook: LeaderHook) -> LeaderHook:
         """Call ``hook(True)`` when this rank becomes the leader, ``hook(False)`` when it is not any more; a decorator.
 
@@ -407,6 +419,9 @@ class Job:
         model = self._training.model
         if model is None or not hooks:
             return
+        active_group = self._loop.active_group
+        alone = active_group is None or active_group.group is None
+        before = None if alone else Snapshot(self._training)
         training = model.training
         self._hooks_of = where
         model.eval()
@@ -416,6 +431,10 @@ class Job:
                     values = hook(number)
                     if values is not None:
                         self._reported(who, values)
+        except PeerLost:
+            if before is not None:  # whatever the hooks have stepped so far, they step again
+                before.restore()
+            raise
         finally:
             self._hooks_of = ""
             model.train(training)

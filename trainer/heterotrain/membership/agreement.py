@@ -110,9 +110,7 @@ def agree_on_state(group: Group | None, training: Training, checkpoints: Checkpo
         received = transfer.exchange(group, roles, training.flat)
         if received is not None:
             training.restore_flat(received)
-    if not roles.cold_start:  # of ranks with the same committed steps, some may have run more hooks or ended training
-        stopped = any(summaries[donor].stopped for donor in roles.donors)
-        leader = summaries[roles.leader]
-        training.progress = replace(
-            training.progress, hooked=leader.hooked, evaluated=leader.evaluated, stopped=stopped
-        )
+    if not roles.cold_start:  # of ranks with the same committed steps, some may have ended the training
+        newest = summaries[roles.leader].steps
+        stopped = any(summary.stopped for summary in summaries if summary.steps == newest)
+        training.progress = replace(training.progress, stopped=stopped)

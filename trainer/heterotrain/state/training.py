@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -10,9 +11,14 @@ import torch
 
 from heterotrain.data.progress import Progress
 from heterotrain.errors import UsageError
+from heterotrain.state import groups
 from heterotrain.state.parts import sizes_bytes
 from heterotrain.state.tensors import Flat, Stateful, flatten, unflatten
 
+_log = logging.getLogger(__name__)
+
+MAX_NAMES_SHOWN = 3
+"""Parameters listed in a message at most."""
 SAME_SCRIPT = "run the same script on every worker and in every resumed run, or start with another checkpoint folder"
 
 
@@ -21,6 +27,7 @@ class Training:
     """The replicated state; equal on all ranks between steps.
 
     Attributes:
+        on_restore: called with the number of epochs whose hooks have run, before a state is restored.
         has_state: whether ``progress`` and the tensors are valid; a joiner has no state until a donor has sent it.
     """
 
@@ -29,6 +36,7 @@ class Training:
     extras: dict[str, Stateful] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     has_state: bool = False
+    on_restore: list[Callable[[int], object]] = field(default_factory=list)
 
     def capture(self, buffers: Mapping[str, torch.Tensor] | None = None) -> dict[str, Any]:
         """Return everything that a joiner or a checkpoint needs; the tensors are the live ones, not copies.
@@ -36,10 +44,13 @@ class Training:
         ``buffers`` replace the model's own when a running step may have changed those.
         """
         model = self._model().state_dict()
+        parameters = list(self._model().named_parameters())
+        names = {id(parameter): name for name, parameter in parameters}
         return {
             "progress": asdict(self.progress),
             "model": model | {name: buffer for name, buffer in (buffers or {}).items() if name in model},
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "trained": [name for name, parameter in parameters if parameter.requires_grad],
+            "optimizers": [groups.capture(optimizer, names) for optimizer in self.optimizers],
             "kinds": [type(optimizer).__name__ for optimizer in self.optimizers],
             "extras": {name: extra.state_dict() for name, extra in self.extras.items()},
         }
@@ -70,14 +81,18 @@ class Training:
                 f"the state to continue from and this script differ in schedulers or registered objects "
                 f"({', '.join(differing)}): {SAME_SCRIPT}"
             )
+        for hook in self.on_restore:
+            hook(state["progress"]["evaluated"])
         try:
             self._model().load_state_dict(state["model"])
         except RuntimeError as error:
             why = "; ".join(line.strip().rstrip(".") for line in str(error).splitlines()[1:4])
             raise UsageError(f"the state to continue from belongs to another model ({why}): {SAME_SCRIPT}") from error
+        if "trained" in state:  # older checkpoints do not say
+            self._freeze(frozenset(state["trained"]))
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             try:
-                optimizer.load_state_dict(saved)
+                groups.restore(optimizer, saved, self._model())
             except ValueError as error:
                 raise UsageError(
                     f"the state to continue from groups parameters of {type(optimizer).__name__} differently "
@@ -91,6 +106,17 @@ class Training:
     def restore_flat(self, flat: Flat) -> None:
         """Restore a transferred state."""
         self.restore(unflatten(flat))
+
+    def _freeze(self, trained: frozenset[str]) -> None:
+        """Freeze and thaw parameters, so that the same ones are trained as on the rank that the state comes from."""
+        changed = []
+        for name, parameter in self._model().named_parameters():
+            if parameter.requires_grad != (name in trained):
+                parameter.requires_grad_(name in trained)
+                changed.append(name)
+        if changed:
+            shown = ", ".join(changed[:MAX_NAMES_SHOWN]) + (", …" if changed[MAX_NAMES_SHOWN:] else "")
+            _log.info("frozen or thawed as in the state to continue from: %s", shown)
 
     def _model(self) -> torch.nn.Module:
         if self.model is None:

@@ -54,7 +54,10 @@ class Roles:
 
 
 def assign_roles(summaries: Sequence[StateSummary]) -> Roles:
-    """Return donors and receivers: the most committed steps win, then the best checkpoint, then the lowest rank."""
+    """Return donors and receivers: the newest state wins, else the best checkpoint, else the lowest rank.
+
+    Of two states after the same step, the one whose hooks have run is the newer: they may have changed it.
+    """
     newest = max((h.steps, h.hooked, h.evaluated) for h in summaries)
     if newest[0] < 0:
         leader = max(
@@ -63,10 +66,9 @@ def assign_roles(summaries: Sequence[StateSummary]) -> Roles:
         )
         others = tuple(rank for rank in range(len(summaries)) if rank != leader)
         return Roles(leader=leader, donors=(leader,), receivers=others, cold_start=True)
-    donors = tuple(rank for rank, h in enumerate(summaries) if h.steps == newest[0])
-    leader = next(rank for rank, h in enumerate(summaries) if (h.steps, h.hooked, h.evaluated) == newest)
+    donors = tuple(rank for rank, h in enumerate(summaries) if (h.steps, h.hooked, h.evaluated) == newest)
     receivers = tuple(rank for rank in range(len(summaries)) if rank not in donors)
-    return Roles(leader=leader, donors=donors, receivers=receivers, cold_start=False)
+    return Roles(leader=donors[0], donors=donors, receivers=receivers, cold_start=False)
 
 
 def exchange(group: Group, roles: Roles, own: Callable[[], Flat]) -> Flat | None:

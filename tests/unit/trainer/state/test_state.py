@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -126,7 +127,7 @@ def test_packed_parts_are_the_state(parts: int) -> None:
         ([(-1, -1, 1, 5), (-1, -1, 1, 9), (-1, -1, 2, 3)], 2, (2,), (0, 1), True),
         ([(-1, -1, 9, 9), (7, 1, -1, -1), (7, 1, -1, -1)], 1, (1, 2), (0,), False),
         ([(6, 1, -1, -1), (7, 1, -1, -1), (6, 1, -1, -1)], 1, (1,), (0, 2), False),
-        ([(7, 0, -1, -1), (7, 1, -1, -1)], 1, (0, 1), (), False),
+        ([(7, 0, -1, -1), (7, 1, -1, -1), (7, 1, -1, -1)], 1, (1, 2), (0,), False),
     ],
     ids=["all new", "best checkpoint", "a joiner", "one committed", "one ran its hooks"],
 )
@@ -137,7 +138,7 @@ def test_donors_and_receivers(
     receivers: tuple[int, ...],
     cold_start: bool,
 ) -> None:
-    """The newest state wins, then the best checkpoint, then the lowest rank."""
+    """The newest state wins, which its hooks may have changed; then the best checkpoint, then the lowest rank."""
     roles = assign_roles(
         [StateSummary(steps=a, evaluated=b, checkpoint_generation=c, checkpoint_step=d) for a, b, c, d in summaries]
     )
@@ -195,3 +196,39 @@ def test_a_state_of_another_script_is_refused() -> None:
             other.restore(kept)
         assert "\n" not in str(caught.value)
         assert not other.has_state
+
+
+def a_thawing_script(*, thawed: bool) -> Training:
+    """Return a script's state before or after it has thawed a layer with a parameter group of its own."""
+    torch.manual_seed(int(thawed))
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+    model[0].requires_grad_(requires_grad=thawed)
+    optimizer = torch.optim.AdamW(model[1].parameters(), lr=0.1)
+    if thawed:
+        old = model[1]
+        model[1] = torch.nn.Linear(3, 1)
+        optimizer.add_param_group({"params": [*model[0].parameters(), *model[1].parameters()], "lr": 0.01})
+        model(torch.ones(4, 2)).sum().backward()
+        old(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+    return training_of(model, optimizer)
+
+
+def test_a_state_brings_its_parameter_groups_and_frozen_parameters() -> None:
+    """A rank that joins has neither the groups that the script added nor the layers that it thawed."""
+    trained, joins = a_thawing_script(thawed=True), a_thawing_script(thawed=False)
+    told: list[int] = []
+    joins.on_restore.append(told.append)
+    trained.progress = replace(trained.progress, evaluated=2)
+    joins.restore_flat(trained.flat())
+    assert told == [2]
+    assert joins.model is not None
+    assert all(parameter.requires_grad for parameter in joins.model.parameters())
+    assert [len(group["params"]) for group in joins.optimizers[0].param_groups] == [0, 4]
+    assert joins.optimizers[0].param_groups[1]["lr"] == 0.01
+    again, wanted = joins.flat(), trained.flat()
+    assert again.skeleton == wanted.skeleton, "either can send the state to a third rank"
+    assert all(torch.equal(a, b) for a, b in zip(again.tensors, wanted.tensors, strict=True))
+    back = a_thawing_script(thawed=True)
+    with pytest.raises(UsageError, match="groups parameters of AdamW differently"):
+        back.restore_flat(a_thawing_script(thawed=False).flat())
