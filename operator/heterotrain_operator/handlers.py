@@ -48,6 +48,8 @@ def register(registry: kopf.OperatorRegistry, app: App, *, stop: asyncio.Event) 
                 registry=app.metrics.registry,
             )
         )
+        # kopf looks up the resources once, after this handler, and ends when the definition is deleted later.
+        await app.wait_until_served()
         task = asyncio.create_task(app.run(), name="app")
         task.add_done_callback(ended)
         running.append(task)

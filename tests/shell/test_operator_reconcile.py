@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import kopf
 import pytest
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Ending
@@ -19,11 +20,13 @@ from heterotrain_operator.cluster_state.views import JobKey
 from heterotrain_operator.decide.grants.grant import UNLIMITED
 from heterotrain_operator.decide.inputs import JobInputs
 from heterotrain_operator.decide.job import Decision
+from heterotrain_operator.decide.plan.revision_budget import BURST, INTERVAL_S
 from heterotrain_operator.engine.act import FIRST_BATCH
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.reconcile import PLANNING_PART
 from heterotrain_operator.engine.resync import relist
+from heterotrain_operator.handlers import register
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected, Unavailable
 from heterotrain_operator.settings import Settings
 from support.fake_cluster import FakeCluster, a_running_job, job_body, node_body, pool
@@ -628,3 +631,72 @@ async def test_labels_of_nodes_wake_jobs_only_where_a_job_selects_by_them() -> N
         node["metadata"]["resourceVersion"] += "0"
         app.node_event(node, deleted=False)
         assert len(app.queue) == woken
+
+
+async def test_shares_that_alternate_with_each_scrape_cause_a_bounded_number_of_revisions() -> None:
+    kube = FakeKube()
+    clock_s, written, held = 0.0, 0, 0
+    telemetry = Telemetry()
+    app = an_app(kube, clocks=Clocks(monotonic=lambda: clock_s))
+
+    def alternating(inputs: JobInputs) -> Decision:
+        nonlocal written, held
+        held += inputs.revised_often
+        if not inputs.replan:
+            return Decision()
+        written += 1
+        plan = labelled_config_map(str(written))
+        if written > 1:
+            plan["metadata"]["resourceVersion"] = kube.objects["configmaps", "ns", "job-plan"]["metadata"][
+                "resourceVersion"
+            ]
+        else:
+            del plan["metadata"]["resourceVersion"]
+        return Decision(plan=plan)
+
+    app.reconciler._sources = replace(app.reconciler._sources, telemetry_of=lambda _: telemetry)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("heterotrain_operator.engine.reconcile.decide", alternating)
+        for scrape in range(60):
+            clock_s = float(scrape)
+            telemetry = Telemetry(sequence=scrape + 1)
+            await app.reconciler.run_once(KEY)
+    assert BURST <= written <= BURST + 60 / INTERVAL_S
+    assert held, "the status says why newer shares wait"
+
+
+async def test_nothing_is_watched_before_the_api_server_serves_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kopf looks the resources up once: a watch that starts before the definition exists never sees a job."""
+    kube = FakeKube()
+    answers = [NotFound("the server could not find the requested resource"), Unavailable("refused"), None]
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    kube.fail = lambda *_: answers.pop(0)
+    monkeypatch.setattr("heterotrain_operator.engine.app.asyncio.sleep", pause)
+    await App(kube, Settings(leader_election=False)).wait_until_served()
+    assert (answers, len(pauses)) == ([], 2)
+
+
+async def test_the_operator_starts_only_after_the_api_server_serves_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    async def note(step: str) -> None:
+        order.append(step)
+
+    async def no_servers(**_: object) -> list[object]:
+        return []
+
+    app = App(FakeKube(), Settings(leader_election=False))
+    monkeypatch.setattr("heterotrain_operator.handlers.serve", no_servers)
+    monkeypatch.setattr(app, "wait_until_served", lambda: note("served"))
+    monkeypatch.setattr(app, "run", lambda: note("run"))
+    registry = kopf.OperatorRegistry()
+    stop = asyncio.Event()
+    register(registry, app, stop=stop)
+    (start,) = [each.fn for each in registry._activities.get_all_handlers() if "start" in str(each.id)]
+    await start(settings=kopf.OperatorSettings())
+    await stop.wait()
+    assert order == ["served", "run"]

@@ -28,6 +28,7 @@ class JobInputs:
         blocked: its answer when it refused any other write; otherwise empty.
         replan: whether telemetry holds data that the plan in force does not use yet. Shares for changed members are
             decided in any case.
+        revised_often: whether new shares have to wait, because the plan was revised often lately.
         gather_s: longest time for which a ready worker waits for starting ones.
         grant: what the job may use of nodes that other jobs want, too.
         keep_plan: whether no plan is to be written, because the previous one was just refused.
@@ -49,6 +50,7 @@ class JobInputs:
     now_s: float
     grant: JobGrant = UNLIMITED
     keep_plan: bool = False
+    revised_often: bool = False
     keep_pods: bool = False
     taken_indices: frozenset[int] = frozenset()
 

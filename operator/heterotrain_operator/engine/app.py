@@ -36,6 +36,7 @@ from heterotrain_operator.engine.reconcile import JobInputSources, Reconciler
 from heterotrain_operator.engine.resync import list_foreign, relist
 from heterotrain_operator.kube.errors import KubeError, NotFound
 from heterotrain_operator.kube.lease import Elector, LeaseSettings
+from heterotrain_operator.kube.resources import JOBS
 from heterotrain_operator.kube.verbs import Kube
 from heterotrain_operator.settings import Settings
 
@@ -224,6 +225,19 @@ class App:
             if self.elector is not None:
                 with suppress(KubeError, TimeoutError):
                     await self.elector.release()
+
+    async def wait_until_served(self) -> None:
+        """Wait until the API server serves jobs: a watch that starts earlier would never see one."""
+        while True:
+            try:
+                async for _ in self.kube.list(JOBS, self.settings.watch_namespace):
+                    break
+            except KubeError as error:
+                hint = "install crds/heterotrain.dev_heterotrainjobs.yaml" if isinstance(error, NotFound) else ""
+                log.warning("waiting for the API of jobs", error=str(error), hint=hint)
+                await asyncio.sleep(LIST_RETRY_S)
+            else:
+                return
 
     async def _observe(self) -> None:
         while True:

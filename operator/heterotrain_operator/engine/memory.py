@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from heterotrain_operator.decide.lifecycle import Acceptance
+from heterotrain_operator.decide.plan.revision_budget import RevisionBudget
 
 FIRST_RETRY_S = 20.0
 """Seconds until a refused write is tried again: policies and quotas may change while the job stays the same."""
@@ -38,6 +39,7 @@ class JobMemory:
         status_written_s: time of the last status update.
         logged_reason: reason of the last decision that was logged.
         planned_for: generation of the spec and sequence number of the telemetry behind the last shares.
+        revisions: how many times the plan may be revised now.
         planning_due_s: new telemetry may lead to new shares from this time on.
     """
 
@@ -53,6 +55,7 @@ class JobMemory:
     status_written_s: float = float("-inf")
     logged_reason: str = ""
     planned_for: tuple[int, int] = (0, 0)
+    revisions: RevisionBudget = field(default_factory=RevisionBudget)
     planning_due_s: float = float("-inf")
 
     def may_try(self, step: str, *, now_s: float) -> bool:

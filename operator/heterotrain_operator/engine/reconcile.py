@@ -183,7 +183,8 @@ class Reconciler:
         started_s = self._clocks.monotonic()
         telemetry = self._sources.telemetry_of(job)
         news = memory.planned_for != (job.generation, telemetry.sequence)
-        due = started_s >= memory.planning_due_s
+        due_s = max(memory.planning_due_s, started_s + memory.revisions.wait_s(started_s))
+        due = started_s >= due_s
         decision = decide(
             JobInputs(
                 job=job,
@@ -199,6 +200,7 @@ class Reconciler:
                 keep_pods=not memory.may_try("pods", now_s=started_s),
                 taken_indices=frozenset(memory.taken_indices),
                 replan=news and due,
+                revised_often=memory.revisions.wait_s(started_s) > 0,
                 gather_s=self._sources.gather_s,
                 now_s=self._clocks.wall(),
                 grant=self._sources.grant_of(job),
@@ -209,7 +211,9 @@ class Reconciler:
         if news and due:
             memory.planned_for = (job.generation, telemetry.sequence)
             memory.planning_due_s = started_s + took_s * PLANNING_PART
-        return decision, memory.planning_due_s - started_s if news and not due else None
+            if decision.plan is not None:
+                memory.revisions = memory.revisions.spent(started_s)
+        return decision, due_s - started_s if news and not due else None
 
     async def _acceptance(self, job: JobView, memory: JobMemory) -> tuple[Acceptance, float | None]:
         """Return the API server's answer to dry runs of the job's pods, and the seconds until the next dry run."""

@@ -162,9 +162,10 @@ def _shares_applied(context: JobContext) -> ConditionValue:
         message = "not every member has reported its plan yet"
         return ConditionValue(type=kind, holds=None, reason="NotReported", message=message)
     version = f"{plan.generation}.{plan.revision}"
+    wait = "; new shares wait, because the plan was revised often lately" if context.inputs.revised_often else ""
     if applied >= plan.version:
-        return ConditionValue(type=kind, holds=True, reason="Applied", message=f"plan {version} is in force")
-    message = f"plan {version} waits for the next boundary; {applied[0]}.{applied[1]} is in force"
+        return ConditionValue(type=kind, holds=True, reason="Applied", message=f"plan {version} is in force{wait}")
+    message = f"plan {version} waits for the next boundary; {applied[0]}.{applied[1]} is in force{wait}"
     return ConditionValue(type=kind, holds=False, reason="WaitingForBoundary", message=message)
 
 
