@@ -21,10 +21,17 @@ Need = Mapping[tuple[str, Size], int]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A job with its options, best first; the sequence of candidates is the order of admission."""
+    """A job with its options, best first; the sequence of candidates is the order of admission.
+
+    Attributes:
+        job: the demand.
+        options: its options.
+        complete: whether these are all that limits and slots allow.
+    """
 
     job: JobDemand
     options: tuple[Option, ...]
+    complete: bool = True
     _smallest: list[Option] = field(default_factory=list, compare=False, repr=False)
     _by_counts: dict[tuple[int, ...], Option] = field(default_factory=dict, compare=False, repr=False)
     _arrays: list[tuple[Ints, Floats]] = field(default_factory=list, compare=False, repr=False)

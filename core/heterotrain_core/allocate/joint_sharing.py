@@ -18,11 +18,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations, islice
 
 import numpy as np
+from numpy.typing import NDArray
 
 from heterotrain_core.allocate.candidate import EPSILON, Candidate
 from heterotrain_core.allocate.capacity import Occupancy
 from heterotrain_core.allocate.prices import Prices
-from heterotrain_core.allocate.value import Floats, Option
+from heterotrain_core.allocate.value import Floats, Ints, Option
+
+Bools = NDArray[np.bool_]
 
 _PARTNERS = 32
 """Other jobs that one job is paired with, those with the most slack first."""
@@ -34,6 +37,11 @@ _MOST_TRIALS_PER_GROUP = 3000
 """Options that are tried for one group."""
 _MOST_TRIALS = 20_000
 """The same over all pairs, and over all triples: some tens of milliseconds."""
+_BLOCK = 256
+"""Options of one job that are compared with all of the other job at once; bounds memory."""
+_COMPARED_PER_TRIAL = 500
+"""Compared combinations of a pair that take about as long as one trial."""
+UNLIMITED_SLOTS = 2**31
 
 
 def share_jointly(
@@ -107,6 +115,13 @@ class _Groups:
             occupancy.add(self._candidates[i].freed(chosen[i]))
         best = sum(option.score for i in group if (option := chosen[i]) is not None)
         possible = [self._possible(i, gain) for i in group]
+        if len(group) == 2 and (room := self._room(group)) is not None:  # noqa: PLR2004  # a pair
+            found, trials = _best_pair(possible[0], possible[1], room, best)
+            for i, option in zip(group, found, strict=False):
+                chosen[i] = option
+            for i in group:
+                occupancy.add(self._candidates[i].need(chosen[i]))
+            return trials
         best_after = [0.0] * (len(group) + 1)
         for k in range(len(group) - 1, -1, -1):
             best_after[k] = best_after[k + 1] + max((option.score for option in possible[k][:1]), default=0.0)
@@ -135,9 +150,63 @@ class _Groups:
             occupancy.add(self._candidates[i].need(chosen[i]))
         return trials
 
+    def _room(self, group: Sequence[int]) -> tuple[Ints, Ints, Ints] | None:
+        """Return positions of the pools that both jobs of a pair use, in each job, and the free slots of these pools.
+
+        ``None`` where their workers differ in size, or one job uses a pool twice: then slots alone do not decide.
+        """
+        first, second = (self._candidates[i].job.pools for i in group)
+        at = {each.pool: k for k, each in enumerate(second)}
+        if len(at) < len(second) or len({each.pool for each in first}) < len(first):
+            return None
+        shared = [(k, at[each.pool]) for k, each in enumerate(first) if each.pool in at]
+        if any(first[k].size != second[m].size for k, m in shared):
+            return None
+        free = [self._occupancy.free_slots(first[k].pool, first[k].size, UNLIMITED_SLOTS) for k, _ in shared]
+        one, other = (np.array(positions, dtype=np.int64) for positions in zip(*shared, strict=True))
+        return one, other, np.array(free, dtype=np.int64)
+
     def _possible(self, i: int, gain: float) -> list[Option]:
         """Return the job's options that can be part of a gain and would fit in each pool alone, best first."""
         candidate = self._candidates[i]
         most = [self._occupancy.free_slots(each.pool, each.size, each.max_workers) for each in candidate.job.pools]
         within_O = (self._slack_O[i] < gain) & (candidate.arrays[0] <= np.array(most)).all(axis=1)
         return [candidate.options[k] for k in np.flatnonzero(within_O).tolist()]
+
+
+def _best_pair(
+    first: Sequence[Option], second: Sequence[Option], room: tuple[Ints, Ints, Ints], best: float
+) -> tuple[tuple[Option, ...], int]:
+    """Return the two options that fit together with the best sum, empty if none exceeds ``best``, and the trials.
+
+    All combinations are compared, a block of rows at a time. Each option fits alone.
+
+    Args:
+        first: options of one job, best first.
+        second: options of the other job, best first.
+        room: positions of the shared pools in either job, and their free slots.
+        best: sum of scores to exceed.
+    """
+    if not first or not second:
+        return (), 0
+    one, other, free_P = room
+    counts_AP = np.array([option.counts for option in first], dtype=np.int64)[:, one]
+    left_AP = free_P - counts_AP
+    counts_BP = np.array([option.counts for option in second], dtype=np.int64)[:, other]
+    score_A, score_B = (np.array([option.score for option in options]) for options in (first, second))
+    found: tuple[Option, ...] = ()
+    compared = 0
+    for start in range(0, len(first), _BLOCK):
+        rows = slice(start, start + _BLOCK)
+        hopeful = int(np.searchsorted(-score_A[rows], -(best + EPSILON - score_B[0])))
+        if not hopeful:
+            break
+        rows = slice(start, start + hopeful)
+        fits_AB: Bools = np.all(counts_BP[None, :, :] <= left_AP[rows, None, :], axis=2)
+        compared += fits_AB.size
+        first_fit_A = fits_AB.argmax(axis=1)
+        sum_A = np.where(fits_AB.any(axis=1), score_A[rows] + score_B[first_fit_A], -np.inf)
+        k = int(sum_A.argmax())
+        if sum_A[k] > best + EPSILON:
+            best, found = float(sum_A[k]), (first[start + k], second[int(first_fit_A[k])])
+    return found, 1 + compared // _COMPARED_PER_TRIAL

@@ -11,6 +11,7 @@ from heterotrain_core.allocate.capacity import PoolCapacity
 from heterotrain_core.allocate.problem import Grant, JobDemand, Proposal
 from heterotrain_core.allocate.rate_cache import RateCache
 from heterotrain_core.allocate.reasons import why_granted, why_waiting
+from heterotrain_core.allocate.refinement import refined
 from heterotrain_core.allocate.search import search
 from heterotrain_core.allocate.value import Option, scored_options
 
@@ -36,7 +37,7 @@ def propose(capacity: PoolCapacity, jobs: Sequence[JobDemand], *, rate_cache: Ra
     cache = RateCache() if rate_cache is None else rate_cache
 
     # 1. List each job's options, in the order of admission: its possible numbers of workers, with their scores.
-    candidates = build_candidates(capacity, jobs, rate_cache=cache)
+    candidates: Sequence[Candidate] = build_candidates(capacity, jobs, rate_cache=cache)
 
     # 2. Few jobs: try to prove the best choice of all.
     choice = best_choice(candidates, capacity) if len(jobs) <= EXACT_JOBS else None
@@ -46,7 +47,11 @@ def propose(capacity: PoolCapacity, jobs: Sequence[JobDemand], *, rate_cache: Ra
     if choice is None:
         choice = _stable_choice(candidates, capacity, cache)
 
-    # 4. Turn the chosen options into grants, each with its reason.
+    # 4. Where options were thinned out: list those close to the choice, and choose again.
+    if not all(candidate.complete for candidate in candidates):
+        candidates, choice, exact = *refined(candidates, choice, capacity), False
+
+    # 5. Turn the chosen options into grants, each with its reason.
     grants = {
         candidate.job.key: _grant(candidate, option, capacity)
         for candidate, option in zip(candidates, choice, strict=True)
@@ -69,8 +74,8 @@ def build_candidates(
 
 
 def _candidate(job: JobDemand, capacity: PoolCapacity, cache: RateCache) -> Candidate:
-    counts_OP, rate_O = cache.of(job, capacity)
-    return Candidate(job, scored_options(job, capacity.pools, counts_OP=counts_OP, rate_O=rate_O))
+    counts_OP, rate_O, complete = cache.of(job, capacity)
+    return Candidate(job, scored_options(job, capacity.pools, counts_OP=counts_OP, rate_O=rate_O), complete)
 
 
 def _stable_choice(candidates: Sequence[Candidate], capacity: PoolCapacity, cache: RateCache) -> Choice:

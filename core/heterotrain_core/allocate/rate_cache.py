@@ -12,15 +12,15 @@ class RateCache:
 
     def __init__(self) -> None:
         """Start empty."""
-        self._entries: dict[tuple[object, ...], tuple[Ints, Floats]] = {}
+        self._entries: dict[tuple[object, ...], tuple[Ints, Floats, bool]] = {}
         self._used: set[tuple[object, ...]] = set()
 
     def __len__(self) -> int:
         """Return the number of kinds of jobs."""
         return len(self._entries)
 
-    def of(self, job: JobDemand, capacity: PoolCapacity) -> tuple[Ints, Floats]:
-        """Return the possible numbers of workers from each of the job's pools, one row each, and the rate of each row.
+    def of(self, job: JobDemand, capacity: PoolCapacity) -> tuple[Ints, Floats, bool]:
+        """Return numbers of workers from each of the job's pools, one row each, their rates, and whether these are all.
 
         Args:
             job: the demand.
@@ -44,9 +44,9 @@ class RateCache:
         )
         self._used.add(key)
         if key not in self._entries:
-            counts_OP = possible_counts(job, slots)
+            counts_OP, complete = possible_counts(job, slots)
             rate_O = rates(job, counts_OP) if len(counts_OP) else counts_OP.sum(axis=1) * 1.0
-            self._entries[key] = (counts_OP, rate_O)
+            self._entries[key] = (counts_OP, rate_O, complete)
         return self._entries[key]
 
     def forget_unused(self) -> None:

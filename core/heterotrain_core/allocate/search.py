@@ -36,6 +36,11 @@ def search(candidates: Sequence[Candidate], capacity: PoolCapacity) -> Choice:
     return _improve(candidates, capacity, best, prices)
 
 
+def search_from(candidates: Sequence[Candidate], capacity: PoolCapacity, start: Choice) -> Choice:
+    """Return a choice at least as good as the start, which has to fit."""
+    return max(start, _improve(candidates, capacity, start, find_prices(candidates, start, capacity)), key=rank)
+
+
 def rank(choice: Choice) -> tuple[tuple[bool, ...], float]:
     """Return the sort key of choices: which jobs are admitted, in order, then the sum of scores."""
     return tuple(option is not None for option in choice), sum(option.score for option in choice if option is not None)

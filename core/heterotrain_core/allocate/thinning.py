@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Row = tuple[int, ...]
 
+_MOST_BEFORE_LIMITS = 32
+"""Rows before the limits drop the impossible ones, in multiples of the bound of the rows: bounds memory."""
 _TOTALS_RATIO = 1.4
 """Ratio of one total of workers to the next."""
 
@@ -41,7 +43,7 @@ def combine(axes: Sequence[Sequence[int]], limits: Sequence[Limit], most_rows: i
     """Return all combinations that keep the limits, in the order of their numbers; ``None`` above ``most_rows``.
 
     Impossible combinations are dropped pool by pool, so the memory is bounded by ``most_rows`` times the pools. Where
-    an axis has gaps, the result may be ``None`` although fewer combinations keep the limits in the end.
+    an axis has gaps or is very long, the result may be ``None`` although fewer combinations keep the limits in the end.
 
     Args:
         axes: ascending numbers of workers for each pool.
@@ -57,6 +59,8 @@ def combine(axes: Sequence[Sequence[int]], limits: Sequence[Limit], most_rows: i
         if len(axis) == 1 and i < len(axes) - 1:
             continue
         count = len(rows_OP)
+        if count * len(axis) > _MOST_BEFORE_LIMITS * most_rows:
+            return None
         rows_OP = np.repeat(rows_OP, len(axis), axis=0)
         rows_OP[:, i] = np.tile(np.array(axis, dtype=np.int64), count)
         for own, least, most in limits:

@@ -36,6 +36,8 @@ BATCHES = 9
 """Candidate batches of an adaptive job in an allocation; the plan itself compares more."""
 MOST_OPTIONS = 2048
 """Most options of one job; where there are more, the numbers of workers are thinned out."""
+MOST_NEAR = 729
+"""Most options close to a choice: three workers more or less in each of three pools, one in each of six."""
 _MOST_VALUES = 256 * 1024
 """Options times pools times candidate batches of a thinned job: bounds memory where a job has very many pools."""
 _LEAST_OPTIONS = 32
@@ -175,16 +177,65 @@ def rates(job: JobDemand, counts_OP: Ints) -> Floats:
     return rate_O
 
 
-def possible_counts(job: JobDemand, slots: Sequence[int]) -> Ints:
-    """Return the numbers of workers from each of the job's pools that limits and slots allow, one row each.
+def possible_counts(job: JobDemand, slots: Sequence[int]) -> tuple[Ints, bool]:
+    """Return numbers of workers from each of the job's pools that limits and slots allow, and whether all are listed.
 
-    There are at most ``MOST_OPTIONS`` rows, whatever the number of pools. Above that, the numbers of each pool are
-    halved, down to the lowest, the highest and the current one. If there are still too many, ``thin`` selects rows.
+    There are at most ``MOST_OPTIONS`` rows, whatever the number of pools. If limits leave more, the numbers of each
+    pool are halved, down to the lowest, the highest and the current one. If there are still too many, ``thin`` selects
+    rows.
 
     Args:
         job: the demand.
         slots: workers of the job's size that each of its pools holds when it is empty.
     """
+    axes, together = _limits(job, slots)
+    all_OP = combine(axes, together, MOST_OPTIONS)
+    if all_OP is not None:
+        return all_OP, True
+    current = [job.current.get(job_pool.key, 0) for job_pool in job.pools]
+    while math.prod(len(axis) for axis in axes) > MOST_OPTIONS:
+        widest = max(range(len(axes)), key=lambda i: (len(axes[i]), -i))
+        axis = axes[widest]
+        axes[widest] = sorted({axis[0], *axis[::2], axis[-1], *(n for n in axis if n == current[widest])})
+        if len(axes[widest]) == len(axis):
+            break
+    most_rows = MOST_OPTIONS
+    if math.prod(len(axis) for axis in axes) > MOST_OPTIONS:
+        most_rows = max(_LEAST_OPTIONS, min(MOST_OPTIONS, _MOST_VALUES // (len(axes) * len(_batches(job)))))
+    rows_OP = combine(axes, together, most_rows)
+    if rows_OP is None:
+        rows_OP = thin(axes, together, current=tuple(current), preferred=_preferred(job), most_rows=most_rows)
+    return rows_OP, False
+
+
+def counts_near(job: JobDemand, slots: Sequence[int], centre: Sequence[int]) -> Ints:
+    """Return the numbers of workers close to ``centre`` that limits and slots allow, at most ``MOST_NEAR`` rows.
+
+    Every pool may differ by as many workers as that number of rows allows. With many pools, only some of them may
+    differ: those that have workers in ``centre``, then those preferred.
+
+    Args:
+        job: the demand.
+        slots: workers of the job's size that each of its pools holds when it is empty.
+        centre: workers from each of the job's pools.
+    """
+    axes, together = _limits(job, slots)
+    order = sorted(_preferred(job), key=lambda i: centre[i] == 0)
+    most_free = int(math.log(MOST_NEAR, 3))
+    free = set(order[:most_free])
+    reach = 1
+    while (2 * reach + 3) ** len(free) <= MOST_NEAR:
+        reach += 1
+    near = [
+        [n for n in axis if abs(n - count) <= (reach if i in free else 0)]
+        for i, (axis, count) in enumerate(zip(axes, centre, strict=True))
+    ]
+    rows_OP = combine(near, together, MOST_NEAR)
+    return np.empty((0, len(axes)), dtype=np.int64) if rows_OP is None else rows_OP
+
+
+def _limits(job: JobDemand, slots: Sequence[int]) -> tuple[list[list[int]], list[Limit]]:
+    """Return all numbers of workers of each of the job's pools, and the limits of pools together."""
     highest = _highest(job, slots)
     labels = [job_pool.label for job_pool in job.pools]
     parts = {label: [i for i, each in enumerate(labels) if each == label] for label in labels}
@@ -195,22 +246,8 @@ def possible_counts(job: JobDemand, slots: Sequence[int]) -> Ints:
         limits[label] = (first.min_workers if first.required else min(first.min_workers, reachable), first.max_workers)
     lowest = [limits[label][0] if len(parts[label]) == 1 else 0 for label in labels]
     axes = [list(range(low, high + 1)) for low, high in zip(lowest, highest, strict=True)]
-    current = [job.current.get(job_pool.key, 0) for job_pool in job.pools]
-    while math.prod(len(axis) for axis in axes) > MOST_OPTIONS:
-        widest = max(range(len(axes)), key=lambda i: (len(axes[i]), -i))
-        axis = axes[widest]
-        axes[widest] = sorted({axis[0], *axis[::2], axis[-1], *(n for n in axis if n == current[widest])})
-        if len(axes[widest]) == len(axis):
-            break
     all_pools = Limit(range(len(axes)), max(1, job.min_workers), job.max_workers)
-    together = [all_pools, *(Limit(own, *limits[label]) for label, own in parts.items() if len(own) > 1)]
-    most_rows = MOST_OPTIONS
-    if math.prod(len(axis) for axis in axes) > MOST_OPTIONS:
-        most_rows = max(_LEAST_OPTIONS, min(MOST_OPTIONS, _MOST_VALUES // (len(axes) * len(_batches(job)))))
-    rows_OP = combine(axes, together, most_rows)
-    if rows_OP is None:
-        rows_OP = thin(axes, together, current=tuple(current), preferred=_preferred(job), most_rows=most_rows)
-    return rows_OP
+    return axes, [all_pools, *(Limit(own, *limits[label]) for label, own in parts.items() if len(own) > 1)]
 
 
 def _preferred(job: JobDemand) -> list[int]:
@@ -228,7 +265,7 @@ def _highest(job: JobDemand, slots: Sequence[int]) -> list[int]:
 
 
 def thinned_out(job: JobDemand, slots: Sequence[int]) -> bool:
-    """Return whether there may be too many options to list all; current workers then decide which are listed."""
+    """Return whether there may be too many options to list all, without listing them."""
     return math.prod(most + 1 for most in _highest(job, slots)) > MOST_OPTIONS
 
 
