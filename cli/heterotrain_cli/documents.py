@@ -6,25 +6,22 @@ key is refused instead of silently dropped. Every mistake becomes one sentence w
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import sys
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import click
 import yaml
+from heterotrain_operator.api.explain import explain
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, Strict, ValidationError
 from pydantic.alias_generators import to_camel
-from pydantic_core import ErrorDetails
 
 from heterotrain_cli.errors import InputError
 
 STANDARD_INPUT = "-"
-_MOST_SHOWN = 60
-"""Characters of a wrong value in a message, so that the message fits on a line."""
 
 
 def _integral(value: Any) -> Any:
@@ -212,114 +209,3 @@ def schema_option(model: type[BaseModel]) -> Callable[[Callable[..., Any]], Call
         "--schema", is_flag=True, is_eager=True, expose_value=False, callback=show,
         help="Print the JSON schema of the file and exit.",
     )  # fmt: skip
-
-
-_KINDS = {
-    "model": "a mapping", "dict": "a mapping", "list": "a list", "tuple": "a list", "string": "text",
-    "int": "a whole number", "float": "a number", "bool": "true or false",
-    "datetime": "a time such as 2027-01-31T18:00:00Z",
-}  # fmt: skip
-_SENTENCES = {
-    "missing": "{here} is missing",
-    "greater_than_equal": "{here} is {value}, but must be at least {ge}",
-    "greater_than": "{here} is {value}, but must be more than {gt}",
-    "less_than_equal": "{here} is {value}, but must be at most {le}",
-    "less_than": "{here} is {value}, but must be less than {lt}",
-    "too_short": "{here} has {actual_length} entries, but needs at least {min_length}",
-    "too_long": "{here} has more than {max_length} entries: remove some",
-    "string_too_short": "{here} is empty",
-    "string_too_long": "{here} is longer than {max_length} characters",
-    "string_pattern_mismatch": "{here} is {value}, but must be {form}",
-    "finite_number": "{here} must be a finite number",
-    "literal_error": "{here} is {value}, but must be one of {expected}",
-    "enum": "{here} is {value}, but must be one of {expected}",
-    "int_from_float": "{here} must be a whole number, not {value}",
-    "value_error": "{here}: {error}",
-}
-_FORMS = {
-    "^[a-z][a-z0-9+.-]*://.+$": "a URI such as file:///checkpoints",
-    r"^[0-9]+(\.[0-9]+)?$": 'a number such as "3.67", without a currency',
-    "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$": "lower-case letters, digits and hyphens",
-}
-
-
-def explain(error: ValidationError, model: type[BaseModel], *, prefix: str = "") -> str:
-    """Return one sentence about the first mistake; a misspelt field comes first, as it explains a missing one."""
-    first = min(error.errors(), key=lambda details: details["type"] != "extra_forbidden")
-    parts = [prefix, *first["loc"]] if prefix else first["loc"]
-    here = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
-    if first["type"] == "extra_forbidden":
-        return f"{here} is not a field: {_hint(str(first['loc'][-1]), _known_fields(model, first['loc'][:-1]))}"
-    return _sentence(first, here or "the document").removeprefix("the document: ")
-
-
-def _sentence(details: ErrorDetails, here: str) -> str:
-    value = details["input"]
-    limits = {key: f"{limit:g}" if isinstance(limit, float) else limit for key, limit in details.get("ctx", {}).items()}
-    form = _FORMS.get(str(limits.get("pattern")), f"of the form {limits.get('pattern')}")
-    if sentence := _SENTENCES.get(details["type"]):
-        return sentence.format(here=here, value=_shown(value), form=form, **limits)
-    kind = next((kind for name, kind in _KINDS.items() if details["type"].startswith(f"{name}_")), None)
-    if kind is None:
-        return f"{here}: {details['msg']}"
-    return f"{here} must be {kind}, not {_shown(value)}{_quotes(kind, value)}"
-
-
-def _quotes(kind: str, value: Any) -> str:
-    """Return the remedy for text in place of a number, or a number in place of text."""
-    if kind == "text" and isinstance(value, int | float) and not isinstance(value, bool):
-        return f': put it in quotes, "{value}"'
-    number = kind.endswith("number") and isinstance(value, str) and re.fullmatch(r"[-+]?[0-9]+(\.[0-9]+)?", value)
-    return f": remove the quotes, {value}" if number else ""
-
-
-def _hint(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]}?" if close else f"known are {', '.join(k for k in known if k != '$schema')}"
-
-
-def _known_fields(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
-    """Return the fields that the model's JSON schema allows at a place."""
-    schema = model.model_json_schema()
-    node = _resolved(schema, schema)
-    for part in loc:
-        child = node.get("items") if isinstance(part, int) else node.get("properties", {}).get(part)
-        node = _resolved(schema, child or {})
-    return list(node.get("properties", ()))
-
-
-def _resolved(schema: Mapping[str, Any], node: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a node of a JSON schema without references and without its null alternative."""
-    node = next((option for option in node.get("anyOf", ()) if option.get("type") != "null"), node)
-    return schema["$defs"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
-
-
-def unknown_field(document: Any, model: type[BaseModel], *, prefix: str, free: Collection[str]) -> str:
-    """Return one sentence about the first field that the model ignores, empty if there is none.
-
-    Fields named in ``free`` may hold anything.
-    """
-    schema = model.model_json_schema()
-
-    def search(value: Any, node: Mapping[str, Any], here: str) -> str:
-        node = _resolved(schema, node)
-        below: Iterable[tuple[str, Any, Any]] = ()
-        if isinstance(value, Mapping) and "properties" in node:
-            known = node["properties"]
-            if name := next((str(name) for name in value if name not in known), ""):
-                return f"{here}.{name} is not a field: {_hint(name, list(known))}"
-            below = ((f"{here}.{name}", child, known[name]) for name, child in value.items() if name not in free)
-        elif isinstance(value, list) and isinstance(node.get("items"), Mapping):
-            below = ((f"{here}[{index}]", child, node["items"]) for index, child in enumerate(value))
-        return next((found for at, child, under in below if (found := search(child, under, at))), "")
-
-    return search(document, schema, prefix)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "a mapping"
-    if isinstance(value, list | tuple):
-        return "a list"
-    text = json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…"

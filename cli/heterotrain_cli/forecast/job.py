@@ -11,13 +11,13 @@ from heterotrain_core.contract import keys
 from heterotrain_core.contract.plan import BoundaryKind, CommunicationTime
 from heterotrain_core.perf.exchange import ring_scale
 from heterotrain_core.split.member import SplitMember
+from heterotrain_operator.api.admission import job_name, read_new_job
 from heterotrain_operator.api.pools import CapacityType
-from heterotrain_operator.api.reading import SpecError, most_workers, read_spec
+from heterotrain_operator.api.reading import SpecError, most_workers
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
-from heterotrain_operator.decide.objects.pods import num_proc_per_worker
-from pydantic import ValidationError
+from heterotrain_operator.decide.objects.pods import num_proc_per_worker, template_problem
 
-from heterotrain_cli.documents import explain, parse_documents, place, read_text, unknown_field
+from heterotrain_cli.documents import parse_documents, place, read_text
 from heterotrain_cli.errors import InputError
 from heterotrain_cli.profile import Profile
 
@@ -88,19 +88,15 @@ def read_job(path: str) -> Job:
     body = jobs[0]
     if body.get("apiVersion") != API_VERSION:
         raise InputError(f"{where}: apiVersion is {body.get('apiVersion')!r}, but must be {API_VERSION}")
-    metadata = body.get("metadata")
-    if not isinstance(metadata, Mapping) or not isinstance(metadata.get("name"), str):
-        raise InputError(f"{where}: metadata.name is missing")
-    if unknown := unknown_field(body.get("spec"), HeteroTrainJobSpec, prefix="spec", free=("template",)):
-        raise InputError(f"{where}: {unknown}")
     try:
-        spec = read_spec(body)
+        spec = read_new_job(body)
     except SpecError as error:
-        cause = error.__cause__
-        reason = explain(cause, HeteroTrainJobSpec, prefix="spec") if isinstance(cause, ValidationError) else str(error)
-        raise InputError(f"{where}: {reason}") from error
+        raise InputError(f"{where}: {error}") from error
+    if problem := template_problem(body["spec"]["template"], spec.worker_pools):
+        raise InputError(f"{where}: {problem}")
+    metadata = body["metadata"]
     return Job(
-        name=metadata["name"],
+        name=job_name(metadata),
         namespace=metadata.get("namespace"),
         batch_samples=spec.training.base_batch_samples,
         pools=_pools(spec, body["spec"]["template"]),

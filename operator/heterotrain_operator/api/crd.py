@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
@@ -16,6 +17,7 @@ from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 HEADER = "# Made by `make crds` from operator/heterotrain_operator/api; do not edit.\n"
 
 NAME_RULE = Rule(
+    admits=lambda name: len(name) <= MAX_NAME_LENGTH and re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", name) is not None,
     cel=f"size(self.metadata.name) <= {MAX_NAME_LENGTH} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
     message="metadata.name has to start with a letter, contain only a-z, 0-9 and '-', end with a letter or digit, "
     f"and have at most {MAX_NAME_LENGTH} characters",

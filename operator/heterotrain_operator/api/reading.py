@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from heterotrain_operator.api.explain import explain
 from heterotrain_operator.api.schema import broken_rules
 from heterotrain_operator.api.status import HeteroTrainJobStatus
 from heterotrain_operator.api.v1alpha1 import MANAGED_BY_US, HeteroTrainJobSpec
@@ -29,10 +30,8 @@ def read_spec(body: Mapping[str, Any]) -> HeteroTrainJobSpec:
     try:
         spec = HeteroTrainJobSpec.model_validate(body.get("spec") or {})
     except ValidationError as error:
-        first = error.errors()[0]
-        path = ".".join(str(part) for part in first["loc"])
-        raise SpecError(f"spec.{path}: {first['msg']}") from error
-    if problem := next(broken_rules(spec, "spec"), "") or _beyond_rules(spec, body):
+        raise SpecError(explain(error, HeteroTrainJobSpec, prefix="spec")) from error
+    if problem := next(broken_rules(spec, "spec"), "") or beyond_rules(spec, body):
         raise SpecError(problem)
     return spec
 
@@ -56,7 +55,7 @@ def most_workers(spec: HeteroTrainJobSpec) -> int:
     return min(pools, spec.elastic_policy.max_replicas or pools)
 
 
-def _beyond_rules(spec: HeteroTrainJobSpec, body: Mapping[str, Any]) -> str:
+def beyond_rules(spec: HeteroTrainJobSpec, body: Mapping[str, Any]) -> str:
     """Return what CEL cannot express, or what the API server enforces by the type of a list."""
     names = [pool.name for pool in spec.worker_pools]
     if len(set(names)) != len(names):

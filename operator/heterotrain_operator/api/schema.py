@@ -32,11 +32,13 @@ class Rule:
         message: the sentence for the user when the rule does not hold.
         holds: the same on the model. ``None`` for transition rules (``oldSelf``) and for the pod template, whose
             mistakes must not stop running workers (``decide.objects.pods.template_problem``).
+        admits: the same on the model, for rules of the pod template: only for jobs that are not applied yet.
     """
 
     cel: str
     message: str
     holds: Callable[[Any], bool] | None = None
+    admits: Callable[[Any], bool] | None = None
 
 
 class Model(BaseModel):
@@ -71,7 +73,7 @@ class Model(BaseModel):
         return schema
 
 
-def broken_rules(model: Model, path: str) -> Iterator[str]:
+def broken_rules(model: Model, path: str, *, new: bool = False) -> Iterator[str]:
     """Yield a sentence for each rule that does not hold, the innermost first.
 
     A rule of an object may rely on the rules of its parts: take the first one.
@@ -79,17 +81,19 @@ def broken_rules(model: Model, path: str) -> Iterator[str]:
     Args:
         model: the object.
         path: of the object, for the sentence.
+        new: evaluate the rules of the pod template, too.
     """
     for name, field in type(model).model_fields.items():
         value, at = getattr(model, name), f"{path}.{field.alias}"
         if isinstance(value, Model):
-            yield from broken_rules(value, at)
+            yield from broken_rules(value, at, new=new)
         elif isinstance(value, tuple):
             for item in value:
                 if isinstance(item, Model):
-                    yield from broken_rules(item, f"{at}[{getattr(item, 'name', '')}]")
+                    yield from broken_rules(item, f"{at}[{getattr(item, 'name', '')}]", new=new)
     for rule in model.rules:
-        if rule.holds is not None and not rule.holds(model):
+        holds = rule.holds or (rule.admits if new else None)
+        if holds is not None and not holds(model):
             yield f"{path}: {rule.message}"
 
 

@@ -21,6 +21,7 @@ class EnvVar(
     rules=(
         Rule(
             cel=f"!self.name.startsWith('{env.PREFIX}') || self.name in {sorted(env.USER_SETTABLE)}",
+            admits=lambda self: not self.name.startswith(env.PREFIX) or self.name in env.USER_SETTABLE,
             message=f"names that start with {env.PREFIX} belong to the operator: rename the variable",
         ),
     ),
@@ -83,6 +84,7 @@ class Volume(
     rules=(
         Rule(
             cel=f"!(self.name in {sorted([keys.CONTAINER_PLAN_VOLUME, keys.CONTAINER_SHM_VOLUME])})",
+            admits=lambda self: self.name not in (keys.CONTAINER_PLAN_VOLUME, keys.CONTAINER_SHM_VOLUME),
             message=f"the volume names {keys.CONTAINER_PLAN_VOLUME} and {keys.CONTAINER_SHM_VOLUME} belong to the "
             "operator: rename the volume",
         ),
@@ -118,9 +120,21 @@ class PodSpec(
     Model,
     preserve=True,
     rules=(
-        Rule(cel="!has(self.restartPolicy) || self.restartPolicy == 'Never'", message=REPLACED_BY_US),
-        Rule(cel="!has(self.nodeName) || self.nodeName == ''", message=SCHEDULED_BY_POOL),
-        Rule(cel="!has(self.activeDeadlineSeconds)", message=LIMITED_BY_JOB),
+        Rule(
+            cel="!has(self.restartPolicy) || self.restartPolicy == 'Never'",
+            admits=lambda self: self.restart_policy in (None, "Never"),
+            message=REPLACED_BY_US,
+        ),
+        Rule(
+            cel="!has(self.nodeName) || self.nodeName == ''",
+            admits=lambda self: not self.node_name,
+            message=SCHEDULED_BY_POOL,
+        ),
+        Rule(
+            cel="!has(self.activeDeadlineSeconds)",
+            admits=lambda self: self.active_deadline_seconds is None,
+            message=LIMITED_BY_JOB,
+        ),
     ),
 ):
     """Specification of the pod; all fields of Kubernetes are allowed and kept."""

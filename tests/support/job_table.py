@@ -1,0 +1,175 @@
+"""One table of jobs, good and bad: the forecast and a real API server have to agree on each of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+Body = dict[str, Any]
+
+GOOD: Body = {
+    "apiVersion": "heterotrain.dev/v1alpha1",
+    "kind": "HeteroTrainJob",
+    "metadata": {"name": "digits", "labels": {"team": "vision"}},
+    "spec": {
+        "training": {"globalBatchSize": 448, "epochs": 3},
+        "elasticPolicy": {"minReplicas": 2, "maxReplicas": 3},
+        "workerPools": [
+            {"name": "a100", "maxReplicas": 2, "pricePerHour": "3.67", "resources": {"limits": {"nvidia.com/gpu": 1}}},
+            {"name": "t4", "maxReplicas": 3, "capacityType": "Spot", "pricePerHour": "0.30"},
+        ],
+        "checkpoint": {"uri": "file:///checkpoints"},
+        "template": {
+            "spec": {
+                "containers": [{"name": "trainer", "image": "x", "env": [{"name": "NCCL_DEBUG", "value": "INFO"}]}],
+                "volumes": [{"name": "data", "emptyDir": {}}],
+            }
+        },
+    },
+}
+
+Change = Callable[[Body], object]
+
+
+def job(change: Change) -> Body:
+    """Return the good job with a change."""
+    body = copy.deepcopy(GOOD)
+    change(body)
+    return body
+
+
+def metadata(**fields: Any) -> Change:
+    return lambda body: body["metadata"].update(fields)
+
+
+def spec(**fields: Any) -> Change:
+    return lambda body: body["spec"].update(fields)
+
+
+def training(**fields: Any) -> Change:
+    return lambda body: body["spec"]["training"].update(fields)
+
+
+def elastic(**fields: Any) -> Change:
+    return lambda body: body["spec"]["elasticPolicy"].update(fields)
+
+
+def pool(**fields: Any) -> Change:
+    return lambda body: body["spec"]["workerPools"][0].update(fields)
+
+
+def pod(**fields: Any) -> Change:
+    return lambda body: body["spec"]["template"]["spec"].update(fields)
+
+
+def container(**fields: Any) -> Change:
+    return lambda body: body["spec"]["template"]["spec"]["containers"][0].update(fields)
+
+
+ACCEPTED: dict[str, Change] = {
+    "as it is": metadata(name="digits"),
+    "a generated name": lambda body: body.update(metadata={"generateName": "digits-"}),
+    "annotations": metadata(annotations={"example.com/owner": "vision, room 7"}),
+    "null for no value": elastic(maxReplicas=None),
+    "null for the default": training(seed=None),
+    "a whole number with a point": training(globalBatchSize=448.0),
+    "fields of a container that Kubernetes has": container(workingDir="/work", tty=True),
+    "fields of a pod that Kubernetes has": pod(hostNetwork=False, dnsPolicy="Default"),
+    "the restart policy that the operator sets": pod(restartPolicy="Never"),
+    "an empty node name": pod(nodeName=""),
+    "a quantity as a number": pool(resources={"limits": {"nvidia.com/gpu": 2, "cpu": 4}}),
+    "a quantity as text": pool(resources={"limits": {"cpu": "500m", "memory": "1Gi"}}),
+    "an adaptive batch": spec(training={"adaptiveBatch": {"min": 64, "max": 4096}}),
+    "a deadline": spec(objective="Deadline", deadline="2099-01-31T18:00:00Z"),
+    "a deadline with an offset and fractions": spec(objective="Deadline", deadline="2099-01-31T18:00:00.5+02:00"),
+    "steps as boundary": training(rebalance={"boundary": "Steps", "everySteps": 100}),
+    "a variable of the operator that users may set": container(
+        env=[{"name": "HETEROTRAIN_LOG_FORMAT", "value": "json"}]
+    ),
+    "a label of a node": pool(nodeSelector={"gpu": "a100"}),
+    "an empty label": metadata(labels={"team": ""}),
+}
+
+REFUSED: dict[str, tuple[Change, str]] = {
+    "unknown field of the job": (lambda body: body.update(specs={}), "specs is not a field: did you mean spec?"),
+    "unknown field of the metadata": (
+        metadata(label={"a": "b"}),
+        "metadata.label is not a field: did you mean labels?",
+    ),
+    "unknown field of the spec": (spec(checkpoints={}), "spec.checkpoints is not a field: did you mean checkpoint?"),
+    "singular": (elastic(minReplica=2), "spec.elasticPolicy.minReplica is not a field: did you mean minReplicas?"),
+    "wrong case": (training(globalBatchsize=448), "globalBatchsize is not a field: did you mean globalBatchSize?"),
+    "unknown field of a pool": (pool(gpu=1), "spec.workerPools[0].gpu is not a field: known are"),
+    "unknown field of the template": (
+        lambda body: body["spec"]["template"].update(containers=[]),
+        "spec.template.containers is not a field",
+    ),
+    "no spec": (lambda body: body.pop("spec"), "spec is missing"),
+    "no template": (lambda body: body["spec"].pop("template"), "spec.template is missing"),
+    "no containers": (pod(containers=[]), "spec.template.spec.containers has 0 entries, but needs at least 1"),
+    "container without a name": (pod(containers=[{"image": "x"}]), "spec.template.spec.containers[0].name is missing"),
+    "capital in the name": (metadata(name="Digits"), "metadata.name has to start with a letter"),
+    "underscore in the name": (metadata(name="digits_1"), "metadata.name has to start with a letter"),
+    "digit at the start": (metadata(name="1digits"), "metadata.name has to start with a letter"),
+    "long name": (metadata(name="d" * 49), "at most 48 characters"),
+    "number as a label": (
+        metadata(labels={"run": 7}),
+        'metadata.labels.run must be text, not 7: put it in quotes, "7"',
+    ),
+    "label with a blank": (metadata(labels={"run": "a b"}), 'metadata.labels.run is "a b"'),
+    "number as text": (training(globalBatchSize="448"), 'must be a whole number, not "448": remove the quotes, 448'),
+    "fraction as a whole number": (training(globalBatchSize=44.5), "globalBatchSize must be a whole number, not 44.5"),
+    "truth as a number": (training(epochs=True), "spec.training.epochs must be a whole number, not true"),
+    "text as a truth": (spec(suspend="true"), 'spec.suspend must be true or false, not "true"'),
+    "price as a number": (pool(pricePerHour=3.67), 'pricePerHour must be text, not 3.67: put it in quotes, "3.67"'),
+    "price with a currency": (pool(pricePerHour="$3.67"), 'must be a number such as "3.67", without a currency'),
+    "path as a URI": (spec(checkpoint={"uri": "/checkpoints"}), "must be a URI such as file:///checkpoints"),
+    "duration as a number": (
+        spec(activeDeadlineSeconds="1h"),
+        'activeDeadlineSeconds must be a whole number, not "1h"',
+    ),
+    "unit of an amount": (pool(resources={"limits": {"memory": "512MB"}}), "'512MB' is not a quantity"),
+    "fraction of a quantity": (pool(resources={"limits": {"cpu": 0.5}}), "must be a whole number or text, not 0.5"),
+    "negative batch": (training(globalBatchSize=-1), "globalBatchSize is -1, but must be at least 1"),
+    "too many epochs of a kind": (training(epochs=0), "spec.training.epochs is 0, but must be at least 1"),
+    "no batch": (training(globalBatchSize=None), "exactly one of globalBatchSize"),
+    "two batches": (training(adaptiveBatch={"min": 64, "max": 128}), "exactly one of globalBatchSize"),
+    "choice in another case": (pool(capacityType="spot"), "but must be one of OnDemand, Spot"),
+    "a list as a mapping": (spec(workerPools={"name": "a"}), "spec.workerPools must be a list, not a mapping"),
+    "a mapping as a list": (spec(training=[]), "spec.training must be a mapping, not a list"),
+    "null in a list": (spec(workerPools=[None]), "spec.workerPools[0] must be a mapping, not null"),
+    "no pools": (spec(workerPools=[]), "spec.workerPools has 0 entries, but needs at least 1"),
+    "a pool twice": (
+        lambda body: body["spec"]["workerPools"].append({"name": "t4", "maxReplicas": 1}),
+        'spec.workerPools names "t4" twice: give every entry its own name',
+    ),
+    "a container twice": (
+        lambda body: body["spec"]["template"]["spec"]["containers"].append({"name": "trainer", "image": "y"}),
+        'spec.template.spec.containers names "trainer" twice',
+    ),
+    "pool in capitals": (pool(name="A100"), 'spec.workerPools[0].name is "A100", but must be lower-case letters'),
+    "minimum above maximum": (elastic(minReplicas=4), "minReplicas is larger than maxReplicas"),
+    "minimum above the pools": (elastic(minReplicas=9, maxReplicas=9), "larger than the sum of the pools'"),
+    "deadline without a date": (spec(objective="Deadline", deadline="tomorrow"), "a time such as 2027-01-31T18:00:00Z"),
+    "deadline without a time": (
+        spec(objective="Deadline", deadline="2099-01-31"),
+        "a time such as 2027-01-31T18:00:00Z",
+    ),
+    "deadline without its objective": (
+        spec(deadline="2099-01-31T18:00:00Z"),
+        "deadline and objective: Deadline belong",
+    ),
+    "restart policy": (pod(restartPolicy="OnFailure"), "leave spec.template.spec.restartPolicy out"),
+    "node name": (pod(nodeName="node-1"), "leave spec.template.spec.nodeName out"),
+    "deadline of a pod": (pod(activeDeadlineSeconds=60), "leave spec.template.spec.activeDeadlineSeconds out"),
+    "variable of the operator": (
+        container(env=[{"name": "HETEROTRAIN_PLAN_DIR", "value": "/x"}]),
+        "names that start with HETEROTRAIN_ belong to the operator",
+    ),
+    "volume of the operator": (
+        pod(volumes=[{"name": "heterotrain-plan", "emptyDir": {}}]),
+        "the volume names heterotrain-plan and heterotrain-shm belong to the operator",
+    ),
+}
+"""Bad jobs, each with a part of the forecast's sentence."""
