@@ -9,6 +9,9 @@ distribution. A median may miss the cost of steps that measure gradients. Theref
 blocks is printed as well, with twice its standard error. The processor time of rank 0 (all its threads) follows,
 because a busy machine disturbs it less.
 
+Two guards are timed by the processor time of the training thread: the comparison of the ranks' copies of the state (one
+slice in each measured step), and the test whether the gradient is finite (in each step).
+
 Telemetry is timed directly, because half a percent is less than the difference between two runs: by its own exported
 clock over all blocks, and afterwards by a stopwatch around its functions.
 """
@@ -30,6 +33,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import heterotrain
+import heterotrain.numerics.reducer
 import torch
 import torch.distributed as dist
 from heterotrain.numerics.noise import Measurement
@@ -43,6 +47,8 @@ from ratios import median_interval, ratio_of_sums
 TURN_S = 0.1
 """Length of one side's turn, at least one step: longer than a scheduler's slice, shorter than changes of load."""
 SAMPLES = 4096
+GUARDED_STEPS = 40
+"""Steps in which the guards are timed."""
 
 
 TELEMETRY = {
@@ -108,8 +114,9 @@ def ours(case: Case, job: heterotrain.Job) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Spent:
-    """Seconds of the training thread in telemetry; nested calls count once."""
+    """Seconds of the training thread in some functions; nested calls count once."""
 
+    clock: Callable[[], float] = time.perf_counter
     seconds: float = 0.0
     depth: int = 0
 
@@ -118,16 +125,29 @@ class Spent:
 
         @functools.wraps(function)
         def around(*args: Any, **options: Any) -> Any:
-            began_s = time.perf_counter()
+            began_s = self.clock()
             self.depth += 1
             try:
                 return function(*args, **options)
             finally:
                 self.depth -= 1
                 if self.depth == 0:
-                    self.seconds += time.perf_counter() - began_s
+                    self.seconds += self.clock() - began_s
 
         return around
+
+
+def guards_s(job: heterotrain.Job, turns: Iterator[None]) -> tuple[float, float]:
+    """Return the processor seconds of comparing one slice of the state, and of a step's test of its gradient."""
+    comparing, testing = Spent(time.thread_time), Spent(time.thread_time)
+    measure = comparing.timed(job._loop._replicas.measure)  # noqa: SLF001  # not reachable otherwise
+    reducer: Any = heterotrain.numerics.reducer
+    kept, reducer.is_finite = reducer.is_finite, testing.timed(reducer.is_finite)
+    for _ in range(GUARDED_STEPS):
+        next(turns)  # between two calls, a step has filled the caches with other data
+        measure()
+    reducer.is_finite = kept
+    return comparing.seconds / GUARDED_STEPS, testing.seconds / GUARDED_STEPS
 
 
 def seconds_of(turns: Iterator[None], steps: int) -> tuple[float, float]:
@@ -172,6 +192,7 @@ def work(number: int, seconds: float, tensorboard_dir: str) -> dict[str, Any]:
             setattr(kind, name, spent.timed(getattr(kind, name)))
     timed = max(64, 10 * steps)
     step_s = seconds_of(turns["ours"], timed)[0]
+    comparing_s, testing_s = guards_s(job, turns["ours"])
     began_s = time.perf_counter()
     for _ in range(20):
         generate_latest(job._report.registry)  # noqa: SLF001  # as above
@@ -180,7 +201,7 @@ def work(number: int, seconds: float, tensorboard_dir: str) -> dict[str, Any]:
     return found | {
         "own_clock_s": own_clock_s, "every": observer._every,  # noqa: SLF001  # as above
         "telemetry_s": spent.seconds / timed, "scrape_s": scrape_s, "step_s": step_s, "elements": elements,
-        "steps": steps,
+        "steps": steps, "comparing_s": comparing_s, "testing_s": testing_s,
     }  # fmt: skip
 
 
@@ -246,6 +267,7 @@ def main() -> None:
     heads = (
         "model, samples a rank", "parameters", "bare DDP", "this trainer", "beyond, ms", "beyond, wall", "in all",
         "beyond, processor", "blocks", "telemetry", "by its own clock", "gradients measured", "a scrape",
+        "comparing copies", "of a step", "testing the gradient", "of a step",
     )  # fmt: skip
     print(f"\n| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
     for number in arguments.models:
@@ -259,6 +281,8 @@ def main() -> None:
             f"{len(found['bare'])} of 4 x {found['steps']}",
             f"{found['telemetry_s'] / found['step_s']:.2%}", f"{found['own_clock_s'] / ours_s:.2%}",
             f"every {found['every']}", f"{found['scrape_s'] * 1e3:.1f} ms",
+            f"{found['comparing_s'] * 1e3:.2f} ms", f"{found['comparing_s'] / found['every'] / ours_s:.2%}",
+            f"{found['testing_s'] * 1e3:.2f} ms", f"{found['testing_s'] / ours_s:.2%}",
         )  # fmt: skip
         print(f"| {' | '.join(cells)} |", flush=True)
     print(f"\n{machine()}")

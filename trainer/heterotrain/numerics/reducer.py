@@ -27,7 +27,7 @@ from heterotrain.numerics.compression import Compressor
 from heterotrain.numerics.gradient_hooks import GradientHooks
 from heterotrain.numerics.timeline import HostTimeline, Timeline, timeline_of
 from heterotrain.numerics.transfers import ReductionTimestamps, transfers_s
-from heterotrain.state.finite import all_finite
+from heterotrain.state.finite import all_finite, is_finite
 from heterotrain.state.layers import Layers
 
 TWICE = (
@@ -298,7 +298,7 @@ class Reducer:
                     bucket.done = self.timeline.now()
                 self._unpack(bucket, self._group)
                 if bucket.flat.is_cpu:  # while later buckets travel; an accelerator would be waited for
-                    bucket.is_finite = all_finite([bucket.flat])
+                    bucket.is_finite = is_finite(bucket.flat)
         self.timestamps.waited = self.timeline.now()
         for bucket in self._buckets:
             bucket.work = bucket.packed = None
@@ -329,7 +329,9 @@ class Reducer:
     def is_finite(self) -> bool:
         """Return whether every element is finite; after the reduction this is the same on all ranks."""
         unknown = [bucket.flat for bucket in self._buckets if bucket.is_finite is None]
-        return all(bucket.is_finite is not False for bucket in self._buckets) and all_finite(unknown)
+        if unknown:
+            return all_finite(unknown)
+        return all(bucket.is_finite for bucket in self._buckets)
 
     def first_non_finite(self) -> str | None:
         """Return the name of the first parameter whose gradient is not finite; ``None`` if there is none."""

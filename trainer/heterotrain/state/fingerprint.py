@@ -77,15 +77,18 @@ def items_of(
     return [*found, *(Item(name, "buffers", buffer.detach()) for name, buffer in buffers)]
 
 
-def slices_of(items: Sequence[Item]) -> list[tuple[ByteRange, ...]]:
-    """Cut the state into slices of nearly equal length that begin and end between words of a tensor."""
-    lengths_bytes = sizes_bytes([item.tensor for item in items])
-    total = sum(lengths_bytes)
+def slices_of(items: Sequence[Item]) -> list[tuple[int, int]]:
+    """Cut the state into slices of nearly equal length; return the first byte of each, and the byte after its last."""
+    total = sum(sizes_bytes([item.tensor for item in items]))
     slice_bytes = min(MOST_SLICE_BYTES, max(SLICE_BYTES, total // SLICES))
-    return [
-        tuple(aligned for part in byte_ranges(lengths_bytes, start, stop) if (aligned := _aligned(part, lengths_bytes)))
-        for start, stop in bounds(total, max(1, total // slice_bytes))
-    ]
+    return bounds(total, max(1, total // slice_bytes))
+
+
+def pieces_of(items: Sequence[Item], start: int, stop: int) -> tuple[ByteRange, ...]:
+    """Return a slice as parts of tensors. They begin and end between words, so slices cut no value in two."""
+    lengths_bytes = sizes_bytes([item.tensor for item in items])
+    ranges = (_aligned(part, lengths_bytes) for part in byte_ranges(lengths_bytes, start, stop))
+    return tuple(part for part in ranges if part is not None)
 
 
 def checksum(tensors: Sequence[torch.Tensor], part: Sequence[ByteRange], into: torch.Tensor | None) -> tuple[

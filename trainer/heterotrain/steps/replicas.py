@@ -31,6 +31,7 @@ from heterotrain.state.fingerprint import (
     combined,
     items_of,
     named,
+    pieces_of,
     projection,
     settings_checksum,
     slices_of,
@@ -58,8 +59,12 @@ class _Pass:
     """
 
     items: list[Item]
-    slices: list[tuple[ByteRange, ...]]
+    slices: list[tuple[int, int]]
     next: int = 0
+
+    def pieces(self, index: int) -> tuple[ByteRange, ...]:
+        """Return a slice as parts of tensors."""
+        return pieces_of(self.items, *self.slices[index])
 
 
 class Replicas:
@@ -150,7 +155,9 @@ class Replicas:
         difference = compare([row[0] for row in rows], tolerance=self._tolerance)
         if difference is None:
             return
-        self._found(difference, active_group, _range(whole.items, whole.slices[0] + whole.slices[-1]))
+        self._found(
+            difference, active_group, _range(whole.items, whole.pieces(0) + whole.pieces(len(whole.slices) - 1))
+        )
         self.resync(active_group)
 
     def resync(self, active_group: ActiveGroup) -> None:
@@ -186,7 +193,7 @@ class Replicas:
         return _Pass(items, slices_of(items))
 
     def _of(self, which: _Pass, index: int) -> float:
-        part = which.slices[index]
+        part = which.pieces(index)
         if not self._is_exact:
             return projection(which.items, part)
         total, self._memory = checksum([item.tensor for item in which.items], part, self._memory)
@@ -194,7 +201,7 @@ class Replicas:
 
     def _differing(self, which: _Pass, index: int, difference: Difference, group: Group) -> list[str]:
         """Return the names of the tensors that differ, by comparing those of the slice one by one."""
-        part = which.slices[index]
+        part = which.pieces(index)
         if not self._is_exact:
             return _range(which.items, part)
         own = list(named(which.items, part[:MOST_NAMED]))

@@ -14,6 +14,7 @@ from heterotrain.state.fingerprint import (
     combined,
     items_of,
     named,
+    pieces_of,
     projection,
     settings_checksum,
     slices_of,
@@ -93,7 +94,7 @@ def test_slices_cover_each_byte_once(sizes: list[int], dtype: torch.dtype, least
     found = items(*[(size,) for size in sizes], dtype=dtype)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fingerprint, "SLICE_BYTES", least)
-        slices = slices_of(found)
+        slices = [pieces_of(found, start, stop) for start, stop in slices_of(found)]
     pieces = [piece for part in slices for piece in part]
     size = found[0].tensor.element_size()
     for number, item in enumerate(found):
@@ -134,7 +135,7 @@ def test_items_are_weights_moments_and_given_buffers() -> None:
 def test_what_differs_is_named() -> None:
     """By the checksums of a slice's tensors."""
     found = items((7,), (5, 5), (9,))
-    part = slices_of(found)[0]
+    part = pieces_of(found, *slices_of(found)[0])
     before = dict(named(found, part))
     found[1].tensor[4, 4] += 1e-6
     after = dict(named(found, part))
@@ -147,7 +148,7 @@ def test_rounding_is_tolerated_and_more_is_not(dtype: torch.dtype) -> None:
     for scale in (1e-20, 1.0, 1e15):
         found = items((50, 50), (2500,), dtype=torch.float64)
         found = [Item(item.name, item.role, (item.tensor * scale).to(dtype)) for item in found]
-        part = slices_of(found)[0]
+        part = pieces_of(found, *slices_of(found)[0])
         before = projection(found, part)
         generator = torch.Generator().manual_seed(3)
 
@@ -166,7 +167,7 @@ def test_rounding_is_tolerated_and_more_is_not(dtype: torch.dtype) -> None:
 def test_a_projection_of_values_that_are_not_finite_is_infinite() -> None:
     """Without a crash; zeros and whole numbers contribute nothing."""
     found = items((10,))
-    part = slices_of(found)[0]
+    part = pieces_of(found, *slices_of(found)[0])
     found[0].tensor[3] = math.nan
     assert projection(found, part) == math.inf
     assert projection([Item("z", "weights", torch.zeros(10))], part) == 0.0
