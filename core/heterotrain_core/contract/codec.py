@@ -7,6 +7,7 @@ disagree about the gradient. A change of fields is a change of ``SCHEMA_VERSION`
 from __future__ import annotations
 
 import json
+import sys
 import types
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
@@ -18,6 +19,9 @@ from heterotrain_core.contract.plan import SCHEMA_VERSION, Plan, problems
 
 MAX_VERSION = 2**52
 """Limit of generations and revisions: no job reaches it, and a number written by hand must allow newer plans."""
+MAX_INTEGER = 2**63 - 1
+"""Limit of all whole numbers: larger ones do not fit arrays."""
+_MOST_NUMBER = sys.float_info.max
 _T = TypeVar("_T")
 
 
@@ -102,7 +106,11 @@ def _value(hint: Any, raw: Any, path: str) -> Any:
     if is_dataclass(hint) and isinstance(hint, type):
         return _read(hint, raw, path)
     if hint is float and isinstance(raw, int | float) and not isinstance(raw, bool):
+        if not -_MOST_NUMBER <= raw <= _MOST_NUMBER:  # NaN is refused as well
+            raise ValueError(f"{path} is not a finite number")
         return float(raw)
+    if hint is int and isinstance(raw, int) and not -MAX_INTEGER <= raw <= MAX_INTEGER:
+        raise ValueError(f"{path} is beyond {MAX_INTEGER}")
     if not isinstance(raw, hint) or (hint is int and isinstance(raw, bool)):
         raise TypeError(f"{path} has to be {hint.__name__}, not {type(raw).__name__}")
     return raw

@@ -17,6 +17,8 @@ MAX_METRICS = 16
 """Metrics in an outcome, so that the message fits."""
 MAX_METRIC_NAME = 64
 """Characters of a metric's name; metrics with longer names are left out."""
+MAX_COUNT = 2**53 - 1
+"""Larger epochs and steps are not counts, and not every reader of JSON can represent them."""
 
 
 class Ending(StrEnum):
@@ -54,11 +56,7 @@ class Outcome:
 def encode_outcome(outcome: Outcome) -> str:
     """Return the outcome as JSON that fits a termination message; a long reason is cut."""
     reason = outcome.reason
-    few = {
-        name: value
-        for name, value in sorted(outcome.metrics.items())[:MAX_METRICS]
-        if len(name) <= MAX_METRIC_NAME and math.isfinite(value)
-    }
+    few = _within_limits(outcome.metrics)
     while True:
         text = json.dumps({**asdict(outcome), "reason": reason, "metrics": few}, sort_keys=True)
         excess = len(text.encode()) - MAX_MESSAGE_BYTES
@@ -68,16 +66,28 @@ def encode_outcome(outcome: Outcome) -> str:
 
 
 def decode_outcome(text: str) -> Outcome | None:
-    """Return the outcome, or ``None`` when the text is not an outcome (a foreign or truncated message)."""
+    """Return the outcome, or ``None`` when the text is not an outcome (a foreign or truncated message).
+
+    Metrics beyond the limits of ``encode_outcome`` are left out. Counts beyond ``MAX_COUNT`` are no outcome's.
+    """
+    if len(text) > MAX_MESSAGE_BYTES:
+        return None
     try:
         raw = json.loads(text)
-        return Outcome(
+        metrics = {str(name): float(value) for name, value in raw.get("metrics", {}).items()}
+        found = Outcome(
             ending=Ending(raw["ending"]),
             reason=str(raw["reason"]),
             epoch=int(raw["epoch"]),
             step=int(raw["step"]),
-            metrics={str(name): float(value) for name, value in raw.get("metrics", {}).items()},
+            metrics=_within_limits(metrics),
             told=raw.get("told") is True,
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None  # the last two: a number such as 1e999, and thousands of nested lists
+    return found if 0 <= found.epoch <= MAX_COUNT and 0 <= found.step <= MAX_COUNT else None
+
+
+def _within_limits(metrics: Mapping[str, float]) -> dict[str, float]:
+    sound = [(n, value) for n, value in sorted(metrics.items()) if len(n) <= MAX_METRIC_NAME and math.isfinite(value)]
+    return dict(sound[:MAX_METRICS])

@@ -237,4 +237,6 @@ def problems(plan: Plan) -> tuple[str, ...]:
         found.append("a boundary of kind steps needs every_steps of at least 1")
     if plan.prediction is not None and len(plan.prediction.bindings) != len(plan.members):
         found.append(f"the prediction has {len(plan.prediction.bindings)} bindings for {len(plan.members)} members")
+    if plan.prediction is not None and not plan.prediction.step_s > 0:
+        found.append("the prediction has a step that takes no time")
     return tuple(found)

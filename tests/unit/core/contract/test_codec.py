@@ -124,7 +124,18 @@ def edited(plan: Plan, **changes: Any) -> str:
         (edited(a_plan(), members=[{"rank": 0}]), "missing"),
         (edited(a_plan(), job_uid="other"), "for job other"),
         (edited(a_plan(), generation=1, revision=99), "older than (2, 4)"),
-        (edited(a_plan(), revision=10**30), "no newer plan could follow"),
+        (edited(a_plan(), revision=2**60), "no newer plan could follow"),
+        (edited(a_plan(), revision=10**30), "plan.revision is beyond"),
+        (edited(a_plan(), communication={"overlapped_s": 10**400}), "plan.communication.overlapped_s is not a finite"),
+        (edited(a_plan(), communication={"overlapped_s": float("nan")}), "overlapped_s is not a finite number"),
+        (edited(a_plan(), communication={"overlapped_s": float("inf")}), "overlapped_s is not a finite number"),
+        (
+            edited(
+                a_plan(),
+                prediction={"step_s": 0.0, "efficiency": 1.0, "efficiency_ceiling": 1.0, "bindings": ["Compute"] * 2},
+            ),
+            "a step that takes no time",
+        ),
     ],
 )
 def test_a_bad_plan_is_refused_with_its_reason(text: str, word: str) -> None:
