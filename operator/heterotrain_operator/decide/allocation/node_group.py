@@ -94,7 +94,10 @@ def _in_whole_numbers(
 ) -> NodeGroup:
     """Return a node group in whole numbers."""
     needs = {
-        pool_key: {name: math.ceil(amount * _PRECISION - _ROUNDING) for name, amount in each.items() if amount > 0}
+        # A tiny request, such as 0.1n bytes, still counts as one unit.
+        pool_key: {
+            name: max(1, math.ceil(amount * _PRECISION - _ROUNDING)) for name, amount in each.items() if amount > 0
+        }
         for pool_key, each in requests.items()
     }
     named = {name for need in needs.values() for name in need}

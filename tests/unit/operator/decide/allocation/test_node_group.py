@@ -91,3 +91,10 @@ def test_a_resource_that_a_node_does_not_have_leaves_no_room() -> None:
     (found,) = node_groups({pool_key("one"): shape({}, **{"nvidia.com/gpu": 1.0})}, some_nodes("a1"), {})
     capacity = PoolCapacity([Pool(name="g", nodes=tuple(found.nodes.values()))])
     assert capacity.slots("g", found.sizes[pool_key("one")]) == 0
+
+
+def test_a_request_below_every_unit_counts_as_one_unit() -> None:
+    """``ephemeral-storage: "0.1n"`` passes the API server's checks."""
+    tiny = shape({"pool": "a"}, **{"cpu": 1.0, "ephemeral-storage": 1e-10})
+    (found,) = node_groups({pool_key("one"): tiny}, some_nodes("a1"), {})
+    assert found.sizes[pool_key("one")]
