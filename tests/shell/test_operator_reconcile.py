@@ -17,10 +17,12 @@ from heterotrain_operator.api.status import as_body
 from heterotrain_operator.cluster_state.parse import MOST_PLAN_CHARACTERS, RANKS_ANNOTATION, parse_job, parse_node
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobKey
+from heterotrain_operator.decide import job as job_module
 from heterotrain_operator.decide.grants.grant import UNLIMITED
 from heterotrain_operator.decide.inputs import JobInputs
 from heterotrain_operator.decide.job import Decision
 from heterotrain_operator.decide.plan.revision_budget import BURST, INTERVAL_S
+from heterotrain_operator.engine import reconcile
 from heterotrain_operator.engine.act import FIRST_BATCH
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.engine.clocks import Clocks
@@ -510,19 +512,19 @@ async def test_numbers_are_written_at_intervals_and_changes_at_once() -> None:
     first = writes()
     await asyncio.sleep(1)
     numbers = replace_status(job, step=5)
-    assert await app.actor._write_status(job, numbers, memory) == pytest.approx(4.0)
+    assert await app.actor.write_status(job, numbers, memory) == pytest.approx(4.0)
     assert writes() == first
     conditions = as_body(job.status)["conditions"]
     reworded = replace_status(
         job, conditions=[{**each, "message": "the same with newer numbers"} for each in conditions]
     )
-    assert await app.actor._write_status(job, reworded, memory) == pytest.approx(4.0)
+    assert await app.actor.write_status(job, reworded, memory) == pytest.approx(4.0)
     assert writes() == first
     change = replace_status(job, step=5, restarts=1)
-    assert await app.actor._write_status(job, change, memory) is None
+    assert await app.actor.write_status(job, change, memory) is None
     assert writes() == first + 1
     await asyncio.sleep(6)
-    assert await app.actor._write_status(job, reworded, memory) is None
+    assert await app.actor.write_status(job, reworded, memory) is None
     assert writes() == first + 2, "late, but written"
 
 
@@ -700,3 +702,71 @@ async def test_the_operator_starts_only_after_the_api_server_serves_jobs(monkeyp
     await start(settings=kopf.OperatorSettings())
     await stop.wait()
     assert order == ["served", "run"]
+
+
+def internal_errors(app: App, part: str) -> float:
+    return app.metrics.internal_errors.labels(part=part)._value.get()
+
+
+@pytest.mark.looptime
+async def test_a_pass_that_fails_by_a_bug_is_reported_in_the_status_and_held_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kube, cluster = FakeKube(), a_running_job()
+    app = an_app(kube, cluster)
+
+    def broken(_: JobInputs) -> Decision:
+        raise ZeroDivisionError("x" * 5000)
+
+    monkeypatch.setattr(reconcile, "decide", broken)
+    app.queue.add(KEY)
+    worker = asyncio.create_task(app.reconciler.work())
+    for _ in range(60):
+        await asyncio.sleep(1.0)
+        app.queue.add_unless_failing(KEY)  # a scrape
+    conditions = {c["type"]: c for c in kube.objects["heterotrainjobs", "ns", "job"]["status"]["conditions"]}
+    assert (conditions["Stalled"]["status"], conditions["Stalled"]["reason"]) == ("True", "InternalError")
+    assert (conditions["Ready"]["status"], conditions["Running"]["status"]) == ("False", "True")
+    assert "ZeroDivisionError" in conditions["Stalled"]["message"]
+    assert len(conditions["Stalled"]["message"]) < 500
+    assert 2 <= internal_errors(app, "what to do") < 10
+    assert app.reconciler._memories[KEY].logged_fault
+    monkeypatch.undo()
+    await asyncio.sleep(61.0)
+    conditions = {c["type"]: c for c in kube.objects["heterotrainjobs", "ns", "job"]["status"]["conditions"]}
+    assert conditions["Stalled"]["status"] == "False"
+    worker.cancel()
+
+
+async def test_a_part_that_fails_by_a_bug_is_counted_and_logged_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = [0.0]
+    kube, cluster = FakeKube(), a_running_job()
+    app = an_app(kube, cluster, clocks=Clocks(monotonic=lambda: clock[0]))
+    for pod in cluster.pod_views:
+        app.store.pods.put(pod)
+    assert cluster.plan_view is not None
+    app.store.plans.put(cluster.plan_view)
+    sequence = iter(range(1, 100))
+    app.reconciler._sources = replace(
+        app.reconciler._sources, telemetry_of=lambda _: Telemetry(sequence=next(sequence))
+    )
+    calls = []
+
+    def broken(*_: object, **__: object) -> None:
+        calls.append(clock[0])
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(job_module, "share_out", broken)
+    for _ in range(20):
+        assert await app.reconciler.handle(KEY) == "bug"
+        found = kube.objects["heterotrainjobs", "ns", "job"]["status"]["conditions"]
+        assert next(c["status"] for c in found if c["type"] == "Stalled") == "True"
+        clock[0] += 5.0  # the next scrape
+    assert calls == [0.0, 60.0], "telemetry that leads to a bug is not tried with each scrape"
+    assert internal_errors(app, "shares") == 2
+    assert capsys.readouterr().out.count("Traceback") == 1
+    monkeypatch.undo()
+    clock[0] += 60.0
+    assert await app.reconciler.handle(KEY) == "ok"

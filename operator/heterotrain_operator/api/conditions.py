@@ -68,7 +68,7 @@ def set_conditions(
             Condition(
                 type=value.type.value,
                 status=status,
-                reason=value.reason,
+                reason=value.reason[:MAX_MESSAGE_LENGTH],
                 message=value.message[:MAX_MESSAGE_LENGTH],
                 last_transition_time=old.last_transition_time if old is not None and old.status == status else now,
                 observed_generation=generation,

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from heterotrain_operator.api.explain import explain
 from heterotrain_operator.api.schema import broken_rules
 from heterotrain_operator.api.status import HeteroTrainJobStatus
+from heterotrain_operator.api.tolerant import read_tolerantly
 from heterotrain_operator.api.v1alpha1 import MANAGED_BY_US, HeteroTrainJobSpec
 
 
@@ -37,11 +38,8 @@ def read_spec(body: Mapping[str, Any]) -> HeteroTrainJobSpec:
 
 
 def read_status(body: Mapping[str, Any]) -> HeteroTrainJobStatus:
-    """Return the job's status; an unreadable one (of another version) counts as empty."""
-    try:
-        return HeteroTrainJobStatus.model_validate(body.get("status") or {})
-    except ValidationError:
-        return HeteroTrainJobStatus()
+    """Return the job's status; values of another version that this one cannot read are left out."""
+    return read_tolerantly(HeteroTrainJobStatus, body.get("status") or {})
 
 
 def managed_by_us(spec: HeteroTrainJobSpec) -> bool:

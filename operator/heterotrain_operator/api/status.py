@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, cast
 
-from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WithJsonSchema, WrapValidator
+from pydantic import Field, ValidatorFunctionWrapHandler, WithJsonSchema, WrapValidator
 
 from heterotrain_operator.api.schema import PRESERVE, MapList, Model
-from heterotrain_operator.api.types import TimestampText
+from heterotrain_operator.api.tolerant import read_tolerantly
+from heterotrain_operator.api.types import MAX_COUNT, Count, Number, TimestampText
 
 MAX_WORKER_ROWS = 64
 MAX_MESSAGE_LENGTH = 1024
@@ -23,8 +24,8 @@ class Condition(Model):
     reason: str = Field(max_length=1024, description="Reason for the status, one CamelCase word for programs.")
     message: str = Field(max_length=32_768, description="Explanation for people.")
     last_transition_time: TimestampText = Field(description="Time of the last change of status.")
-    observed_generation: int = Field(
-        default=0, ge=0, description="metadata.generation of the spec that the condition describes."
+    observed_generation: Count = Field(
+        default=0, description="metadata.generation of the spec that the condition describes."
     )
 
 
@@ -35,26 +36,28 @@ class PlanStatus(Model):
     """
 
     desired: str = Field(default="0.0", max_length=48, description="Version (generation.revision) of the newest plan.")
-    desired_generation: int = Field(
+    desired_generation: Count = Field(
         default=0, description="Generation of the newest plan. It increases when workers join or leave."
     )
-    desired_revision: int = Field(
+    desired_revision: Count = Field(
         default=0, description="Revision of the newest plan. It increases when shares or the batch change."
     )
     applied: str | None = Field(
         default=None, max_length=48, description="Version of the plan that all workers report to be in force."
     )
-    applied_generation: int | None = Field(default=None, description="Generation of the plan in force.")
-    applied_revision: int | None = Field(default=None, description="Revision of the plan in force.")
-    members: int = Field(default=0, description="Training processes in the newest plan.")
-    global_batch_size: int | None = Field(default=None, description="Samples of one optimizer step in the newest plan.")
-    predicted_step_seconds: float | None = Field(
+    applied_generation: Count | None = Field(default=None, description="Generation of the plan in force.")
+    applied_revision: Count | None = Field(default=None, description="Revision of the plan in force.")
+    members: Count = Field(default=0, description="Training processes in the newest plan.")
+    global_batch_size: Count | None = Field(
+        default=None, description="Samples of one optimizer step in the newest plan."
+    )
+    predicted_step_seconds: Number | None = Field(
         default=None, description="Predicted duration of a step with the newest plan, in seconds."
     )
-    predicted_efficiency: float | None = Field(
+    predicted_efficiency: Number | None = Field(
         default=None, description="Predicted value of status.efficiency with the newest plan, from 0 to 1."
     )
-    efficiency_ceiling: float | None = Field(
+    efficiency_ceiling: Number | None = Field(
         default=None, description="Highest efficiency that the measured noise of step times allows, from 0 to 1."
     )
     reason: str = Field(
@@ -66,13 +69,13 @@ class PredictionStatus(Model):
     """Predicted and measured step time of the plan in force; while a newer plan waits, the last known values."""
 
     plan: str = Field(max_length=48, description="Version (generation.revision) of the plan.")
-    predicted_step_seconds: float = Field(description="Predicted mean duration of a step, in seconds.")
-    measured_step_seconds: float | None = Field(
+    predicted_step_seconds: Number = Field(description="Predicted mean duration of a step, in seconds.")
+    measured_step_seconds: Number | None = Field(
         default=None,
         description="Measured mean duration of a step since the plan took effect, in seconds. Steps that try other "
         "shares do not count.",
     )
-    measured_over_predicted: float | None = Field(
+    measured_over_predicted: Number | None = Field(
         default=None, description="Measured over predicted duration. 1.05 means that steps take 5 % longer."
     )
 
@@ -80,7 +83,7 @@ class PredictionStatus(Model):
 class CheckpointStatus(Model):
     """The newest durable checkpoint."""
 
-    step: int = Field(description="Optimizer steps that it contains.")
+    step: Count = Field(description="Optimizer steps that it contains.")
     time: TimestampText = Field(description="Time at which it became durable.")
 
 
@@ -88,16 +91,16 @@ class PoolStatus(Model):
     """Workers of one pool."""
 
     name: str = Field(max_length=63, description="Name of the pool.")
-    desired: int = Field(description="Number of workers that the operator currently wants in the pool.")
-    replicas: int = Field(description="Workers that have a pod.")
-    placed: int = Field(description="Workers that have a node.")
-    ready: int = Field(description="Workers that are ready to train.")
-    granted: int | None = Field(
+    desired: Count = Field(description="Number of workers that the operator currently wants in the pool.")
+    replicas: Count = Field(description="Workers that have a pod.")
+    placed: Count = Field(description="Workers that have a node.")
+    ready: Count = Field(description="Workers that are ready to train.")
+    granted: Count | None = Field(
         default=None,
         description="Workers that the job may have in the pool while jobs compete for its nodes. Absent without "
         "competition.",
     )
-    disruptions: int = Field(
+    disruptions: Count = Field(
         default=0,
         description="Workers of the pool that were lost through no fault of their own, for example by eviction.",
     )
@@ -114,7 +117,7 @@ class WorkerStatus(Model):
         "Disrupted, Finished or Left.",
     )
     node: str | None = Field(default=None, max_length=253, description="Name of the node.")
-    share_samples: int | None = Field(
+    share_samples: Count | None = Field(
         default=None, description="Samples of each global batch that the worker computes, over all its processes."
     )
     binding: str | None = Field(
@@ -123,7 +126,7 @@ class WorkerStatus(Model):
         description="The limit on the worker's share: Compute, Communication, Memory, or Floor (it has its smallest "
         "share and is still too slow).",
     )
-    samples_per_second: float | None = Field(
+    samples_per_second: Number | None = Field(
         default=None, description="Samples per second of the worker's own computation, without the gradient exchange."
     )
     message: str | None = Field(
@@ -143,12 +146,12 @@ class PoolSpeed(Model):
         update_seconds: seconds of the optimizer, once a step.
     """
 
-    samples: int = Field(ge=1)
-    per_sample_seconds: float = Field(ge=0)
-    fixed_seconds: float = Field(ge=0)
-    backward_per_sample_seconds: float = Field(ge=0)
-    backward_fixed_seconds: float = Field(ge=0)
-    update_seconds: float = Field(default=0.0, ge=0)
+    samples: int = Field(ge=1, le=MAX_COUNT)
+    per_sample_seconds: Number = Field(ge=0)
+    fixed_seconds: Number = Field(ge=0)
+    backward_per_sample_seconds: Number = Field(ge=0)
+    backward_fixed_seconds: Number = Field(ge=0)
+    update_seconds: Number = Field(default=0.0, ge=0)
 
 
 class InternalPool(Model):
@@ -163,8 +166,8 @@ class InternalPool(Model):
 
     name: str
     speed: PoolSpeed | None = None
-    exhausted_since: str | None = None
-    exhausted_tries: int = Field(default=0, ge=0)
+    exhausted_since: TimestampText | None = None
+    exhausted_tries: Count = 0
 
 
 class InternalStatus(Model):
@@ -184,11 +187,8 @@ class InternalStatus(Model):
 
 
 def _readable(value: Any, read: ValidatorFunctionWrapHandler) -> InternalStatus:
-    """Return the persisted values; those of another version, which this one cannot read, count as none."""
-    try:
-        return cast("InternalStatus", read(value))
-    except ValidationError:
-        return InternalStatus()
+    """Return the persisted values; those of another version that this one cannot read are left out."""
+    return cast("InternalStatus", read(value)) if isinstance(value, Model) else read_tolerantly(InternalStatus, value)
 
 
 # Without a schema of its own: nothing in it is part of the API.
@@ -202,7 +202,7 @@ Internal = Annotated[
 class HeteroTrainJobStatus(Model):
     """Observed state of a training job."""
 
-    observed_generation: int = Field(
+    observed_generation: Count = Field(
         default=0, description="metadata.generation of the spec that this status describes."
     )
     state: str = Field(
@@ -212,14 +212,14 @@ class HeteroTrainJobStatus(Model):
         "Restarting, Succeeded or Failed.",
     )
     reason: str = Field(default="", max_length=MAX_MESSAGE_LENGTH, description="Why the job is in this state.")
-    replicas: int = Field(default=0, description="Workers that have a pod.")
+    replicas: Count = Field(default=0, description="Workers that have a pod.")
     selector: str = Field(
         default="",
         max_length=512,
         description="Label selector of the job's workers, in text form. The scale subresource and autoscalers read it.",
     )
-    ready_replicas: int = Field(default=0, description="Workers that are ready to train.")
-    desired_replicas: int = Field(default=0, description="Number of workers that the operator currently wants.")
+    ready_replicas: Count = Field(default=0, description="Workers that are ready to train.")
+    desired_replicas: Count = Field(default=0, description="Number of workers that the operator currently wants.")
     ready: str = Field(default="0/0", max_length=16, description="readyReplicas/desiredReplicas, for the table.")
     pools: tuple[PoolStatus, ...] = Field(
         default=(), max_length=64, description="Workers by pool.", json_schema_extra=MapList("name")
@@ -230,10 +230,10 @@ class HeteroTrainJobStatus(Model):
         description="Sum of the pools' pricePerHour over all workers that have a node, in the currency of those "
         "prices.",
     )
-    restarts: int = Field(
+    restarts: Count = Field(
         default=0, description="Workers that failed by their own fault. They count against backoffLimit."
     )
-    disruptions: int = Field(
+    disruptions: Count = Field(
         default=0,
         description="Workers that were lost through no fault of their own, for example by eviction. They never count "
         "as failures.",
@@ -251,38 +251,38 @@ class HeteroTrainJobStatus(Model):
         default_factory=PlanStatus,
         description="The newest plan and the plan in force. A plan assigns each worker its share of the batch.",
     )
-    epoch: int | None = Field(
+    epoch: Count | None = Field(
         default=None,
         description="Number of completed epochs, which is the index of the epoch in progress, counted from 0. At the "
         "end it equals spec.training.epochs.",
     )
-    step: int | None = Field(default=None, description="Number of completed optimizer steps.")
-    samples: int | None = Field(default=None, description="Number of samples in all completed steps.")
-    loss: float | None = Field(default=None, description="Newest training loss.")
-    metrics: dict[str, float] = Field(
+    step: Count | None = Field(default=None, description="Number of completed optimizer steps.")
+    samples: Count | None = Field(default=None, description="Number of samples in all completed steps.")
+    loss: Number | None = Field(default=None, description="Newest training loss.")
+    metrics: dict[str, Number] = Field(
         default_factory=dict,
         max_length=16,
         description="Newest values that the training script reports, by name; at most 16.",
     )
-    samples_per_second: float | None = Field(default=None, description="Measured throughput of the job.")
-    step_seconds: float | None = Field(
+    samples_per_second: Number | None = Field(default=None, description="Measured throughput of the job.")
+    step_seconds: Number | None = Field(
         default=None, description="Measured mean time from one step to the next, in seconds."
     )
     prediction: PredictionStatus | None = Field(
         default=None, description="Predicted and measured step time of the plan in force."
     )
-    global_batch_size: int | None = Field(default=None, description="Samples of one optimizer step at present.")
+    global_batch_size: Count | None = Field(default=None, description="Samples of one optimizer step at present.")
     batch_reason: str | None = Field(
         default=None,
         max_length=MAX_MESSAGE_LENGTH,
         description="With adaptiveBatch: why the batch has its size.",
     )
-    noise_scale_samples: float | None = Field(
+    noise_scale_samples: Number | None = Field(
         default=None,
         description="Gradient noise scale, in samples. A global batch much larger than this brings little progress per "
         "sample.",
     )
-    efficiency: float | None = Field(
+    efficiency: Number | None = Field(
         default=None,
         description="Measured throughput over the sum of the workers' own samplesPerSecond. 1 means that no worker "
         "waits.",
@@ -293,7 +293,7 @@ class HeteroTrainJobStatus(Model):
     progress_percentage: int | None = Field(
         default=None, ge=0, le=100, description="Completed part of all samples of all epochs, in percent."
     )
-    estimated_remaining_seconds: int | None = Field(
+    estimated_remaining_seconds: Count | None = Field(
         default=None, ge=0, description="Estimated time to the end of training at the present throughput, in seconds."
     )
     last_checkpoint: CheckpointStatus | None = Field(default=None, description="The newest durable checkpoint.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from typing import Annotated
 
 from pydantic import AfterValidator, AwareDatetime, Field, WithJsonSchema
@@ -43,8 +44,28 @@ Quantity = Annotated[
 Timestamp = Annotated[AwareDatetime, WithJsonSchema({"type": "string", "format": "date-time"})]
 """A time in RFC 3339."""
 
-TimestampText = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
-"""The same, not parsed: the operator wrote it itself."""
+
+def _time(text: str) -> str:
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone")
+    return text
+
+
+TimestampText = Annotated[str, AfterValidator(_time), WithJsonSchema({"type": "string", "format": "date-time"})]
+"""The same as text: the operator wrote it itself."""
+
+MAX_COUNT = 2**53 - 1
+"""Most that a count of the status holds: larger whole numbers are not exact in every reader of JSON."""
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+"""A whole number of the status."""
+Number = Annotated[float, Field(allow_inf_nan=False)]
+"""A number of the status."""
+
+
+def count(value: float) -> int:
+    """Return a number as a ``Count``, clamped to its limits; 0 for NaN."""
+    return int(max(0, min(value, MAX_COUNT)))
+
 
 LabelValue = Annotated[str, Field(max_length=63)]
 EnvName = Annotated[str, Field(min_length=1, max_length=256)]

@@ -25,6 +25,8 @@ from heterotrain_operator.cluster_state.views import (
 
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 RANKS_ANNOTATION = f"{keys.GROUP}/ranks"
+LATEST_S = 253_402_300_799.0
+"""The end of year 9999: later times can't be written as RFC 3339."""
 
 MOST_PLAN_CHARACTERS = 512 * 1024
 """A longer text is not the operator's: a plan of 1,000 ranks has some 450,000 characters."""
@@ -41,8 +43,8 @@ def seconds(text: str | None) -> float:
 
 
 def rfc3339(time_s: float) -> str:
-    """Return seconds since the epoch as a Kubernetes time, in whole seconds."""
-    return datetime.fromtimestamp(int(time_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    """Return seconds since the epoch as a Kubernetes time, in whole seconds; times beyond its years are clamped."""
+    return datetime.fromtimestamp(int(max(0.0, min(time_s, LATEST_S))), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def rfc3339_micro(time_s: float) -> str:

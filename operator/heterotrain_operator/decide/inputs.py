@@ -31,6 +31,7 @@ class JobInputs:
         revised_often: whether new shares have to wait, because the plan was revised often lately.
         gather_s: longest time for which a ready worker waits for starting ones.
         grant: what the job may use of nodes that other jobs want, too.
+        fault: an unexpected error of an earlier pass in a part that this pass leaves out, in one sentence; else empty.
         keep_plan: whether no plan is to be written, because the previous one was just refused.
         keep_pods: whether no pod is to be created, because one was just refused.
         taken_indices: worker indices whose names foreign pods have.
@@ -53,6 +54,7 @@ class JobInputs:
     revised_often: bool = False
     keep_pods: bool = False
     taken_indices: frozenset[int] = frozenset()
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,9 @@ from heterotrain_operator.api.status import HeteroTrainJobStatus
 from heterotrain_operator.api.v1alpha1 import CleanPodPolicy
 from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.cluster_state.quantity import pod_requests
+from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobView, PodView, ValidJob
+from heterotrain_operator.decide.faults import Fault, Faults
 from heterotrain_operator.decide.inputs import DerivedState, JobInputs, derive
 from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Life, Stage
 from heterotrain_operator.decide.objects.objects import (
@@ -37,6 +39,7 @@ from heterotrain_operator.decide.workers.replicas import (
     ReplicaDecision,
     decide_replicas,
     next_indices,
+    same_replicas,
 )
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
@@ -66,6 +69,7 @@ class Decision:
         events: Kubernetes events to publish.
         again_s: seconds after which to decide again although nothing changes; ``None`` for never.
         reason: why, in one sentence; empty when there is nothing to explain.
+        faults: parts of the pass that met an unexpected error; the rest of the decision does not depend on them.
     """
 
     apply: tuple[dict[str, Any], ...] = ()
@@ -79,6 +83,7 @@ class Decision:
     events: tuple[JobEvent, ...] = ()
     again_s: float | None = None
     reason: str = ""
+    faults: tuple[Fault, ...] = ()
 
 
 def decide(inputs: JobInputs) -> Decision:
@@ -92,9 +97,21 @@ def decide(inputs: JobInputs) -> Decision:
     # 2. Derive the workers' states, the plan in force, the failures and the stage of the job's life.
     derived = derive(inputs)
     # 3. Only an active job gets workers and plans.
+    faults = Faults()
     if isinstance(job, ValidJob) and derived.life.stage is Stage.ACTIVE:
-        return _decide_active(inputs, derived, job)
-    return _decide_inactive(inputs, derived)
+        decision = _decide_active(inputs, derived, job, faults)
+    else:
+        decision = _decide_inactive(inputs, derived, faults)
+    return replace(decision, faults=tuple(faults.found))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Planned:
+    """The shares of the members (``None`` when not decided), and the plan to write with its ConfigMap, if any."""
+
+    shares: Shares | None = None
+    plan: Plan | None = None
+    body: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,43 +120,43 @@ class _ActivePass:
 
     Attributes:
         membership: members of the plan.
-        shares: their shares, ``None`` when they were not decided on.
-        new_plan: the plan to write, ``None`` when the plan in force stays.
+        planned: their shares and the plan to write.
         replicas: workers that should exist.
         create: manifests of the pods to create now.
         delay_s: seconds for which no pod may be created because workers failed or were killed.
     """
 
     membership: MembershipDecision
-    shares: Shares | None
-    new_plan: Plan | None
+    planned: _Planned
     replicas: ReplicaDecision
     create: tuple[dict[str, Any], ...]
     delay_s: float
 
 
-def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob) -> Decision:
+def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faults: Faults) -> Decision:
     """Return what to do about a job that trains or may begin to."""
     spec, workers, in_force, now_s = job.spec, derived.workers, derived.in_force, inputs.now_s
 
     # 1. Members: who takes part in training.
     membership = decide_membership(spec, workers, in_force.plan, gather_s=inputs.gather_s, now_s=now_s)
 
-    # 2. Shares: how the global batch is divided among them.
-    shares = _decide_shares(inputs, derived, job, membership)
+    # 2. Shares of the global batch, and a new generation or revision of the plan if anything differs.
+    planned = _plan_safely(inputs, derived, job, membership, faults)
+    plan = planned.plan or in_force.plan
 
-    # 3. Plan: a new generation or revision, if either differs from the plan in force.
-    new_plan = None if inputs.keep_plan else next_plan(job, spec, in_force, membership, shares)
-    plan = new_plan or in_force.plan
-
-    # 4. Replicas: how many workers each pool should have.
+    # 3. Replicas: how many workers each pool should have.
     def free_slots_of(pool: WorkerPool) -> FreeSlots:
         manifest = build_pod(job, pool, 0, plan_version="")
         return free_slots(shape_of(manifest, pod_requests(manifest["spec"])), inputs.nodes.values(), inputs.used())
 
-    replicas = decide_replicas(spec, workers, grant=inputs.grant, free_slots_of=free_slots_of, now_s=now_s)
+    replicas = faults.guard(
+        "the number of workers",
+        lambda: decide_replicas(spec, workers, grant=inputs.grant, free_slots_of=free_slots_of, now_s=now_s),
+        lambda: same_replicas(spec, workers),
+        instead="the job keeps the workers that it has",
+    )
 
-    # 5. Pods: create what is missing, once the template is accepted, no delay is due and there is a plan to mount.
+    # 4. Pods: create what is missing, once the template is accepted, no delay is due and there is a plan to mount.
     delay_s = max(restart_delay_s(derived.accounts, now_s=now_s), _cooling_s(workers, now_s=now_s))
     may_create = inputs.acceptance.known and inputs.acceptance.ok and not delay_s and plan is not None
     creating = replicas.create if may_create and not inputs.keep_pods else ()
@@ -149,50 +166,76 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob) -> D
     version = version_text(plan) if plan else ""
     create = tuple(build_pod(job, pool, i, plan_version=version) for pool, i in zip(creating, indices, strict=True))
 
-    # 6. Status, events and everything to write.
+    # 5. Status, events and everything to write.
     return _build_active(
         inputs,
         derived,
         job,
         _ActivePass(
             membership=membership,
-            shares=shares,
-            new_plan=new_plan,
+            planned=planned,
             replicas=replicas,
             create=create,
             delay_s=delay_s,
         ),
+        faults,
     )
 
 
-def _build_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, decided: _ActivePass) -> Decision:
+def _plan_safely(
+    inputs: JobInputs, derived: DerivedState, job: ValidJob, membership: MembershipDecision, faults: Faults
+) -> _Planned:
+    """Return the plan; if measurements can't be used, one without them, because members may have to change."""
+
+    def planned(telemetry: Telemetry, *, replan: bool) -> _Planned:
+        usable = replace(inputs, telemetry=telemetry, replan=replan)
+        shares = _decide_shares(usable, derived, job, membership)
+        plan = None if inputs.keep_plan else next_plan(job, job.spec, derived.in_force, membership, shares)
+        return _Planned(shares=shares, plan=plan, body=_plan_object(inputs, plan))
+
+    return faults.guard(
+        "shares",
+        lambda: planned(inputs.telemetry, replan=inputs.replan),
+        lambda: faults.guard(
+            "a plan", lambda: planned(Telemetry(), replan=False), _Planned, instead="the plan in force stays"
+        ),
+        instead="training goes on without new measurements",
+    )
+
+
+def _build_active(
+    inputs: JobInputs, derived: DerivedState, job: ValidJob, decided: _ActivePass, faults: Faults
+) -> Decision:
     """Return the decision as objects, status and events."""
     now_s, replicas, deadline = inputs.now_s, decided.replicas, job.spec.deadline
-    plan, newest = decided.new_plan or derived.in_force.plan, derived.in_force.newest
+    new_plan = decided.planned.plan
+    plan, newest = new_plan or derived.in_force.plan, derived.in_force.newest
     if plan is not None:
         newest = (max(newest[0], plan.generation), max(newest[1], plan.revision))
     # Workers that this pass removes are not disruptions: from now on their uids count as accounted.
     uids = derived.accounts.accounted | {worker.pod.uid for worker, _ in replicas.remove}
     derived = replace(derived, accounts=replace(derived.accounts, accounted=uids))
-    context = JobContext(inputs=inputs, derived=derived, plan=plan, shares=decided.shares, replicas=replicas)
+    context = JobContext(
+        inputs=inputs, derived=derived, plan=plan, shares=decided.planned.shares, replicas=replicas, faults=faults
+    )
     status = status_of(context, newest=newest)
     budget = build_disruption_budget(job, derived.workers)
     version = version_text(plan) if plan else ""
     remove = (*(worker.pod for worker, _ in replicas.remove), *_unneeded_ended_pods(context))
     return Decision(
         apply=(build_service(job), *([budget] if budget else [])),
-        plan=_plan_object(inputs, decided.new_plan),
+        plan=decided.planned.body,
         plan_version=version,
         touch=_pods_to_touch(derived.workers, version),
         create=decided.create,
         status=status,
         remove=tuple(pod for pod in remove if not pod.deleting),
-        events=events_of(
+        events=_events(
             context,
             status,
             created=[pod["metadata"]["name"] for pod in decided.create],
             removed=[f"{worker.pod.name} ({why})" for worker, why in replicas.remove if not worker.pod.deleting],
-            new_plan=decided.new_plan,
+            new_plan=new_plan,
         ),
         again_s=_soonest(
             decided.membership.again_s,
@@ -202,16 +245,32 @@ def _build_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, decid
             *(_sidecar_wait_s(worker, now_s=now_s) for worker in derived.workers),
             max(0.0, deadline.timestamp() - now_s) if deadline is not None else None,
         ),
-        reason=decided.new_plan.reason if decided.new_plan else "",
+        reason=new_plan.reason if new_plan else "",
     )
 
 
-def _decide_inactive(inputs: JobInputs, derived: DerivedState) -> Decision:
+def _events(
+    context: JobContext,
+    status: HeteroTrainJobStatus,
+    *,
+    created: Sequence[str],
+    removed: Sequence[str],
+    new_plan: Plan | None,
+) -> tuple[JobEvent, ...]:
+    return context.faults.guard(
+        "its events",
+        lambda: events_of(context, status, created=created, removed=removed, new_plan=new_plan),
+        tuple,
+        instead="none are published",
+    )
+
+
+def _decide_inactive(inputs: JobInputs, derived: DerivedState, faults: Faults) -> Decision:
     """Return what to do about a job that gets no workers: refused, suspended, finishing or ended."""
     job, life = inputs.job, derived.life
     policy = job.spec.clean_pod_policy if job.spec is not None else CleanPodPolicy.RUNNING
     plan = derived.in_force.plan
-    context = JobContext(inputs=inputs, derived=derived, plan=plan, shares=None, replicas=NO_REPLICAS)
+    context = JobContext(inputs=inputs, derived=derived, plan=plan, shares=None, replicas=NO_REPLICAS, faults=faults)
     status = status_of(context, newest=derived.in_force.newest)
     expires_s, expired = _time_to_live(job, life, now_s=inputs.now_s)
     return Decision(
@@ -222,7 +281,7 @@ def _decide_inactive(inputs: JobInputs, derived: DerivedState) -> Decision:
             if _is_deleted(worker, life.stage, policy) and not worker.pod.deleting
         ),
         delete_job=expired,
-        events=events_of(context, status, created=(), removed=(), new_plan=None),
+        events=_events(context, status, created=(), removed=(), new_plan=None),
         again_s=_soonest(life.again_s, expires_s),
         reason=life.message,
     )

@@ -104,7 +104,7 @@ class Actor:
         elif memory.may_try("pods", now_s=started_s) or not decision.apply:  # the job wants no pods
             memory.refusals.pop("pods", None)
         # 4. Update the status, then remove pods.
-        wait_s = await self._write_status(job, decision.status, memory)
+        wait_s = await self.write_status(job, decision.status, memory)
         await self._try("removals", memory, [partial(self._remove, pod) for pod in decision.remove])
         # 5. Publish Events, and delete an expired job.
         await asyncio.gather(*(self._publish(job, event) for event in decision.events))
@@ -214,7 +214,7 @@ class Actor:
             self._store.pods.put(view)
             self._metrics.pods_created.inc()
 
-    async def _write_status(self, job: JobView, status: HeteroTrainJobStatus | None, memory: JobMemory) -> float | None:
+    async def write_status(self, job: JobView, status: HeteroTrainJobStatus | None, memory: JobMemory) -> float | None:
         """Write the status if it differs; return the seconds until delayed numbers may be written."""
         if status is None:
             return None

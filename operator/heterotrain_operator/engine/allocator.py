@@ -142,13 +142,17 @@ class Allocator:
             found = await asyncio.to_thread(competitions, inputs, nodes, used, before.__getitem__)
         except Exception:
             log.exception("allocation failed by a bug: every job keeps its grant")
-            self._metrics.allocations.labels(result="bug").inc()
+            self._count_bug()
             return
         for competition in found:
             await self._decide(competition)
         self._rates.forget_unused()
         self._metrics.allocation_seconds.observe(self._clocks.monotonic() - started_s)
         self._metrics.limited_jobs.set(sum(entry.grant.limits is not None for entry in self._entries.values()))
+
+    def _count_bug(self) -> None:
+        self._metrics.allocations.labels(result="bug").inc()
+        self._metrics.internal_errors.labels(part="the allocation").inc()
 
     async def _decide(self, competition: Competition) -> None:
         keys = [competitor.job.key for competitor in competition.competitors]
@@ -159,7 +163,7 @@ class Allocator:
             )
         except Exception:
             log.exception("allocation failed by a bug: these jobs keep their grants", jobs=["/".join(k) for k in keys])
-            self._metrics.allocations.labels(result="bug").inc()
+            self._count_bug()
             return
         self._metrics.allocations.labels(result="ok").inc()
         for key, grant in grants.items():

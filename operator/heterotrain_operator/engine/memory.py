@@ -38,6 +38,7 @@ class JobMemory:
         taken_indices: worker indices whose names foreign pods have.
         status_written_s: time of the last status update.
         logged_reason: reason of the last decision that was logged.
+        logged_fault: sentence of the last unexpected error that was logged; empty after a pass without one.
         planned_for: generation of the spec and sequence number of the telemetry behind the last shares.
         revisions: how many times the plan may be revised now.
         planning_due_s: new telemetry may lead to new shares from this time on.
@@ -54,6 +55,7 @@ class JobMemory:
     taken_indices: set[int] = field(default_factory=set)
     status_written_s: float = float("-inf")
     logged_reason: str = ""
+    logged_fault: str = ""
     planned_for: tuple[int, int] = (0, 0)
     revisions: RevisionBudget = field(default_factory=RevisionBudget)
     planning_due_s: float = float("-inf")

@@ -29,6 +29,12 @@ class OperatorMetrics:
             ["result"],
             registry=self.registry,
         )
+        self.internal_errors = Counter(
+            "heterotrain_operator_internal_errors",
+            "Unexpected errors in the operator, by the part that failed. Each is a bug.",
+            ["part"],
+            registry=self.registry,
+        )
         self.reconcile_seconds = Histogram(
             "heterotrain_operator_reconcile_duration_seconds",
             "Seconds of one pass over a job.",

@@ -11,6 +11,7 @@ from typing import Protocol
 import structlog
 from heterotrain_core.contract.codec import Refused, decode_plan
 
+from heterotrain_operator.api.text import quoted
 from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import Telemetry
@@ -19,7 +20,7 @@ from heterotrain_operator.decide.grants.persisted import compute_time
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
-from heterotrain_operator.prom.accepted import Dropped, quoted
+from heterotrain_operator.prom.accepted import Dropped
 from heterotrain_operator.prom.errors import PromBadAnswer, PromError
 from heterotrain_operator.prom.history import FORGET_S, Speed, TelemetryHistory
 from heterotrain_operator.prom.queries import (

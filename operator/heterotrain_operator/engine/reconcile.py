@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -11,9 +11,11 @@ import structlog
 
 from heterotrain_operator.api.conditions import ConditionType, find_condition
 from heterotrain_operator.api.pools import WorkerPool
+from heterotrain_operator.cluster_state.parse import rfc3339
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobKey, JobView, ValidJob
+from heterotrain_operator.decide.faults import Fault, with_fault
 from heterotrain_operator.decide.grants.grant import JobGrant
 from heterotrain_operator.decide.inputs import JobInputs
 from heterotrain_operator.decide.job import Decision, decide
@@ -32,6 +34,8 @@ LONGEST_RETRY_S = 320.0
 """The pause between dry runs of a refused template doubles each time, up to this many seconds."""
 PLANNING_PART = 20
 """New telemetry may keep the processor busy with new shares for one part in this many, however large the job."""
+FAULT_RETRY_S = 60.0
+"""Seconds until a part of a pass that failed by a bug is computed again, if nothing changes before."""
 _FORBIDDEN = 403
 
 log = structlog.get_logger()
@@ -108,14 +112,45 @@ class Reconciler:
                 "pass failed", job=key.name, namespace=key.namespace, error=str(error), again_in_s=round(delay_s, 1)
             )
             return "failed"
-        except Exception:
-            delay_s = self._queue.failed(key)
-            log.exception("pass failed by a bug", job=key.name, namespace=key.namespace, again_in_s=round(delay_s, 1))
+        except Exception as error:  # noqa: BLE001  # reported; it must not end the operator
+            await self._report_failed_pass(key, error)
+            self._queue.failed(key)
             return "bug"
         self._queue.done(key)
         if again_s is not None:
             self._queue.add_after(key, again_s)
-        return "ok"
+        memory = self._memories.get(key)
+        return "bug" if memory is not None and memory.logged_fault else "ok"
+
+    async def _report_failed_pass(self, key: JobKey, error: Exception) -> None:
+        """Log a pass that failed by a bug, and let the job's status report it."""
+        job = self._store.jobs.get(key)
+        if job is None:
+            return
+        memory = self._memory_of(job)
+        fault = Fault(part="what to do", error=error, instead="the job stays as it is, and the operator tries again")
+        self._note_faults(job, (fault,), memory)
+        now = rfc3339(self._clocks.wall())
+        status = with_fault(job.status, fault.sentence, generation=job.generation, now=now)
+        try:
+            await self._actor.write_status(job, status, memory)
+        except Exception as second:  # noqa: BLE001  # it is reported already, and the next pass tries again
+            log.warning("status not written", job=key.name, namespace=key.namespace, error=str(second))
+
+    def _note_faults(self, job: JobView, faults: Sequence[Fault], memory: JobMemory) -> None:
+        """Count unexpected errors in parts of a pass; log the first one with its traceback whenever it changes."""
+        for fault in faults:
+            self._metrics.internal_errors.labels(part=fault.part).inc()
+        sentence = faults[0].sentence if faults else ""
+        if sentence and sentence != memory.logged_fault:
+            log.error(
+                "pass failed by a bug",
+                job=job.key.name,
+                namespace=job.key.namespace,
+                problem=sentence,
+                exc_info=faults[0].error,
+            )
+        memory.logged_fault = sentence
 
     async def run_once(self, key: JobKey) -> float | None:
         """Reconcile a job.
@@ -138,6 +173,8 @@ class Reconciler:
         acceptance, dry_run_s = await self._acceptance(job, memory)
         # 3. Decide.
         decision, planning_s = self._decide(job, acceptance, memory)
+        if decision.faults or planning_s is None:  # otherwise the part that failed may have been left out
+            self._note_faults(job, decision.faults, memory)
         # 4. Show the decision.
         self._metrics.job_gauges.show(key, job.uid, decision.status, job.spec)
         if decision.reason and decision.reason != memory.logged_reason:
@@ -153,7 +190,8 @@ class Reconciler:
         # 6. Choose the time of the next pass.
         due_s = memory.retry_due_s()
         refused_s = None if due_s is None else max(0.0, due_s - self._clocks.monotonic())
-        return min((s for s in (again_s, dry_run_s, planning_s, refused_s) if s is not None), default=None)
+        fault_s = FAULT_RETRY_S if decision.faults else None
+        return min((s for s in (again_s, dry_run_s, planning_s, refused_s, fault_s) if s is not None), default=None)
 
     async def _is_gone(self, job: JobView) -> bool:
         """Return whether a job was deleted while its watch was interrupted; then remove it from the store."""
@@ -202,6 +240,7 @@ class Reconciler:
                 replan=news and due,
                 revised_often=memory.revisions.wait_s(started_s) > 0,
                 gather_s=self._sources.gather_s,
+                fault=memory.logged_fault if news and not due else "",
                 now_s=self._clocks.wall(),
                 grant=self._sources.grant_of(job),
             )
@@ -209,8 +248,10 @@ class Reconciler:
         took_s = self._clocks.monotonic() - started_s
         self._metrics.decision_seconds.observe(took_s)
         if news and due:
-            memory.planned_for = (job.generation, telemetry.sequence)
-            memory.planning_due_s = started_s + took_s * PLANNING_PART
+            if not decision.faults:
+                memory.planned_for = (job.generation, telemetry.sequence)
+            # A bug that telemetry leads to would come back with each scrape.
+            memory.planning_due_s = started_s + (FAULT_RETRY_S if decision.faults else took_s * PLANNING_PART)
             if decision.plan is not None:
                 memory.revisions = memory.revisions.spent(started_s)
         return decision, due_s - started_s if news and not due else None

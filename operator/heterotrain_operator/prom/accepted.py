@@ -15,11 +15,11 @@ from typing import NamedTuple
 from heterotrain_core.contract import metrics
 from heterotrain_core.perf.counters import LONGEST_STEP_S, MOST_SAMPLES
 
+from heterotrain_operator.api.text import quoted
 from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
+from heterotrain_operator.cluster_state.parse import LATEST_S
 from heterotrain_operator.cluster_state.telemetry import MemberId
 
-LATEST_S = 253_402_300_799.0
-"""The end of year 9999: later times can't be written as RFC 3339."""
 _COUNT = (0.0, 2.0**53 - 1)
 _SECONDS = (0.0, 1e9)
 _BYTES = (0.0, 2.0**50)
@@ -62,14 +62,7 @@ PLAUSIBLE: Mapping[str, tuple[float, float]] = MappingProxyType(
 _CAUSES = (metrics.CAUSE_JOIN, metrics.CAUSE_LEAVE, metrics.CAUSE_LOSS)
 _MAX_LABEL_LENGTH = 253
 _MAX_DIGITS = 10
-_MAX_QUOTED = 60
 _MAX_SENTENCE = 200
-
-
-def quoted(text: str) -> str:
-    """Return foreign text for a message: printable and at most 60 characters."""
-    short = text if len(text) <= _MAX_QUOTED else f"{text[: _MAX_QUOTED - 1]}…"
-    return "".join(c if c.isprintable() else "?" for c in short)
 
 
 class Reason(StrEnum):

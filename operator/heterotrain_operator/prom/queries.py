@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 from heterotrain_core.contract import metrics
 from heterotrain_core.perf.counters import CounterKey, Counters
 
+from heterotrain_operator.api.text import quoted
+from heterotrain_operator.cluster_state.parse import LATEST_S
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
 from heterotrain_operator.prom.accepted import (
-    LATEST_S,
     PLAUSIBLE,
     Dropped,
     Reason,
     Refusal,
     accepted_rows,
-    quoted,
     scrape_time,
 )
 from heterotrain_operator.prom.errors import PromBadAnswer

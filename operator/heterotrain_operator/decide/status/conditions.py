@@ -19,7 +19,6 @@ _CHECKPOINT_SLACK_S = 60.0
 
 def condition_values(context: JobContext) -> tuple[ConditionValue, ...]:
     """Return every condition of the job."""
-    spec = context.spec
     return (
         _accepted(context),
         _suspended(context),
@@ -29,14 +28,24 @@ def condition_values(context: JobContext) -> tuple[ConditionValue, ...]:
         _restarting(context),
         _degraded(context),
         _limited(context),
+        *context.faults.guard(
+            "conditions about speed", lambda: _measured(context), lambda: (), instead="they are left out"
+        ),
+        ended_condition(context, ConditionType.SUCCEEDED),
+        ended_condition(context, ConditionType.FAILED),
+        *_summary(context),
+    )
+
+
+def _measured(context: JobContext) -> tuple[ConditionValue, ...]:
+    """Return the conditions that follow from measurements."""
+    spec = context.spec
+    return (
         *([deadline_condition(context, spec.deadline)] if spec is not None and spec.deadline is not None else []),
         _shares_applied(context),
         *speed_conditions(context),
         _telemetry(context),
         *([_checkpoint(context, spec.checkpoint)] if spec is not None and spec.checkpoint is not None else []),
-        _ended(context, ConditionType.SUCCEEDED, Stage.SUCCEEDED),
-        _ended(context, ConditionType.FAILED, Stage.FAILED),
-        *_summary(context),
     )
 
 
@@ -184,7 +193,7 @@ def _checkpoint(context: JobContext, checkpoint: Checkpoint) -> ConditionValue:
     kind, gauges = ConditionType.CHECKPOINT_HEALTHY, context.telemetry.gauges
     if not context.runs or context.telemetry.problem or not gauges:
         return ConditionValue(type=kind, holds=None, reason="NotReported")
-    newest_s = max((each.checkpoint_time_s or 0.0 for each in gauges.values()), default=0.0)
+    newest_s = min(context.now_s, max((each.checkpoint_time_s or 0.0 for each in gauges.values()), default=0.0))
     since_s = max(newest_s, seconds(context.job.status.training_since))
     limit_s = checkpoint.interval_seconds * _LATE_CHECKPOINTS + _CHECKPOINT_SLACK_S
     if since_s and context.now_s - since_s > limit_s:
@@ -194,8 +203,9 @@ def _checkpoint(context: JobContext, checkpoint: Checkpoint) -> ConditionValue:
     return ConditionValue(type=kind, holds=True, reason="Saved" if newest_s else "NotDueYet")
 
 
-def _ended(context: JobContext, kind: ConditionType, stage: Stage) -> ConditionValue:
-    life = context.life
+def ended_condition(context: JobContext, kind: ConditionType) -> ConditionValue:
+    """Return whether the job has ended in this way (``Succeeded`` or ``Failed``)."""
+    life, stage = context.life, Stage.SUCCEEDED if kind is ConditionType.SUCCEEDED else Stage.FAILED
     if life.stage is stage:
         return ConditionValue(type=kind, holds=True, reason=life.reason, message=life.message)
     return ConditionValue(type=kind, holds=False, reason="Ended" if life.stage in ENDED_STAGES else "NotEnded")

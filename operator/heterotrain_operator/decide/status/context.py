@@ -10,6 +10,7 @@ from heterotrain_core.contract.plan import Plan
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.telemetry import MemberId, Telemetry
 from heterotrain_operator.cluster_state.views import JobView
+from heterotrain_operator.decide.faults import Faults
 from heterotrain_operator.decide.grants.grant import JobGrant
 from heterotrain_operator.decide.inputs import DerivedState, JobInputs
 from heterotrain_operator.decide.lifecycle import Life, Stage
@@ -44,6 +45,7 @@ class JobContext:
         plan: the plan after this pass, ``None`` when there is none.
         shares: this pass's decision about shares, ``None`` when there was nothing new to decide on.
         replicas: workers that should exist.
+        faults: collects unexpected errors of parts of the pass.
     """
 
     inputs: JobInputs
@@ -51,6 +53,7 @@ class JobContext:
     plan: Plan | None
     shares: Shares | None
     replicas: ReplicaDecision
+    faults: Faults
 
     @property
     def job(self) -> JobView:

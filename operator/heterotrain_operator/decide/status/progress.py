@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from heterotrain_core.contract.outcome import decode_outcome
 
-from heterotrain_operator.api.status import CheckpointStatus
+from heterotrain_operator.api.status import CheckpointStatus, HeteroTrainJobStatus
 from heterotrain_operator.api.text import rounded
+from heterotrain_operator.api.types import count
 from heterotrain_operator.cluster_state.parse import rfc3339, seconds
 from heterotrain_operator.decide.lifecycle import Stage
 from heterotrain_operator.decide.status.context import JobContext
@@ -17,14 +20,9 @@ _HUNDRED = 100
 _MOST_METRICS = 16
 
 
-def progress_fields(context: JobContext) -> dict[str, Any]:
-    """Return the fields of the status that come from telemetry.
-
-    Counts (epoch, step, samples) never fall. Rates are dropped as soon as training stops.
-    """
-    old, gauges = context.job.status, list(context.telemetry.gauges.values())
-    newest = context.telemetry.newest
-    fields: dict[str, Any] = {
+def earlier_progress(old: HeteroTrainJobStatus) -> dict[str, Any]:
+    """Return the progress of the previous status, without its rates."""
+    return {
         "epoch": old.epoch,
         "step": old.step,
         "samples": old.samples,
@@ -36,19 +34,28 @@ def progress_fields(context: JobContext) -> dict[str, Any]:
         "progress_percentage": old.progress_percentage,
         "last_checkpoint": old.last_checkpoint,
     }
+
+
+def progress_fields(context: JobContext) -> dict[str, Any]:
+    """Return the fields of the status that come from telemetry.
+
+    Counts (epoch, step, samples) never fall. Rates are dropped as soon as training stops.
+    """
+    old, gauges = context.job.status, list(context.telemetry.gauges.values())
+    newest = context.telemetry.newest
+    fields = earlier_progress(old)
     if newest is not None and (newest.step or 0) >= (old.step or 0):
-        user = {name: value for g in gauges for name, value in g.user_metrics.items()}
-        metrics = {name: rounded(value) for name, value in sorted(user.items())}
-        noise = newest.noise_scale_samples
-        fields |= {
-            "epoch": newest.epoch if newest.epoch is not None else old.epoch,
-            "step": newest.step if newest.step is not None else old.step,
-            "samples": newest.samples_committed if newest.samples_committed is not None else old.samples,
-            "loss": rounded(newest.loss) if newest.loss is not None else old.loss,
-            "global_batch_size": newest.global_batch_samples or old.global_batch_size,
-            "noise_scale_samples": old.noise_scale_samples if noise is None else rounded(noise),
-            "metrics": _bounded(metrics, old.metrics),
+        user = {name: value for g in gauges for name, value in sorted(g.user_metrics.items())}
+        newer = {
+            "epoch": _count(newest.epoch),
+            "step": _count(newest.step),
+            "samples": _count(newest.samples_committed),
+            "loss": _number(newest.loss),
+            "global_batch_size": _count(newest.global_batch_samples) or None,
+            "noise_scale_samples": _number(newest.noise_scale_samples),
+            "metrics": _bounded(user, old.metrics),
         }
+        fields |= {name: value for name, value in newer.items() if value is not None}
         fields |= _completion(context, newest.samples_committed, newest.epoch_samples)
     fields |= _final_values(context, fields["metrics"])
     if context.life.stage is Stage.SUCCEEDED:
@@ -60,8 +67,12 @@ def progress_fields(context: JobContext) -> dict[str, Any]:
     ]
     if saved:
         time_s, step = max(saved)
-        if old.last_checkpoint is None or time_s > seconds(old.last_checkpoint.time):
-            fields["last_checkpoint"] = CheckpointStatus(step=step, time=rfc3339(time_s))
+        known = old.last_checkpoint
+        # A worker's clock may be ahead: then the time at which the step is first seen counts, once.
+        ahead = time_s > context.now_s and known is not None and known.step == count(step)
+        time_s = min(time_s, context.now_s)
+        if known is None or (time_s > seconds(known.time) and not ahead):
+            fields["last_checkpoint"] = CheckpointStatus(step=count(step), time=rfc3339(time_s))
     if context.runs and context.life.stage is Stage.ACTIVE and not context.telemetry.problem:
         fields |= _rates(context)
     return fields
@@ -75,28 +86,37 @@ def _final_values(context: JobContext, metrics: dict[str, float]) -> dict[str, A
     if not outcomes:
         return {}
     newest = max(outcomes, key=lambda outcome: outcome.step)
-    last = {name: rounded(value) for outcome in outcomes for name, value in sorted(outcome.metrics.items())}
+    last = {name: value for outcome in outcomes for name, value in sorted(outcome.metrics.items())}
     return {
-        "epoch": newest.epoch,
-        "step": newest.step,
+        "epoch": count(newest.epoch),
+        "step": count(newest.step),
         "metrics": _bounded(last, metrics),
     }
 
 
-def _bounded(newest: dict[str, float], before: dict[str, float]) -> dict[str, float]:
+def _bounded(newest: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
     """Return the metrics, as many as the status may hold; names that are no longer reported go first."""
-    return dict([*{**newest, **before, **newest}.items()][:_MOST_METRICS])
+    known = {name: number for name, value in newest.items() if (number := _number(value)) is not None}
+    return dict([*{**known, **before, **known}.items()][:_MOST_METRICS])
+
+
+def _count(value: float | None) -> int | None:
+    return None if value is None else count(value)
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else rounded(value)
 
 
 def _completion(context: JobContext, samples: int | None, epoch_samples: int | None) -> dict[str, Any]:
-    if not samples or not epoch_samples or context.spec is None:
+    if not samples or not epoch_samples or context.spec is None or min(samples, epoch_samples) < 0:
         return {}
     total = context.spec.training.epochs * epoch_samples
     percent = min(_HUNDRED, _HUNDRED * samples // total)
     found: dict[str, Any] = {"progress": f"{percent}%", "progress_percentage": percent}
     rate = context.telemetry.rates.samples_per_s
-    if rate and context.runs and context.life.stage is Stage.ACTIVE:
-        found["estimated_remaining_seconds"] = int(max(0, total - samples) / rate)
+    if rate is not None and rate > 0 and context.runs and context.life.stage is Stage.ACTIVE:
+        found["estimated_remaining_seconds"] = count(count(total - samples) / rate)
     return found
 
 
@@ -105,10 +125,8 @@ def _rates(context: JobContext) -> dict[str, Any]:
     solo = sum(rates.solo_samples_per_s.values())
     complete = plan is not None and len(rates.solo_samples_per_s) >= len(plan.members) > 0
     found: dict[str, Any] = {}
-    if rates.samples_per_s is not None:
-        found["samples_per_second"] = rounded(rates.samples_per_s)
-        if complete and solo > 0:
-            found["efficiency"] = rounded(rates.samples_per_s / solo)
-    if rates.step_s is not None:
-        found["step_seconds"] = rounded(rates.step_s)
+    found["samples_per_second"] = _number(rates.samples_per_s)
+    if rates.samples_per_s is not None and complete and solo > 0:
+        found["efficiency"] = _number(rates.samples_per_s / solo)
+    found["step_seconds"] = _number(rates.step_s)
     return found

@@ -5,6 +5,8 @@ Shares are decided only when telemetry brings new data. The passes in between re
 
 from __future__ import annotations
 
+import math
+
 from heterotrain_core.perf.model import FitQuality, MemberModel
 from heterotrain_core.planning.evidence import settled
 
@@ -42,7 +44,7 @@ def prediction_of(context: JobContext) -> PredictionStatus | None:
             seconds += done.step_s.get(member.share_samples, 0.0)
     predicted_s = plan.prediction.step_s
     # Every member counts every step, so the minimum applies to each of them.
-    measured_s = seconds / steps if steps >= LEAST_STEPS * len(plan.members) else None
+    measured_s = seconds / steps if steps >= LEAST_STEPS * len(plan.members) and math.isfinite(seconds) else None
     return PredictionStatus(
         plan=f"{plan.generation}.{plan.revision}",
         predicted_step_seconds=rounded(predicted_s, digits=3),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
+from functools import partial
 
 from heterotrain_operator.api.conditions import ConditionType, set_conditions
 from heterotrain_operator.api.status import (
@@ -17,28 +19,87 @@ from heterotrain_operator.api.status import (
     WorkerStatus,
 )
 from heterotrain_operator.api.text import rounded
+from heterotrain_operator.api.types import count
 from heterotrain_operator.cluster_state.parse import rfc3339
 from heterotrain_operator.cluster_state.telemetry import MemberId
+from heterotrain_operator.decide.faults import with_fault
 from heterotrain_operator.decide.grants.persisted import exhaustion_of, speed_of
 from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Stage
 from heterotrain_operator.decide.objects.objects import worker_selector
-from heterotrain_operator.decide.status.conditions import condition_values
+from heterotrain_operator.decide.status.conditions import condition_values, ended_condition
 from heterotrain_operator.decide.status.context import JobContext
-from heterotrain_operator.decide.status.progress import progress_fields
+from heterotrain_operator.decide.status.progress import earlier_progress, progress_fields
 from heterotrain_operator.decide.status.speed_conditions import batch_reason_of, prediction_of
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
+_MOST_PRICE_LENGTH = 32
+
 
 def status_of(context: JobContext, *, newest: tuple[int, int]) -> HeteroTrainJobStatus:
-    """Return the status after this pass.
+    """Return the status after this pass; it also reports the unexpected errors of the pass.
 
     Args:
         context: inputs and decisions of this pass.
         newest: highest plan version that workers may have seen.
     """
+    status = context.faults.guard(
+        "its status",
+        lambda: _whole_status(context, newest),
+        lambda: _essential_status(context, newest),
+        instead="the status keeps older values",
+    )
+    sentence = context.faults.sentence or context.inputs.fault
+    if not sentence:
+        return status
+    return with_fault(status, sentence, generation=context.job.generation, now=rfc3339(context.now_s))
+
+
+def _essential_status(context: JobContext, newest: tuple[int, int]) -> HeteroTrainJobStatus:
+    """Return the old status with what a later pass relies on: counts, plan version, and the end of the job."""
+    old, now, stage = context.job.status, rfc3339(context.now_s), context.life.stage
+    ends = {
+        condition.type: condition
+        for condition in set_conditions(
+            old.conditions,
+            [ended_condition(context, kind) for kind in (ConditionType.SUCCEEDED, ConditionType.FAILED)],
+            generation=context.job.generation,
+            now=now,
+        )
+    }
+    others = (condition for condition in old.conditions if condition.type not in ends)
+    lost = context.accounts.lost
+    return old.model_copy(
+        update={
+            "observed_generation": context.job.generation,
+            "state": stage.value if stage in ENDED_STAGES else old.state,
+            "restarts": count(context.accounts.restarts),
+            "disruptions": count(context.accounts.disruptions),
+            "pools": tuple(
+                pool.model_copy(update={"disruptions": count(pool.disruptions + lost.get(pool.name, 0))})
+                for pool in old.pools
+            ),
+            "start_time": old.start_time or now,
+            "completion_time": (old.completion_time or now) if stage in ENDED_STAGES else None,
+            "plan": old.plan.model_copy(
+                update={
+                    "desired": f"{newest[0]}.{newest[1]}",
+                    "desired_generation": newest[0],
+                    "desired_revision": newest[1],
+                }
+            ),
+            "conditions": (*others, *ends.values()),
+            "internal": old.internal.model_copy(
+                update={"accounted_workers": tuple(sorted(context.accounts.accounted))}
+            ),
+        }
+    )
+
+
+def _whole_status(context: JobContext, newest: tuple[int, int]) -> HeteroTrainJobStatus:
     old, now = context.job.status, rfc3339(context.now_s)
     conditions = set_conditions(old.conditions, condition_values(context), generation=context.job.generation, now=now)
     state, reason = _state(context, conditions)
+    measured = partial(context.faults.guard, instead="the status keeps older values")
     stage = context.life.stage
     idle = stage in (Stage.SUSPENDED, Stage.INVALID)
     start_time = None if idle else old.start_time or now
@@ -55,20 +116,20 @@ def status_of(context: JobContext, *, newest: tuple[int, int]) -> HeteroTrainJob
         ready=f"{context.ready}/{context.desired}",
         pools=_pools(context),
         price_per_hour=_price(context),
-        restarts=context.accounts.restarts,
-        disruptions=context.accounts.disruptions,
+        restarts=count(context.accounts.restarts),
+        disruptions=count(context.accounts.disruptions),
         last_failure=context.accounts.last_failure[:MAX_MESSAGE_LENGTH] if context.accounts.last_failure else None,
         last_failure_time=rfc3339(context.accounts.last_failure_s) if context.accounts.last_failure_s else None,
         start_time=start_time,
         training_since=training_since,
         completion_time=(old.completion_time or now) if stage in ENDED_STAGES else None,
         plan=_plan(context, newest),
-        prediction=prediction_of(context),
-        batch_reason=batch_reason_of(context),
-        workers=_rows(context),
+        prediction=measured("its prediction", lambda: prediction_of(context), lambda: None),
+        batch_reason=measured("its batch", lambda: batch_reason_of(context), lambda: None),
+        workers=measured("the workers' rows", lambda: _rows(context), lambda: old.workers),
         conditions=conditions,
         internal=_internal(context),
-        **progress_fields(context),
+        **measured("its progress", lambda: progress_fields(context), lambda: earlier_progress(old)),
     )
 
 
@@ -122,7 +183,7 @@ def _pools(context: JobContext) -> tuple[PoolStatus, ...]:
                 placed=sum(worker.placed for worker in own),
                 ready=sum(worker.state is WorkerState.READY for worker in own),
                 granted=_granted(context, known, pool.name),
-                disruptions=(known.disruptions if known else 0) + context.accounts.lost.get(pool.name, 0),
+                disruptions=count((known.disruptions if known else 0) + context.accounts.lost.get(pool.name, 0)),
             )
         )
     return tuple(rows)
@@ -162,7 +223,8 @@ def _price(context: JobContext) -> str | None:
     total = sum(
         (prices.get(worker.pod.pool, Decimal(0)) for worker in context.workers if _occupies(worker)), Decimal(0)
     )
-    return str(total)
+    text = str(total)
+    return text if len(text) <= _MOST_PRICE_LENGTH else f"{total:.12g}"
 
 
 def _occupies(worker: Worker) -> bool:
@@ -186,7 +248,7 @@ def _rows(context: JobContext) -> tuple[WorkerStatus, ...]:
     chosen = sorted(context.workers, key=lambda worker: (worker.state is WorkerState.READY, worker.pod.index))[
         :MAX_WORKER_ROWS
     ]
-    solo = {uid: rounded(rate) for uid, rate in solo.items()}
+    solo = {uid: rounded(rate) for uid, rate in solo.items() if not math.isnan(rate)}
     return tuple(
         WorkerStatus(
             name=worker.pod.name,

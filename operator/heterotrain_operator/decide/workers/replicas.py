@@ -9,8 +9,9 @@ only where the worker cannot take capacity that is being freed for another job.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.reading import most_workers
@@ -47,6 +48,12 @@ class ReplicaDecision:
 
 NO_REPLICAS = ReplicaDecision(create=(), remove=(), desired={}, reason="", again_s=None)
 """For a job that gets no workers now."""
+
+
+def same_replicas(spec: HeteroTrainJobSpec, workers: Sequence[Worker]) -> ReplicaDecision:
+    """Return the decision to keep the workers that there are."""
+    number = Counter(worker.pod.pool for worker in workers if worker.alive)
+    return replace(NO_REPLICAS, desired={pool.name: number[pool.name] for pool in spec.worker_pools})
 
 
 def decide_replicas(
