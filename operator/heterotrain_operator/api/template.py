@@ -187,7 +187,9 @@ class TemplateMetadata(Model):
     """Labels and annotations of the workers, in addition to the operator's."""
 
     creation_timestamp: str | None = Field(
-        default=None, max_length=64, description="Ignored: programs that generate manifests write null here."
+        default=None,
+        max_length=64,
+        description="Leave it out. It is accepted because programs that generate manifests write null here.",
     )
     labels: dict[str, LabelValue] = Field(
         default_factory=dict, max_length=64, description="Labels. Example: {team: vision}."
