@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import click
+from heterotrain_core.version import __version__
 
 from heterotrain_cli.export import export
 from heterotrain_cli.forecast.command import forecast
@@ -10,7 +11,7 @@ from heterotrain_cli.simulate.command import simulate
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="heterotrain")
+@click.version_option(__version__, prog_name="heterotrain")
 def main() -> None:
     """Forecast and simulate a PyTorch training job on mixed GPUs, and export its weights."""
 

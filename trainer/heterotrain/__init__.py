@@ -19,6 +19,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from heterotrain_core.extras import missing_extra
 from heterotrain_core.version import __version__
 
 if TYPE_CHECKING:
@@ -46,6 +47,11 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
+    try:
+        value = getattr(import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        if sentence := missing_extra(error, what=f"heterotrain.{name}", extra="trainer"):
+            raise ImportError(sentence) from None
+        raise
     globals()[name] = value
     return value
