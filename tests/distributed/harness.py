@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from distributed.scripts import net, optimizer_of, problem, token_weights
-from heterotrain.data.progress import permutation
+from heterotrain.data.order import permutation
 from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.config import TrainingConfig, encode_config

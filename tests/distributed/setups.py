@@ -13,7 +13,8 @@ import heterotrain
 import torch
 from distributed.fault_injectors import FaultInjector, install_faults
 from distributed.scripts import FEATURES, problem, token_weights
-from heterotrain.data.progress import micro_batches, permutation
+from heterotrain.data.order import permutation
+from heterotrain.data.progress import micro_batches
 from heterotrain.network.control import StepDecision
 from heterotrain.numerics.reducer import Bucket, Reducer
 from heterotrain.steps.loop import Loop

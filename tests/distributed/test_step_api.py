@@ -10,7 +10,7 @@ import pytest
 from distributed.harness import Operator, Worker, assert_same_weights
 from distributed.scripts import net, optimizer_of, problem
 from distributed.step_scripts import events
-from heterotrain.data.progress import permutation
+from heterotrain.data.order import permutation
 from support import passes
 
 Operate = Callable[..., Operator]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from distributed.harness import Operator, reference
 from distributed.scripts import net, optimizer_of, problem
-from heterotrain.data.progress import permutation
+from heterotrain.data.order import permutation
 from tensorboardX.proto import event_pb2
 
 

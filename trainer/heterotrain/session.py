@@ -323,6 +323,7 @@ class Job:
         admission.check_belongs(self._training.model, self._training.optimizers)
         source = source_of(dataset, collate=collate, shuffle=shuffle, seed=self.config.seed)
         self._record.data = fingerprint(source)
+        self._training.order = source.order
         self._sigterm.install()
         try:
             yield from self._loop.steps(source, workers=processes, lockstep=lockstep)

@@ -1,7 +1,8 @@
 """The progress of the training, and the selection of the next step's samples.
 
-Sample ``j`` of epoch ``e`` is ``permutation_e[j]``. A step takes the next ``B`` samples and divides them by shares. The
-only state is (epoch, cursor), so neither a change of membership nor a repeated step can lose or repeat a sample.
+Sample ``j`` of epoch ``e`` is element ``j`` of its order (``order``). A step takes the next ``B`` samples and divides
+them by shares. The only state is (epoch, cursor), so neither a change of membership nor a repeated step can lose or
+repeat a sample.
 """
 
 from __future__ import annotations
@@ -10,9 +11,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import accumulate
-
-import numpy as np
-import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,26 +62,6 @@ def advance(progress: Progress, *, batch_samples: int, epoch_samples: int) -> Pr
     if cursor < epoch_samples:
         return moved
     return replace(moved, epoch=progress.epoch + 1, cursor=0, epoch_steps=0)
-
-
-@lru_cache(maxsize=2)
-def permutation(*, seed: int, epoch: int, epoch_samples: int, shuffle: bool) -> npt.NDArray[np.int64]:
-    """Return the order of one epoch's samples; the same on every rank and every machine.
-
-    Drawn by numpy's PCG64 from (seed, epoch); the two most recent results are cached.
-
-    Args:
-        seed: the job's seed, at least 0.
-        epoch: from 0.
-        epoch_samples: samples of the data set.
-        shuffle: whether to draw an order instead of keeping that of the data set.
-
-    Returns:
-        Indices into the data set, of shape (epoch_samples,), each once.
-    """
-    if not shuffle:
-        return np.arange(epoch_samples, dtype=np.int64)
-    return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(epoch_samples)
 
 
 def slice_of(shares: tuple[int, ...], rank: int) -> tuple[int, int]:

@@ -8,9 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
+from heterotrain.data.order import order_name, permutation
 from heterotrain.errors import UsageError
 
 _S = TypeVar("_S")
@@ -56,6 +54,7 @@ class Shards(Generic[_S]):
         self._shuffle = shuffle
         self._keep = max(1, keep)
         self._opened: OrderedDict[int, Sequence[Any]] = OrderedDict()
+        self._epoch: tuple[int, list[int], list[int]] | None = None
 
     def __len__(self) -> int:
         """Return the number of records in all shards."""
@@ -76,24 +75,35 @@ class Shards(Generic[_S]):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_opened": OrderedDict()}  # a worker process opens its own
 
+    @property
+    def order(self) -> str:
+        """The name of the order, for checkpoints."""
+        return order_name(seed=self._seed, shuffle=self._shuffle)
+
     def _places(self, epoch: int, start: int, stop: int) -> list[tuple[int, int]]:
-        order = self._order(epoch, 0, len(self._shards))
-        ends = list(accumulate(self._counts[shard] for shard in order))
+        order, ends = self._shards_of(epoch)
         places, position = [], start
         while position < stop:
             index = bisect_right(ends, position)
-            shard = int(order[index])
+            shard = order[index]
             begin = ends[index] - self._counts[shard]
             until = min(stop, ends[index])
-            records = self._order(epoch, 1 + shard, self._counts[shard])[position - begin : until - begin]
-            places += [(shard, int(record)) for record in records]
+            records = permutation(
+                seed=self._seed, epoch=f"{epoch} shard {shard}", epoch_samples=self._counts[shard],
+                shuffle=self._shuffle, start=position - begin, stop=until - begin,
+            )  # fmt: skip
+            places += [(shard, record) for record in records.tolist()]
             position = until
         return places
 
-    def _order(self, epoch: int, what: int, count: int) -> npt.NDArray[np.int64]:
-        if not self._shuffle:
-            return np.arange(count)
-        return np.random.Generator(np.random.PCG64([self._seed, epoch, what])).permutation(count)
+    def _shards_of(self, epoch: int) -> tuple[list[int], list[int]]:
+        """Return the order of an epoch's shards, and the records up to the end of each; kept for one epoch."""
+        if self._epoch is None or self._epoch[0] != epoch:
+            order = permutation(
+                seed=self._seed, epoch=f"{epoch} shards", epoch_samples=len(self._shards), shuffle=self._shuffle
+            ).tolist()
+            self._epoch = (epoch, order, list(accumulate(self._counts[shard] for shard in order)))
+        return self._epoch[1:]
 
     def _records(self, shard: int) -> Sequence[Any]:
         if shard not in self._opened:

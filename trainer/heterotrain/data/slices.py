@@ -34,6 +34,10 @@ class Source(Protocol):
         """Makes a batch from a list of samples; ``None`` for torch's own."""
 
     @property
+    def order(self) -> str:
+        """The name of the order of samples, which a checkpoint in mid-epoch must share to be continued."""
+
+    @property
     def samples(self) -> int | None:
         """Number of samples in one epoch; ``None`` while unknown."""
 

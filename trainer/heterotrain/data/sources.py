@@ -18,7 +18,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from heterotrain.data import batches
-from heterotrain.data.progress import permutation, step_seed
+from heterotrain.data.order import UNSHUFFLED, order_name, permutation
+from heterotrain.data.progress import step_seed
 from heterotrain.data.rng import seeded_rng
 from heterotrain.data.slices import EpochSlice, Source
 from heterotrain.data.streamed import Streamed
@@ -120,8 +121,15 @@ class Mapped(_Counted):
 
     def ids(self, epoch: int, start: int, stop: int) -> list[int]:
         """Return the indices at these positions of the epoch's order."""
-        order = permutation(seed=self.seed, epoch=epoch, epoch_samples=self.samples, shuffle=self.shuffle)
-        return list(order[start:stop].tolist())
+        order = permutation(
+            seed=self.seed, epoch=epoch, epoch_samples=self.samples, shuffle=self.shuffle, start=start, stop=stop
+        )
+        return list(order.tolist())
+
+    @property
+    def order(self) -> str:
+        """The name of the order."""
+        return order_name(seed=self.seed, shuffle=self.shuffle)
 
     def load(self, part: EpochSlice) -> Any:
         """Return the batch of a slice."""
@@ -132,6 +140,12 @@ class Mapped(_Counted):
 @dataclass(frozen=True, kw_only=True)
 class Numbered(_Counted):
     """A stream that can be read from any position."""
+
+    @property
+    def order(self) -> str:
+        """The name that the stream gives to its order, if it does."""
+        name = getattr(self.dataset, "order", None)
+        return name if isinstance(name, str) else UNSHUFFLED
 
     def ids(self, epoch: int, start: int, stop: int) -> list[int]:
         """Return the stream's own numbers for these samples; without ``ids``, their positions in the epoch."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from heterotrain.data import batches
+from heterotrain.data.order import UNSHUFFLED
 from heterotrain.data.progress import step_seed
 from heterotrain.data.rng import RngStates, seeded_rng
 from heterotrain.data.slices import EpochSlice
@@ -29,6 +30,7 @@ class Streamed:
         dataset: the data set, iterated once for each epoch.
         collate: makes a batch from a list of samples; ``None`` for torch's own.
         seed: the job's seed, at least 0.
+        order: the name of the order, which is the stream's own.
         is_numbered: whether any process can load any slice: false.
         samples: samples of an epoch; ``None`` before the end of the first one.
         begin: begins an epoch in another process and returns its samples; ``None`` reads in this process.
@@ -37,6 +39,7 @@ class Streamed:
     dataset: Any
     collate: batches.Collate | None
     seed: int
+    order: str = UNSHUFFLED
     is_numbered: bool = False
     samples: int | None = None
     begin: Callable[[int], Iterator[Any]] | None = None

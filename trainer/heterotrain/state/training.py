@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from heterotrain.data.order import UNSHUFFLED
 from heterotrain.data.progress import Progress
 from heterotrain.errors import UsageError
 from heterotrain.state import groups
@@ -28,6 +29,7 @@ class Training:
 
     Attributes:
         on_restore: called with the number of epochs whose hooks have run, before a state is restored.
+        order: name of the order in which this script reads its data; empty before ``job.steps``.
         has_state: whether ``progress`` and the tensors are valid; a joiner has no state until a donor has sent it.
     """
 
@@ -35,6 +37,7 @@ class Training:
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     extras: dict[str, Stateful] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
+    order: str = ""
     has_state: bool = False
     on_restore: list[Callable[[int], object]] = field(default_factory=list)
 
@@ -48,6 +51,7 @@ class Training:
         names = {id(parameter): name for name, parameter in parameters}
         return {
             "progress": asdict(self.progress),
+            "order": self.order,
             "model": model | {name: buffer for name, buffer in (buffers or {}).items() if name in model},
             "trained": [name for name, parameter in parameters if parameter.requires_grad],
             "optimizers": [groups.capture(optimizer, names) for optimizer in self.optimizers],
@@ -67,8 +71,9 @@ class Training:
         """Restore a captured state.
 
         Raises:
-            UsageError: it belongs to another model or script.
+            UsageError: it belongs to another model or script, or to an epoch in another order.
         """
+        self._check_order(state)
         kinds = [type(optimizer).__name__ for optimizer in self.optimizers]
         if state.get("kinds", kinds) != kinds:
             raise UsageError(
@@ -117,6 +122,18 @@ class Training:
         if changed:
             shown = ", ".join(changed[:MAX_NAMES_SHOWN]) + (", …" if changed[MAX_NAMES_SHOWN:] else "")
             _log.info("frozen or thawed as in the state to continue from: %s", shown)
+
+    def _check_order(self, state: dict[str, Any]) -> None:
+        """Refuse to go on in the middle of an epoch in another order, which would lose and repeat samples."""
+        # Earlier versions drew orders with numpy and did not name them.
+        saved = state.get("order", UNSHUFFLED if self.order == UNSHUFFLED else "drawn by numpy")
+        if state["progress"]["cursor"] == 0 or "" in (saved, self.order) or saved == self.order:
+            return
+        raise UsageError(
+            f"the state to continue from is in the middle of an epoch whose order of samples is {saved!r}, and here it "
+            f"is {self.order!r}, so samples would be lost and repeated: continue with the version, seed and shuffle= "
+            "that training began with, or start with another checkpoint folder"
+        )
 
     def _model(self) -> torch.nn.Module:
         if self.model is None:

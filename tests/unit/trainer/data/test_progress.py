@@ -9,7 +9,6 @@ from heterotrain.data.progress import (
     Progress,
     advance,
     micro_batches,
-    permutation,
     slice_of,
     step_seed,
 )
@@ -46,17 +45,6 @@ def test_micro_batches_make_up_the_share(share: int, size: int) -> None:
     assert sum(cut) == share
     assert all(0 < part <= (size or share) for part in cut)
     assert not cut or cut[-1] == max(cut)
-
-
-def test_the_order_depends_on_seed_and_epoch_alone() -> None:
-    """The same seed and epoch give the same permutation; another seed or epoch gives another one."""
-    order = permutation(seed=1, epoch=2, epoch_samples=50, shuffle=True).tolist()
-    permutation.cache_clear()
-    assert order == permutation(seed=1, epoch=2, epoch_samples=50, shuffle=True).tolist()
-    assert sorted(order) == list(range(50))
-    assert order != permutation(seed=1, epoch=3, epoch_samples=50, shuffle=True).tolist()
-    assert order != permutation(seed=2, epoch=2, epoch_samples=50, shuffle=True).tolist()
-    assert permutation(seed=1, epoch=2, epoch_samples=4, shuffle=False).tolist() == [0, 1, 2, 3]
 
 
 def test_step_seeds_differ_by_position() -> None:

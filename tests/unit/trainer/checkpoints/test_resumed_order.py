@@ -1,0 +1,85 @@
+"""A training continues in the order in which its epoch began, or not at all."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import heterotrain
+import pytest
+import torch
+from heterotrain.errors import UsageError
+from heterotrain.state.training import Training
+
+DATA = torch.utils.data.TensorDataset(torch.ones(24, 1))
+
+
+@pytest.fixture(autouse=True)
+def _tidy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo the changes of ``init`` to the process after each test."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("heterotrain.termination_message.TerminationMessage.install", lambda _self: None)
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def train(folder: Path, *, stop_in: int | None = None, shuffle: bool = True, seed: int = 0) -> list[int]:
+    """Train for two epochs of three steps, or until SIGTERM in one step; return the samples in their order."""
+    job = heterotrain.init(batch_samples=8, epochs=2, seed=seed, checkpoint_uri=folder)
+    model = job.wrap(torch.nn.Linear(1, 1))
+    optimizer = job.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    ids: list[int] = []
+    for step in job.steps(DATA, shuffle=shuffle):
+        with step:
+            if step.number == stop_in:
+                os.kill(os.getpid(), signal.SIGTERM)
+            for (x,) in step.micro_batches():
+                step.backward(model(x).mean())
+            step.apply(optimizer)
+        ids += step.task.ids
+    return ids
+
+
+def stopped(folder: Path, *, in_step: int, **options: Any) -> None:
+    """Leave a checkpoint after a step."""
+    with pytest.raises(SystemExit):
+        train(folder, stop_in=in_step, **options)
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"shuffle": False}])
+def test_another_order_is_refused_in_the_middle_of_an_epoch(tmp_path: Path, other: dict[str, Any]) -> None:
+    """Samples would be lost and repeated; the same order continues."""
+    stopped(tmp_path, in_step=1)
+    with pytest.raises(
+        UsageError, match=r"in the middle of an epoch whose order of samples is 'feistel-.* with seed 0'"
+    ):
+        train(tmp_path, **other)
+    assert len(train(tmp_path)) == 32
+
+
+def test_another_order_may_begin_with_an_epoch(tmp_path: Path) -> None:
+    """Each epoch still covers the data set."""
+    stopped(tmp_path, in_step=2)
+    assert sorted(train(tmp_path, seed=1)) == list(range(24))
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_checkpoints_from_before_orders_had_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: bool
+) -> None:
+    """Their shuffled orders were drawn by numpy and are refused; the data set's own order is still the same."""
+    capture = Training.capture
+    monkeypatch.setattr(
+        Training, "capture", lambda *given: {name: each for name, each in capture(*given).items() if name != "order"}
+    )
+    stopped(tmp_path, in_step=1, shuffle=shuffle)
+    if not shuffle:
+        assert train(tmp_path, shuffle=False) == [*range(16, 24), *range(24)]
+        return
+    with pytest.raises(UsageError, match="order of samples is 'drawn by numpy'"):
+        train(tmp_path)
