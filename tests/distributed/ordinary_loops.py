@@ -15,7 +15,7 @@ import heterotrain
 import torch
 from distributed.fault_injectors import FaultInjector, install_faults
 from distributed.scripts import problem
-from heterotrain.data.progress import permutation
+from heterotrain.data.order import permutation
 
 SAMPLES, BATCH = 96, 16
 
