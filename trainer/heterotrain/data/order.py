@@ -108,7 +108,7 @@ def shuffled(key: tuple[object, ...], count: int, start: int, stop: int) -> npt.
     blocks = [_block(key, count, number) for number in range(start // BLOCK, -(-stop // BLOCK))]
     whole = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
     first = start // BLOCK * BLOCK
-    return whole[start - first : stop - first]
+    return whole[start - first : stop - first].copy()  # blocks are shared and read-only
 
 
 def order_name(*, seed: int, shuffle: bool) -> str:
