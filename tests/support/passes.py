@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from heterotrain import Step
-from heterotrain.data.progress import permutation
+from heterotrain.data.order import permutation
 
 RHO = 0.05
 """Length of SAM's step against the gradient's direction (Foret et al. 2021, equation 2)."""
