@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -770,3 +770,37 @@ async def test_a_part_that_fails_by_a_bug_is_counted_and_logged_once(
     monkeypatch.undo()
     clock[0] += 60.0
     assert await app.reconciler.handle(KEY) == "ok"
+
+
+@pytest.mark.parametrize("crash_after", range(8))
+async def test_a_worker_lost_with_its_pod_is_counted_once_whenever_the_operator_dies(crash_after: int) -> None:
+    """The plan is written first. It names the members that it lost until the status counts them."""
+    kube, cluster = FakeKube(), a_running_job()
+    cluster.vanish("job-w2")
+    for kind, bodies in (
+        ("pods", cluster.pods.values()),
+        ("nodes", cluster.nodes.values()),
+        ("configmaps", [cluster.plan]),
+    ):
+        for body in bodies:
+            assert body is not None
+            kube.objects[kind, body["metadata"].get("namespace", ""), body["metadata"]["name"]] = body
+    kube.objects["heterotrainjobs", "ns", "job"] = cluster.job
+
+    class Crash(BaseException):
+        pass
+
+    def fail(*_: str) -> None:
+        if len(kube.writes) > crash_after:
+            raise Crash
+
+    for each in (fail, lambda *_: None):
+        kube.fail = each
+        app = without_competition(kube, status_interval_s=0.0)
+        with suppress(Crash):
+            for _ in range(3):
+                await relist(kube, app.store, None)
+                await app.reconciler.run_once(KEY)
+    status = kube.objects["heterotrainjobs", "ns", "job"]["status"]
+    assert (status["disruptions"], status["restarts"]) == (1, 0)
+    assert [pool["disruptions"] for pool in status["pools"]] == [0, 0, 1]

@@ -25,6 +25,9 @@ CAPACITY_SPOT: Final = "Spot"
 # Touching this annotation makes the kubelet refresh the pod's ConfigMap volume at once (0.1-0.25 s instead of 0-80 s).
 ANNOTATION_PLAN: Final = f"{GROUP}/plan"
 
+# On the plan's ConfigMap: members of the plan before whose loss the job's status may not count yet.
+ANNOTATION_DEPARTED: Final = f"{GROUP}/departed"
+
 PLAN_KEY: Final = "plan.json"
 
 # Reserved names inside the pod. A user's template may not use them (refused at admission).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -12,6 +13,7 @@ from heterotrain_operator.api.reading import SpecError, read_spec, read_status
 from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
 from heterotrain_operator.cluster_state.quantity import pod_requests, quantities
 from heterotrain_operator.cluster_state.views import (
+    Departed,
     Ended,
     JobKey,
     JobView,
@@ -185,7 +187,17 @@ def parse_plan_object(body: Mapping[str, Any]) -> PlanObject | None:
         owner_uid=controller_uid(body),
         resource_version=body["metadata"]["resourceVersion"],
         text=text if len(text) <= MOST_PLAN_CHARACTERS else "",
+        departed=_departed(body),
     )
+
+
+def _departed(body: Mapping[str, Any]) -> tuple[Departed, ...]:
+    """Return the members in the annotation; none from an invalid one."""
+    text = (body["metadata"].get("annotations") or {}).get(keys.ANNOTATION_DEPARTED, "[]")
+    try:
+        return tuple(Departed(str(uid), str(name), str(pool)) for uid, name, pool in json.loads(text))
+    except (ValueError, TypeError, RecursionError):
+        return ()
 
 
 def _main_status(

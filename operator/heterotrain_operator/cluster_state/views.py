@@ -137,6 +137,14 @@ class NodeView:
     cordoned: bool
 
 
+class Departed(NamedTuple):
+    """A member of an earlier plan that was lost without a pod."""
+
+    uid: str
+    name: str
+    pool: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanObject:
     """The plan's ConfigMap in the cluster.
@@ -145,9 +153,12 @@ class PlanObject:
         key: the job that it names.
         owner_uid: uid of the object that controls it; empty for an orphan or a ConfigMap that merely has the labels.
         text: the encoded plan; empty for one that is too long.
+        departed: members that this plan lacks although the one before had them. Without this, an operator that ends
+            between the writes of plan and status would never count their loss.
     """
 
     key: JobKey
     owner_uid: str
     resource_version: str
     text: str
+    departed: tuple[Departed, ...] = ()

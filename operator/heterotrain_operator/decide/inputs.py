@@ -80,7 +80,14 @@ def derive(inputs: JobInputs) -> DerivedState:
     # Pods that only carry the labels (copied, or orphaned by a job of the same name) are not the job's workers.
     workers = worker_states([pod for pod in inputs.pods if pod.owner_uid == job.uid], inputs.nodes)
     in_force = read_plan(job, inputs.plan)
-    accounts = account(job.status, workers, in_force.plan, counting=_counts_ends(job, workers), now_s=now_s)
+    accounts = account(
+        job.status,
+        workers,
+        in_force.plan,
+        departed=inputs.plan.departed if inputs.plan is not None else (),
+        counting=_counts_ends(job, workers),
+        now_s=now_s,
+    )
     life = decide_life(job, workers, accounts, inputs.acceptance, now_s=now_s)
     return DerivedState(workers=workers, in_force=in_force, accounts=accounts, life=life)
 

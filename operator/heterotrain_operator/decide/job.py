@@ -191,7 +191,7 @@ def _plan_safely(
         usable = replace(inputs, telemetry=telemetry, replan=replan)
         shares = _decide_shares(usable, derived, job, membership)
         plan = None if inputs.keep_plan else next_plan(job, job.spec, derived.in_force, membership, shares)
-        return _Planned(shares=shares, plan=plan, body=_plan_object(inputs, plan))
+        return _Planned(shares=shares, plan=plan, body=_plan_object(inputs, derived, plan))
 
     return faults.guard(
         "shares",
@@ -323,11 +323,14 @@ def _time_to_live(job: JobView, life: Life, *, now_s: float) -> tuple[float | No
     return max(left_s, 0.0), left_s <= 0 and job.status.completion_time is not None
 
 
-def _plan_object(inputs: JobInputs, new_plan: Plan | None) -> dict[str, Any] | None:
+def _plan_object(inputs: JobInputs, derived: DerivedState, new_plan: Plan | None) -> dict[str, Any] | None:
     if new_plan is None:
         return None
     return build_plan_object(
-        inputs.job, new_plan, resource_version=inputs.plan.resource_version if inputs.plan else None
+        inputs.job,
+        new_plan,
+        resource_version=inputs.plan.resource_version if inputs.plan else None,
+        departed=derived.accounts.departed,
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from heterotrain_core.contract import keys
@@ -10,7 +11,7 @@ from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import Plan
 
 from heterotrain_operator.api.pools import CapacityType
-from heterotrain_operator.cluster_state.views import JobView, ValidJob
+from heterotrain_operator.cluster_state.views import Departed, JobView, ValidJob
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 
@@ -93,9 +94,13 @@ def build_disruption_budget(job: ValidJob, workers: Iterable[Worker]) -> dict[st
     }
 
 
-def build_plan_object(job: JobView, plan: Plan, *, resource_version: str | None) -> dict[str, Any]:
+def build_plan_object(
+    job: JobView, plan: Plan, *, resource_version: str | None, departed: Sequence[Departed] = ()
+) -> dict[str, Any]:
     """Return the plan's ConfigMap, to replace the one with ``resource_version``; ``None`` when there is none yet."""
     metadata = _metadata(job, keys.plan_name(job.key.name))
+    if departed:
+        metadata["annotations"] = {keys.ANNOTATION_DEPARTED: json.dumps(departed)}
     if resource_version is not None:
         metadata["resourceVersion"] = resource_version
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {keys.PLAN_KEY: encode_plan(plan)}}

@@ -14,6 +14,7 @@ from heterotrain_core.contract.plan import Plan
 
 from heterotrain_operator.api.status import HeteroTrainJobStatus
 from heterotrain_operator.cluster_state.parse import seconds
+from heterotrain_operator.cluster_state.views import Departed
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 FIRST_DELAY_S = 2.0
@@ -33,6 +34,7 @@ class Accounts:
         lost: by pool, how many of those there are.
         last_failure: the newest failure in one sentence.
         last_failure_s: when it was noticed; 0 for never.
+        departed: lost members without a pod that the status so far does not count.
     """
 
     restarts: int
@@ -43,10 +45,17 @@ class Accounts:
     lost: Mapping[str, int]
     last_failure: str | None
     last_failure_s: float
+    departed: tuple[Departed, ...] = ()
 
 
 def account(
-    status: HeteroTrainJobStatus, workers: Sequence[Worker], plan: Plan | None, *, counting: bool, now_s: float
+    status: HeteroTrainJobStatus,
+    workers: Sequence[Worker],
+    plan: Plan | None,
+    *,
+    departed: Sequence[Departed] = (),
+    counting: bool,
+    now_s: float,
 ) -> Accounts:
     """Return the counters after this pass.
 
@@ -54,34 +63,37 @@ def account(
         status: counters so far.
         workers: all workers of the job.
         plan: the plan in force: members without a pod were lost.
+        departed: lost members that the plan in force no longer names.
         counting: whether ends count; not while the job itself ends or is suspended.
         now_s: now.
     """
     before = frozenset(status.internal.accounted_workers)
     present = {worker.pod.uid for worker in workers}
-    named = {member.worker_uid: member.worker for member in plan.members} if plan else {}
+    members = [Departed(m.worker_uid, m.worker, m.pool) for m in plan.members] if plan else []
+    known = {each.uid: each for each in (*departed, *members)}
     failed = tuple(w for w in workers if w.state is WorkerState.FAILED and w.pod.uid not in before)
     lost = [
         w
         for w in workers
         if w.state in (WorkerState.DISRUPTED, WorkerState.LEFT, WorkerState.LOST) and w.pod.uid not in before
     ]
-    gone = {uid: name for uid, name in named.items() if uid not in present and uid not in before}
-    pool_of = {member.worker_uid: member.pool for member in plan.members} if plan else {}
-    pools = Counter([*(worker.pod.pool for worker in lost), *(pool_of[uid] for uid in gone)])
-    newly = {w.pod.uid for w in (*failed, *lost)} | set(gone)
-    disrupted = {w.pod.name: w.reason for w in lost} | dict.fromkeys(gone.values(), "its pod is gone")
+    gone = tuple(each for uid, each in known.items() if uid not in present and uid not in before)
+    pools = Counter([*(worker.pod.pool for worker in lost), *(each.pool for each in gone)])
+    newly = {w.pod.uid for w in (*failed, *lost)} | {each.uid for each in gone}
+    disrupted = {w.pod.name: w.reason for w in lost} | {each.name: "its pod is gone" for each in gone}
     if not counting:  # their uids are kept nevertheless, so that a resumed job does not count them
         failed, disrupted, pools = (), {}, Counter()
     return Accounts(
         restarts=status.restarts + len(failed),
         disruptions=status.disruptions + len(disrupted),
-        accounted=frozenset(uid for uid in before | newly if uid in present or uid in named),
+        accounted=frozenset(uid for uid in before | newly if uid in present or uid in known),
         failed=failed,
         disrupted=disrupted,
         lost=pools,
         last_failure=f"{failed[-1].pod.name}: {failed[-1].reason}" if failed else status.last_failure,
-        last_failure_s=now_s if failed else seconds(status.last_failure_time),
+        # A later time is of a clock that was ahead: the next delay counts from now.
+        last_failure_s=now_s if failed else min(now_s, seconds(status.last_failure_time)),
+        departed=gone,
     )
 
 
