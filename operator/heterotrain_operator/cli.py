@@ -14,6 +14,7 @@ import aiohttp
 import click
 import kopf
 import structlog
+from heterotrain_core.version import __version__
 
 from heterotrain_operator.engine.app import App
 from heterotrain_operator.handlers import register
@@ -32,7 +33,8 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 log = structlog.get_logger()
 
 
-@click.group(context_settings={"show_default": True})
+@click.group(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="heterotrain-operator")
 def main() -> None:
     """Operator for HeteroTrainJobs."""
 

@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from heterotrain_operator.cli import _prometheus_problems
+from click.testing import CliRunner
+from heterotrain_core.version import __version__
+from heterotrain_operator.cli import _prometheus_problems, main
+from heterotrain_operator.kube.auth import load_configuration
+from heterotrain_operator.kube.errors import KubeError
 from support.ports import free_port
 
 VECTOR = {"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}, "value": [1, "1"]}]}}
@@ -71,3 +75,13 @@ async def test_a_missing_certificate_authority_is_one_sentence(tmp_path: Path) -
 async def test_a_prometheus_that_does_not_answer_is_one_sentence() -> None:
     (problem,) = await _prometheus_problems(options(f"http://127.0.0.1:{free_port()}"))
     assert "Prometheus can't be reached" in problem
+
+
+async def test_a_missing_kubeconfig_is_named(tmp_path: Path) -> None:
+    with pytest.raises(KubeError, match=f"{tmp_path}/config does not exist"):
+        await load_configuration(f"{tmp_path}/config")
+
+
+def test_the_command_has_a_version_and_short_help() -> None:
+    assert CliRunner().invoke(main, ["--version"]).output.split()[-1] == __version__
+    assert CliRunner().invoke(main, ["-h"]).exit_code == 0

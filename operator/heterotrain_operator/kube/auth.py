@@ -26,7 +26,14 @@ async def load_configuration(kubeconfig: str | None = None) -> Configuration:
             load_incluster_config(client_configuration=configuration)
         else:
             file = chosen or DEFAULT_KUBECONFIG
+            if not _exists(file):
+                raise KubeError(f"no credentials for a cluster: {file} does not exist; set KUBECONFIG, or run in a pod")
             await load_kube_config(config_file=file, client_configuration=configuration, persist_config=False)
     except (ConfigException, OSError) as error:
         raise KubeError(f"no credentials for a cluster: {error}; set KUBECONFIG, or run inside a pod") from error
     return configuration
+
+
+def _exists(kubeconfig: str) -> bool:
+    """Return whether one of the files exists; the client reports missing ones as empty."""
+    return any(Path(each).exists() for each in kubeconfig.split(os.pathsep))
