@@ -16,6 +16,7 @@ import torch
 from distributed.fault_injectors import FaultInjector, install_faults
 from distributed.scripts import problem
 from heterotrain.data.order import permutation
+from heterotrain.data.progress import shared_seed
 
 SAMPLES, BATCH = 96, 16
 
@@ -175,8 +176,76 @@ class Plateau(Recipe):
         self.scheduler.step(total(1.0))
 
 
+class Averaging(Recipe):
+    """An exponential average of the weights, updated after each step."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        average = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+        self.average = torch.optim.swa_utils.AveragedModel(self.model, multi_avg_fn=average)
+
+    def extras(self) -> dict[str, Any]:
+        """Return the average."""
+        return {"average": self.average}
+
+    def after(self, _number: int) -> None:
+        """Take up the new weights."""
+        self.average.update_parameters(self.model)
+
+
+class Noise(Recipe):
+    """Noise on the gradients, drawn on every rank."""
+
+    def gradients(self, _number: int) -> None:
+        """Add noise."""
+        for p in self.model.parameters():
+            if p.grad is not None:
+                p.grad.add_(torch.randn_like(p.grad), alpha=0.01)
+
+
+class LowRank(Recipe):
+    """Adapters of low rank next to frozen layers."""
+
+    def __post_init__(self) -> None:
+        self.model.requires_grad_(requires_grad=False)
+        self.model.branch = torch.nn.Sequential(torch.nn.Linear(6, 2, bias=False), torch.nn.Linear(2, 8, bias=False))
+        self.model.branch.double()
+        super().__post_init__()
+
+
+class Apart(Recipe):
+    """One rank freezes a layer by itself, as by its own loss."""
+
+    def before(self, _epoch: int, number: int) -> None:
+        """Freeze the body."""
+        self.model.body.requires_grad_(number < 4 or os.environ["HETEROTRAIN_WORKER"] != "w1")
+
+
+class ApartAlike(Recipe):
+    """The same with as many parameters on every rank."""
+
+    def before(self, _epoch: int, number: int) -> None:
+        """Freeze the body, or on one rank the branch."""
+        own = number < 4 or os.environ["HETEROTRAIN_WORKER"] != "w1"
+        self.model.body.requires_grad_(not own)
+        self.model.branch.requires_grad_(own)
+
+
 RECIPES: dict[str, type[Recipe]] = {
-    kind.__name__: kind for kind in (Recipe, Thawing, ThawingOnce, Groups, Unused, Clipping, HeadSwap, Plateau)
+    kind.__name__: kind
+    for kind in (
+        Recipe,
+        Thawing,
+        ThawingOnce,
+        Groups,
+        Unused,
+        Clipping,
+        HeadSwap,
+        Plateau,
+        Averaging,
+        Noise,
+        LowRank,
+    )
 }
 
 
@@ -184,7 +253,7 @@ def train(*, out: str, recipe: str, fault: dict[str, Any] | None = None) -> None
     """Train by a recipe in a worker and write what it ends with."""
     injector = FaultInjector(fault)
     job = heterotrain.init()
-    loop = RECIPES[recipe]()
+    loop = (RECIPES | {"Apart": Apart, "ApartAlike": ApartAlike})[recipe]()
     model, optimizer = job.wrap(loop.model), job.optimizer(loop.optimizer)
     for name, extra in loop.extras().items():
         job.register(name, extra)
@@ -222,6 +291,7 @@ def alone(recipe: str, *, epochs: int) -> dict[str, torch.Tensor]:
         loop.inside(epoch, number)
         loop.optimizer.zero_grad()
         loop.loss(x[chosen], y[chosen]).backward()
+        torch.manual_seed(shared_seed(seed=0, steps=number, place="update"))  # as in a job
         loop.gradients(number)
         loop.optimizer.step()
         loop.after(number)

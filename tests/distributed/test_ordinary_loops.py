@@ -69,3 +69,15 @@ def test_a_loop_survives_a_loss_and_a_join(operate: Operate, recipe: str) -> Non
     gate.open()
     operator.finish(workers)
     check(operator, recipe, workers)
+
+
+@pytest.mark.parametrize("recipe", ["Apart", "ApartAlike"])
+def test_a_rank_that_trains_other_parameters_is_refused(operate: Operate, recipe: str) -> None:
+    """It ends with a message before its gradients reach the others, who go on without it."""
+    operator = operate(epochs=1)
+    workers = started(operator, recipe, faults={})
+    operator.finish(workers)
+    assert [worker.code for worker in workers] == [0, 1, 0]
+    last = workers[1].log().splitlines()[-1]
+    assert "UsageError" in last
+    assert "on every rank" in last

@@ -284,6 +284,14 @@ def test_a_registered_object_needs_a_state_and_a_unique_name() -> None:
         job.register("mine", optimizer)
 
 
+def test_a_loss_scaler_of_the_script_is_refused() -> None:
+    """It would fail on a rank without samples; a disabled one does nothing."""
+    job, _, _ = a_job()
+    with pytest.raises(UsageError, match="precision fp16"):
+        job.register("scaler", torch.amp.GradScaler("cpu"))
+    job.register("scaler", torch.amp.GradScaler("cpu", enabled=False))
+
+
 def test_unknown_layers_that_mix_samples_are_refused_by_name() -> None:
     """A layer that cannot count over the global batch is refused, with a remedy."""
     job = heterotrain.init()

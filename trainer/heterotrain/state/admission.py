@@ -111,8 +111,13 @@ def check_stateful(who: str, thing: Any) -> None:
         thing: its argument.
 
     Raises:
-        UsageError: the object lacks ``state_dict`` or ``load_state_dict``.
+        UsageError: the object lacks ``state_dict`` or ``load_state_dict``, or scales losses as the job does.
     """
+    if isinstance(thing, torch.amp.GradScaler) and thing.is_enabled():
+        raise UsageError(
+            f"{who} got a GradScaler, which fails on a rank without samples: leave it out. With precision fp16 the job "
+            "scales losses alike on all ranks, and step.apply skips a step that overflows"
+        )
     for method in ("state_dict", "load_state_dict"):
         if not callable(getattr(thing, method, None)):
             raise UsageError(
