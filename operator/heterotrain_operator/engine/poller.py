@@ -6,6 +6,7 @@ Training never waits for this: while Prometheus is unavailable, the last good pl
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -126,11 +127,18 @@ class Poller:
                 rows, dropped = await prom.query(scrape_times_of(job.uid)), Dropped()
                 # The clock of Prometheus may be ahead of the operator's, but not by this much.
                 latest_s = self._clocks.wall() + FORGET_S
-                times = parse_scrape_times(rows, workers=self._workers_of(job), latest_s=latest_s, dropped=dropped)
+                own = partial(self._workers_of, job)
+                times = parse_scrape_times(
+                    rows, workers=own(), namespace=job.key.namespace, latest_s=latest_s, dropped=dropped
+                )
                 # Only a scrape brings new data, and most reads find no new scrape.
                 scraped = not history.has_taken(times)
                 rows = await prom.query(everything_of(job.uid)) if scraped else ()
-                snapshot = parse_everything(rows, workers=self._workers_of(job), dropped=dropped) if scraped else None
+                snapshot = (
+                    parse_everything(rows, workers=own(), namespace=job.key.namespace, dropped=dropped)
+                    if scraped
+                    else None
+                )
             except PromError as error:
                 self._metrics.telemetry_reads.labels(result=error.reason).inc()
                 now_s = self._clocks.monotonic()

@@ -60,6 +60,8 @@ PLAUSIBLE: Mapping[str, tuple[float, float]] = MappingProxyType(
 """The series that are read: lowest and highest plausible value of each."""
 
 _CAUSES = (metrics.CAUSE_JOIN, metrics.CAUSE_LEAVE, metrics.CAUSE_LOSS)
+LABEL_POD = "pod"
+LABEL_NAMESPACE = "namespace"
 _MAX_LABEL_LENGTH = 253
 _MAX_DIGITS = 10
 _MAX_SENTENCE = 200
@@ -118,7 +120,11 @@ class Row(NamedTuple):
 
 
 def accepted_rows(
-    rows: Iterable[tuple[Mapping[str, str], float]], *, workers: Mapping[str, str] | None, dropped: Dropped
+    rows: Iterable[tuple[Mapping[str, str], float]],
+    *,
+    workers: Mapping[str, str] | None,
+    dropped: Dropped,
+    namespace: str = "",
 ) -> list[Row]:
     """Return the accepted series, one of each identity.
 
@@ -129,10 +135,11 @@ def accepted_rows(
         rows: labels and values.
         workers: names of the job's own pods by uid; ``None`` accepts any worker.
         dropped: counts the other series.
+        namespace: of the job's pods; empty accepts any namespace.
     """
     kept: dict[tuple[object, ...], tuple[Row, Mapping[str, str]]] = {}
     for labels, value in rows:
-        row = _parse(labels, value, workers)
+        row = _parse(labels, value, workers, namespace)
         if isinstance(row, Refusal):
             dropped.add(row)
             continue
@@ -145,10 +152,15 @@ def accepted_rows(
 
 
 def scrape_time(
-    labels: Mapping[str, str], time_s: float, *, workers: Mapping[str, str] | None, latest_s: float
+    labels: Mapping[str, str],
+    time_s: float,
+    *,
+    workers: Mapping[str, str] | None,
+    latest_s: float,
+    namespace: str = "",
 ) -> tuple[MemberId, float] | Refusal:
     """Return a member and the time of its scrape, if both are plausible."""
-    member = member_of(labels, workers)
+    member = member_of(labels, workers, namespace)
     if isinstance(member, Refusal):
         return member
     if not 0 <= time_s <= latest_s:
@@ -156,21 +168,25 @@ def scrape_time(
     return member, time_s
 
 
-def member_of(labels: Mapping[str, str], workers: Mapping[str, str] | None) -> MemberId | Refusal:
-    """Return the member of a series."""
+def member_of(labels: Mapping[str, str], workers: Mapping[str, str] | None, namespace: str = "") -> MemberId | Refusal:
+    """Return the member of a series; for the arguments, see ``accepted_rows``."""
     uid, rank = labels.get(metrics.LABEL_WORKER_UID, ""), labels.get(metrics.LABEL_LOCAL_RANK, "")
     if not 0 < len(uid) <= _MAX_LABEL_LENGTH:
         return Refusal(Reason.LABEL, f"{metrics.LABEL_WORKER_UID}={uid}")
     if workers is not None and uid not in workers:
         return Refusal(Reason.FOREIGN, f"{metrics.LABEL_WORKER_UID}={uid}")
+    # Any pod may export another pod's uid. Prometheus itself sets these two labels where it discovers pods.
+    for label, own in ((LABEL_POD, workers[uid] if workers is not None else ""), (LABEL_NAMESPACE, namespace)):
+        if own and labels.get(label, own) != own:
+            return Refusal(Reason.FOREIGN, f"{label}={labels[label]}")
     local_rank = _number(rank, MAX_NUM_PROC_PER_WORKER - 1)
     if local_rank is None:
         return Refusal(Reason.LABEL, f"{metrics.LABEL_LOCAL_RANK}={rank}")
     return MemberId(uid, local_rank)
 
 
-def _parse(labels: Mapping[str, str], value: float, workers: Mapping[str, str] | None) -> Row | Refusal:
-    member, name = member_of(labels, workers), labels.get("__name__", "")
+def _parse(labels: Mapping[str, str], value: float, workers: Mapping[str, str] | None, namespace: str) -> Row | Refusal:
+    member, name = member_of(labels, workers, namespace), labels.get("__name__", "")
     if isinstance(member, Refusal):
         return member
     numbers: dict[str, int | None] = {}
@@ -206,4 +222,4 @@ def _number(text: str, most: int) -> int | None:
 def _preference(labels: Mapping[str, str], row: Row, workers: Mapping[str, str] | None) -> tuple[bool, object, float]:
     """Return the sort key of duplicates."""
     name = (workers or {}).get(row.member.worker_uid, row.worker)
-    return labels.get("pod") != name, sorted(labels.items()), row.value
+    return labels.get(LABEL_POD) != name, sorted(labels.items()), row.value

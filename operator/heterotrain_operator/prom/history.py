@@ -173,6 +173,7 @@ class TelemetryHistory:
         After a longer way back, the clock was corrected.
         """
         older = {member for member, at_s in times.items() if 0 < self._scraped_s.get(member, 0.0) - at_s <= FORGET_S}
+        older |= self._fallen(snapshot, times)
         if not older:
             return snapshot, times
         known = self.telemetry.gauges
@@ -185,6 +186,23 @@ class TelemetryHistory:
                 for member, gauges in snapshot.gauges.items()
             },
         ), {member: self._scraped_s[member] if member in older else at_s for member, at_s in times.items()}
+
+    def _fallen(self, snapshot: Snapshot, times: Mapping[MemberId, float]) -> set[MemberId]:
+        """Return the members whose counters fell: no process counts backwards, and a new one has a new uid.
+
+        Times and counters are two reads, which may reach two replicas. A member without newer counters for
+        ``FORGET_S`` is believed again.
+        """
+        fallen = {
+            key.member
+            for key, counters in snapshot.counters.items()
+            if (known := self._counters.get(key)) is not None and counters.steps < known.steps
+        }
+        return {
+            member
+            for member in times
+            if counter_name(member) in fallen and times[member] - self._scraped_s.get(member, 0.0) <= FORGET_S
+        }
 
     def _counting_members(self, snapshot: Snapshot) -> set[MemberId]:
         """Return the members whose newest steps all belong to their plan in force.

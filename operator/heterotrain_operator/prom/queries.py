@@ -86,6 +86,7 @@ def parse_scrape_times(
     rows: Iterable[Series],
     *,
     workers: Mapping[str, str] | None = None,
+    namespace: str = "",
     latest_s: float = LATEST_S,
     dropped: Dropped | None = None,
 ) -> dict[MemberId, float]:
@@ -94,12 +95,13 @@ def parse_scrape_times(
     Args:
         rows: the answer.
         workers: as in ``accepted_rows``.
+        namespace: as in ``accepted_rows``.
         latest_s: later times are dropped.
         dropped: counts the series that are not accepted.
     """
     times: dict[MemberId, float] = {}
     for labels, value in rows:
-        found = scrape_time(labels, value, workers=workers, latest_s=latest_s)
+        found = scrape_time(labels, value, workers=workers, latest_s=latest_s, namespace=namespace)
         if isinstance(found, Refusal):
             if dropped is not None:
                 dropped.add(found)
@@ -110,7 +112,11 @@ def parse_scrape_times(
 
 
 def parse_everything(
-    rows: Iterable[Series], *, workers: Mapping[str, str] | None = None, dropped: Dropped | None = None
+    rows: Iterable[Series],
+    *,
+    workers: Mapping[str, str] | None = None,
+    namespace: str = "",
+    dropped: Dropped | None = None,
 ) -> Snapshot:
     """Return counters by member and shape, and gauges by member; for the arguments, see ``accepted_rows``."""
     dropped = dropped or Dropped()
@@ -120,7 +126,7 @@ def parse_everything(
     names: dict[MemberId, str] = {}
     shapes: dict[CounterKey, _Shape] = {}
     owners: dict[CounterKey, MemberId] = {}
-    for row in accepted_rows(rows, workers=workers, dropped=dropped):
+    for row in accepted_rows(rows, workers=workers, dropped=dropped, namespace=namespace):
         member, name, value = row.member, row.name, row.value
         names[member] = row.worker
         if name == metrics.USER_METRIC:

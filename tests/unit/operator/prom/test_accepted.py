@@ -106,6 +106,7 @@ def test_one_of_duplicate_series_is_kept_in_any_order() -> None:
         row(metrics.STEP, 2.0, instance="10.0.0.2", pod="job-w0"),
         row(metrics.STEP, 3.0, instance="10.0.0.3", pod="job-w0"),
     ]
+    rows[0] = row(metrics.STEP, 1.0, instance="10.0.0.1")  # without the label of its target
     found = [parse_everything(order, workers=WORKERS) for order in (rows, rows[::-1], [rows[1], rows[0], rows[2]])]
     assert [each.gauges[ME].step for each in found] == [2, 2, 2]
     assert found[0].dropped == found[1].dropped == "series were dropped: 2 duplicates; e.g. heterotrain_step"
@@ -136,6 +137,42 @@ def test_a_replica_that_is_a_scrape_behind_repeats_nothing() -> None:
         (4, False),
         (2, False),
     ]
+
+
+def test_counters_of_a_replica_that_is_behind_are_not_taken_with_the_time_of_another() -> None:
+    """The time of the scrape and the counters are two queries, which may reach two replicas."""
+    job = TelemetryHistory()
+    job.take(a_read(10), {ME: 100.0}, pools=POOLS)
+    job.take(a_read(14), {ME: 105.0}, pools=POOLS)
+    job.take(a_read(12), {ME: 110.0}, pools=POOLS)
+    assert job.telemetry.gauges[ME].step == 14
+    job.take(a_read(19), {ME: 115.0}, pools=POOLS)
+    assert [(found.steps, found.warm_up) for found in job.telemetry.observations[ME]] == [
+        (10, True),
+        (4, False),
+        (5, False),
+    ]
+    for scrape in range(3):
+        job.take(a_read(3 + scrape), {ME: 116.0 + FORGET_S + scrape}, pools=POOLS)
+    assert job.telemetry.gauges[ME].step == 5, "not for ever"
+
+
+def test_series_that_another_pod_exports_under_a_worker_s_uid_are_dropped() -> None:
+    """Whether or not the worker exports them itself: Prometheus labels each series with the pod that it scraped."""
+    own = {"namespace": "ns", "pod": "job-w0"}
+    rows = [
+        row(metrics.STEP, 7.0, **own),
+        row(metrics.LOSS, 9.0, namespace="ns", pod="stranger"),
+        row(metrics.MICRO_BATCH_CAP, 1.0, namespace="theirs", pod="job-w0"),
+    ]
+    found = parse_everything(rows, workers=WORKERS, namespace="ns")
+    gauges = found.gauges[ME]
+    assert (gauges.step, gauges.loss, gauges.micro_batch_cap_samples) == (7, None, None)
+    assert found.dropped == "series were dropped: 2 of other workers; e.g. namespace=theirs"
+    times = [row("", 5.0, **own), row("", 9.0, namespace="ns", pod="stranger")]
+    assert parse_scrape_times(times, workers=WORKERS, namespace="ns") == {ME: 5.0}
+    unlabelled = parse_everything([row(metrics.LOSS, 9.0)], workers=WORKERS, namespace="ns")
+    assert unlabelled.gauges[ME].loss == 9.0, "a Prometheus that does not label targets"
 
 
 def test_after_a_correction_of_the_clock_scrapes_are_taken_again() -> None:
