@@ -32,6 +32,7 @@ from heterotrain_operator.decide.plan.shares import Shares, share_out
 from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.status.events import JobEvent, events_of
 from heterotrain_operator.decide.status.status import status_of
+from heterotrain_operator.decide.waits import left_s
 from heterotrain_operator.decide.workers.capacity import FreeSlots, free_slots, shape_of
 from heterotrain_operator.decide.workers.failures import restart_delay_s
 from heterotrain_operator.decide.workers.replicas import (
@@ -318,9 +319,9 @@ def _time_to_live(job: JobView, life: Life, *, now_s: float) -> tuple[float | No
     ttl_s = job.spec.ttl_seconds_after_finished if job.spec is not None else None
     if ttl_s is None or life.stage not in ENDED_STAGES:
         return None, False
-    left_s = (seconds(job.status.completion_time) or now_s) + ttl_s - now_s
+    rest_s = (seconds(job.status.completion_time) or now_s) + ttl_s - now_s
     # The status has to report the end first, so that the deletion cannot overtake the report.
-    return max(left_s, 0.0), left_s <= 0 and job.status.completion_time is not None
+    return max(rest_s, 0.0), rest_s <= 0 and job.status.completion_time is not None
 
 
 def _plan_object(inputs: JobInputs, derived: DerivedState, new_plan: Plan | None) -> dict[str, Any] | None:
@@ -370,7 +371,7 @@ def _cooling_s(workers: Sequence[Worker], *, now_s: float) -> float:
         if worker.state is WorkerState.DISRUPTED and not worker.pod.disruption and not worker.pod.deleting:
             end_s = worker.pod.ended.finished_s if worker.pod.ended else worker.pod.created_s
             if end_s - worker.pod.created_s < _QUICK_DEATH_S:
-                waits.append(end_s + COOLING_S - now_s)
+                waits.append(left_s(end_s, COOLING_S, now_s=now_s))
     return max(waits)
 
 

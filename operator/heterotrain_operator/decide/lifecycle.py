@@ -10,6 +10,7 @@ from heterotrain_operator.api.conditions import ConditionType, find_condition
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.cluster_state.views import JobView
+from heterotrain_operator.decide.waits import left_s
 from heterotrain_operator.decide.workers.failures import Accounts
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
@@ -88,14 +89,14 @@ def _finishing(finished: Sequence[Worker], workers: Sequence[Worker], *, now_s: 
         worker for worker in workers if worker.state in (WorkerState.STARTING, WorkerState.READY, WorkerState.LEAVING)
     ]
     since_s = min(worker.pod.ended.finished_s for worker in finished if worker.pod.ended)
-    left_s = since_s + FINISHING_S - now_s
-    if running and left_s > 0:
-        return Life(stage=Stage.FINISHING, reason="Finishing", message=message, again_s=left_s)
+    wait_s = left_s(since_s, FINISHING_S, now_s=now_s)
+    if running and wait_s:
+        return Life(stage=Stage.FINISHING, reason="Finishing", message=message, again_s=wait_s)
     return Life(stage=Stage.SUCCEEDED, reason="Completed", message=message)
 
 
 def _deadlines(job: JobView, spec: HeteroTrainJobSpec, *, now_s: float) -> Life:
-    start_s = seconds(job.status.start_time)
+    start_s = min(now_s, seconds(job.status.start_time))
     may_wait = []
     for limit_s, reason, message, applies in (
         (
@@ -113,8 +114,8 @@ def _deadlines(job: JobView, spec: HeteroTrainJobSpec, *, now_s: float) -> Life:
     ):
         if limit_s is None or not applies or not start_s:
             continue
-        left_s = start_s + limit_s - now_s
-        if left_s <= 0:
+        rest_s = start_s + limit_s - now_s
+        if rest_s <= 0:
             return Life(stage=Stage.FAILED, reason=reason, message=f"{message} ({limit_s} s)")
-        may_wait.append(left_s)
+        may_wait.append(rest_s)
     return Life(stage=Stage.ACTIVE, reason="Active", message="", again_s=min(may_wait, default=None))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from heterotrain_core.contract.plan import Plan
 
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
+from heterotrain_operator.decide.waits import left_s
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 
@@ -99,7 +100,7 @@ def _gathering(
     ):
         return 0.0
     since_s = sorted(worker.pod.ready_since_s for worker in joiners)[min(needed, len(joiners)) - 1]
-    return max(0.0, since_s + gather_s - now_s)
+    return left_s(since_s, gather_s, now_s=now_s)
 
 
 def _names(workers: Sequence[Worker]) -> str:

@@ -20,7 +20,7 @@ from heterotrain_operator.api.status import (
 )
 from heterotrain_operator.api.text import rounded
 from heterotrain_operator.api.types import count
-from heterotrain_operator.cluster_state.parse import rfc3339
+from heterotrain_operator.cluster_state.parse import rfc3339, seconds
 from heterotrain_operator.cluster_state.telemetry import MemberId
 from heterotrain_operator.decide.faults import with_fault
 from heterotrain_operator.decide.grants.persisted import exhaustion_of, speed_of
@@ -102,9 +102,10 @@ def _whole_status(context: JobContext, newest: tuple[int, int]) -> HeteroTrainJo
     measured = partial(context.faults.guard, instead="the status keeps older values")
     stage = context.life.stage
     idle = stage in (Stage.SUSPENDED, Stage.INVALID)
-    start_time = None if idle else old.start_time or now
+    start_time = None if idle else _not_after(old.start_time, context.now_s) or now
     names_members = context.plan is not None and bool(context.plan.members)
-    training_since = None if idle else old.training_since or (now if names_members and context.runs else None)
+    since = _not_after(old.training_since, context.now_s)
+    training_since = None if idle else since or (now if names_members and context.runs else None)
     return HeteroTrainJobStatus(
         observed_generation=context.job.generation,
         state=state,
@@ -131,6 +132,11 @@ def _whole_status(context: JobContext, newest: tuple[int, int]) -> HeteroTrainJo
         internal=_internal(context),
         **measured("its progress", lambda: progress_fields(context), lambda: earlier_progress(old)),
     )
+
+
+def _not_after(time: str | None, now_s: float) -> str | None:
+    """Return a time of the status; one in the future is of a clock that was ahead, and becomes the present."""
+    return rfc3339(now_s) if time is not None and seconds(time) > now_s else time
 
 
 def _state(context: JobContext, conditions: tuple[Condition, ...]) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from heterotrain_operator.api.reading import most_workers
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.views import PodView
 from heterotrain_operator.decide.grants.grant import UNLIMITED, JobGrant
+from heterotrain_operator.decide.waits import left_s
 from heterotrain_operator.decide.workers.capacity import FreeSlots
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
@@ -116,13 +117,13 @@ def decide_replicas(
         gap = count[pool.name] - len(schedulable[pool.name])
         create += [pool] * max(0, gap - len(unschedulable[pool.name]))
         for worker in unschedulable[pool.name][max(0, gap) :]:
-            left_s = worker.pod.unschedulable_since_s + UNSCHEDULABLE_S - now_s
+            wait_s = left_s(worker.pod.unschedulable_since_s, UNSCHEDULABLE_S, now_s=now_s)
             if grant.limits is not None and pool.name not in grant.may_wait:
                 remove.append((worker, grant.reason))  # it could take capacity that is being freed for another job
-            elif left_s <= 0:
+            elif not wait_s:
                 remove.append((worker, f"no node has room for it: {worker.reason}"))
             else:
-                again_s = left_s if again_s is None else min(again_s, left_s)
+                again_s = wait_s if again_s is None else min(again_s, wait_s)
         if unschedulable[pool.name]:
             shortage.unschedulable(pool, free_slots_of(pool), unschedulable[pool.name][0])
 
