@@ -24,6 +24,9 @@ STEP_PLACES = ("step", "launched", "backward", "reducing", "reduced", "applied")
 backward; before and after the wait for the buckets; after the commit."""
 FORMING_PLACES = ("voting", "building", "built", "giving", "receiving")
 """Reached during a formation: a vote begins, connections are made, all connections exist, state is sent or received."""
+SCRIPT_PLACES = ("between collectives", "in forward", "in a hook")
+"""Between two exchanges of the script itself: in a step, in the forward pass (both counted by the step's number), or in
+a hook (counted by the epoch)."""
 LAST_PLACE = "concluding"
 """All steps are committed, but not all other ranks have confirmed it."""
 

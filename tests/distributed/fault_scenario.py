@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distributed.fault_injectors import FORMING_PLACES, LAST_PLACE, STEP_PLACES
+from distributed.fault_injectors import FORMING_PLACES, LAST_PLACE, SCRIPT_PLACES, STEP_PLACES
 from distributed.harness import LIMIT_S, Operator, Worker
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_core.contract.plan import Boundary, BoundaryKind
 
 STEPS = 18
-PLACES = (*STEP_PLACES, *FORMING_PLACES, LAST_PLACE)
+PLACES = (*STEP_PLACES, *SCRIPT_PLACES, *FORMING_PLACES, LAST_PLACE)
 FAULTS = {
     "asked to leave": "leave",
     "asked to leave, killed before it left": "leave",
@@ -129,7 +129,8 @@ class FaultScenario:
         """Start the victims, and schedule an event that brings the job to that place."""
         folder = self.operator.folder / f"event-{number}"
         folder.mkdir()
-        at = self.rng.randint(1, STEPS - 3) if place in STEP_PLACES else 0
+        by_step = (*STEP_PLACES, "between collectives", "in forward")
+        at = self.rng.randint(1, STEPS - 3) if place in by_step else 0
         if place in ("building", "built"):
             at = self.rng.randint(0, 1)
         if at == 1 or place in ("voting", "giving", "receiving"):
@@ -149,7 +150,8 @@ class FaultScenario:
 
     def start(self, fault: dict[str, Any] | None = None) -> Worker:
         """Start another worker."""
-        worker = self.operator.start(f"w{len(self.workers)}", fault=fault, slow_s=0.005)
+        collectives = any(place in SCRIPT_PLACES for _, place in self.cells)
+        worker = self.operator.start(f"w{len(self.workers)}", fault=fault, slow_s=0.005, collectives=collectives)
         self.workers.append(worker)
         return worker
 

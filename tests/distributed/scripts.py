@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,13 @@ def train(
     slow_s: float = 0.0,
     tensorboard_dir: str | None = None,
     finish_at: int | None = None,
+    collectives: bool = False,
 ) -> None:
     """Train, then write the final weights.
 
     ``tokens`` gives samples different weights; ``slow_s`` lengthens each micro-batch; ``tensorboard_dir`` is the folder
-    for TensorBoard files; ``finish_at`` is the step in which the script ends the training.
+    for TensorBoard files; ``finish_at`` is the step in which the script ends the training;
+    ``collectives`` lets the script exchange data itself, in steps, in the forward pass and in hooks.
     """
     injector = FaultInjector(fault)
     heterotrain.telemetry.tensorboard.GAP_S = 0.0
@@ -58,13 +61,26 @@ def train(
     model = job.wrap(net())
     optimizer = job.optimizer(optimizer_of(model))
     install_faults(injector)
-    for step in job.steps(problem(samples)):
+
+    @job.on_epoch_end
+    def hook(epoch: int) -> None:
+        if collectives:
+            count_ranks(lambda: injector.at("in a hook", epoch))
+            job.sum(n=1.0)
+
+    for step in job.steps(problem(samples), lockstep=collectives):
         with step:
             injector.at("step", step.number)
+            if collectives:
+                count_ranks(lambda number=step.number: injector.at("between collectives", number))  # type: ignore[misc]  # a default argument binds the loop's variable
             for x, y in step.micro_batches():
                 if slow_s:
                     time.sleep(slow_s)
                 errors = (model(x) - y) ** 2
+                if collectives:
+                    every, start = step.all_gather(errors)
+                    injector.at("in forward", step.number)
+                    errors = (every + 0.0 * step.all_gather(errors).rows)[start : start + len(x)]
                 if tokens:
                     weights = token_weights(x)
                     step.backward((errors * weights).sum(), weight=float(weights.sum()))
@@ -77,6 +93,15 @@ def train(
             injector.at("applied", step.number)
     torch.save(model.state_dict(), f"{out}/{os.environ['HETEROTRAIN_WORKER']}.pt")
     Path(f"{out}/{os.environ['HETEROTRAIN_WORKER']}.json").write_text(json.dumps({"rank": job.is_leader}))
+
+
+def count_ranks(between: Callable[[], None]) -> None:
+    """Count the ranks twice by collectives of the script, with a call in between."""
+    for _ in range(2):
+        ones = torch.ones(1)
+        torch.distributed.all_reduce(ones)
+        assert int(ones) == torch.distributed.get_world_size()
+        between()
 
 
 def token_weights(x: torch.Tensor) -> torch.Tensor:
