@@ -212,6 +212,51 @@ def test_a_lost_worker_is_replaced(operate: Operate) -> None:
     assert_finished(operator, [workers[0], workers[2], replacement], epochs=4)
 
 
+def test_a_plan_with_the_same_members_needs_no_new_connections(operate: Operate) -> None:
+    """The operator confirms the formation of the survivors: they adopt the new shares and do not even pause."""
+    operator = operate(epochs=4)
+    gate, later = Gate(operator.folder, 7), Gate(operator.folder, 10, name="x")
+    faults = [gate.fault, {"place": "reducing", "step": 4}, later.fault]
+    workers = [operator.start(f"w{i}", fault=fault) for i, fault in enumerate(faults)]
+    operator.until_ready(*workers)
+    operator.plan(workers)
+    survivors = [workers[0], workers[2]]
+    operator.until(gate.reached, "the survivors continue by themselves")
+    operator.plan(survivors, shares=(4, 12))
+    until_read(operator, survivors)
+    gate.open()
+    operator.until(later.reached, "the new shares are in force")
+    assert [w.metric("heterotrain_plan_generation") for w in survivors] == [2, 2]
+    later.open()
+    assert_finished(operator, survivors, epochs=4)
+    for worker in survivors:
+        log = worker.log()
+        assert "formation 2.0: the members of formation 1.1 continue with their connections, shares [4, 12]" in log
+        assert log.count(" of 2, shares") == 1, log  # logged for each set of connections
+        assert log.count("paused") == 1, log
+
+
+@pytest.mark.parametrize("do", ["lose", "die"])
+def test_a_loss_in_the_step_that_adopts_a_plan_with_the_same_members(operate: Operate, do: str) -> None:
+    """The rank that has not committed the step is one formation behind the others; all survivors meet in the next."""
+    operator = operate(epochs=3)
+    gate, release = Gate(operator.folder, 4), operator.folder / "release"
+    fault = {"place": "reduced", "step": 4, "do": do, "release": str(release)}
+    workers = [operator.start("w0", fault=gate.fault), operator.start("w1", fault=fault), operator.start("w2")]
+    operator.until_ready(*workers)
+    operator.plan(workers)
+    operator.until(gate.reached, "all are in step 4")
+    operator.plan(workers, shares=(2, 6, 8))
+    until_read(operator, workers)
+    gate.open()
+    if do == "lose":
+        for worker in (workers[0], workers[2]):
+            operator.until_step(worker, 5)
+        release.touch()
+    assert_finished(operator, workers if do == "lose" else [workers[0], workers[2]], epochs=3)
+    assert "formation 2.0: the members of formation 1.0 continue" in workers[0].log() or do == "die"
+
+
 def test_a_frozen_worker_is_excluded_and_fenced_when_it_resumes(operate: Operate) -> None:
     """A worker that does not answer is lost; when it resumes, it leaves without an effect on the others."""
     operator = operate(peer_timeout_s=0.3)

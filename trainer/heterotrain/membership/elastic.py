@@ -98,6 +98,13 @@ class Elastic:
                 return active_group
             del result  # also drops the store, which wakes members that still wait for its keys
 
+    def adopt(self, membership: FormationMembership) -> bool:
+        """Take a new generation with the same members as the current formation; return whether that is intact."""
+        adopted = self._rendezvous.adopt(membership)
+        if adopted:
+            self._members = membership.members
+        return adopted
+
     def newest(self) -> HeldPlan | None:
         """Return the newest plan that this rank has received."""
         return self._source.newest

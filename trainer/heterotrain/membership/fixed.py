@@ -117,6 +117,10 @@ class Fixed:
             _log.info("gradients travel by %s: %s", choice.backend, choice.reason)
         return choice.backend
 
+    def adopt(self, membership: FormationMembership) -> bool:
+        """Return that there is no other generation."""
+        return membership.plan.generation == self._held.plan.generation
+
     def newest(self) -> HeldPlan | None:
         """Return the only plan."""
         return self._held

@@ -43,6 +43,9 @@ class Membership(Protocol):
     def form(self, previous: FormationMembership | None) -> ActiveGroup | None:
         """Return the next group, or ``None`` when this rank leaves as announced or no peer needs it any more."""
 
+    def adopt(self, membership: FormationMembership) -> bool:
+        """Take a new generation with the same members as the current formation; return whether that is intact."""
+
     def newest(self) -> HeldPlan | None:
         """Return the newest plan that this rank has received."""
 

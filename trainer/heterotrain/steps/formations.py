@@ -1,7 +1,8 @@
 """The rank's current formation: entering it, following its plans, and the two ways out of it.
 
 A formation ends as agreed when all members know of a new generation or of a leaving member. It breaks when a member is
-lost. Either way its membership is kept, because that decides which members may continue with the same state.
+lost. Either way its membership is kept, because that decides which members may continue with the same state. A new
+generation with the same members keeps the connections.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from heterotrain_core.contract import metrics as names
 
 from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.errors import PeerLost
-from heterotrain.membership.formation import FormationMembership
+from heterotrain.membership.formation import FormationMembership, first_membership
 from heterotrain.membership.interface import ActiveGroup, Membership
 from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.membership.roster import may_adopt, roster_of, workers_of
 from heterotrain.network.control import StepDecision
+from heterotrain.network.heartbeat import key_of
 from heterotrain.numerics.reducer import Reducer
 from heterotrain.state.training import Training
 from heterotrain.steps.observer import Observer
@@ -80,15 +82,16 @@ class Formations:
         """
         active_group = self.active_group = self._membership.form(self.last_membership)
         if active_group is not None:
-            self._report.gauges(
-                {
-                    names.PLAN_GENERATION: float(active_group.roster.formation.generation),
-                    names.PLAN_REVISION: float(active_group.roster.plan.revision),
-                    names.FORMATION: float(active_group.roster.formation.number),
-                    names.WORLD_SIZE: float(len(active_group.roster.plan_ranks)),
-                }
-            )
+            self._report_formation(active_group)
         return active_group
+
+    def _report_formation(self, active_group: ActiveGroup) -> None:
+        self._report.gauges({
+            names.PLAN_GENERATION: float(active_group.roster.formation.generation),
+            names.PLAN_REVISION: float(active_group.roster.plan.revision),
+            names.FORMATION: float(active_group.roster.formation.number),
+            names.WORLD_SIZE: float(len(active_group.roster.plan_ranks)),
+        })  # fmt: skip
 
     # -- plans -------------------------------------------------------------------------------------------------------
 
@@ -136,7 +139,7 @@ class Formations:
         all_leave = len(leaving) == len(roster.plan_ranks)
         if decision.checkpoint and not all_leave:
             self._checkpoints.write_part(active_group, self._training, mark=decision.mark)
-        if not leaving and not newer:
+        if not leaving and (not newer or self._continues(active_group)):
             return
         joins = newer and len(active_group.agreed.plan.members) > len(roster.plan_ranks)
         self._disband(active_group, leaving=leaving, cause=names.CAUSE_JOIN if joins else names.CAUSE_LEAVE)
@@ -147,6 +150,33 @@ class Formations:
             self._shutdown.leave_soon()
             if all_leave:
                 self._shutdown.write_on_shutdown(active_group, mark=decision.mark)
+
+    def _continues(self, active_group: ActiveGroup) -> bool:
+        """Adopt a newer generation with the members of this formation, and return whether that was possible.
+
+        Connections and state stay. Every member that has committed the step does the same; one that has lost its last
+        message finds the others in the new generation's first formation, and votes with them on the next one.
+        """
+        before, after = active_group.membership, first_membership(active_group.agreed)
+        if [key_of(member) for member in before.members] != [key_of(member) for member in after.members]:
+            return False
+        if self.is_broken or not self._membership.adopt(after):
+            return False
+        progress = self._training.progress
+        active_group.membership = after
+        active_group.roster = roster_of(
+            after.plan,
+            plan_ranks=after.plan_ranks,
+            formation=after.formation,
+            epoch=progress.epoch,
+            epoch_step=progress.epoch_steps,
+        )
+        self._report_formation(active_group)
+        _log.info(
+            "formation %s: the members of formation %s continue with their connections, shares %s",
+            after.formation, before.formation, list(active_group.roster.shares),
+        )  # fmt: skip
+        return True
 
     def leave_broken(self, lost: Exception, reducer: Reducer | None) -> None:
         """Leave a formation that lost a member.

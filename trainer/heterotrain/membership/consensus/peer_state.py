@@ -147,11 +147,12 @@ class PeerState:
         self._broken_before(formation)
         acceptor, promised = paxos.prepare(self.acceptor(formation), _ballot(message))
         self.acceptors[formation] = acceptor
-        accepted = acceptor.accepted
+        accepted, membership = acceptor.accepted, self.membership
+        same_plan = membership is not None and membership.plan.generation == formation.generation
         return {
             "promised": promised,
             "leaving": self.leave_at is not None,
-            "lost": self.lost(self.membership) if self.membership is not None else [],
+            "lost": self.lost(membership) if membership is not None and same_plan else [],  # as ranks of that plan
             "accepted": [[accepted.ballot.number, accepted.ballot.rank], list(accepted.ranks)] if accepted else None,
         }
 

@@ -57,6 +57,13 @@ class Rendezvous:
         """
         return self._peers.call(self._next_formation(membership, patience_s=patience_s)).result()
 
+    def adopt(self, membership: FormationMembership) -> bool:
+        """Name the current formation as in a newer generation with the same members, without a rendezvous.
+
+        Returns ``False``, and changes nothing, if the formation has been given up meanwhile.
+        """
+        return self._peers.call(self._adopt(membership)).result()
+
     def leave_soon(self, within_s: float) -> None:
         """Wait no longer than ``within_s`` for a formation, since this rank has to leave. Safe in a signal handler."""
         if self._state.leave_at is None:
@@ -101,6 +108,15 @@ class Rendezvous:
                     return result
             deadline = self._peers.loop.time() + patience_s
         return None
+
+    async def _adopt(self, membership: FormationMembership) -> bool:
+        state = self._state
+        if state.membership is None or state.membership.formation in state.broken:
+            return False
+        state.forget_before(membership.plan.generation)
+        state.membership = membership
+        self._peers.watch(membership.members)
+        return True
 
     async def _is_finished(self, membership: FormationMembership | None) -> bool:
         """Return whether this rank no longer needs a formation: it leaves, or everything is done."""
