@@ -73,7 +73,6 @@ ACCEPTED: dict[str, Change] = {
     "annotations": metadata(annotations={"example.com/owner": "vision, room 7"}),
     "null for no value": elastic(maxReplicas=None),
     "null for the default": training(seed=None),
-    "a whole number with a point": training(globalBatchSize=448.0),
     "fields of a container that Kubernetes has": container(workingDir="/work", tty=True),
     "fields of a pod that Kubernetes has": pod(hostNetwork=False, dnsPolicy="Default"),
     "the restart policy that the operator sets": pod(restartPolicy="Never"),

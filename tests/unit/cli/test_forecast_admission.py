@@ -37,6 +37,10 @@ def test_a_bad_job_is_refused_in_one_sentence(tmp_path: Path, case: str) -> None
     assert "Value error" not in str(error.value)
 
 
+def test_a_whole_number_with_a_point_is_one_as_kubectl_sends_it(tmp_path: Path) -> None:
+    read(tmp_path, job(training(globalBatchSize=448.0)))
+
+
 def test_a_long_value_is_quoted_in_part(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         read(tmp_path, job(training(globalBatchSize="4" * 10_000)))
