@@ -26,7 +26,14 @@ from heterotrain_operator.kube.resources import JOBS, LEASES, NODES
 from heterotrain_operator.logs import set_up_logs
 from heterotrain_operator.prom.client import PromClient
 from heterotrain_operator.prom.errors import PromError
-from heterotrain_operator.settings import ENVIRONMENT_PREFIX, Option, Settings, setting_options, settings_from
+from heterotrain_operator.settings import (
+    ENVIRONMENT_PREFIX,
+    Option,
+    Settings,
+    namespace_weights,
+    setting_options,
+    settings_from,
+)
 
 API_RETRY_S = 2.0
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -75,6 +82,10 @@ def run(**options: Any) -> None:
 
     Exits with 1 when a part of it fails, so that Kubernetes restarts it.
     """
+    try:
+        namespace_weights(options["namespace_weights"])
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
     set_up_logs(options["log_level"], readable=options["log_format"] == "text")
     try:
         failures = asyncio.run(_run(settings_from(options)))

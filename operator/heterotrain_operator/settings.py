@@ -71,6 +71,10 @@ class Settings:
     status_interval_s: float = field(
         default=2.0, metadata=_about("Least seconds between two status updates that only bring new numbers.")
     )
+    namespace_weights: str = field(
+        default="",
+        metadata=_about("Shares of namespaces in nodes that jobs compete for, as NAMESPACE=WEIGHT,…; others have 1."),
+    )
     health_port: int = field(default=8080, metadata=_about("Port of the health probes."))
     metrics_port: int = field(default=9090, metadata=_about("Port of the operator's own metrics."))
     listen: str = field(
@@ -85,6 +89,28 @@ class Settings:
     )
     lease_duration_s: float = field(default=10.0, metadata=_about("Seconds after which a silent leader is replaced."))
     prometheus: PrometheusSettings = PrometheusSettings()
+
+
+LEAST_WEIGHT, MOST_WEIGHT = 0.01, 1000.0
+
+
+def namespace_weights(text: str) -> dict[str, float]:
+    """Return the weights in a text such as ``team-a=3,team-b=0.5``.
+
+    Raises:
+        ValueError: an entry is not ``NAMESPACE=WEIGHT`` with a weight from 0.01 to 1000.
+    """
+    weights: dict[str, float] = {}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = entry.partition("=")
+        try:
+            weight = float(value)
+        except ValueError:
+            weight = 0.0
+        if not name or not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
+            raise ValueError(f"namespace weights: {entry!r} is not NAMESPACE=WEIGHT with a weight from 0.01 to 1000")
+        weights[name] = weight
+    return weights
 
 
 class Option(NamedTuple):

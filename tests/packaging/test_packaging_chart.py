@@ -198,6 +198,7 @@ SAMPLES: dict[str, Any] = {
     "interval": "7s",
     "imagePullSecrets": [{"name": "s"}],
     "extraEnv": [{"name": "A", "value": "b"}],
+    "namespaceWeights": {"team-a": 3},
     "tolerations": [{"key": "x"}],
 }
 

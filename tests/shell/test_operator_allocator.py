@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from heterotrain_core.allocate.rate_cache import RateCache
 from heterotrain_operator.cluster_state.parse import parse_job, parse_node, parse_pod, rfc3339
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import Telemetry
@@ -135,10 +134,10 @@ async def test_a_bug_with_some_jobs_keeps_their_grants_and_does_not_affect_other
     bench.add_node("b", cpu="1")
     others = [bench.add_job(name, pool("b", maxReplicas=2)) for name in ("p", "q")]
 
-    def decide(competition: Competition, *, now_s: float, rate_cache: RateCache | None = None) -> Any:
+    def decide(competition: Competition, *, now_s: float, **options: Any) -> Any:
         if any(competitor.job.key == one for competitor in competition.competitors):
             raise ZeroDivisionError
-        return decide_allocation(competition, now_s=now_s, rate_cache=rate_cache)
+        return decide_allocation(competition, now_s=now_s, **options)
 
     monkeypatch.setattr(DECIDE, decide)
     bench.add_job("one", pool("a", maxReplicas=1), version="2")

@@ -126,6 +126,10 @@ class JobDemand:
             model.
         pause_s: seconds without progress that one change of membership costs it, measured or assumed.
         weight: its priority; jobs with a larger weight are admitted first, and their scores count more.
+        tenant: the namespace or team that it belongs to; tenants share the nodes by ``tenant_weight``, the same for all
+            jobs of a tenant.
+        tenant_weight: above 0.
+        exponent: its exponent of the fair product; ``propose`` sets it.
         arrived_s: arrival time; earlier first. Only differences matter.
         current: current workers by ``JobPool.key``; empty when it does not run.
     """
@@ -146,6 +150,9 @@ class JobDemand:
     pace: float = 1.0
     pause_s: float = 2.0
     weight: float = 1.0
+    tenant: str = ""
+    tenant_weight: float = 1.0
+    exponent: float = 1.0
     arrived_s: float = 0.0
     current: Mapping[str, int] = field(default_factory=dict)
 

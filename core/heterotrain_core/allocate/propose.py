@@ -8,6 +8,7 @@ from dataclasses import replace
 from heterotrain_core.allocate.branch_and_bound import best_choice
 from heterotrain_core.allocate.candidate import Candidate, Choice
 from heterotrain_core.allocate.capacity import PoolCapacity
+from heterotrain_core.allocate.fair_share import beyond_share, exponents, starting_on_free_nodes
 from heterotrain_core.allocate.problem import Grant, JobDemand, Proposal
 from heterotrain_core.allocate.rate_cache import RateCache
 from heterotrain_core.allocate.reasons import why_granted, why_waiting
@@ -24,10 +25,11 @@ _SETTLING_ROUNDS = 5
 def propose(capacity: PoolCapacity, jobs: Sequence[JobDemand], *, rate_cache: RateCache | None = None) -> Proposal:
     """Return the workers that each job should have.
 
-    Admission goes by weight, then running before waiting, then arrival. Beyond minimums, workers go where they add most
-    to the sum of the logarithms of the jobs' objectives. A job's current workers count in full. Any other workers bear
-    the cost of the change: its pause, over the time that the new workers are expected to last, and a margin. So a
-    change that does not pay is not proposed, and proposing again after a proposal was carried out changes nothing.
+    Tenants share the nodes by their weights: see ``fair_share``. Admission goes by weight, then running before waiting,
+    then arrival. Beyond minimums, workers go where they add most to the sum of the logarithms of the jobs' objectives,
+    each times the job's exponent. A job's current workers count in full. Any other workers bear the cost of the change:
+    its pause, over the time that the new workers are expected to last, and a margin. So a change that does not pay is
+    not proposed, and proposing again after a proposal was carried out changes nothing.
 
     Args:
         capacity: of the pools.
@@ -36,26 +38,37 @@ def propose(capacity: PoolCapacity, jobs: Sequence[JobDemand], *, rate_cache: Ra
     """
     cache = RateCache() if rate_cache is None else rate_cache
 
-    # 1. List each job's options, in the order of admission: its possible numbers of workers, with their scores.
-    candidates: Sequence[Candidate] = build_candidates(capacity, jobs, rate_cache=cache)
+    # 1. Leave out waiting jobs whose minimum would take more than their tenant's share from others.
+    ordered = in_order_of_admission(jobs)
+    beyond = beyond_share(capacity, ordered)
+    if beyond:
+        started = starting_on_free_nodes(build_candidates(capacity, ordered, rate_cache=cache), capacity, beyond)
+        beyond = {key: reason for key, reason in beyond.items() if key not in started}
 
-    # 2. Few jobs: try to prove the best choice of all.
+    # 2. List each other job's options, in the order of admission: its possible numbers of workers, with their scores.
+    within = [job for job in ordered if job.key not in beyond]
+    exponent_of = exponents(within)
+    weighted = [replace(job, exponent=exponent_of[job.key]) for job in within]
+    candidates: Sequence[Candidate] = build_candidates(capacity, weighted, rate_cache=cache)
+
+    # 3. Few jobs: try to prove the best choice of all.
     choice = best_choice(candidates, capacity) if len(jobs) <= EXACT_JOBS else None
     exact = choice is not None
 
-    # 3. Otherwise: search for a good choice that stays the same once it is carried out.
+    # 4. Otherwise: search for a good choice that stays the same once it is carried out.
     if choice is None:
         choice = _stable_choice(candidates, capacity, cache)
 
-    # 4. Where options were thinned out: list those close to the choice, and choose again.
+    # 5. Where options were thinned out: list those close to the choice, and choose again.
     if not all(candidate.complete for candidate in candidates):
         candidates, choice, exact = *refined(candidates, choice, capacity), False
 
-    # 5. Turn the chosen options into grants, each with its reason.
+    # 6. Turn the chosen options into grants, each with its reason.
     grants = {
         candidate.job.key: _grant(candidate, option, capacity)
         for candidate, option in zip(candidates, choice, strict=True)
     }
+    grants |= {job.key: _no_workers(job, f"waits: {beyond[job.key]}") for job in ordered if job.key in beyond}
     return Proposal(
         grants=tuple(grants[job.key] for job in jobs),
         exact=exact,
@@ -68,9 +81,13 @@ def build_candidates(
     capacity: PoolCapacity, jobs: Sequence[JobDemand], *, rate_cache: RateCache | None = None
 ) -> list[Candidate]:
     """Return every job with its options, in the order of admission."""
-    ordered = sorted(jobs, key=lambda job: (-job.weight, not any(job.current.values()), job.arrived_s, job.key))
     cache = RateCache() if rate_cache is None else rate_cache
-    return [_candidate(job, capacity, cache) for job in ordered]
+    return [_candidate(job, capacity, cache) for job in in_order_of_admission(jobs)]
+
+
+def in_order_of_admission(jobs: Sequence[JobDemand]) -> list[JobDemand]:
+    """Return the jobs by weight, then running before waiting, then by arrival."""
+    return sorted(jobs, key=lambda job: (-job.weight, not any(job.current.values()), job.arrived_s, job.key))
 
 
 def _candidate(job: JobDemand, capacity: PoolCapacity, cache: RateCache) -> Candidate:
@@ -131,6 +148,11 @@ def _grant(candidate: Candidate, option: Option | None, capacity: PoolCapacity) 
         changed=workers != now,
         reason=why_waiting(candidate, capacity) if option is None else why_granted(candidate, option, now, workers),
     )
+
+
+def _no_workers(job: JobDemand, reason: str) -> Grant:
+    changed = any(job.current.values())
+    return Grant(key=job.key, workers={}, rate_per_s=0.0, price_per_hour=0.0, changed=changed, reason=reason)
 
 
 def _spare_s(job: JobDemand, option: Option | None) -> float | None:

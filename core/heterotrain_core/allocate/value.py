@@ -106,7 +106,7 @@ def scored_options(job: JobDemand, pools: Mapping[str, Pool], *, counts_OP: Ints
         in_time_O = in_time(job, needed_O, kept_O)
         # In time, the price of all workers counts. Too late, only speed counts.
         score_O = score_O + np.where(in_time_O, _IN_TIME - dearness_O, 0.0)
-    score_O = job.weight * score_O
+    score_O = job.weight * job.exponent * score_O
     order = np.lexsort((*counts_OP.T[::-1], counts_OP.sum(axis=1), -score_O))
     order = order[rate_O[order] > 0]
     counts = map(tuple, counts_OP[order].tolist())

@@ -8,7 +8,7 @@ the last grants stay.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -67,6 +67,7 @@ class Allocator:
 
     Args:
         telemetry_of: a job's telemetry from Prometheus.
+        namespace_weights: weights of namespaces; others have weight 1.
     """
 
     def __init__(
@@ -77,12 +78,14 @@ class Allocator:
         *,
         telemetry_of: Callable[[JobView], Telemetry],
         clocks: Clocks,
+        namespace_weights: Mapping[str, float] | None = None,
     ) -> None:
         self._store = store
         self._queue = queue
         self._metrics = metrics
         self._telemetry_of = telemetry_of
         self._clocks = clocks
+        self._namespace_weights = namespace_weights or {}
         self._entries: dict[JobKey, _Entry] = {}
         self._rates = RateCache()
         self._first_decision_s = float("inf")
@@ -159,7 +162,11 @@ class Allocator:
         specs = {competitor.job.key: competitor.spec for competitor in competition.competitors}
         try:
             grants = await asyncio.to_thread(
-                decide_allocation, competition, now_s=self._clocks.wall(), rate_cache=self._rates
+                decide_allocation,
+                competition,
+                now_s=self._clocks.wall(),
+                rate_cache=self._rates,
+                namespace_weights=self._namespace_weights,
             )
         except Exception:
             log.exception("allocation failed by a bug: these jobs keep their grants", jobs=["/".join(k) for k in keys])

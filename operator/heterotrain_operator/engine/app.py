@@ -38,7 +38,7 @@ from heterotrain_operator.kube.errors import KubeError, NotFound
 from heterotrain_operator.kube.lease import Elector, LeaseSettings
 from heterotrain_operator.kube.resources import JOBS
 from heterotrain_operator.kube.verbs import Kube
-from heterotrain_operator.settings import Settings
+from heterotrain_operator.settings import Settings, namespace_weights
 
 LIST_RETRY_S = 2.0
 STALE_LISTS = 3
@@ -62,7 +62,12 @@ class App:
         self.actor = Actor(kube, self.store, self.metrics, clocks=clocks, status_interval_s=settings.status_interval_s)
         self.poller = Poller(prom, self.store, self.queue, self.metrics, settings.prometheus, clocks=clocks)
         self.allocator = Allocator(
-            self.store, self.queue, self.metrics, telemetry_of=self.poller.telemetry_of, clocks=clocks
+            self.store,
+            self.queue,
+            self.metrics,
+            telemetry_of=self.poller.telemetry_of,
+            clocks=clocks,
+            namespace_weights=namespace_weights(settings.namespace_weights),
         )
         sources = JobInputSources(
             telemetry_of=self.poller.telemetry_of, grant_of=self.allocator.grant_of, gather_s=settings.gather_s

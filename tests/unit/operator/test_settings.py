@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from heterotrain_operator import cli
-from heterotrain_operator.settings import PrometheusSettings, Settings, setting_options, settings_from
+from heterotrain_operator.settings import (
+    PrometheusSettings,
+    Settings,
+    namespace_weights,
+    setting_options,
+    settings_from,
+)
 
 TEMPLATES = Path(__file__).parents[3] / "helm/heterotrain/templates"
 
@@ -42,13 +48,11 @@ def test_every_setting_is_an_option_and_a_variable(parsed: list[Settings]) -> No
     options = {option.name: option for option in setting_options()}
     assert len(options) == len(fields(Settings)) - 1 + len(fields(PrometheusSettings))
     by_type = {str: "other", int: "7", float: "7.5", Path: "/other", bool: "false"}
-    environment = {
-        f"HETEROTRAIN_OPERATOR_{name.upper().replace('-', '_')}": by_type[option.kind]
-        for name, option in options.items()
-    }
+    value_of = {name: by_type[option.kind] for name, option in options.items()} | {"namespace-weights": "team=2"}
+    environment = {f"HETEROTRAIN_OPERATOR_{name.upper().replace('-', '_')}": value for name, value in value_of.items()}
     assert run(**environment).exit_code == 0
     flags = [f"--no-{name}" if option.kind is bool else f"--{name}" for name, option in options.items()]
-    values = [[] if option.kind is bool else [by_type[option.kind]] for option in options.values()]
+    values = [[] if option.kind is bool else [value_of[name]] for name, option in options.items()]
     pairs = zip(flags, values, strict=True)
     assert run(*(part for flag, value in pairs for part in (flag, *value))).exit_code == 0
     by_environment, by_option = parsed
@@ -80,3 +84,16 @@ def test_every_variable_that_a_template_sets_is_an_option() -> None:
     }
     assert len(named) > 5
     assert named <= {option.envvar for option in cli.run.params}  # type: ignore[attr-defined]  # click's own
+
+
+def test_weights_of_namespaces_are_read_from_a_list() -> None:
+    assert namespace_weights("team-a=3, team-b=0.5") == {"team-a": 3.0, "team-b": 0.5}
+    assert namespace_weights("") == {}
+
+
+@pytest.mark.parametrize("text", ["team-a", "team-a=", "=3", "team-a=0", "team-a=-1", "team-a=1e9", "team-a=nan"])
+def test_an_impossible_weight_is_refused_before_the_start(parsed: list[Settings], text: str) -> None:
+    result = run("--namespace-weights", text)
+    assert result.exit_code != 0
+    assert f"{text!r} is not NAMESPACE=WEIGHT" in result.output
+    assert not parsed

@@ -36,9 +36,15 @@ MOST_DOUBLINGS = 6
 
 
 def decide_allocation(
-    competition: Competition, *, now_s: float, rate_cache: RateCache | None = None
+    competition: Competition,
+    *,
+    now_s: float,
+    rate_cache: RateCache | None = None,
+    namespace_weights: Mapping[str, float] | None = None,
 ) -> dict[JobKey, JobGrant]:
     """Return what each job of a competition may have; ``rate_cache`` keeps rates of former decisions.
+
+    Namespaces share the nodes by ``namespace_weights``; those without an entry have weight 1.
 
     Once every job has its grant, deciding again changes nothing. A pool in which a worker waits longer than
     ``EXHAUSTED_AFTER_S`` counts as exhausted until a worker finds a node there.
@@ -49,7 +55,7 @@ def decide_allocation(
 
     # 2. Put the competition into the core's terms: capacity of the node groups, demands of the jobs.
     throughput = {c.job.key: throughput_of(c.before.throughput, c.plan, c.telemetry) for c in competitors}
-    problem = problem_of(competition, throughput, now_s=now_s)
+    problem = problem_of(competition, throughput, namespace_weights=namespace_weights, now_s=now_s)
 
     # 3. Set no limits where no job is in another's way and none wants to save cost.
     frugal = any(demand.objective is Objective.COST or timed(demand) for demand in problem.demands)
@@ -91,9 +97,14 @@ class AllocationProblem:
 
 
 def problem_of(
-    competition: Competition, throughput: Mapping[JobKey, ThroughputModel], *, now_s: float
+    competition: Competition,
+    throughput: Mapping[JobKey, ThroughputModel],
+    *,
+    now_s: float,
+    namespace_weights: Mapping[str, float] | None = None,
 ) -> AllocationProblem:
     """Return the competition in the core's terms; ``now_s`` in seconds since the epoch."""
+    weights = namespace_weights or {}
     groups_of = {
         competitor.job.key: {
             pool.name: [group for group in competition.node_groups if competitor.pool_key(pool) in group.sizes]
@@ -104,7 +115,13 @@ def problem_of(
     return AllocationProblem(
         capacity=PoolCapacity(_pool(group, competition.competitors, groups_of) for group in competition.node_groups),
         demands=tuple(
-            demand_of(competitor, groups_of[competitor.job.key], throughput[competitor.job.key], now_s=now_s)
+            demand_of(
+                competitor,
+                groups_of[competitor.job.key],
+                throughput[competitor.job.key],
+                namespace_weight=weights.get(competitor.job.key.namespace, 1.0),
+                now_s=now_s,
+            )
             for competitor in competition.competitors
         ),
         groups_of=groups_of,

@@ -80,7 +80,12 @@ def job_pool_key(pool: WorkerPool, group: str) -> str:
 
 
 def demand_of(
-    competitor: Competitor, groups_of: Mapping[str, Sequence[NodeGroup]], throughput: ThroughputModel, *, now_s: float
+    competitor: Competitor,
+    groups_of: Mapping[str, Sequence[NodeGroup]],
+    throughput: ThroughputModel,
+    *,
+    namespace_weight: float,
+    now_s: float,
 ) -> JobDemand:
     """Return the job's demand.
 
@@ -88,6 +93,7 @@ def demand_of(
         competitor: the job.
         groups_of: by pool, the node groups that are open to it; empty where none is.
         throughput: the job's throughput model, from ``throughput_of``.
+        namespace_weight: of the job's namespace.
         now_s: now, in seconds since the epoch.
     """
     job, spec, training = competitor.job, competitor.spec, competitor.spec.training
@@ -134,6 +140,8 @@ def demand_of(
         deadline_s=spec.deadline.timestamp() - now_s if spec.deadline is not None else None,
         pace=throughput.pace,
         pause_s=competitor.telemetry.pause_s or PAUSE_S,
+        tenant=job.key.namespace,
+        tenant_weight=namespace_weight,
         arrived_s=job.created_s,
         current=current,
     )

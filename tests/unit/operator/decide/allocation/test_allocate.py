@@ -300,3 +300,18 @@ def test_a_new_operator_changes_nothing() -> None:
     multi.keeps_grants = False
     multi.settle()
     assert (multi.placed(), multi.limits()) == before
+
+
+def test_a_job_of_another_namespace_gets_no_nodes_by_its_minimum_beyond_its_share() -> None:
+    cluster = a_cluster("a", "a2", "a3", "a4", cpu="1")
+    cluster.add("trains", pool("a", maxReplicas=4))
+    cluster.settle()
+    greedy = cluster.add("greedy", pool("a", maxReplicas=4), elasticPolicy={"minReplicas": 3})
+    greedy.job["metadata"]["namespace"] = "neighbour"
+    cluster.settle()
+    assert len(cluster.jobs["trains"].members()) == 4
+    assert greedy.condition("WorkersLimited") == ("True", "WaitingForNodes")
+    assert "minimum of 3 workers is more than the 2 of 4" in greedy.message("WorkersLimited")
+    greedy.edit(lambda spec: spec["elasticPolicy"].update(minReplicas=2))
+    cluster.settle()
+    assert (len(cluster.jobs["trains"].members()), len(greedy.members())) == (2, 2)
