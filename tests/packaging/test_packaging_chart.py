@@ -13,6 +13,7 @@ from heterotrain_core.contract import keys
 from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
 from heterotrain_operator.cli import check as checks
 from heterotrain_operator.cli import run
+from heterotrain_operator.settings import namespace_weights
 from support.helm import CHART, HELM, helm, of_kind, render
 
 pytestmark = pytest.mark.skipif(HELM is None, reason="helm is not installed: run `make cluster` once")
@@ -264,9 +265,17 @@ def test_a_fraction_of_a_second_may_be_set_on_the_command_line(seconds: str) -> 
     assert given["HETEROTRAIN_OPERATOR_PROMETHEUS_POLL_SECONDS"] == seconds
 
 
+def test_weights_of_namespaces_reach_the_operator() -> None:
+    (deployment,) = of_kind(render("namespaceWeights.team-b=0.5,namespaceWeights.team-a=3"), "Deployment")
+    given = {each["name"]: each.get("value") for each in deployment["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert namespace_weights(given["HETEROTRAIN_OPERATOR_NAMESPACE_WEIGHTS"]) == {"team-a": 3.0, "team-b": 0.5}
+
+
 @pytest.mark.parametrize(
     "value",
     [
+        "namespaceWeights.team-a=0",
+        "namespaceWeights.team-a=-1",
         "prometheus.url=prometheus:9090",
         "replicas=-1",
         "operator.workers=0",
