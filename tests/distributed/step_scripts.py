@@ -11,7 +11,8 @@ from typing import Any
 import heterotrain
 import torch
 from distributed.fault_injectors import FaultInjector, install_faults
-from distributed.scripts import net, optimizer_of, problem
+from distributed.scripts import FEATURES, net, optimizer_of, problem
+from heterotrain.numerics.reducer import Bucket, Reducer
 from support import passes
 
 
@@ -83,3 +84,44 @@ def several_passes(*, out: str, kind: str, fault: dict[str, Any] | None = None) 
 
 def _at(injector: FaultInjector, step: int, place: str) -> None:
     injector.at(place, step)
+
+
+class HeadFirst(torch.nn.Module):
+    """Registers its layers in another order than it computes them, in fp64, the same everywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.head = torch.nn.Linear(16, 1)
+        self.middle = torch.nn.Linear(16, 16)
+        self.stem = torch.nn.Linear(FEATURES, 16)
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run the layer registered last first."""
+        return torch.as_tensor(self.head(torch.tanh(self.middle(torch.tanh(self.stem(x))))))
+
+
+def head_first(*, out: str, fault: dict[str, Any] | None = None) -> None:
+    """Train ``HeadFirst``; record how many gradients had arrived when each bucket left, and write the weights."""
+    injector, record = FaultInjector(fault), Record(out)
+    job = heterotrain.init()
+    model = job.wrap(HeadFirst())
+    optimizer = job.optimizer(optimizer_of(model))
+    install_faults(injector)
+    launch, left = Reducer._launch, list[int]()
+
+    def launched(self: Reducer, bucket: Bucket) -> None:
+        left.append(sum(parameter.grad is not None for parameter in model.parameters()))
+        launch(self, bucket)
+
+    Reducer._launch = launched  # type: ignore[method-assign]  # a deliberate wrapper
+    for step in job.steps(problem(96)):
+        left.clear()
+        with step:
+            injector.at("step", step.number)
+            for x, y in step.micro_batches():
+                step.backward(((model(x) - y) ** 2).mean())
+            step.apply(optimizer)
+            record.add("step", number=step.number, share=step.share_samples, left=left)
+    torch.save(model.state_dict(), f"{out}/{os.environ['HETEROTRAIN_WORKER']}.pt")

@@ -7,9 +7,9 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from distributed.harness import Operator, Worker, assert_same_weights
+from distributed.harness import Gate, Operator, Worker, assert_same_weights
 from distributed.scripts import net, optimizer_of, problem
-from distributed.step_scripts import events
+from distributed.step_scripts import HeadFirst, events
 from heterotrain.data.order import permutation
 from support import passes
 
@@ -93,3 +93,39 @@ def test_several_passes_train_like_one_process(operate: Operate, kind: str, plac
     for worker in workers:
         assert worker.code == 0, worker.log()
         assert_same_weights(operator.weights(worker), expected)
+
+
+def test_ranks_agree_on_the_order_in_which_gradients_arrive(operate: Operate) -> None:
+    """The lowest rank has no share; a lost rank is replaced by one that has seen no gradient yet."""
+    operator = operate(epochs=4)
+    gate = Gate(operator.folder, 9)
+    script = SCRIPT.format("head_first")
+    workers = [operator.start("w0", script=script, fault=gate.fault), operator.start("w1", script=script)]
+    workers.append(operator.start("w2", script=script, fault={"place": "reducing", "step": 5}))
+    operator.until_ready(*workers)
+    operator.plan(workers, shares=(0, 9, 7))
+    operator.until(gate.reached, "the survivors continue by themselves")
+    operator.finish([workers.pop()])
+    workers.append(operator.start("w3", script=script))
+    operator.until_ready(workers[2])
+    operator.plan(workers, shares=(4, 5, 7))
+    operator.until(lambda: all(f"plan {operator.generation}." in w.log() for w in workers[:2]), "the plan is read")
+    gate.open()
+    operator.finish(workers)
+    model = HeadFirst()
+    optimizer, (x, y) = optimizer_of(model), problem(96).tensors
+    for epoch in range(4):
+        order = permutation(seed=0, epoch=epoch, epoch_samples=96, shuffle=True)
+        for start in range(0, 96, 16):
+            chosen = order[start : start + 16]
+            optimizer.zero_grad()
+            ((model(x[chosen]) - y[chosen]) ** 2).mean().backward()
+            optimizer.step()
+    for worker in workers:
+        assert worker.code == 0, worker.log()
+        assert_same_weights(operator.weights(worker), {n: v.detach() for n, v in model.state_dict().items()})
+        seen = events(operator.folder, worker.name, "step")
+        assert all(step["left"] == [6] * len(step["left"]) for step in seen if step["number"] == 0)
+        late = [step["left"] for step in seen if step["number"] > 12 and step["share"]]
+        assert late
+        assert all(left[0] <= 4 and left == sorted(left) and left[-1] == 6 for left in late)

@@ -82,15 +82,15 @@ class Bucket:
                 parameter.grad = view
 
 
-def buckets_of(trainable: Sequence[torch.nn.Parameter], *, enough_bytes: int) -> list[Bucket]:
-    """Return buckets that end as soon as they hold ``enough_bytes``, in the order in which they are reduced.
+def buckets_of(arranged: Sequence[torch.nn.Parameter], *, enough_bytes: int) -> list[Bucket]:
+    """Return buckets of these parameters, in their order, that end as soon as they hold ``enough_bytes``.
 
     DistributedDataParallel uses the same rule. Buckets that stay below a limit would leave a small last one more often:
     with 32 MiB in layers of 4 MiB and a limit of 25 MiB, the last 4 MiB had to wait for 24 MiB sent just before them.
     Backward reaches the last layers first, so their bucket can travel while the rest is still being computed.
     """
     buckets = []
-    for parameters in _cut(trainable[::-1], FIRST_BUCKET_BYTES, enough_bytes):
+    for parameters in _cut(arranged, FIRST_BUCKET_BYTES, enough_bytes):
         first = parameters[0]
         flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
         views, offset = [], 0

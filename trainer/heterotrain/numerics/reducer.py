@@ -22,6 +22,7 @@ import torch
 
 from heterotrain.errors import UsageError
 from heterotrain.network.group import Group
+from heterotrain.numerics.bucket_order import arrange, leave_in_order, share_order
 from heterotrain.numerics.buckets import Bucket, buckets_of, squared_norm
 from heterotrain.numerics.compression import Compressor
 from heterotrain.numerics.gradient_hooks import GradientHooks
@@ -62,6 +63,9 @@ class Reducer:
         timestamps: timestamps of the newest attempt.
         timeline: timeline of the device that holds the first gradient.
         elements: number of elements in all gradients; known once a step has begun.
+        order: positions of parameters in the order in which their gradients arrive, the same on all ranks; empty while
+            unknown.
+        wants_order: whether the ranks should agree on the order after the next committed step.
     """
 
     model: torch.nn.Module
@@ -72,6 +76,8 @@ class Reducer:
     timestamps: ReductionTimestamps = field(default_factory=ReductionTimestamps)
     timeline: Timeline = field(default_factory=HostTimeline)
     elements: int = 0
+    order: tuple[int, ...] = ()
+    wants_order: bool = False
     _buckets: list[Bucket] = field(default_factory=list)
     _view_of: dict[int, torch.Tensor] = field(default_factory=dict)
     _layers: Layers | None = None
@@ -344,7 +350,38 @@ class Reducer:
         """Return the squared norm over all gradients in float64."""
         return squared_norm(self.flats)
 
+    def agree_on_order(self, group: Group) -> None:
+        """Take over the order in which gradients have arrived on the lowest rank that has a share, from the next step.
+
+        Every rank has to call this after the same committed step.
+
+        Raises:
+            PeerLost: the group is broken.
+        """
+        self.wants_order = False
+        position_of = {id(parameter): position for position, parameter in enumerate(self.model.parameters())}
+        arrived = [position_of[key] for key in self._arrived if key in position_of]
+        buckets = [[position_of.get(id(p), -1) for p in bucket.parameters] for bucket in self._buckets]
+        own: Sequence[int] | None = None
+        if not arrived or not leave_in_order(buckets, arrived):
+            rest = [position for bucket in buckets for position in bucket if position not in set(arrived)]
+            own = arrived + rest if arrived else ()
+        self._take_order(share_order(group, own) or self.order)
+
+    def form(self, group: Group) -> None:
+        """Start a formation with one order on all ranks.
+
+        Raises:
+            PeerLost: the group is broken.
+        """
+        self._take_order(share_order(group, self.order) or ())
+        self.wants_order = True  # ranks do not know what others have tried in earlier formations
+
     # -- internals ---------------------------------------------------------------------------------------------------
+
+    def _take_order(self, order: tuple[int, ...]) -> None:
+        if order != self.order:
+            self.order, self._trainable = order, None  # the next step builds the buckets again
 
     def _build(self) -> None:
         trainable = [p for p in self.model.parameters() if p.requires_grad]
@@ -360,7 +397,11 @@ class Reducer:
             for parameter in bucket.parameters:
                 parameter.grad = None  # an optimizer may still have it, though it is frozen or no longer in the model
         self.timeline = timeline_of(trainable[0].device)
-        self._buckets = buckets_of(trainable, enough_bytes=self.bucket_bytes)
+        every = {id(parameter): position for position, parameter in enumerate(self.model.parameters())}
+        places = {position: place for place, position in enumerate(self.order)}
+        place_of = {key: places[position] for key, position in every.items() if position in places}
+        self.wants_order = self.wants_order or any(id(parameter) not in place_of for parameter in trainable)
+        self._buckets = buckets_of(arrange(trainable, place_of), enough_bytes=self.bucket_bytes)
         if self.make_compressor is not None:
             for bucket in self._buckets:
                 bucket.compressor = self.make_compressor()

@@ -172,8 +172,12 @@ class Loop:
         State that the script changes after ``step.apply``, such as averaged weights, is then in every checkpoint.
         """
         committed, self._committed = self._committed, None
-        if committed is not None:
-            self._formations.follow(*committed)
+        if committed is None:
+            return
+        group, reducer = committed[0].group, self._require_reducer()
+        if group is not None and reducer.wants_order:
+            reducer.agree_on_order(group)
+        self._formations.follow(*committed)
 
     def _form(self) -> ActiveGroup:
         active_group = self._formations.enter()
@@ -184,6 +188,8 @@ class Loop:
         self._log_late_commit(active_group)
         self._observer.formation_began()
         self._numerics.form(active_group.group)
+        if active_group.group is not None:
+            self._require_reducer().form(active_group.group)
         self._replicas.form(active_group.group, self._device)
         self.formed(active_group.rank)
         return active_group

@@ -41,7 +41,7 @@ def test_buckets_equal_those_of_ddp(sizes: list[int], enough: int) -> None:
     indices, _ = torch.distributed._compute_bucket_assignment_by_size(parameters[::-1], [400, 4 * enough])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(buckets, "FIRST_BUCKET_BYTES", 400)
-        ours = buckets.buckets_of(parameters, enough_bytes=4 * enough)
+        ours = buckets.buckets_of(parameters[::-1], enough_bytes=4 * enough)
     assert [[id(p) for p in bucket.parameters] for bucket in ours] == [
         [id(parameters[-1 - index]) for index in bucket] for bucket in indices
     ]
