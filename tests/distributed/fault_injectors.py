@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from distributed.network_cut import cut, refuse
 from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.errors import PeerLost
@@ -44,8 +45,8 @@ class FaultInjector:
                 * ``step``: the step's number, or the number of earlier visits of the place;
                 * ``do``: ``die`` (the default), ``leave`` (SIGTERM), ``stop`` (SIGSTOP), ``cut`` (the network, until
                   the file ``release`` exists), ``part`` (the same, but towards one peer only), ``deafen`` (the same
-                  for ever), ``lose`` (a message), ``wait`` (until the file ``release`` exists) or ``mark`` (only
-                  create ``reached``);
+                  for ever), ``lose`` (a message), ``exhaust`` (the memory), ``wait`` (until the file
+                  ``release`` exists) or ``mark`` (only create ``reached``);
                 * ``reached``: a file that is created at that time.
         """
         self._spec = spec or {}
@@ -69,6 +70,8 @@ class FaultInjector:
             os.kill(os.getpid(), number)
         while do in ("wait", "lose") and "release" in spec and not Path(spec["release"]).exists():
             time.sleep(0.01)
+        if do == "exhaust":
+            raise torch.OutOfMemoryError("injected fault: out of memory")
         if do == "lose":
             raise PeerLost("injected fault: the last message is lost")
 

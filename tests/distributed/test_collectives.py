@@ -162,6 +162,23 @@ def test_a_loss_in_a_gather_of_the_forward_pass_is_survived(operate: Operate, tm
         assert_same_weights(operator.weights(worker), alone(cuts=[[16]] * 6))
 
 
+@pytest.mark.parametrize("place", ["between collectives", "in forward"])
+def test_running_out_of_memory_between_exchanges_of_the_script_repeats_the_step(operate: Operate, place: str) -> None:
+    """The others wait for that rank's next exchange; they repeat the step too, while that rank cuts its share."""
+    operator = operate()
+    fault = {"place": place, "step": 4, "do": "exhaust"}
+    workers = [operator.start(f"w{i}", collectives=True, fault=fault if i == 1 else None) for i in range(3)]
+    operator.until_ready(*workers)
+    operator.plan(workers)
+    operator.finish(workers)
+    expected, ids = reference(epochs=2)
+    for worker in workers:
+        assert worker.code == 0, worker.log()
+        assert_same_weights(operator.weights(worker), expected)
+    assert lineage(operator.folder / "samples") == ids
+    assert "out of memory with micro-batches of 5 samples: using 2 from now on" in workers[1].log()
+
+
 def test_a_gather_without_lockstep_is_refused_at_once(operate: Operate) -> None:
     """Otherwise it would work until shares differ."""
     operator = operate()

@@ -15,7 +15,7 @@ import pytest
 from heterotrain.errors import UsageError
 from heterotrain.network.gloo.abort import address_of, interface_of
 from heterotrain.network.mesh.connect import connect, gloo_address
-from heterotrain.network.mesh.exchange import HEAD, Payload
+from heterotrain.network.mesh.exchange import HEAD, Payload, Purpose
 from heterotrain.network.mesh.mesh import Mesh, pack_floats, unpack_floats
 
 
@@ -122,6 +122,25 @@ def test_ranks_that_exchange_different_values_get_an_error() -> None:
         second.gather(pack_floats([1.0]))
         with pytest.raises(UsageError, match=r"rank 1 exchanges 8 bytes where this rank exchanges 16: .* same model"):
             collected(first, pack_floats([1.0, 2.0]))
+
+
+def test_exchanges_that_overlap_are_refused() -> None:
+    """As from two threads of a script, whose data would be mixed up."""
+    with meshes(2) as (first, _second):
+        first.gather(b"x")
+        with pytest.raises(UsageError, match=r"two exchanges between ranks overlap: .* from the thread that runs"):
+            first.gather(b"y")
+
+
+def test_ranks_in_different_calls_are_both_named() -> None:
+    """Although the data have the same length."""
+    with meshes(2) as (first, second):
+        second.gather(b"x", Purpose.VOTE)
+        gathering = first.gather(b"x", Purpose.SUM)
+        with pytest.raises(
+            UsageError, match=r"rank 1 is in step.apply while this rank is in job.sum: .* lockstep=True"
+        ):
+            gathering.wait()
 
 
 def test_payloads_are_in_place_for_any_senders_and_receivers() -> None:
