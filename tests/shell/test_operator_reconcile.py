@@ -24,7 +24,7 @@ from heterotrain_operator.decide.job import Decision
 from heterotrain_operator.decide.plan.revision_budget import BURST, INTERVAL_S
 from heterotrain_operator.engine import reconcile
 from heterotrain_operator.engine.act import FIRST_BATCH
-from heterotrain_operator.engine.app import App
+from heterotrain_operator.engine.app import STUCK_S, App
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.reconcile import PLANNING_PART
 from heterotrain_operator.engine.resync import relist
@@ -804,3 +804,23 @@ async def test_a_worker_lost_with_its_pod_is_counted_once_whenever_the_operator_
     status = kube.objects["heterotrainjobs", "ns", "job"]["status"]
     assert (status["disruptions"], status["restarts"]) == (1, 0)
     assert [pool["disruptions"] for pool in status["pools"]] == [0, 0, 1]
+
+
+@pytest.mark.looptime
+async def test_an_operator_with_a_pass_that_hangs_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    app = an_app(FakeKube(), clocks=Clocks(monotonic=loop.time))
+    app._synced.set()
+    forever = asyncio.Event()
+    monkeypatch.setattr(app.actor, "act", lambda *_: forever.wait())
+    app.queue.add(KEY)
+    worker = asyncio.create_task(app.reconciler.work())
+    await asyncio.sleep(STUCK_S - 1.0)
+    app._listed_s = loop.time()
+    assert app.healthy
+    await asyncio.sleep(2.0)
+    assert not app.healthy
+    forever.set()
+    await asyncio.sleep(1.0)
+    assert app.healthy, "the pass has ended"
+    worker.cancel()

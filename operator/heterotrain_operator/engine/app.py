@@ -41,6 +41,8 @@ from heterotrain_operator.kube.verbs import Kube
 from heterotrain_operator.settings import Settings, namespace_weights
 
 LIST_RETRY_S = 2.0
+STUCK_S = 900.0
+"""A pass that takes longer hangs: each of its calls has a time limit of its own."""
 STALE_LISTS = 3
 """The operator reports itself unhealthy after this many missed full lists."""
 
@@ -276,8 +278,9 @@ class App:
 
     @property
     def healthy(self) -> bool:
-        """Whether full lists still succeed."""
-        return not self.synced or self._clocks.monotonic() - self._listed_s < STALE_LISTS * self.settings.relist_s
+        """Whether full lists still succeed, and no pass over a job hangs."""
+        listed = self._clocks.monotonic() - self._listed_s < STALE_LISTS * self.settings.relist_s
+        return not self.synced or (listed and self.reconciler.longest_pass_s < STUCK_S)
 
 
 async def _every(pause_s: float, call: Callable[[], Awaitable[None]]) -> None:

@@ -78,6 +78,8 @@ class Reconciler:
         self._sources = sources
         self._clocks = clocks
         self._memories: dict[JobKey, JobMemory] = {}
+        self._begun_s: dict[JobKey, float] = {}
+        """When each pass in progress began."""
 
     async def work(self) -> None:
         """Reconcile jobs from the queue until cancelled."""
@@ -85,9 +87,18 @@ class Reconciler:
             key = await self._queue.get()
             self._metrics.workqueue_depth.set(len(self._queue))
             started_s = self._clocks.monotonic()
-            result = await self.handle(key)
+            self._begun_s[key] = started_s
+            try:
+                result = await self.handle(key)
+            finally:
+                del self._begun_s[key]
             self._metrics.reconciles.labels(result=result).inc()
             self._metrics.reconcile_seconds.observe(self._clocks.monotonic() - started_s)
+
+    @property
+    def longest_pass_s(self) -> float:
+        """Seconds for which the oldest pass in progress has run; 0 without one."""
+        return self._clocks.monotonic() - min(self._begun_s.values(), default=self._clocks.monotonic())
 
     def reapply(self) -> None:
         """Forget the applied objects, so that the next pass over each job repairs edited and deleted ones."""
