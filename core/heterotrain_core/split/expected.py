@@ -22,7 +22,7 @@ from heterotrain_core.split.member import SplitMember
 from heterotrain_core.split.result import describe
 from heterotrain_core.split.step_time import Ints, Timing
 
-LEAST_GAIN_RATIO = 2e-3
+LEAST_GAIN_RATIO = 5e-3
 """Least gain over the balanced shares: below it, balanced shares stay, because they are easier to explain."""
 MOST_MEMBERS = 512
 """Most members of the search for the least expected step; with more, a Newton step takes seconds."""
