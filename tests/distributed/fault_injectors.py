@@ -22,7 +22,7 @@ from heterotrain_core.contract.codec import Refused, decode_plan
 
 STEP_PLACES = ("step", "launched", "backward", "reducing", "reduced", "applied")
 """Reached in each step, counted by its number: before the step; in backward, with the first bucket on its way; after
-backward; before and after the wait for the buckets; after the commit."""
+backward and the vote; before and after the wait for the buckets; after the commit."""
 FORMING_PLACES = ("voting", "building", "built", "giving", "receiving")
 """Reached during a formation: a vote begins, connections are made, all connections exist, state is sent or received."""
 SCRIPT_PLACES = ("between collectives", "in forward", "in a hook")

@@ -235,7 +235,7 @@ def twin(
         setup: the training's setup.
         epochs: number of epochs.
         batch: global batch of an epoch.
-        rate: factor on the learning rate, from step, model, optimizer and data before the step.
+        rate: factor on the learning rate, from step, model, optimizer and data before the step; 0 skips the step.
         schedule: steps of the scheduler for each step of an epoch.
     """
     model = setup.model()
@@ -257,6 +257,8 @@ def twin(
                 gradient.clamp_(-setup.clip_value, setup.clip_value)
         own = optimizer.param_groups[0]["lr"]
         optimizer.param_groups[0]["lr"] = own * factor
+        if factor == 0:
+            optimizer.zero_grad()  # a step without gradients changes nothing, not even momentum
         optimizer.step()
         optimizer.param_groups[0]["lr"] = own
         for _ in range(schedule(epoch)):

@@ -139,7 +139,7 @@ def test_a_killed_job_continues_from_its_last_checkpoint(operate: Operate, tmp_p
 def test_a_waiting_survivor_writes_a_checkpoint_before_it_leaves(operate: Operate, tmp_path: Path) -> None:
     """One of two is killed, and the other gets SIGTERM while it waits for the operator: it holds the only state."""
     operator = operate(epochs=2, checkpoint_uri=f"file://{tmp_path}/checkpoints")
-    workers = [operator.start(f"w{i}", fault={"place": "backward", "step": 5} if i == 0 else None) for i in range(2)]
+    workers = [operator.start(f"w{i}", fault={"place": "step", "step": 5} if i == 0 else None) for i in range(2)]
     operator.until_ready(*workers)
     operator.plan(workers)
     operator.finish(workers[:1])

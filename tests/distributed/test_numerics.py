@@ -156,13 +156,12 @@ def test_half_precision_is_the_same_on_all_ranks(operate: Operate, tmp_path: Pat
     if precision == "BF16":
         assert distance(operator.weights(workers[0]), exact.weights) < 0.03
         assert not skipped
-    else:  # gradients times 65536 overflow at first, so the scale comes down step by step
+    else:  # gradients times 65536 overflow at first, so the scale comes down with each skipped step
         scales = [s["loss_scale"] for s in first["steps"]]
-        assert skipped
-        assert skipped == list(range(len(skipped)))
-        assert scales == [65536.0 * 0.5 ** min(step, len(skipped)) for step in range(24)]
-        later = twin(setup, epochs=4, rate=lambda step, *_: float(step >= len(skipped)))
-        assert first["steps"][-1]["loss"] == pytest.approx(later.losses[-1], rel=0.1)
+        assert 0 in skipped
+        assert scales == [65536.0 * 0.5 ** sum(before < step for before in skipped) for step in range(24)]
+        later = twin(setup, epochs=4, rate=lambda step, *_: float(step not in skipped))
+        assert [s["loss"] for s in first["steps"]] == pytest.approx(later.losses, rel=0.01)
 
 
 # -- compression ---------------------------------------------------------------------------------------------------
