@@ -173,10 +173,13 @@ def situation() -> Series:
         name("heterotrain_operator_min_workers", **job("good")): constant(2),
         name("heterotrain_operator_deadline_at_risk", **job("bad")): constant(1),
         name("heterotrain_operator_deadline_at_risk", **job("good")): constant(0),
+        name("heterotrain_operator_internal_errors_total", part="the shares"): rising(1 / 60),
+        name("heterotrain_operator_internal_errors_total", part="the events"): constant(3),
     }
 
 
 OPERATOR_DOWN = "HeteroTrainOperatorDown"
+OPERATOR_BUG = "HeteroTrainOperatorBug"
 OF_JOBS = (
     "HeteroTrainJobStuck", "HeteroTrainPlanNotApplied", "HeteroTrainPredictionOff", "HeteroTrainCheckpointFailing",
     "HeteroTrainJobWaitingForNodes", "HeteroTrainDeadlineAtRisk",
@@ -184,7 +187,7 @@ OF_JOBS = (
 
 
 def test_every_alert_is_tested() -> None:
-    assert set(alerts()) == {*OF_JOBS, OPERATOR_DOWN}
+    assert set(alerts()) == {*OF_JOBS, OPERATOR_DOWN, OPERATOR_BUG}
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +201,10 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPrometheus]:
 def test_an_alert_names_the_job_that_it_is_about_and_no_other(wrong: RealPrometheus, alert: str) -> None:
     found = wrong.query(alerts()[alert]["expr"], 1800)
     assert {dict(labels)["job_uid"] for labels in found} == {"bad"}
+
+
+def test_a_new_internal_error_raises_an_alert_that_names_the_part(wrong: RealPrometheus) -> None:
+    assert [dict(labels) for labels in wrong.query(alerts()[OPERATOR_BUG]["expr"], 1800)] == [{"part": "the shares"}]
 
 
 @pytest.mark.parametrize("scraped", ["true", "false"], ids=["scraped by the chart", "not scraped by the chart"])

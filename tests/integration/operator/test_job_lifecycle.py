@@ -47,9 +47,13 @@ async def test_a_job_trains_and_succeeds(cluster: Cluster, operator: Operator) -
     for name in names:
         await cluster.end(name, Ending.FINISHED, reason="done")
     await state_is(cluster, "Succeeded")
+
+    async def announced() -> bool:  # events follow the status
+        return "Succeeded" in await cluster.reasons()
+
+    await until(announced, "the event of the end")
     reasons = await cluster.reasons()
-    assert reasons["TrainingStarted"] == 1
-    assert reasons["Succeeded"] == 1
+    assert (reasons["TrainingStarted"], reasons["Succeeded"]) == (1, 1)
 
 
 async def test_no_finalizer_and_no_kopf_annotation_is_left_on_any_object(cluster: Cluster, operator: Operator) -> None:
