@@ -13,12 +13,14 @@ from typing import Any
 
 import heterotrain
 import torch
+import torch.distributed as dist
 from distributed.fault_injectors import FaultInjector, install_faults
 from distributed.scripts import problem
 from heterotrain.data.order import permutation
 from heterotrain.data.progress import shared_seed
 
 SAMPLES, BATCH = 96, 16
+EVALUATE_STEPS = 4
 
 
 class Net(torch.nn.Module):
@@ -84,6 +86,9 @@ class Recipe:
 
     def epoch_end(self, epoch: int, total: Callable[[float], float]) -> None:
         """Run after each epoch; ``total`` adds up a number over ranks."""
+
+    def evaluate(self) -> None:
+        """Run every ``EVALUATE_STEPS`` steps."""
 
 
 class Thawing(Recipe):
@@ -193,6 +198,33 @@ class Averaging(Recipe):
         self.average.update_parameters(self.model)
 
 
+class Evaluating(Recipe):
+    """A metric every few steps that adds up its own states over ranks, and a learning rate that follows it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.metric = torch.nn.Module()
+        self.history = torch.zeros(1, dtype=torch.float64)
+        self.metric.register_buffer("history", self.history)
+
+    def extras(self) -> dict[str, Any]:
+        """Return the metric."""
+        return {"metric": self.metric}
+
+    def evaluate(self) -> None:
+        """Share the samples among ranks and add up the sums with ``torch.distributed``."""
+        rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        x, y = (column[rank::ranks] for column in problem(SAMPLES).tensors)
+        with torch.no_grad():
+            states = torch.stack([((self.model(x) - y) ** 2).sum(), torch.tensor(float(len(x)), dtype=torch.float64)])
+        if dist.is_initialized():
+            dist.all_reduce(states)
+        error = states[0] / states[1]
+        self.history.mul_(0.5).add_(error)
+        for group in self.optimizer.param_groups:
+            group["lr"] *= 1.0 / (1.0 + 0.1 * error.item())
+
+
 class Noise(Recipe):
     """Noise on the gradients, drawn on every rank."""
 
@@ -243,6 +275,7 @@ RECIPES: dict[str, type[Recipe]] = {
         HeadSwap,
         Plateau,
         Averaging,
+        Evaluating,
         Noise,
         LowRank,
     )
@@ -267,6 +300,10 @@ def train(*, out: str, recipe: str, fault: dict[str, Any] | None = None) -> None
 
         loop.epoch_end(epoch, total)
         injector.at("hook end", epoch)
+
+    @job.every_steps(EVALUATE_STEPS)
+    def evaluated(_steps: int) -> None:
+        loop.evaluate()
 
     for step in job.steps(problem(SAMPLES)):
         loop.before(step.epoch, step.number)
@@ -295,6 +332,8 @@ def alone(recipe: str, *, epochs: int) -> dict[str, torch.Tensor]:
         loop.gradients(number)
         loop.optimizer.step()
         loop.after(number)
+        if (number + 1) % EVALUATE_STEPS == 0:
+            loop.evaluate()
         if (number + 1) % (SAMPLES // BATCH) == 0:
             with torch.no_grad():
                 loop.epoch_end(epoch, lambda value: value)
