@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Final
+
 import click
 from heterotrain_core.version import __version__
 
-from heterotrain_cli.export import export
-from heterotrain_cli.forecast.command import forecast
-from heterotrain_cli.simulate.command import simulate
+COMMANDS: Final[Mapping[str, str]] = {
+    "validate": "cluster.submit", "submit": "cluster.submit", "wait": "cluster.submit", "get": "cluster.show",
+    "describe": "cluster.show", "top": "cluster.show", "logs": "cluster.logs", "suspend": "cluster.change",
+    "resume": "cluster.change", "scale": "cluster.change", "delete": "cluster.change", "forecast": "forecast.command",
+    "simulate": "simulate.command", "export": "export",
+}  # fmt: skip
+"""The module of each command, in the order of the help. It is loaded when the command is used."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Commands(click.Group):
+    """A group whose commands are imported by name: the libraries of all of them take a second to load."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's own method
+        """Return all names, in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # as above
+        """Return a command; ``None`` for an unknown name."""
+        if cmd_name not in COMMANDS:
+            return None
+        found: click.Command = getattr(import_module(f"heterotrain_cli.{COMMANDS[cmd_name]}"), cmd_name)
+        return found
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="heterotrain")
 def main() -> None:
-    """Forecast and simulate a PyTorch training job on mixed GPUs, and export its weights."""
-
-
-main.add_command(export)
-main.add_command(forecast)
-main.add_command(simulate)
+    """Run, watch, forecast and simulate PyTorch training jobs on mixed GPUs."""

@@ -23,7 +23,7 @@ import pytest
 sys.exit(pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", "-n", "0", *{folders!r}]))
 """
 ABSENT = {
-    "test-core": ["torch", "kopf", "kubernetes", "aiohttp", "structlog"],
+    "test-core": ["torch", "kopf", "structlog"],
     "test-operator": ["torch", "torchvision", "sklearn", "fsspec", "tensorboardX"],
 }
 

@@ -1,9 +1,7 @@
-"""The measured speeds of a running job, read from its plan through kubectl with the user's own access."""
+"""The measured speeds of a running job, read from its plan with the user's own access."""
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,10 +15,9 @@ from heterotrain_operator.api.status import InternalStatus
 from heterotrain_operator.decide.grants.persisted import compute_time
 from pydantic import ValidationError
 
+from heterotrain_cli.cluster.api import Cluster, Target
 from heterotrain_cli.errors import InputError, UnavailableError
 from heterotrain_cli.forecast.job import Job
-
-_TIMEOUT_S = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +39,12 @@ def read_running_job(job: Job, *, namespace: str | None) -> RunningJob:
     """Return the running job with the name of the given one.
 
     Raises:
-        UnavailableError: kubectl, the cluster or the job is not available.
-        InputError: the job's plan can't be used by this version.
+        UnavailableError: the cluster does not answer, or the job has no plan yet.
+        InputError: there is no such job, or this version cannot use its plan.
     """
-    where = ["--namespace", namespace] if namespace else []
-    body = _kubectl("get", f"{keys.PLURAL}.{keys.GROUP}", job.name, *where)
-    config = _kubectl("get", "configmap", keys.plan_name(job.name), *where)
+    cluster = Cluster(Target(namespace=namespace))
+    body = cluster.job(job.name)
+    config = cluster.config_map(keys.plan_name(job.name))
     text = (config.get("data") or {}).get(keys.PLAN_KEY)
     if not isinstance(text, str):
         raise UnavailableError(f"the plan of job {job.name} is empty: wait until the operator has written it")
@@ -112,21 +109,3 @@ def _median_rank(pool: str, members: Sequence[Member], batch_samples: int) -> Sp
         cap_samples=member.cap_samples,
         micro_cap_samples=member.micro_batch_samples or None,
     )
-
-
-def _kubectl(*arguments: str) -> Mapping[str, Any]:
-    """Return the object that kubectl prints."""
-    try:
-        done = subprocess.run(
-            ["kubectl", *arguments, "--output", "json"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-        )
-    except FileNotFoundError as error:
-        raise UnavailableError("kubectl is not installed: install it, or use --profile") from error
-    except subprocess.TimeoutExpired as error:
-        raise UnavailableError(f"the cluster did not answer within {_TIMEOUT_S} s") from error
-    if done.returncode != 0:
-        # The last line is kubectl's message; the lines before it are log lines of its library.
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1].removeprefix("Error from server ")
-        raise UnavailableError(f"kubectl {' '.join(arguments[:3])} failed: {reason}")
-    found: Mapping[str, Any] = json.loads(done.stdout)
-    return found

@@ -7,21 +7,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from heterotrain_core.contract import keys
 from heterotrain_core.contract.plan import BoundaryKind, CommunicationTime
 from heterotrain_core.perf.exchange import ring_scale
 from heterotrain_core.split.member import SplitMember
-from heterotrain_operator.api.admission import job_name, read_new_job
 from heterotrain_operator.api.pools import CapacityType
-from heterotrain_operator.api.reading import SpecError, most_workers
+from heterotrain_operator.api.reading import most_workers
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
-from heterotrain_operator.decide.objects.pods import num_proc_per_worker, template_problem
+from heterotrain_operator.decide.objects.pods import num_proc_per_worker
 
-from heterotrain_cli.documents import parse_documents, place, read_text
 from heterotrain_cli.errors import InputError
+from heterotrain_cli.job_file import read_job_file
 from heterotrain_cli.profile import Profile
-
-API_VERSION = f"{keys.GROUP}/{keys.VERSION}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,27 +75,13 @@ def read_job(path: str) -> Job:
     Raises:
         InputError: the file has no job or several, or the job has a mistake.
     """
-    where = place(path)
-    documents = parse_documents(read_text(path), where=where)
-    jobs = [d for d in documents if isinstance(d, Mapping) and d.get("kind") == keys.KIND]
-    if len(jobs) != 1:
-        kinds = ", ".join(str(d["kind"]) for d in documents if isinstance(d, Mapping) and "kind" in d) or "no object"
-        raise InputError(f"{where}: must hold exactly one {keys.KIND}, but holds {kinds}")
-    body = jobs[0]
-    if body.get("apiVersion") != API_VERSION:
-        raise InputError(f"{where}: apiVersion is {body.get('apiVersion')!r}, but must be {API_VERSION}")
-    try:
-        spec = read_new_job(body)
-    except SpecError as error:
-        raise InputError(f"{where}: {error}") from error
-    if problem := template_problem(body["spec"]["template"], spec.worker_pools):
-        raise InputError(f"{where}: {problem}")
-    metadata = body["metadata"]
+    file = read_job_file(path)
+    spec = file.spec
     return Job(
-        name=job_name(metadata),
-        namespace=metadata.get("namespace"),
+        name=file.name,
+        namespace=file.namespace,
         batch_samples=spec.training.base_batch_samples,
-        pools=_pools(spec, body["spec"]["template"]),
+        pools=_pools(spec, file.body["spec"]["template"]),
         least_workers=spec.elastic_policy.min_replicas,
         most_workers=most_workers(spec),
         even=spec.training.rebalance.boundary is BoundaryKind.NEVER,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-import stat
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from click.testing import CliRunner, Result
 from heterotrain_cli.main import main
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import Binding, CommunicationTime, ComputeTime, Member, Plan, Prediction
+from support.api_stub import ApiStub, serve
 from unit.cli import oracle
 
 JOB: dict[str, Any] = {
@@ -329,24 +331,33 @@ def a_plan() -> Plan:
     )
 
 
-def fake_kubectl(folder: Path, monkeypatch: pytest.MonkeyPatch, plan_text: str, status: dict[str, Any]) -> Path:
-    """Put a kubectl first into PATH that answers like an API server and logs its arguments."""
-    (folder / "job.json").write_text(json.dumps({"metadata": {"uid": "uid-1"}, "status": status}), encoding="utf-8")
-    (folder / "config.json").write_text(json.dumps({"data": {"plan.json": plan_text}}), encoding="utf-8")
-    program = folder / "kubectl"
-    program.write_text(
-        f'#!/bin/sh\necho "$@" >> {folder}/asked\n'
-        f'case "$2" in configmap) cat {folder}/config.json;; *) cat {folder}/job.json;; esac\n',
-        encoding="utf-8",
-    )
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    return folder / "asked"
+JOBS, CONFIGS = "/apis/heterotrain.dev/v1alpha1/namespaces/ml/heterotrainjobs", "/api/v1/namespaces/ml/configmaps"
 
 
-def test_speeds_of_the_running_job(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+Running = Callable[[str, dict[str, Any]], ApiStub]
+
+
+@pytest.fixture
+def running(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    """Return a function that serves a cluster on which the folder's job runs, with this plan and status."""
+    with ExitStack() as servers:
+
+        def serve_job(plan_text: str, status: dict[str, Any]) -> ApiStub:
+            stub = ApiStub(
+                objects={
+                    f"{JOBS}/digits": {"metadata": {"uid": "uid-1"}, "status": status},
+                    f"{CONFIGS}/digits-plan": {"data": {"plan.json": plan_text}},
+                }
+            )
+            monkeypatch.setenv("KUBECONFIG", str(servers.enter_context(serve(stub, folder, namespace="other"))))
+            return stub
+
+        yield serve_job
+
+
+def test_speeds_of_the_running_job(folder: Path, running: Running) -> None:
     """The plan's models stand for their pools (the slower of two), its caps hold, and the measured step is shown."""
-    asked = fake_kubectl(folder, monkeypatch, encode_plan(a_plan()), {"stepSeconds": 0.123})
+    asked = running(encode_plan(a_plan()), {"stepSeconds": 0.123})
     arguments = ["forecast", str(folder / "job.yaml"), "--cluster", "-n", "ml"]
     result = CliRunner().invoke(main, [*arguments, "-o", "json"], catch_exceptions=False)
     assert result.exit_code == 0, result.stderr
@@ -361,10 +372,7 @@ def test_speeds_of_the_running_job(folder: Path, monkeypatch: pytest.MonkeyPatch
     # Measured among the plan's three ranks; the file asks for seven.
     document = {"members": members, "communication": {"lastBucketSeconds": 0.01 * (6 / 7) / (2 / 3)}}
     assert found["stepSeconds"] == pytest.approx(oracle.least_step_s(document, 60))
-    assert asked.read_text(encoding="utf-8").splitlines() == [
-        "get heterotrainjobs.heterotrain.dev digits --namespace ml --output json",
-        "get configmap digits-plan --namespace ml --output json",
-    ]
+    assert [each[:2] for each in asked.requests] == [("GET", f"{JOBS}/digits"), ("GET", f"{CONFIGS}/digits-plan")]
     text = CliRunner().invoke(main, arguments, catch_exceptions=False).stdout
     assert "measured now, with its present members: 0.123 s" in text
     assert (
@@ -373,7 +381,7 @@ def test_speeds_of_the_running_job(folder: Path, monkeypatch: pytest.MonkeyPatch
     )
 
 
-def test_a_pool_without_workers_is_as_fast_as_its_last_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_without_workers_is_as_fast_as_its_last_ones(folder: Path, running: Running) -> None:
     """The job's status has its speed, so alternatives with the pool have a forecast."""
     pools = [
         {
@@ -398,8 +406,8 @@ def test_a_pool_without_workers_is_as_fast_as_its_last_ones(folder: Path, monkey
         },
         {"name": "t4"},
     ]
-    fake_kubectl(folder, monkeypatch, encode_plan(a_plan()), {"internal": {"pools": pools}})
-    result = CliRunner().invoke(main, ["forecast", str(folder / "job.yaml"), "--cluster", "-o", "json"])
+    running(encode_plan(a_plan()), {"internal": {"pools": pools}})
+    result = CliRunner().invoke(main, ["forecast", str(folder / "job.yaml"), "--cluster", "-n", "ml", "-o", "json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["unknownPools"] == []
@@ -419,40 +427,34 @@ def test_a_pool_without_workers_is_as_fast_as_its_last_ones(folder: Path, monkey
     assert found["stepSeconds"] == pytest.approx(oracle.least_step_s(document, 60))
 
 
-def test_a_job_that_adapts_its_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_adapts_its_batch(folder: Path, running: Running) -> None:
     """Before the start: its first batch; while it runs: the plan's; with --batch: that one."""
     job = (folder / "job.yaml").read_text(encoding="utf-8")
     assert "globalBatchSize: 60" in job
     adaptive = job.replace("globalBatchSize: 60", "adaptiveBatch: {min: 30, max: 600}")
     (folder / "job.yaml").write_text(adaptive, encoding="utf-8")
     assert answer(folder)["batch"] == 30
-    fake_kubectl(folder, monkeypatch, encode_plan(a_plan()), {})
-    arguments = ["forecast", str(folder / "job.yaml"), "--cluster", "-o", "json"]
+    running(encode_plan(a_plan()), {})
+    arguments = ["forecast", str(folder / "job.yaml"), "--cluster", "-n", "ml", "-o", "json"]
     for more, batch in (([], 60), (["--batch", "90"], 90)):
         result = CliRunner().invoke(main, [*arguments, *more], catch_exceptions=False)
         assert json.loads(result.stdout)["batch"] == batch
 
 
-def test_a_running_job_that_cannot_be_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No measured speeds, another job's plan, and a missing kubectl: one sentence each."""
-    arguments = ["forecast", str(folder / "job.yaml"), "--cluster"]
-    fake_kubectl(
-        folder,
-        monkeypatch,
+def test_a_running_job_that_cannot_be_used(folder: Path, running: Running) -> None:
+    """No measured speeds, and another job's plan: one sentence each."""
+    arguments = ["forecast", str(folder / "job.yaml"), "--cluster", "-n", "ml"]
+    running(
         encode_plan(Plan(job_uid="uid-1", generation=0, revision=0, members=(), global_batch_samples=60)),
         {},
     )
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
     assert "has not learned any speed yet" in result.stderr
-    fake_kubectl(folder, monkeypatch, encode_plan(a_plan()).replace("uid-1", "uid-2"), {})
+    running(encode_plan(a_plan()).replace("uid-1", "uid-2"), {})
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
     assert "the plan is for job uid-2, not for uid-1" in result.stderr
-    monkeypatch.setenv("PATH", str(folder / "empty"))
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 1
-    assert result.stderr == "Error: kubectl is not installed: install it, or use --profile\n"
 
 
 def test_a_pool_s_micro_batch_size_limits_the_profile_s(folder: Path) -> None:

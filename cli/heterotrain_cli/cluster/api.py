@@ -1,0 +1,311 @@
+"""The user's cluster: the official client with the kubeconfig that kubectl uses, in plain JSON.
+
+Every failure is one sentence. ``UnavailableError`` is a missing answer, ``InputError`` a refused request.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+from heterotrain_core.contract import keys
+
+from heterotrain_cli.errors import InputError, UnavailableError
+
+TIMEOUT_S: Final = 30
+PAGE_SIZE: Final = 500
+READ_TRIES: Final = 3
+"""An API server that restarts does not end a command that watches a job."""
+RETRY_S: Final = 1.0
+_CHUNK_BYTES: Final = 1 << 16
+_FIRST_ERROR, _FIRST_FAILURE = 400, 500
+"""The first HTTP status that is an error, and the first that is the server's own failure."""
+_SHORT = 200
+_ROOT = f"/apis/{keys.GROUP}/{keys.VERSION}"
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the commands look: options of every command on a cluster.
+
+    Attributes:
+        namespace: of the jobs; ``None`` for that of the kubeconfig's context.
+        context: of the kubeconfig; ``None`` for the current one.
+        kubeconfig: file; ``None`` for kubectl's choice.
+    """
+
+    namespace: str | None = None
+    context: str | None = None
+    kubeconfig: str | None = None
+
+
+def target_options(command: _F) -> _F:
+    """Add the options that select cluster and namespace to a command, with kubectl's names."""
+    for option in (
+        click.option(
+            "--kubeconfig", metavar="FILE", help="Access to the cluster  [default: $KUBECONFIG, ~/.kube/config]"
+        ),
+        click.option("--context", metavar="NAME", help="Context of the kubeconfig  [default: its current one]"),
+        click.option("-n", "--namespace", metavar="NAME", help="Namespace of the job  [default: the context's]"),
+    ):
+        command = option(command)
+    return command
+
+
+class Cluster:
+    """The cluster, seen with the user's own rights.
+
+    Attributes:
+        namespace: where the commands look by default.
+    """
+
+    def __init__(self, target: Target) -> None:
+        """Read the kubeconfig; nothing is sent yet.
+
+        Raises:
+            UnavailableError: there is no usable kubeconfig, or the official client is not installed.
+        """
+        try:
+            from kubernetes import client, config  # noqa: PLC0415  # takes half a second to load
+        except ModuleNotFoundError as error:
+            raise UnavailableError(
+                "commands on a cluster need the package kubernetes: pip install 'heterotrain[cli]'"
+            ) from error
+        configuration = client.Configuration()
+        in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and not os.environ.get("KUBECONFIG")
+        try:
+            if target.kubeconfig is None and target.context is None and in_pod:
+                config.load_incluster_config(client_configuration=configuration)
+                namespace = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace").read_text(encoding="utf-8")
+            else:
+                file = target.kubeconfig or os.environ.get("KUBECONFIG")  # the client reads it only once, when imported
+                config.load_kube_config(file, context=target.context, client_configuration=configuration)
+                every, current = config.list_kube_config_contexts(file)
+                named = {each["name"]: each for each in every}
+                chosen = named[target.context] if target.context is not None else current
+                namespace = chosen["context"].get("namespace") or "default"
+        except (config.ConfigException, OSError, KeyError) as error:
+            raise UnavailableError(
+                f"no access to a cluster ({_short(str(error))}): set KUBECONFIG, or give --kubeconfig and --context"
+            ) from error
+        configuration.retries = False
+        self.namespace = target.namespace or namespace.strip()
+        self._client = client.ApiClient(configuration)
+
+    # -- jobs --------------------------------------------------------------------------------------------------------
+
+    def job(self, name: str) -> dict[str, Any]:
+        """Return a job.
+
+        Raises:
+            InputError: there is no such job.
+            UnavailableError: the cluster does not answer.
+        """
+        return self._json("GET", self._path(name), what=f"job {name}")
+
+    def jobs(self, *, everywhere: bool = False) -> list[dict[str, Any]]:
+        """Return the jobs of the namespace, or of all namespaces."""
+        return list(self._list(f"{_ROOT}/{keys.PLURAL}" if everywhere else self._path()))
+
+    def create(self, body: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
+        """Create a job, or let the API server check it only (``dry_run``); return it with its defaults.
+
+        Raises:
+            InputError: the API server refuses it, or it exists.
+            UnavailableError: the cluster does not answer.
+        """
+        query = {"fieldValidation": "Strict", "fieldManager": "heterotrain-cli"} | (
+            {"dryRun": "All"} if dry_run else {}
+        )
+        return self._json("POST", self._path(), query=query, body=body, what=f"job {body['metadata']['name']}")
+
+    def patch(self, name: str, patch: Mapping[str, Any]) -> dict[str, Any]:
+        """Change fields of a job (JSON merge patch); return it.
+
+        Raises:
+            InputError: there is no such job, or the API server refuses the change.
+            UnavailableError: the cluster does not answer.
+        """
+        return self._json("PATCH", self._path(name), body=patch, what=f"job {name}")
+
+    def delete(self, name: str) -> None:
+        """Delete a job with everything that belongs to it.
+
+        Raises:
+            InputError: there is no such job.
+            UnavailableError: the cluster does not answer.
+        """
+        self._json("DELETE", self._path(name), body={"propagationPolicy": "Background"}, what=f"job {name}")
+
+    # -- what belongs to a job ---------------------------------------------------------------------------------------
+
+    def pods(self, job: str) -> list[dict[str, Any]]:
+        """Return the pods of a job's workers, by name."""
+        query = {"labelSelector": f"{keys.LABEL_JOB}={job}"}
+        found = self._list(f"/api/v1/namespaces/{self.namespace}/pods", query=query)
+        return sorted(found, key=lambda pod: _index(pod["metadata"]["name"]))
+
+    def events(self, job: str) -> list[dict[str, Any]]:
+        """Return the events of a job, oldest first."""
+        fields = f"involvedObject.kind={keys.KIND},involvedObject.name={job}"
+        found = list(self._list(f"/api/v1/namespaces/{self.namespace}/events", query={"fieldSelector": fields}))
+        return sorted(found, key=event_time)
+
+    def config_map(self, name: str) -> dict[str, Any]:
+        """Return a ConfigMap.
+
+        Raises:
+            InputError: there is none of this name.
+            UnavailableError: the cluster does not answer.
+        """
+        path = f"/api/v1/namespaces/{self.namespace}/configmaps/{name}"
+        return self._json("GET", path, what=f"ConfigMap {name}")
+
+    def log_lines(
+        self, pod: str, container: str, *, follow: bool, tail: int | None, previous: bool, since_s: int | None
+    ) -> Iterator[str]:
+        """Yield the lines of a container's log, without their line ends.
+
+        Raises:
+            InputError: there is no such log.
+            UnavailableError: the cluster does not answer.
+        """
+        query = {"container": container, "follow": str(follow).lower(), "previous": str(previous).lower()}
+        query |= {"tailLines": str(tail)} if tail is not None else {}
+        query |= {"sinceSeconds": str(since_s)} if since_s is not None else {}
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
+        what = f"log of pod {pod}"
+        with _no_answer():
+            response = self._send("GET", path, query=query, timeout_s=None if follow else TIMEOUT_S)
+            if response.status >= _FIRST_ERROR:
+                raise _refusal(response.status, response.data, what, self.namespace)
+            try:
+                rest = b""
+                for chunk in response.stream(_CHUNK_BYTES, decode_content=True):
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    yield from (line.decode(errors="replace") for line in lines)
+                if rest:
+                    yield rest.decode(errors="replace")
+            finally:
+                response.close()
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def _path(self, name: str | None = None) -> str:
+        path = f"{_ROOT}/namespaces/{self.namespace}/{keys.PLURAL}"
+        return path if name is None else f"{path}/{name}"
+
+    def _list(self, path: str, *, query: Mapping[str, str] | None = None) -> Iterator[dict[str, Any]]:
+        left = ""
+        while True:
+            more = {"continue": left} if left else {}
+            page = self._json("GET", path, query={"limit": str(PAGE_SIZE), **(query or {}), **more}, what="the list")
+            yield from page["items"]
+            left = page["metadata"].get("continue") or ""
+            if not left:
+                return
+
+    def _json(
+        self, method: str, path: str, *, what: str, query: Mapping[str, str] | None = None, body: Any = None
+    ) -> dict[str, Any]:
+        tries = READ_TRIES if method == "GET" else 1  # a write may have been done although its answer is lost
+        for left in reversed(range(tries)):
+            try:
+                return self._once(method, path, what=what, query=query or {}, body=body)
+            except UnavailableError:
+                if not left:
+                    raise
+                time.sleep(RETRY_S)
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    def _once(self, method: str, path: str, *, what: str, query: Mapping[str, str], body: Any) -> dict[str, Any]:
+        with _no_answer():
+            response = self._send(method, path, query=query, body=body, timeout_s=TIMEOUT_S)
+            if response.status >= _FIRST_ERROR:
+                raise _refusal(response.status, response.data, what, self.namespace)
+            found: dict[str, Any] = json.loads(response.data)
+            return found
+
+    def _send(
+        self, method: str, path: str, *, query: Mapping[str, str], timeout_s: float | None, body: Any = None
+    ) -> Any:
+        """Return the raw response, whose body has not been read."""
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        request = self._client.param_serialize(
+            method, path, query_params=list(query.items()), body=body, auth_settings=["BearerToken"],
+            header_params={"Accept": "application/json, */*", "Content-Type": kind},
+        )  # fmt: skip
+        return self._client.call_api(*request, _request_timeout=timeout_s).response
+
+
+@contextmanager
+def _no_answer() -> Iterator[None]:
+    """Turn the errors of a connection into one sentence.
+
+    Raises:
+        UnavailableError: there was one.
+    """
+    from urllib3.exceptions import HTTPError  # noqa: PLC0415  # comes with the client
+
+    try:
+        yield
+    except (HTTPError, OSError) as error:
+        raise UnavailableError(f"the cluster does not answer: {_short(str(error))}") from error
+    except ValueError as error:
+        raise UnavailableError(f"the cluster's answer is not JSON: {_short(str(error))}") from error
+
+
+def event_time(event: Mapping[str, Any]) -> str:
+    """Return the time of an event's newest occurrence in RFC 3339; both generations of events have it elsewhere."""
+    series = event.get("series") or {}
+    return str(
+        series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
+        or event["metadata"].get("creationTimestamp") or ""
+    )  # fmt: skip
+
+
+def _refusal(status: int, raw: bytes, what: str, namespace: str) -> click.ClickException:
+    """Return the error for an answer of the API server that is not a success."""
+    try:
+        message = str(json.loads(raw)["message"])
+    except (TypeError, ValueError, KeyError):  # a proxy's answer, for example
+        message = raw.decode(errors="replace") or f"HTTP {status}"
+    match status:
+        case 404 if "could not find the requested resource" in message:
+            return InputError("this cluster has no HeteroTrainJobs: install the operator's chart first")
+        case 404:
+            return InputError(f"there is no {what} in namespace {namespace}: `heterotrain get -A` lists all jobs")
+        case 409:
+            return InputError(f"{what} exists already: choose another name, or delete it first")
+        case 401 | 403:
+            return InputError(f"not allowed to read or change {what}: {_short(message)}")
+        case _ if status >= _FIRST_FAILURE:
+            return UnavailableError(f"the API server failed: {_short(message)}")
+        case _:
+            return InputError(_plain(message))
+
+
+def _plain(message: str) -> str:
+    """Return the API server's reasons without the words around them."""
+    kind, _, rest = message.partition(" is invalid: ")
+    reasons = rest if rest and kind.startswith(keys.KIND) else message
+    return " ".join(reasons.split())
+
+
+def _short(text: str) -> str:
+    """Return the text on one line, cut to what is useful in a sentence."""
+    line = " ".join(text.split())
+    return line if len(line) <= _SHORT else f"{line[: _SHORT - 1]}…"
+
+
+def _index(pod: str) -> tuple[int, str]:
+    tail = pod.rpartition("-w")[2]
+    return (int(tail) if tail.isdecimal() else -1, pod)

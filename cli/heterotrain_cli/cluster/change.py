@@ -1,0 +1,115 @@
+"""``heterotrain suspend``, ``resume``, ``scale`` and ``delete``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from heterotrain_cli.cluster.api import Cluster, Target, target_options
+from heterotrain_cli.errors import InputError
+
+
+@click.command()
+@click.argument("name")
+@target_options
+def suspend(*, name: str, **target: Any) -> None:
+    """Stop a job and free its nodes. Checkpoints stay, and `heterotrain resume` continues from the newest one.
+
+    Exit status: 0 when the job is to be suspended; 1 without an answer from the cluster; 2 for a refused change.
+    """
+    cluster = Cluster(Target(**target))
+    without = not (cluster.job(name)["spec"].get("checkpoint"))
+    cluster.patch(name, {"spec": {"suspend": True}})
+    lost = " (it has no spec.checkpoint, so it will start again from the beginning)" if without else ""
+    click.echo(f"job {name} is being suspended{lost}")
+
+
+@click.command()
+@click.argument("name")
+@target_options
+def resume(*, name: str, **target: Any) -> None:
+    """Continue a suspended job.
+
+    Exit status: 0 when the job is to continue; 1 without an answer from the cluster; 2 for a refused change.
+    """
+    cluster = Cluster(Target(**target))
+    cluster.patch(name, {"spec": {"suspend": False}})
+    click.echo(f"job {name} continues")
+
+
+@click.command()
+@click.argument("name")
+@click.argument("replicas", type=click.IntRange(1), required=False, metavar="[N]")
+@click.option("--pool", "pools", multiple=True, metavar="POOL=N", help="Most workers in a pool; may be repeated.")
+@target_options
+def scale(*, name: str, replicas: int | None, pools: tuple[str, ...], **target: Any) -> None:
+    """Change how many workers a running job may have: N over all pools, or N in single pools.
+
+    \b
+    Examples:
+      heterotrain scale digits 8
+      heterotrain scale digits --pool t4=0 --pool a100=2
+
+    Exit status: 0 when the limits are changed; 1 without an answer from the cluster; 2 for a refused change.
+    """  # noqa: D301  # click reads the character \b
+    if replicas is None and not pools:
+        raise click.UsageError("the number of workers is missing: give N, or --pool POOL=N")
+    cluster = Cluster(Target(**target))
+    spec: dict[str, Any] = {}
+    if replicas is not None:
+        spec["elasticPolicy"] = {"maxReplicas": replicas}
+    patch: dict[str, Any] = {"spec": spec}
+    if pools:
+        body = cluster.job(name)
+        spec["workerPools"] = with_limits(body["spec"]["workerPools"], pools)
+        # A merge patch replaces the whole list: another writer's change in between must not be lost.
+        patch["metadata"] = {"resourceVersion": body["metadata"]["resourceVersion"]}
+    cluster.patch(name, patch)
+    parts = ([f"at most {replicas} workers"] if replicas is not None else []) + [
+        f"at most {wanted.partition('=')[2]} in pool {wanted.partition('=')[0]}" for wanted in pools
+    ]
+    click.echo(f"job {name}: {', '.join(parts)}")
+
+
+@click.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@target_options
+def delete(*, name: str, yes: bool, **target: Any) -> None:
+    """Delete a job and its workers. Checkpoints in its store stay.
+
+    Exit status: 0 when the job is deleted; 1 without an answer from the cluster, or when the answer is no; 2 for a job
+    that does not exist.
+    """
+    cluster = Cluster(Target(**target))
+    state = str((cluster.job(name).get("status") or {}).get("state") or "new")
+    if not yes:
+        click.confirm(f"Delete job {name} in namespace {cluster.namespace} ({state})?", abort=True)
+    cluster.delete(name)
+    click.echo(f"job {name} is deleted")
+
+
+def with_limits(pools: list[Mapping[str, Any]], wanted: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return the pools with other maximum numbers of workers.
+
+    Args:
+        pools: ``spec.workerPools``.
+        wanted: ``POOL=N``, each.
+
+    Raises:
+        InputError: a pool is unknown, or the text is not of that form.
+    """
+    found: list[dict[str, Any]] = [copy.deepcopy(dict(pool)) for pool in pools]
+    by_name = {str(pool["name"]): pool for pool in found}
+    for text in wanted:
+        name, equals, count = text.partition("=")
+        if not equals or not count.isdecimal():
+            raise InputError(f"--pool {text} is not of the form POOL=N, such as a100=2")
+        if name not in by_name:
+            raise InputError(f"the job has no pool {name}: its pools are {', '.join(by_name)}")
+        by_name[name]["maxReplicas"] = int(count)
+        by_name[name]["minReplicas"] = min(int(by_name[name].get("minReplicas") or 0), int(count))
+    return found

@@ -1,0 +1,109 @@
+"""Why a job waits or is slow, and what to do: sentences from its status. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from heterotrain_operator.api.conditions import ConditionType
+from heterotrain_operator.api.status import WorkerStatus
+
+from heterotrain_cli.cluster.view import JobView, number
+
+GOOD_FRACTION = 0.9
+"""Of the ceiling: an efficiency above it is not called slow."""
+PATIENCE_S = 30
+"""Seconds after which an operator that has not answered is a problem."""
+_BAD_WHEN_FALSE = (
+    ConditionType.ACCEPTED, ConditionType.SCHEDULED, ConditionType.TELEMETRY_AVAILABLE,
+    ConditionType.CHECKPOINT_HEALTHY,
+)  # fmt: skip
+_BAD_WHEN_TRUE = (
+    ConditionType.STALLED, ConditionType.RESTARTING, ConditionType.DEGRADED, ConditionType.WORKERS_LIMITED,
+    ConditionType.DEADLINE_AT_RISK, ConditionType.STRAGGLER_DETECTED,
+)  # fmt: skip
+_REMEDIES = {
+    "Compute": "its computation takes the whole step: give it a smaller share, a faster device, or bf16",
+    "Communication": "the gradient exchange takes longer than its computation: a larger batch, compressed gradients "
+    "(training.communication.compression) or a faster network help",
+    "Memory": "its memory allows no larger share: a smaller microBatchSize or activation checkpointing help",
+    "Floor": "it is too slow even for the smallest share: leave its pool out, or train with a larger batch",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One observation.
+
+    Attributes:
+        what: one sentence.
+        is_problem: whether somebody should act.
+    """
+
+    what: str
+    is_problem: bool = True
+
+
+def findings(view: JobView) -> tuple[Finding, ...]:
+    """Return what holds a job up, the gravest first; a single reassuring sentence when nothing does."""
+    if view.has_ended:
+        return (Finding(view.status.reason, is_problem=view.status.state == "Failed"),)
+    found = [*_conditions(view), *_workers(view), *_speed(view)]
+    if not view.status.conditions:
+        is_late = (view.age_s or 0.0) > PATIENCE_S
+        why = ": check that it runs and watches this namespace (`heterotrain-operator check`)" if is_late else ""
+        found.append(Finding(f"the operator has not answered yet{why}", is_problem=is_late))
+    if not any(each.is_problem for each in found):
+        found.append(Finding("nothing is wrong", is_problem=False))
+    return tuple(found)
+
+
+def _conditions(view: JobView) -> list[Finding]:
+    found = []
+    for kinds, bad in ((_BAD_WHEN_FALSE, "False"), (_BAD_WHEN_TRUE, "True")):
+        for kind in kinds:
+            condition = view.condition(kind)
+            if condition is not None and condition.status == bad:
+                said = condition.message or condition.reason
+                found.append(Finding(f"{kind.value} is {bad.lower()} ({condition.reason}): {said}"))
+    return found
+
+
+def _workers(view: JobView) -> list[Finding]:
+    return [Finding(f"worker {each.name}: {each.message}") for each in view.status.workers if each.message]
+
+
+def _speed(view: JobView) -> list[Finding]:
+    status = view.status
+    efficiency, ceiling = status.efficiency, status.plan.efficiency_ceiling
+    if efficiency is None or status.state not in ("Running", "Degraded"):
+        return []
+    learned = view.condition(ConditionType.SPEEDS_LEARNED)
+    if learned is not None and learned.status != "True":
+        return [Finding(f"speeds are still being learned: {learned.message or learned.reason}", is_problem=False)]
+    best = ceiling or 1.0
+    if efficiency >= GOOD_FRACTION * best:
+        text = (
+            f"the workers are {100 * efficiency:.0f} % busy; the measured noise of step times allows {100 * best:.0f} %"
+        )
+        return [Finding(text, is_problem=False)]
+    return [
+        Finding(f"the workers are only {100 * efficiency:.0f} % busy, where {100 * best:.0f} % are possible"),
+        *_bindings(status.workers),
+    ]
+
+
+def _bindings(workers: tuple[WorkerStatus, ...]) -> list[Finding]:
+    """Return what limits the workers, once for each limit."""
+    counts = Counter(each.binding for each in workers if each.binding in _REMEDIES)
+    found = []
+    for binding, count in counts.most_common():
+        names = [each.name for each in workers if each.binding == binding]
+        slowest = min(
+            (each for each in workers if each.binding == binding),
+            key=lambda each: each.samples_per_second if each.samples_per_second is not None else float("inf"),
+        )
+        which = names[0] if count == 1 else f"{count} workers, the slowest {slowest.name}"
+        rate = f" ({number(slowest.samples_per_second)} samples/s)" if slowest.samples_per_second is not None else ""
+        found.append(Finding(f"{which}{rate}: {_REMEDIES[str(binding)]}"))
+    return found

@@ -1,0 +1,162 @@
+"""Jobs, workers and events on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from heterotrain_cli.cluster.api import event_time
+from heterotrain_cli.cluster.diagnosis import findings
+from heterotrain_cli.cluster.view import UNKNOWN, JobView, cost, duration, number, seconds_since, short
+from heterotrain_cli.forecast.tables import plain_table
+
+COLOURS = {
+    "Running": "green", "Succeeded": "green", "Failed": "red", "Invalid": "red", "Degraded": "yellow",
+    "Restarting": "yellow", "Pending": "yellow", "Suspended": "blue",
+}  # fmt: skip
+EVENTS = 10
+"""Newest events that are shown."""
+BAR_COLUMNS = 30
+PIPE_COLUMNS = 200
+
+
+def console() -> Console:
+    """Return standard output; lines for a file or a pipe are not cut to a terminal's width."""
+    found = Console()
+    return found if found.is_terminal else Console(width=PIPE_COLUMNS)
+
+
+def jobs_table(views: Sequence[JobView], *, everywhere: bool) -> Table:
+    """Return one row for each job."""
+    table = plain_table("namespace" if everywhere else "job")
+    if everywhere:
+        table.add_column("job", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    for heading in ("ready", "progress", "samples/s", "busy", "left", "price/h", "age"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for view in views:
+        status = view.status
+        table.add_row(
+            *([view.namespace] if everywhere else []), view.name, _state(status.state), status.ready,
+            status.progress or UNKNOWN, number(status.samples_per_second),
+            UNKNOWN if status.efficiency is None else f"{100 * status.efficiency:.0f}%",
+            short(status.estimated_remaining_seconds) if not view.has_ended else UNKNOWN,
+            status.price_per_hour or UNKNOWN, short(view.age_s),
+        )  # fmt: skip
+    return table
+
+
+def summary(view: JobView) -> Table:
+    """Return the job's key figures, a line each."""
+    status = view.status
+    table = Table.grid(padding=(0, 2, 0, 0))
+    epochs = (view.body["spec"].get("training") or {}).get("epochs", UNKNOWN)
+    steps = f", step {status.step:,}" if status.step is not None else ""
+    table.add_row("state", Text.assemble(_state(status.state), f"  {status.reason}"))
+    table.add_row("progress", _progress(view))
+    table.add_row("epoch", f"{_whole(status.epoch)} of {epochs}{steps}")
+    if status.loss is not None:
+        table.add_row("loss", number(status.loss))
+    for name, value in sorted(status.metrics.items()):
+        table.add_row(name, number(value))
+    table.add_row("speed", _speed(view))
+    table.add_row("batch", _batch(view))
+    table.add_row("workers", f"{status.ready} ready, {status.disruptions} disruptions, {status.restarts} failures")
+    spent = cost(view)
+    if spent is not None:
+        left_s = status.estimated_remaining_seconds
+        more = f", about {spent * left_s / 3600:.2f} until the end" if left_s is not None and not view.has_ended else ""
+        table.add_row("price", f"{spent:.2f} an hour{more}")
+    if status.last_checkpoint is not None:
+        ago = duration(seconds_since(status.last_checkpoint.time, view.now))
+        table.add_row("checkpoint", f"step {status.last_checkpoint.step:,}, {ago} ago")
+    table.add_row("runtime", duration(view.runtime_s))
+    return table
+
+
+def workers_table(view: JobView) -> Table:
+    """Return one row for each worker."""
+    table = plain_table("worker")
+    for heading in ("pool", "state", "node"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("share", "samples/s"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("limit", no_wrap=True)
+    for each in view.status.workers:
+        table.add_row(
+            each.name, each.pool, _state(each.state), each.node or UNKNOWN, _whole(each.share_samples),
+            number(each.samples_per_second), each.binding or UNKNOWN,
+        )  # fmt: skip
+    return table
+
+
+def events_table(events: Sequence[Mapping[str, Any]], now: datetime) -> Table:
+    """Return the newest events, one row each."""
+    table = plain_table("ago")
+    table.add_column("event", no_wrap=True)
+    table.add_column("message")
+    for each in events[-EVENTS:]:
+        warns = each.get("type") == "Warning"
+        table.add_row(
+            short(seconds_since(event_time(each), now)),
+            Text(str(each.get("reason") or ""), style="yellow" if warns else ""),
+            Text(" ".join(str(each.get("message") or each.get("note") or "").split())),
+        )
+    return table
+
+
+def description(view: JobView, events: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Return everything about a job on one page."""
+    parts: list[RenderableType] = [Text(f"{view.namespace}/{view.name}", style="bold"), summary(view), Text()]
+    for each in findings(view):
+        mark = Text("! ", style="yellow") if each.is_problem else Text("· ", style="dim")
+        parts.append(mark + Text(each.what))
+    if view.status.workers:
+        parts += [Text(), workers_table(view)]
+    if events:
+        parts += [Text(), events_table(events, view.now)]
+    return Group(*parts)
+
+
+def _state(word: str) -> Text:
+    return Text(word or "New", style=COLOURS.get(word, ""))
+
+
+def _progress(view: JobView) -> RenderableType:
+    percentage = view.status.progress_percentage
+    if percentage is None:
+        return Text(UNKNOWN)
+    line = Table.grid(padding=(0, 1, 0, 0))
+    left = view.status.estimated_remaining_seconds
+    rest = f", {duration(left)} left" if left is not None and not view.has_ended else ""
+    line.add_row(ProgressBar(total=100, completed=percentage, width=BAR_COLUMNS), Text(f"{percentage} %{rest}"))
+    return line
+
+
+def _speed(view: JobView) -> str:
+    status = view.status
+    if status.samples_per_second is None:
+        return UNKNOWN
+    parts = [f"{number(status.samples_per_second)} samples/s"]
+    if status.step_seconds is not None:
+        parts.append(f"{number(status.step_seconds)} s a step")
+    if status.efficiency is not None:
+        ceiling = status.plan.efficiency_ceiling
+        parts.append(f"efficiency {status.efficiency:.2f}" + (f" of {ceiling:.2f} possible" if ceiling else ""))
+    return ", ".join(parts)
+
+
+def _batch(view: JobView) -> str:
+    status = view.status
+    size = f"{_whole(status.global_batch_size)} samples" if status.global_batch_size is not None else UNKNOWN
+    return f"{size} ({status.batch_reason})" if status.batch_reason else size
+
+
+def _whole(value: int | None) -> str:
+    return UNKNOWN if value is None else f"{value:,}"

@@ -1,0 +1,99 @@
+"""``heterotrain get``, ``describe`` and ``top``."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import click
+import yaml
+from rich.live import Live
+
+from heterotrain_cli.cluster.api import Cluster, Target, target_options
+from heterotrain_cli.cluster.render import console, description, jobs_table
+from heterotrain_cli.cluster.view import view_of
+from heterotrain_cli.forecast.tables import say
+
+OUTPUTS = ["table", "json", "yaml"]
+_LEAST_INTERVAL_S = 0.2
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="Jobs of all namespaces.")
+@click.option("-o", "--output", type=click.Choice(OUTPUTS), default="table", show_default=True)
+@target_options
+def get(*, name: str | None, everywhere: bool, output: str, **target: Any) -> None:
+    """List jobs, or one job, with speed, progress and price.
+
+    \b
+    Examples:
+      heterotrain get
+      heterotrain get -A
+      heterotrain get digits -o yaml
+
+    Exit status: 0 with an answer; 1 without an answer from the cluster; 2 for a job that does not exist.
+    """  # noqa: D301  # click reads the character \b
+    if name is not None and everywhere:
+        raise click.UsageError("a name and --all-namespaces exclude each other: remove one of them")
+    cluster = Cluster(Target(**target))
+    found = [cluster.job(name)] if name is not None else cluster.jobs(everywhere=everywhere)
+    if output != "table":
+        _print(found[0] if name is not None else {"apiVersion": "v1", "kind": "List", "items": found}, output)
+        return
+    if not found:
+        where = "any namespace" if everywhere else f"namespace {cluster.namespace}"
+        say(console(), f"no jobs in {where}")
+        return
+    console().print(jobs_table([view_of(each) for each in found], everywhere=everywhere))
+
+
+@click.command()
+@click.argument("name")
+@target_options
+def describe(*, name: str, **target: Any) -> None:
+    """Show one job: progress, speed, what holds it up and what to do, workers, events.
+
+    Exit status: 0 with an answer; 1 without an answer from the cluster; 2 for a job that does not exist.
+    """
+    cluster = Cluster(Target(**target))
+    console().print(description(view_of(cluster.job(name)), cluster.events(name)))
+
+
+@click.command()
+@click.argument("name")
+@click.option("--interval", type=click.FloatRange(_LEAST_INTERVAL_S, 3600), default=2.0, show_default=True,
+              help="Seconds between two readings.")  # fmt: skip
+@target_options
+def top(*, name: str, interval: float, **target: Any) -> None:
+    """Watch one job until it ends: what describe shows, renewed every few seconds. Ctrl-C ends it.
+
+    Exit status: 0 when the job has ended or Ctrl-C was pressed; 1 without an answer from the cluster; 2 for a job that
+    does not exist.
+    """
+    cluster = Cluster(Target(**target))
+    screen = console()
+
+    def look() -> tuple[bool, Any]:
+        view = view_of(cluster.job(name))
+        return view.has_ended, description(view, cluster.events(name))
+
+    has_ended, page = look()
+    with Live(page, console=screen, auto_refresh=False, screen=screen.is_terminal, transient=False) as live:
+        try:
+            while not has_ended:
+                time.sleep(interval)
+                has_ended, page = look()
+                live.update(page, refresh=screen.is_terminal)
+        except KeyboardInterrupt:
+            pass
+    if screen.is_terminal:  # the alternate screen is gone
+        screen.print(page)
+
+
+def _print(document: Any, output: str) -> None:
+    if output == "json":
+        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    else:
+        click.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), nl=False)

@@ -1,0 +1,127 @@
+"""``heterotrain validate``, ``submit`` and ``wait``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from heterotrain_cli.cluster.api import Cluster, Target, target_options
+from heterotrain_cli.cluster.diagnosis import findings
+from heterotrain_cli.cluster.view import UNKNOWN, JobView, duration, number, view_of
+from heterotrain_cli.errors import UnavailableError
+from heterotrain_cli.job_file import read_job_file
+
+JOB_FAILED: Final = 3
+"""Exit status of a command that waited for a job that failed."""
+LINE_S: Final = 10.0
+"""Seconds between two lines of progress where there is no terminal."""
+LOOK_S: Final = 1.0
+
+
+@click.command()
+@click.argument("path", metavar="JOB.YAML")
+@click.option("--cluster", "on_cluster", is_flag=True, help="Let the cluster's API server check it, too (dry run).")
+@target_options
+def validate(*, path: str, on_cluster: bool, **target: Any) -> None:
+    """Check a job without running it; says what is wrong and what to do.
+
+    Exit status: 0 for a valid job; 1 without an answer from the cluster; 2 for a mistake.
+    """
+    job = read_job_file(path)
+    if on_cluster:
+        _cluster_for(job.namespace, target).create(job.body, dry_run=True)
+    click.echo(f"job {job.name} is valid")
+
+
+@click.command()
+@click.argument("path", metavar="JOB.YAML")
+@click.option("--wait", "waits", is_flag=True, help="Show the progress until the job ends.")
+@click.option(
+    "--timeout", type=click.FloatRange(0), metavar="SECONDS", help="With --wait: stop waiting after this time."
+)
+@target_options
+def submit(*, path: str, waits: bool, timeout: float | None, **target: Any) -> None:
+    """Create a job on the cluster.
+
+    \b
+    Examples:
+      heterotrain submit job.yaml
+      heterotrain submit job.yaml --wait
+
+    Exit status: 0 when the job is created (with --wait: has succeeded); 1 without an answer from the cluster, or after
+    --timeout; 2 for a mistake in the job; 3 when the job has failed.
+    """  # noqa: D301  # click reads the character \b
+    if timeout is not None and not waits:
+        raise click.UsageError("--timeout needs --wait")
+    job = read_job_file(path)
+    cluster = _cluster_for(job.namespace, target)
+    name = str(cluster.create(job.body)["metadata"]["name"])
+    click.echo(f"job {name} is created in namespace {cluster.namespace}")
+    if waits:
+        _wait(cluster, name, timeout_s=timeout)
+
+
+@click.command()
+@click.argument("name")
+@click.option("--timeout", type=click.FloatRange(0), metavar="SECONDS", help="Stop waiting after this time.")
+@target_options
+def wait(*, name: str, timeout: float | None, **target: Any) -> None:
+    """Show a job's progress until it ends.
+
+    Exit status: 0 when the job has succeeded; 1 without an answer from the cluster, or after --timeout; 2 for a job
+    that does not exist; 3 when it has failed.
+    """
+    _wait(Cluster(Target(**target)), name, timeout_s=timeout)
+
+
+def progress_line(view: JobView) -> str:
+    """Return the job's progress on one line."""
+    status = view.status
+    if status.samples_per_second is None or status.state in ("", "Pending", "Starting", "Suspended"):
+        problem = next((each.what for each in findings(view) if each.is_problem), status.reason)
+        return f"{status.state or 'New'}, {status.ready} workers ready" + (f": {problem}" if problem else "")
+    epochs = (view.body["spec"].get("training") or {}).get("epochs", UNKNOWN)
+    epoch = UNKNOWN if status.epoch is None else str(status.epoch)
+    parts = [
+        status.state, f"{status.progress or UNKNOWN}", f"epoch {epoch} of {epochs}", f"loss {number(status.loss)}",
+        f"{number(status.samples_per_second)} samples/s", f"{status.ready} workers",
+    ]  # fmt: skip
+    if status.estimated_remaining_seconds is not None and not view.has_ended:
+        parts.append(f"{duration(status.estimated_remaining_seconds)} left")
+    return ", ".join(parts)
+
+
+def _cluster_for(namespace: str | None, target: Mapping[str, Any]) -> Cluster:
+    """Return the cluster with the namespace of the option, else that of the file, else the context's."""
+    chosen = Target(**target)
+    return Cluster(replace(chosen, namespace=chosen.namespace or namespace))
+
+
+def _wait(cluster: Cluster, name: str, *, timeout_s: float | None) -> None:
+    console = Console(stderr=True)
+    began_s, lined_s = time.monotonic(), float("-inf")
+    columns = (TextColumn("{task.fields[job]}"), BarColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("", total=100, job=name)
+        while True:
+            view = view_of(cluster.job(name))
+            line = progress_line(view)
+            if console.is_terminal:
+                progress.update(bar, completed=view.status.progress_percentage or 0, description=line)
+            elif time.monotonic() - lined_s >= LINE_S and not view.has_ended:
+                click.echo(f"{name}: {line}", err=True)
+                lined_s = time.monotonic()
+            if view.has_ended:
+                break
+            if timeout_s is not None and time.monotonic() - began_s >= timeout_s:
+                raise UnavailableError(f"job {name} has not ended after {duration(timeout_s)}: it goes on ({line})")
+            time.sleep(LOOK_S)
+    click.echo(f"job {name}: {view.status.state} after {duration(view.runtime_s)}. {view.status.reason}")
+    if view.status.state != "Succeeded":
+        raise SystemExit(JOB_FAILED)

@@ -1,0 +1,113 @@
+"""What the commands show of a job: plain values made from the objects of the API server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from heterotrain_operator.api.conditions import ConditionType
+from heterotrain_operator.api.reading import read_status
+from heterotrain_operator.api.status import Condition, HeteroTrainJobStatus
+
+UNKNOWN = "–"
+_MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """A job as read at one time.
+
+    Attributes:
+        name, namespace: of the object.
+        body: the object itself.
+        status: its status; fields that this version cannot read are left out.
+        now: time of the reading.
+    """
+
+    name: str
+    namespace: str
+    body: Mapping[str, Any]
+    status: HeteroTrainJobStatus
+    now: datetime
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job has succeeded or failed."""
+        return self.status.state in ("Succeeded", "Failed")
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since the job was created."""
+        return seconds_since(self.body["metadata"].get("creationTimestamp"), self.now)
+
+    @property
+    def runtime_s(self) -> float | None:
+        """Seconds from the start to the end, or until now; ``None`` before the start."""
+        end = parsed(self.status.completion_time) or self.now
+        return seconds_since(self.status.start_time, end)
+
+    def condition(self, kind: ConditionType) -> Condition | None:
+        """Return a condition; ``None`` where the operator has not set it."""
+        return next((each for each in self.status.conditions if each.type == kind.value), None)
+
+
+def view_of(body: Mapping[str, Any], now: datetime | None = None) -> JobView:
+    """Return the view of a job's object; ``now`` is the present by default."""
+    metadata = body["metadata"]
+    return JobView(
+        name=str(metadata["name"]), namespace=str(metadata["namespace"]), body=body, status=read_status(body),
+        now=now or datetime.now(UTC),
+    )  # fmt: skip
+
+
+def parsed(text: Any) -> datetime | None:
+    """Return a time of the API server; ``None`` for anything else."""
+    try:
+        found = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else None
+
+
+def seconds_since(text: Any, now: datetime) -> float | None:
+    """Return the seconds from a time of the API server to ``now``, at least 0; ``None`` when it is no time."""
+    found = parsed(text)
+    return None if found is None else max(0.0, (now - found).total_seconds())
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration with its two largest units, such as ``2 h 5 min``."""
+    if seconds is None:
+        return UNKNOWN
+    whole = round(seconds)
+    for unit, name, below, smaller in (
+        (_DAY_S, "d", _HOUR_S, "h"), (_HOUR_S, "h", _MINUTE_S, "min"), (_MINUTE_S, "min", 1, "s"),
+    ):  # fmt: skip
+        if whole >= unit:
+            rest = whole % unit // below
+            return f"{whole // unit} {name} {rest} {smaller}" if rest else f"{whole // unit} {name}"
+    return f"{whole} s"
+
+
+def short(seconds: float | None) -> str:
+    """Return a duration for a column of a table, such as ``2h5m``."""
+    return duration(seconds).replace("min", "m").replace(" ", "")
+
+
+def number(value: float | None, *, digits: int = 4) -> str:
+    """Return a number with so many significant digits; a dash where it is unknown."""
+    if value is None:
+        return UNKNOWN
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+def cost(view: JobView) -> float | None:
+    """Return what an hour of the job costs at present; ``None`` without prices."""
+    try:
+        return None if view.status.price_per_hour is None else float(view.status.price_per_hour)
+    except ValueError:
+        return None

@@ -1,0 +1,59 @@
+"""Reading a HeteroTrainJob from a file, with everything checked that the API server checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from heterotrain_core.contract import keys
+from heterotrain_operator.api.admission import job_name, read_new_job
+from heterotrain_operator.api.reading import SpecError
+from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
+from heterotrain_operator.decide.objects.pods import template_problem
+
+from heterotrain_cli.documents import parse_documents, place, read_text
+from heterotrain_cli.errors import InputError
+
+API_VERSION = f"{keys.GROUP}/{keys.VERSION}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFile:
+    """A valid job.
+
+    Attributes:
+        name, namespace: of the object; the namespace is ``None`` if the file has none.
+        body: the object as written.
+        spec: its spec.
+    """
+
+    name: str
+    namespace: str | None
+    body: Mapping[str, Any]
+    spec: HeteroTrainJobSpec
+
+
+def read_job_file(path: str) -> JobFile:
+    """Return the one HeteroTrainJob in a YAML file (``-``: standard input); other objects are ignored.
+
+    Raises:
+        InputError: the file has no job or several, or the job has a mistake.
+    """
+    where = place(path)
+    documents = parse_documents(read_text(path), where=where)
+    jobs = [d for d in documents if isinstance(d, Mapping) and d.get("kind") == keys.KIND]
+    if len(jobs) != 1:
+        kinds = ", ".join(str(d["kind"]) for d in documents if isinstance(d, Mapping) and "kind" in d) or "no object"
+        raise InputError(f"{where}: must hold exactly one {keys.KIND}, but holds {kinds}")
+    body = jobs[0]
+    if body.get("apiVersion") != API_VERSION:
+        raise InputError(f"{where}: apiVersion is {body.get('apiVersion')!r}, but must be {API_VERSION}")
+    try:
+        spec = read_new_job(body)
+    except SpecError as error:
+        raise InputError(f"{where}: {error}") from error
+    if problem := template_problem(body["spec"]["template"], spec.worker_pools):
+        raise InputError(f"{where}: {problem}")
+    metadata = body["metadata"]
+    return JobFile(name=job_name(metadata), namespace=metadata.get("namespace"), body=body, spec=spec)

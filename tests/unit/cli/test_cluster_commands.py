@@ -1,0 +1,333 @@
+"""Commands on a cluster: what they send, what they show, and one sentence for each failure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from heterotrain_cli.cluster import api, submit
+from heterotrain_cli.cluster.diagnosis import findings
+from heterotrain_cli.cluster.view import duration, number, view_of
+from heterotrain_cli.main import main
+from support.api_stub import ApiStub, serve, write_kubeconfig
+
+JOBS = "/apis/heterotrain.dev/v1alpha1/namespaces/ml/heterotrainjobs"
+ALL_JOBS = "/apis/heterotrain.dev/v1alpha1/heterotrainjobs"
+PODS, EVENTS = "/api/v1/namespaces/ml/pods", "/api/v1/namespaces/ml/events"
+NOW = datetime(2026, 11, 22, 12, 0, 0, tzinfo=UTC)
+SPEC: dict[str, Any] = {
+    "training": {"globalBatchSize": 60, "epochs": 8},
+    "workerPools": [
+        {"name": "a100", "minReplicas": 1, "maxReplicas": 2},
+        {"name": "t4", "maxReplicas": 3, "capacityType": "Spot"},
+    ],
+    "template": {"spec": {"containers": [{"name": "trainer", "image": "x"}]}},
+}
+
+
+CHECK = "check that it runs and watches this namespace (`heterotrain-operator check`)"
+
+
+def condition(kind: str, status: str, reason: str, message: str = "") -> dict[str, Any]:
+    return {
+        "type": kind, "status": status, "reason": reason, "message": message,
+        "lastTransitionTime": "2026-11-22T11:00:00Z",
+    }  # fmt: skip
+
+
+def job(name: str = "digits", **status: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "heterotrain.dev/v1alpha1",
+        "kind": "HeteroTrainJob",
+        "metadata": {
+            "name": name, "namespace": "ml", "uid": f"uid-{name}", "creationTimestamp": "2026-11-22T10:00:00Z",
+            "resourceVersion": "7",
+        },
+        "spec": json.loads(json.dumps(SPEC)),
+        "status": status,
+    }  # fmt: skip
+
+
+RUNNING: dict[str, Any] = {
+    "state": "Running", "reason": "5 of 5 workers train", "ready": "5/5", "epoch": 3, "step": 1200,
+    "progress": "41%", "progressPercentage": 41, "samplesPerSecond": 652.0, "stepSeconds": 0.092, "loss": 0.31,
+    "efficiency": 0.62, "plan": {"efficiencyCeiling": 0.97}, "estimatedRemainingSeconds": 3700,
+    "pricePerHour": "9.50", "globalBatchSize": 60, "disruptions": 1, "startTime": "2026-11-22T10:00:10Z",
+    "lastCheckpoint": {"step": 1100, "time": "2026-11-22T11:58:00Z"},
+    "conditions": [condition("SpeedsLearned", "True", "Learned"), condition("Accepted", "True", "Accepted")],
+    "workers": [
+        {"name": "digits-w0", "pool": "a100", "state": "Training", "node": "n0", "shareSamples": 40,
+         "binding": "Communication", "samplesPerSecond": 500.0},
+        {"name": "digits-w1", "pool": "t4", "state": "Training", "node": "n1", "shareSamples": 12,
+         "binding": "Compute", "samplesPerSecond": 100.0},
+        {"name": "digits-w2", "pool": "t4", "state": "Training", "node": "n2", "shareSamples": 8,
+         "binding": "Compute", "samplesPerSecond": 80.0, "message": "its node is tainted: it leaves"},
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiStub]:
+    """An API server with one running job, and a kubeconfig for it."""
+    found = ApiStub(objects={f"{JOBS}/digits": job(**RUNNING)})
+    found.lists = {JOBS: [job(**RUNNING)], ALL_JOBS: [job(**RUNNING), job("text")], PODS: [], EVENTS: []}
+    monkeypatch.setattr(api, "RETRY_S", 0.0)
+    monkeypatch.setattr(submit, "LOOK_S", 0.0)
+    with serve(found, tmp_path, namespace="ml") as kubeconfig:
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        yield found
+
+
+def run(*arguments: str, **more: Any) -> Result:
+    return CliRunner().invoke(main, list(arguments), catch_exceptions=False, **more)
+
+
+def told(*arguments: str) -> str:
+    """Return the output of a command that succeeds."""
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(*arguments: str, status: int = 2) -> str:
+    """Return the one line of a command that is refused."""
+    result = run(*arguments)
+    assert result.exit_code == status, result.output
+    assert result.stderr.count("\n") == 1, result.stderr
+    return result.stderr.removeprefix("Error: ").rstrip("\n")
+
+
+def test_get_lists_jobs_of_the_namespace_or_of_all(stub: ApiStub) -> None:
+    first = told("get")
+    assert "digits" in first
+    assert all(word in first for word in ("Running", "5/5", "41%", "652", "62%", "1h1m", "9.50"))
+    assert "text" not in first
+    everywhere = told("get", "-A")
+    assert "text" in everywhere
+    assert "New" in everywhere  # the operator has not written a status
+
+
+def test_get_prints_documents(stub: ApiStub) -> None:
+    assert json.loads(told("get", "digits", "-o", "json")) == job(**RUNNING)
+    assert yaml.safe_load(told("get", "-o", "yaml"))["items"] == [job(**RUNNING)]
+
+
+def test_describe_tells_why_a_job_is_slow(stub: ApiStub) -> None:
+    stub.lists[EVENTS] = [
+        {"metadata": {}, "reason": "PlanChanged", "message": "new shares", "lastTimestamp": "2026-11-22T11:00:00Z"},
+        {"metadata": {}, "reason": "WorkerLost", "message": "node n1 gone", "type": "Warning",
+         "eventTime": "2026-11-22T10:59:00.5Z"},
+    ]  # fmt: skip
+    text = " ".join(told("describe", "digits").split())
+    for part in (
+        "epoch 3 of 8, step 1,200", "652 samples/s, 0.092 s a step, efficiency 0.62 of 0.97 possible",
+        "9.50 an hour, about 9.76 until the end", "the workers are only 62 % busy, where 97 % are possible",
+        "2 workers, the slowest digits-w2 (80 samples/s): its computation takes the whole step",
+        "digits-w0 (500 samples/s): the gradient exchange", "worker digits-w2: its node is tainted", "PlanChanged",
+    ):  # fmt: skip
+        assert part in text, part
+    assert text.index("WorkerLost") < text.index("PlanChanged")
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        ({"state": "Failed", "reason": "worker w1 failed"}, [("worker w1 failed", True)]),
+        ({"state": "Succeeded", "reason": "done"}, [("done", False)]),
+        (
+            {"state": "Pending", "conditions": [condition("Scheduled", "False", "NoNodes", "pool a100 has no node")]},
+            [("Scheduled is false (NoNodes): pool a100 has no node", True)],
+        ),
+        (
+            {"state": "Running", "efficiency": 0.95, "conditions": [condition("SpeedsLearned", "True", "Learned")]},
+            [
+                ("the workers are 95 % busy; the measured noise of step times allows 100 %", False),
+                ("nothing is wrong", False),
+            ],
+        ),
+        (
+            {"state": "Running", "efficiency": 0.5, "conditions": [condition("SpeedsLearned", "False", "Learning")]},
+            [("speeds are still being learned: Learning", False), ("nothing is wrong", False)],
+        ),
+        ({}, [(f"the operator has not answered yet: {CHECK}", True)]),
+    ],
+)  # fmt: skip
+def test_findings(status: dict[str, Any], expected: list[tuple[str, bool]]) -> None:
+    found = findings(view_of(job(**status), NOW))
+    assert [(each.what, each.is_problem) for each in found] == expected
+
+
+def test_a_new_job_is_not_a_problem() -> None:
+    young = view_of(job(), datetime(2026, 11, 22, 10, 0, 5, tzinfo=UTC))
+    assert [each.what for each in findings(young)] == ["the operator has not answered yet", "nothing is wrong"]
+
+
+def test_suspend_resume_scale_and_delete_change_one_thing(stub: ApiStub) -> None:
+    assert "no spec.checkpoint" in told("suspend", "digits")
+    assert stub.objects[f"{JOBS}/digits"]["spec"]["suspend"] is True
+    told("resume", "digits")
+    assert stub.objects[f"{JOBS}/digits"]["spec"]["suspend"] is False
+    told("scale", "digits", "4")
+    assert stub.requests[-1][3] == {"spec": {"elasticPolicy": {"maxReplicas": 4}}}
+    told("scale", "digits", "--pool", "a100=0", "--pool", "t4=5")
+    assert stub.requests[-1][3] == {
+        "metadata": {"resourceVersion": "7"},
+        "spec": {"workerPools": [
+            {"name": "a100", "minReplicas": 0, "maxReplicas": 0},
+            {"name": "t4", "minReplicas": 0, "maxReplicas": 5, "capacityType": "Spot"},
+        ]},
+    }  # fmt: skip
+    result = run("delete", "digits", input="n\n")
+    assert result.exit_code == 1
+    assert f"{JOBS}/digits" in stub.objects
+    told("delete", "digits", "--yes")
+    assert f"{JOBS}/digits" not in stub.objects
+
+
+def test_submit_waits_for_the_end(stub: ApiStub, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump({k: v for k, v in job("text").items() if k != "status"}), encoding="utf-8")
+    assert told("validate", str(file)) == "job text is valid\n"
+    told("validate", str(file), "--cluster")
+    assert stub.requests[-1][2]["dryRun"] == "All"
+    assert f"{JOBS}/text" not in stub.objects
+    real = stub.answer
+
+    def finishing(method: str, path: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
+        if method == "GET" and path == f"{JOBS}/text":
+            reads = sum(each[:2] == ("GET", path) for each in stub.requests)
+            ends = {"state": "Failed" if fails else "Succeeded", "reason": "that is why", "startTime":
+                    "2026-11-22T10:00:00Z", "completionTime": "2026-11-22T10:01:05Z"}  # fmt: skip
+            stub.objects[path]["status"] = ends if reads else RUNNING
+        return real(method, path, query, body)
+
+    stub.answer = finishing
+    for fails, status in ((False, 0), (True, submit.JOB_FAILED)):
+        stub.requests.clear()
+        stub.objects.pop(f"{JOBS}/text", None)
+        result = run("submit", str(file), "--wait")
+        assert result.exit_code == status, result.output
+        assert (
+            "text: Running, 41%, epoch 3 of 8, loss 0.31, 652 samples/s, 5/5 workers, 1 h 1 min left" in result.stderr
+        )
+        word = "Failed" if fails else "Succeeded"
+        assert result.stdout.splitlines()[-1] == f"job text: {word} after 1 min 5 s. that is why"
+
+
+def test_waiting_ends_after_the_timeout(stub: ApiStub) -> None:
+    result = run("wait", "digits", "--timeout", "0")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1].startswith("Error: job digits has not ended after 0 s: it goes on (Running")
+
+
+def test_logs_of_all_workers_or_of_some(stub: ApiStub) -> None:
+    for number_ in (10, 2):
+        stub.lists[PODS].append({
+            "metadata": {"name": f"digits-w{number_}", "uid": f"u{number_}", "annotations":
+                         {"kubectl.kubernetes.io/default-container": "trainer"} if number_ == 2 else {}},
+            "spec": {"containers": [{"name": "side"}, {"name": "trainer"}]}, "status": {"phase": "Running"},
+        })  # fmt: skip
+        stub.logs[f"digits-w{number_}"] = f"one {number_}\ntwo {number_}\n"
+    lines = ["digits-w2  one 2", "digits-w2  two 2", "digits-w10 one 10", "digits-w10 two 10"]
+    assert told("logs", "digits").splitlines() == lines
+    asked = [(path.split("/")[-2], query["container"]) for _, path, query, _ in stub.requests if path.endswith("/log")]
+    assert asked == [("digits-w2", "trainer"), ("digits-w10", "side")]
+    assert told("logs", "digits", "w10", "--tail", "1").splitlines()[0] == "digits-w10 one 10"
+    assert stub.requests[-1][2]["tailLines"] == "1"
+    assert refused("logs", "digits", "w3") == "job digits has no worker w3: there are digits-w2, digits-w10"
+    stub.objects[f"{JOBS}/digits"]["status"]["state"] = "Succeeded"
+    assert sorted(told("logs", "digits", "-f").splitlines()) == sorted(lines)
+
+
+def test_following_goes_on_while_workers_come_and_go(stub: ApiStub) -> None:
+    """A second worker appears later; the job ends; everything is printed once."""
+
+    def pod(name: str, phase: str) -> dict[str, Any]:
+        return {"metadata": {"name": name, "uid": name}, "spec": {"containers": [{"name": "t"}]},
+                "status": {"phase": phase}}  # fmt: skip
+
+    stub.logs = {"digits-w0": "a\n", "digits-w1": "b\n"}
+    looks = iter([[pod("digits-w0", "Running"), pod("digits-w1", "Pending")],
+                  [pod("digits-w0", "Running"), pod("digits-w1", "Running")]])  # fmt: skip
+    real = stub.answer
+
+    def answer(method: str, path: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
+        if path == PODS:
+            found = next(looks, None)
+            stub.lists[PODS] = found if found is not None else stub.lists[PODS]
+            if stub.lists[PODS] and stub.lists[PODS][-1]["status"]["phase"] == "Running":
+                stub.objects[f"{JOBS}/digits"]["status"]["state"] = "Succeeded"
+        return real(method, path, query, body)
+
+    stub.answer = answer
+    stub.lists[PODS] = [pod("digits-w0", "Running")]
+    assert sorted(told("logs", "digits", "--follow").splitlines()) == ["digits-w0 a", "digits-w1 b"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (("get", "nothing"), 2, "there is no job nothing in namespace ml: `heterotrain get -A` lists all jobs"),
+        (("describe", "nothing"), 2, "there is no job nothing in namespace ml: `heterotrain get -A` lists all jobs"),
+        (("logs", "digits"), 2, "job digits has no workers at present: `heterotrain describe digits` tells why"),
+        (("scale", "digits", "--pool", "h100=2"), 2, "the job has no pool h100: its pools are a100, t4"),
+        (("scale", "digits", "--pool", "a100"), 2, "--pool a100 is not of the form POOL=N, such as a100=2"),
+        (("get", "--context", "moon"), 1, None),
+    ],
+)
+def test_mistakes_get_one_sentence(stub: ApiStub, arguments: tuple[str, ...], status: int, said: str | None) -> None:
+    found = refused(*arguments, status=status)
+    assert found == said or (said is None and found.startswith("no access to a cluster"))
+
+
+def test_refusals_of_the_api_server(stub: ApiStub) -> None:
+    path = f"{JOBS}/digits"
+    long = 'HeteroTrainJob.heterotrain.dev "digits" is invalid: spec: Invalid value: "object": training is immutable'
+    for answer, status, said in (
+        ((403, "users is forbidden"), 2, "not allowed to read or change job digits: users is forbidden"),
+        ((422, long), 2, 'spec: Invalid value: "object": training is immutable'),
+        ((404, "the server could not find the requested resource"), 2,
+         "this cluster has no HeteroTrainJobs: install the operator's chart first"),
+        ((500, "etcd is down"), 1, "the API server failed: etcd is down"),
+    ):  # fmt: skip
+        stub.refusals[("PATCH", path)] = [answer]
+        assert refused("resume", "digits", status=status) == said
+
+
+def test_a_read_is_repeated_and_a_write_is_not(stub: ApiStub) -> None:
+    path = f"{JOBS}/digits"
+    stub.refusals[("GET", path)] = [(503, "starting"), (503, "starting")]
+    told("get", "digits")
+    stub.refusals[("PATCH", path)] = [(503, "starting")]
+    before = len(stub.requests)
+    refused("resume", "digits", status=1)
+    assert len(stub.requests) == before + 1
+
+
+def test_a_cluster_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "RETRY_S", 0.0)
+    write_kubeconfig(tmp_path / "config", "http://127.0.0.1:9", namespace="ml")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    assert refused("get", status=1).startswith("the cluster does not answer: ")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nowhere"))
+    assert "set KUBECONFIG" in refused("get", status=1)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "–"), (0.4, "0 s"), (59.6, "1 min"), (65, "1 min 5 s"), (3700, "1 h 1 min"), (90_000, "1 d 1 h")],
+)
+def test_durations(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_numbers() -> None:
+    assert [number(value) for value in (None, 0.0921, 652.0, 1234.5, 98_765.4)] == [
+        "–", "0.0921", "652", "1,234", "98,765",
+    ]  # fmt: skip
