@@ -175,7 +175,7 @@ class Job:
         self._loop.tensorboard = (
             TensorBoardWriter(tensorboard_dir, identity, report=self._report) if tensorboard_dir else None
         )
-        log_tags.where = self._position
+        log_tags.where, log_tags.before = self._position, self._loop.progress_display.clear
         self._sigterm = SigtermHandler(self._loop.shutdown.request)
         self._sigterm.install()
         torch.manual_seed(config.seed)

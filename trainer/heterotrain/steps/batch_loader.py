@@ -67,6 +67,11 @@ class BatchLoader:
         folder = identity.sample_log_dir
         self._log = SampleLog(folder, name=identity.name.replace("/", "-")) if folder else None
 
+    @property
+    def epoch_samples(self) -> int | None:
+        """Samples of one epoch; ``None`` while unknown."""
+        return self._source.samples
+
     def task(self, active_group: ActiveGroup, progress: Progress, *, cap_samples: int | None) -> Task:
         """Return this rank's part of the next step; ``cap_samples`` is the largest micro-batch known to fit.
 

@@ -41,6 +41,7 @@ from heterotrain.steps.shutdown import Shutdown
 from heterotrain.steps.step import Step
 from heterotrain.steps.task import Task
 from heterotrain.steps.vote import exchange_votes
+from heterotrain.telemetry.progress import Position, ProgressDisplay
 from heterotrain.telemetry.report import Report
 from heterotrain.telemetry.tensorboard import TensorBoardWriter
 from heterotrain.termination_message import TerminationMessage
@@ -95,6 +96,7 @@ class Loop:
         self.formed: Callable[[int], None] = lambda _rank: None
         self.schedulers: list[Any] = []
         self.tensorboard: TensorBoardWriter | None = None
+        self.progress_display = ProgressDisplay()
         self._identity = identity
         self._config = config
         self._device = device
@@ -148,6 +150,7 @@ class Loop:
                 self._finish_step()
                 self._finish_epoch()
                 if self._is_done():
+                    self.progress_display.clear()
                     self._check_result(active_group)
                     self.shutdown.conclude(active_group)
                     return
@@ -428,6 +431,9 @@ class Loop:
         self._replicas.clear()
         if self._observer.measures and active_group.group is not None:
             self._replicas.measure()
+        self.progress_display.committed(
+            lambda: self._position(active_group, decision), leads=active_group.rank == 0, now_s=now_s
+        )
         self._observer.cost(step, since_s=telemetry_began_s)
         self._committed = active_group, decision
 
@@ -455,6 +461,14 @@ class Loop:
         raise error
 
     # -- helpers -----------------------------------------------------------------------------------------------------
+
+    def _position(self, active_group: ActiveGroup, decision: StepDecision) -> Position:
+        progress, roster = self._training.progress, active_group.roster
+        return Position(
+            epoch=progress.epoch, epochs=self._config.epochs, samples=progress.samples, epoch_done=progress.cursor,
+            epoch_samples=self._require_loader().epoch_samples, loss=decision.loss, ranks=len(roster.shares),
+            share_samples=roster.shares[active_group.rank], batch_samples=roster.plan.global_batch_samples,
+        )  # fmt: skip
 
     def _check_result(self, active_group: ActiveGroup | None) -> None:
         """Refuse to end the training successfully with weights that are not finite, or that differ between ranks.

@@ -45,6 +45,7 @@ class Tagged(logging.Filter):
 
     Attributes:
         where: called for each record, from any thread; returns this rank's position in the training.
+        before: called before each record is written.
     """
 
     def __init__(self, who: Tags) -> None:
@@ -52,9 +53,11 @@ class Tagged(logging.Filter):
         super().__init__()
         self._who = who
         self.where: Callable[[], Tags] = dict
+        self.before: Callable[[], None] = lambda: None
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Keep every record."""
+        self.before()
         record.tags = {**self._who, **self.where()}
         return True
 
