@@ -10,6 +10,8 @@ from heterotrain_operator.api.status import WorkerStatus
 
 from heterotrain_cli.cluster.view import JobView, number
 
+_DONE = ("Finished", "Left")
+"""States of workers that ended as they should."""
 GOOD_FRACTION = 0.9
 """Of the ceiling: an efficiency above it is not called slow."""
 PATIENCE_S = 30
@@ -70,7 +72,11 @@ def _conditions(view: JobView) -> list[Finding]:
 
 
 def _workers(view: JobView) -> list[Finding]:
-    return [Finding(f"worker {each.name}: {each.message}") for each in view.status.workers if each.message]
+    return [
+        Finding(f"worker {each.name}: {each.message}")
+        for each in view.status.workers
+        if each.message and each.state not in _DONE
+    ]
 
 
 def _speed(view: JobView) -> list[Finding]:

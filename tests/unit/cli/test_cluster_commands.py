@@ -68,6 +68,7 @@ RUNNING: dict[str, Any] = {
          "binding": "Compute", "samplesPerSecond": 100.0},
         {"name": "digits-w2", "pool": "t4", "state": "Training", "node": "n2", "shareSamples": 8,
          "binding": "Compute", "samplesPerSecond": 80.0, "message": "its node is tainted: it leaves"},
+        {"name": "digits-w3", "pool": "t4", "state": "Finished", "message": "every epoch is committed"},
     ],
 }  # fmt: skip
 
@@ -132,6 +133,7 @@ def test_describe_tells_why_a_job_is_slow(stub: ApiStub) -> None:
         "digits-w0 (500 samples/s): the gradient exchange", "worker digits-w2: its node is tainted", "PlanChanged",
     ):  # fmt: skip
         assert part in text, part
+    assert "every epoch is committed" not in text  # a worker that is done is no problem
     assert text.index("WorkerLost") < text.index("PlanChanged")
 
 
