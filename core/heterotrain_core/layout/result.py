@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from heterotrain_core.contract.choices import Choice
-from heterotrain_core.contract.plan import Binding
 
 
 class LayoutKind(Choice):
@@ -21,6 +20,19 @@ class LayoutKind(Choice):
     """Each device holds contiguous units; micro-batches pass through the devices."""
 
 
+class Limit(Choice):
+    """What keeps a member from more samples in the same time."""
+
+    COMPUTE = "Compute"
+    """Its devices compute nearly all the time."""
+    LINK = "Link"
+    """Stages wait for bytes."""
+    FILL = "Fill"
+    """Stages wait for the first micro-batches to arrive and for the last ones to leave."""
+    MEMORY = "Memory"
+    """With more memory, other cuts would make the slowest stage faster."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """Contiguous units on one device.
@@ -30,8 +42,9 @@ class Stage:
         first_unit, last_unit: indices into ``Problem.units``, both included.
         forward_s: seconds of one micro-batch's forward pass, without transfers.
         backward_s: of its backward pass.
-        receive_s: seconds in which the stage waits for the bytes of one micro-batch: its input in the forward pass and
-            the gradient of its output in the backward pass. Receiving does not overlap with computing.
+        input_s: seconds in which it waits for the bytes of its input; 0 for the first stage.
+        gradient_s: the same for the gradient of its output; 0 for the last stage. Receiving does not overlap with
+            computing.
         memory_bytes: training state, and the activations of all micro-batches that it keeps at the same time.
     """
 
@@ -40,13 +53,14 @@ class Stage:
     last_unit: int
     forward_s: float
     backward_s: float
-    receive_s: float
+    input_s: float
+    gradient_s: float
     memory_bytes: int
 
     @property
     def busy_s(self) -> float:
         """Seconds of one micro-batch in this stage."""
-        return self.forward_s + self.backward_s + self.receive_s
+        return self.forward_s + self.backward_s + self.input_s + self.gradient_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +111,8 @@ class Layout:
 class Template:
     """The best layout for some devices, whichever nodes they are on, with the time of each share.
 
-    A share of n micro-batches takes ``first_s + (n − 1) next_s``.
+    A share of n micro-batches takes ``first_s + (n − 1) next_s``, and n is at least ``least_micro_batches``: fewer than
+    stages are possible only where each stage can keep all of them.
 
     Attributes:
         devices: by kind, in the order of ``Problem.kinds``.
@@ -106,6 +121,7 @@ class Template:
         next_s: seconds of each further one; the slowest stage of a pipeline.
         exchange_bytes: gradient bytes of the device that has most.
         layout: what each device holds.
+        least_micro_batches: of a share.
     """
 
     devices: tuple[int, ...]
@@ -114,6 +130,7 @@ class Template:
     next_s: float
     exchange_bytes: int
     layout: Layout
+    least_micro_batches: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +143,7 @@ class Member:
         micro_batch_samples: size of a micro-batch; the last one of a share is filled up with samples of weight zero.
         micro_batches: of the share.
         compute_s: predicted seconds from the first forward pass to the last backward pass.
-        binding: what keeps it from a shorter step.
+        limit: what costs it most time.
     """
 
     layout: Layout
@@ -134,7 +151,36 @@ class Member:
     micro_batch_samples: int
     micro_batches: int
     compute_s: float
-    binding: Binding
+    limit: Limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cover:
+    """Members that use the devices, with the division of one global batch among them.
+
+    Attributes:
+        members: shares sum to the global batch.
+        unused: devices by kind that are in no member.
+        step_s: predicted seconds of a step: the slowest member by simulation of its schedule, then the exchange.
+        exchange_s: seconds of the exchange of gradients between members, none of it hidden.
+        bound_s: no members out of the same templates take less than that before the exchange, by linear relaxation.
+        gap_ratio: how much longer than ``bound_s`` the chosen templates take.
+        cut_gap_ratio: how much shorter the share of a chosen template could at most be with another cut.
+        samples_per_s: the global batch over ``step_s``.
+        flow_ratio: ``samples_per_s`` over the rate of all devices if they computed all the time.
+        reason: one sentence for people.
+    """
+
+    members: tuple[Member, ...]
+    unused: Mapping[str, int]
+    step_s: float
+    exchange_s: float
+    bound_s: float
+    gap_ratio: float
+    cut_gap_ratio: float
+    samples_per_s: float
+    flow_ratio: float
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,7 +91,8 @@ def test_a_link_is_the_same_both_ways_and_between_devices_of_a_kind() -> None:
 
 
 def test_a_layout_lists_its_devices_and_cuts() -> None:
-    stage = Stage(kind="t4", first_unit=0, last_unit=2, forward_s=1.0, backward_s=2.0, receive_s=0.5, memory_bytes=9)
+    seconds = {"forward_s": 1.0, "backward_s": 2.0, "input_s": 0.0, "gradient_s": 0.5}
+    stage = Stage(kind="t4", first_unit=0, last_unit=2, **seconds, memory_bytes=9)
     pipeline = Layout(kind=LayoutKind.PIPELINE, stages=(stage, replace(stage, kind="a100", first_unit=3, last_unit=5)))
     assert (pipeline.cuts, dict(pipeline.devices)) == ((3,), {"t4": 1, "a100": 1})
     shard = Shard(kind="t4", state_ratio=0.5, share_samples=4, micro_batch_samples=2, memory_bytes=9)

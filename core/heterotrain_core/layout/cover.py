@@ -1,0 +1,327 @@
+"""Members for a job: which devices form one, how they are cut, and the division of the global batch among them.
+
+Modes compare on the same footing: a device that holds the whole model is a pipeline of one stage, and sharded members
+join as further templates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from heterotrain_core.contract.plan import ComputeTime
+from heterotrain_core.layout.book import Book, book_of
+from heterotrain_core.layout.cut import finalists, layout_of, slowest_with_room
+from heterotrain_core.layout.level import Level, Menu, least_level, menu_of
+from heterotrain_core.layout.problem import Problem
+from heterotrain_core.layout.result import Cover, Infeasible, Layout, LayoutKind, Limit, Member, Template
+from heterotrain_core.layout.schedule import passes, share_seconds
+from heterotrain_core.split.balance import Split, balance
+from heterotrain_core.split.member import SplitMember
+
+EVERY_KIND = frozenset(LayoutKind)
+NOTICED_EXCHANGE = 0.005
+"""Part of a step from which on the exchange decides about the number of stages: a device of a pipeline holds, and
+exchanges, only its own stage."""
+NOTICED_LOSS = 0.1
+"""Part of a member's time from which on a loss counts as its limit."""
+MOST_FINALISTS = 2
+"""Choices of templates that are worked out, the best by the formula."""
+NEAR = 1.01
+"""Step of such a choice over the shortest one by the formula, at most."""
+_MOST_SHOWN = 4
+"""Different layouts in a reason."""
+_MOST_SPLITS = 64
+"""Global batches, padded further and further, that are tried where sizes of micro-batches differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """One template of a cover, worked out: its layout, and the time of a share near the expected one."""
+
+    layout: Layout
+    micro_batch_samples: int
+    least_micro_batches: int
+    gap_ratio: float
+    roomy_slowest_s: float
+    curve: ComputeTime
+
+    def seconds(self, micro_batches: int) -> float:
+        if self.layout.stages:
+            return share_seconds(passes(self.layout.stages), micro_batches)
+        return self.curve.update_s + self.curve.per_sample_s * micro_batches * self.micro_batch_samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Rough:
+    """A choice of templates before their layouts are worked out."""
+
+    menu: Menu
+    level: Level
+    exchange_s: float
+    step_s: float
+
+
+def cover(
+    book: Book,
+    *,
+    devices: Sequence[int] | None = None,
+    kinds: frozenset[LayoutKind] = EVERY_KIND,
+    further: Sequence[Template] = (),
+) -> Cover | Infeasible:
+    """Return the members with the shortest predicted step.
+
+    The templates are chosen by the formula ``fill + (n − 1) · slowest stage``, which the bound belongs to. Members are
+    then cut for their share, their schedules simulated, and the batch divided by the simulated times. Where the
+    exchange is noticed, covers with longer pipelines compete as well; the shortest predicted step wins.
+
+    Args:
+        book: templates of the job.
+        devices: by kind, at most those of the book; ``None`` for all of them.
+        kinds: layouts that members may have.
+        further: templates that are not pipelines, such as sharded members.
+    """
+    counts = [kind.count for kind in book.problem.kinds]
+    left = counts if devices is None else [max(0, min(pair)) for pair in zip(devices, counts, strict=True)]
+    rough = _rough(book, left, kinds, further, 1)
+    if isinstance(rough, Infeasible):
+        return rough
+    tried = {1: rough}
+    if rough.exchange_s > NOTICED_EXCHANGE * rough.step_s and LayoutKind.PIPELINE in kinds:
+        # By factors of two first, then on either side of the best.
+        for numbers in ((2, 4, 8, 16, 32, 64), (-1, 1)):
+            best = min(tried, key=lambda stages: tried[stages].step_s)
+            for stages in numbers if numbers[0] > 0 else (best * 3 // 4, best * 3 // 2):
+                if stages not in tried and 1 < stages <= min(book.problem.most_stages, sum(left)):
+                    other = _rough(book, left, kinds, further, stages)
+                    tried |= {stages: other} if isinstance(other, _Rough) else {}
+    ranked = sorted(tried.values(), key=lambda each: each.step_s)
+    near = [each for each in ranked[:MOST_FINALISTS] if each.step_s <= NEAR * ranked[0].step_s]
+    results = [_worked_out(book, left, each) for each in near]
+    covers = [each for each in results if isinstance(each, Cover)]
+    return min(covers, key=lambda each: each.step_s) if covers else results[0]
+
+
+def exchange_seconds(problem: Problem, layouts: Sequence[Layout]) -> float:
+    """Return the seconds of the exchange of gradients between members, none of it hidden.
+
+    Each piece goes round a ring of its owners, one in each member. A device moves ``2 (m − 1) / m`` times the gradients
+    that it holds, over its slowest link to any device in use.
+    """
+    members = len(layouts)
+    if members <= 1:
+        return 0.0
+    used = sorted({name for layout in layouts for name in layout.devices})
+    slowest = 0.0
+    for layout in set(layouts):
+        for kind, held in _gradient_bytes(problem, layout):
+            for other in used:
+                link = problem.link(kind, other)
+                rounds = 2 * (members - 1)
+                slowest = max(slowest, rounds * link.seconds(held / members))
+    return slowest
+
+
+def _gradient_bytes(problem: Problem, layout: Layout) -> list[tuple[str, float]]:
+    """Return the gradient bytes of each device."""
+    whole = float(sum(unit.parameter_bytes for unit in problem.units))
+    found = [(shard.kind, whole * shard.state_ratio) for shard in layout.shards]
+    for stage in layout.stages:
+        units = problem.units[stage.first_unit : stage.last_unit + 1]
+        found.append((stage.kind, float(sum(unit.parameter_bytes for unit in units))))
+    return found
+
+
+def _rough(
+    book: Book, left: Sequence[int], kinds: frozenset[LayoutKind], further: Sequence[Template], least_stages: int
+) -> _Rough | Infeasible:
+    """Return the choice of templates with at least so many stages, and its step by the formula."""
+    problem = book.problem
+    menu = menu_of(book, further, kinds, least_stages)
+    found = least_level(menu, np.array(left, dtype=np.int64), problem.least_members)
+    if isinstance(found, int):
+        return _too_few(book, left, kinds, found)
+    members = sum(found.amounts.values())
+    link = max((problem.default_link, *problem.links.values()), key=lambda each: each.seconds(1e9))
+    exchange_s = 0.0
+    for column in found.amounts if members > 1 else ():
+        # Stages hold about equal parts of the model.
+        held = sum(unit.parameter_bytes for unit in problem.units) / int(menu.need_JK[column].sum())
+        exchange_s = max(exchange_s, 2 * (members - 1) * link.seconds(held / members))
+    return _Rough(menu=menu, level=found, exchange_s=exchange_s, step_s=found.level_s + exchange_s)
+
+
+def _worked_out(book: Book, left: Sequence[int], rough: _Rough) -> Cover | Infeasible:
+    """Return the cover with cuts, simulated schedules and shares."""
+    amounts = rough.level.amounts
+    choices = {column: _work_out(book, rough.menu, rough.level.level_s, column) for column in amounts}
+    divided = _divide(book.problem, choices, [column for column in sorted(amounts) for _ in range(amounts[column])])
+    if isinstance(divided, Infeasible):
+        return divided
+    kept, micro_batches, padding = divided
+    taken = [(choices[column], count) for column, count in zip(kept, micro_batches, strict=True)]
+    return _result(book, left, rough.level, taken, padding)
+
+
+def _too_few(book: Book, left: Sequence[int], kinds: frozenset[LayoutKind], members: int) -> Infeasible:
+    problem = book.problem
+    if members:
+        return Infeasible(
+            reason=f"these devices form {members} {'member' if members == 1 else 'members'} and least_members is "
+            f"{problem.least_members}: add devices, or accept fewer members"
+        )
+    counted = tuple(replace(kind, count=count) for kind, count in zip(problem.kinds, left, strict=True))
+    fewer = book_of(replace(problem, kinds=counted))
+    if isinstance(fewer, Infeasible):
+        return fewer
+    names = " or ".join(sorted(kind.value.lower() for kind in kinds))
+    return Infeasible(reason=f"the model fits on these devices, but no {names} layout does: allow other layouts")
+
+
+def _work_out(book: Book, menu: Menu, level_s: float, column: int) -> _Choice:
+    """Return a template with its layout and the simulated time of the share that it takes within a level."""
+    row = int(menu.samples(level_s)[1][column])
+    samples = int(menu.samples_BJ[row, column])
+    least = int(menu.least_BJ[row, column])
+    if column >= menu.multisets:
+        template = menu.further[column - menu.multisets]
+        curve = _curve(template.next_s / samples, template.first_s - template.next_s)
+        return _Choice(
+            layout=template.layout,
+            micro_batch_samples=samples,
+            least_micro_batches=least,
+            gap_ratio=0.0,
+            roomy_slowest_s=template.next_s,
+            curve=curve,
+        )
+    costs = book.costs[row]
+    devices = menu.need_JK[column].tolist()
+    count = int(menu.micro_batches(level_s)[row, column])
+    cuts = finalists(costs, devices, count)
+    layouts = [layout_of(book.problem, costs, each.stages) for each in cuts]
+    times = [share_seconds(passes(each.stages), count) for each in layouts]
+    layout = layouts[times.index(min(times))]
+    slowest_s = max(stage.busy_s for stage in layout.stages)
+    return _Choice(
+        layout=layout,
+        micro_batch_samples=samples,
+        least_micro_batches=least,
+        gap_ratio=cuts[0].gap_ratio,
+        roomy_slowest_s=slowest_with_room(costs, devices),
+        # No schedule is shorter than the work of the slowest stage.
+        curve=_curve(slowest_s / samples, max(0.0, min(times) - count * slowest_s)),
+    )
+
+
+def _curve(per_sample_s: float, fixed_s: float) -> ComputeTime:
+    return ComputeTime(
+        per_sample_s=per_sample_s, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0, update_s=fixed_s
+    )
+
+
+def _divide(
+    problem: Problem, choices: Mapping[int, _Choice], columns: Sequence[int]
+) -> tuple[list[int], list[int], int] | Infeasible:
+    """Return the columns of the members that take part, their micro-batches, and the samples of weight zero.
+
+    The shares of the split are whole micro-batches. Where the batch is not a multiple of them, it is padded. A batch
+    that is too small for all members is divided among fewer.
+    """
+    kept = sorted(columns, key=lambda column: (choices[column].curve.per_sample_s, column))
+    while True:
+        members = [
+            SplitMember(
+                compute=choices[column].curve,
+                floor_samples=choices[column].least_micro_batches * choices[column].micro_batch_samples,
+                granularity_samples=choices[column].micro_batch_samples,
+            )
+            for column in kept
+        ]
+        sizes = [member.granularity_samples for member in members]
+        unit = math.gcd(*sizes)
+        first = -(-problem.batch_samples // unit)
+        for total in range(first * unit, (first + _MOST_SPLITS) * unit, unit):
+            split = balance(total, members)
+            if isinstance(split, Split) and total - problem.batch_samples < max(sizes):
+                micro_batches = [share // size for share, size in zip(split.shares, sizes, strict=True)]
+                return kept, micro_batches, total - problem.batch_samples
+        if len(kept) <= problem.least_members:
+            least = sum(member.floor_samples for member in members)
+            return Infeasible(
+                reason=f"the global batch of {problem.batch_samples} is too small for {len(kept)} members, which need "
+                f"{least} samples: take smaller micro-batches, fewer stages, or a larger batch"
+            )
+        kept = kept[:-1]
+
+
+def _result(book: Book, left: Sequence[int], found: Level, taken: Sequence[tuple[_Choice, int]], padding: int) -> Cover:
+    """Return the cover of members with these templates and numbers of micro-batches."""
+    problem = book.problem
+    padded = max(range(len(taken)), key=lambda i: (taken[i][0].micro_batch_samples, taken[i][1]))
+    seconds = {(id(choice), count): choice.seconds(count) for choice, count in taken}
+    members = tuple(
+        Member(
+            layout=choice.layout,
+            share_samples=count * choice.micro_batch_samples - (padding if index == padded else 0),
+            micro_batch_samples=choice.micro_batch_samples,
+            micro_batches=count,
+            compute_s=seconds[id(choice), count],
+            limit=_limit(choice, count, seconds[id(choice), count]),
+        )
+        for index, (choice, count) in enumerate(taken)
+    )
+    exchange_s = exchange_seconds(problem, [member.layout for member in members])
+    step_s = max(member.compute_s for member in members) + exchange_s
+    used = sum((Counter(member.layout.devices) for member in members), Counter[str]())
+    unused = {kind.name: count - used[kind.name] for kind, count in zip(problem.kinds, left, strict=True)}
+    rate = problem.batch_samples / step_s
+    return Cover(
+        members=members,
+        unused={name: count for name, count in unused.items() if count},
+        step_s=step_s,
+        exchange_s=exchange_s,
+        bound_s=found.bound_s,
+        gap_ratio=found.level_s / found.bound_s - 1,
+        cut_gap_ratio=max(choice.gap_ratio for choice, _ in taken),
+        samples_per_s=rate,
+        flow_ratio=rate / book.flow_per_s(left),
+        reason=_sentence(members, step_s),
+    )
+
+
+def _limit(choice: _Choice, micro_batches: int, seconds: float) -> Limit:
+    """Return what costs a member most of its time, apart from the computing of its slowest stage."""
+    if not choice.layout.stages:
+        return Limit.COMPUTE
+    slowest = max(choice.layout.stages, key=lambda stage: stage.busy_s)
+    losses = {
+        Limit.LINK: micro_batches * (slowest.input_s + slowest.gradient_s),
+        Limit.FILL: seconds - micro_batches * slowest.busy_s,
+        Limit.MEMORY: micro_batches * (slowest.busy_s - choice.roomy_slowest_s),
+    }
+    worst = max(losses, key=lambda each: losses[each])
+    return worst if losses[worst] >= NOTICED_LOSS * seconds else Limit.COMPUTE
+
+
+def _sentence(members: Sequence[Member], step_s: float) -> str:
+    shapes = Counter(drawing(member.layout) for member in members)
+    limits = Counter(member.limit for member in members)
+    shown = [f"{count} × {shape}" if count > 1 else shape for shape, count in shapes.most_common(_MOST_SHOWN)]
+    more = [f"{len(shapes) - _MOST_SHOWN} other layouts"] if len(shapes) > _MOST_SHOWN else []
+    by_limit = ", ".join(f"{limit.value.lower()} {limits[limit]}" for limit in Limit if limits[limit])
+    number = "1 member" if len(members) == 1 else f"{len(members)} members"
+    samples = sum(member.share_samples for member in members)
+    takes = "takes" if len(members) == 1 else "take"
+    return f"{number} {takes} {samples} samples in {step_s:.4g} s: {', '.join([*shown, *more])}; limited by {by_limit}"
+
+
+def drawing(layout: Layout) -> str:
+    """Return a layout for people, such as ``[a100: units 0-17 | t4: 18-23]``."""
+    if layout.shards:
+        return "[" + " + ".join(f"{shard.kind}: {shard.state_ratio:.0%}" for shard in layout.shards) + "]"
+    places = [f"{stage.kind}: {stage.first_unit}-{stage.last_unit}" for stage in layout.stages]
+    return "[" + " | ".join(places).replace(": ", ": units ", 1) + "]"

@@ -1,0 +1,179 @@
+"""The least time in which members out of a book's templates take a whole global batch.
+
+Within a time T, a template takes ``n = 1 + ⌊(T − first) / next⌋`` micro-batches. So the members of a step that takes T
+are an integer programme: the most samples that the devices can take within T. Its value grows with T, and T is found
+by bisection: first for the linear relaxation, which gives the bound, then upwards from there for whole members.
+
+Legend: ``J`` multisets and further templates, ``B`` sizes of micro-batches, ``K`` kinds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from heterotrain_core.layout.book import Book
+from heterotrain_core.layout.costs import Floats, Ints
+from heterotrain_core.layout.integer import choose
+from heterotrain_core.layout.result import LayoutKind, Template
+from heterotrain_core.layout.simplex import maximise
+
+TOLERANCE = 1e-5
+"""Relative width at which the search for the bound ends."""
+LEAST_STEP = 0.0005
+"""Smallest growth of a time that was too short for whole members, as a ratio."""
+MOST_TRIALS = 40
+"""Times that are tried for whole members before the longest possible one."""
+HALVINGS = 3
+"""Further trials between the last time that was too short and the first that was not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Menu:
+    """The templates that a cover may use.
+
+    Attributes:
+        need_JK: devices.
+        first_BJ, next_BJ: seconds of the first and of each further micro-batch; infinite where nothing fits.
+        least_BJ: micro-batches of a share, at least.
+        samples_BJ: of a micro-batch.
+        batch_samples: the global batch.
+        multisets: how many of the columns are the multisets of the book, in its order.
+        further: the other columns.
+    """
+
+    need_JK: Ints
+    first_BJ: Floats
+    next_BJ: Floats
+    least_BJ: Ints
+    samples_BJ: Ints
+    batch_samples: int
+    multisets: int
+    further: tuple[Template, ...]
+
+    def micro_batches(self, level_s: float) -> Ints:
+        """Return how many micro-batches each template takes within a time, ``_BJ``; 0 where it is too short."""
+        most = -(-self.batch_samples // self.samples_BJ)
+        possible = self.first_BJ <= level_s * (1 + 1e-12)
+        with np.errstate(invalid="ignore"):
+            further = np.where(possible, (level_s - self.first_BJ) / self.next_BJ, 0.0)
+        counts = np.minimum(np.floor(np.clip(further, 0.0, 1e15) + 1e-9).astype(np.int64) + 1, most)
+        return np.where(possible & (counts >= self.least_BJ), counts, 0)
+
+    def samples(self, level_s: float) -> tuple[Floats, Ints]:
+        """Return how many samples each template takes within a time, and with which size of micro-batch, ``_J``."""
+        samples_BJ = self.micro_batches(level_s) * self.samples_BJ
+        choice_J = np.argmax(samples_BJ, axis=0)
+        return np.minimum(samples_BJ.max(axis=0), self.batch_samples).astype(float), choice_J
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """Members by template that take the global batch within ``level_s``; ``bound_s`` is the bound of the relaxation."""
+
+    level_s: float
+    bound_s: float
+    amounts: Mapping[int, int]
+
+
+def menu_of(book: Book, further: Sequence[Template], kinds: frozenset[LayoutKind], least_stages: int) -> Menu:
+    """Return the templates of some kinds of layouts; pipelines have at least so many stages."""
+    sizes = book.family.counts_UK.sum(axis=1)
+    allowed = np.zeros(len(sizes), dtype=bool)
+    if LayoutKind.REPLICATED in kinds:
+        allowed |= sizes == 1
+    if LayoutKind.PIPELINE in kinds:
+        allowed |= sizes > 1
+    allowed &= sizes >= least_stages
+    more = [each for each in further if each.layout.kind in kinds]
+    batches = len(book.costs)
+
+    def columns(values: Floats | Ints, own: Sequence[float], nothing: float) -> Floats:
+        """Put the values of further templates behind the book's, each in the row of the first size."""
+        rows = np.full((batches, len(own)), nothing)
+        rows[0] = own
+        return np.hstack([np.asarray(values, dtype=float), rows])
+
+    sample_B = np.array([each.micro_batch_samples for each in book.costs])
+    keeps = np.array([each.keeps_all > 0 for each in book.costs])
+    shape = book.fill_BU.shape
+    least_BU = np.where(keeps[:, None], 1, sizes[None, :])
+    return Menu(
+        need_JK=np.vstack([book.family.counts_UK, *(np.array([each.devices], dtype=np.int64) for each in more)]),
+        first_BJ=columns(np.where(allowed, book.fill_BU, np.inf), [each.first_s for each in more], np.inf),
+        next_BJ=columns(book.slowest_BU, [each.next_s for each in more], np.inf),
+        least_BJ=columns(least_BU, [each.least_micro_batches for each in more], 1).astype(np.int64),
+        samples_BJ=columns(
+            np.broadcast_to(sample_B[:, None], shape), [each.micro_batch_samples for each in more], 1
+        ).astype(np.int64),
+        batch_samples=book.problem.batch_samples,
+        multisets=shape[1],
+        further=tuple(more),
+    )
+
+
+def least_level(menu: Menu, devices_K: Ints, least_members: int) -> Level | int:
+    """Return the least time for a whole batch and the members that take it, within ``TOLERANCE`` or a stated bound.
+
+    Where there is none, return how many members the devices can form.
+    """
+    fits = np.flatnonzero((menu.need_JK <= devices_K).all(axis=1) & np.isfinite(menu.first_BJ).any(axis=0))
+    if not len(fits):
+        return 0
+    need_JK = menu.need_JK[fits]
+    most = choose(np.ones(len(fits)), need_JK, devices_K)
+    if most.value < least_members:
+        return max(0, int(most.value))
+    limit_K, need_KJ = devices_K.astype(float), need_JK.T.astype(float)
+
+    def relaxed(level_s: float) -> bool:
+        found = maximise(menu.samples(level_s)[0][fits], need_KJ, limit_K, least=least_members)
+        return found is not None and found.value >= menu.batch_samples
+
+    longest = float(np.max(np.where(np.isfinite(menu.first_BJ), menu.first_BJ + menu.next_BJ * menu.batch_samples, 0)))
+    bound_s = _too_short(float(np.min(menu.first_BJ[:, fits])), longest, relaxed)
+    low_s = bound_s
+    members: dict[int, int] = {}
+    level_s = math.inf
+
+    def whole(at_s: float) -> float:
+        """Return the samples that whole members take, and keep the members if they take all."""
+        nonlocal members, level_s, low_s
+        value_J = menu.samples(at_s)[0][fits]
+        used = np.flatnonzero(value_J > 0)
+        found = choose(value_J[used], need_JK[used], devices_K, least=least_members, wanted=float(menu.batch_samples))
+        if found.value >= menu.batch_samples:
+            members, level_s = {int(fits[used[key]]): number for key, number in found.amounts.items() if number}, at_s
+        else:
+            low_s = at_s
+        return found.value
+
+    at_s = bound_s
+    for _ in range(MOST_TRIALS):
+        taken = whole(at_s)
+        if members:
+            break
+        # Time grows as the missing samples ask, or doubles where there are too few members so far.
+        at_s *= max(1 + LEAST_STEP, min(2.0, menu.batch_samples / taken if taken > 0 else 2.0))
+    if not members:
+        whole(max(at_s, longest))
+    for _ in range(HALVINGS):
+        if members and level_s > low_s * (1 + TOLERANCE):
+            whole((low_s + level_s) / 2)
+    if not members:
+        return int(most.value)
+    return Level(level_s=level_s, bound_s=bound_s, amounts=members)
+
+
+def _too_short(start_s: float, longest_s: float, enough: Callable[[float], bool]) -> float:
+    """Return the longest time that is not enough, within the tolerance."""
+    low = high = start_s
+    while high < longest_s and not enough(high):
+        low, high = high, high * 2
+    while high > low * (1 + TOLERANCE):
+        middle = (low + high) / 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return low
