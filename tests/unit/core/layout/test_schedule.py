@@ -114,10 +114,22 @@ def test_the_formula_is_close_for_balanced_stages_only() -> None:
     assert max(map(abs, errors(0.5))) > 0.05
 
 
-def test_the_formula_is_never_too_short_for_1f1b() -> None:
+def test_the_formula_is_never_too_short_where_forward_and_backward_have_one_ratio() -> None:
     rng = random.Random(6)
     for _ in range(300):
-        stages = [Passes(rng.uniform(0, 2), rng.uniform(0.1, 4)) for _ in range(rng.randint(1, 8))]
+        ratio = rng.uniform(0.5, 3)
+        forward = [rng.uniform(0.1, 2) for _ in range(rng.randint(1, 8))]
+        stages = [Passes(each, ratio * each) for each in forward]
         micro_batches = rng.randint(len(stages), 40)
         busy = [sum(each) for each in stages]
         assert share_seconds(stages, micro_batches) <= (sum(busy) + (micro_batches - 1) * max(busy)) * (1 + 1e-12)
+
+
+def test_no_schedule_is_longer_than_the_slowest_passes_of_either_kind_in_turn() -> None:
+    rng = random.Random(7)
+    for _ in range(300):
+        stages = [Passes(rng.uniform(0, 2), rng.uniform(0.1, 4)) for _ in range(rng.randint(1, 8))]
+        micro_batches = rng.randint(1, 40)
+        turn = max(each.forward_s for each in stages) + max(each.backward_s for each in stages)
+        fill = sum(sum(each) for each in stages)
+        assert share_seconds(stages, micro_batches) <= (fill + (micro_batches - 1) * turn) * (1 + 1e-12)
