@@ -1,0 +1,162 @@
+"""Seconds of sharded training on one device: collectives of the units overlapped with their neighbours' computation.
+
+Legend: ``U`` units, ``M`` sizes of a micro-batch from 0, ``D`` distinct terms of a sum over units.
+
+``fully_shard`` gathers the next unit while the present one computes, and reduces a unit's gradient while the backward
+pass of the unit in front of it computes. With G_u and R_u for all-gather and reduce-scatter of unit u, a pass takes
+
+    forward    G_0 + Σ_{u<U−1} max(F_u, G_{u+1}) + F_{U−1}
+    backward   Σ_u max(B_u, G_{u−1} + R_{u+1}) + R_0            (G_{−1} = R_U = 0; the last unit is still gathered)
+
+Shards of different size make a ring wait for the largest: of n devices of which none holds more than the fraction f of
+a unit of W bytes, ``G = R = (n − 1) (f W / bandwidth + latency)``. Equal shards have f = 1/n.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heterotrain_core.contract.choices import Choice
+from heterotrain_core.layout.problem import Link, Problem, UnitSeconds
+
+Floats = NDArray[np.float64]
+
+
+class Gathering(Choice):
+    """When a sharded member gathers parameters and reduces gradients."""
+
+    EACH_MICRO_BATCH = "EachMicroBatch"
+    """For every micro-batch, unit by unit: least memory. All devices take the same number of micro-batches."""
+    ONCE = "Once"
+    """Once a step: parameters and gradients stay whole in between, and devices may differ in micro-batches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collectives:
+    """The all-gather of one member; its reduce-scatter takes as long.
+
+    Attributes:
+        devices: of the member.
+        link: the slowest one in the ring.
+    """
+
+    devices: int
+    link: Link
+
+    def seconds(self, unit_bytes: float, largest_ratio: float) -> float:
+        """Return how long one unit takes when no device holds more than ``largest_ratio`` of it."""
+        steps = self.devices - 1
+        return 0.0 if not steps else steps * self.link.seconds(largest_ratio * unit_bytes)
+
+
+def collectives(problem: Problem, kinds: Sequence[str]) -> Collectives:
+    """Return the collectives of a member by its devices' kinds."""
+    counts = Counter(kinds)
+    pairs = [(one, other) for one in counts for other in counts if one < other or (one == other and counts[one] > 1)]
+    links = [problem.link(*pair) for pair in pairs]
+    slowest = Link(
+        bytes_per_s=min((link.bytes_per_s for link in links), default=math.inf),
+        latency_s=max((link.latency_s for link in links), default=0.0),
+    )
+    return Collectives(devices=len(kinds), link=slowest)
+
+
+def gathered_bytes(problem: Problem, devices: int, gathering: Gathering) -> int:
+    """Return the bytes beyond its state and activations that a device needs for whole parameters and gradients.
+
+    In each pass: a unit and the one that is gathered for next, its gradient and the one that is being reduced.
+    """
+    sizes = [unit.parameter_bytes for unit in problem.units]
+    if devices == 1:
+        return 0
+    if gathering is Gathering.ONCE:
+        return 2 * sum(sizes)
+    beside = [0, *sizes, 0]
+    return max(2 * own + before + after for before, own, after in zip(beside[:-2], sizes, beside[2:], strict=True))
+
+
+class DeviceTimes:
+    """Times of one kind of device for all sizes of a micro-batch, for any largest shard.
+
+    Equal terms of the sums over units are added up once, so a deep model of equal blocks costs no more than a shallow
+    one.
+
+    Attributes:
+        compute_M: seconds of a forward and a backward pass without any collective.
+    """
+
+    def __init__(self, problem: Problem, kind: str, most_samples: int, gathering: Gathering) -> None:
+        """Read the measurements of a sound problem for 0 to ``most_samples`` samples.
+
+        Times that fall with the size are replaced by the longest time of any smaller size. A micro-batch of 0 takes as
+        long as one of 1: collectives need every device, so an idle one computes a sample of weight zero.
+        """
+        samples_M = np.maximum(np.arange(most_samples + 1), 1)
+        sizes = [unit.parameter_bytes for unit in problem.units]
+        terms: Counter[tuple[bool, tuple[UnitSeconds, ...], tuple[int, ...]]] = Counter()
+        for index, unit in enumerate(problem.units):
+            after = tuple(sizes[index + 1 : index + 2])
+            before = tuple(sizes[max(0, index - 1) : index]) if gathering is Gathering.EACH_MICRO_BATCH else ()
+            terms[True, unit.seconds[kind], after] += 1
+            terms[False, unit.seconds[kind], before + after] += 1
+        curves = {term[:2]: _curve(term[1], samples_M, forward=term[0]) for term in terms}
+        self._number_D: Floats = np.array([float(number) for number in terms.values()])
+        self._time_DM: Floats = np.array([curves[term[:2]] for term in terms])
+        self._sent_D = [term[2] for term in terms]
+        self._first_bytes = sizes[0]
+        self.compute_M: Floats = self._number_D @ self._time_DM
+
+    def overlapped_s(self, ring: Collectives, largest_ratio: float) -> Floats:
+        """Return the seconds of a forward and a backward pass with their collectives, by size (``_M``)."""
+        sent_D1 = np.array([[sum(ring.seconds(size, largest_ratio) for size in sizes)] for sizes in self._sent_D])
+        # The first unit is gathered before anything computes, and reduced after everything has.
+        alone = 2 * ring.seconds(self._first_bytes, largest_ratio)
+        total: Floats = self._number_D @ np.maximum(self._time_DM, sent_D1) + alone
+        return total
+
+
+def _curve(points: Sequence[UnitSeconds], samples_M: NDArray[np.int64], *, forward: bool) -> Floats:
+    """Return seconds by size: constant up to the first point, linear between, in proportion beyond the last."""
+    sizes = np.array([float(point.micro_batch_samples) for point in points])
+    seconds = np.array([point.forward_s if forward else point.backward_s for point in points])
+    inside = np.interp(samples_M, sizes, seconds)
+    return np.maximum.accumulate(np.where(samples_M > sizes[-1], seconds[-1] * samples_M / sizes[-1], inside))
+
+
+def lockstep_seconds(
+    problem: Problem,
+    ring: Collectives,
+    largest_ratio: float,
+    gathering: Gathering,
+    sizes: Sequence[tuple[str, int]],
+) -> float:
+    """Return the seconds of one pass whose devices wait for each other at every unit.
+
+    Never less than the slowest device's own time, and equal to it where all units have the same ratio of speeds.
+
+    Args:
+        problem: sound.
+        ring: of the member.
+        largest_ratio: the largest shard.
+        gathering: with one gathering a step, the backward pass only reduces.
+        sizes: (kind, micro-batch) of the devices.
+    """
+    units = problem.units
+    sent = [ring.seconds(unit.parameter_bytes, largest_ratio) for unit in units]
+    total = 2 * sent[0]
+    for index, unit in enumerate(units):
+        forward = backward = 0.0
+        for kind, size in sizes:
+            up_to = np.arange(1, max(1, size) + 1)
+            forward = max(forward, float(_curve(unit.seconds[kind], up_to, forward=True)[-1]))
+            backward = max(backward, float(_curve(unit.seconds[kind], up_to, forward=False)[-1]))
+        after = sent[index + 1] if index + 1 < len(units) else 0.0
+        before = sent[index - 1] if index and gathering is Gathering.EACH_MICRO_BATCH else 0.0
+        total += max(forward, after) + max(backward, before + after)
+    return total
