@@ -21,7 +21,6 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from heterotrain_core.contract.plan import Binding
 from heterotrain_core.layout.pass_time import (
     DeviceTimes,
     Gathering,
@@ -30,7 +29,7 @@ from heterotrain_core.layout.pass_time import (
     lockstep_seconds,
 )
 from heterotrain_core.layout.problem import Problem
-from heterotrain_core.layout.result import Infeasible, Layout, LayoutKind, Shard, Template
+from heterotrain_core.layout.result import Infeasible, Layout, LayoutKind, Limit, Shard, Template
 from heterotrain_core.layout.sharded_step import EqualDevices, ShardedStep, Work
 from heterotrain_core.layout.state_shares import state_ratios
 
@@ -38,6 +37,8 @@ GAP_RATIO = 1e-4
 """Difference of solution and bound at which the search ends: measurements are not that exact."""
 MOST_MICRO_BATCH = 256
 """Largest micro-batch of a device that gathers once a step. More samples take several."""
+MOST_SHARE = 65_536
+"""Samples of a member's share: tables have an entry for each."""
 MOST_SEARCHED = 2000
 """Intervals of the largest shard, over all numbers of passes, before the search ends with a larger gap."""
 _HIDDEN = 1.001
@@ -57,6 +58,7 @@ class ShardedMember:
         bound_s: no division takes less than this.
         lockstep_s: the step of devices that wait for each other at every unit.
         traffic_bytes: sent by the busiest device in a step.
+        limit: what keeps it from more samples in the same time.
         reason: one sentence for people.
     """
 
@@ -68,7 +70,7 @@ class ShardedMember:
     bound_s: float
     lockstep_s: float
     traffic_bytes: float
-    binding: Binding
+    limit: Limit
     reason: str
 
 
@@ -145,6 +147,8 @@ def sharded_member(
         gathering: when parameters are gathered.
         equal_shards: every device holds the same part of the state, as ``fully_shard`` divides it.
     """
+    if clause := _problem(problem, devices, share_samples):
+        return Infeasible(reason=clause)
     search = _search(problem, devices, share_samples, gathering, equal_shards=equal_shards)
     each = gathering is Gathering.EACH_MICRO_BATCH
     found, bound = _best(search, share_samples, _pass_counts(share_samples) if each else iter((1,)))
@@ -164,6 +168,8 @@ def sharded_template(
         micro_batch_samples: samples of one pass.
         equal_shards: see ``sharded_member``.
     """
+    if clause := _problem(problem, devices, micro_batch_samples):
+        return Infeasible(reason=clause)
     search = _search(problem, devices, micro_batch_samples, Gathering.EACH_MICRO_BATCH, equal_shards=equal_shards)
     found, _ = _best(search, micro_batch_samples, iter((1,)))
     if found is None:
@@ -177,6 +183,45 @@ def sharded_template(
         exchange_bytes=round(max(found.ratios) * whole),
         layout=_layout(search, found, micro_batch_samples),
     )
+
+
+def sharded_templates(problem: Problem, *, equal_shards: bool = True) -> tuple[Template, ...]:
+    """Return the sharded members that fit, for a cover to choose from, for each size of micro-batch.
+
+    Tried are 2, 4, 8, … devices of a kind, all of a kind, a node of a kind, and all devices together; members of one
+    device need no shards.
+
+    Args:
+        problem: sound.
+        equal_shards: see ``sharded_member``.
+    """
+    groups: set[tuple[int, ...]] = {tuple(kind.count for kind in problem.kinds)}
+    for index, kind in enumerate(problem.kinds):
+        sizes = {2**power for power in range(1, kind.count.bit_length())} | {kind.count, kind.devices_per_node}
+        groups |= {
+            tuple(size if place == index else 0 for place in range(len(problem.kinds)))
+            for size in sizes
+            if size <= kind.count
+        }
+    names = [kind.name for kind in problem.kinds]
+    found = (
+        sharded_template(problem, dict(zip(names, counts, strict=True)), size, equal_shards=equal_shards)
+        for counts in sorted(groups)
+        for size in problem.micro_batches
+        if sum(counts) > 1
+    )
+    return tuple(template for template in found if isinstance(template, Template))
+
+
+def _problem(problem: Problem, devices: Mapping[str, int], samples: int) -> str | None:
+    names = {kind.name for kind in problem.kinds}
+    if unknown := sorted(set(devices) - names):
+        return f"{unknown[0]} is no device kind of the problem"
+    if min(devices.values(), default=0) < 0 or not any(devices.values()):
+        return "the member has no device: name at least one"
+    if not 1 <= samples <= MOST_SHARE:
+        return f"a share of {samples} samples is not between 1 and {MOST_SHARE}: divide the batch among more members"
+    return None
 
 
 def _search(
@@ -290,7 +335,7 @@ def _described(search: _Search, found: _Solution, samples: int, bound_s: float) 
     # Between the first forward and the last backward pass, devices that gather once do not meet.
     lockstep += max((max(1, -(-taken // max(1, size))) - 1) * float(curves[kind][size]) for kind, size, taken in sizes)
     whole = sum(unit.parameter_bytes for unit in search.problem.units)
-    binding = _binding(search, found, samples)
+    limit = _limit(search, found, samples)
     kept = f"parts of {min(found.ratios):.1%} to {largest:.1%} of the state"
     return ShardedMember(
         layout=_layout(search, found, samples),
@@ -301,17 +346,17 @@ def _described(search: _Search, found: _Solution, samples: int, bound_s: float) 
         bound_s=bound_s,
         lockstep_s=lockstep,
         traffic_bytes=(3 * found.passes if each else 2) * (len(search.kinds) - 1) * largest * whole,
-        binding=binding,
+        limit=limit,
         reason=f"{len(search.kinds)} devices take {samples} samples in {found.seconds:.4g} s, with {kept}; "
-        f"bound by {binding.value.lower()}",
+        f"limited by {limit.value.lower()}",
     )
 
 
-def _binding(search: _Search, found: _Solution, samples: int) -> Binding:
+def _limit(search: _Search, found: _Solution, samples: int) -> Limit:
     """Return memory where fewer passes do not fit or a device could compute more, else what paces the slowest one."""
     step = search.step
     if found.passes > 1 and search.solve(found.passes - 1, samples, search.smallest_ratio, 1.0) is None:
-        return Binding.MEMORY
+        return Limit.MEMORY
     pass_s = found.seconds / found.passes
     times = step.times(max(found.ratios))
     exposed = False
@@ -323,11 +368,11 @@ def _binding(search: _Search, found: _Solution, samples: int) -> Binding:
             exposed |= own >= pass_s / _HIDDEN and own > _HIDDEN * float(compute[size]) * (more + 1)
             idle = pass_s - own
             if search.gathering is Gathering.ONCE and idle > float(compute[size]):
-                return Binding.MEMORY
+                return Limit.MEMORY
             at_end = size + 1 >= len(curve)
             if search.gathering is Gathering.EACH_MICRO_BATCH and not at_end and float(curve[size + 1]) < pass_s:
-                return Binding.MEMORY
-    return Binding.COMMUNICATION if exposed else Binding.COMPUTE
+                return Limit.MEMORY
+    return Limit.LINK if exposed else Limit.COMPUTE
 
 
 def _infeasible(search: _Search) -> Infeasible:

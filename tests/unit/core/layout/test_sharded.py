@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from heterotrain_core.contract.plan import Binding
+from heterotrain_core.layout.book import Book, book_of
+from heterotrain_core.layout.cover import cover
 from heterotrain_core.layout.pass_time import Gathering
 from heterotrain_core.layout.problem import DeviceKind, Link, Problem, UnitProfile, UnitSeconds
-from heterotrain_core.layout.result import Infeasible
-from heterotrain_core.layout.sharded import GAP_RATIO, ShardedMember, sharded_member, sharded_template
+from heterotrain_core.layout.result import Cover, Infeasible, LayoutKind, Limit
+from heterotrain_core.layout.sharded import (
+    GAP_RATIO,
+    ShardedMember,
+    sharded_member,
+    sharded_template,
+    sharded_templates,
+)
 from scipy.optimize import linprog
 from unit.core.layout.sharded_oracle import a_problem, least_step_s
 
@@ -151,9 +159,9 @@ def test_slow_links_keep_shards_more_equal_than_fast_ones() -> None:
 
 
 def test_what_binds() -> None:
-    assert solved(a_cluster(state_part=0.01, bytes_per_s=1e12), 512).binding is Binding.COMPUTE
-    assert solved(a_cluster(state_part=0.01, bytes_per_s=1e7), 512).binding is Binding.COMMUNICATION
-    assert solved(a_cluster(state_part=0.85, bytes_per_s=1e12), 4096).binding is Binding.MEMORY
+    assert solved(a_cluster(state_part=0.01, bytes_per_s=1e12), 512).limit is Limit.COMPUTE
+    assert solved(a_cluster(state_part=0.01, bytes_per_s=1e7), 512).limit is Limit.LINK
+    assert solved(a_cluster(state_part=0.85, bytes_per_s=1e12), 4096).limit is Limit.MEMORY
 
 
 def test_gathering_once_saves_traffic_where_parameters_fit() -> None:
@@ -194,3 +202,54 @@ def test_a_template_takes_its_shares_in_passes() -> None:
     assert found.first_s == found.next_s
     largest = max(shard.state_ratio for shard in found.layout.shards)
     assert found.exchange_bytes == round(largest * 12 * 50 * MIB)
+
+
+def test_members_of_eight_four_and_one_device_train_side_by_side() -> None:
+    unit = UnitProfile(
+        name="block",
+        parameter_bytes=22 * GIB // 10,
+        activation_bytes=GIB // 8,
+        boundary_bytes=MIB,
+        seconds={
+            name: (UnitSeconds(micro_batch_samples=1, forward_s=speed, backward_s=2 * speed),)
+            for name, speed in (("small", 0.01), ("middle", 0.02), ("large", 0.005))
+        },
+    )
+    problem = Problem(
+        units=(unit,) * 10,
+        kinds=(
+            DeviceKind(name="small", count=8, memory_bytes=24 * GIB, devices_per_node=8),
+            DeviceKind(name="middle", count=4, memory_bytes=36 * GIB, devices_per_node=4),
+            DeviceKind(name="large", count=1, memory_bytes=94 * GIB),
+        ),
+        default_link=Link(bytes_per_s=10e9),
+        links={("small", "small"): Link(bytes_per_s=250e9), ("middle", "middle"): Link(bytes_per_s=70e9)},
+        batch_samples=512,
+        micro_batches=(1, 2, 4, 8, 16),
+        least_members=3,
+    )
+    book = book_of(problem)
+    assert isinstance(book, Book), book
+    kinds = frozenset({LayoutKind.SHARDED, LayoutKind.REPLICATED})
+    found = cover(book, kinds=kinds, further=sharded_templates(problem))
+    assert isinstance(found, Cover), found
+    assert [dict(member.layout.devices) for member in found.members] in list(
+        map(list, itertools.permutations([{"small": 8}, {"middle": 4}, {"large": 1}]))
+    )
+    assert sum(member.share_samples for member in found.members) == 512
+    # Shares follow speed: eight devices at half the speed of the large one, four at a quarter of it.
+    share = {next(iter(member.layout.devices)): member.share_samples for member in found.members}
+    assert share["small"] > 3 * share["middle"] > share["large"]
+
+
+def test_what_makes_no_member_is_refused() -> None:
+    problem = a_cluster()
+    for devices, share, sentence in (
+        ({"h100": 1}, 1, "h100 is no device kind"),
+        ({"a100": 0}, 1, "no device"),
+        ({"a100": 1}, 0, "a share of 0 samples"),
+        ({"a100": 1}, 10**9, "divide the batch among more members"),
+    ):
+        for found in (sharded_member(problem, devices, share), sharded_template(problem, devices, share)):
+            assert isinstance(found, Infeasible)
+            assert sentence in found.reason
