@@ -19,6 +19,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import _register_process_group as register  # torch has no public way
 
 from heterotrain.errors import PeerLost, UsageError
 from heterotrain.network.connection_setup import COLLECTIVE_S, c10d, short_message
@@ -82,3 +83,15 @@ def withdraw() -> None:
     if dist.is_initialized():
         with contextlib.suppress(RuntimeError, ValueError):
             dist.destroy_process_group()
+    for group in _KEPT:  # torch has forgotten the names of all groups together with the default one
+        register(group.group_name, group)
+
+
+_KEPT: list[Any] = []
+"""Groups that live longer than the default one."""
+
+
+def outlive(group: Any) -> None:
+    """Let torch find a group of our own by its ``group_name``, whatever becomes of the default group."""
+    _KEPT.append(group)
+    register(group.group_name, group)

@@ -51,7 +51,19 @@ class Carrier(Protocol):
         """Run one collective of the script; see ``Group.script_call``."""
 
 
-class ScriptGroup(dist.ProcessGroup):
+class Collectives(dist.ProcessGroup):
+    """A process group in Python: every collective of torch arrives in one method."""
+
+    def getBackendName(self) -> str:  # noqa: N802  # torch names it
+        """Return the name of the backend."""
+        return "heterotrain"
+
+    def collective(self, method: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> dist.Work:
+        """Run one collective: a method of torch's process groups, with its arguments."""
+        raise NotImplementedError
+
+
+class ScriptGroup(Collectives):
     """The default group of one formation."""
 
     def __init__(self, carrier: Carrier, *, rank: int, world_size: int) -> None:
@@ -69,10 +81,6 @@ class ScriptGroup(dist.ProcessGroup):
     def group_name(self) -> Any:
         """Name under which torch's functional collectives find the group."""
         return dist.distributed_c10d._world.pg_names[self]  # noqa: SLF001  # torch has no public way
-
-    def getBackendName(self) -> str:  # noqa: N802  # torch names it
-        """Return the name of the backend."""
-        return "heterotrain"
 
     def collective(self, method: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> dist.Work:
         """Run one collective with the connections of the formation; its work is complete.
@@ -128,8 +136,10 @@ def _tensors(argument: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(part)
 
 
-def _method(name: str) -> Callable[..., dist.Work]:
-    def run(self: ScriptGroup, *arguments: Any, **options: Any) -> dist.Work:
+def forwarded(name: str) -> Callable[..., dist.Work]:
+    """Return a method of ``Collectives`` that hands this method of torch's process groups to ``collective``."""
+
+    def run(self: Collectives, *arguments: Any, **options: Any) -> dist.Work:
         return self.collective(name, arguments, options)
 
     return run
@@ -147,7 +157,7 @@ def _refusal(name: str) -> Callable[..., dist.Work]:
 
 for _name in (*SHAPED, *OTHERS):
     if hasattr(dist.ProcessGroup, _name):
-        setattr(ScriptGroup, _name, _method(_name))
+        setattr(Collectives, _name, forwarded(_name))
 for _name, _called in REFUSED.items():
     setattr(ScriptGroup, _name, _refusal(_called))
 

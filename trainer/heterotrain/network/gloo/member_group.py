@@ -1,0 +1,160 @@
+"""The private group of a member whose ranks divide the model among themselves.
+
+FSDP and DTensor know the group by its name and keep the object as long as the process lives. Each formation replaces
+torch's default group, and this group does not depend on that one. Only its connections end: when an operation was left
+in the middle, the ranks no longer agree on what comes next, so all of them cut their connections and the next
+formation makes new ones.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from heterotrain.errors import PeerLost
+from heterotrain.network.connection_setup import Attempt, gloo_group, nccl_group, short_message
+from heterotrain.network.gloo.abort import OpenSocket, connected, cut, open_sockets
+from heterotrain.network.gloo.bounded_wait import BoundedWait
+from heterotrain.network.gloo.default_group import outlive
+from heterotrain.network.gloo.script_group import REFUSED, Collectives, carried_by, forwarded
+
+NAME = "heterotrain-member"
+"""Name under which torch finds the group; a process is in one member."""
+NEWS_S = 2.0
+"""Time until the loss of a peer shows after one of gloo's operations has failed with it; usually milliseconds."""
+
+
+class MemberGroup(Collectives):
+    """The ranks of one member; see the module's docstring.
+
+    Attributes:
+        on_wait: called with the name of an operation before it is waited for, and with an empty text afterwards.
+    """
+
+    def __init__(self, *, rank: int, world_size: int) -> None:
+        """Make a group without connections; nothing is exchanged.
+
+        Args:
+            rank: this rank's number in the member.
+            world_size: number of ranks of the member.
+        """
+        super().__init__(rank, world_size)
+        self.on_wait: Callable[[str], None] = lambda _what: None
+        self._lock = threading.Lock()
+        self._cut = "the member's ranks are not connected"
+        self._group: Any = None
+        self._backend: Any = None
+        self._is_nccl = False
+        self._sockets: frozenset[OpenSocket] = frozenset()
+        self._addresses: frozenset[str] = frozenset()
+        self._excluded_ports: frozenset[int] = frozenset()
+        outlive(self)
+
+    @property
+    def group_name(self) -> Any:
+        """Name under which torch's functional collectives find the group."""
+        return NAME
+
+    def connect(
+        self,
+        store: Any,
+        name: str,
+        *,
+        check: Callable[[], None],
+        backend: str = "gloo",
+        addresses: Collection[str] = ("127.0.0.1", "::1"),
+        excluded_ports: Collection[int] = (),
+    ) -> None:
+        """Connect to all other ranks of the member; every rank has to call this at the same point.
+
+        Args:
+            store: reached by all of them.
+            name: the same on all of them; no earlier connections of this store may have used it.
+            check: called while waiting; may raise to abandon the attempt.
+            backend: ``gloo`` or ``nccl``.
+            addresses: IP addresses of the member's ranks.
+            excluded_ports: a socket with one of these ports on either side does not belong to the group.
+
+        Raises:
+            PeerLost: a rank did not connect.
+        """
+        self.cut("the member's ranks connect again")
+        self._group = self._backend = None
+        make = nccl_group if backend == "nccl" else gloo_group
+        before = open_sockets()
+        attempt = Attempt(lambda: make(store, name, rank=self.rank(), world_size=self.size()))
+        made = attempt.result(check)
+        with self._lock:
+            self._addresses = frozenset(addresses)
+            self._excluded_ports = frozenset(excluded_ports) | {getattr(store, "port", 0)}
+            self._sockets = connected(
+                open_sockets() - before, addresses=self._addresses, excluded_ports=self._excluded_ports
+            )
+            self._is_nccl, self._backend, self._cut = backend == "nccl", made, ""
+        self._group = made if self._is_nccl else carried_by(made, store, rank=self.rank(), world_size=self.size())
+        check()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether operations can run: the ranks have connected, and the connections are intact."""
+        return not self.is_over()
+
+    def cut(self, reason: str) -> None:
+        """Make every operation fail, on all ranks of the member, until they connect again; safe from any thread."""
+        with self._lock:
+            first, self._cut = not self._cut, self._cut or reason
+            sockets, backend = self._sockets, self._backend
+        if not first:
+            return
+        if self._is_nccl:
+            backend.abort()
+        cut(sockets, addresses=self._addresses, excluded_ports=self._excluded_ports)
+
+    def is_over(self) -> bool:
+        """Return whether the connections have been cut, here or by another rank."""
+        if not self._cut and self._sockets - open_sockets():
+            self.cut("a connection inside the member broke")  # gloo closes its own side of it
+        return bool(self._cut)
+
+    def collective(self, method: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> dist.Work:
+        """Run one collective; its work is complete, or queued on the accelerator with NCCL.
+
+        Raises:
+            PeerLost: another rank of the member is lost or has left the step.
+        """
+        if self._cut or self._group is None:
+            raise PeerLost(self._cut)
+        self.on_wait(f"{method.strip('_')} inside the member")
+        try:
+            work: dist.Work = getattr(self._group, method)(*arguments, **options)
+            if not self._is_nccl:
+                BoundedWait(work, is_over=self.is_over, belongs_to=self._group).wait()
+        except RuntimeError as error:
+            if not self._breaks_soon():
+                raise  # the script's own mistake
+            raise PeerLost(f"{self._cut}: {short_message(error)}") from error
+        finally:
+            self.on_wait("")
+        return work
+
+    def _breaks_soon(self) -> bool:
+        """Return whether the connections turn out to be broken, after an operation has failed."""
+        end_s = time.monotonic() + NEWS_S
+        while not self.is_over() and time.monotonic() < end_s:
+            time.sleep(0.005)
+        return self.is_over()
+
+
+for _name in REFUSED:  # messages between two ranks: the ranks of a member stay the same
+    setattr(MemberGroup, _name, forwarded(_name))
+
+
+def backend_for(device: torch.device, *, ranks: int) -> str:
+    """Return the backend of a member whose ranks each have a device of this kind on one host."""
+    own_devices = device.type == "cuda" and dist.is_nccl_available() and torch.cuda.device_count() >= ranks
+    return "nccl" if own_devices else "gloo"
