@@ -228,34 +228,32 @@ def _divide(
 ) -> tuple[list[int], list[int], int] | Infeasible:
     """Return the columns of the members that take part, their micro-batches, and the samples of weight zero.
 
-    The shares of the split are whole micro-batches. Where the batch is not a multiple of them, it is padded. A batch
-    that is too small for all members is divided among fewer.
+    The shares of the split are whole micro-batches. Where the batch is not a multiple of them, it is padded.
     """
     kept = sorted(columns, key=lambda column: (choices[column].curve.per_sample_s, column))
-    while True:
-        members = [
-            SplitMember(
-                compute=choices[column].curve,
-                floor_samples=choices[column].least_micro_batches * choices[column].micro_batch_samples,
-                granularity_samples=choices[column].micro_batch_samples,
-            )
-            for column in kept
-        ]
-        sizes = [member.granularity_samples for member in members]
-        unit = math.gcd(*sizes)
-        first = -(-problem.batch_samples // unit)
-        for total in range(first * unit, (first + _MOST_SPLITS) * unit, unit):
-            split = balance(total, members)
-            if isinstance(split, Split) and total - problem.batch_samples < max(sizes):
-                micro_batches = [share // size for share, size in zip(split.shares, sizes, strict=True)]
-                return kept, micro_batches, total - problem.batch_samples
-        if len(kept) <= problem.least_members:
-            least = sum(member.floor_samples for member in members)
-            return Infeasible(
-                reason=f"the global batch of {problem.batch_samples} is too small for {len(kept)} members, which need "
-                f"{least} samples: take smaller micro-batches, fewer stages, or a larger batch"
-            )
-        kept = kept[:-1]
+    members = [
+        SplitMember(
+            compute=choices[column].curve,
+            floor_samples=choices[column].least_micro_batches * choices[column].micro_batch_samples,
+            granularity_samples=choices[column].micro_batch_samples,
+        )
+        for column in kept
+    ]
+    sizes = [member.granularity_samples for member in members]
+    unit = math.gcd(*sizes)
+    first = -(-problem.batch_samples // unit)
+    for total in range(
+        first * unit, problem.batch_samples + max(sizes), unit * max(1, max(sizes) // unit // _MOST_SPLITS)
+    ):
+        split = balance(total, members)
+        if isinstance(split, Split):
+            micro_batches = [share // size for share, size in zip(split.shares, sizes, strict=True)]
+            return kept, micro_batches, total - problem.batch_samples
+    least = sum(member.floor_samples for member in members)
+    return Infeasible(
+        reason=f"the global batch of {problem.batch_samples} is too small for {len(kept)} members, which need {least} "
+        "samples: take smaller micro-batches, fewer stages, or a larger batch"
+    )
 
 
 def _result(book: Book, left: Sequence[int], found: Level, taken: Sequence[tuple[_Choice, int]], padding: int) -> Cover:

@@ -4,7 +4,9 @@
 
 Each node fixes some members and forbids some templates, so its relaxation has the form of the root's.
 
-Legend: ``J`` templates, ``K`` kinds of devices.
+Devices are not all that members use up: needs may have further columns.
+
+Legend: ``J`` templates, ``K`` kinds of devices and other needs.
 """
 
 from __future__ import annotations

@@ -27,8 +27,12 @@ LEAST_STEP = 0.0005
 """Smallest growth of a time that was too short for whole members, as a ratio."""
 MOST_TRIALS = 40
 """Times that are tried for whole members before the longest possible one."""
-HALVINGS = 3
+MOST_HALVINGS = 12
 """Further trials between the last time that was too short and the first that was not."""
+MOST_MEMBERS = 1024
+"""Members of one job."""
+CLOSE = 5e-4
+"""Relative distance of the two at which they end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,6 +72,17 @@ class Menu:
         samples_BJ = self.micro_batches(level_s) * self.samples_BJ
         choice_J = np.argmax(samples_BJ, axis=0)
         return np.minimum(samples_BJ.max(axis=0), self.batch_samples).astype(float), choice_J
+
+    def needs(self, least_samples_J: Ints) -> Ints:
+        """Return what a member of each template uses up: devices, samples that it has to get, and one place."""
+        return np.column_stack([self.need_JK, least_samples_J, np.ones(len(self.need_JK), dtype=np.int64)])
+
+    def limits(self, devices_K: Ints) -> Ints:
+        """Return how much of that there is.
+
+        Members have to get no more samples than a batch rounded up to whole micro-batches has.
+        """
+        return np.concatenate([devices_K, [self.batch_samples + int(self.samples_BJ.max()) - 1, MOST_MEMBERS]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,21 +131,30 @@ def menu_of(book: Book, further: Sequence[Template], kinds: frozenset[LayoutKind
 
 
 def least_level(menu: Menu, devices_K: Ints, least_members: int) -> Level | int:
-    """Return the least time for a whole batch and the members that take it, within ``TOLERANCE`` or a stated bound.
+    """Return the least time for a whole batch and the members that take it, within ``CLOSE`` of the least possible.
 
-    Where there is none, return how many members the devices can form.
+    It is further away only where the integer programme ended without a proof; ``Level.bound_s`` holds in any case.
+    Where there is no such time, return how many members the devices can form.
     """
     fits = np.flatnonzero((menu.need_JK <= devices_K).all(axis=1) & np.isfinite(menu.first_BJ).any(axis=0))
     if not len(fits):
         return 0
-    need_JK = menu.need_JK[fits]
-    most = choose(np.ones(len(fits)), need_JK, devices_K)
+    least_BJ = menu.least_BJ * menu.samples_BJ
+    limits = menu.limits(devices_K)
+    smallest_J = np.where(np.isfinite(menu.first_BJ), least_BJ, np.iinfo(np.int64).max // 2).min(axis=0)
+    most = choose(np.ones(len(fits)), menu.needs(smallest_J)[fits], limits)
     if most.value < least_members:
         return max(0, int(most.value))
-    limit_K, need_KJ = devices_K.astype(float), need_JK.T.astype(float)
 
-    def relaxed(level_s: float) -> bool:
-        found = maximise(menu.samples(level_s)[0][fits], need_KJ, limit_K, least=least_members)
+    def offers(at_s: float) -> tuple[Floats, Ints]:
+        """Return samples and needs of the templates in ``fits``."""
+        samples_J, choice_J = menu.samples(at_s)
+        needs = menu.needs(np.take_along_axis(least_BJ, choice_J[None], axis=0)[0])
+        return samples_J[fits], needs[fits]
+
+    def relaxed(at_s: float) -> bool:
+        samples_J, needs = offers(at_s)
+        found = maximise(samples_J, needs.T.astype(float), limits.astype(float), least=least_members)
         return found is not None and found.value >= menu.batch_samples
 
     longest = float(np.max(np.where(np.isfinite(menu.first_BJ), menu.first_BJ + menu.next_BJ * menu.batch_samples, 0)))
@@ -142,9 +166,10 @@ def least_level(menu: Menu, devices_K: Ints, least_members: int) -> Level | int:
     def whole(at_s: float) -> float:
         """Return the samples that whole members take, and keep the members if they take all."""
         nonlocal members, level_s, low_s
-        value_J = menu.samples(at_s)[0][fits]
+        value_J, needs = offers(at_s)
         used = np.flatnonzero(value_J > 0)
-        found = choose(value_J[used], need_JK[used], devices_K, least=least_members, wanted=float(menu.batch_samples))
+        wanted = float(menu.batch_samples)
+        found = choose(value_J[used], needs[used], limits, least=least_members, wanted=wanted)
         if found.value >= menu.batch_samples:
             members, level_s = {int(fits[used[key]]): number for key, number in found.amounts.items() if number}, at_s
         else:
@@ -160,8 +185,8 @@ def least_level(menu: Menu, devices_K: Ints, least_members: int) -> Level | int:
         at_s *= max(1 + LEAST_STEP, min(2.0, menu.batch_samples / taken if taken > 0 else 2.0))
     if not members:
         whole(max(at_s, longest))
-    for _ in range(HALVINGS):
-        if members and level_s > low_s * (1 + TOLERANCE):
+    for _ in range(MOST_HALVINGS):
+        if members and level_s > low_s * (1 + CLOSE):
             whole((low_s + level_s) / 2)
     if not members:
         return int(most.value)
