@@ -9,6 +9,7 @@ from heterotrain_core.contract.codec import Refused, decode_plan
 
 from heterotrain.data.progress import Progress
 from heterotrain.errors import UsageError
+from heterotrain.membership.late import finish_late
 from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.network.control import HEADER, Slot, StepDecision, decide, to_row
 from heterotrain.network.group import Group
@@ -83,6 +84,7 @@ def agree_on_state(group: Group | None, training: Training, checkpoints: Checkpo
         PeerLost: the group broke meanwhile.
         UsageError: the state belongs to another model or script.
     """
+    finish_late(group, training)
     progress = training.progress
     best = (-1, -1) if training.has_state else checkpoints.best()
     steps, hooked, evaluated = progress.order if training.has_state else (-1, -1, -1)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +26,7 @@ from heterotrain.network.connection_setup import (
     c10d,
     connect_ranks,
     gloo_group,
+    nccl_group,
     short_message,
 )
 from heterotrain.network.gloo.abort import OpenSocket, connected, cut, interface_of, open_sockets
@@ -39,6 +41,8 @@ _Work = TypeVar("_Work")
 
 NEWS_S = 2.0
 """Time until the loss of a peer shows after one of gloo's operations has failed with it; usually milliseconds."""
+MOST_OWNER_GROUPS = 256
+"""Limit for the sets of ranks that hold the same parts of a divided model; each costs connections and memory."""
 CALL_BYTES = 160
 """Length of the announcement of a script's collective; a longer one is cut, the same on every rank."""
 NOT_HERE = (
@@ -98,6 +102,7 @@ class Group:
         self._backend = ""
         self._mesh: Mesh | None = None
         self._gradients: Any = None
+        self._owners: dict[tuple[int, ...], Any] = {}
         self._script: Any = None
         self.is_open = False
         self.script_exchanges = 0
@@ -157,9 +162,10 @@ class Group:
         with self._lock:
             first, self._cut = not self._cut, self._cut or reason
             candidates = self._own_sockets if self._own_sockets is not None else open_sockets() - self._sockets_before
-        if first and self._backend == "nccl" and self._gradients is not None:
-            with contextlib.suppress(Exception):  # the group is over in any case
-                self._gradients.abort()  # unlike gloo, NCCL can be aborted, from any thread
+        if first and self._backend == "nccl":
+            for group in self._gradient_groups():
+                with contextlib.suppress(Exception):  # the group is over in any case
+                    group.abort()  # unlike gloo, NCCL can be aborted, from any thread
         count = cut(candidates, addresses=self._addresses, excluded_ports=self._sockets.excluded_ports)
         if self._mesh is not None:
             self._mesh.cut()
@@ -194,19 +200,54 @@ class Group:
         if self._mesh is not None:
             self._mesh.close()
         withdraw()
-        if self._backend == "nccl" and self._gradients is not None and not self._cut:
-            self._gradients.shutdown()
+        if self._backend == "nccl" and not self._cut:
+            for group in self._gradient_groups():
+                group.shutdown()
         self._gradients = self._script = self._store = None
+        self._owners.clear()
 
     # -- operations --------------------------------------------------------------------------------------------------
 
-    def all_reduce(self, flat: torch.Tensor) -> dist.Work:
-        """Start to sum ``flat`` (one dimension, of the same length and format on every rank) over all ranks in place.
+    def connect_owners(self, tuples: Sequence[tuple[int, ...]]) -> None:
+        """Connect the ranks that hold the same parts of a divided model; every rank calls this at the same point.
+
+        Args:
+            tuples: the sets of ranks, each ascending, in the same order on every rank. A set of one rank, or of all
+                ranks, needs no connections of its own.
+
+        Raises:
+            PeerLost: a rank was lost meanwhile.
+            UsageError: there are more sets than ``MOST_OWNER_GROUPS``.
+        """
+        every = tuple(range(self.world_size))
+        wanted = [owners for owners in dict.fromkeys(tuples) if len(owners) > 1 and owners != every]
+        if len(wanted) > MOST_OWNER_GROUPS:
+            raise UsageError(
+                f"this division of the model needs {len(wanted)} groups of ranks, and at most {MOST_OWNER_GROUPS} are "
+                "possible: divide it in the same way in more of the members"
+            )
+        for owners in wanted:
+            if self.rank not in owners or owners in self._owners:
+                continue
+            store, before, name = self._store, open_sockets(), f"owners {owners}"
+            make = nccl_group if self._backend == "nccl" else gloo_group
+            place = owners.index(self.rank)
+            attempt = Attempt(partial(make, store, name, rank=place, world_size=len(owners)))
+            self._owners[owners] = attempt.result(self.check)
+            self._own(before)
+            self.check()
+
+    def all_reduce(self, flat: torch.Tensor, owners: tuple[int, ...] | None = None) -> dist.Work:
+        """Start to sum ``flat`` (one dimension, of the same length and format on every rank) in place.
+
+        Args:
+            flat: the numbers.
+            owners: the ranks whose numbers are added up, as in ``connect_owners``; ``None`` for all.
 
         Raises:
             PeerLost: the group is broken.
         """
-        gradients = self._gradients
+        gradients = self._gradients if owners is None else self._owners.get(owners, self._gradients)
         work: dist.Work = self._guarded(lambda: gradients.allreduce([flat], c10d.AllreduceOptions()), RuntimeError)
         return work
 
@@ -265,8 +306,19 @@ class Group:
         start = self._require_mesh().send_receive
         self.wait(self._guarded(lambda: start(outgoing=outgoing, incoming=incoming, purpose=purpose), OSError), what)
 
-    def wait(self, work: dist.Work | Exchange, what: str = "an exchange between ranks") -> None:
-        """Wait for an operation; ``what`` names it for the hang watch.
+    def wait(
+        self,
+        work: dist.Work | Exchange,
+        what: str = "an exchange between ranks",
+        *,
+        owners: tuple[int, ...] | None = None,
+    ) -> None:
+        """Wait for an operation.
+
+        Args:
+            work: the operation.
+            what: its name for the hang watch.
+            owners: the ranks that take part in a reduction; ``None`` for all.
 
         Raises:
             PeerLost: the group is broken.
@@ -275,7 +327,7 @@ class Group:
         broken: type[Exception] = RuntimeError if isinstance(work, dist.Work) else OSError
         # NCCL needs no bounded wait: its operations can be aborted and wait on the device.
         if isinstance(work, dist.Work) and self._backend != "nccl":
-            waited = BoundedWait(work, is_over=self.is_over, belongs_to=self._gradients)
+            waited = BoundedWait(work, is_over=self.is_over, belongs_to=self._owners.get(owners or (), self._gradients))
         self.waiting = Waiting(what, time.monotonic())
         try:
             waited.wait()
@@ -286,7 +338,7 @@ class Group:
 
     def settle(self, works: Sequence[dist.Work]) -> None:
         """Wait until reductions of this group, which has been cut, no longer use their buffers."""
-        settle(works, self._gradients)
+        settle(works, tuple(self._gradient_groups()))
 
     def finish_device(self) -> None:
         """Wait until the accelerator has finished all queued work, then check that the group is intact.
@@ -385,6 +437,10 @@ class Group:
     def _addresses(self) -> frozenset[str]:
         """Remote addresses of the group's connections; a store on this rank's own host is reached over loopback."""
         return self._sockets.members | {"127.0.0.1", "::1"}
+
+    def _gradient_groups(self) -> list[Any]:
+        """Return the groups in which gradients are summed."""
+        return [group for group in (self._gradients, *self._owners.values()) if group is not None]
 
     def _require_mesh(self) -> Mesh:
         if self._mesh is None:

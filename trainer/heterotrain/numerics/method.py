@@ -15,6 +15,7 @@ from heterotrain_core.noise_scale import NoiseAverage
 from heterotrain_core.scaling_rules import Family, Scaling, Statistics, needed_statistics
 
 from heterotrain.errors import UsageError
+from heterotrain.layouts.layout import Layout
 from heterotrain.network.group import Group
 from heterotrain.numerics import learning_rate
 from heterotrain.numerics.batch_norm import BatchNorm, BatchNormContext, synchronise
@@ -23,6 +24,7 @@ from heterotrain.numerics.compression import Compressor
 from heterotrain.numerics.learning_rate import Rate, RatePolicy
 from heterotrain.numerics.local_batch_norm import RunningStatistics, localise
 from heterotrain.numerics.non_finite import Action, LossHistory, choose_action
+from heterotrain.numerics.piece_reducer import Division, PieceReducer
 from heterotrain.numerics.precision import LossScale, MixedPrecision
 from heterotrain.numerics.reducer import Reducer
 from heterotrain.state.admission import choice
@@ -106,6 +108,16 @@ class Numerics:
         if self._compression is not Compression.NONE:
             make_compressor = partial(Compressor, self._compression)
         return Reducer(model, bucket_bytes=int(self._config.bucket_mib * MIB), make_compressor=make_compressor)
+
+    def piece_reducer(self, layout: Layout, division: Division, *, rank: int) -> PieceReducer:
+        """Return the reducer of a formation in which some rank does not hold the whole model; nothing is compressed.
+
+        Args:
+            layout: this rank's part of the model.
+            division: the pieces.
+            rank: this rank in the formation.
+        """
+        return PieceReducer(layout, division, rank=rank, bucket_bytes=int(self._config.bucket_mib * MIB))
 
     def replicated_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield names and buffers that have to be the same on every rank between steps: statistics of layers.

@@ -18,7 +18,7 @@ import torch
 
 from heterotrain.network.control import Squares
 from heterotrain.numerics.buckets import Bucket, squared_norm
-from heterotrain.numerics.reducer import Reducer
+from heterotrain.numerics.gradients import Gradients
 
 
 class Measurement:
@@ -29,7 +29,7 @@ class Measurement:
     """
 
     def __init__(
-        self, reducer: Reducer, *, micro_batches: int, loss_scale: float, preconditioner: Preconditioner | None
+        self, reducer: Gradients, *, micro_batches: int, loss_scale: float, preconditioner: Preconditioner | None
     ) -> None:
         """Begin to measure gradients.
 

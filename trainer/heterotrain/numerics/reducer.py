@@ -368,6 +368,14 @@ class Reducer:
             own = arrived + rest if arrived else ()
         self._take_order(share_order(group, own) or self.order)
 
+    def rest(self) -> None:
+        """Leave the parameters alone until the next ``begin``, while pieces of the model are reduced instead."""
+        self.abandon()
+        if self._hooks is not None:
+            self._hooks.end()
+        self._unwatch()
+        self._trainable = None
+
     def form(self, group: Group) -> None:
         """Start a formation with one order on all ranks.
 

@@ -12,8 +12,10 @@ import torch
 from heterotrain.data.order import UNSHUFFLED
 from heterotrain.data.progress import Progress
 from heterotrain.errors import UsageError
+from heterotrain.layouts.layout import Layout, WholeModel
 from heterotrain.state import groups
 from heterotrain.state.parts import sizes_bytes
+from heterotrain.state.prepared import Confirmation, PreparedStep
 from heterotrain.state.tensors import Flat, Stateful, flatten, unflatten
 
 _log = logging.getLogger(__name__)
@@ -30,6 +32,8 @@ class Training:
     Attributes:
         on_restore: called with the number of epochs whose hooks have run, before a state is restored.
         order: name of the order in which this script reads its data; empty before ``job.steps``.
+        prepared: a step of a divided model that this rank can finish, but does not know whether the others can.
+        confirmed: number and confirmation of the last step of a divided model that this rank has applied.
         has_state: whether ``progress`` and the tensors are valid; a joiner has no state until a donor has sent it.
     """
 
@@ -40,6 +44,14 @@ class Training:
     order: str = ""
     has_state: bool = False
     on_restore: list[Callable[[int], object]] = field(default_factory=list)
+    own_layout: Layout | None = None
+    prepared: PreparedStep | None = None
+    confirmed: tuple[int, Confirmation] | None = None
+
+    @property
+    def layout(self) -> Layout:
+        """What this rank holds of the model."""
+        return self.own_layout or WholeModel(self._model())
 
     def capture(self, buffers: Mapping[str, torch.Tensor] | None = None) -> dict[str, Any]:
         """Return everything that a joiner or a checkpoint needs; the tensors are the live ones, not copies.

@@ -20,7 +20,7 @@ from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.membership.roster import may_adopt, roster_of, workers_of
 from heterotrain.network.control import StepDecision
 from heterotrain.network.heartbeat import key_of
-from heterotrain.numerics.reducer import Reducer
+from heterotrain.numerics.gradients import Gradients
 from heterotrain.state.training import Training
 from heterotrain.steps.observer import Observer
 from heterotrain.steps.shutdown import Shutdown
@@ -178,7 +178,7 @@ class Formations:
         )  # fmt: skip
         return True
 
-    def leave_broken(self, lost: Exception, reducer: Reducer | None) -> None:
+    def leave_broken(self, lost: Exception, reducer: Gradients | None) -> None:
         """Leave a formation that lost a member.
 
         Args:

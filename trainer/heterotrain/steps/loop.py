@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from heterotrain_core.contract import metrics as names
@@ -25,12 +25,16 @@ from heterotrain.identity import Identity, Mode
 from heterotrain.membership.interface import ActiveGroup, Membership
 from heterotrain.network.control import Slot, StepDecision
 from heterotrain.network.group import NOT_HERE, Group
+from heterotrain.network.mesh.exchange import Purpose
+from heterotrain.numerics.gradients import Gradients
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.noise import Measurement
 from heterotrain.numerics.non_finite import Action
+from heterotrain.numerics.piece_reducer import PieceReducer, divide
 from heterotrain.numerics.reducer import Reducer
 from heterotrain.state.admission import check_belongs, check_model
 from heterotrain.state.finite import first_non_finite
+from heterotrain.state.prepared import Confirmation, PreparedStep
 from heterotrain.state.training import Training
 from heterotrain.steps.attempt import Attempts, seed_step
 from heterotrain.steps.batch_loader import BatchLoader
@@ -89,7 +93,8 @@ class Loop:
             membership=membership, shutdown=self.shutdown, training=training, checkpoints=checkpoints,
             observer=observer, report=report,
         )  # fmt: skip
-        self.reducer: Reducer | None = None
+        self.reducer: Gradients | None = None
+        self._whole: Reducer | None = None
         self.run_hooks: Callable[[int], None] = lambda _epoch: None
         self.has_hooks: Callable[[], bool] = lambda: False
         self.run_step_hooks: Callable[[int], bool] = lambda _steps: False
@@ -192,6 +197,7 @@ class Loop:
         self._observer.formation_began()
         self._numerics.form(active_group.group)
         if active_group.group is not None:
+            self._choose_reducer(active_group.group)
             self._require_reducer().form(active_group.group)
         self._replicas.form(active_group.group, self._device)
         self.formed(active_group.rank)
@@ -223,7 +229,8 @@ class Loop:
     def _repeat(self, step: Step) -> None:
         """Undo an attempt; the next iteration of the loop yields the same step again."""
         self._repeating = step.number
-        self._attempts.undo()
+        if self._training.prepared is None:  # else it may still be finished, by ``membership.late``
+            self._attempts.undo()
         if isinstance(step.failure, PeerLost):
             self._uncommitted = step
             self._formations.leave_broken(step.failure, self.reducer)
@@ -410,10 +417,47 @@ class Loop:
                 self.fail(error)
         return decision
 
+    def confirm(
+        self, step: Step, decision: StepDecision, finish: Callable[[Confirmation], None] | None
+    ) -> Confirmation:
+        """Wait until every rank holds the sums of its own pieces of a divided model's gradient.
+
+        From the moment when the others may have heard of this rank, the step can be finished later by ``finish``.
+
+        Args:
+            step: the step.
+            decision: of its first phase.
+            finish: applies the sums; ``None`` in a pass that is not the step's last.
+
+        Raises:
+            PeerLost: the group broke meanwhile.
+        """
+        active_group, reducer = self._formations.require(), cast("PieceReducer", self._require_reducer())
+        group = cast("Group", active_group.group)
+        row = [float(reducer.is_finite()), reducer.owned_squared()]
+        if finish is not None:
+
+            def late(confirmation: Confirmation) -> None:
+                finish(confirmation)
+                self._uncommitted = None
+                self._record_step(step, decision, active_group)
+                self._committed = None  # the formation that it would change is over
+                self._training.confirmed = step.number, confirmation
+                _log.info("step %d is applied late: all ranks had been able to finish it", step.number)
+
+            self._training.prepared = PreparedStep(step.number, finish=late, drop=self._attempts.undo)
+        rows = group.gather_now(row, Purpose.CONFIRM)
+        confirmation = Confirmation(math.fsum(row[1] for row in rows), is_finite=all(row[0] for row in rows))
+        if finish is not None:
+            self._training.prepared, self._training.confirmed = None, (step.number, confirmation)
+        return confirmation
+
     def commit(self, step: Step, decision: StepDecision) -> None:
         """Record a step that all ranks finished: progress, logs, schedulers, telemetry and changes of membership."""
+        self._record_step(step, decision, self._formations.require())
+
+    def _record_step(self, step: Step, decision: StepDecision, active_group: ActiveGroup) -> None:
         now_s = time.perf_counter()
-        active_group = self._formations.require()
         loader = self._require_loader()
         self._step_s = time.monotonic() - self._began_s
         self._training.progress = loader.advanced(self._training.progress, step.task)
@@ -429,7 +473,7 @@ class Loop:
         if self.tensorboard is not None:
             self.tensorboard.committed(active_group, self._training.optimizers, step=self._training.progress.steps)
         self._replicas.clear()
-        if self._observer.measures and active_group.group is not None:
+        if self._observer.measures and active_group.group is not None and not self._is_divided:
             self._replicas.measure()
         self.progress_display.committed(
             lambda: self._position(active_group, decision), leads=active_group.rank == 0, now_s=now_s
@@ -488,7 +532,7 @@ class Loop:
                 f"the training is complete, but {which} is not finite: the result is useless. Train again with "
                 "onNonFinite: Fail to find the first such step, or with a lower learning rate"
             ))  # fmt: skip
-        if active_group is not None:
+        if active_group is not None and not self._is_divided:
             try:
                 self._replicas.judge_result(active_group)
             except Diverged as error:
@@ -518,7 +562,31 @@ class Loop:
             check_belongs(model, self._training.optimizers, earlier=self._known)
             self._known |= {id(parameter) for parameter in model.parameters()}
 
-    def _require_reducer(self) -> Reducer:
+    def _choose_reducer(self, group: Group) -> None:
+        """Sum whole gradients or, if some rank does not hold the whole model, pieces of them.
+
+        Raises:
+            PeerLost: the group broke meanwhile.
+            UsageError: the ranks do not hold the same model.
+        """
+        reducer = self._require_reducer()
+        if isinstance(reducer, Reducer):
+            self._whole = reducer
+        else:
+            cast("PieceReducer", reducer).end()
+        division = divide(group, self._training.layout)
+        if division is None:
+            self.reducer = self._whole
+            return
+        if self._whole is not None:
+            self._whole.rest()
+        self.reducer = self._numerics.piece_reducer(self._training.layout, division, rank=group.rank)
+
+    @property
+    def _is_divided(self) -> bool:
+        return isinstance(self.reducer, PieceReducer)
+
+    def _require_reducer(self) -> Gradients:
         if self.reducer is None:
             raise UsageError("call model = job.wrap(model) before job.steps")
         return self.reducer

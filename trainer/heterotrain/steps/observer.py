@@ -22,9 +22,10 @@ from heterotrain_core.scaling_rules import Statistics
 
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.network.control import Squares, StepDecision
+from heterotrain.numerics.gradients import Gradients
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.noise import Measurement, Preconditioner
-from heterotrain.numerics.reducer import Reducer
+from heterotrain.numerics.piece_reducer import PieceReducer
 from heterotrain.numerics.transfers import ReductionTimestamps
 from heterotrain.state.training import Training
 from heterotrain.steps.clock import Clock
@@ -97,7 +98,7 @@ class Observer:
 
     # -- around a step -----------------------------------------------------------------------------------------------
 
-    def begin(self, reducer: Reducer, task: Task, *, alone: bool) -> Measurement | None:
+    def begin(self, reducer: Gradients, task: Task, *, alone: bool) -> Measurement | None:
         """Prepare for a step; return the measurement of its gradients, or ``None`` if they are not measured.
 
         The choice depends only on values that all ranks share. Where the learning rate follows the noise, it does not
@@ -114,6 +115,8 @@ class Observer:
         takes_squares = self._measures
         if self._numerics.steers_by_noise:
             takes_squares = not is_large or is_measured(task.number, LARGE_EVERY)
+        if isinstance(reducer, PieceReducer):  # a rank's own gradient of a divided model is no mean over a group
+            return None
         if not takes_squares or (alone and len(task.micro_batches) < 2):  # noqa: PLR2004  # one group has no spread
             return None
         began_s = time.perf_counter()

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from heterotrain.errors import UsageError
 from heterotrain.numerics.buckets import squared_norm
-from heterotrain.numerics.reducer import Reducer
+from heterotrain.numerics.gradients import Gradients
 
 
 class GradientNorm:
     """The norm of a step's gradient before clipping; computed when first read, because it costs a pass over it."""
 
-    def __init__(self, reducer: Reducer, *, norm: float | None = None) -> None:
+    def __init__(self, reducer: Gradients, *, norm: float | None = None) -> None:
         """Keep the norm if it is known, else the buckets, which hold the gradient until the next step overwrites it."""
         self._norm = norm
         self._flats = [] if norm is not None else reducer.flats

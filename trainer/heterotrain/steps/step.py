@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self
 
@@ -21,12 +22,14 @@ from heterotrain.network.control import StepDecision
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.numerics.all_gather import Gathered, all_gather
+from heterotrain.numerics.gradients import Gradients
 from heterotrain.numerics.method import Numerics
 from heterotrain.numerics.noise import Measurement
 from heterotrain.numerics.non_finite import Action, describe, remedy
-from heterotrain.numerics.reducer import Reducer
+from heterotrain.numerics.piece_reducer import PieceReducer
 from heterotrain.numerics.timeline import Timestamp
 from heterotrain.state.admission import check_loss, check_weight, plain_numbers
+from heterotrain.state.prepared import Confirmation
 from heterotrain.steps.clock import Clock, Phase
 from heterotrain.steps.result import GradientNorm, StepResult
 from heterotrain.steps.task import Task
@@ -64,6 +67,15 @@ class StepContext(Protocol):
     def vote(self, step: Step, *, ok: bool) -> StepDecision:
         """Exchange the control vectors and wait for the buckets; raises ``PeerLost``."""
 
+    def confirm(
+        self, step: Step, decision: StepDecision, finish: Callable[[Confirmation], None] | None
+    ) -> Confirmation:
+        """Wait until every rank holds the sums of its own pieces; ``finish`` may apply them later if that is unknown.
+
+        Raises:
+            PeerLost: the group broke meanwhile.
+        """
+
     def commit(self, step: Step, decision: StepDecision) -> None:
         """Record a step that all ranks finished."""
 
@@ -95,7 +107,7 @@ class Step:
     """
 
     task: Task
-    reducer: Reducer
+    reducer: Gradients
     numerics: Numerics
     group: Group | None
     context: StepContext
@@ -299,18 +311,14 @@ class Step:
         )  # fmt: skip
         self._begin()
         decision = self._reduce()
+        update = partial(self._update, optimizers, clip_norm=clip_norm, clip_value=clip_value)
+        if isinstance(self.reducer, PieceReducer):
+            began = self.clock.now()
+            finish = None if self.more else partial(self._finish_late, decision, update)
+            self._accept(self.context.confirm(self, decision, finish), decision)
+            self.clock.spent(Phase.SYNC, began)
         began = self.clock.now()
-        batch_samples = self.task.global_batch_samples
-        if self.skipped:
-            norm = GradientNorm(self.reducer, norm=math.nan)
-            rates = self.numerics.skip(optimizers, global_batch_samples=batch_samples)
-        else:
-            self.numerics.running.finish(self.task.batch_samples)
-            norm = self._clip(clip_norm=clip_norm, clip_value=clip_value)
-            if self.more:
-                self.context.keep_optimizers(optimizers)
-            self.updates = True
-            rates = self.numerics.update(optimizers, global_batch_samples=batch_samples)
+        norm, rates = update()
         self.clock.spent(Phase.UPDATE, began)
         self._applied = True
         if self.more:
@@ -324,6 +332,44 @@ class Step:
             samples=self.task.batch_samples, weight=decision.weight,
             skip_reason=self._skip_reason, _norm=norm,
         )  # fmt: skip
+
+    def _update(
+        self, optimizers: Sequence[torch.optim.Optimizer], *, clip_norm: float | None, clip_value: float | None
+    ) -> tuple[GradientNorm, tuple[float, ...]]:
+        """Update the model, or skip that; return the norm of the gradient and the learning rates."""
+        batch_samples = self.task.global_batch_samples
+        if self.skipped:
+            rates = self.numerics.skip(optimizers, global_batch_samples=batch_samples)
+            return GradientNorm(self.reducer, norm=math.nan), rates
+        self.numerics.running.finish(self.task.batch_samples)
+        norm = self._clip(clip_norm=clip_norm, clip_value=clip_value)
+        if self.more:
+            self.context.keep_optimizers(optimizers)
+        self.updates = True
+        return norm, self.numerics.update(optimizers, global_batch_samples=batch_samples)
+
+    def _accept(self, confirmation: Confirmation, decision: StepDecision) -> None:
+        """Take over what all ranks know of the gradient of a divided model.
+
+        Raises:
+            NonFinite: the gradient is not finite, and the job is to fail then.
+        """
+        if isinstance(self.reducer, PieceReducer):
+            self.reducer.squared = confirmation.squared
+        if not confirmation.is_finite and not self._skip_reason:
+            self._skip_reason = self._non_finite(decision)
+            self.skipped = bool(self._skip_reason)
+
+    def _finish_late(
+        self,
+        decision: StepDecision,
+        update: Callable[[], object],
+        confirmation: Confirmation,
+    ) -> None:
+        """Apply the step with the sums that this rank has kept, now that it is known that every rank could."""
+        self._accept(confirmation, decision)
+        update()
+        self._applied = self.committed = True
 
     def log(self, **values: float) -> None:
         """Report values of this step (numbers, or tensors with one element); a repeated step drops them.
@@ -339,13 +385,17 @@ class Step:
         Raises:
             NonFinite: the training ends here.
         """
-        if not decision.non_finite and self.reducer.is_finite():
+        # Ranks of a divided model know their own parts only; they compare them in the second phase.
+        if not decision.non_finite and (isinstance(self.reducer, PieceReducer) or self.reducer.is_finite()):
             return ""
+        return self._non_finite(decision)
+
+    def _non_finite(self, decision: StepDecision) -> str:
         action = self.numerics.non_finite_action()
         what = describe(
             step=self.number,
             ranks=decision.non_finite,
-            gradient_of=None if decision.non_finite else self.reducer.first_non_finite(),
+            gradient_of=None if decision.non_finite else self.reducer.first_non_finite() or "a part on another rank",
             history=self.numerics.losses,
         )
         self.context.non_finite(what, action)
@@ -557,7 +607,7 @@ class Step:
         self.reducer.check_kept()
         clips = clip_norm is not None or clip_value is not None
         squared = None if clips and self.reducer.take_back() else self._squared
-        if squared is None and clips:
+        if squared is None and (clips or isinstance(self.reducer, PieceReducer)):
             squared = float(self.reducer.squared_norm())
         norm = None if squared is None else math.sqrt(squared)
         if norm is not None and clip_norm is not None and norm > clip_norm:

@@ -9,13 +9,13 @@ from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.network.control import SIGNATURE, Slot, StepDecision, decide, to_row
 from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.network.mesh.mesh import pack_floats, unpack_floats
+from heterotrain.numerics.gradients import Gradients
 from heterotrain.numerics.local_batch_norm import RunningStatistics
-from heterotrain.numerics.reducer import Reducer
 
 
 def exchange_votes(
     active_group: ActiveGroup,
-    reducer: Reducer,
+    reducer: Gradients,
     running: RunningStatistics,
     slot: Slot,
     held: HeldPlan,

@@ -32,6 +32,7 @@ class Purpose(IntEnum):
     SCRIPT = 4
     ROUNDS = 5
     GATHER = 6
+    CONFIRM = 7
 
 
 CALLS = {
@@ -42,6 +43,7 @@ CALLS = {
     Purpose.SCRIPT: "a collective of torch.distributed",
     Purpose.ROUNDS: "step.micro_batches",
     Purpose.GATHER: "step.all_gather, or its backward pass",
+    Purpose.CONFIRM: "the end of step.apply",
 }
 """The call of the script behind each purpose, for error messages."""
 
