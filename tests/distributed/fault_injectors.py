@@ -80,7 +80,7 @@ def _peer_ports() -> list[int]:
     """Return the ports of the other members of the newest plan, by rank."""
     plan = decode_plan((Path(os.environ[env.PLAN_DIR]) / keys.PLAN_KEY).read_text(), job_uid=os.environ[env.JOB_UID])
     own = int(os.environ[env.PEER_PORT])
-    return [] if isinstance(plan, Refused) else [m.peer_port for m in plan.members if m.peer_port != own]
+    return [] if isinstance(plan, Refused) else [rank.peer_port for rank in plan.ranks if rank.peer_port != own]
 
 
 def install_faults(fault: FaultInjector) -> None:

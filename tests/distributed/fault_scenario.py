@@ -167,7 +167,7 @@ class FaultScenario:
     def revise(self, **fields: Any) -> None:
         """Write a revision of the current generation with other shares."""
         by_uid = {worker.uid: worker for worker in self.workers}
-        order = [by_uid[member.worker_uid] for member in self.operator.newest.members]
+        order = [by_uid[rank.worker_uid] for rank in self.operator.newest.ranks]
         reachable = [worker for worker in order if worker.poll() is None and worker.uid not in self.cut_off]
         self.operator.plan(
             order,

@@ -27,7 +27,7 @@ from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.config import TrainingConfig, encode_config
 from heterotrain_core.contract.outcome import Outcome, decode_outcome
-from heterotrain_core.contract.plan import Boundary, Member, Plan
+from heterotrain_core.contract.plan import Boundary, Member, Plan, Rank
 from heterotrain_core.split.proportion import evenly
 from support.ports import free_port
 from support.waiting import wait_until
@@ -187,15 +187,19 @@ class Operator:
         micro = fields.pop("micro", (0,) * len(workers))
         on_demand = fields.pop("on_demand", (True,) * len(workers))
         members = tuple(
-            Member(
-                rank=rank, worker=w.name, worker_uid=w.uid, address="127.0.0.1", peer_port=w.peer_port, pool="pool",
-                on_demand=on_demand[rank], share_samples=shares[rank], micro_batch_samples=micro[rank],
+            Member(index=index, pool="pool", share_samples=share, micro_batch_samples=micro[index])
+            for index, share in enumerate(shares)
+        )
+        ranks = tuple(
+            Rank(
+                rank=rank, member=rank, worker=w.name, worker_uid=w.uid, address="127.0.0.1", peer_port=w.peer_port,
+                on_demand=on_demand[rank],
             )
             for rank, w in enumerate(workers)
         )  # fmt: skip
         plan = Plan(
             job_uid=JOB_UID, generation=self.generation, revision=self.revision, members=members,
-            global_batch_samples=total, **({"boundary": Boundary()} | fields),
+            ranks=ranks, global_batch_samples=total, **({"boundary": Boundary()} | fields),
         )  # fmt: skip
         self.plans.append(plan)
         for worker in workers if to is None else to:

@@ -7,6 +7,7 @@ import os
 import queue
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from distributed.harness import ROOT, START_S, Worker, assert_same_weights, deli
 from heterotrain_core.contract import env
 from heterotrain_core.contract.config import TrainingConfig, encode_config
 from heterotrain_core.contract.outcome import Ending
-from heterotrain_core.contract.plan import Member, Plan
+from support.plans import plan_of
 from support.ports import free_port
 from support.waiting import wait_until
 
@@ -102,14 +103,12 @@ def test_two_ranks_in_one_pod(tmp_path: Path) -> None:
         env.PLAN_DIR: str(tmp_path / "plan"), env.TERMINATION_PATH: str(tmp_path / "termination"),
         env.NUM_PROC_PER_WORKER: "2", env.CONFIG: encode_config(TrainingConfig(epochs=2)),
     }  # fmt: skip
-    members = tuple(
-        Member(
-            rank=rank, worker="w0", worker_uid="u0", address="127.0.0.1", peer_port=peer_port + rank, pool="pool",
-            on_demand=True, local_rank=rank, share_samples=share,
-        )
-        for rank, share in enumerate((10, 6))
-    )  # fmt: skip
-    plan = Plan(job_uid="job-uid", generation=1, revision=1, members=members, global_batch_samples=16)
+    plan = plan_of([10, 6], job_uid="job-uid", revision=1)
+    ranks = tuple(
+        replace(each, worker="w0", worker_uid="u0", peer_port=peer_port + each.rank, local_rank=each.rank)
+        for each in plan.ranks
+    )
+    plan = replace(plan, ranks=ranks)
     command = [sys.executable, "-m", "heterotrain.launch", str(tmp_path / "train.py")]
     pod = subprocess.Popen(command, env=environment(tmp_path) | variables)
     worker = Worker(

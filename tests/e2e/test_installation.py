@@ -108,7 +108,7 @@ def uids(pods: list[dict[str, Any]]) -> set[str]:
 def members(job: Job) -> set[str]:
     """Return the uids of the workers in the current plan."""
     plan = job.plan()
-    return {member.worker_uid for member in plan.members} if plan else set()
+    return {rank.worker_uid for rank in plan.ranks} if plan else set()
 
 
 def refusal(cluster: Cluster, release: str) -> str:

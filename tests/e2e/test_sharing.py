@@ -120,7 +120,7 @@ def test_a_worker_goes_to_another_job_and_comes_back(start: Start, tmp_path: Pat
 
     first = start_job("first", DEVICES, least=2)
     plan = first.job.wait_members(DEVICES, timeout_s=90)
-    names = {member.worker_uid: member.worker for member in plan.members}
+    names = {rank.worker_uid: rank.worker for rank in plan.ranks}
     assert granted(first) is None, "a single job uses everything that fits"
 
     states = tmp_path / "pods.json"
@@ -137,7 +137,7 @@ def test_a_worker_goes_to_another_job_and_comes_back(start: Start, tmp_path: Pat
 
         larger = first.job.wait_members(DEVICES, timeout_s=60)
         first.wait_steps(first.steps() + 3)
-        (left,) = set(names) - {member.worker_uid for member in smaller.members}
+        (left,) = set(names) - {rank.worker_uid for rank in smaller.ranks}
         assert endings(states) == {left: Ending.LEFT}, "it shut down gracefully, and no other worker ended"
     assert plan.generation < smaller.generation < larger.generation
     stop_undisturbed(first)

@@ -52,7 +52,7 @@ class Bench:
         store.jobs.put(self.job)
         assert self.cluster.plan is not None
         plan = self.cluster.plan_json
-        plan["members"][0] |= {"worker": "job-w0", "worker_uid": "uid-a"}
+        plan["ranks"][0] |= {"worker": "job-w0", "worker_uid": "uid-a"}
         self.cluster.plan["data"][keys.PLAN_KEY] = json.dumps(plan)
         plan_object = self.cluster.plan_view
         assert plan_object is not None

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import yaml
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Ending, Outcome, encode_outcome
 from heterotrain_operator.cluster_state.parse import rfc3339
@@ -23,6 +22,7 @@ from heterotrain_operator.kube.resources import CONFIG_MAPS, EVENTS, JOBS, NODES
 from heterotrain_operator.kube.verbs import Body
 
 from support.fake_cluster import pool
+from support.plans import complete
 from support.ports import free_port
 from support.waiting import until
 
@@ -175,12 +175,11 @@ class Cluster:
             found = await self.kube.get(CONFIG_MAPS, self.namespace, keys.plan_name(job))
         except NotFound:
             return {}
-        plan: Body = yaml.safe_load(found["data"][keys.PLAN_KEY])
-        return plan
+        return complete(found["data"][keys.PLAN_KEY])
 
     async def members(self, job: str = "job") -> list[str]:
-        """Return the pod names of the plan's members."""
-        return [member["worker"] for member in (await self.plan(job)).get("members", [])]
+        """Return the names of the pods that the plan names, once for each rank."""
+        return [rank["worker"] for rank in (await self.plan(job)).get("ranks", [])]
 
     async def reasons(self) -> dict[str, int]:
         """Return the number of Events by reason."""

@@ -20,6 +20,8 @@ from heterotrain_operator.decide.inputs import JobInputs
 from heterotrain_operator.decide.job import Decision, decide
 from heterotrain_operator.decide.lifecycle import Acceptance
 
+from support.plans import complete
+
 NOW_S = 1_800_000_000.0
 JOB_UID = "job-uid"
 Body = dict[str, Any]
@@ -123,8 +125,7 @@ class FakeCluster:
     @property
     def plan_json(self) -> Body:
         assert self.plan is not None
-        found: Body = json.loads(self.plan["data"][keys.PLAN_KEY])
-        return found
+        return complete(self.plan["data"][keys.PLAN_KEY])
 
     @property
     def status(self) -> Body:
@@ -326,8 +327,8 @@ class FakeCluster:
         return self
 
     def members(self) -> list[str]:
-        """Return the pod names of the plan's members."""
-        return [member["worker"] for member in self.plan_json["members"]]
+        """Return the names of the pods that the plan names."""
+        return list(dict.fromkeys(rank["worker"] for rank in self.plan_json["ranks"]))
 
     def version(self) -> tuple[int, int]:
         """Return the plan's generation and revision."""

@@ -66,11 +66,11 @@ class SimulatedPrometheus:
         return web.json_response({"status": "success", "data": {"resultType": "vector", "result": result}})
 
     def _times(self) -> list[Row]:
-        return [(_identity(member), time.time()) for member in self._plan.get("members", [])]
+        return [(_identity(rank), time.time()) for rank in self._plan.get("ranks", [])]
 
     def _everything(self) -> list[Row]:
         rows: list[Row] = []
-        members = self._plan.get("members", [])
+        members = [{**member, **rank} for member, rank in zip(self._plan["members"], self._plan["ranks"], strict=True)]
         for member in members:
             rows += [
                 ({"__name__": name, **_identity(member)}, value)

@@ -61,11 +61,11 @@ class Training:
         self.taken: dict[int, list[int]] = {}
         self.revisions: list[tuple[int, int]] = []
         plan = self.plan
-        self.members = [MemberId(member.worker_uid, member.local_rank) for member in plan.members]
+        self.members = [MemberId(rank.worker_uid, rank.local_rank) for rank in plan.ranks]
         self.speeds.names = [counter_name(member) for member in self.members]
         self.roster: Roster = roster_of(
             plan,
-            plan_ranks=tuple(range(len(plan.members))),
+            plan_ranks=tuple(range(len(plan.ranks))),
             formation=FormationId(generation=plan.generation, number=0),
         )
 
@@ -126,7 +126,7 @@ class Training:
             noise_scale_samples=self.noise_samples,
         )
         now_s = self.cluster.now_s + sum(self.speeds.step_seconds)
-        pools = {member.worker_uid: member.pool for member in self.plan.members}
+        pools = {rank.worker_uid: self.plan.pool_of(rank) for rank in self.plan.ranks}
         self.job.take(
             Snapshot(counters=self.speeds.counters(), gauges=dict.fromkeys(self.members, gauges)),
             dict.fromkeys(self.members, now_s),

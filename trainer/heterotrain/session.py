@@ -19,7 +19,6 @@ from heterotrain.checkpoints.record import RunRecord, fingerprint
 from heterotrain.data import batches
 from heterotrain.data.loader_process import WorkerInit, Workers
 from heterotrain.data.main_guard import check_main_guard, check_not_imported, main_line
-from heterotrain.data.progress import slice_of
 from heterotrain.data.sources import NumberedStream, source_of
 from heterotrain.errors import Excluded, PeerLost, UsageError
 from heterotrain.identity import Identity, Mode, read_config, read_identity
@@ -27,6 +26,7 @@ from heterotrain.membership.devices import take_device
 from heterotrain.membership.elastic import Elastic
 from heterotrain.membership.fixed import Fixed
 from heterotrain.membership.interface import Membership
+from heterotrain.membership.roster import slice_of_rank
 from heterotrain.network.gloo.default_group import check_free
 from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.numerics.batch_norm import BatchNorm
@@ -385,7 +385,7 @@ class Job:
         admission.whole_number("batch_samples", batch_samples, least=1)
         start, stop, active_group = 0, len(dataset), self._loop.active_group
         if active_group is not None:
-            first, last = slice_of(active_group.roster.shares, active_group.rank)
+            first, last = slice_of_rank(active_group.roster, active_group.roster.shares, active_group.rank)
             whole = sum(active_group.roster.shares)
             start, stop = len(dataset) * first // whole, len(dataset) * last // whole
         for begin in range(start, stop, batch_samples):

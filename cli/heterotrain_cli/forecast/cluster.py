@@ -97,7 +97,7 @@ def _persisted_speeds(internal: Any) -> dict[str, ComputeTime]:
 def _median_rank(pool: str, members: Sequence[Member], batch_samples: int) -> SplitMember | None:
     typical = max(1, batch_samples // max(1, len(members)))
     known = [
-        (compute_s(member.compute, typical), member.rank, member, member.compute)
+        (compute_s(member.compute, typical), member.index, member, member.compute)
         for member in members
         if member.pool == pool and member.compute is not None
     ]

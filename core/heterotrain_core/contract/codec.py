@@ -1,7 +1,8 @@
 """The plan as strict JSON, and the rules by which a reader accepts or refuses it.
 
 Unknown fields are refused rather than ignored: if one side wrote a field that the other dropped, both would silently
-disagree about the gradient. A change of fields is a change of ``SCHEMA_VERSION``.
+disagree about the gradient. A change of fields is a change of ``SCHEMA_VERSION``. Fields with their default are left
+out, because a ConfigMap is small and a plan may name thousands of ranks.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import json
 import sys
 import types
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from heterotrain_core.contract.plan import SCHEMA_VERSION, Plan, problems
+from heterotrain_core.contract.consistency import problems
+from heterotrain_core.contract.plan import SCHEMA_VERSION, Plan
+from heterotrain_core.contract.schema2 import Plan2, upgraded
 
 MAX_VERSION = 2**52
 """Limit of generations and revisions: no job reaches it, and a number written by hand must allow newer plans."""
@@ -40,7 +43,7 @@ def encode_plan(plan: Plan) -> str:
     """
     if found := problems(plan):
         raise ValueError(f"refusing to write a plan that contradicts itself: {'; '.join(found)}")
-    return json.dumps({"schema": SCHEMA_VERSION, **asdict(plan)}, sort_keys=True, separators=(",", ":"))
+    return json.dumps({"schema": SCHEMA_VERSION, **_plain(plan)}, sort_keys=True, separators=(",", ":"))
 
 
 def decode_plan(text: str, *, job_uid: str, newest: tuple[int, int] = (-1, -1)) -> Plan | Refused:
@@ -52,12 +55,12 @@ def decode_plan(text: str, *, job_uid: str, newest: tuple[int, int] = (-1, -1)) 
     if not isinstance(raw, dict):
         return Refused(reason="the plan is not a JSON object")
     schema = raw.pop("schema", None)
-    if schema != SCHEMA_VERSION:
+    if type(schema) is not int or schema not in (2, SCHEMA_VERSION):
         return Refused(
-            reason=f"the plan has schema {schema!r}, this image reads {SCHEMA_VERSION}: use matching versions"
+            reason=f"the plan has schema {schema!r}, this image reads 2 and {SCHEMA_VERSION}: use matching versions"
         )
     try:
-        plan = _read(Plan, raw, "plan")
+        plan = _read(Plan, raw, "plan") if schema == SCHEMA_VERSION else upgraded(_read(Plan2, raw, "plan"))
     except (TypeError, ValueError) as error:
         return Refused(reason=str(error))
     if plan.job_uid != job_uid:
@@ -69,6 +72,21 @@ def decode_plan(text: str, *, job_uid: str, newest: tuple[int, int] = (-1, -1)) 
     if found := problems(plan):
         return Refused(reason=f"the plan contradicts itself: {'; '.join(found)}")
     return plan
+
+
+def _plain(value: Any) -> Any:
+    """Return the JSON form of a value of the plan."""
+    if is_dataclass(value):
+        known = _defaults(type(value))  # type: ignore[arg-type]  # every class is hashable
+        found = ((name, getattr(value, name)) for name in known)
+        return {name: _plain(own) for name, own in found if known[name] is MISSING or own != known[name]}
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+@cache
+def _defaults(kind: type[Any]) -> Mapping[str, Any]:
+    """Return the default of each field, ``MISSING`` where there is none."""
+    return {field.name: field.default for field in fields(kind)}
 
 
 def _read(kind: type[_T], raw: Any, path: str) -> _T:

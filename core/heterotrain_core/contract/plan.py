@@ -1,18 +1,19 @@
 """The plan: the operator's current decision for one job, as a value.
 
 Ordered by ``(generation, revision)``: the generation grows with every change of membership (a new process group), the
-revision with every change of shares or batch (no rebuild). The symbols q, s, k, m, T_o, T_u, gamma are
-those of the performance model (docs/mathematics.md).
+revision with every change of shares or batch (no rebuild). Shares belong to members; a member is one rank or several
+that hold the model together. The symbols q, s, k, m, T_o, T_u, gamma are those of the performance model
+(docs/mathematics.md). ``consistency`` lists the rules that a plan has to keep.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.choices import Choice
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 class BoundaryKind(Choice):
@@ -71,37 +72,103 @@ class CommunicationTime:
     gamma: float = 0.0
 
 
+class LayoutKind(Choice):
+    """How the model's state lies on the ranks of a member."""
+
+    REPLICATED = "Replicated"
+    """One rank holds everything."""
+    SHARDED = "Sharded"
+    """Each rank holds a part of every tensor and computes the whole model on a part of the member's share."""
+    PIPELINE = "Pipeline"
+    """Each stage holds contiguous units of the model; a stage may be sharded."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """One rank of the plan.
+class Layout:
+    """How the model lies on the ranks of a member.
 
     Attributes:
-        rank: position in the process group, 0 … world size − 1.
-        worker: pod name; with ``local_rank`` it names the member.
-        worker_uid: pod uid; a pod of the same name with another uid is not this member.
+        kind: replicated, sharded or pipeline.
+        cuts: first unit of each stage but the first one, ascending; only for a pipeline.
+        shards: ranks of each stage.
+    """
+
+    kind: LayoutKind = LayoutKind.REPLICATED
+    cuts: tuple[int, ...] = ()
+    shards: int = 1
+
+    @property
+    def stages(self) -> int:
+        """Number of stages; 1 unless the model is cut."""
+        return len(self.cuts) + 1
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of a member with this layout."""
+        return self.stages * self.shards
+
+    def place(self, position: int) -> tuple[int, int]:
+        """Return (stage, shard) of the member's rank at this position: stage by stage, in each shard by shard."""
+        return divmod(position, self.shards)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """What gets one share of the global batch: the ranks that hold the model together, once.
+
+    Attributes:
+        index: position in the plan, 0 … members − 1.
+        pool: pool name; for a pipeline over several pools a name of their combination (see ``Rank.pool``).
+        share_samples: samples of each global batch; 0 is legal.
+        micro_batch_samples: largest micro-batch of the whole member; a larger share is accumulated. 0 means the whole
+            share at once.
+        cap_samples: most samples that this member may be given; ``None`` when no limit is known.
+        granularity_samples: the number of which shares should be multiples. A share that is not one is legal.
+        compute: learned time model; ``None`` while nothing is known.
+        layout: how the model lies on the member's ranks.
+    """
+
+    index: int
+    pool: str
+    share_samples: int
+    micro_batch_samples: int = 0
+    cap_samples: int | None = None
+    granularity_samples: int = 1
+    compute: ComputeTime | None = None
+    layout: Layout = Layout()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """One training process of the plan.
+
+    The ranks of a member are consecutive, in the order of ``Layout.place``; members follow each other by index.
+
+    Attributes:
+        rank: position in the plan, 0 … world size − 1.
+        member: index of its member.
+        worker: pod name; with ``local_rank`` it names the rank.
+        worker_uid: pod uid; a pod of the same name with another uid is not this rank's.
         address: pod IP.
         peer_port: where this rank listens for its peers.
-        pool: pool name.
         on_demand: whether its capacity is on-demand; those are asked first to write checkpoints.
         local_rank: rank inside the pod.
-        share_samples: samples of each global batch; 0 is legal.
-        micro_batch_samples: largest micro-batch; a larger share is accumulated. 0 means the whole share at once.
-        cap_samples: most samples that this member may be given; ``None`` when no limit is known.
-        compute: learned time model; ``None`` while nothing is known.
+        stage: which of the member's stages it holds.
+        shard: which shard of that stage.
+        pool: name of its pod's pool where that is not the member's ``pool``; otherwise empty.
     """
 
     rank: int
+    member: int
     worker: str
     worker_uid: str
     address: str
     peer_port: int
-    pool: str
     on_demand: bool
     local_rank: int = 0
-    share_samples: int
-    micro_batch_samples: int = 0
-    cap_samples: int | None = None
-    compute: ComputeTime | None = None
+    stage: int = 0
+    shard: int = 0
+    pool: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +186,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """One global batch divided among the members of a plan, with what the division rests on. Tuples are by rank.
+    """One global batch divided among the members of a plan, with what the division rests on. Tuples are by member.
 
     Attributes:
         shares: samples; they sum to the global batch.
@@ -150,12 +217,14 @@ class Plan:
         job_uid: a reader refuses another job's plan.
         generation: grows with membership; 0 means that nobody is named yet and workers wait.
         revision: grows with everything else; never falls when the generation grows.
-        members: by rank; shares sum to ``global_batch_samples``.
+        members: by index; shares sum to ``global_batch_samples``.
+        ranks: by rank: those of the first member, then those of the second, and so on.
         global_batch_samples: samples of one step over all members.
         boundary: when shares of a newer revision take effect.
-        min_replicas: formations may not have fewer workers.
+        min_replicas: formations may not have fewer replicas (see ``replicas``).
         drain: workers (pod names) that are about to go; they leave after their current step.
-        probe: share vectors (by rank) of the first steps of an epoch, from which speeds are learned; each sums to the
+        spares: workers (pod names) that are ready and in no member; they wait for a newer plan and keep their state.
+        probe: share vectors (by member) of the first steps of an epoch, from which speeds are learned; each sums to the
             global batch. Empty when nothing has to be learned.
         probe_steps: steps for which each vector of ``probe`` is used in turn.
         communication: learned exchange model; ``None`` while unknown.
@@ -167,10 +236,12 @@ class Plan:
     generation: int
     revision: int
     members: tuple[Member, ...]
+    ranks: tuple[Rank, ...]
     global_batch_samples: int
     boundary: Boundary = Boundary()
     min_replicas: int = 1
     drain: tuple[str, ...] = ()
+    spares: tuple[str, ...] = ()
     probe: tuple[tuple[int, ...], ...] = ()
     probe_steps: int = 0
     communication: CommunicationTime | None = None
@@ -184,17 +255,53 @@ class Plan:
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """Samples per rank."""
+        """Samples per member."""
         return tuple(member.share_samples for member in self.members)
 
-    def with_division(self, members: Sequence[Member], division: Division) -> Plan:
-        """Return the plan for these members with their shares and everything else that the division determines."""
+    @property
+    def ranks_by_member(self) -> tuple[tuple[Rank, ...], ...]:
+        """The ranks of each member, by index."""
+        found: list[list[Rank]] = [[] for _ in self.members]
+        for rank in self.ranks:
+            found[rank.member].append(rank)
+        return tuple(map(tuple, found))
+
+    def pool_of(self, rank: Rank) -> str:
+        """Return the pool of a rank's pod."""
+        return rank.pool or self.members[rank.member].pool
+
+    def whole_members(self, ranks: Collection[int]) -> tuple[int, ...]:
+        """Return the members, by index, all of whose ranks are among these."""
+        there = set(ranks)
+        broken = {rank.member for rank in self.ranks if rank.rank not in there}
+        return tuple(member.index for member in self.members if member.index not in broken)
+
+    def ranks_of_whole_members(self, ranks: Collection[int]) -> tuple[int, ...]:
+        """Return those of these ranks whose member is whole, ascending."""
+        whole = set(self.whole_members(ranks))
+        return tuple(rank.rank for rank in self.ranks if rank.member in whole)
+
+    def replicas(self, ranks: Collection[int]) -> int:
+        """Return how many replicas these ranks are, as ``min_replicas`` counts them.
+
+        Whole members count, but those on the same pods count once, because they are lost together: a pod of eight
+        replicated ranks is one replica, and so are a sharded pod and a pipeline over several pods.
+        """
+        whole = set(self.whole_members(ranks))
+        pods: dict[int, set[str]] = {}
+        for rank in self.ranks:
+            if rank.member in whole:
+                pods.setdefault(rank.member, set()).add(rank.worker)
+        return len({frozenset(each) for each in pods.values()})
+
+    def with_division(self, division: Division) -> Plan:
+        """Return the plan with these shares of its members and everything else that the division determines."""
         return replace(
             self,
             members=tuple(
                 replace(member, share_samples=share, micro_batch_samples=micro, cap_samples=cap, compute=compute)
                 for member, share, micro, cap, compute in zip(
-                    members,
+                    self.members,
                     division.shares,
                     division.micro_batch_samples,
                     division.cap_samples,
@@ -208,35 +315,3 @@ class Plan:
             communication=division.communication,
             prediction=division.prediction,
         )
-
-
-def problems(plan: Plan) -> tuple[str, ...]:
-    """Return every way in which the plan contradicts itself, each as one sentence; empty when it is sound."""
-    found = []
-    if plan.generation < 0 or plan.revision < 0:
-        found.append(f"version {plan.version} is negative")
-    if plan.generation > 0 and not plan.members:
-        found.append(f"generation {plan.generation} names no member")
-    if [member.rank for member in plan.members] != list(range(len(plan.members))):
-        found.append("members are not listed by rank 0, 1, 2, …")
-    names = {(member.worker, member.local_rank) for member in plan.members}
-    if len(names) != len(plan.members):
-        found.append("a member is named twice")
-    for what, vector in [("shares", plan.shares), *((f"probe {i}", v) for i, v in enumerate(plan.probe))]:
-        if not plan.members:
-            continue
-        if len(vector) != len(plan.members):
-            found.append(f"{what} has {len(vector)} entries for {len(plan.members)} members")
-        elif min(vector) < 0:
-            found.append(f"{what} holds a negative share")
-        elif sum(vector) != plan.global_batch_samples:
-            found.append(f"{what} sums to {sum(vector)}, not to the global batch of {plan.global_batch_samples}")
-    if plan.probe and plan.probe_steps < 1:
-        found.append("a probe needs probe_steps of at least 1")
-    if plan.boundary.kind is BoundaryKind.STEPS and plan.boundary.every_steps < 1:
-        found.append("a boundary of kind steps needs every_steps of at least 1")
-    if plan.prediction is not None and len(plan.prediction.bindings) != len(plan.members):
-        found.append(f"the prediction has {len(plan.prediction.bindings)} bindings for {len(plan.members)} members")
-    if plan.prediction is not None and not plan.prediction.step_s > 0:
-        found.append("the prediction has a step that takes no time")
-    return tuple(found)

@@ -18,7 +18,7 @@ from typing import Protocol
 from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.config import TrainingConfig, encode_config
-from heterotrain_core.contract.plan import Member, Plan
+from heterotrain_core.contract.plan import Member, Plan, Rank
 from machine import free_port
 
 SCRIPT = Path(__file__).with_name("trainer_script.py")
@@ -158,16 +158,19 @@ class Heterotrain:
     def _plan(self) -> None:
         self.generation += 1
         members = tuple(
-            Member(
-                rank=rank, worker=w.name, worker_uid=w.name, address="127.0.0.1", peer_port=w.peer_port, pool="pool",
-                on_demand=True, share_samples=SHARE_SAMPLES,
+            Member(index=index, pool="pool", share_samples=SHARE_SAMPLES) for index in range(len(self.members))
+        )
+        ranks = tuple(
+            Rank(
+                rank=rank, member=rank, worker=w.name, worker_uid=w.name, address="127.0.0.1", peer_port=w.peer_port,
+                on_demand=True,
             )
             for rank, w in enumerate(self.members)
         )  # fmt: skip
         batch = SHARE_SAMPLES * len(members)
         plan = Plan(
             job_uid="job", generation=self.generation, revision=self.generation, members=members,
-            global_batch_samples=batch,
+            ranks=ranks, global_batch_samples=batch,
         )  # fmt: skip
         for worker in self.members:
             scratch = self.folder / worker.name / "new"

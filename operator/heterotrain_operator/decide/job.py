@@ -26,8 +26,9 @@ from heterotrain_operator.decide.objects.objects import (
     version_text,
 )
 from heterotrain_operator.decide.objects.pods import build_pod
+from heterotrain_operator.decide.plan.arrangement import arrange, arrangement_of
 from heterotrain_operator.decide.plan.membership import MembershipDecision, decide_membership
-from heterotrain_operator.decide.plan.plan import next_plan, ranks_of
+from heterotrain_operator.decide.plan.plan import next_plan
 from heterotrain_operator.decide.plan.shares import Shares, share_out
 from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.status.events import JobEvent, events_of
@@ -294,13 +295,13 @@ def _decide_shares(
     """Return the shares of new members, or new shares of the same ones; ``None`` when there is nothing to decide on."""
     plan = derived.in_force.plan
     if membership.workers is not None:
-        return share_out(job.spec, ranks_of(membership.workers), inputs.telemetry, plan=plan)
+        return share_out(job.spec, arrange(membership.workers), inputs.telemetry, plan=plan)
     if plan is None or not plan.members or not inputs.replan:
         return None
     leaving = {worker.pod.uid for worker in derived.workers if worker.ended or worker.state is WorkerState.LEAVING}
-    if any(member.worker_uid in leaving for member in plan.members):
+    if any(rank.worker_uid in leaving for rank in plan.ranks):
         return None  # the job is finishing, or its members change next: these members need no other shares
-    return share_out(job.spec, plan.members, inputs.telemetry, plan=plan)
+    return share_out(job.spec, arrangement_of(plan), inputs.telemetry, plan=plan)
 
 
 def _is_deleted(worker: Worker, stage: Stage, policy: CleanPodPolicy) -> bool:

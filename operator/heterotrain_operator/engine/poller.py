@@ -158,7 +158,7 @@ class Poller:
         known, members = self._members.get(job.uid, ("", {}))
         if found is not None and found.resource_version != known:
             plan = decode_plan(found.text, job_uid=job.uid)
-            members = {} if isinstance(plan, Refused) else {m.worker_uid: m.worker for m in plan.members}
+            members = {} if isinstance(plan, Refused) else {rank.worker_uid: rank.worker for rank in plan.ranks}
             self._members[job.uid] = (found.resource_version, members)
         return members | {pod.uid: pod.name for pod in self._store.pods.of_job(job.key) if pod.owner_uid == job.uid}
 

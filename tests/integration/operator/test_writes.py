@@ -51,7 +51,7 @@ async def test_a_plan_only_replaces_the_one_that_was_read(cluster: Cluster, kube
     job = parse_job(await a_job(cluster))
 
     def plan(revision: int, version: str | None) -> Body:
-        made = Plan(job_uid=job.uid, generation=0, revision=revision, members=(), global_batch_samples=100)
+        made = Plan(job_uid=job.uid, generation=0, revision=revision, members=(), ranks=(), global_batch_samples=100)
         return build_plan_object(job, made, resource_version=version)
 
     first = await kube.create(CONFIG_MAPS, plan(0, None))

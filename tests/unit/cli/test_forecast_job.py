@@ -17,6 +17,7 @@ from heterotrain_cli.main import main
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import Binding, CommunicationTime, ComputeTime, Member, Plan, Prediction
 from support.api_stub import ApiStub, serve
+from support.plans import plan_of
 from unit.cli import oracle
 
 JOB: dict[str, Any] = {
@@ -308,13 +309,8 @@ def a_plan() -> Plan:
                 per_sample_s=per_sample_s, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0
             )
         return Member(
-            rank=rank,
-            worker=f"digits-w{rank}",
-            worker_uid=f"u{rank}",
-            address="10.0.0.1",
-            peer_port=29400,
+            index=rank,
             pool=pool,
-            on_demand=True,
             share_samples=20,
             cap_samples=40 if pool == "t4" else None,
             compute=compute,
@@ -325,6 +321,7 @@ def a_plan() -> Plan:
         generation=3,
         revision=7,
         global_batch_samples=60,
+        ranks=plan_of([20, 20, 20]).ranks,
         members=(member(0, "a100", 0.004), member(1, "a100", 0.006), member(2, "t4", 0.02)),
         communication=CommunicationTime(overlapped_s=0.0, last_bucket_s=0.01, gamma=0.0),
         prediction=Prediction(step_s=0.21, efficiency=0.8, efficiency_ceiling=0.93, bindings=(Binding.COMPUTE,) * 3),
@@ -445,7 +442,7 @@ def test_a_running_job_that_cannot_be_used(folder: Path, running: Running) -> No
     """No measured speeds, and another job's plan: one sentence each."""
     arguments = ["forecast", str(folder / "job.yaml"), "--cluster", "-n", "ml"]
     running(
-        encode_plan(Plan(job_uid="uid-1", generation=0, revision=0, members=(), global_batch_samples=60)),
+        encode_plan(Plan(job_uid="uid-1", generation=0, revision=0, members=(), ranks=(), global_batch_samples=60)),
         {},
     )
     result = CliRunner().invoke(main, arguments)

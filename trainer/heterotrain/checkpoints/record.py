@@ -73,8 +73,8 @@ class RunRecord:
             "micro_batches": [member.micro_batch_samples for member in roster.members],
             "probe": [list(shares) for shares in plan.probe] if roster.is_complete else [],
             "probe_steps": plan.probe_steps,
-            "workers": [f"{member.worker}/{member.local_rank}" for member in roster.members],
-            "pools": [member.pool for member in roster.members],
+            "workers": [f"{rank.worker}/{rank.local_rank}" for rank in roster.ranks],
+            "pools": [roster.plan.pool_of(rank) for rank in roster.ranks], "members": list(roster.positions),
         })  # fmt: skip
         while len(self._plans) > KEPT_PLANS:
             del self._plans[0]

@@ -28,7 +28,7 @@ POLL_S = (0.05, 1.0)
 
 def writer_among(plan: Plan, plan_ranks: tuple[int, ...]) -> int | None:
     """Return the plan rank that writes checkpoints: on-demand first, since it is the least likely to vanish."""
-    return min(plan_ranks, key=lambda rank: (not plan.members[rank].on_demand, rank), default=None)
+    return min(plan_ranks, key=lambda rank: (not plan.ranks[rank].on_demand, rank), default=None)
 
 
 class MissingParts(Enum):

@@ -64,15 +64,15 @@ def advance(progress: Progress, *, batch_samples: int, epoch_samples: int) -> Pr
     return replace(moved, epoch=progress.epoch + 1, cursor=0, epoch_steps=0)
 
 
-def slice_of(shares: tuple[int, ...], rank: int) -> tuple[int, int]:
-    """Return the slice ``[start, stop)`` of the global batch that belongs to ``rank``, by prefix sums of the shares.
+def slice_of(shares: tuple[int, ...], position: int) -> tuple[int, int]:
+    """Return the slice ``[start, stop)`` of the global batch that belongs to a member, by prefix sums of the shares.
 
     Args:
-        shares: samples by rank in the process group.
-        rank: a rank of that group.
+        shares: samples by member of the formation.
+        position: of the member in it.
     """
     ends = tuple(accumulate(shares))
-    return (ends[rank] - shares[rank], ends[rank])
+    return (ends[position] - shares[position], ends[position])
 
 
 def micro_batches(share_samples: int, micro_batch_samples: int) -> tuple[int, ...]:

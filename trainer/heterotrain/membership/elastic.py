@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from heterotrain_core.contract.choices import Backend
-from heterotrain_core.contract.plan import Member
+from heterotrain_core.contract.plan import Rank
 
 from heterotrain.errors import PeerLost, UsageError
 from heterotrain.identity import Identity
@@ -65,7 +65,7 @@ class Elastic:
         self._why_gloo = ""
         self._timeout_s = timeout_s
         self._group: Group | None = None
-        self._members: list[Member] = []
+        self._ranks: list[Rank] = []
         self._watch: HangWatch | None = None
         self._source = PlanSource(identity.plan_dir, job_uid=identity.job_uid)
         self._peers = PeerService(identity, self._source, timeout_s=timeout_s)
@@ -102,7 +102,7 @@ class Elastic:
         """Take a new generation with the same members as the current formation; return whether that is intact."""
         adopted = self._rendezvous.adopt(membership)
         if adopted:
-            self._members = membership.members
+            self._ranks = membership.ranks
         return adopted
 
     def newest(self) -> HeldPlan | None:
@@ -135,15 +135,15 @@ class Elastic:
 
     def _connect(self, result: RendezvousResult) -> ActiveGroup | None:
         membership = result.membership
-        members = membership.members
+        ranks = membership.ranks
         me = (self._identity.worker_uid, self._identity.local_rank)
-        rank = next(i for i, m in enumerate(members) if (m.worker_uid, m.local_rank) == me)
+        rank = next(i for i, each in enumerate(ranks) if key_of(each) == me)
         sockets = SocketFilter(
-            members=frozenset(m.address for m in members),
-            excluded_ports=frozenset(m.peer_port for m in members) | {self._identity.metrics_port or 0},
+            members=frozenset(each.address for each in ranks),
+            excluded_ports=frozenset(each.peer_port for each in ranks) | {self._identity.metrics_port or 0},
         )
-        self._members = members
-        group = self._group = Group(rank=rank, world_size=len(members), sockets=sockets, hosted=result.hosted)
+        self._ranks = ranks
+        group = self._group = Group(rank=rank, world_size=len(ranks), sockets=sockets, hosted=result.hosted)
         if self._rendezvous.is_broken(membership.formation):
             group.cut("given up before it was built")
         try:
@@ -169,9 +169,7 @@ class Elastic:
             epoch=progress.epoch,
             epoch_step=progress.epoch_steps,
         )
-        _log.info(
-            "formation %s: rank %d of %d, shares %s", membership.formation, rank, len(members), list(roster.shares)
-        )
+        _log.info("formation %s: rank %d of %d, shares %s", membership.formation, rank, len(ranks), list(roster.shares))
         return ActiveGroup(membership=membership, roster=roster, rank=rank, group=group, agreed=agreed)
 
     def _choose(self, result: RendezvousResult) -> str:
@@ -180,7 +178,7 @@ class Elastic:
         Raises:
             UsageError: NCCL is required, but the members' devices cannot use it.
         """
-        names = [f"{member.worker}/{member.local_rank}" for member in result.membership.members]
+        names = [f"{rank.worker}/{rank.local_rank}" for rank in result.membership.ranks]
         choice = choose_backend(self._backend, result.devices, names)
         if choice.reason and choice.reason != self._why_gloo:
             _log.info("gradients travel by %s: %s", choice.backend, choice.reason)
@@ -190,13 +188,13 @@ class Elastic:
     def _ask(self) -> list[Activity]:
         """Return the reported activity of every peer of the formation."""
         me = (self._identity.worker_uid, self._identity.local_rank)
-        others = {rank: member for rank, member in enumerate(self._members) if key_of(member) != me}
+        others = {rank: peer for rank, peer in enumerate(self._ranks) if key_of(peer) != me}
         replies: dict[PeerKey, dict[str, Any]] = {}
         with contextlib.suppress(RuntimeError, CancelledError):  # the peer service is closed: everything is over
             replies = self._peers.call(self._peers.ask_all(list(others.values()), "doing", {})).result()
         return [
-            from_reply(rank, f"{member.worker}/{member.local_rank}", replies.get(key_of(member)))
-            for rank, member in others.items()
+            from_reply(rank, f"{peer.worker}/{peer.local_rank}", replies.get(key_of(peer)))
+            for rank, peer in others.items()
         ]
 
     async def _on_activity(self, _message: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from heterotrain_core.contract.choices import Backend
 from heterotrain_core.contract.codec import encode_plan
-from heterotrain_core.contract.plan import Boundary, BoundaryKind, Member, Plan
+from heterotrain_core.contract.plan import Boundary, BoundaryKind, Member, Plan, Rank
 from heterotrain_core.split.proportion import evenly
 
 from heterotrain.errors import PeerLost
@@ -45,15 +45,20 @@ class Fixed:
     ) -> None:
         world_size = identity.world_size or 1
         members = tuple(
-            Member(
-                rank=rank, worker=f"rank-{rank}", worker_uid=f"rank-{rank}", address="127.0.0.1", peer_port=0,
-                pool="local", on_demand=True, share_samples=share,
-            )
+            Member(index=rank, pool="local", share_samples=share)
             for rank, share in enumerate(evenly(batch_samples, world_size))
+        )
+        ranks = tuple(
+            Rank(
+                rank=rank, member=rank, worker=f"rank-{rank}", worker_uid=f"rank-{rank}", address="127.0.0.1",
+                peer_port=0, on_demand=True,
+            )
+            for rank in range(world_size)
         )  # fmt: skip
         plan = Plan(
-            job_uid=identity.job_uid, generation=1, revision=0, members=members, global_batch_samples=batch_samples,
-            boundary=Boundary(kind=BoundaryKind.NEVER), reason="no operator: even shares",
+            job_uid=identity.job_uid, generation=1, revision=0, members=members, ranks=ranks,
+            global_batch_samples=batch_samples, boundary=Boundary(kind=BoundaryKind.NEVER),
+            reason="no operator: even shares",
         )  # fmt: skip
         self._held = HeldPlan(plan=plan, text=encode_plan(plan))
         self._done = False
@@ -95,7 +100,7 @@ class Fixed:
                 name=self._identity.name,
             )
         agree_on_state(group, self._training, self._checkpoints)
-        ranks = tuple(range(len(self._held.plan.members)))
+        ranks = tuple(range(len(self._held.plan.ranks)))
         membership = FormationMembership(
             held=self._held, formation=FormationId(generation=1, number=0), plan_ranks=ranks
         )
@@ -109,10 +114,10 @@ class Fixed:
         Raises:
             UsageError: NCCL is required, but the ranks' devices cannot use it.
         """
-        ranks = range(len(self._held.plan.members))
+        ranks = range(len(self._held.plan.ranks))
         store.set(f"device-{self._identity.rank}", json.dumps(device_ids(self._device)))
         devices: list[DeviceIds] = [tuple(json.loads(store.get(f"device-{rank}"))) for rank in ranks]
-        choice = choose_backend(self._backend, devices, [member.worker for member in self._held.plan.members])
+        choice = choose_backend(self._backend, devices, [rank.worker for rank in self._held.plan.ranks])
         if choice.reason and self._identity.rank == 0:
             _log.info("gradients travel by %s: %s", choice.backend, choice.reason)
         return choice.backend

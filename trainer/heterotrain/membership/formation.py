@@ -1,11 +1,11 @@
-"""The members of one formation, and the result of a rendezvous. Values only."""
+"""The ranks of one formation, and the result of a rendezvous. Values only."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from heterotrain_core.contract.plan import Member, Plan
+from heterotrain_core.contract.plan import Plan, Rank
 
 from heterotrain.membership.devices import DeviceIds
 from heterotrain.membership.plan_source import HeldPlan
@@ -16,13 +16,13 @@ from heterotrain.network.heartbeat import PeerKey, key_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormationMembership:
-    """The members of a formation that a rank was in or tried to enter: where its search for the next one starts.
+    """The ranks of a formation that a rank was in or tried to enter: where its search for the next one starts.
 
     Attributes:
         held: a plan of the formation's generation.
         formation: its name.
-        plan_ranks: its members.
-        leaving: those of its members that announced their leave.
+        plan_ranks: its ranks, as ranks of the plan.
+        leaving: those of its ranks that announced their leave.
     """
 
     held: HeldPlan
@@ -32,13 +32,13 @@ class FormationMembership:
 
     @property
     def plan(self) -> Plan:
-        """The plan that names the members."""
+        """The plan that names the ranks."""
         return self.held.plan
 
     @property
-    def members(self) -> list[Member]:
-        """The members of the formation, by rank in its process group."""
-        return [self.plan.members[rank] for rank in self.plan_ranks]
+    def ranks(self) -> list[Rank]:
+        """The ranks of the formation, by rank in its process group."""
+        return [self.plan.ranks[rank] for rank in self.plan_ranks]
 
     @property
     def next_formation(self) -> FormationId:
@@ -47,15 +47,15 @@ class FormationMembership:
 
     def key(self, rank: int) -> PeerKey:
         """Return the key of a rank of the plan."""
-        return key_of(self.plan.members[rank])
+        return key_of(self.plan.ranks[rank])
 
-    def others(self, me: PeerKey) -> list[Member]:
-        """Return all members except ``me``."""
-        return [member for member in self.members if key_of(member) != me]
+    def others(self, me: PeerKey) -> list[Rank]:
+        """Return all ranks except ``me``."""
+        return [rank for rank in self.ranks if key_of(rank) != me]
 
     def takes_part(self, key: PeerKey) -> bool:
-        """Return whether this rank is a member of the formation."""
-        return any(key_of(member) == key for member in self.members)
+        """Return whether this rank is in the formation."""
+        return any(key_of(rank) == key for rank in self.ranks)
 
     def leaves(self, key: PeerKey) -> bool:
         """Return whether this rank announced its leave."""
@@ -64,20 +64,20 @@ class FormationMembership:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendezvousResult:
-    """A formation whose members have all arrived, and the address of its store."""
+    """A formation whose ranks have all arrived, and the address of its store."""
 
     membership: FormationMembership
     store_address: str
     store_port: int
     devices: tuple[DeviceIds, ...]
-    """The devices of every member, by rank in the process group."""
+    """The devices of every rank, by rank in the process group."""
     hosted: HostedStore | None = None
     """The store itself, on the rank that hosts it."""
 
 
 def first_membership(held: HeldPlan) -> FormationMembership:
-    """Return the first formation of a plan: all members that it names."""
-    ranks = tuple(member.rank for member in held.plan.members)
+    """Return the first formation of a plan: all ranks that it names."""
+    ranks = tuple(range(len(held.plan.ranks)))
     return FormationMembership(
         held=held, formation=FormationId(generation=held.plan.generation, number=0), plan_ranks=ranks
     )

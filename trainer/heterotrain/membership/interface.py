@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from heterotrain_core.contract.plan import Member
+from heterotrain_core.contract.plan import Member, Rank
 
 from heterotrain.membership.formation import FormationMembership
 from heterotrain.membership.plan_source import HeldPlan
@@ -18,8 +18,8 @@ class ActiveGroup:
     """A formation in which this rank can train.
 
     Attributes:
-        membership: the members of the formation.
-        roster: their shares.
+        membership: the ranks of the formation.
+        roster: its members and their shares.
         rank: this rank in the process group.
         group: the connections; ``None`` for a process that is alone.
         agreed: the newest plan that all ranks hold; its shares may not take effect until a boundary.
@@ -33,8 +33,13 @@ class ActiveGroup:
 
     @property
     def member(self) -> Member:
+        """The member that this rank is part of."""
+        return self.roster.members[self.roster.positions[self.rank]]
+
+    @property
+    def place(self) -> Rank:
         """This rank's entry in the plan."""
-        return self.roster.members[self.rank]
+        return self.roster.plan.ranks[self.roster.plan_ranks[self.rank]]
 
 
 class Membership(Protocol):

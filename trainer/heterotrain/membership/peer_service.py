@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from heterotrain_core.contract.plan import Member
+from heterotrain_core.contract.plan import Rank
 
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity
@@ -41,7 +41,7 @@ class PeerService:
         self._changed = asyncio.Event()
         self.heartbeats = Heartbeats(
             timeout_s=timeout_s,
-            message=lambda member: self._envelope(member, "beat"),
+            message=lambda peer: self._envelope(peer, "beat"),
             on_reply=self._gossip,
             changed=self._changed,
         )
@@ -85,35 +85,35 @@ class PeerService:
             await asyncio.wait_for(self._changed.wait(), timeout_s)
         self._changed.clear()
 
-    def watch(self, members: Iterable[Member]) -> None:
+    def watch(self, peers: Iterable[Rank]) -> None:
         """Exchange heartbeats with exactly these peers; this rank itself is left out."""
         me = (self.identity.worker_uid, self.identity.local_rank)
-        self.heartbeats.watch({key_of(member): member for member in members if key_of(member) != me})
+        self.heartbeats.watch({key_of(peer): peer for peer in peers if key_of(peer) != me})
 
     async def request(
-        self, member: Member, op: str, body: Mapping[str, Any], *, timeout_s: float = CONNECT_S
+        self, peer: Rank, op: str, body: Mapping[str, Any], *, timeout_s: float = CONNECT_S
     ) -> dict[str, Any] | None:
         """Send one request; ``None`` when the peer did not answer, refused, or is another pod by now."""
         try:
             async with asyncio.timeout(timeout_s):
-                reader, writer = await asyncio.open_connection(member.address, member.peer_port)
+                reader, writer = await asyncio.open_connection(peer.address, peer.peer_port)
                 try:
-                    await write_frame(writer, self._envelope(member, op) | dict(body))
+                    await write_frame(writer, self._envelope(peer, op) | dict(body))
                     reply = await read_frame(reader)
                 finally:
                     writer.close()
         except (OSError, ValueError, TimeoutError, asyncio.IncompleteReadError):
             return None
         if op not in ("plan", "offer"):
-            await self._gossip(member, reply)
+            await self._gossip(peer, reply)
         return reply if "error" not in reply else None
 
     async def ask_all(
-        self, members: list[Member], op: str, body: Mapping[str, Any], *, timeout_s: float = CONNECT_S
+        self, peers: Sequence[Rank], op: str, body: Mapping[str, Any], *, timeout_s: float = CONNECT_S
     ) -> dict[PeerKey, dict[str, Any]]:
         """Send a request to several peers at once; peers that did not answer are left out."""
-        replies = await asyncio.gather(*(self.request(m, op, body, timeout_s=timeout_s) for m in members))
-        return {key_of(m): reply for m, reply in zip(members, replies, strict=True) if reply is not None}
+        replies = await asyncio.gather(*(self.request(peer, op, body, timeout_s=timeout_s) for peer in peers))
+        return {key_of(peer): reply for peer, reply in zip(peers, replies, strict=True) if reply is not None}
 
     # -- listener ----------------------------------------------------------------------------------------------------
 
@@ -178,22 +178,22 @@ class PeerService:
         held = self.source.newest
         return list(held.plan.version) if held else [-1, -1]
 
-    def _envelope(self, member: Member, op: str) -> dict[str, Any]:
+    def _envelope(self, peer: Rank, op: str) -> dict[str, Any]:
         return {
             "op": op,
             "job": self.identity.job_uid,
-            "to": [member.worker_uid, member.local_rank],
+            "to": [peer.worker_uid, peer.local_rank],
             "from": [self.identity.worker_uid, self.identity.local_rank],
         }
 
-    async def _gossip(self, member: Member, reply: Mapping[str, Any]) -> None:
+    async def _gossip(self, peer: Rank, reply: Mapping[str, Any]) -> None:
         self.on_reply(reply)
         theirs, mine = list(reply.get("version", [-1, -1])), self._version()
         if theirs > mine:
-            answer = await self.request(member, "plan", {})
+            answer = await self.request(peer, "plan", {})
             if answer and answer.get("text"):
                 self.source.offer(answer["text"])
         elif theirs < mine and "version" in reply:
             held = self.source.newest
             if held is not None:
-                await self.request(member, "offer", {"text": held.text})
+                await self.request(peer, "offer", {"text": held.text})

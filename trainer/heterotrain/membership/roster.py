@@ -1,18 +1,20 @@
 """The members of a formation and how they divide the samples of a step. Pure: the same on every rank.
 
-A *formation* ``g.k`` is the process group of generation ``g`` after ``k`` losses or leaves; ``g.0`` has the members
-named by the operator. Members keep the ranks that the plan gave them (``plan_ranks``); the rank in the process group
-is the position in that tuple.
+A *formation* ``g.k`` is the process group of generation ``g`` after ``k`` losses or leaves; ``g.0`` has the ranks
+named by the operator. They keep the ranks that the plan gave them (``plan_ranks``); the rank in the process group
+is the position in that tuple. A formation consists of whole members, and shares are theirs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from heterotrain_core.contract.plan import BoundaryKind, CommunicationTime, Member, Plan
+from heterotrain_core.contract.plan import BoundaryKind, CommunicationTime, Layout, Member, Plan, Rank
 from heterotrain_core.split.balance import Split, balance
 from heterotrain_core.split.member import SplitMember
 from heterotrain_core.split.proportion import evenly, in_proportion
+
+from heterotrain.data.progress import slice_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -33,8 +35,10 @@ class Roster:
     Attributes:
         formation: ``g.k``.
         plan: the plan in force: generation ``g``, the revision whose shares are used.
-        plan_ranks: the members' ranks in the plan, ascending.
-        shares: samples of a full step, by rank in the process group.
+        plan_ranks: ranks of the plan, ascending.
+        members: the members of the formation, by index in the plan.
+        positions: the position of each rank's member in ``members``, by rank in the process group.
+        shares: samples of a full step, by member of the formation.
         since_epoch: epoch in which the plan was adopted.
         since_epoch_step: committed steps of that epoch at the adoption. Probes count from there.
     """
@@ -42,19 +46,21 @@ class Roster:
     formation: FormationId
     plan: Plan
     plan_ranks: tuple[int, ...]
+    members: tuple[Member, ...]
+    positions: tuple[int, ...]
     shares: tuple[int, ...]
     since_epoch: int = 0
     since_epoch_step: int = 0
 
     @property
-    def members(self) -> tuple[Member, ...]:
-        """The members, by rank in the process group."""
-        return tuple(self.plan.members[rank] for rank in self.plan_ranks)
+    def ranks(self) -> tuple[Rank, ...]:
+        """The ranks, by rank in the process group."""
+        return tuple(self.plan.ranks[rank] for rank in self.plan_ranks)
 
     @property
     def is_complete(self) -> bool:
         """Whether every member that the plan names takes part."""
-        return len(self.plan_ranks) == len(self.plan.members)
+        return len(self.plan_ranks) == len(self.plan.ranks)
 
 
 def roster_of(
@@ -64,38 +70,42 @@ def roster_of(
 
     Args:
         plan: names all members and the global batch.
-        plan_ranks: the members that take part.
+        plan_ranks: the ranks that take part: whole members.
         formation: the name of the formation.
         epoch: the epoch in which it starts, from 0.
         epoch_step: committed steps of that epoch.
     """
-    is_complete = len(plan_ranks) == len(plan.members)
+    indices = plan.whole_members(plan_ranks)
+    at = {index: position for position, index in enumerate(indices)}
     return Roster(
         formation=formation,
         plan=plan,
         plan_ranks=plan_ranks,
-        shares=plan.shares if is_complete else survivors_shares(plan, plan_ranks),
+        members=tuple(plan.members[index] for index in indices),
+        positions=tuple(at[plan.ranks[rank].member] for rank in plan_ranks),
+        shares=plan.shares if len(indices) == len(plan.members) else survivors_shares(plan, indices),
         since_epoch=epoch,
         since_epoch_step=epoch_step,
     )
 
 
-def survivors_shares(plan: Plan, plan_ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """Divide the global batch, in samples, among the survivors.
+def survivors_shares(plan: Plan, indices: tuple[int, ...]) -> tuple[int, ...]:
+    """Divide the global batch, in samples, among the members that are left, given by index.
 
     The plan's throughput models and caps decide; without them, the old shares in proportion. Every survivor computes
     this from the same plan, so all agree without a message.
     """
-    members = [plan.members[rank] for rank in plan_ranks]
+    members = [plan.members[index] for index in indices]
     total = plan.global_batch_samples
     if plan.boundary.kind is BoundaryKind.NEVER:
         return evenly(total, len(members))
     curves = [
         SplitMember(
             compute=member.compute,
-            floor_samples=0 if member.share_samples == 0 else 1,
+            floor_samples=0 if member.share_samples == 0 else member.granularity_samples,
             cap_samples=member.cap_samples,
             micro_cap_samples=member.micro_batch_samples or None,
+            granularity_samples=member.granularity_samples,
         )
         for member in members
         if member.compute is not None
@@ -110,18 +120,41 @@ def survivors_shares(plan: Plan, plan_ranks: tuple[int, ...]) -> tuple[int, ...]
 
 
 def step_shares(roster: Roster, *, epoch: int, epoch_step: int, batch_samples: int) -> tuple[int, ...]:
-    """Return the shares of one step: a probe's, the shares in force, or a smaller last step's in proportion to them.
+    """Return the members' shares of one step: a probe's, those in force, or a smaller last step's in proportion.
 
     Args:
         roster: the members and the shares in force.
         epoch: from 0.
         epoch_step: committed steps of the epoch.
-        batch_samples: of the step over all ranks; the shares' sum.
+        batch_samples: of the step over all members; the shares' sum.
     """
     shares = _probe(roster, epoch=epoch, epoch_step=epoch_step) or roster.shares
     if batch_samples == sum(shares):
         return shares
     return in_proportion(batch_samples, shares)
+
+
+def slice_of_rank(roster: Roster, shares: tuple[int, ...], rank: int) -> tuple[int, int]:
+    """Return the slice ``[start, stop)`` of the global batch that a rank works on.
+
+    Args:
+        roster: the members and their ranks.
+        shares: samples of the step, by member of the formation.
+        rank: a rank in the process group.
+    """
+    position = roster.positions[rank]
+    start, stop = slice_of(shares, position)
+    shard = roster.plan.ranks[roster.plan_ranks[rank]].shard
+    first, last = part_of_share(roster.members[position].layout, shard, stop - start)
+    return start + first, start + last
+
+
+def part_of_share(layout: Layout, shard: int, share_samples: int) -> tuple[int, int]:
+    """Return the part ``[start, stop)`` of a member's share that one of its ranks works on.
+
+    Shards divide the share nearly equally; all stages of a pipeline work on all of it.
+    """
+    return share_samples * shard // layout.shards, share_samples * (shard + 1) // layout.shards
 
 
 def micro_batch_samples(member: Member, *, learned_cap_samples: int | None) -> int:
@@ -147,7 +180,7 @@ def may_adopt(roster: Roster, newer: Plan, *, epoch_step: int) -> bool:
 
 def workers_of(plan: Plan, plan_ranks: tuple[int, ...]) -> frozenset[str]:
     """Return the pods of these ranks."""
-    return frozenset(plan.members[rank].worker for rank in plan_ranks)
+    return frozenset(plan.ranks[rank].worker for rank in plan_ranks)
 
 
 def _probe(roster: Roster, *, epoch: int, epoch_step: int) -> tuple[int, ...] | None:

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from heterotrain_core.contract.plan import Member
+from heterotrain_core.contract.plan import Rank
 
 from heterotrain.network.frames import read_frame, write_frame
 
@@ -32,16 +32,16 @@ CONNECT_S = 1.0
 RECONNECT_S = 0.3
 
 
-def key_of(member: Member) -> PeerKey:
-    """Return the key of a member of the plan."""
-    return (member.worker_uid, member.local_rank)
+def key_of(rank: Rank) -> PeerKey:
+    """Return the key of a rank of the plan."""
+    return (rank.worker_uid, rank.local_rank)
 
 
 @dataclass(slots=True)
 class Heartbeat:
     """The heartbeat connection to one peer."""
 
-    member: Member
+    peer: Rank
     task: asyncio.Task[None] | None = None
     up: bool = False
     ever_up: bool = False
@@ -57,8 +57,8 @@ class Heartbeats:
         self,
         *,
         timeout_s: float,
-        message: Callable[[Member], Mapping[str, Any]],
-        on_reply: Callable[[Member, Mapping[str, Any]], Awaitable[None]],
+        message: Callable[[Rank], Mapping[str, Any]],
+        on_reply: Callable[[Rank, Mapping[str, Any]], Awaitable[None]],
         changed: asyncio.Event,
     ) -> None:
         """Start without any peers.
@@ -76,15 +76,15 @@ class Heartbeats:
         self._changed = changed
         self._heartbeats: dict[PeerKey, Heartbeat] = {}
 
-    def watch(self, members: Mapping[PeerKey, Member]) -> None:
+    def watch(self, peers: Mapping[PeerKey, Rank]) -> None:
         """Exchange heartbeats with exactly these peers."""
-        for key in [key for key in self._heartbeats if key not in members]:
+        for key in [key for key in self._heartbeats if key not in peers]:
             heartbeat = self._heartbeats.pop(key)
             if heartbeat.task is not None:
                 heartbeat.task.cancel()
-        for key, member in members.items():
+        for key, peer in peers.items():
             if key not in self._heartbeats:
-                heartbeat = self._heartbeats[key] = Heartbeat(member=member)
+                heartbeat = self._heartbeats[key] = Heartbeat(peer=peer)
                 heartbeat.task = asyncio.get_running_loop().create_task(self._maintain(key, heartbeat))
 
     def is_up(self, key: PeerKey) -> bool:
@@ -128,7 +128,7 @@ class Heartbeats:
             patience_s = RECONNECT_S if heartbeat.ever_up else CONNECT_S
             try:
                 async with asyncio.timeout(patience_s):
-                    reader, writer = await asyncio.open_connection(heartbeat.member.address, heartbeat.member.peer_port)
+                    reader, writer = await asyncio.open_connection(heartbeat.peer.address, heartbeat.peer.peer_port)
             except OSError as error:
                 if heartbeat.ever_up or loop.time() > deadline:
                     why = str(error) or f"it took no connection within {patience_s:g} s"
@@ -152,12 +152,12 @@ class Heartbeats:
     async def _beat(self, heartbeat: Heartbeat, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             heartbeat.ping.clear()
-            await write_frame(writer, dict(self._message(heartbeat.member)))
+            await write_frame(writer, dict(self._message(heartbeat.peer)))
             async with asyncio.timeout(FROZEN_FACTOR * self._timeout_s):
                 reply = await read_frame(reader)
             if "error" in reply:
                 raise ValueError(str(reply["error"]))
-            await self._on_reply(heartbeat.member, reply)
+            await self._on_reply(heartbeat.peer, reply)
             if not heartbeat.up:
                 heartbeat.up = heartbeat.ever_up = True
                 heartbeat.lost = ""
@@ -172,7 +172,7 @@ class Heartbeats:
             return
         heartbeat.lost = reason
         heartbeat.pong.set()
-        _log.warning("peer %s/%d %s", heartbeat.member.worker, heartbeat.member.local_rank, reason)
+        _log.warning("peer %s/%d %s", heartbeat.peer.worker, heartbeat.peer.local_rank, reason)
         self.on_lost(key, reason)
         self._changed.set()
 

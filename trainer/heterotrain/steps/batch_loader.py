@@ -14,14 +14,14 @@ from heterotrain_core.contract.config import TrainingConfig
 from heterotrain.data import batches
 from heterotrain.data.loader_process import Workers
 from heterotrain.data.prefetch import Prefetcher, StreamReader
-from heterotrain.data.progress import Progress, advance, micro_batches, slice_of, step_seed
+from heterotrain.data.progress import Progress, advance, micro_batches, step_seed
 from heterotrain.data.sample_log import SampleLog
 from heterotrain.data.slices import EpochSlice, Source
 from heterotrain.data.streamed import Streamed
 from heterotrain.identity import Identity
 from heterotrain.membership.formation import FormationMembership
 from heterotrain.membership.interface import ActiveGroup
-from heterotrain.membership.roster import micro_batch_samples, step_shares
+from heterotrain.membership.roster import micro_batch_samples, slice_of_rank, step_shares
 from heterotrain.steps.task import Task
 from heterotrain.telemetry.report import Report
 
@@ -122,7 +122,7 @@ class BatchLoader:
         wanted = roster.plan.global_batch_samples
         batch, ends_epoch = self._source.extent(epoch, cursor, wanted)
         shares = step_shares(roster, epoch=epoch, epoch_step=progress.epoch_steps, batch_samples=batch)
-        start, stop = slice_of(shares, active_group.rank)
+        start, stop = slice_of_rank(roster, shares, active_group.rank)
         size = micro_batch_samples(active_group.member, learned_cap_samples=cap_samples)
         return Task(
             epoch=epoch, number=progress.steps, batch_samples=batch, ends_epoch=ends_epoch, shares=shares,

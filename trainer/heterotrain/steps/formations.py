@@ -135,13 +135,13 @@ class Formations:
             return
         roster = active_group.roster
         pods = workers_of(roster.plan, tuple(roster.plan_ranks[rank] for rank in decision.leaving))
-        leaving = frozenset(rank for rank in roster.plan_ranks if roster.plan.members[rank].worker in pods)
+        leaving = frozenset(rank for rank in roster.plan_ranks if roster.plan.ranks[rank].worker in pods)
         all_leave = len(leaving) == len(roster.plan_ranks)
         if decision.checkpoint and not all_leave:
             self._checkpoints.write_part(active_group, self._training, mark=decision.mark)
         if not leaving and (not newer or self._continues(active_group)):
             return
-        joins = newer and len(active_group.agreed.plan.members) > len(roster.plan_ranks)
+        joins = newer and len(active_group.agreed.plan.ranks) > len(roster.plan_ranks)
         self._disband(active_group, leaving=leaving, cause=names.CAUSE_JOIN if joins else names.CAUSE_LEAVE)
         if not leaving:
             return
@@ -158,7 +158,7 @@ class Formations:
         message finds the others in the new generation's first formation, and votes with them on the next one.
         """
         before, after = active_group.membership, first_membership(active_group.agreed)
-        if [key_of(member) for member in before.members] != [key_of(member) for member in after.members]:
+        if [key_of(rank) for rank in before.ranks] != [key_of(rank) for rank in after.ranks]:
             return False
         if self.is_broken or not self._membership.adopt(after):
             return False

@@ -220,7 +220,7 @@ class Replicas:
     def _found(self, difference: Difference, active_group: ActiveGroup, where: list[str]) -> None:
         self._report.count(names.DIVERGENCES)
         self._differences += 1
-        workers = [member.worker for member in active_group.roster.members]
+        workers = [rank.worker for rank in active_group.roster.ranks]
         what = describe(difference, step=self._training.progress.steps - 1, workers=workers, names=where)
         if self._policy is OnDivergence.FAIL:
             raise Diverged(f"{what}. {REMEDY}")

@@ -15,7 +15,7 @@ class Task:
         number: committed steps before it.
         batch_samples: samples of the step over all ranks.
         ends_epoch: whether the epoch ends with it.
-        shares: samples by rank.
+        shares: samples by member of the formation.
         rank: this rank in the process group.
         cursor: committed samples of the epoch before it.
         position: the epoch's samples before this rank's first one.

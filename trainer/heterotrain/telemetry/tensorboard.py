@@ -131,8 +131,9 @@ class TensorBoardWriter:
         for number, rate in enumerate(rates):
             scalars["train/learning_rate" + (f"_{number}" if number else "")] = float(rate) * scale
         roster = active_group.roster
-        for member, share in zip(roster.members, roster.shares, strict=True):
-            scalars[f"share_samples/{member.worker}/{member.local_rank}"] = share
+        for rank, position in zip(roster.ranks, roster.positions, strict=True):
+            if (rank.stage, rank.shard) == (0, 0):  # a member is named for its first rank
+                scalars[f"share_samples/{rank.worker}/{rank.local_rank}"] = roster.shares[position]
         self._file.put(Point(step=step, scalars=scalars))
 
     def close(self) -> None:
@@ -153,7 +154,7 @@ class TensorBoardWriter:
         roster = active_group.roster
         formation, version = str(roster.formation), roster.plan.version
         if formation != self._written_formation:
-            who = ", ".join(f"{member.worker}/{member.local_rank}" for member in roster.members)
+            who = ", ".join(f"{rank.worker}/{rank.local_rank}" for rank in roster.ranks)
             file.put(Point(step=step, text=f"formation {formation}: {who}"))
         elif version != self._written_plan:
             why = f" ({roster.plan.reason})" if roster.plan.reason else ""

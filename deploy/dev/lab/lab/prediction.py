@@ -152,7 +152,7 @@ def in_turns(
     Returns the plan in force and, for each vector, the members' observations between successive scrapes. They come only
     from members whose share is unique to the vector, compared with the other vectors and the plan before.
     """
-    names = [name_of(member.worker_uid, member.local_rank) for member in plan.members]
+    names = [name_of(rank.worker_uid, rank.local_rank) for rank in plan.ranks]
     used = [*vectors, plan.shares, *plan.probe]
     distinct = [
         {
@@ -242,7 +242,7 @@ def write(cluster: Cluster, job: Job, plan: Plan) -> None:
     patch = json.dumps({"data": {keys.PLAN_KEY: encode_plan(plan)}})
     cluster.kubectl("patch", "configmap", keys.plan_name(job.name), "--type=merge", "-p", patch)
     version = f"{plan.generation}.{plan.revision}"
-    pods = [member.worker for member in plan.members]
+    pods = [rank.worker for rank in plan.ranks]
     cluster.kubectl("annotate", "pod", *pods, "--overwrite", f"{keys.ANNOTATION_PLAN}={version}")
 
 

@@ -30,7 +30,7 @@ _MARGIN_S = 5.0
 
 
 def name_of(worker_uid: str, local_rank: int) -> str:
-    """Return a member's name in observations."""
+    """Return a rank's name in observations."""
     return counter_name(MemberId(worker_uid, local_rank))
 
 
@@ -59,15 +59,15 @@ class Scrapes:
             self._counters.update(counters)
 
     def evidence(self, plan: Plan) -> tuple[MemberEvidence, ...]:
-        """Return the evidence about the plan's members by rank, merged as the operator does it."""
+        """Return the evidence about the plan's members, each of one rank, merged as the operator does it."""
         return tuple(
             MemberEvidence(
                 member=name,
-                pool=member.pool,
+                pool=plan.pool_of(rank),
                 observations=merge_old([o for o in self.observations if o.member == name]),
             )
-            for member in plan.members
-            for name in (name_of(member.worker_uid, member.local_rank),)
+            for rank in plan.ranks
+            for name in (name_of(rank.worker_uid, rank.local_rank),)
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from heterotrain_core.allocate.problem import JobDemand, JobPool
-from heterotrain_core.contract.plan import Member, Plan
+from heterotrain_core.contract.plan import Member, Plan, Rank
 from heterotrain_core.perf.expected_maximum import expected_maximum
 from heterotrain_core.split.member import SplitMember
 
@@ -14,12 +14,13 @@ from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.reading import most_workers
 from heterotrain_operator.api.text import rounded
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
-from heterotrain_operator.cluster_state.telemetry import MemberId, Telemetry
+from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import ValidJob
 from heterotrain_operator.decide.allocation.node_group import NodeGroup, PoolKey
 from heterotrain_operator.decide.grants.grant import JobGrant, ThroughputModel
 from heterotrain_operator.decide.grants.persisted import median_member
 from heterotrain_operator.decide.objects.pods import num_proc_per_worker
+from heterotrain_operator.decide.plan.arrangement import identity_of
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 LEAST_PACE, MOST_PACE = 0.25, 1.25
@@ -172,13 +173,14 @@ def throughput_of(before: ThroughputModel, plan: Plan | None, telemetry: Telemet
     if plan is None or not plan.members:
         return before
     members = dict(before.members)
+    ranks = plan.ranks_by_member
     for pool in {member.pool for member in plan.members}:
         member = median_member([member for member in plan.members if member.pool == pool])
         if member is not None and member.compute is not None:
             members[pool] = SplitMember(
                 compute=member.compute,
                 cap_samples=member.cap_samples,
-                micro_cap_samples=_micro_cap(member, telemetry),
+                micro_cap_samples=_micro_cap(member, ranks[member.index], telemetry),
             )
     throughput = replace(before, members=members)
     if plan.communication is not None:
@@ -192,9 +194,9 @@ def throughput_of(before: ThroughputModel, plan: Plan | None, telemetry: Telemet
     return throughput
 
 
-def _micro_cap(member: Member, telemetry: Telemetry) -> int | None:
-    gauges = telemetry.gauges.get(MemberId(member.worker_uid, member.local_rank))
-    caps = [member.micro_batch_samples or None, gauges.micro_batch_cap_samples if gauges is not None else None]
+def _micro_cap(member: Member, ranks: Sequence[Rank], telemetry: Telemetry) -> int | None:
+    found = [telemetry.gauges.get(identity_of(rank)) for rank in ranks]
+    caps = [member.micro_batch_samples or None, *(g.micro_batch_cap_samples for g in found if g is not None)]
     return min((cap for cap in caps if cap is not None), default=None)
 
 

@@ -49,7 +49,7 @@ def decide_membership(
     """
     # 1. Compare the members of the plan with the workers: who stays, who leaves, who is gone, who could join.
     by_uid = {worker.pod.uid: worker for worker in workers}
-    names = {member.worker_uid: member.worker for member in plan.members} if plan else {}
+    names = {rank.worker_uid: rank.worker for rank in plan.ranks} if plan else {}
     staying = [by_uid[uid] for uid in names if uid in by_uid and by_uid[uid].placed]
     leaving = [by_uid[uid] for uid in names if uid in by_uid and by_uid[uid].state is WorkerState.LEAVING]
     gone = tuple(

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from heterotrain_core.contract import keys
 from heterotrain_core.contract.codec import Refused, decode_plan
-from heterotrain_core.contract.plan import Boundary, Member, Plan
+from heterotrain_core.contract.plan import Boundary, Plan
 
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.views import JobView, PlanObject
 from heterotrain_operator.decide.plan.membership import MembershipDecision
 from heterotrain_operator.decide.plan.shares import Shares
-from heterotrain_operator.decide.workers.state import Worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,25 +40,6 @@ def read_plan(job: JobView, found: PlanObject | None) -> PlanInForce:
     return PlanInForce(plan=plan, problem="", newest=newest)
 
 
-def ranks_of(workers: Sequence[Worker]) -> tuple[Member, ...]:
-    """Return the ranks of these workers as members, without shares."""
-    slots = [(worker.pod, local_rank) for worker in workers for local_rank in range(worker.pod.ranks)]
-    return tuple(
-        Member(
-            rank=rank,
-            worker=pod.name,
-            worker_uid=pod.uid,
-            address=pod.address,
-            peer_port=keys.PEER_PORT + local_rank,
-            pool=pod.pool,
-            on_demand=pod.on_demand,
-            local_rank=local_rank,
-            share_samples=0,
-        )
-        for rank, (pod, local_rank) in enumerate(slots)
-    )
-
-
 def next_plan(
     job: JobView, spec: HeteroTrainJobSpec, in_force: PlanInForce, membership: MembershipDecision, shares: Shares | None
 ) -> Plan | None:
@@ -78,18 +56,19 @@ def next_plan(
     current = in_force.plan
     boundary, min_replicas = _boundary(spec), spec.elastic_policy.min_replicas
     if membership.workers is not None and shares is not None:
-        named = {member.worker for member in shares.members}
+        named = {rank.worker for rank in shares.arrangement.ranks}
         return Plan(
             job_uid=job.uid,
             generation=generation + 1,
             revision=revision + 1,
-            members=(),
+            members=shares.arrangement.members,
+            ranks=shares.arrangement.ranks,
             global_batch_samples=0,
             drain=tuple(name for name in membership.drain if name in named),
             reason="; ".join(filter(None, (in_force.problem, membership.reason, shares.reason))),
             boundary=boundary,
             min_replicas=min_replicas,
-        ).with_division(shares.members, shares.division)
+        ).with_division(shares.division)
     if current is None:
         # Generation 0 is older than the plan of running members, so they go on, while new workers wait.
         first = in_force.newest == (0, 0) and not in_force.problem
@@ -98,6 +77,7 @@ def next_plan(
             generation=0,
             revision=0 if first else revision + 1,
             members=(),
+            ranks=(),
             global_batch_samples=spec.training.base_batch_samples,
             reason=in_force.problem or "waiting for workers",
             boundary=boundary,
@@ -106,7 +86,7 @@ def next_plan(
     wanted = replace(current, drain=membership.drain, boundary=boundary, min_replicas=min_replicas)
     reasons = [membership.reason if membership.drain != current.drain else ""]
     if shares is not None and shares.changed:
-        wanted = wanted.with_division(shares.members, shares.division)
+        wanted = wanted.with_division(shares.division)
         reasons.append(shares.reason)
     if wanted == current:
         return None

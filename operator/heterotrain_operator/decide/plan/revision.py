@@ -13,7 +13,8 @@ from enum import StrEnum
 from heterotrain_core.contract.plan import BoundaryKind, Division, Plan
 from heterotrain_core.planning.shares import SharesDecision
 
-from heterotrain_operator.cluster_state.telemetry import MemberId, Telemetry
+from heterotrain_operator.cluster_state.telemetry import Telemetry
+from heterotrain_operator.decide.plan.arrangement import identity_of
 
 FAR_GAIN_RATIO = 0.1
 """Least fraction of a step that new shares have to save far from the boundary."""
@@ -80,7 +81,7 @@ def trust_ratio(plan: Plan | None, telemetry: Telemetry, distance: BoundaryDista
     """
     if plan is None or distance is BoundaryDistance.FAR:
         return 1.0
-    gauges = [telemetry.gauges.get(MemberId(member.worker_uid, member.local_rank)) for member in plan.members]
+    gauges = [telemetry.gauges.get(identity_of(rank)) for rank in plan.ranks]
     used = all(g is not None and (g.generation, g.revision) == plan.version for g in gauges)
     return 1.0 if used else PENDING_TRUST_RATIO
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.plan import BoundaryKind, Division, Member, Plan
 from heterotrain_core.perf.memory import MemoryPeak, micro_batch_cap
@@ -15,6 +15,7 @@ from heterotrain_core.split.proportion import evenly
 
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Telemetry
+from heterotrain_operator.decide.plan.arrangement import Arrangement, arrangement_of
 from heterotrain_operator.decide.plan.revision import (
     BoundaryDistance,
     distance_to_boundary,
@@ -29,7 +30,7 @@ class Shares:
     """The division of the global batch among members, and whether it is worth a new revision of the plan.
 
     Attributes:
-        members: by rank; their shares are in ``division``.
+        arrangement: the members and their ranks; the members' shares are in ``division``.
         division: what a plan for these members carries.
         changed: whether the division is worth a new revision.
         reason: why these shares, in one or two sentences.
@@ -37,7 +38,7 @@ class Shares:
         decision: the core's decision with all findings; ``None`` where the batch cannot be shared by the rules.
     """
 
-    members: tuple[Member, ...]
+    arrangement: Arrangement
     division: Division
     changed: bool
     reason: str
@@ -45,24 +46,26 @@ class Shares:
     decision: SharesDecision | None = None
 
 
-def share_out(
-    spec: HeteroTrainJobSpec, members: Sequence[Member], telemetry: Telemetry, *, plan: Plan | None
-) -> Shares:
+def share_out(spec: HeteroTrainJobSpec, arrangement: Arrangement, telemetry: Telemetry, *, plan: Plan | None) -> Shares:
     """Return the batch and the shares that the evidence supports.
 
     Args:
         spec: the job's spec: global batch and rules for changing shares.
-        members: by rank.
-        telemetry: measurements of each member.
+        arrangement: the members and their ranks.
+        telemetry: measurements of each rank.
         plan: the newest plan, whatever its members; ``None`` when there is none.
     """
-    current = plan if plan is not None and _names(plan.members) == _names(members) else None
+    members = arrangement.members
+    current = plan if plan is not None and arrangement.matches(arrangement_of(plan)) else None
     distance = BoundaryDistance.NEAR if current is None else distance_to_boundary(current, telemetry)
     rebalance = spec.training.rebalance
     floor = 1 if spec.training.base_batch_samples >= len(members) else 0
     limits = {pool.name: pool.micro_batch_size for pool in spec.worker_pools}
-    evidence = tuple(_evidence(member, telemetry, floor, limits.get(member.pool)) for member in members)
-    fits = fit_members(evidence, _former(members, telemetry))
+    evidence = tuple(
+        replace(_evidence(member, identities[0], telemetry, limits.get(member.pool)), member=name, floor_samples=floor)
+        for member, name, identities in zip(members, arrangement.names, arrangement.identities, strict=True)
+    )
+    fits = fit_members(evidence, _former(arrangement, telemetry))
     batch, why = _batch(spec, fits, telemetry, plan=plan, current=current, distance=distance)
     decision = decide_shares(
         SharesRequest(
@@ -78,9 +81,9 @@ def share_out(
         fits=fits,
     )
     if isinstance(decision, Infeasible):
-        return _even(batch, members, evidence, reason=f"even shares, because {decision.reason}")
+        return _even(batch, arrangement, evidence, reason=f"even shares, because {decision.reason}")
     return Shares(
-        members=tuple(members),
+        arrangement=arrangement,
         division=decision.division,
         changed=current is None or worth_writing(decision, current, distance),
         reason="; ".join(
@@ -135,17 +138,16 @@ def _batch(
     return answer.samples, answer.reason
 
 
-def _evidence(member: Member, telemetry: Telemetry, floor: int, limit: int | None) -> MemberEvidence:
+def _evidence(member: Member, identity: MemberId, telemetry: Telemetry, limit: int | None) -> MemberEvidence:
     """Return the evidence about a member; ``limit`` is the largest micro-batch by the job's spec."""
-    identity = MemberId(member.worker_uid, member.local_rank)
     gauges = telemetry.gauges.get(identity)
     caps = [cap for cap in (limit, _micro_cap(gauges) if gauges else None) if cap is not None]
     return MemberEvidence(
-        member=f"{member.worker}/{member.local_rank}" if member.local_rank else member.worker,
+        member=f"{identity.worker_uid}/{identity.local_rank}",
         pool=member.pool,
         observations=telemetry.observations.get(identity, ()),
-        floor_samples=floor,
         micro_cap_samples=min(caps, default=None),
+        granularity_samples=member.granularity_samples,
     )
 
 
@@ -157,9 +159,9 @@ def _micro_cap(gauges: MemberGauges) -> int | None:
     return micro_batch_cap(peaks, memory_bytes=gauges.device_memory_bytes).samples
 
 
-def _former(members: Sequence[Member], telemetry: Telemetry) -> tuple[MemberEvidence, ...]:
+def _former(arrangement: Arrangement, telemetry: Telemetry) -> tuple[MemberEvidence, ...]:
     """Return the evidence about other ranks: those that have left, and those that are not in the plan yet."""
-    names = set(_names(members))
+    names = {identity for member in arrangement.identities for identity in member}
     return tuple(
         MemberEvidence(
             member=f"{identity.worker_uid}/{identity.local_rank}",
@@ -171,14 +173,11 @@ def _former(members: Sequence[Member], telemetry: Telemetry) -> tuple[MemberEvid
     )
 
 
-def _names(members: Sequence[Member]) -> list[MemberId]:
-    return [MemberId(member.worker_uid, member.local_rank) for member in members]
-
-
-def _even(batch: int, members: Sequence[Member], evidence: Sequence[MemberEvidence], *, reason: str) -> Shares:
+def _even(batch: int, arrangement: Arrangement, evidence: Sequence[MemberEvidence], *, reason: str) -> Shares:
+    members = arrangement.members
     shares = evenly(batch, len(members))
     return Shares(
-        members=tuple(members),
+        arrangement=arrangement,
         division=Division(
             shares=shares,
             micro_batch_samples=tuple(found.micro_cap_samples or 0 for found in evidence),

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from heterotrain_core.contract.plan import Plan
 
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
-from heterotrain_operator.cluster_state.telemetry import MemberId, Telemetry
+from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobView
 from heterotrain_operator.decide.faults import Faults
 from heterotrain_operator.decide.grants.grant import JobGrant
 from heterotrain_operator.decide.inputs import DerivedState, JobInputs
 from heterotrain_operator.decide.lifecycle import Life, Stage
+from heterotrain_operator.decide.plan.arrangement import identity_of
 from heterotrain_operator.decide.plan.shares import Shares
 from heterotrain_operator.decide.workers.failures import Accounts
 from heterotrain_operator.decide.workers.replicas import ReplicaDecision
@@ -124,7 +125,7 @@ class JobContext:
     @property
     def training(self) -> list[Worker]:
         """Workers that are members of the plan and still run."""
-        named = {member.worker_uid for member in self.plan.members} if self.plan else set()
+        named = {rank.worker_uid for rank in self.plan.ranks} if self.plan else set()
         return [w for w in self.workers if w.pod.uid in named and (w.placed or w.state is WorkerState.LEAVING)]
 
     @property
@@ -153,12 +154,12 @@ class JobContext:
 
     @property
     def applied(self) -> tuple[int, int] | None:
-        """The version that every member of the plan reports to be in force; ``None`` while one has not reported."""
+        """The version that every rank of the plan reports to be in force; ``None`` while one has not reported."""
         if self.plan is None or not self.plan.members:
             return None
         versions = []
-        for member in self.plan.members:
-            gauges = self.telemetry.gauges.get(MemberId(member.worker_uid, member.local_rank))
+        for rank in self.plan.ranks:
+            gauges = self.telemetry.gauges.get(identity_of(rank))
             if gauges is None or gauges.generation is None or gauges.revision is None:
                 return None
             versions.append((gauges.generation, gauges.revision))

@@ -11,6 +11,7 @@ from heterotrain_operator.api.conditions import ConditionType
 from heterotrain_operator.api.status import Condition, HeteroTrainJobStatus
 from heterotrain_operator.api.text import listed
 from heterotrain_operator.decide.lifecycle import Stage
+from heterotrain_operator.decide.plan.arrangement import arrangement_of
 from heterotrain_operator.decide.status.context import HOPELESS, JobContext
 
 _LONGEST_MESSAGE = 1000
@@ -144,7 +145,7 @@ def _condition_events(before: Sequence[Condition], after: Sequence[Condition]) -
 
 def _plan_events(context: JobContext, plan: Plan) -> list[JobEvent]:
     version, before = f"{plan.generation}.{plan.revision}", context.job.status.plan
-    shares = listed([f"{m.worker}{f'/{m.local_rank}' if m.local_rank else ''} {m.share_samples}" for m in plan.members])
+    shares = listed([f"{name} {share}" for name, share in zip(arrangement_of(plan).names, plan.shares, strict=True)])
     if plan.generation > before.desired_generation:
         return [_event("MembershipPlanned", f"plan {version}: {plan.reason} ({shares})")]
     if plan.drain:

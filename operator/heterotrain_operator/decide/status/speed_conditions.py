@@ -13,11 +13,11 @@ from heterotrain_core.planning.evidence import settled
 from heterotrain_operator.api.conditions import ConditionType, ConditionValue, find_condition
 from heterotrain_operator.api.status import MAX_MESSAGE_LENGTH, PredictionStatus
 from heterotrain_operator.api.text import listed, rounded
-from heterotrain_operator.cluster_state.telemetry import MemberId
+from heterotrain_operator.decide.plan.arrangement import identity_of
 from heterotrain_operator.decide.status.context import JobContext
 
 LEAST_STEPS = 10
-"""Measured steps per member below which a mean step time is not reported."""
+"""Measured steps per rank below which a mean step time is not reported."""
 _LISTED = 8
 
 
@@ -37,14 +37,14 @@ def prediction_of(context: JobContext) -> PredictionStatus | None:
     if plan.prediction is None:
         return None
     steps, seconds = 0, 0.0
-    for member in plan.members:
-        done = context.telemetry.in_force.get(MemberId(member.worker_uid, member.local_rank))
+    for rank in plan.ranks:
+        done, share = context.telemetry.in_force.get(identity_of(rank)), plan.members[rank.member].share_samples
         if done is not None and done.version == plan.version:
-            steps += done.steps.get(member.share_samples, 0)
-            seconds += done.step_s.get(member.share_samples, 0.0)
+            steps += done.steps.get(share, 0)
+            seconds += done.step_s.get(share, 0.0)
     predicted_s = plan.prediction.step_s
-    # Every member counts every step, so the minimum applies to each of them.
-    measured_s = seconds / steps if steps >= LEAST_STEPS * len(plan.members) and math.isfinite(seconds) else None
+    # Every rank counts every step, so the minimum applies to each of them.
+    measured_s = seconds / steps if steps >= LEAST_STEPS * len(plan.ranks) and math.isfinite(seconds) else None
     return PredictionStatus(
         plan=f"{plan.generation}.{plan.revision}",
         predicted_step_seconds=rounded(predicted_s, digits=3),
@@ -71,8 +71,7 @@ def _speeds_learned(context: JobContext) -> ConditionValue:
     decision = shares.decision
     if decision is None:
         return ConditionValue(type=kind, holds=None, reason="NoValidShares", message=shares.reason)
-    names = [f"{m.worker}/{m.local_rank}" if m.local_rank else m.worker for m in shares.members]
-    models = dict(zip(names, decision.models, strict=True))
+    models = dict(zip(shares.arrangement.names, decision.models, strict=True))
     if decision.relearn:
         changes = listed([f"{name} {_change(models[name])}" for name in decision.relearn], most=_LISTED, separator="; ")
         probing = "other shares are tried, and the best ones follow"
@@ -108,11 +107,8 @@ def _straggler(context: JobContext) -> ConditionValue:
         return ConditionValue(type=kind, holds=None, reason="Learning", message=message)
     if not decision.stragglers:
         return ConditionValue(type=kind, holds=False, reason="NoStraggler")
-    members = [shares.members[straggler.member] for straggler in decision.stragglers]
-    slow = [
-        f"{member.worker} (pool {member.pool}): {straggler.reason}"
-        for member, straggler in zip(members, decision.stragglers, strict=True)
-    ]
+    names, members = shares.arrangement.names, shares.arrangement.members
+    slow = [f"{names[s.member]} (pool {members[s.member].pool}): {s.reason}" for s in decision.stragglers]
     which = listed(slow, most=_LISTED, separator="; ")
     message = f"{which}; lower its pool's maxReplicas, or train with a larger batch"
     return ConditionValue(type=kind, holds=True, reason="WorkerTooSlow", message=message)

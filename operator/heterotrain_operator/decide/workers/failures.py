@@ -69,8 +69,8 @@ def account(
     """
     before = frozenset(status.internal.accounted_workers)
     present = {worker.pod.uid for worker in workers}
-    members = [Departed(m.worker_uid, m.worker, m.pool) for m in plan.members] if plan else []
-    known = {each.uid: each for each in (*departed, *members)}
+    named = [Departed(r.worker_uid, r.worker, plan.pool_of(r)) for r in plan.ranks] if plan else []
+    known = {each.uid: each for each in (*departed, *named)}
     failed = tuple(w for w in workers if w.state is WorkerState.FAILED and w.pod.uid not in before)
     lost = [
         w

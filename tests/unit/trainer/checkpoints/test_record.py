@@ -16,7 +16,7 @@ from heterotrain.identity import Identity, Mode
 from heterotrain.membership.roster import FormationId, Roster, roster_of
 from heterotrain.state.tensors import flatten, unflatten
 from heterotrain_core.contract.config import TrainingConfig
-from heterotrain_core.contract.plan import Member, Plan
+from support.plans import plan_of
 
 
 def a_record(data: str | None = None) -> RunRecord:
@@ -28,12 +28,7 @@ def a_record(data: str | None = None) -> RunRecord:
 
 def a_roster(revision: int, shares: tuple[int, ...], *, lost: int = 0) -> Roster:
     """Return the roster of a plan, after the loss of its last members."""
-    members = tuple(
-        Member(rank=rank, worker=f"w{rank}", worker_uid=f"u{rank}", address="127.0.0.1", peer_port=1, pool="pool",
-               on_demand=True, share_samples=share)
-        for rank, share in enumerate(shares)
-    )  # fmt: skip
-    plan = Plan(job_uid="j", generation=2, revision=revision, members=members, global_batch_samples=sum(shares))
+    plan = plan_of(shares, generation=2, revision=revision)
     ranks = tuple(range(len(shares) - lost))
     return roster_of(plan, plan_ranks=ranks, formation=FormationId(generation=2, number=lost))
 

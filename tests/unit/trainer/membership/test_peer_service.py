@@ -16,11 +16,11 @@ from heterotrain.membership.plan_source import PlanSource
 from heterotrain.network.gloo.abort import connected, cut, interface_of, open_sockets
 from heterotrain.network.heartbeat import key_of, loss_reason
 from heterotrain_core.contract.codec import encode_plan
-from heterotrain_core.contract.plan import Member, Plan
+from heterotrain_core.contract.plan import Plan, Rank
 from support.ports import free_port
 from support.waiting import wait_until
 
-Make = Callable[[str], tuple[PeerService, Member]]
+Make = Callable[[str], tuple[PeerService, Rank]]
 
 
 @pytest.fixture
@@ -28,17 +28,17 @@ def make() -> Iterator[Make]:
     """Make peer services of one job, each with its own plan source."""
     made: list[PeerService] = []
 
-    def one(name: str) -> tuple[PeerService, Member]:
+    def one(name: str) -> tuple[PeerService, Rank]:
         port = free_port()
         identity = Identity(mode=Mode.OPERATED, job_uid="j", worker=name, worker_uid=f"{name}-uid", peer_port=port)
         service = PeerService(identity, PlanSource(None, job_uid="j"), timeout_s=1.0)
         service.start()
         made.append(service)
-        member = Member(
-            rank=0, worker=name, worker_uid=f"{name}-uid", address="127.0.0.1", peer_port=port, pool="p",
-            on_demand=True, share_samples=1,
+        rank = Rank(
+            rank=0, member=0, worker=name, worker_uid=f"{name}-uid", address="127.0.0.1", peer_port=port,
+            on_demand=True,
         )  # fmt: skip
-        return service, member
+        return service, rank
 
     yield one
     for service in made:
@@ -47,14 +47,14 @@ def make() -> Iterator[Make]:
 
 def text_of(revision: int) -> str:
     """Return a plan without members."""
-    return encode_plan(Plan(job_uid="j", generation=0, revision=revision, members=(), global_batch_samples=1))
+    return encode_plan(Plan(job_uid="j", generation=0, revision=revision, members=(), ranks=(), global_batch_samples=1))
 
 
-def watch(service: PeerService, *members: Member) -> None:
+def watch(service: PeerService, *peers: Rank) -> None:
     """Exchange heartbeats with these peers."""
 
     async def do() -> None:
-        service.watch(members)
+        service.watch(peers)
 
     service.call(do()).result()
 

@@ -11,7 +11,9 @@ from heterotrain_core.contract.plan import Plan
 
 def text_of(revision: int, *, job_uid: str = "j") -> str:
     """Return a plan without members."""
-    return encode_plan(Plan(job_uid=job_uid, generation=0, revision=revision, members=(), global_batch_samples=8))
+    return encode_plan(
+        Plan(job_uid=job_uid, generation=0, revision=revision, members=(), ranks=(), global_batch_samples=8)
+    )
 
 
 def mount(folder: Path, text: str, version: str) -> None:

@@ -8,26 +8,19 @@ from typing import Any
 import pytest
 from heterotrain.membership.roster import FormationId, Roster, may_adopt, micro_batch_samples, roster_of, step_shares
 from heterotrain_core.contract.plan import Boundary, BoundaryKind, ComputeTime, Member, Plan
+from support.plans import plan_of
 
-
-def a_member(rank: int, share: int, **fields: Any) -> Member:
-    """Return a member."""
-    return Member(
-        rank=rank, worker=f"w{rank}", worker_uid=f"u{rank}", address="10.0.0.1", peer_port=1, pool="p", on_demand=True,
-        share_samples=share, **fields,
-    )  # fmt: skip
+A_MEMBER = Member(index=0, pool="p", share_samples=8)
 
 
 def a_plan(*shares: int, **fields: Any) -> Plan:
-    """Return a plan with these shares."""
-    settings: dict[str, Any] = {"job_uid": "j", "generation": 1, "revision": 1} | fields
-    members = settings.pop("members", tuple(a_member(rank, share) for rank, share in enumerate(shares)))
-    return Plan(members=members, global_batch_samples=sum(shares), **settings)
+    """Return a plan of replicated members with these shares."""
+    return plan_of(shares, **({"revision": 1} | fields))
 
 
 def a_roster(plan: Plan, ranks: tuple[int, ...] | None = None, **fields: Any) -> Roster:
     """Return the roster of a formation of these ranks."""
-    all_ranks = tuple(range(len(plan.members)))
+    all_ranks = tuple(range(len(plan.ranks)))
     formation = FormationId(generation=plan.generation, number=0 if ranks is None else 1)
     return roster_of(plan, plan_ranks=all_ranks if ranks is None else ranks, formation=formation, **fields)
 
@@ -58,8 +51,9 @@ def test_survivors_are_balanced_by_their_models_and_caps() -> None:
     fast, slow = (
         ComputeTime(per_sample_s=q, fixed_s=0.0, backward_per_sample_s=q, backward_fixed_s=0.0) for q in (1, 3)
     )
-    members = (a_member(0, 30, compute=fast), a_member(1, 10, compute=slow), a_member(2, 40, compute=fast))
-    plan = a_plan(30, 10, 40, members=members)
+    plan = a_plan(30, 10, 40)
+    members = tuple(replace(m, compute=compute) for m, compute in zip(plan.members, (fast, slow, fast), strict=True))
+    plan = replace(plan, members=members)
     assert a_roster(plan, (0, 1)).shares == (60, 20)
     capped = replace(plan, members=(replace(members[0], cap_samples=50), *members[1:]))
     assert a_roster(capped, (0, 1)).shares == (50, 30)
@@ -109,4 +103,4 @@ def test_a_revision_waits_for_its_boundary(newer: dict[str, Any], step: int, exp
 )
 def test_the_smaller_micro_batch_wins(planned: int, learned: int | None, expected: int) -> None:
     """The limit learned from an out-of-memory error applies as well as that of the plan."""
-    assert micro_batch_samples(a_member(0, 8, micro_batch_samples=planned), learned_cap_samples=learned) == expected
+    assert micro_batch_samples(replace(A_MEMBER, micro_batch_samples=planned), learned_cap_samples=learned) == expected

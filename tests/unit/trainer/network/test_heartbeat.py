@@ -8,7 +8,7 @@ from typing import Any
 
 from heterotrain.network.frames import read_frame, write_frame
 from heterotrain.network.heartbeat import Heartbeats, key_of
-from heterotrain_core.contract.plan import Member
+from heterotrain_core.contract.plan import Rank
 
 
 async def connected(*, timeout_s: float) -> int:
@@ -25,14 +25,14 @@ async def connected(*, timeout_s: float) -> int:
         while await read_frame(reader):
             await write_frame(writer, {"fine": True})
 
-    async def ignore(_member: Member, _reply: Any) -> None:
+    async def ignore(_peer: Rank, _reply: Any) -> None:
         return
 
     changed = asyncio.Event()
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    peer = Member(
-        rank=0, worker="w0", worker_uid="u0", address="127.0.0.1", peer_port=server.sockets[0].getsockname()[1],
-        pool="pool", on_demand=True, share_samples=1,
+    peer = Rank(
+        rank=0, member=0, worker="w0", worker_uid="u0", address="127.0.0.1",
+        peer_port=server.sockets[0].getsockname()[1], on_demand=True,
     )  # fmt: skip
     beats = Heartbeats(timeout_s=timeout_s, message=lambda _member: {"op": "beat"}, on_reply=ignore, changed=changed)
     asyncio.open_connection = recording  # type: ignore[assignment]  # a deliberate wrapper

@@ -42,7 +42,7 @@ class Election:
         """Return the decided members of the next formation, or ``None`` when this rank stops voting."""
         state, formation = self._state, membership.next_formation
         state.membership = membership
-        self._peers.watch(membership.members)
+        self._peers.watch(membership.ranks)
         state.give_up("a member left or was lost")
         state.no_quorum = False
         self._no_quorum.clear()
@@ -82,7 +82,7 @@ class Election:
     async def _propose(
         self, membership: FormationMembership, formation: FormationId, rank: int, wanted: tuple[int, ...]
     ) -> None:
-        state, acceptors = self._state, membership.members
+        state, acceptors = self._state, membership.plan_ranks
         highest = state.acceptor(formation).promised
         number = Ballot(number=highest.number + 1 if highest else 1, rank=rank)
         body: dict[str, Any] = {"formation": formation_to_json(formation), "ballot": [number.number, number.rank]}
@@ -90,7 +90,7 @@ class Election:
         state.acceptors[formation] = own
         if not promised:
             return
-        others = [member for member in membership.others(state.me) if self._peers.heartbeats.is_up(key_of(member))]
+        others = [peer for peer in membership.others(state.me) if self._peers.heartbeats.is_up(key_of(peer))]
         replies = await self._peers.ask_all(others, "prepare", body)
         promises = [reply for reply in replies.values() if reply.get("promised")]
         if not paxos.is_majority(1 + len(promises), len(acceptors)):
@@ -98,10 +98,10 @@ class Election:
         leaving = {key for key, reply in replies.items() if reply.get("leaving")}
         if state.leave_at is not None:
             leaving.add(state.me)
-        wanted = tuple(member for member in wanted if membership.key(member) not in leaving)
+        wanted = tuple(each for each in wanted if membership.key(each) not in leaving)
         views = {rank: replies.get(membership.key(rank), {}).get("lost", ()) for rank in wanted}
         apart = {(one, other) for one, lost in views.items() for other in lost if other in wanted}
-        workers = {member: membership.plan.members[member].worker for member in membership.plan_ranks}
+        workers = {each: membership.plan.ranks[each].worker for each in membership.plan_ranks}
         connected = paxos.fully_connected(wanted, self._apart_too_long(apart), workers=workers)
         if any({*pair} <= {*connected} for pair in apart):
             # Perhaps temporary: a rank that was frozen or cut off may be reachable from here before it is from others.
@@ -131,7 +131,7 @@ class Election:
             )
 
     async def _ask_for_decision(self, membership: FormationMembership, formation: FormationId, up: list[int]) -> None:
-        others = [membership.plan.members[rank] for rank in up if membership.key(rank) != self._state.me]
+        others = [membership.plan.ranks[rank] for rank in up if membership.key(rank) != self._state.me]
         replies = await self._peers.ask_all(
             others, "status", {"formation": formation_to_json(formation)}, timeout_s=RETRY_S
         )

@@ -104,7 +104,7 @@ class PeerState:
         if membership is None or membership.formation in self.broken:
             return
         self._mark_broken(reason)
-        others = [member for member in membership.others(self.me) if self._peers.heartbeats.is_up(key_of(member))]
+        others = [peer for peer in membership.others(self.me) if self._peers.heartbeats.is_up(key_of(peer))]
         notice = self._peers.ask_all(others, "broken", {"formation": formation_to_json(membership.formation)})
         self._notice = self._peers.loop.create_task(notice)  # a task without a reference may be garbage-collected
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from heterotrain_core.contract.plan import Member
+from heterotrain_core.contract.plan import Rank
 
 from heterotrain.errors import Excluded
 from heterotrain.membership.consensus.election import RETRY_S, Election
@@ -115,7 +115,7 @@ class Rendezvous:
             return False
         state.forget_before(membership.plan.generation)
         state.membership = membership
-        self._peers.watch(membership.members)
+        self._peers.watch(membership.ranks)
         return True
 
     async def _is_finished(self, membership: FormationMembership | None) -> bool:
@@ -138,7 +138,7 @@ class Rendezvous:
         if held is None or held.plan.generation <= (membership.plan.generation if membership else 0):
             return None
         self._state.forget_before(held.plan.generation)
-        if any(key_of(m) == self._state.me for m in held.plan.members):
+        if any(key_of(rank) == self._state.me for rank in held.plan.ranks):
             return first_membership(held)
         if membership is not None and membership.takes_part(self._state.me):
             return replace(membership, plan_ranks=())
@@ -146,23 +146,23 @@ class Rendezvous:
 
     async def _enter(self, membership: FormationMembership) -> RendezvousResult | None:
         """Return the result when all members have arrived; ``None`` when a member was lost or a newer plan came."""
-        state, formation, members = self._state, membership.formation, membership.members
+        state, formation, ranks = self._state, membership.formation, membership.ranks
         state.membership = membership
-        self._peers.watch(members)
+        self._peers.watch(ranks)
         if formation.number == 0:
             # The operator names these members, regardless of losses in an earlier generation.
             self._peers.heartbeats.forget_losses()
-        host = members[0]
+        host = ranks[0]
         if key_of(host) != state.me:
             return await self._arrive(membership, host)
         arrived = state.arrived.setdefault(formation, {})
         arrived[state.me] = self._device
-        while not {key_of(m) for m in members} <= arrived.keys():
+        while not {key_of(rank) for rank in ranks} <= arrived.keys():
             if self._outdated(membership):
                 return None
             await self._peers.wait_change(RETRY_S)
         hosted = self._host_store()
-        devices = tuple(arrived[key_of(m)] for m in members)
+        devices = tuple(arrived[key_of(rank)] for rank in ranks)
         state.stores[formation] = (hosted.port, devices)
         others = membership.others(state.me)
         body = {"formation": formation_to_json(formation), "store": [hosted.port, devices]}
@@ -174,7 +174,7 @@ class Rendezvous:
             membership=membership, store_address=host.address, store_port=hosted.port, devices=devices, hosted=hosted
         )
 
-    async def _arrive(self, membership: FormationMembership, host: Member) -> RendezvousResult | None:
+    async def _arrive(self, membership: FormationMembership, host: Rank) -> RendezvousResult | None:
         formation, stores = membership.formation, self._state.stores
         while formation not in stores:  # a member that has the store's address has promised to come
             if self._outdated(membership):
@@ -192,6 +192,6 @@ class Rendezvous:
         if self._state.is_superseded(membership) or self._state.has_stopped_waiting(membership):
             self._state.give_up("a newer plan came, or a member has to go")
         # A member lost while the others still voted for it is lost for this formation too, and is not reported again.
-        elif any(self._peers.heartbeats.is_lost(key_of(member)) for member in membership.others(self._state.me)):
+        elif any(self._peers.heartbeats.is_lost(key_of(peer)) for peer in membership.others(self._state.me)):
             self._state.give_up("a member was lost before it had arrived")
         return membership.formation in self._state.broken

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from heterotrain_core.contract.plan import ComputeTime, Member, Plan
+from heterotrain_core.contract.plan import ComputeTime, Plan
 from heterotrain_core.planning.evidence import MemberEvidence
 from heterotrain_core.planning.fitting import fit_members
 from heterotrain_operator.api.status import HeteroTrainJobStatus, InternalPool
@@ -13,30 +13,19 @@ from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
 from heterotrain_operator.decide.grants.persisted import compute_time, persisted_grant, speed_of
 from heterotrain_operator.prom.history import Speed, TelemetryHistory
 from heterotrain_operator.prom.queries import Snapshot
+from support.plans import plan_of
 
 SLOW = ComputeTime(per_sample_s=0.004, fixed_s=0.02, backward_per_sample_s=0.008, backward_fixed_s=0.01, update_s=0.01)
 POOL = InternalPool(name="b")
 
 
 def a_plan(*computes: ComputeTime | None, pool: str = "b") -> Plan:
+    plan = plan_of([50] * len(computes))
     members = tuple(
-        Member(
-            worker=f"w{i}",
-            worker_uid=f"uid-{i}",
-            address="10.0.0.1",
-            peer_port=1,
-            on_demand=True,
-            pool=pool,
-            local_rank=0,
-            rank=i,
-            share_samples=50,
-            micro_batch_samples=50,
-            cap_samples=None,
-            compute=compute,
-        )
-        for i, compute in enumerate(computes)
+        replace(member, pool=pool, micro_batch_samples=50, compute=compute)
+        for member, compute in zip(plan.members, computes, strict=True)
     )
-    return Plan(job_uid="uid", generation=1, revision=1, members=members, global_batch_samples=50 * len(members))
+    return replace(plan, members=members)
 
 
 def test_a_pool_s_speed_is_that_of_its_median_rank_and_stays_when_the_pool_is_empty() -> None:

@@ -12,7 +12,6 @@ from heterotrain_core.contract.plan import (
     BoundaryKind,
     ComputeTime,
     Division,
-    Member,
     Plan,
     Prediction,
 )
@@ -26,6 +25,7 @@ from heterotrain_operator.decide.plan.revision import (
     seconds_to_boundary,
     worth_writing,
 )
+from support.plans import plan_of
 
 COMPUTE = ComputeTime(per_sample_s=0.01, fixed_s=0.0, backward_per_sample_s=0.02, backward_fixed_s=0.0)
 PREDICTION = Prediction(step_s=1.0, efficiency=0.9, efficiency_ceiling=0.95, bindings=(Binding.COMPUTE,) * 2)
@@ -34,22 +34,9 @@ STEPS = Boundary(kind=BoundaryKind.STEPS, every_steps=10)
 
 def a_plan(**fields: Any) -> Plan:
     """Return plan 2.7 of two members with 60 and 40 samples."""
-    members = tuple(
-        Member(
-            rank=rank,
-            worker=f"w{rank}",
-            worker_uid=f"u{rank}",
-            address="10.0.0.1",
-            peer_port=1,
-            pool="p",
-            on_demand=True,
-            share_samples=share,
-            compute=COMPUTE,
-        )
-        for rank, share in enumerate((60, 40))
-    )
-    settings: dict[str, Any] = {"members": members, "prediction": PREDICTION} | fields
-    return Plan(job_uid="j", generation=2, revision=7, global_batch_samples=100, **settings)
+    plan = plan_of([60, 40], generation=2, revision=7)
+    members = tuple(replace(member, compute=COMPUTE) for member in plan.members)
+    return replace(plan, **({"members": members, "prediction": PREDICTION} | fields))
 
 
 def telemetry_at(

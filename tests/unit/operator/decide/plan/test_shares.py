@@ -41,11 +41,11 @@ def steps_of(name: str, member: str, shares: tuple[int, ...], *, ended_s: float)
 def telemetry_of(cluster: FakeCluster, *, shares: tuple[int, ...] = (20, 30, 40)) -> Telemetry:
     """Return telemetry with observations of every member at these shares."""
     observations, gauges = {}, {}
-    for member in cluster.plan_json["members"]:
-        identity = MemberId(member["worker_uid"], member["local_rank"])
-        name = f"{member['worker_uid']}/{member['local_rank']}"
-        observations[identity] = steps_of(member["worker"], name, shares, ended_s=100.0)
-        gauges[identity] = MemberGauges(worker=member["worker"], generation=1, revision=1)
+    for rank in cluster.plan_json["ranks"]:
+        identity = MemberId(rank["worker_uid"], rank["local_rank"])
+        name = f"{rank['worker_uid']}/{rank['local_rank']}"
+        observations[identity] = steps_of(rank["worker"], name, shares, ended_s=100.0)
+        gauges[identity] = MemberGauges(worker=rank["worker"], generation=1, revision=1)
     return Telemetry(observations=observations, gauges=gauges, newest_sample_s=cluster.now_s, sequence=1)
 
 
@@ -134,7 +134,10 @@ def test_a_worker_that_returns_gets_the_share_of_its_pool_at_once(speed_known: b
     """No worker of its pool trains any more, but the speed of the previous one may still be known."""
     cluster = a_running_job()
     telemetry = telemetry_of(cluster)
-    pools = {MemberId(m["worker_uid"], 0): m["pool"] for m in cluster.plan_json["members"]}
+    pools = {
+        MemberId(rank["worker_uid"], 0): member["pool"]
+        for rank, member in zip(cluster.plan_json["ranks"], cluster.plan_json["members"], strict=True)
+    }
     cluster.telemetry = replace(telemetry, pools=pools if speed_known else {})
     cluster.settle()
     before = shares_of(cluster)
@@ -143,7 +146,7 @@ def test_a_worker_that_returns_gets_the_share_of_its_pool_at_once(speed_known: b
     cluster.schedule().run()
     cluster.settle()
     assert cluster.members() == ["job-w0", "job-w1", "job-w2"]
-    assert cluster.plan_json["members"][2]["worker_uid"] not in {identity.worker_uid for identity in pools}
+    assert cluster.plan_json["ranks"][2]["worker_uid"] not in {identity.worker_uid for identity in pools}
     likeness = [abs(now - then) for now, then in zip(shares_of(cluster), before, strict=True)]
     assert (max(likeness) <= 1) == speed_known
 
@@ -160,7 +163,7 @@ def test_a_changed_boundary_reaches_the_plan_without_a_new_generation() -> None:
 def test_the_next_plan_contains_the_micro_batch_cap_of_a_worker() -> None:
     cluster = a_running_job()
     telemetry = telemetry_of(cluster)
-    first = MemberId(cluster.plan_json["members"][0]["worker_uid"], 0)
+    first = MemberId(cluster.plan_json["ranks"][0]["worker_uid"], 0)
     capped = {**telemetry.gauges, first: replace(telemetry.gauges[first], micro_batch_cap_samples=8)}
     cluster.telemetry = replace(telemetry, gauges=capped)
     cluster.settle()
@@ -174,7 +177,7 @@ def test_the_first_plan_contains_each_pool_s_micro_batch_size_and_a_smaller_lear
     cluster = FakeCluster(*pools).with_nodes("a", "b", "c").start()
     assert [member["micro_batch_samples"] for member in cluster.plan_json["members"]] == [20, 0, 12]
     telemetry = telemetry_of(cluster)
-    first = MemberId(cluster.plan_json["members"][0]["worker_uid"], 0)
+    first = MemberId(cluster.plan_json["ranks"][0]["worker_uid"], 0)
     for learned, expected in ((10, 10), (64, 20)):
         gauges = {**telemetry.gauges, first: replace(telemetry.gauges[first], micro_batch_cap_samples=learned)}
         cluster.telemetry = replace(telemetry, gauges=gauges)
@@ -189,7 +192,7 @@ def test_peak_memory_limits_micro_batches_before_memory_runs_out() -> None:
     """The fit is 1 GB plus 0.1 GB per sample, and 92 % of a 5 GB device may be used: 36 samples."""
     cluster = a_running_job()
     telemetry = telemetry_of(cluster)
-    first = MemberId(cluster.plan_json["members"][0]["worker_uid"], 0)
+    first = MemberId(cluster.plan_json["ranks"][0]["worker_uid"], 0)
 
     def peaks_at(*sizes: int) -> Telemetry:
         peaks = {size: 1e9 + 1e8 * size for size in sizes}
@@ -211,12 +214,8 @@ def test_each_worker_is_reported_with_its_binding_constraint() -> None:
     cluster = a_running_job()
     cluster.telemetry = telemetry_of(cluster)
     cluster.settle()
-    bindings = {
-        member["worker"]: binding
-        for member, binding in zip(
-            cluster.plan_json["members"], cluster.plan_json["prediction"]["bindings"], strict=True
-        )
-    }
+    named = zip(cluster.plan_json["ranks"], cluster.plan_json["prediction"]["bindings"], strict=True)
+    bindings = {rank["worker"]: binding for rank, binding in named}
     assert {row["name"]: row["binding"] for row in cluster.status["workers"]} == bindings
     assert set(bindings.values()) == {"Compute"}
 
@@ -240,7 +239,7 @@ def test_applied_versions_are_those_that_every_member_reports() -> None:
 
 def test_progress_comes_from_the_furthest_member() -> None:
     cluster = a_running_job(epochs=2)
-    first, second, _ = (MemberId(m["worker_uid"], 0) for m in cluster.plan_json["members"])
+    first, second, _ = (MemberId(rank["worker_uid"], 0) for rank in cluster.plan_json["ranks"])
     cluster.telemetry = Telemetry(
         gauges={
             first: MemberGauges(
@@ -266,7 +265,7 @@ def test_progress_comes_from_the_furthest_member() -> None:
 
 def test_metrics_stay_within_their_limit_when_a_script_reports_under_new_names() -> None:
     cluster = a_running_job()
-    first = MemberId(cluster.plan_json["members"][0]["worker_uid"], 0)
+    first = MemberId(cluster.plan_json["ranks"][0]["worker_uid"], 0)
     for step, prefix in enumerate(("old", "new"), start=1):
         reported = {f"{prefix}{number:02}": float(number) for number in range(12)}
         gauges = MemberGauges(worker="job-w0", step=step, samples_committed=100 * step, user_metrics=reported)
@@ -286,7 +285,7 @@ def test_the_status_has_the_selector_of_the_job_s_workers() -> None:
 
 def test_progress_never_falls_when_the_furthest_member_is_gone() -> None:
     cluster = a_running_job(epochs=2)
-    first = MemberId(cluster.plan_json["members"][0]["worker_uid"], 0)
+    first = MemberId(cluster.plan_json["ranks"][0]["worker_uid"], 0)
     gauges = MemberGauges(worker="job-w0", step=10, samples_committed=1000, epoch_samples=1000, epoch=1)
     cluster.telemetry = Telemetry(gauges={first: gauges}, sequence=1)
     cluster.settle()
@@ -299,7 +298,7 @@ def test_progress_never_falls_when_the_furthest_member_is_gone() -> None:
 def test_a_late_checkpoint_is_reported(age_minutes: float) -> None:
     spec = {"checkpoint": {"uri": "file:///x", "intervalSeconds": 600}}
     cluster = FakeCluster(spec=spec).with_nodes("a", "b", "c").start()
-    first = MemberId(cluster.plan_json["members"][0]["worker_uid"], 0)
+    first = MemberId(cluster.plan_json["ranks"][0]["worker_uid"], 0)
     saved_s = cluster.now_s
     cluster.pass_time(age_minutes * 60)
     gauges = MemberGauges(worker="job-w0", step=5, checkpoint_step=4, checkpoint_time_s=saved_s)

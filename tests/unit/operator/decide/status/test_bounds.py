@@ -178,5 +178,5 @@ def test_the_status_is_valid_and_membership_is_decided_for_any_telemetry() -> No
         checked(decision.status)
         if number % 2:
             assert decision.plan is not None
-            members = json.loads(decision.plan["data"][keys.PLAN_KEY])["members"]
-            assert [member["worker"] for member in members] == ["job-w0", "job-w1"]
+            ranks = json.loads(decision.plan["data"][keys.PLAN_KEY])["ranks"]
+            assert [rank["worker"] for rank in ranks] == ["job-w0", "job-w1"]

@@ -6,28 +6,17 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from heterotrain_core.contract.plan import Binding, Member, Plan, Prediction
+from heterotrain_core.contract.plan import Binding, Prediction
 from heterotrain_operator.cluster_state.telemetry import MemberId, StepsInForce, Telemetry
 from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.status.speed_conditions import LEAST_STEPS, prediction_of
+from support.plans import plan_of
 
 
 def measured_step_s(*, version: tuple[int, int] = (1, 2), share: int = 30, steps: int = LEAST_STEPS) -> float | None:
     """Return the measured step time of plan 1.2 with one member and a share of 30, after steps of half a second."""
-    member = Member(
-        rank=0,
-        worker="w0",
-        worker_uid="u0",
-        address="10.0.0.1",
-        peer_port=1,
-        pool="a",
-        on_demand=True,
-        share_samples=30,
-    )
     prediction = Prediction(step_s=0.4, efficiency=1.0, efficiency_ceiling=1.0, bindings=(Binding.COMPUTE,))
-    plan = Plan(
-        job_uid="job", generation=1, revision=2, members=(member,), global_batch_samples=30, prediction=prediction
-    )
+    plan = plan_of([30], revision=2, prediction=prediction)
     done = StepsInForce(version=version).after(share, steps, 0.5)
     context = SimpleNamespace(
         job=SimpleNamespace(status=SimpleNamespace(prediction=None)),

@@ -14,7 +14,8 @@ from heterotrain.membership.formation import FormationMembership
 from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.membership.roster import FormationId
 from heterotrain.network.heartbeat import PeerKey, key_of
-from heterotrain_core.contract.plan import Member, Plan
+from heterotrain_core.contract.plan import Rank
+from support.plans import plan_of
 
 CannotCall = set[tuple[int, int]]
 """(a, b): a gets no answer when it calls b."""
@@ -25,17 +26,8 @@ class VotingGroup:
 
     def __init__(self, count: int, cannot_call: CannotCall, *, min_replicas: int = 1) -> None:
         self.cannot_call = cannot_call
-        self.members = tuple(
-            Member(
-                rank=rank, worker=f"w{rank}", worker_uid=f"u{rank}", address="127.0.0.1", peer_port=1, pool="p",
-                on_demand=True, share_samples=1,
-            )
-            for rank in range(count)
-        )  # fmt: skip
-        plan = Plan(
-            job_uid="j", generation=1, revision=1, members=self.members, global_batch_samples=count,
-            min_replicas=min_replicas,
-        )  # fmt: skip
+        plan = plan_of([1] * count, min_replicas=min_replicas)
+        self.ranks = plan.ranks
         formation = FormationId(generation=1, number=0)
         self.membership = FormationMembership(
             held=HeldPlan(plan=plan, text=""), formation=formation, plan_ranks=tuple(range(count))
@@ -45,17 +37,15 @@ class VotingGroup:
 
     def _peers(self, me: int) -> Any:
         """Return a member's stand-in for the peer service."""
-        rank_of: dict[PeerKey, int] = {key_of(member): member.rank for member in self.members}
+        rank_of: dict[PeerKey, int] = {key_of(rank): rank.rank for rank in self.ranks}
 
         def lost(key: PeerKey) -> bool:
             return (me, rank_of[key]) in self.cannot_call
 
-        async def ask_all(
-            members: list[Member], op: str, body: Mapping[str, Any], **_options: Any
-        ) -> dict[PeerKey, Any]:
+        async def ask_all(ranks: list[Rank], op: str, body: Mapping[str, Any], **_options: Any) -> dict[PeerKey, Any]:
             await asyncio.sleep(0)
-            reached = [member for member in members if (me, member.rank) not in self.cannot_call]
-            return {key_of(m): await self.peers[m.rank].handlers[op](dict(body)) for m in reached}
+            reached = [rank for rank in ranks if (me, rank.rank) not in self.cannot_call]
+            return {key_of(rank): await self.peers[rank.rank].handlers[op](dict(body)) for rank in reached}
 
         async def pause(_timeout_s: float) -> None:
             await asyncio.sleep(0.001)

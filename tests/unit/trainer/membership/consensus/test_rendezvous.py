@@ -12,7 +12,7 @@ from heterotrain.membership.formation import FormationMembership
 from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.membership.roster import FormationId
 from heterotrain.network.heartbeat import PeerKey
-from heterotrain_core.contract.plan import Member, Plan
+from support.plans import plan_of
 
 
 def peers_of(me: PeerKey, *, lost: set[PeerKey]) -> Any:
@@ -36,14 +36,7 @@ def peers_of(me: PeerKey, *, lost: set[PeerKey]) -> Any:
 @pytest.mark.parametrize(("number", "given_up"), [(1, True), (0, False)])
 def test_a_member_lost_during_the_vote_is_not_waited_for(me: int, number: int, given_up: bool) -> None:
     """On the host and on other ranks. A member lost before gets another chance when the operator names it again."""
-    members = tuple(
-        Member(
-            rank=rank, worker=f"w{rank}", worker_uid=f"u{rank}", address="127.0.0.1", peer_port=1, pool="p",
-            on_demand=True, share_samples=1,
-        )
-        for rank in range(3)
-    )  # fmt: skip
-    plan = Plan(job_uid="j", generation=4, revision=1, members=members, global_batch_samples=3)
+    plan = plan_of([1, 1, 1], generation=4)
     formation = FormationId(generation=4, number=number)
     membership = FormationMembership(held=HeldPlan(plan=plan, text=""), formation=formation, plan_ranks=(0, 1, 2))
     reasons: list[str] = []
