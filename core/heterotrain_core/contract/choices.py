@@ -35,6 +35,19 @@ class Backend(Choice):
     NCCL = "NCCL"
 
 
+class Parallelism(Choice):
+    """How members are formed."""
+
+    DATA = "Data"
+    """Each rank is a member and holds the whole model."""
+    SHARDED = "Sharded"
+    """The ranks of a worker are one member, and each holds a part of every tensor."""
+    PIPELINE = "Pipeline"
+    """A member has stages on several workers, each with some of the model's units."""
+    AUTO = "Auto"
+    """The layout with the highest predicted rate."""
+
+
 class Compression(Choice):
     """Number format of gradients on the wire."""
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from heterotrain_core.contract.choices import Backend, Compression, OnDivergence, OnNonFinite, Precision
+from heterotrain_core.contract.choices import Backend, Compression, OnDivergence, OnNonFinite, Parallelism, Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +21,7 @@ class TrainingConfig:
         learning_rate_scaling: a value of ``scaling_rules.Scaling``, in any case.
         learning_rate_warmup_samples: samples over which a changed factor on the learning rate takes effect; ``None``
             leaves the choice to the trainer.
+        parallelism: how members are formed: a value of ``Parallelism``, in any case.
         backend: a value of ``Backend``, in any case.
         compression: of gradients on the wire: a value of ``Compression``, in any case.
         bucket_mib: DDP's bucket size in MiB.
@@ -41,6 +42,7 @@ class TrainingConfig:
     precision: str = Precision.AUTO
     learning_rate_scaling: str = "None"
     learning_rate_warmup_samples: int | None = None
+    parallelism: str = Parallelism.DATA
     backend: str = Backend.AUTO
     compression: str = Compression.NONE
     bucket_mib: float = 25.0
