@@ -19,6 +19,14 @@ MAX_BATCH = 10**12
 @click.command()
 @click.argument("job", required=False, metavar="[JOB.YAML]")
 @click.option("--profile", "profile_path", metavar="FILE", help="File with speeds, YAML or JSON; - is standard input.")
+@click.option("--model", "model_path", metavar="FILE", help="Model in units and devices to divide it over.")
+@click.option(
+    "--mode",
+    type=click.Choice(["auto", "data", "sharded", "pipeline"]),
+    default="auto",
+    show_default=True,
+    help="With --model: layouts that members may have.",
+)
 @click.option("--cluster", is_flag=True, help="Take the speeds that the running job has learned.")
 @click.option("-n", "--namespace", help="Namespace of the running job  [default: the file's, else kubectl's]")
 @click.option("--batch", type=click.IntRange(1, MAX_BATCH), help="Global batch in samples  [default: the job's]")
@@ -29,6 +37,8 @@ def forecast(
     *,
     job: str | None,
     profile_path: str | None,
+    model_path: str | None,
+    mode: str,
     cluster: bool,
     namespace: str | None,
     batch: int | None,
@@ -37,17 +47,26 @@ def forecast(
 ) -> None:
     """Predict step time, throughput, cost and shares.
 
-    With JOB.YAML, the forecast covers the pools of that job; without it, the members of a profile.
+    With JOB.YAML, the forecast covers the pools of that job; with --profile alone, its members; with --model, the best
+    division of a model over devices that may be too small to hold it.
 
     \b
     Examples:
       heterotrain forecast --profile gpus.yaml --batch 512
       heterotrain forecast job.yaml --profile pools.yaml
       heterotrain forecast job.yaml --cluster
+      heterotrain forecast --model gpt.yaml --batch 256
 
     Exit status: 0 with an answer, also for an impossible batch; 1 without an answer from the cluster; 2 for a wrong
     file or option.
     """  # noqa: D301  # click reads the character \b
+    if model_path is not None:
+        if job is not None or profile_path is not None or cluster or samples_per_epoch is not None:
+            raise click.UsageError("--model stands alone, with --batch and --mode: remove the other options")
+        _of_model(model_path, batch=batch, mode=mode, output=output)
+        return
+    if mode != "auto":
+        raise click.UsageError("--mode needs --model FILE")
     if job is not None:
         found = _of_job(job, profile_path, cluster=cluster, namespace=namespace, batch=batch, epoch=samples_per_epoch)
         if output == "json":
@@ -67,6 +86,21 @@ def forecast(
         click.echo(json.dumps(as_document(single), indent=2, ensure_ascii=False))
     else:
         show_batch(Console(), profile, batch, single)
+
+
+def _of_model(path: str, *, batch: int | None, mode: str, output: str) -> None:
+    from heterotrain_cli.layouts.forecast import as_document as as_layouts  # noqa: PLC0415  # loads slowly
+    from heterotrain_cli.layouts.forecast import forecast_layout  # noqa: PLC0415
+    from heterotrain_cli.layouts.model_file import ModelFile  # noqa: PLC0415
+    from heterotrain_cli.layouts.tables import show_layout  # noqa: PLC0415
+
+    if batch is None:
+        raise click.UsageError("the global batch is missing: add --batch N")
+    found = forecast_layout(read_document(path, ModelFile).problem(batch), mode=mode)
+    if output == "json":
+        click.echo(json.dumps(as_layouts(found), indent=2, ensure_ascii=False))
+    else:
+        show_layout(Console(), found)
 
 
 def _of_job(

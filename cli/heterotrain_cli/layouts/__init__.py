@@ -1,0 +1,1 @@
+"""Forecasts for models that are divided over several devices."""

@@ -1,0 +1,157 @@
+"""What fits where, how fast, at what price, and what one more device of each kind would bring. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from heterotrain_core.layout.book import book_of
+from heterotrain_core.layout.cover import cover
+from heterotrain_core.layout.problem import Problem, invalid
+from heterotrain_core.layout.result import Cover, Infeasible, Layout, LayoutKind, Member
+from heterotrain_core.layout.sharded import sharded_templates
+
+from heterotrain_cli.errors import InputError
+
+MODES: Mapping[str, frozenset[LayoutKind]] = {
+    "data": frozenset({LayoutKind.REPLICATED}),
+    "sharded": frozenset({LayoutKind.REPLICATED, LayoutKind.SHARDED}),
+    "pipeline": frozenset({LayoutKind.REPLICATED, LayoutKind.PIPELINE}),
+    "auto": frozenset(LayoutKind),
+}
+"""Layouts that members may have, by the name of the mode. A member of one device is always possible."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneMore:
+    """The rate with one more device of a kind.
+
+    Attributes:
+        kind: of the device.
+        samples_per_s: ``None`` where the model does not fit even then.
+    """
+
+    kind: str
+    samples_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutForecast:
+    """The answer for one model and batch.
+
+    Attributes:
+        problem: the question.
+        found: the members, or why there are none.
+        by_mode: samples per second of each mode alone; ``None`` where the model does not fit.
+        one_more: by kind, in the order of the problem.
+    """
+
+    problem: Problem
+    found: Cover | Infeasible
+    by_mode: Mapping[str, float | None]
+    one_more: tuple[OneMore, ...]
+
+    @property
+    def price_per_hour(self) -> float:
+        """The price of the devices in use."""
+        if isinstance(self.found, Infeasible):
+            return 0.0
+        prices = {kind.name: kind.price_per_hour for kind in self.problem.kinds}
+        return sum(
+            prices[name] * count for member in self.found.members for name, count in member.layout.devices.items()
+        )
+
+
+def forecast_layout(problem: Problem, *, mode: str = "auto") -> LayoutForecast:
+    """Return the forecast.
+
+    Args:
+        problem: the model, the devices and the batch.
+        mode: a key of ``MODES``.
+
+    Raises:
+        InputError: the problem is unsound.
+    """
+    if clause := invalid(problem):
+        raise InputError(clause)
+    found = best(problem, mode)
+    rates = {name: _rate(best(problem, name)) for name in MODES if name != "auto"}
+    more = [
+        OneMore(kind=kind.name, samples_per_s=_rate(best(_with_one_more(problem, index), mode)))
+        for index, kind in enumerate(problem.kinds)
+    ]
+    return LayoutForecast(problem=problem, found=found, by_mode=rates, one_more=tuple(more))
+
+
+def best(problem: Problem, mode: str) -> Cover | Infeasible:
+    """Return the fastest members of a mode, or why there are none."""
+    kinds = MODES[mode]
+    book = book_of(problem)
+    if isinstance(book, Infeasible):
+        return book
+    further = sharded_templates(problem) if LayoutKind.SHARDED in kinds else ()
+    return cover(book, kinds=kinds, further=further)
+
+
+def draw(layout: Layout) -> str:
+    """Return a layout on one line, such as ``a100: units 0-17 | t4: 18-23``."""
+    if layout.stages:
+        single = len(layout.stages) == 1
+        stages = [
+            f"{stage.kind}: {'all' if single else _range(stage.first_unit, stage.last_unit)}" for stage in layout.stages
+        ]
+        return " | ".join(stages)
+    return " + ".join(f"{count} {kind}" for kind, count in layout.devices.items()) + ": sharded"
+
+
+def as_document(found: LayoutForecast) -> dict[str, Any]:
+    """Return the forecast as a JSON document."""
+    answer = found.found
+    more = [{"kind": each.kind, "samplesPerSecond": each.samples_per_s} for each in found.one_more]
+    common = {"batch": found.problem.batch_samples, "samplesPerSecondByMode": dict(found.by_mode), "oneMore": more}
+    if isinstance(answer, Infeasible):
+        return {
+            "feasible": False, "reason": answer.reason, "neededBytes": answer.needed_bytes,
+            "availableBytes": answer.available_bytes, "fittingUnits": answer.fitting_units, **common,
+        }  # fmt: skip
+    return {
+        "feasible": True, "stepSeconds": answer.step_s, "samplesPerSecond": answer.samples_per_s,
+        "exchangeSeconds": answer.exchange_s, "boundSeconds": answer.bound_s, "gap": answer.gap_ratio,
+        "partOfFlowBound": answer.flow_ratio, "pricePerHour": found.price_per_hour,
+        "members": [_member(member) for member in answer.members],
+        "unused": {name: count for name, count in answer.unused.items() if count}, **common,
+    }  # fmt: skip
+
+
+def _member(member: Member) -> dict[str, Any]:
+    layout = member.layout
+    return {
+        "kind": layout.kind.value, "shareSamples": member.share_samples,
+        "microBatchSamples": member.micro_batch_samples, "microBatches": member.micro_batches,
+        "computeSeconds": member.compute_s, "limit": member.limit.value,
+        "stages": [
+            {"kind": stage.kind, "firstUnit": stage.first_unit, "lastUnit": stage.last_unit,
+             "busySeconds": stage.busy_s, "memoryBytes": stage.memory_bytes}
+            for stage in layout.stages
+        ],
+        "shards": [
+            {"kind": shard.kind, "stateRatio": shard.state_ratio, "shareSamples": shard.share_samples,
+             "memoryBytes": shard.memory_bytes}
+            for shard in layout.shards
+        ],
+    }  # fmt: skip
+
+
+def _with_one_more(problem: Problem, index: int) -> Problem:
+    kinds: Sequence[Any] = problem.kinds
+    more = replace(kinds[index], count=kinds[index].count + 1)
+    return replace(problem, kinds=(*kinds[:index], more, *kinds[index + 1 :]))
+
+
+def _rate(found: Cover | Infeasible) -> float | None:
+    return None if isinstance(found, Infeasible) else found.samples_per_s
+
+
+def _range(first: int, last: int) -> str:
+    return f"unit {first}" if first == last else f"units {first}-{last}"

@@ -1,0 +1,81 @@
+"""A forecast of layouts on a terminal."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from heterotrain_core.layout.result import Cover, Infeasible, Member
+from rich.console import Console
+
+from heterotrain_cli.forecast.tables import plain_table, say
+from heterotrain_cli.layouts.forecast import LayoutForecast, draw
+
+_GIB = 1024**3
+
+
+def show_layout(console: Console, forecast: LayoutForecast) -> None:
+    """Print the members of a forecast, one row for equal ones, and what else would be possible."""
+    found = forecast.found
+    if isinstance(found, Infeasible):
+        say(console, f"not possible: {found.reason}")
+    else:
+        _show_cover(console, forecast, found)
+    modes = [f"{name} {_rate(rate)}" for name, rate in forecast.by_mode.items()]
+    say(console, f"samples/s by mode: {', '.join(modes)}")
+    base = None if isinstance(found, Infeasible) else found.samples_per_s
+    for each in forecast.one_more:
+        if each.samples_per_s is None:
+            gain = "does not make it fit"
+        elif base is None:
+            gain = f"makes it fit: {each.samples_per_s:.4g} samples/s"
+        else:
+            gain = f"brings {100 * (each.samples_per_s / base - 1):+.1f} %"
+        say(console, f"one more {each.kind} {gain}")
+
+
+def _show_cover(console: Console, forecast: LayoutForecast, found: Cover) -> None:
+    batch = forecast.problem.batch_samples
+    say(
+        console,
+        f"{batch} samples a step: {found.step_s:.4g} s, {found.samples_per_s:.4g} samples/s, of which the exchange "
+        f"between members takes {found.exchange_s:.3g} s",
+    )
+    say(
+        console,
+        f"at most {100 * found.gap_ratio:.2g} % longer than any choice of these templates; {found.flow_ratio:.3f} of "
+        "the rate of all devices if they computed all the time",
+    )
+    table = plain_table("members")
+    table.add_column("layout")
+    for heading in ("share", "micro-batches", "memory"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("limit", no_wrap=True)
+    rows = [(draw(member.layout), member) for member in found.members]
+    for layout, group in groupby(sorted(rows, key=lambda row: row[0]), key=lambda row: row[0]):
+        members = [member for _, member in group]
+        first = members[0]
+        table.add_row(
+            str(len(members)), layout, _shares(members), f"{first.micro_batches} x {first.micro_batch_samples}",
+            f"{_memory(first) / _GIB:.2g} GiB", first.limit.value,
+        )  # fmt: skip
+    console.print(table)
+    if any(found.unused.values()):
+        left = ", ".join(f"{count} {name}" for name, count in found.unused.items() if count)
+        say(console, f"not used: {left}")
+    if forecast.price_per_hour:
+        per_million = forecast.price_per_hour * 1e6 / found.samples_per_s / 3600
+        say(console, f"{forecast.price_per_hour:.2f} an hour, {per_million:.2f} for a million samples")
+
+
+def _memory(member: Member) -> int:
+    stages, shards = member.layout.stages, member.layout.shards
+    return max([stage.memory_bytes for stage in stages] + [shard.memory_bytes for shard in shards])
+
+
+def _shares(members: list[Member]) -> str:
+    shares = sorted({member.share_samples for member in members})
+    return str(shares[0]) if len(shares) == 1 else f"{shares[0]} – {shares[-1]}"
+
+
+def _rate(rate: float | None) -> str:
+    return "does not fit" if rate is None else f"{rate:.4g}"

@@ -1,0 +1,115 @@
+"""``heterotrain forecast --model``: the file, the answer, and one sentence for each mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from heterotrain_cli.main import main
+
+MB = 10**6
+GIB = 1024**3
+
+
+def measured(forward_s: float) -> list[dict[str, Any]]:
+    return [{"microBatchSamples": 1, "forwardSeconds": forward_s, "backwardSeconds": 2 * forward_s}]
+
+
+def model(**devices: tuple[int, float]) -> dict[str, Any]:
+    """Return twelve equal units of 400 MB of training state each, on these devices: (count, GiB)."""
+    speeds = {"fast": 0.01, "slow": 0.03}
+    return {
+        "units": [{
+            "name": "blocks", "count": 12, "parameterBytes": 100 * MB, "activationBytes": 10 * MB,
+            "boundaryBytes": 1000, "seconds": {kind: measured(speeds[kind]) for kind in devices},
+        }],
+        "devices": [
+            {"name": kind, "count": count, "memoryGib": gib, "pricePerHour": 3.6}
+            for kind, (count, gib) in devices.items()
+        ],
+        "microBatches": [1, 2],
+    }  # fmt: skip
+
+
+def run(folder: Path, document: dict[str, Any], *more: str) -> Result:
+    (folder / "model.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
+    return CliRunner().invoke(main, ["forecast", "--model", str(folder / "model.yaml"), *more], catch_exceptions=False)
+
+
+def answer(folder: Path, document: dict[str, Any], *more: str) -> dict[str, Any]:
+    result = run(folder, document, *more, "-o", "json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_a_model_that_fits_each_device_is_replicated(tmp_path: Path) -> None:
+    network = {"defaultLink": {"gbitPerSecond": 80, "latencySeconds": 0.001}}
+    found = answer(tmp_path, model(fast=(2, 10.0)) | network, "--batch", "60")
+    assert [member["kind"] for member in found["members"]] == ["Replicated"] * 2
+    # A ring of two: each sends half of the gradients twice, at 10 GB/s.
+    step_s = 30 * 12 * 0.03 + 2 * (0.001 + 600 * MB / 1e10)
+    assert found["stepSeconds"] == pytest.approx(step_s)
+    assert found["samplesPerSecond"] == pytest.approx(60 / step_s)
+    assert found["samplesPerSecond"] == found["samplesPerSecondByMode"]["data"]
+    assert found["pricePerHour"] == 7.2
+
+
+def test_a_model_that_fits_no_device_is_divided(tmp_path: Path) -> None:
+    """Units go by speed, three to one; memory allows it."""
+    found = answer(tmp_path, model(fast=(1, 4.2), slow=(1, 4.2)), "--batch", "60", "--mode", "pipeline")
+    (member,) = found["members"]
+    assert member["kind"] == "Pipeline"
+    stages = {stage["kind"]: stage["lastUnit"] - stage["firstUnit"] + 1 for stage in member["stages"]}
+    assert stages == {"fast": 9, "slow": 3}
+    assert all(stage["memoryBytes"] <= 4.2 * GIB for stage in member["stages"])
+    assert found["samplesPerSecondByMode"]["data"] is None
+    text = run(tmp_path, model(fast=(1, 4.2), slow=(1, 4.2)), "--batch", "60", "--mode", "pipeline").stdout
+    assert "data does not fit" in text
+    assert "fast: units" in text
+    assert "one more fast brings +" in text
+
+
+def test_a_model_that_does_not_fit_at_all_says_what_would_help(tmp_path: Path) -> None:
+    found = answer(tmp_path, model(fast=(1, 2.5)), "--batch", "60")
+    assert found["feasible"] is False
+    assert found["neededBytes"] == 12 * 400 * MB + 12 * 10 * MB
+    assert "Add 1 device of kind fast." in found["reason"]
+    assert found["oneMore"] == [{"kind": "fast", "samplesPerSecond": pytest.approx(2 / 0.36, rel=0.1)}]
+    text = run(tmp_path, model(fast=(1, 2.5)), "--batch", "60").stdout
+    assert text.startswith("not possible: the model needs 4.6 GiB")
+    assert "one more fast makes it fit" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "said"),
+    [
+        ({}, (), "the global batch is missing: add --batch N"),
+        ({}, ("--batch", "60", "--cluster"), "--model stands alone, with --batch and --mode: remove the other options"),
+        ({"microBatches": [8]}, ("--batch", "4"),
+         "no micro-batch is as small as the batch of 4: add a smaller one to microBatches"),
+        ({"devices": [{"name": "h100", "count": 1, "memoryGib": 80}]}, ("--batch", "60"),
+         "unit 0 (blocks.0) was not measured on h100: measure it or leave the kind out"),
+        ({"units": []}, ("--batch", "60"), "units has 0 entries, but needs at least 1"),
+        ({"stateRatio": 0.5}, ("--batch", "60"), "stateRatio is 0.5, but must be at least 1"),
+        ({"links": [{"between": ["fast", "moon"], "gbitPerSecond": 1}]}, ("--batch", "60"),
+         "a link joins ('fast', 'moon'), which are not two of the device kinds"),
+    ],
+)  # fmt: skip
+def test_mistakes_get_one_sentence(
+    tmp_path: Path, change: dict[str, Any], arguments: tuple[str, ...], said: str
+) -> None:
+    result = run(tmp_path, model(fast=(1, 10.0)) | change, *arguments)
+    assert result.exit_code == 2
+    line = result.stderr.splitlines()[-1].removeprefix("Error: ").replace(f"{tmp_path}/model.yaml: ", "")
+    assert line == said
+
+
+def test_a_mode_belongs_to_a_model() -> None:
+    result = CliRunner().invoke(main, ["forecast", "--mode", "pipeline"])
+    assert result.exit_code == 2
+    assert "--mode needs --model FILE" in result.stderr
