@@ -117,10 +117,10 @@ def install_faults(fault: FaultInjector) -> None:
         build(self, **options)
         visit("built")
 
-    def exchanged(group: Group, who: transfer.Roles, own: Any) -> Any:
+    def exchanged(group: Group, who: transfer.Roles, own: Any, *places: Any) -> Any:
         if who.receivers:
             visit("receiving" if group.rank in who.receivers else "giving")
-        return exchange(group, who, own)
+        return exchange(group, who, own, *places)
 
     def written(self: CheckpointManager, *arguments: Any) -> None:
         visit(LAST_PLACE)

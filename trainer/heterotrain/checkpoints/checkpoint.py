@@ -25,7 +25,7 @@ import torch
 from heterotrain.checkpoints.storage import Storage, StoredFile, with_retries
 from heterotrain.errors import UsageError
 from heterotrain.state.parts import cut, memory_of, pack, sizes_bytes
-from heterotrain.state.tensors import Flat, empty_like_skeleton, unflatten
+from heterotrain.state.tensors import Flat, empty, unflatten
 
 _log = logging.getLogger(__name__)
 
@@ -277,7 +277,7 @@ class CheckpointFolder:
         """
         skeleton = bytearray(manifest.skeleton.size_bytes)
         self.storage.get_into(manifest.skeleton, [memoryview(skeleton)])
-        flat = empty_like_skeleton(bytes(skeleton))
+        flat = empty(bytes(skeleton))
         views = [memory_of(tensor) for tensor in flat.tensors]
         ranges_P = cut(sizes_bytes(flat.tensors), len(manifest.parts))  # noqa: N806  # P parts
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from dataclasses import replace
 from typing import Protocol
 
@@ -9,13 +11,17 @@ from heterotrain_core.contract.codec import Refused, decode_plan
 
 from heterotrain.data.progress import Progress
 from heterotrain.errors import UsageError
+from heterotrain.layouts.holdings import Extent, Holding
+from heterotrain.layouts.layout import sizes_of
 from heterotrain.membership.late import finish_late
 from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.network.control import HEADER, Slot, StepDecision, decide, to_row
 from heterotrain.network.group import Group
 from heterotrain.state import transfer
 from heterotrain.state.training import Training
-from heterotrain.state.transfer import StateSummary
+from heterotrain.state.transfer import Roles, StateSummary
+
+_log = logging.getLogger(__name__)
 
 
 class Checkpoints(Protocol):
@@ -73,7 +79,10 @@ def agree_on_plan(group: Group, mine: HeldPlan, *, job_uid: str) -> HeldPlan:
 
 
 def agree_on_state(group: Group | None, training: Training, checkpoints: Checkpoints) -> None:
-    """Give every rank the newest state that any rank holds: a survivor's, else a checkpoint's, else a new one.
+    """Give every rank the newest state that living ranks hold: else a checkpoint's, else a new one.
+
+    Ranks that hold parts of a state count together. A rank that has the newest state but needs other parts of it
+    receives these parts only.
 
     Args:
         group: the new formation's connections; ``None`` for a process that is alone.
@@ -82,37 +91,103 @@ def agree_on_state(group: Group | None, training: Training, checkpoints: Checkpo
 
     Raises:
         PeerLost: the group broke meanwhile.
-        UsageError: the state belongs to another model or script.
+        UsageError: the state belongs to another model or script; or a part of it is lost, and there is no checkpoint.
     """
     finish_late(group, training)
-    progress = training.progress
-    best = (-1, -1) if training.has_state else checkpoints.best()
-    steps, hooked, evaluated = progress.order if training.has_state else (-1, -1, -1)
-    rows = [[float(steps), float(hooked), float(evaluated), float(best[0]), float(best[1]), float(progress.stopped)]]
-    if group is not None:
-        rows = group.gather_now(rows[0])
-    summaries = [
-        StateSummary(
-            steps=int(r[0]),
-            hooked=int(r[1]),
-            evaluated=int(r[2]),
-            checkpoint_generation=int(r[3]),
-            checkpoint_step=int(r[4]),
-            stopped=r[5] == 1.0,
-        )
-        for r in rows
-    ]
-    roles = transfer.assign_roles(summaries)
     rank = group.rank if group is not None else 0
-    if roles.cold_start and rank == roles.leader:
-        if not checkpoints.load_into(training):
-            training.progress = Progress()
-        training.has_state = True
+    summaries = _summaries(group, training, checkpoints)
+    divided = any(summary.has is not None or summary.needs is not None for summary in summaries)
+    sizes = sizes_of(training.layout.shapes) if divided else {}
+    roles = transfer.assign_roles(summaries, sizes)
+    if roles.lost:
+        _log.warning("living ranks do not hold the whole training state any more: all continue from a checkpoint")
+        training.has_state, training.earlier = False, None
+        summaries = _summaries(group, training, checkpoints)
+        roles = transfer.assign_roles(summaries, sizes)
+        if summaries[roles.leader].checkpoint_step < 0:
+            raise UsageError(
+                "the ranks that are left do not hold the whole training state together, and there is no checkpoint: "
+                "set spec.checkpoint, or train with more members"
+            )
+    if roles.cold_start:
+        if rank in roles.donors:
+            _begin(training, checkpoints)
+        _check_same_begin(group, roles, training)
     if group is not None:
-        received = transfer.exchange(group, roles, training.flat)
+        places = transfer.places_of(roles, summaries)
+        received = transfer.exchange(group, roles, training.flat, places)
         if received is not None:
             training.restore_flat(received)
+    if training.earlier is not None:  # this rank has all that it needs
+        training.restore_flat(transfer.part_of(training.flat(), training.needs))
     if not roles.cold_start:  # of ranks with the same committed steps, some may have ended the training
         newest = summaries[roles.leader].steps
         stopped = any(summary.stopped for summary in summaries if summary.steps == newest)
         training.progress = replace(training.progress, stopped=stopped)
+
+
+def _summaries(group: Group | None, training: Training, checkpoints: Checkpoints) -> list[StateSummary]:
+    """Return what each rank holds and needs, by rank."""
+    best = (-1, -1) if training.has_state else checkpoints.best()
+    steps, hooked, evaluated = training.progress.order if training.has_state else (-1, -1, -1)
+    has, needs = training.has, training.needs
+    row = [float(value) for value in (steps, hooked, evaluated, *best, training.progress.stopped)]
+    parts = b"" if has is None and needs is None else json.dumps([_encoded(has), _encoded(needs)]).encode()
+    rows, texts = [[*row, float(len(parts))]], [parts]
+    if group is not None:
+        rows = group.gather_now(rows[0])
+        longest = int(max(r[-1] for r in rows))
+        if longest:  # some rank does not hold everything
+            gathering = group.gather(parts.ljust(longest))
+            group.wait(gathering, "what each rank holds")
+            texts = gathering.rows
+        else:
+            texts = [b""] * len(rows)
+    summaries = []
+    for r, text in zip(rows, texts, strict=True):
+        has, needs = map(_decoded, json.loads(text)) if r[-1] else (None, None)
+        summaries.append(
+            StateSummary(
+                steps=int(r[0]),
+                hooked=int(r[1]),
+                evaluated=int(r[2]),
+                checkpoint_generation=int(r[3]),
+                checkpoint_step=int(r[4]),
+                stopped=r[5] == 1.0,
+                has=has,
+                needs=needs,
+            )
+        )
+    return summaries
+
+
+def _begin(training: Training, checkpoints: Checkpoints) -> None:
+    if not checkpoints.load_into(training):
+        training.progress = Progress()
+    training.has_state = True
+
+
+def _check_same_begin(group: Group | None, roles: Roles, training: Training) -> None:
+    """Check that ranks that begin together do so from the same checkpoint.
+
+    Raises:
+        UsageError: they do not.
+        PeerLost: the group broke meanwhile.
+    """
+    if group is None or len(roles.donors) == 1:
+        return
+    rows = group.gather_now([float(value) for value in training.progress.order])
+    if len({tuple(rows[rank]) for rank in roles.donors}) > 1:
+        found = ", ".join(f"rank {rank}: step {int(rows[rank][0])}" for rank in roles.donors)
+        raise UsageError(
+            f"ranks that hold parts of one model found different checkpoints ({found}): they need a checkpoint folder "
+            "that all workers share"
+        )
+
+
+def _encoded(holding: Holding | None) -> dict[str, tuple[int, int]] | None:
+    return None if holding is None else {name: (extent.start, extent.stop) for name, extent in holding.items()}
+
+
+def _decoded(found: dict[str, tuple[int, int]] | None) -> Holding | None:
+    return None if found is None else {name: Extent(start, stop) for name, (start, stop) in found.items()}

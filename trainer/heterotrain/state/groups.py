@@ -1,47 +1,63 @@
-"""Parameter groups of optimizers by the parameters' names, so that ranks with other groups can take over a state.
+"""State and parameter groups of optimizers by the parameters' names.
 
-A script may add groups while it trains: for layers that it thaws, or for a new head. A rank that joins or resumes
-starts from the script's beginning, without these groups. The state names the parameters of each group, and the rank
-makes the same groups before it restores the optimizer.
+So ranks with other groups, or with other parts of the model, can take over a state. A script may add groups while it
+trains: for layers that it thaws, or for a new head. A rank that joins or resumes starts from the script's beginning,
+without these groups. The state names the parameters of each group, and the rank makes the same groups before it
+restores the optimizer.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from heterotrain.layouts.layout import Layout
+from heterotrain.state.tensors import Shard, elements_in
+
 _log = logging.getLogger(__name__)
 
+GROUPS = "groups"
+"""Settings of each group of parameters, and their ``NAMES``."""
 NAMES = "names"
+STATE = "state"
+"""State of each parameter by its name."""
+OTHER = "other"
+"""State that an optimizer keeps for no parameter."""
+
+Part = Callable[[str, torch.Tensor], torch.Tensor | Shard | None]
+"""Returns what this rank holds of a tensor in the state of the named parameter; ``None`` for nothing."""
 
 
-def capture(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
-    """Return the optimizer's state with the names of each group's parameters.
+def capture(
+    optimizer: torch.optim.Optimizer, names: Mapping[int, str], part: Part = lambda _name, tensor: tensor
+) -> dict[str, Any]:
+    """Return the optimizer's state by parameter name, and each group's settings with the names of its parameters.
 
-    Parameters that are no longer in the model are left out: they get no gradient, and no other rank has them.
+    Parameters that are no longer in the model are left out: they get no gradient, and no other rank has them. An
+    optimizer whose state has a form of its own keeps that form.
 
     Args:
         optimizer: the optimizer.
         names: the model's parameters' names by ``id``.
+        part: see ``Part``.
     """
     saved: dict[str, Any] = dict(optimizer.state_dict())
     groups = saved.get("param_groups")
     named = names_of(optimizer, names)
     if not isinstance(groups, list) or [len(g["params"]) for g in groups] != [len(n) for n in named]:
-        return saved  # an optimizer with a form of its own
-    kept = [
-        place
-        for group, own in zip(groups, named, strict=True)
-        for place, name in zip(group["params"], own, strict=True)
-        if name
-    ]
-    number_of = {place: number for number, place in enumerate(kept)}
-    saved["param_groups"] = [g | {"params": [number_of[p] for p in g["params"] if p in number_of]} for g in groups]
-    saved["state"] = {number_of[p]: state for p, state in saved["state"].items() if p in number_of}
-    return saved | {NAMES: [[name for name in group if name] for group in named]}
+        return saved
+    found = _by_name(saved, named)
+    states: dict[str, dict[str, Any]] = {}
+    for name, state in found[STATE].items():
+        own = {key: part(name, value) if isinstance(value, torch.Tensor) else value for key, value in state.items()}
+        states[name] = {key: value for key, value in own.items() if value is not None or state[key] is None}
+        if len(states[name]) < len(own):  # other ranks hold this parameter
+            del states[name]
+    found[STATE] = states
+    return found
 
 
 def names_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[list[str]]:
@@ -49,23 +65,83 @@ def names_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list
     return [[names.get(id(parameter), "") for parameter in group["params"]] for group in optimizer.param_groups]
 
 
-def restore(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], model: torch.nn.Module) -> None:
+def restore(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], layout: Layout) -> None:
     """Restore a captured state, after making the groups that it has.
+
+    Args:
+        optimizer: the optimizer.
+        saved: what ``capture`` returned, here or on a rank with another part of the model; or the form of earlier
+            versions.
+        layout: the model; parameters that it does not have are left out.
 
     Raises:
         ValueError: the state does not belong to this optimizer.
     """
     state = dict(saved)
-    wanted = state.pop(NAMES, None)
-    parameters = dict(model.named_parameters())
-    own = names_of(optimizer, {id(parameter): name for name, parameter in parameters.items()})
-    if wanted is not None and wanted != own and _extends(own, wanted) and _known(wanted, parameters):
+    if GROUPS not in state:
+        names = state.pop(NAMES, None)
+        if names is None:
+            optimizer.load_state_dict(state)
+            return
+        state = _by_name(state, names)
+    parameters = dict(layout.named_parameters())
+    elsewhere = set(layout.shapes) - set(parameters)
+    wanted = [[name for name in group[NAMES] if name not in elsewhere] for group in state[GROUPS]]
+    names_by_id = {id(parameter): name for name, parameter in parameters.items()}
+    own = names_of(optimizer, names_by_id)
+    if wanted != own and _extends(own, wanted) and _known(wanted, parameters):
         for group, names in zip(optimizer.param_groups, wanted, strict=False):
             group["params"] = [parameters[name] for name in names]
         for names in wanted[len(own) :]:
             optimizer.add_param_group({"params": [parameters[name] for name in names]})
+        own = names_of(optimizer, names_by_id)
         _log.info("%s has the parameter groups of the state to continue from", type(optimizer).__name__)
-    optimizer.load_state_dict(state)
+    if [sorted(names) for names in own] != [sorted(names) for names in wanted]:
+        raise ValueError("other parameters, or in other groups")
+    optimizer.load_state_dict(_numbered(state, own, parameters, layout))
+
+
+def _by_name(saved: Mapping[str, Any], named: list[list[str]]) -> dict[str, Any]:
+    """Return torch's own form with names in place of numbers."""
+    name_of = {
+        place: name
+        for group, own in zip(saved["param_groups"], named, strict=True)
+        for place, name in zip(group["params"], own, strict=True)
+    }
+    groups = [
+        {key: value for key, value in group.items() if key != "params"} | {NAMES: [name for name in own if name]}
+        for group, own in zip(saved["param_groups"], named, strict=True)
+    ]
+    state = {name: saved["state"][place] for place, name in name_of.items() if name and place in saved["state"]}
+    other = {key: value for key, value in saved["state"].items() if key not in name_of}
+    rest = {key: value for key, value in saved.items() if key not in ("state", "param_groups")}
+    return rest | {GROUPS: groups, STATE: state, OTHER: other}
+
+
+def _numbered(
+    saved: Mapping[str, Any], own: list[list[str]], parameters: Mapping[str, torch.nn.Parameter], layout: Layout
+) -> dict[str, Any]:
+    """Return torch's own form, with the numbers that the optimizer's parameters have."""
+    numbers = {name: number for number, name in enumerate(name for names in own for name in names)}
+    state: dict[Any, Any] = dict(saved[OTHER])
+    shapes, holding = layout.shapes, layout.holding
+
+    def of_own_kind(name: str, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor | Shard) or tuple(value.shape) != shapes[name]:
+            return value
+        if isinstance(value, torch.Tensor) and value.numel() == holding[name].elements:
+            return value
+        return layout.like(parameters[name], elements_in(value, holding[name]))
+
+    for name, number in numbers.items():
+        if saved[STATE].get(name):
+            state[number] = {key: of_own_kind(name, value) for key, value in saved[STATE][name].items()}
+    groups = [
+        {key: value for key, value in group.items() if key != NAMES} | {"params": [numbers[name] for name in names]}
+        for group, names in zip(saved[GROUPS], own, strict=True)
+    ]
+    rest = {key: value for key, value in saved.items() if key not in (GROUPS, STATE, OTHER)}
+    return rest | {"param_groups": groups, "state": state}
 
 
 def _extends(own: list[list[str]], wanted: list[list[str]]) -> bool:

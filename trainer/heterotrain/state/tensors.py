@@ -1,23 +1,29 @@
-"""Training state as a list of tensors and a small skeleton, for joiners and for checkpoints.
+"""Training state as named tensors and a small skeleton, for joiners and for checkpoints.
 
 The skeleton holds plain values (numbers, text, lists, dictionaries) and a marker in place of each tensor. It is read
 with ``weights_only=True``: neither a peer nor a file can make this process run code.
+
+A tensor is known by its name in the whole state, such as ``model.0.weight`` or ``optimizers.0.state.0.weight.exp_avg``.
+A rank may hold a range of its elements, or nothing of it.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
 from heterotrain.errors import HeterotrainError, UsageError
+from heterotrain.layouts.holdings import Extent
 
 _MARKER = "__tensor__"
-_MODEL = "state.model."
 _PLAIN: tuple[Any, ...] = (bool, int, float, str, bytes)
+_STATE_PATH = 5
+"""Length of the path to a tensor in an optimizer's state: ``("optimizers", 0, "state", parameter, key)``."""
 
 
 class Stateful(Protocol):
@@ -31,63 +37,203 @@ class Stateful(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of the whole state.
+
+    Attributes:
+        name: unique in the state.
+        of: name of the model's parameter or buffer that it belongs to; empty where there is none. Whoever holds
+            anything of that parameter holds the entry.
+        shape: its whole shape.
+        dtype: its format.
+        divided: whether it is held like the parameter: the same elements. Otherwise it is held whole.
+    """
+
+    name: str
+    of: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    divided: bool = False
+
+    @property
+    def elements(self) -> int:
+        """Number of elements of the whole tensor."""
+        return math.prod(self.shape)
+
+    @property
+    def whole(self) -> Extent:
+        """All elements."""
+        return Extent(0, self.elements)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the whole tensor."""
+        return self.elements * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Some elements of a tensor, in place of the tensor in a captured state.
+
+    Attributes:
+        values: the elements, flat.
+        shape: shape of the whole tensor.
+        extent: which elements they are.
+    """
+
+    values: torch.Tensor
+    shape: tuple[int, ...]
+    extent: Extent
+
+
+def elements_in(value: torch.Tensor | Shard, extent: Extent) -> torch.Tensor:
+    """Return some elements of a whole or divided tensor, flat.
+
+    Raises:
+        ValueError: it does not have them all.
+    """
+    own, values = (value.extent, value.values) if isinstance(value, Shard) else (Extent(0, value.numel()), value)
+    if not own.start <= extent.start <= extent.stop <= own.stop:
+        raise ValueError(f"elements {extent.start} to {extent.stop} are not in {own.start} to {own.stop}")
+    return values.reshape(-1)[extent.start - own.start : extent.stop - own.start]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The elements of an entry that this rank holds: flat, or in the entry's shape."""
+
+    entry: Entry
+    extent: Extent
+    values: torch.Tensor
+
+    @property
+    def start_byte(self) -> int:
+        """Place of the first held byte in the whole tensor."""
+        return self.extent.start * self.entry.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
 class Flat:
-    """A state in two parts: the skeleton as bytes, and the tensors that its markers refer to by index."""
+    """A state in two parts: the skeleton as bytes, and what this rank holds of the tensors that it names."""
 
     skeleton: bytes
-    tensors: list[torch.Tensor]
+    held: list[Held]
+    by_name: dict[str, Held] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_name", {held.entry.name: held for held in self.held})
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The held values, in order."""
+        return [held.values for held in self.held]
 
 
 def flatten(state: Mapping[str, Any]) -> Flat:
     """Take a state apart; the tensors are the live ones, not copies.
 
-    Weights of the model that are tied, so that several names stand for the same memory, become one tensor with several
-    markers. Other parts of a state keep a tensor for each name, because their owners may hold on to what they get.
+    Weights of the model that are tied, so that several names stand for the same memory, become one entry with several
+    markers. Other parts of a state keep an entry for each name, because their owners may hold on to what they get.
 
     Raises:
         UsageError: a value is neither plain nor a tensor.
     """
-    tensors: list[torch.Tensor] = []
-    weights: dict[Any, int] = {}
+    taker = _Taker(state.get("shapes", {}))
+    skeleton = packed({key: taker.strip(value, (key,)) for key, value in state.items()})
+    return Flat(skeleton, sorted(taker.found.values(), key=lambda held: _order(held.entry)))
 
-    def strip(value: Any, path: str) -> Any:
-        if isinstance(value, torch.Tensor):
-            index = len(tensors)
-            if path.startswith(_MODEL) and value.numel():
-                memory = (value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride())
-                index = weights.setdefault(memory, index)
-            if index == len(tensors):
-                tensors.append(value.detach())
-            return {_MARKER: index, "shape": list(value.shape), "dtype": str(value.dtype)}
+
+class _Taker:
+    """Takes a state apart. A path is the keys that lead to a value."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.found: dict[str, Held] = {}
+        self._shapes = shapes
+        self._weights: dict[Hashable, Entry] = {}
+
+    def strip(self, value: Any, path: tuple[Any, ...]) -> Any:
+        """Return the value with markers in place of tensors."""
+        if isinstance(value, torch.Tensor | Shard):
+            return _marker(self._take(value, path))
         if isinstance(value, Mapping):
-            return {key: strip(item, f"{path}.{key}") for key, item in value.items()}
-        if isinstance(value, list):
-            return [strip(item, f"{path}[{i}]") for i, item in enumerate(value)]
-        if isinstance(value, tuple):
-            return tuple(strip(item, f"{path}[{i}]") for i, item in enumerate(value))
+            return {key: self.strip(item, (*path, key)) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            items = [self.strip(item, (*path, i)) for i, item in enumerate(value)]
+            return items if isinstance(value, list) else tuple(items)
         for plain in _PLAIN:
             if isinstance(value, plain):
                 return plain(value)  # a subclass (a numpy float, a version string) could not be read back
         if value is None:
             return None
         raise UsageError(
-            f"the state of {path} holds a {type(value).__name__}: "
+            f"the state of {_shown(path)} holds a {type(value).__name__}: "
             "use only numbers, text, lists, dictionaries and tensors"
         )
 
+    def _take(self, value: torch.Tensor | Shard, path: tuple[Any, ...]) -> Entry:
+        if hasattr(value, "_local_tensor"):
+            raise UsageError(
+                f"the state of {_shown(path)} is divided among ranks, which is possible for parameters and for "
+                "optimizer state of their shape only: use an optimizer such as AdamW or SGD"
+            )
+        entry, values = self._entry(value, path), value.values if isinstance(value, Shard) else value
+        if path[0] == "model" and values.numel():
+            memory = (values.device, values.data_ptr(), values.dtype, tuple(values.shape), values.stride())
+            entry = self._weights.setdefault(memory, entry)
+        if entry.name not in self.found:
+            extent = value.extent if isinstance(value, Shard) else entry.whole
+            self.found[entry.name] = Held(entry, extent, values.detach())
+        return entry
+
+    def _entry(self, value: torch.Tensor | Shard, path: tuple[Any, ...]) -> Entry:
+        of, divided = "", False
+        if path[0] == "model":
+            of, divided = str(path[1]), len(path) == 2  # noqa: PLR2004  # ("model", name)
+        elif path[0] == "optimizers" and len(path) >= _STATE_PATH and path[2] == "state" and path[3] in self._shapes:
+            of, divided = str(path[3]), len(path) == _STATE_PATH
+        name, number = ".".join(map(str, path)), 1
+        while name in self.found:  # keys with dots
+            number += 1
+            name = f"{'.'.join(map(str, path))}#{number}"
+        dtype = value.values.dtype if isinstance(value, Shard) else value.dtype
+        shape = tuple(value.shape)
+        return Entry(name, of, shape, dtype, divided and self._shapes.get(of) == shape)
+
+
+def packed(skeleton: Mapping[str, Any]) -> bytes:
+    """Return a skeleton with markers as bytes."""
     buffer = io.BytesIO()
-    torch.save(strip(dict(state), "state"), buffer)
-    return Flat(buffer.getvalue(), tensors)
+    torch.save(dict(skeleton), buffer)
+    return buffer.getvalue()
 
 
-def empty_like_skeleton(skeleton: bytes) -> Flat:
-    """Return a flat state with empty CPU tensors of the right shapes, to be filled by a transfer."""
-    found: dict[int, torch.Tensor] = {}
+def unpacked(skeleton: bytes) -> dict[str, Any]:
+    """Return a skeleton with markers.
+
+    Raises:
+        HeterotrainError: it is not one made by ``flatten``.
+    """
+    found = torch.load(io.BytesIO(skeleton), weights_only=True)
+    if not isinstance(found, dict):
+        raise HeterotrainError("a state's skeleton has to be a dictionary")
+    return found
+
+
+def entries_of(skeleton: bytes) -> list[Entry]:
+    """Return the tensors that a skeleton names, larger formats first, so that each is aligned in a file of them all.
+
+    Earlier versions numbered them; these keep their order.
+    """
+    found: dict[Hashable, Entry] = {}
 
     def visit(value: Any) -> None:
         if isinstance(value, dict):
             if _MARKER in value:
-                found[value[_MARKER]] = torch.empty(value["shape"], dtype=_dtype(value["dtype"]))
+                key = value[_MARKER]
+                found[key] = Entry(
+                    str(key), value.get("of", ""), tuple(value["shape"]), _dtype(value["dtype"]),
+                    value.get("divided", False),
+                )  # fmt: skip
                 return
             for item in value.values():
                 visit(item)
@@ -95,36 +241,97 @@ def empty_like_skeleton(skeleton: bytes) -> Flat:
             for item in value:
                 visit(item)
 
-    visit(_load(skeleton))
-    return Flat(skeleton, [found[index] for index in range(len(found))])
+    visit(unpacked(skeleton))
+    if all(isinstance(key, int) for key in found):
+        return [found[index] for index in range(len(found))]
+    return sorted(found.values(), key=_order)
+
+
+def empty(skeleton: bytes, extent_of: Callable[[Entry], Extent | None] = lambda entry: entry.whole) -> Flat:
+    """Return a flat state with empty CPU tensors, to be filled by a transfer or from a file.
+
+    Args:
+        skeleton: the skeleton.
+        extent_of: the elements of an entry to make room for; ``None`` leaves the entry out.
+    """
+    held = []
+    for entry in entries_of(skeleton):
+        extent = extent_of(entry)
+        if extent is not None:
+            shape = entry.shape if extent == entry.whole else (extent.elements,)
+            held.append(Held(entry, extent, torch.empty(shape, dtype=entry.dtype)))
+    return Flat(skeleton, held)
 
 
 def unflatten(flat: Flat) -> dict[str, Any]:
-    """Put a state together again; it shares the memory of the tensors.
+    """Put a state together again; it shares the memory of the tensors. Entries that are not held are left out.
 
     Raises:
         HeterotrainError: the skeleton is not one made by ``flatten``.
     """
+    absent = object()
 
     def fill(value: Any) -> Any:
         if isinstance(value, dict):
             if _MARKER in value:
-                return flat.tensors[value[_MARKER]]
-            return {key: fill(item) for key, item in value.items()}
+                held = flat.by_name.get(str(value[_MARKER]))
+                if held is None:
+                    return absent
+                if held.values.shape == held.entry.shape:
+                    return held.values  # the same object for each name of a tied weight
+                return Shard(held.values, held.entry.shape, held.extent)
+            return {key: made for key, item in value.items() if (made := fill(item)) is not absent}
         if isinstance(value, list):
-            return [fill(item) for item in value]
+            return [made for item in value if (made := fill(item)) is not absent]
         if isinstance(value, tuple):
-            return tuple(fill(item) for item in value)
+            return tuple(made for item in value if (made := fill(item)) is not absent)
         return value
 
-    state = fill(_load(flat.skeleton))
-    if not isinstance(state, dict):
-        raise HeterotrainError("a state's skeleton has to be a dictionary")
+    state: dict[str, Any] = fill(unpacked(flat.skeleton))
     return state
 
 
-def _load(skeleton: bytes) -> Any:
-    return torch.load(io.BytesIO(skeleton), weights_only=True)
+def merged(skeletons: Sequence[bytes]) -> bytes:
+    """Return one skeleton of the skeletons of ranks that hold different parts of one state.
+
+    The first one counts where all ranks have the same values. Layers, trained parameters and optimizer state are
+    collected from all of them, in the order of the whole model.
+    """
+    if len(skeletons) == 1:
+        return skeletons[0]
+    every = [unpacked(skeleton) for skeleton in skeletons]
+    first = every[0]
+    place = {name: number for number, name in enumerate(first.get("shapes", {}))}
+
+    def ordered(names: Iterable[str]) -> list[str]:
+        return sorted(dict.fromkeys(names), key=lambda name: place.get(name, len(place)))
+
+    first["model"] = {name: value for each in reversed(every) for name, value in each["model"].items()}
+    first["trained"] = ordered(name for each in every for name in each["trained"])
+    for number, optimizer in enumerate(first["optimizers"]):
+        if "groups" not in optimizer:
+            continue
+        others = [each["optimizers"][number] for each in every]
+        states = {name: state for other in reversed(others) for name, state in other["state"].items()}
+        optimizer["state"] = {name: states[name] for name in ordered(states)}
+        for group, own in enumerate(optimizer["groups"]):
+            own["names"] = ordered(name for other in others for name in other["groups"][group]["names"])
+    return packed(first)
+
+
+def _marker(entry: Entry) -> dict[str, Any]:
+    found: dict[str, Any] = {_MARKER: entry.name, "shape": list(entry.shape), "dtype": str(entry.dtype)}
+    if entry.of:
+        found |= {"of": entry.of, "divided": entry.divided}
+    return found
+
+
+def _order(entry: Entry) -> int:
+    return -entry.dtype.itemsize
+
+
+def _shown(path: Iterable[Any]) -> str:
+    return "state" + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -12,11 +12,12 @@ import torch
 from heterotrain.data.order import UNSHUFFLED
 from heterotrain.data.progress import Progress
 from heterotrain.errors import UsageError
-from heterotrain.layouts.layout import Layout, WholeModel
+from heterotrain.layouts.holdings import Extent, Holding
+from heterotrain.layouts.layout import Layout, WholeModel, is_whole, sizes_of
 from heterotrain.state import groups
 from heterotrain.state.parts import sizes_bytes
 from heterotrain.state.prepared import Confirmation, PreparedStep
-from heterotrain.state.tensors import Flat, Stateful, flatten, unflatten
+from heterotrain.state.tensors import Flat, Shard, Stateful, elements_in, flatten, unflatten
 
 _log = logging.getLogger(__name__)
 
@@ -27,9 +28,11 @@ SAME_SCRIPT = "run the same script on every worker and in every resumed run, or 
 
 @dataclass(slots=True)
 class Training:
-    """The replicated state; equal on all ranks between steps.
+    """The state; between steps, equal on all ranks wherever two of them hold the same.
 
     Attributes:
+        own_layout: what this rank holds of the model; ``None`` for all of it.
+        earlier: the layout and optimizers that hold the state until the first transfer under the new layout.
         on_restore: called with the number of epochs whose hooks have run, before a state is restored.
         order: name of the order in which this script reads its data; empty before ``job.steps``.
         prepared: a step of a divided model that this rank can finish, but does not know whether the others can.
@@ -47,32 +50,74 @@ class Training:
     own_layout: Layout | None = None
     prepared: PreparedStep | None = None
     confirmed: tuple[int, Confirmation] | None = None
+    earlier: tuple[Layout, list[torch.optim.Optimizer]] | None = None
 
     @property
     def layout(self) -> Layout:
         """What this rank holds of the model."""
         return self.own_layout or WholeModel(self._model())
 
+    @property
+    def needs(self) -> Holding | None:
+        """What this rank's model consists of: parameters and buffers; ``None`` for everything."""
+        return None if self.own_layout is None else _holding(self.own_layout)
+
+    @property
+    def has(self) -> Holding | None:
+        """What this rank holds of its present state; that of an earlier layout, before the first transfer."""
+        return self.needs if self.earlier is None else _holding(self.earlier[0])
+
+    def change_layout(self, model: torch.nn.Module, layout: Layout | None) -> None:
+        """Train another part of the model from the next transfer on, which brings what this rank lacks.
+
+        Until then the earlier part and its optimizers stay in memory as this rank's state. The caller makes optimizers
+        of the new part and assigns them to ``optimizers`` after this call.
+
+        Args:
+            model: the new part.
+            layout: what it is of the whole model; ``None`` for the whole one.
+        """
+        if self.has_state and self.earlier is None:
+            self.earlier = (self.layout, list(self.optimizers))
+        self.model, self.own_layout = model, layout
+
     def capture(self, buffers: Mapping[str, torch.Tensor] | None = None) -> dict[str, Any]:
         """Return everything that a joiner or a checkpoint needs; the tensors are the live ones, not copies.
 
         ``buffers`` replace the model's own when a running step may have changed those.
         """
-        model = self._model().state_dict()
-        parameters = list(self._model().named_parameters())
-        names = {id(parameter): name for name, parameter in parameters}
+        layout, optimizers = self.earlier or (self.layout, self.optimizers)
+        holding, shapes = layout.holding, layout.shapes
+        parameters, sizes = dict(layout.named_parameters()), sizes_of(shapes)
+
+        def part(name: str, tensor: torch.Tensor) -> torch.Tensor | Shard | None:
+            if sizes[name] and not holding[name].elements:
+                return None
+            if tensor.shape != parameters[name].shape:
+                return tensor
+            if holding[name].elements == sizes[name]:
+                return layout.local(tensor).view(shapes[name])
+            return Shard(layout.local(tensor).reshape(-1), shapes[name], holding[name])
+
+        model = {
+            name: own
+            for name, (value, first) in _model_state(layout).items()
+            if (own := value if first is None else part(first, value)) is not None
+        }
+        names = {id(parameter): name for name, parameter in parameters.items()}
         return {
             "progress": asdict(self.progress),
             "order": self.order,
+            "shapes": dict(shapes),
             "model": model | {name: buffer for name, buffer in (buffers or {}).items() if name in model},
-            "trained": [name for name, parameter in parameters if parameter.requires_grad],
-            "optimizers": [groups.capture(optimizer, names) for optimizer in self.optimizers],
-            "kinds": [type(optimizer).__name__ for optimizer in self.optimizers],
+            "trained": [name for name, parameter in parameters.items() if parameter.requires_grad],
+            "optimizers": [groups.capture(optimizer, names, part) for optimizer in optimizers],
+            "kinds": [type(optimizer).__name__ for optimizer in optimizers],
             "extras": {name: extra.state_dict() for name, extra in self.extras.items()},
         }
 
     def size_bytes(self) -> int:
-        """Return the total size of all tensors."""
+        """Return the size of all tensors, as far as this rank holds them."""
         return sum(sizes_bytes(self.flat().tensors))
 
     def flat(self) -> Flat:
@@ -100,8 +145,9 @@ class Training:
             )
         for hook in self.on_restore:
             hook(state["progress"]["evaluated"])
+        model = state["model"] if self.own_layout is None else _own_model(self.own_layout, state["model"])
         try:
-            self._model().load_state_dict(state["model"])
+            self.layout.load_state_dict(model)
         except RuntimeError as error:
             why = "; ".join(line.strip().rstrip(".") for line in str(error).splitlines()[1:4])
             raise UsageError(f"the state to continue from belongs to another model ({why}): {SAME_SCRIPT}") from error
@@ -109,7 +155,7 @@ class Training:
             self._freeze(frozenset(state["trained"]))
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             try:
-                groups.restore(optimizer, saved, self._model())
+                groups.restore(optimizer, saved, self.layout)
             except ValueError as error:
                 raise UsageError(
                     f"the state to continue from groups parameters of {type(optimizer).__name__} differently "
@@ -118,7 +164,7 @@ class Training:
         for name, saved in state["extras"].items():
             self.extras[name].load_state_dict(saved)
         self.progress = Progress(**state["progress"])
-        self.has_state = True
+        self.has_state, self.earlier = True, None
 
     def restore_flat(self, flat: Flat) -> None:
         """Restore a transferred state."""
@@ -127,7 +173,7 @@ class Training:
     def _freeze(self, trained: frozenset[str]) -> None:
         """Freeze and thaw parameters, so that the same ones are trained as on the rank that the state comes from."""
         changed = []
-        for name, parameter in self._model().named_parameters():
+        for name, parameter in self.layout.named_parameters():
             if parameter.requires_grad != (name in trained):
                 parameter.requires_grad_(name in trained)
                 changed.append(name)
@@ -151,3 +197,46 @@ class Training:
         if self.model is None:
             raise UsageError("call model = job.wrap(model) before job.steps")
         return self.model
+
+
+def _holding(layout: Layout) -> Holding | None:
+    """Return what a rank holds of parameters and buffers; ``None`` for everything."""
+    if is_whole(layout.shapes, layout.holding):
+        return None
+    buffers = {
+        name: Extent(0, value.numel())
+        for name, (value, first) in _model_state(layout).items()
+        if isinstance(value, torch.Tensor) and first is None
+    }
+    return dict(layout.holding) | buffers
+
+
+def _own_model(layout: Layout, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a rank holds of a model's state: divided parameters flat, others as they are."""
+    holding, sizes, found = layout.holding, sizes_of(layout.shapes), {}
+    for name, (_, first) in _model_state(layout).items():
+        if name not in state:
+            continue
+        value = found[name] = state[name]
+        if first is not None and holding[first].elements != sizes[first]:
+            found[name] = elements_in(value, holding[first])
+        elif isinstance(value, Shard):
+            found[name] = value.values.view(value.shape)
+    return found
+
+
+def _model_state(layout: Layout) -> dict[str, tuple[Any, str | None]]:
+    """Return the model's state, and for each parameter in it its first name: tied ones have several."""
+    shapes, first_name = layout.shapes, {}
+    for name, parameter in layout.named_parameters():
+        local = layout.local(parameter)
+        if local.numel():
+            first_name[local.device, local.data_ptr(), tuple(parameter.shape)] = name
+    found: dict[str, tuple[Any, str | None]] = {}
+    for name, value in layout.state_dict().items():
+        first = name if name in shapes else None
+        if first is None and isinstance(value, torch.Tensor):
+            local = layout.local(value)
+            first = first_name.get((local.device, local.data_ptr(), tuple(value.shape)))
+        found[name] = (value, first)
+    return found

@@ -1,18 +1,24 @@
 """Transfer of the state from ranks that have it to ranks that lack it, right after a formation has connected.
 
-Every rank reports what it holds. All derive the same ``roles`` from the reports and compute the same ``routes``.
+Every rank reports what it holds and what it needs. All derive the same ``roles`` from the reports and compute the same
+``routes``. A rank that has the newest state but needs other parts of it, because its layout has changed, receives what
+it lacks and keeps the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
+from heterotrain.layouts.holdings import Extent, Holding, overlap
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Payload
-from heterotrain.state.parts import byte_ranges, byte_view, memory_of, sizes_bytes
+from heterotrain.state.lacks import Place, Stretch, covering, extent_in, loads_of
+from heterotrain.state.parts import byte_ranges, byte_view, memory_of
 from heterotrain.state.routes import Route, rounds
-from heterotrain.state.tensors import Flat, empty_like_skeleton
+from heterotrain.state.tensors import Flat, Held, empty, entries_of, merged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +32,8 @@ class StateSummary:
         checkpoint_generation: generation of its best checkpoint on disk; -1 when there is none.
         checkpoint_step: committed steps in that checkpoint; -1 when there is none.
         stopped: whether the script has ended the training early.
+        has: what it holds of parameters and buffers; ``None`` for everything.
+        needs: what its model consists of; ``None`` for everything.
     """
 
     steps: int
@@ -34,6 +42,13 @@ class StateSummary:
     checkpoint_generation: int = -1
     checkpoint_step: int = -1
     stopped: bool = False
+    has: Holding | None = None
+    needs: Holding | None = None
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Sort key: of two states the greater is the newer one."""
+        return (self.steps, self.hooked, self.evaluated)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,70 +57,186 @@ class Roles:
 
     Attributes:
         leader: the donor whose values count wherever all ranks need the same one.
-        donors: ranks that hold the newest state (only the leader when no rank had any).
-        receivers: ranks that need it.
+        donors: ranks that hold the newest state, or parts of it (when no rank had any: those that begin it).
+        receivers: ranks that need it, or parts of it.
+        describers: donors that hold everything together, the leader first.
         cold_start: no rank has state: the leader starts from its checkpoint, or from the beginning.
+        lost: ranks have state, but nobody has some part of it, at any step.
     """
 
     leader: int
     donors: tuple[int, ...]
     receivers: tuple[int, ...]
-    cold_start: bool
+    describers: tuple[int, ...] = ()
+    cold_start: bool = False
+    lost: bool = False
 
 
-def assign_roles(summaries: Sequence[StateSummary]) -> Roles:
-    """Return donors and receivers: the newest state wins, else the best checkpoint, else the lowest rank.
+def assign_roles(summaries: Sequence[StateSummary], sizes: Mapping[str, int] | None = None) -> Roles:
+    """Return donors and receivers: the newest whole state wins, else the best checkpoint, else the lowest rank.
 
-    Of two states after the same step, the one whose hooks have run is the newer: they may have changed it.
+    Of two states after the same step, the one whose hooks have run is the newer: they may have changed it. Ranks that
+    hold parts of a state count together. A state of which nobody has some part is passed over.
+
+    Args:
+        summaries: by rank.
+        sizes: elements of each parameter of the whole model; only needed where a rank holds a part of it.
     """
-    newest = max((h.steps, h.hooked, h.evaluated) for h in summaries)
-    if newest[0] < 0:
-        leader = max(
-            range(len(summaries)),
-            key=lambda rank: (summaries[rank].checkpoint_generation, summaries[rank].checkpoint_step, -rank),
+    whole = dict(sizes or {})
+    for summary in summaries:
+        for holding in (summary.has, summary.needs):
+            whole |= {name: extent.stop for name, extent in (holding or {}).items() if name not in whole}
+    for order in sorted({summary.order for summary in summaries if summary.steps >= 0}, reverse=True):
+        held = {rank: summary.has for rank, summary in enumerate(summaries) if summary.order == order}
+        describers = covering(whole, held)
+        if describers is not None:
+            receivers = tuple(
+                rank
+                for rank, summary in enumerate(summaries)
+                if rank not in held or not _includes(summary.has, summary.needs)
+            )
+            return Roles(leader=describers[0], donors=tuple(held), receivers=receivers, describers=describers)
+    ranked = sorted(
+        range(len(summaries)),
+        key=lambda rank: (-summaries[rank].checkpoint_generation, -summaries[rank].checkpoint_step, rank),
+    )
+    donors = covering(whole, {rank: summaries[rank].needs for rank in ranked}) or (ranked[0],)
+    lost = any(summary.steps >= 0 for summary in summaries)
+    others = tuple(rank for rank in range(len(summaries)) if rank not in donors)
+    return Roles(leader=donors[0], donors=donors, receivers=others, describers=donors, cold_start=not lost, lost=lost)
+
+
+def places_of(roles: Roles, summaries: Sequence[StateSummary]) -> tuple[Place, ...]:
+    """Return what each rank has and needs, by rank."""
+    return tuple(
+        Place(
+            has=summary.needs if roles.cold_start else summary.has, needs=summary.needs, is_donor=rank in roles.donors
         )
-        others = tuple(rank for rank in range(len(summaries)) if rank != leader)
-        return Roles(leader=leader, donors=(leader,), receivers=others, cold_start=True)
-    donors = tuple(rank for rank, h in enumerate(summaries) if (h.steps, h.hooked, h.evaluated) == newest)
-    receivers = tuple(rank for rank in range(len(summaries)) if rank not in donors)
-    return Roles(leader=donors[0], donors=donors, receivers=receivers, cold_start=False)
+        for rank, summary in enumerate(summaries)
+    )
 
 
-def exchange(group: Group, roles: Roles, own: Callable[[], Flat]) -> Flat | None:
+def part_of(flat: Flat, needs: Holding | None) -> Flat:
+    """Return a copy of what a rank needs of its own state, all of which it has."""
+    into = empty(flat.skeleton, lambda entry: extent_in(entry, needs))
+    _keep(flat, into)
+    return into
+
+
+def exchange(group: Group, roles: Roles, own: Callable[[], Flat], places: Sequence[Place] | None = None) -> Flat | None:
     """Transfer the state; return it on receivers, ``None`` elsewhere.
 
     Args:
         group: the connections of the whole formation.
         roles: the roles, the same on every rank.
-        own: returns this rank's state as skeleton and tensors; called on donors only.
+        own: returns what this rank holds of the state; called on donors only.
+        places: what each rank has and needs; by default, donors have everything, and all ranks need it.
 
     Raises:
         PeerLost: the group broke meanwhile.
     """
     if not roles.receivers:
         return None
+    if places is None:
+        places = tuple(Place(is_donor=rank in roles.donors) for rank in range(group.world_size))
     mine = own() if group.rank in roles.donors else None
-    skeleton = mine.skeleton if mine is not None and group.rank == roles.leader else b""
-    sizes = group.gather_now([float(len(skeleton))])
-    skeleton = group.broadcast_bytes(skeleton or None, size_bytes=int(sizes[roles.leader][0]), source=roles.leader)
-    flat = mine or empty_like_skeleton(skeleton)
-    lengths_bytes = sizes_bytes(flat.tensors)
-    for routes in rounds(sum(lengths_bytes), donors=roles.donors, receivers=roles.receivers):
-        outgoing = {r.to: _payload(flat, lengths_bytes, r) for r in routes if r.source == group.rank}
-        incoming = {r.source: _payload(flat, lengths_bytes, r) for r in routes if r.to == group.rank}
-        group.send_receive(outgoing, incoming, "a part of the state")
-    return None if mine is not None else flat
+    skeleton = _described(group, roles, mine)
+    needs = places[group.rank].needs
+    into = empty(skeleton, lambda entry: extent_in(entry, needs)) if group.rank in roles.receivers else None
+    if mine is not None and into is not None:
+        _keep(mine, into)
+    loads = loads_of(entries_of(skeleton), places)
+    stretches = list(loads.values())
+    for routes in rounds(list(loads)):
+        outgoing = _by_peer((r.to, r) for r in routes if r.source == group.rank)
+        incoming = _by_peer((r.source, r) for r in routes if r.to == group.rank)
+        group.send_receive(
+            {peer: _payload((mine, into), stretches, own_routes) for peer, own_routes in outgoing.items()},
+            {peer: _payload((into,), stretches, own_routes) for peer, own_routes in incoming.items()},
+            "a part of the state",
+        )
+    return into
 
 
-def _payload(flat: Flat, lengths_bytes: Sequence[int], route: Route) -> Payload:
-    """Return the memory of a route's bytes.
+def _includes(has: Holding | None, needs: Holding | None) -> bool:
+    """Return whether nothing of ``needs`` is outside of ``has``."""
+    if has is None:
+        return True
+    if needs is None:
+        return False
+    nothing = Extent(0, 0)
+    return all(
+        not extent.elements or overlap(extent, has.get(name, nothing)) == extent for name, extent in needs.items()
+    )
+
+
+def _described(group: Group, roles: Roles, mine: Flat | None) -> bytes:
+    """Return the skeleton of the whole state, on every rank."""
+    describers = roles.describers or (roles.leader,)
+    describes = mine is not None and group.rank in describers
+    sizes = group.gather_now([float(len(mine.skeleton)) if mine is not None and describes else 0.0])
+    skeletons = [
+        group.broadcast_bytes(
+            mine.skeleton if mine is not None and group.rank == rank else None,
+            size_bytes=int(sizes[rank][0]),
+            source=rank,
+        )
+        for rank in describers
+    ]
+    return merged(skeletons)
+
+
+def _keep(mine: Flat, into: Flat) -> None:
+    """Copy what this rank holds already."""
+    for held in into.held:
+        known = mine.by_name.get(held.entry.name)
+        common = overlap(known.extent, held.extent) if known is not None else None
+        if known is not None and common is not None:
+            _elements(held, common).copy_(_elements(known, common))
+
+
+def _elements(held: Held, extent: Extent) -> torch.Tensor:
+    return held.values.reshape(-1)[extent.start - held.extent.start : extent.stop - held.extent.start]
+
+
+def _by_peer(pairs: Iterable[tuple[int, Route]]) -> dict[int, list[Route]]:
+    found: dict[int, list[Route]] = {}
+    for peer, route in pairs:
+        found.setdefault(peer, []).append(route)
+    return found
+
+
+def _payload(states: Sequence[Flat | None], stretches: Sequence[Sequence[Stretch]], routes: Sequence[Route]) -> Payload:
+    """Return the memory of the bytes of some routes, in the order of the routes.
 
     A donor's tensors on a device are copied to the host when their turn comes; a receiver's are on the host already.
+
+    Args:
+        states: where the bytes may be; the first one that has them counts.
+        stretches: the bytes of each load.
+        routes: between this rank and one other.
     """
     return Payload(
-        route.stop - route.start,
-        (
-            memory_of(byte_view(flat.tensors[byte_range.tensor])[byte_range.start : byte_range.stop].cpu())
-            for byte_range in byte_ranges(lengths_bytes, route.start, route.stop)
-        ),
+        sum(route.stop - route.start for route in routes),
+        (view for route in routes for view in _views(states, stretches[route.load], route)),
     )
+
+
+def _views(states: Sequence[Flat | None], stretches: Sequence[Stretch], route: Route) -> Iterator[memoryview]:
+    for part in byte_ranges([stretch.stop - stretch.start for stretch in stretches], route.start, route.stop):
+        stretch = stretches[part.tensor]
+        start, stop = stretch.start + part.start, stretch.start + part.stop
+        held = next(
+            held
+            for flat in states
+            if flat is not None
+            and (held := flat.by_name.get(stretch.entry.name)) is not None
+            and _has(held, start, stop)
+        )
+        first = held.start_byte
+        yield memory_of(byte_view(held.values)[start - first : stop - first].cpu())
+
+
+def _has(held: Held, start: int, stop: int) -> bool:
+    size = held.entry.dtype.itemsize
+    return held.extent.start * size <= start and stop <= held.extent.stop * size

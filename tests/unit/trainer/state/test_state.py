@@ -11,8 +11,7 @@ import pytest
 import torch
 from heterotrain.errors import UsageError
 from heterotrain.state.parts import byte_view, cut, pack, sizes_bytes
-from heterotrain.state.routes import rounds
-from heterotrain.state.tensors import Flat, empty_like_skeleton, flatten, unflatten
+from heterotrain.state.tensors import Flat, empty, flatten, unflatten
 from heterotrain.state.training import Training
 from heterotrain.state.transfer import StateSummary, assign_roles
 from hypothesis import given
@@ -43,7 +42,7 @@ def test_numbers_of_other_libraries_become_plain() -> None:
 def test_an_empty_copy_has_the_same_shapes() -> None:
     """A receiver can allocate from the skeleton alone."""
     flat = flatten({"x": [torch.ones(2, 3), torch.zeros(4, dtype=torch.int64)]})
-    found = empty_like_skeleton(flat.skeleton).tensors
+    found = empty(flat.skeleton).tensors
     assert [(t.shape, t.dtype) for t in found] == [(t.shape, t.dtype) for t in flat.tensors]
 
 
@@ -82,7 +81,7 @@ def test_optimizer_and_order_of_state_survive() -> None:
     one, other = made(), made()
     update(one, 1)
     live = one.flat()
-    other.restore_flat(Flat(live.skeleton, [tensor.clone() for tensor in live.tensors]))
+    other.restore_flat(Flat(live.skeleton, [replace(held, values=held.values.clone()) for held in live.held]))
     torch.testing.assert_close(update(other, 2), update(one, 2), rtol=0, atol=0)
 
 
@@ -109,14 +108,14 @@ def test_packed_parts_are_the_state(parts: int) -> None:
     ]
     flat = flatten({"x": tensors})
     packed = [pack(flat.tensors, byte_ranges, None) for byte_ranges in cut(sizes_bytes(flat.tensors), parts)]
-    back = empty_like_skeleton(flat.skeleton)
+    back = empty(flat.skeleton)
     whole = torch.cat(packed)
     position = 0
     for tensor in back.tensors:
         size = tensor.numel() * tensor.element_size()
         byte_view(tensor).copy_(whole[position : position + size])
         position += size
-    for one, other in zip(back.tensors, tensors, strict=True):
+    for one, other in zip(unflatten(back)["x"], tensors, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
@@ -143,34 +142,6 @@ def test_donors_and_receivers(
         [StateSummary(steps=a, evaluated=b, checkpoint_generation=c, checkpoint_step=d) for a, b, c, d in summaries]
     )
     assert (roles.leader, roles.donors, roles.receivers, roles.cold_start) == (leader, donors, receivers, cold_start)
-
-
-@given(total=st.integers(0, 60), donors=st.integers(1, 5), receivers=st.integers(0, 6), seed=st.integers(0, 9))
-def test_every_byte_reaches_every_receiver_without_overloading_a_link(
-    total: int, donors: int, receivers: int, seed: int
-) -> None:
-    """Simulated with sets of bytes: no rank sends bytes it lacks or receives bytes it has; no link is overloaded."""
-    ranks = list(np.random.default_rng(seed).permutation(donors + receivers).tolist())
-    giving, taking = ranks[:donors], ranks[donors:]
-    holds = {rank: set(range(total)) if rank in giving else set() for rank in ranks}
-    sent, got = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0)
-    for routes in rounds(total, donors=giving, receivers=taking):
-        before = {rank: set(held) for rank, held in holds.items()}
-        assert len({(route.source, route.to) for route in routes}) == len(routes)
-        for route in routes:
-            load = set(range(route.start, route.stop))
-            assert load
-            assert load <= before[route.source]
-            assert not load & holds[route.to]
-            holds[route.to] |= load
-            sent[route.source] += len(load)
-            got[route.to] += len(load)
-    assert all(held == set(range(total)) for held in holds.values())
-    assert all(got[rank] == total for rank in taking)
-    slack = max(1, receivers)  # bytes cannot be divided
-    assert all(sent[rank] <= total * max(1, min(1.0, receivers / donors)) + slack for rank in ranks)
-    if receivers > donors:
-        assert all(sent[rank] <= total / donors + slack for rank in giving)
 
 
 def training_of(model: torch.nn.Module, *optimizers: torch.optim.Optimizer) -> Training:
