@@ -10,6 +10,8 @@ from tempfile import TemporaryFile
 
 import click
 from heterotrain_simulator.engine import simulate as run_once
+from heterotrain_simulator.published_comparison import markdown as markdown_of_rows
+from heterotrain_simulator.published_comparison import rows
 from heterotrain_simulator.result import RunResult
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -33,6 +35,14 @@ def _print_list(context: click.Context, _: click.Parameter, wanted: bool) -> Non
         context.exit()
 
 
+def _print_published(context: click.Context, _: click.Parameter, wanted: bool) -> None:  # noqa: FBT001  # click's own signature
+    if wanted:
+        with Console(stderr=True).status("comparing with published instances"):
+            table = markdown_of_rows(tuple(rows()))
+        click.echo(table, nl=False)
+        context.exit()
+
+
 @click.command()
 @click.argument("scenario")
 @click.option(
@@ -49,6 +59,14 @@ def _print_list(context: click.Context, _: click.Parameter, wanted: bool) -> Non
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option(
     "--list", is_flag=True, is_eager=True, expose_value=False, callback=_print_list, help="List the shipped scenarios."
+)
+@click.option(
+    "--published",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_published,
+    help="Compare the layout planner with published plans and planners, as a Markdown table.",
 )
 @schema_option(ScenarioFile)
 def simulate(scenario: str, policies: tuple[str, ...], seeds: tuple[int, ...], out: Path | None, output: str) -> None:

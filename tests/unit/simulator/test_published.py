@@ -1,0 +1,135 @@
+"""Published instances and the planners of other systems: what they print, and that their plans are possible."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from heterotrain_cli.main import main
+from heterotrain_cli.simulate import command
+from heterotrain_core.layout.book import Book, book_of
+from heterotrain_core.layout.cover import cover
+from heterotrain_core.layout.problem import Link
+from heterotrain_core.layout.result import Cover
+from heterotrain_core.layout.zones import zone_costs
+from heterotrain_simulator import published
+from heterotrain_simulator.pipeline_baselines import PLANNERS, best_step, groupings
+from heterotrain_simulator.published_comparison import Row, llama, markdown, rows
+from heterotrain_simulator.share_baselines import (
+    learned_layers,
+    least_maximum,
+    least_variance,
+    proportional_to_one,
+    random_grouping_s,
+)
+
+
+def first_rows(number: int) -> list[Row]:
+    return list(itertools.islice(rows(), number))
+
+
+def test_least_variance_is_not_least_time() -> None:
+    arguments = (published.OOBLECK_TIMES, published.OOBLECK_REPLICAS, published.OOBLECK_MICRO_BATCHES)
+    assert least_variance(*arguments) == (5, 4, 3)
+    assert least_maximum(*arguments) == (6, 1, 3)
+    assert first_rows(1)[0].verdict == "reproduced; better, 1.43 ×"
+
+
+def test_the_chain_of_helix_machines_is_the_best_one() -> None:
+    # Independent: at a rate, each machine holds the most layers that still reach it. The best rate is a table entry.
+    rates, machines = published.HELIX_TOKENS_PER_S, published.HELIX_MACHINES
+    best = 0.0
+    for rate in itertools.chain(*rates.values()):
+        held = sum(count * sum(entry >= rate for entry in rates[name]) for name, count in machines.items())
+        if held >= published.HELIX_LAYERS:
+            best = max(best, rate)
+    bound, chain = first_rows(3)[1:]
+    assert bound.ours == "2803.86" == str(published.HELIX_COMPUTE_BOUND_PER_S)
+    assert chain.ours == f"{best}, one chain of 24 machines"
+    assert best > published.HELIX_FLOW_PER_S
+    assert best * published.HELIX_TOKEN_BYTES < published.HELIX_LINK_BYTES_PER_S
+
+
+def test_measured_iterations_are_reproduced() -> None:
+    for run in published.SAILOR_RUNS:
+        each = run.micro_batches // len(run.micro_batch_s)
+        assert max(run.micro_batch_s) * each + run.sync_s == pytest.approx(run.measured_s, rel=0.04)
+
+
+def test_the_published_plan_of_cephalo_is_found() -> None:
+    row = first_rows(6)[5]
+    assert row.instance.startswith("Cephalo, GPT 2.7B, 2 L4 + A6000 + P40")
+    assert row.ours.endswith("shares " + ", ".join(str(samples) for _, samples, _ in published.CEPHALO_PLAN))
+    assert row.verdict == "equal"
+
+
+def test_shares_by_speed_at_one_have_no_limit() -> None:
+    assert proportional_to_one([[1.0, 2.0], [3.0, 6.0]], 8) == (6, 2)
+    assert proportional_to_one([[1.0]] * 3, 8) in {(3, 3, 2), (3, 2, 3), (2, 3, 3)}
+
+
+def test_a_learned_policy_comes_near_the_best_layers() -> None:
+    seconds = (1.0, 2.0, 5.0)
+    found = learned_layers(seconds, 24, steps=200, draws=32, seed=1)
+    assert sum(found) == 24
+    least = min(
+        max(a * seconds[0], b * seconds[1], (24 - a - b) * seconds[2])
+        for a, b in itertools.product(range(25), repeat=2)
+        if a + b <= 24
+    )
+    ends = max(second * layers for second, layers in zip(seconds, found, strict=True))
+    assert least <= ends <= 1.2 * least
+
+
+def test_random_groupings_are_groupings() -> None:
+    links = {pair: Link(bytes_per_s=1.0 if pair[0] != pair[1] else 10.0) for pair in itertools.product("ab", repeat=2)}
+    costs = zone_costs("ab", links, stage_devices=2, exchange_bytes=2.0, boundary_bytes=1.0)
+    least, mean = random_grouping_s(costs, [2, 2], stages=2, draws=50, seed=1)
+    # Two stages of four devices: each stage in its zone, or one device of each zone in both.
+    assert least == pytest.approx(min(0.2 + 1.0, 2.0 + 0.1))
+    assert least < mean < 3.0 + 1e-9
+
+
+@pytest.mark.parametrize("planner", PLANNERS, ids=lambda planner: planner.name)
+def test_plans_of_other_planners_fit_and_are_not_better(planner: object) -> None:
+    problem = llama({"a100-40": 2, "a6000": 2, "a10g": 2, "t4": 2}, batch_samples=64)
+    problem = replace(problem, micro_batches=(2, 4))
+    book = book_of(problem)
+    assert isinstance(book, Book)
+    ours = cover(book)
+    assert isinstance(ours, Cover)
+    best = best_step(problem, planner, published.NOMINAL_TFLOPS)  # type: ignore[arg-type]  # one of PLANNERS
+    assert best is not None
+    memory = {kind.name: kind.memory_bytes for kind in problem.kinds}
+    used = 0
+    for layout in best.layouts:
+        edges = [(stage.first_unit, stage.last_unit + 1) for stage in layout.stages]
+        assert edges[0][0] == 0
+        assert edges[-1][1] == len(problem.units)
+        assert all(one[1] == other[0] for one, other in itertools.pairwise(edges))
+        assert all(stage.memory_bytes <= memory[stage.kind] for stage in layout.stages)
+        used += len(layout.stages)
+    assert used + best.idle_devices == 8
+    assert sum(best.micro_batches) * best.micro_batch_samples >= 64
+    assert ours.step_s <= best.step_s * (1 + 1e-9)
+
+
+def test_groupings_use_no_device_twice() -> None:
+    problem = llama({"a100-40": 4, "a6000": 2, "a10g": 4, "t4": 3}, batch_samples=64)
+    counts = np.array([kind.count for kind in problem.kinds])
+    for groups in groupings(problem).values():
+        used = np.bincount([kind for one in groups for kind in one], minlength=len(counts))
+        assert np.all(used <= counts)
+
+
+def test_the_command_prints_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The rows without searches over pipelines; the whole table takes half a minute.
+    some = first_rows(7)
+    monkeypatch.setattr(command, "rows", lambda: iter(some))
+    printed = CliRunner().invoke(main, ["simulate", "--published"])
+    assert printed.exit_code == 0, printed.output
+    assert markdown(some) in printed.stdout
+    assert printed.stdout.count("\n") == 9
