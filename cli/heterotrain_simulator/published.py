@@ -7,8 +7,8 @@ Sources
     Sailor: SOSP 2025, repository eth-easl/sailor, measured iterations of OPT-350M on mixed cards, equal shares.
     Helix: ASPLOS 2025, repository Thesys-lab/Helix-ASPLOS25. Tokens per second by layers held are what its profiles
         and its own formulas give for the 24 machines of ``examples/simulation``; the flow is the one of its README.
-    DT-FM: NeurIPS 2022, repository DS3Lab/DT-FM at 69f05e5, ``scheduler/generate_sim_com_matrices.py``: delay and
-        bandwidth between ten cities; sizes from ``scheduler.py`` (GPT-3 XL, 64 devices, 8 stages).
+    DT-FM: NeurIPS 2022, repository DS3Lab/DT-FM at 69f05e5, ``scheduler/heuristic_evolutionary_solver``: delay and
+        bandwidth between ten cities in ``config.py``; sizes in ``scheduler.py`` (GPT-3 XL, 64 devices, 8 stages).
     Oobleck: SOSP 2023, repository SymbioticLab/Oobleck, the objective of its first code.
     HetHub: arXiv 2405.16256, the ratio of its abstract.
 
@@ -204,13 +204,16 @@ WIDE_AREA: tuple[tuple[str, str, float, float], ...] = (
     ("Frankfurt", "Ireland", 24, 1.08),
 )
 """DT-FM: city, city, milliseconds, Gb/s."""
-WITHIN_CITY_MS, WITHIN_CITY_GBIT = 10.0, 2.0
+WITHIN_CITY_MS, WITHIN_CITY_GBIT = 5.0, 2.0
 DTFM_CITIES = ("Oregon", "Virginia", "Ohio", "Tokyo", "Seoul", "London", "Frankfurt", "Ireland")
 DTFM_DEVICES_PER_CITY, DTFM_STAGES = 8, 8
 DTFM_STAGE_GRADIENT_BYTES = 0.65e9
 """An eighth of 1.3 billion parameters in FP32."""
 DTFM_BOUNDARY_BYTES = 0.4713e9
 """61 sequences of 2048 tokens of 2024 numbers in FP16."""
+
+DTFM_FOUND_S, DTFM_CANDIDATES = 49.22, 1000
+"""What its own code finds, run once with a population of 100 and 900 offspring, in 69 s."""
 
 OOBLECK_TIMES: Floats = (1.57, 3.70, 3.46)
 OOBLECK_REPLICAS = (3, 1, 3)

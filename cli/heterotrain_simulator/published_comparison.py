@@ -294,10 +294,10 @@ def _dtfm() -> Row:
     )
     return Row(
         instance="DT-FM, GPT-3 XL, 64 devices in 8 cities, 8 stages: exchange + one micro-batch",
-        published="",
+        published=f"its code: {published.DTFM_FOUND_S:.1f} s after {published.DTFM_CANDIDATES} candidates",
         baseline=f"random groupings: mean {mean:.1f} s, best of 300 {least:.1f} s",
         ours=f"{total:.1f} s, at most {total / found.bound_s - 1:.0%} above the least",
-        verdict=_verdict(least, total),
+        verdict=_verdict(published.DTFM_FOUND_S, total),
     )
 
 

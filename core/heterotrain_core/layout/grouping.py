@@ -23,11 +23,11 @@ from heterotrain_core.layout.problem import Link
 from heterotrain_core.layout.result import Infeasible
 from heterotrain_core.layout.zones import Counts, ZoneCosts, zone_costs
 
-MOST_ZONES = 12
+MOST_ZONES = 10
 """Zones of one problem; pairings look at all sets of zones."""
 EXACT_WORK = 100_000
 """Pairs of a state and a stage up to which dynamic programming is used: some seconds at most."""
-MOST_TRIALS = 30_000
+MOST_TRIALS = 15_000
 """Changes that the local search tries from all starts together."""
 
 
@@ -52,7 +52,7 @@ class Grouping:
         stages: devices of each stage by zone, in the order of computation.
         members: the zones through which each member's micro-batches pass.
         exchange_s: seconds of the slowest stage's exchange of gradients.
-        pipeline_s: seconds of one micro-batch on the links of the slowest member, in one direction.
+        pipeline_s: seconds of one micro-batch on the slowest links between stages, there and back.
         bound_s: no grouping has a smaller sum of both.
         exact: whether this is the least sum.
         reason: one sentence for people.

@@ -130,5 +130,5 @@ def zone_costs(
     return ZoneCosts(
         stage_devices=stage_devices,
         exchange_s=2 * matrix(exchange_bytes / stage_devices),
-        boundary_s=matrix(boundary_bytes),
+        boundary_s=2 * matrix(boundary_bytes),
     )

@@ -54,7 +54,7 @@ def least_total_s(zones: Sequence[Zone], links: Links, stages: int, exchange: fl
 
     def edge(one: tuple[int, ...], other: tuple[int, ...]) -> float:
         return min(
-            max(seconds(a, b, boundary) for a, b in zip(one, order, strict=True))
+            max(2 * seconds(a, b, boundary) for a, b in zip(one, order, strict=True))
             for order in itertools.permutations(other)
         )
 
@@ -83,7 +83,7 @@ def solved(zones: Sequence[Zone], links: Links, stages: int, exchange: float, bo
     slowest = 0.0
     for before, after in itertools.pairwise(range(stages)):
         pairs = [(path[before], path[after]) for path in found.members]
-        slowest += max(links[pair if pair in links else pair[::-1]].seconds(boundary) for pair in pairs)
+        slowest += 2 * max(links[pair if pair in links else pair[::-1]].seconds(boundary) for pair in pairs)
     assert slowest == pytest.approx(found.pipeline_s)
     return found
 
