@@ -205,15 +205,55 @@ WIDE_AREA: tuple[tuple[str, str, float, float], ...] = (
 )
 """DT-FM: city, city, milliseconds, Gb/s."""
 WITHIN_CITY_MS, WITHIN_CITY_GBIT = 5.0, 2.0
-DTFM_CITIES = ("Oregon", "Virginia", "Ohio", "Tokyo", "Seoul", "London", "Frankfurt", "Ireland")
-DTFM_DEVICES_PER_CITY, DTFM_STAGES = 8, 8
+DTFM_STAGES = 8
 DTFM_STAGE_GRADIENT_BYTES = 0.65e9
 """An eighth of 1.3 billion parameters in FP32."""
 DTFM_BOUNDARY_BYTES = 0.4713e9
 """61 sequences of 2048 tokens of 2024 numbers in FP16."""
 
-DTFM_FOUND_S, DTFM_CANDIDATES = 49.22, 1000
-"""What its own code finds, run once with a population of 100 and 900 offspring, in 69 s."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WideAreaCase:
+    """One of DT-FM's simulated cases.
+
+    Attributes:
+        where: short.
+        cities: of the devices, as many in each one.
+        devices_per_city: equal ones.
+        links: city, city, milliseconds, Gb/s.
+        found_s: what DT-FM's code finds for it, run once here with a population of 100 and 900 offspring.
+    """
+
+    where: str
+    cities: tuple[str, ...]
+    devices_per_city: int
+    links: tuple[tuple[str, str, float, float], ...]
+    found_s: float
+
+
+DTFM_CASES = (
+    WideAreaCase(
+        where="8 cities of the world",
+        cities=("Oregon", "Virginia", "Ohio", "Tokyo", "Seoul", "London", "Frankfurt", "Ireland"),
+        devices_per_city=8,
+        links=WIDE_AREA,
+        found_s=49.22,
+    ),
+    WideAreaCase(
+        where="4 American regions",
+        cities=("Virginia", "Oregon", "California", "Ohio"),
+        devices_per_city=16,
+        links=(
+            ("Virginia", "Oregon", 67, 1.15),
+            ("Virginia", "California", 59, 1.05),
+            ("Virginia", "Ohio", 11, 1.12),
+            ("Oregon", "California", 12, 1.25),
+            ("Oregon", "Ohio", 49, 1.10),
+            ("California", "Ohio", 52, 1.02),
+        ),
+        found_s=34.80,
+    ),
+)
 
 OOBLECK_TIMES: Floats = (1.57, 3.70, 3.46)
 OOBLECK_REPLICAS = (3, 1, 3)
