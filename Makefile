@@ -182,7 +182,7 @@ bench-scale: setup ## the operator with 1,000 jobs and 10,000 pods on simulated 
 	@$(LAB) -m lab.scale
 
 bench-mathematics: setup ## duration of decisions, and epochs until shares are right
-	@$(PY) deploy/dev/bench/mathematics_timings.py
+	@$(PY) deploy/dev/bench/mathematics_timings.py; $(PY) deploy/dev/bench/layout_timings.py
 
 bench-trainer: setup ## the trainer's costs on this machine, next to DDP, torch.save, torchrun and torchft (TORCHFT=python)
 	@$(PY) deploy/dev/bench/trainer_overhead.py; echo
