@@ -6,18 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from heterotrain_core.contract import plan
 from heterotrain_core.contract.choices import Choice
+from heterotrain_core.contract.plan import LayoutKind
 
-
-class LayoutKind(Choice):
-    """How a member's devices divide the work and the state."""
-
-    REPLICATED = "Replicated"
-    """One device holds everything."""
-    SHARDED = "Sharded"
-    """Each device computes all units on its part of the share; parameters and optimizer state are divided."""
-    PIPELINE = "Pipeline"
-    """Each device holds contiguous units; micro-batches pass through the devices."""
+__all__ = ["Cover", "Infeasible", "Layout", "LayoutKind", "Limit", "Member", "Shard", "Stage", "Template"]
 
 
 class Limit(Choice):
@@ -100,6 +93,11 @@ class Layout:
     def cuts(self) -> tuple[int, ...]:
         """The first unit of each stage but the first one."""
         return tuple(stage.first_unit for stage in self.stages[1:])
+
+    @property
+    def planned(self) -> plan.Layout:
+        """The same as a plan names it: without devices, bytes and times."""
+        return plan.Layout(kind=self.kind, cuts=self.cuts, shards=max(1, len(self.shards)))
 
     @property
     def devices(self) -> Mapping[str, int]:

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from heterotrain_core.contract import plan
 from heterotrain_core.layout.problem import DeviceKind, Link, Problem, UnitProfile, UnitSeconds, invalid
 from heterotrain_core.layout.result import Layout, LayoutKind, Shard, Stage
 
@@ -98,3 +99,15 @@ def test_a_layout_lists_its_devices_and_cuts() -> None:
     shard = Shard(kind="t4", state_ratio=0.5, share_samples=4, micro_batch_samples=2, memory_bytes=9)
     assert Layout(kind=LayoutKind.SHARDED, shards=(shard, shard)).devices == {"t4": 2}
     assert stage.busy_s == 3.5
+
+
+def test_a_plan_names_kind_cuts_and_shards() -> None:
+    seconds = {"forward_s": 1.0, "backward_s": 2.0, "input_s": 0.0, "gradient_s": 0.5}
+    stage = Stage(kind="t4", first_unit=0, last_unit=2, **seconds, memory_bytes=9)
+    shard = Shard(kind="t4", state_ratio=0.5, share_samples=4, micro_batch_samples=2, memory_bytes=9)
+    pipeline = Layout(kind=LayoutKind.PIPELINE, stages=(stage, replace(stage, first_unit=3, last_unit=5)))
+    sharded = Layout(kind=LayoutKind.SHARDED, shards=(shard, shard))
+    alone = Layout(kind=LayoutKind.REPLICATED, stages=(stage,))
+    assert pipeline.planned == plan.Layout(kind=LayoutKind.PIPELINE, cuts=(3,))
+    assert sharded.planned == plan.Layout(kind=LayoutKind.SHARDED, shards=2)
+    assert alone.planned == plan.Layout()
