@@ -25,20 +25,30 @@ def arguments(name: str) -> dict[str, object]:
     return {"path": path, "arguments": [*SMALL[name], "--epochs", str(EPOCHS), "--batch", str(BATCH)]}
 
 
-def started(zygote: Zygote, folder: Path, name: str, ranks: int) -> list[str]:
-    """Run one process as on a laptop, or several as under torchrun; return their outputs."""
+def started(
+    zygote: Zygote, folder: Path, command: dict[str, object], ranks: int, *, launcher: bool = False
+) -> list[str]:
+    """Run one process as on a laptop, or several as under torchrun; return their outputs.
+
+    Args:
+        zygote: starts them.
+        folder: for outputs.
+        command: the script's path and arguments.
+        ranks: number of processes.
+        launcher: whether a single process, too, is started as by torchrun.
+    """
     port, inboxes, outputs = free_port(), [], []
     for rank in range(ranks):
-        launcher = {
+        environ = {
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }  # fmt: skip
-        output = folder / f"output-{ranks}-{rank}"
-        command = {
-            "environ": launcher if ranks > 1 else {}, "output": str(output), "script": SCRIPT,
-            "arguments": {"out": str(folder), **arguments(name)},
+        output = folder / f"output-{ranks}-{rank}-{len(list(folder.iterdir()))}"
+        request = {
+            "environ": environ if ranks > 1 or launcher else {}, "output": str(output), "script": SCRIPT,
+            "arguments": {"out": str(folder), **command},
         }  # fmt: skip
-        inboxes.append(zygote.start(str(output), command))
+        inboxes.append(zygote.start(str(output), request))
         outputs.append(output)
     for inbox, output in zip(inboxes, outputs, strict=True):
         assert "pid" in inbox.get(timeout=START_S)
@@ -63,7 +73,7 @@ def test_an_example_alone_under_torchrun_and_as_a_job(
     workers = [operator.start(f"w{i}", script=SCRIPT, **arguments(name)) for i in range(2)]
     operator.until_ready(*workers)
     operator.plan(workers, shares=(44, 20), micro=(16, 0))
-    alone, torchrun = (result(started(zygote, tmp_path, name, ranks)) for ranks in (1, 2))
+    alone, torchrun = (result(started(zygote, tmp_path, arguments(name), ranks)) for ranks in (1, 2))
     operator.finish(workers)
     assert [worker.code for worker in workers] == [0, 0], operator.evidence()
     job = result([worker.log() for worker in workers])
@@ -74,3 +84,19 @@ def test_an_example_alone_under_torchrun_and_as_a_job(
 def test_every_example_is_tested() -> None:
     """A new folder needs a small form here."""
     assert sorted(path.parent.name for path in (ROOT / "deploy/examples").glob("*/job.yaml")) == sorted(SMALL)
+
+
+def test_the_script_for_ddp_and_its_port_end_with_the_same_loss(zygote: Zygote, tmp_path: Path) -> None:
+    """Alone and on two ranks, and the port has at most ten lines that know of heterotrain."""
+    folder, losses = ROOT / "deploy/examples/from-ddp", []
+    for script, ranks in (("before.py", 1), ("before.py", 2), ("after.py", 1), ("after.py", 2)):
+        command = {"path": str(folder / script), "arguments": []}
+        outputs = started(zygote, tmp_path, command, ranks, launcher=script == "before.py")
+        losses += [float(found) for output in outputs for found in re.findall(r"^loss (\S+)$", output, re.MULTILINE)]
+    assert len(losses) == 6
+    assert max(losses) - min(losses) <= 2e-6
+    assert losses[0] < 0.1, "nothing was learned"
+    lines = (folder / "after.py").read_text().splitlines()
+    own = [line for line in lines if re.search(r"\bheterotrain\b|\bjob\.|\bstep\b", line) and '"""' not in line]
+    assert len(own) <= 10
+    assert len(lines) < len((folder / "before.py").read_text().splitlines())
