@@ -6,6 +6,7 @@ Each planner is a rule for groups of devices, one for the cut of each group, and
 name     groups                               cut                                     shares
 ======== ==================================== ======================================= ==============================
 even     all, one of each kind, or by kind    equal layers                            equal
+oobleck  all, or 2 to 4 equal mixtures        equal layers                            equal
 whale    as even                              nominal speed; layers move to memory    nominal speed
 hetpipe  by kind, one of each, pairs of kinds least slowest stage, memory by position in proportion to their rates
 metis    as hetpipe                           measured speed; repaired for memory     in proportion to speed
@@ -14,9 +15,11 @@ malleus  as hetpipe and all                   least slowest stage               
 ======== ==================================== ======================================= ==============================
 
 Every planner may try all of its groupings and all sizes of micro-batch, and keeps the best by the simulation: more than
-its own cost model could tell it. Groups that do not fit stay idle. AMP cuts by times that are averaged over kinds, so
-on equal layers its cut is the even one. Simplified: one stage is one device (no tensor
-parallelism, no data parallelism inside a stage); HetPipe's asynchronous waves are read as synchronous steps.
+its own cost model could tell it. Groups that do not fit stay idle.
+
+Simplified: one stage is one device (no tensor parallelism, no data parallelism inside a stage). HetPipe's asynchronous
+waves are read as synchronous steps. AMP cuts by times that are averaged over kinds, so on equal layers its cut is the
+even one. Oobleck's templates are for equal nodes, so they are even cuts, too, and all of one size here.
 """
 
 from __future__ import annotations
@@ -78,7 +81,11 @@ class Planner:
 
 
 def groupings(problem: Problem) -> dict[str, list[Group]]:
-    """Return ways to form members: all devices, one of each kind, by kind (HetPipe's NP, ED), and pairs (HD)."""
+    """Return ways to form members, by name.
+
+    All devices; one of each kind and by kind (HetPipe's ED and NP); pairs of a large and a small kind (its HD); and
+    several equal mixtures.
+    """
     counts = [kind.count for kind in problem.kinds]
     # Larger memories in front: earlier stages keep more micro-batches.
     order = sorted(range(len(counts)), key=lambda index: -problem.kinds[index].memory_bytes)
@@ -88,6 +95,9 @@ def groupings(problem: Problem) -> dict[str, list[Group]]:
         "each": [tuple(order)] * least,
         "kind": [(index,) * counts[index] for index in order],
     }
+    for parts in (2, 3, 4):
+        if sum(counts) % parts == 0:
+            found[f"parts{parts}"] = [found["all"][0][start::parts] for start in range(parts)]
     if len(counts) % 2 == 0:
         pairs = [(order[index], order[-1 - index]) for index in range(len(order) // 2)]
         found["pairs"] = [
@@ -121,6 +131,7 @@ def least_slowest(problem: Problem, costs: Costs, group: Group, _nominal: Mappin
 
 PLANNERS = (
     Planner(name="even", groupings=("all", "each", "kind"), cut=equal_layers, shares="equal"),
+    Planner(name="oobleck", groupings=("all", "parts2", "parts3", "parts4"), cut=equal_layers, shares="equal"),
     Planner(name="whale", groupings=("all", "each", "kind"), cut=by_nominal_speed, shares="nominal"),
     Planner(name="hetpipe", groupings=("kind", "each", "pairs"), cut=least_slowest, shares="rate"),
     Planner(name="metis", groupings=("kind", "each", "pairs"), cut=by_measured_speed, shares="rate"),
