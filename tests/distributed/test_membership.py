@@ -287,7 +287,7 @@ def test_a_frozen_worker_is_not_waited_for_though_the_operator_names_it(operate:
         frozen.signal(signal.SIGSTOP)
     gate.open()
     for worker in workers[:2]:
-        operator.until(lambda w=worker: "2 of 4 members are left" in w.log(), f"{worker.name} waits for a plan")  # type: ignore[misc]  # a default argument binds the loop's variable
+        operator.until(lambda w=worker: "2 of 4 ranks are left" in w.log(), f"{worker.name} waits for a plan")  # type: ignore[misc]  # a default argument binds the loop's variable
     operator.plan(workers[:3], to=workers[:2])
     assert_finished(operator, workers[:2])
 

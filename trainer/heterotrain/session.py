@@ -155,7 +155,9 @@ class Job:
         self._server = serve(self._report, identity)
         self._record = self.register("heterotrain-record", RunRecord(identity, config))
         checkpoints = CheckpointManager(identity, config, report=self._report)
-        self._membership = _membership(identity, config, self.device, self._training, checkpoints)
+        self._membership = _membership(
+            identity, config, self._training, checkpoints, device=self.device, report=self._report
+        )
         self._loop = Loop(
             identity=identity, config=config, device=self.device, training=self._training, membership=self._membership,
             checkpoints=checkpoints, numerics=self._numerics, report=self._report,
@@ -462,11 +464,20 @@ class Job:
 
 
 def _membership(
-    identity: Identity, config: TrainingConfig, device: torch.device, training: Training, checkpoints: CheckpointManager
+    identity: Identity,
+    config: TrainingConfig,
+    training: Training,
+    checkpoints: CheckpointManager,
+    *,
+    device: torch.device,
+    report: Report,
 ) -> Membership:
     backend = admission.choice("backend", config.backend, Backend)
     if identity.mode is Mode.OPERATED:
-        return Elastic(identity, training, checkpoints, device=device, timeout_s=config.peer_timeout_s, backend=backend)
+        return Elastic(
+            identity, training, checkpoints, device=device, timeout_s=config.peer_timeout_s, backend=backend,
+            on_spare=report.waits_as_spare,
+        )  # fmt: skip
     return Fixed(
         identity, training, checkpoints, device=device, batch_samples=config.base_batch_samples, backend=backend,
         timeout_s=config.peer_timeout_s,

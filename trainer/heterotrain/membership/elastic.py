@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import Any
 
@@ -42,6 +43,7 @@ class Elastic:
         device: torch.device,
         timeout_s: float,
         backend: Backend,
+        on_spare: Callable[[str], None] = lambda _why: None,
     ) -> None:
         """Listen for peers and plans from now on.
 
@@ -52,6 +54,7 @@ class Elastic:
             device: the device of this rank.
             timeout_s: silence of a host after which its ranks count as lost.
             backend: of the gradient exchange.
+            on_spare: called with the reason when this rank waits as a spare, with an empty one when it takes part.
 
         Raises:
             UsageError: the peer port is missing or in use.
@@ -70,7 +73,7 @@ class Elastic:
         self._source = PlanSource(identity.plan_dir, job_uid=identity.job_uid)
         self._peers = PeerService(identity, self._source, timeout_s=timeout_s)
         self._rendezvous = Rendezvous(
-            self._peers, device=device_ids(device), host_store=host_store, on_broken=self._on_broken
+            self._peers, device=device_ids(device), host_store=host_store, on_broken=self._on_broken, on_spare=on_spare
         )
         self._source.on_change = self._peers.notify
         self._peers.start()

@@ -53,6 +53,11 @@ class FormationMembership:
         """Return all ranks except ``me``."""
         return [rank for rank in self.ranks if key_of(rank) != me]
 
+    def mates(self, me: PeerKey) -> list[Rank]:
+        """Return the other ranks of ``me``'s member; none if the plan does not name ``me``."""
+        own = next((rank.member for rank in self.plan.ranks if key_of(rank) == me), None)
+        return [rank for rank in self.plan.ranks if rank.member == own and key_of(rank) != me]
+
     def takes_part(self, key: PeerKey) -> bool:
         """Return whether this rank is in the formation."""
         return any(key_of(rank) == key for rank in self.ranks)

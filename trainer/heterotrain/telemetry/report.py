@@ -96,6 +96,8 @@ class Report:
         """Returns gauges that are looked up on a scrape."""
         self.live_counters: Callable[[], Mapping[str, float]] = dict
         """Returns counters that are looked up on a scrape."""
+        self.spare = ""
+        """Why this rank waits as a spare; empty while it does not. The readiness endpoint tells it."""
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
 
@@ -157,6 +159,10 @@ class Report:
         """Return the newest values reported by the script."""
         with self._lock:
             return dict(self._user)
+
+    def waits_as_spare(self, why: str) -> None:
+        """Set why this rank waits as a spare; empty when it takes part."""
+        self.spare = why
 
     def user(self, values: Mapping[str, float]) -> None:
         """Set values reported by the script, under its own names."""
@@ -242,7 +248,9 @@ def serve(report: Report, identity: Identity) -> ThreadingHTTPServer | None:
                 self._reply(200, generate_latest(report.registry), "text/plain; version=0.0.4; charset=utf-8")
             elif self.path == keys.READY_PATH:
                 ready = all_ready()
-                self._reply(200 if ready else 503, b"ready\n" if ready else b"not at job.steps yet\n", "text/plain")
+                spare = f", as a spare: {report.spare}" if report.spare else ""
+                text = f"ready{spare}\n" if ready else "not at job.steps yet\n"
+                self._reply(200 if ready else 503, text.encode(), "text/plain")
             else:
                 self._reply(404, b"there is /metrics and /ready\n", "text/plain")
 

@@ -1,8 +1,11 @@
 """The survivors' vote on their next formation: the Paxos of ``paxos``, carried by the peer service.
 
-The lowest rank that stays proposes, unless it reports that the members it can reach cannot decide. The other ranks ask
-whether something has been decided. Ranks come and go meanwhile, so both are repeated until there is a result, the
-operator names a newer generation, or this rank no longer needs a result.
+The lowest rank that does not leave proposes, unless it reports that the members it can reach cannot decide. The other
+ranks ask whether something has been decided. Ranks come and go meanwhile, so both are repeated until there is a result,
+the operator names a newer generation, or this rank no longer needs a result.
+
+The next formation consists of whole members. A member that lost a rank is broken: its other ranks vote, as the leaving
+ones do, and then wait as spares for the operator's next plan.
 
 Every member reports which others it cannot call. Where a connection works in one direction only, or two members cannot
 call each other although others reach both, one of the two stays out. Otherwise the next formation would break as the
@@ -20,7 +23,7 @@ from heterotrain.membership.consensus.paxos import Accepted, Ballot
 from heterotrain.membership.consensus.peer_state import PeerState
 from heterotrain.membership.formation import FormationMembership, formation_to_json
 from heterotrain.membership.peer_service import PeerService
-from heterotrain.membership.roster import FormationId, workers_of
+from heterotrain.membership.roster import FormationId
 from heterotrain.network.heartbeat import PeerKey, key_of
 
 _log = logging.getLogger(__name__)
@@ -48,16 +51,19 @@ class Election:
         self._no_quorum.clear()
         self._apart_since.clear()
         await self._peers.heartbeats.ping_all(RETRY_S)
+        up = list(membership.plan_ranks)
         while formation not in state.decided:
             if state.is_superseded(membership) or state.has_stopped_waiting(membership):
                 return None
             if state.finished and not await state.is_needed(membership):
                 return None
             up = [rank for rank in membership.plan_ranks if self._is_up(membership, rank)]
-            staying = tuple(rank for rank in up if rank not in membership.leaving)
-            # All members leave: a vote on the empty set confirms to the leaving ranks that all agree.
-            leader = min([r for r in staying or up if membership.key(r) not in self._no_quorum] or staying or up)
-            enough = len(workers_of(membership.plan, staying)) >= membership.plan.min_replicas or not staying
+            rest = tuple(rank for rank in up if rank not in membership.leaving)
+            staying = membership.plan.ranks_of_whole_members(rest)
+            # All ranks leave: a vote on the empty set confirms to the leaving ranks that all agree.
+            # The leader need not stay itself: which members are whole, each rank sees by its own connections.
+            leader = min([r for r in rest or up if membership.key(r) not in self._no_quorum] or rest or up)
+            enough = _are_enough(membership, staying) or not rest
             settled = not any(self._peers.heartbeats.is_undetermined(membership.key(r)) for r in membership.plan_ranks)
             possible = enough and paxos.is_majority(len(up), len(membership.plan_ranks))
             state.no_quorum = settled and not possible
@@ -66,21 +72,25 @@ class Election:
                 state.leave_at = self._peers.loop.time()
                 continue
             if settled and not possible:
+                whole = f", {len(staying)} of them in whole members" if len(staying) < len(rest) else ""
                 self._log_once(
-                    f"{len(up)} of {len(membership.plan_ranks)} members are left: waiting for the operator's plan"
+                    f"{len(up)} of {len(membership.plan_ranks)} ranks are left{whole}: waiting for the operator's plan"
                 )
             if settled and possible and membership.key(leader) == state.me:
-                await self._propose(membership, formation, leader, staying)
+                await self._propose(membership, formation, leader, rest)
             else:
                 await self._ask_for_decision(membership, formation, up)
             if formation not in state.decided:
                 await self._peers.wait_change(RETRY_S)
         ranks = state.decided[formation]
-        _log.info("formation %s: ranks %s of the plan take part", formation, list(ranks))
+        left = [rank for rank in up if rank not in membership.leaving]
+        spares = sorted({*left} - {*ranks} - {*membership.plan.ranks_of_whole_members(left)})
+        note = f"; ranks {spares} of broken members wait as spares" if spares else ""
+        _log.info("formation %s: ranks %s of the plan take part%s", formation, list(ranks), note)
         return ranks
 
     async def _propose(
-        self, membership: FormationMembership, formation: FormationId, rank: int, wanted: tuple[int, ...]
+        self, membership: FormationMembership, formation: FormationId, rank: int, rest: tuple[int, ...]
     ) -> None:
         state, acceptors = self._state, membership.plan_ranks
         highest = state.acceptor(formation).promised
@@ -98,15 +108,20 @@ class Election:
         leaving = {key for key, reply in replies.items() if reply.get("leaving")}
         if state.leave_at is not None:
             leaving.add(state.me)
-        wanted = tuple(each for each in wanted if membership.key(each) not in leaving)
+        rest = tuple(each for each in rest if membership.key(each) not in leaving)
+        wanted = membership.plan.ranks_of_whole_members(rest)
+        if rest and not wanted:
+            return  # no whole member is left, although some ranks stay: the operator decides
         views = {rank: replies.get(membership.key(rank), {}).get("lost", ()) for rank in wanted}
         apart = {(one, other) for one, lost in views.items() for other in lost if other in wanted}
         workers = {each: membership.plan.ranks[each].worker for each in membership.plan_ranks}
-        connected = paxos.fully_connected(wanted, self._apart_too_long(apart), workers=workers)
+        connected = paxos.fully_connected(
+            wanted, self._apart_too_long(apart), workers=workers, whole=membership.plan.ranks_of_whole_members
+        )
         if any({*pair} <= {*connected} for pair in apart):
             # Perhaps temporary: a rank that was frozen or cut off may be reachable from here before it is from others.
             return
-        if wanted and len(workers_of(membership.plan, connected)) < membership.plan.min_replicas:
+        if wanted and not _are_enough(membership, connected):
             self._log_once(
                 f"only ranks {list(connected)} of the plan can all call each other: waiting for the operator's plan"
             )
@@ -158,6 +173,11 @@ class Election:
         if text != self._last_logged:
             self._last_logged = text
             _log.info("%s", text)
+
+
+def _are_enough(membership: FormationMembership, ranks: tuple[int, ...]) -> bool:
+    """Return whether ranks of whole members may go on: at least one member, and as many replicas as the job needs."""
+    return len(ranks) > 0 and membership.plan.replicas(ranks) >= membership.plan.min_replicas
 
 
 def _accepted(raw: Any) -> Accepted | None:

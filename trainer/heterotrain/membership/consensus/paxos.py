@@ -1,14 +1,15 @@
 """How survivors agree on the members of the next formation: single-decree Paxos, one instance per formation.
 
 The acceptors of formation ``g.(k+1)`` are the members of ``g.k``, including those that announced their leave: they vote
-and then go. Two disjoint sets can therefore never both be decided, since each needs a strict majority of the same
-acceptors. A value is a set of plan ranks. See L. Lamport, "Paxos Made Simple", 2001.
+and then go. So do the living ranks of a broken member: they vote, and then wait as spares. Two disjoint sets can
+therefore never both be decided, since each needs a strict majority of the same acceptors. A value is a set of plan
+ranks: those of whole members. See L. Lamport, "Paxos Made Simple", 2001.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 
@@ -62,9 +63,13 @@ def is_majority(votes: int, acceptors: int) -> bool:
 
 
 def fully_connected(
-    ranks: Iterable[int], apart: Collection[tuple[int, int]], *, workers: Mapping[int, str]
+    ranks: Iterable[int],
+    apart: Collection[tuple[int, int]],
+    *,
+    workers: Mapping[int, str],
+    whole: Callable[[Collection[int]], tuple[int, ...]],
 ) -> tuple[int, ...]:
-    """Return a subset of the ranks in which every rank can call every other.
+    """Return a subset of the ranks, of whole members, in which every rank can call every other.
 
     Of two workers that are apart, one stays out. The worker that is apart from the most others is removed first (on a
     tie, the one with the highest rank), until no two workers are apart.
@@ -72,13 +77,14 @@ def fully_connected(
     Args:
         ranks: the candidates, as ranks of the plan.
         apart: pairs of ranks of which one cannot call the other.
-        workers: the pod of each rank. The ranks of a pod share its network, so they stay or go together.
+        workers: the pod of each rank. The ranks of a pod share its network, so those that are apart go together.
+        whole: returns those of some ranks whose member is whole. The other ranks of a member go with it.
     """
-    left = set(ranks)
+    left = set(whole(set(ranks)))
     while True:
         met = {frozenset((workers[one], workers[other])) for one, other in apart if {one, other} <= left}
         if not met:
             return tuple(sorted(left))
         strangers = Counter(worker for pair in met for worker in pair)
         out = max(strangers, key=lambda worker: (strangers[worker], max(r for r in left if workers[r] == worker)))
-        left = {rank for rank in left if workers[rank] != out}
+        left = set(whole({rank for rank in left if workers[rank] != out}))

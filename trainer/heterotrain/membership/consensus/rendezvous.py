@@ -10,6 +10,7 @@ Everything here runs in the peer service's loop; the training thread waits for t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -25,6 +26,8 @@ from heterotrain.membership.roster import FormationId
 from heterotrain.network.connection_setup import HostedStore
 from heterotrain.network.heartbeat import key_of
 
+_log = logging.getLogger(__name__)
+
 
 class Rendezvous:
     """Finds the next formation together with the peers."""
@@ -36,8 +39,20 @@ class Rendezvous:
         device: DeviceIds,
         host_store: Callable[[], HostedStore],
         on_broken: Callable[[str], None],
+        on_spare: Callable[[str], None] = lambda _why: None,
     ) -> None:
+        """Answer peers from now on.
+
+        Args:
+            peers: the peer service.
+            device: identifiers of this rank's device.
+            host_store: starts a store.
+            on_broken: called with the reason when this rank's formation has been given up.
+            on_spare: called with the reason when this rank waits as a spare, with an empty one when it takes part.
+        """
         self._peers = peers
+        self._on_spare = on_spare
+        self._spare = ""
         self._device = device
         self._host_store = host_store
         self._state = PeerState(peers, on_broken=on_broken)
@@ -50,7 +65,7 @@ class Rendezvous:
 
         Args:
             membership: the formation that ended, or ``None`` for a process that has not been in one yet.
-            patience_s: how long an excluded rank waits for a plan that names it.
+            patience_s: how long an excluded rank waits for a plan that names it. A spare waits without a limit.
 
         Raises:
             Excluded: the other members continued without this rank.
@@ -94,7 +109,9 @@ class Rendezvous:
                     return result
                 continue
             if membership is None or not membership.takes_part(me):
-                if membership is not None and self._peers.loop.time() > deadline:
+                if self._waits_as_spare(membership):
+                    deadline = self._peers.loop.time() + patience_s
+                elif membership is not None and self._peers.loop.time() > deadline:
                     raise Excluded(f"the others continued without {self._peers.identity.name} and no plan names it")
                 await self._peers.wait_change(RETRY_S)
                 continue
@@ -108,6 +125,31 @@ class Rendezvous:
                     return result
             deadline = self._peers.loop.time() + patience_s
         return None
+
+    def _waits_as_spare(self, membership: FormationMembership | None) -> bool:
+        """Return whether this rank waits for the next plan however long that takes, with its state.
+
+        It does if the newest plan names its worker as a spare, or if the others went on without its member because a
+        rank of that was lost: the operator sees that loss and makes a new plan. A member that was left out although
+        all its ranks are there ends instead, since nobody else would know.
+        """
+        held, why = self._peers.source.newest, ""
+        if held is not None and (membership is None or held.plan.generation > membership.plan.generation):
+            if self._peers.identity.worker in held.plan.spares:
+                why = f"plan {held.plan.generation}.{held.plan.revision} has no member for it"
+        elif membership is not None:
+            mates = membership.mates(self._state.me)
+            if lost := [f"{m.worker}/{m.local_rank}" for m in mates if self._peers.heartbeats.is_lost(key_of(m))]:
+                why = f"its member lost {', '.join(lost)}"
+        if why != self._spare:
+            self._set_spare(why)
+        return bool(why)
+
+    def _set_spare(self, why: str) -> None:
+        self._spare = why
+        self._on_spare(why)
+        if why:
+            _log.info("this rank waits as a spare and keeps its state: %s", why)
 
     async def _adopt(self, membership: FormationMembership) -> bool:
         state = self._state
@@ -149,6 +191,8 @@ class Rendezvous:
         state, formation, ranks = self._state, membership.formation, membership.ranks
         state.membership = membership
         self._peers.watch(ranks)
+        if self._spare:
+            self._set_spare("")
         if formation.number == 0:
             # The operator names these members, regardless of losses in an earlier generation.
             self._peers.heartbeats.forget_losses()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 from heterotrain.membership.consensus.paxos import (
     Accepted,
@@ -13,11 +15,15 @@ from heterotrain.membership.consensus.paxos import (
     prepare,
     value_to_propose,
 )
+from heterotrain_core.contract.plan import Layout, LayoutKind
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.plans import plan_of
 
 MEMBERS = 5
+LAYOUTS = (2, 1, 2)
+"""Ranks of each member in votes of members with several ranks; together as many as ``MEMBERS``."""
 
 
 def test_a_promise_binds() -> None:
@@ -67,16 +73,20 @@ class Voting(RuleBasedStateMachine):
         self.proposals: list[Proposal] = []
         self.decided: set[tuple[int, ...]] = set()
 
+    def wish(self, seen: set[int]) -> tuple[int, ...]:
+        """Return the set that a proposer wants, which sees these ranks."""
+        return tuple(sorted(seen))
+
     @rule(
         number=st.integers(1, 4),
         rank=st.integers(0, MEMBERS - 1),
-        wish=st.sets(st.integers(0, MEMBERS - 1), min_size=1),
+        seen=st.sets(st.integers(0, MEMBERS - 1), min_size=1),
     )
-    def propose(self, number: int, rank: int, wish: set[int]) -> None:
+    def propose(self, number: int, rank: int, seen: set[int]) -> None:
         """Begin a proposal; a member never uses a ballot twice."""
-        ballot = Ballot(number=number, rank=rank)
-        if all(proposal.ballot != ballot for proposal in self.proposals):
-            self.proposals.append(Proposal(ballot, tuple(sorted(wish))))
+        ballot, wish = Ballot(number=number, rank=rank), self.wish(seen)
+        if wish and all(proposal.ballot != ballot for proposal in self.proposals):
+            self.proposals.append(Proposal(ballot, wish))
 
     @precondition(lambda self: self.proposals)
     @rule(data=st.data(), member=st.integers(0, MEMBERS - 1))
@@ -110,6 +120,29 @@ class Voting(RuleBasedStateMachine):
 TestVoting = Voting.TestCase
 
 
+class VotingOfMembers(Voting):
+    """Each rank votes, also that of a broken member, but only whole members are proposed."""
+
+    plan = plan_of([1] * len(LAYOUTS), layouts=[Layout(kind=LayoutKind.SHARDED, shards=n) for n in LAYOUTS])
+
+    def wish(self, seen: set[int]) -> tuple[int, ...]:
+        """Return the ranks of the whole members among these."""
+        return self.plan.ranks_of_whole_members(seen)
+
+    @invariant()
+    def of_whole_members(self) -> None:
+        """A decided set is one that can train."""
+        assert all(self.plan.ranks_of_whole_members(ranks) == ranks for ranks in self.decided)
+
+
+TestVotingOfMembers = VotingOfMembers.TestCase
+
+
+def as_they_are(ranks: Collection[int]) -> tuple[int, ...]:
+    """Return all ranks: each is a member."""
+    return tuple(sorted(ranks))
+
+
 @given(
     workers=st.lists(st.integers(0, 4), min_size=1, max_size=7),
     apart=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=8),
@@ -119,7 +152,7 @@ def test_remaining_ranks_can_call_each_other_and_none_is_removed_needlessly(
 ) -> None:
     """Workers are removed as a whole, and only workers that are apart from another one."""
     pod = {rank: f"w{worker}" for rank, worker in enumerate(workers)}
-    left = fully_connected(pod, apart, workers=pod)
+    left = fully_connected(pod, apart, workers=pod, whole=as_they_are)
     assert left == tuple(sorted(left))
     assert not [pair for pair in apart if set(pair) <= set(left)]
     assert {pod[rank] for rank in left}.isdisjoint({pod[rank] for rank in pod if rank not in left})
@@ -142,4 +175,25 @@ def test_remaining_ranks_can_call_each_other_and_none_is_removed_needlessly(
 )
 def test_the_rank_that_stays_out(apart: list[tuple[int, int]], left: tuple[int, ...]) -> None:
     """The rank that is apart from most others, on a tie the highest."""
-    assert fully_connected(range(4), apart, workers={rank: f"w{rank}" for rank in range(4)}) == left
+    assert fully_connected(range(4), apart, workers={rank: f"w{rank}" for rank in range(4)}, whole=as_they_are) == left
+
+
+@given(
+    layouts=st.lists(st.integers(1, 3), min_size=1, max_size=4),
+    seen=st.sets(st.integers(0, 11)),
+    apart=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=8),
+    per_pod=st.integers(1, 3),
+)
+def test_whole_members_remain_and_those_without_a_stranger_stay(
+    layouts: list[int], seen: set[int], apart: list[tuple[int, int]], per_pod: int
+) -> None:
+    """Whatever is lost or apart: nobody goes whose member, and whose pods, have no rank that is apart from another."""
+    plan = plan_of([1] * len(layouts), layouts=[Layout(kind=LayoutKind.SHARDED, shards=n) for n in layouts])
+    pod = {rank.rank: f"w{rank.rank // per_pod}" for rank in plan.ranks}
+    left = fully_connected(seen & set(pod), apart, workers=pod, whole=plan.ranks_of_whole_members)
+    assert plan.ranks_of_whole_members(left) == left
+    assert not [pair for pair in apart if set(pair) <= set(left)]
+    candidates = set(plan.ranks_of_whole_members(seen))
+    strange = {pod[rank] for pair in apart if set(pair) <= candidates for rank in pair}
+    touched = {plan.ranks[rank].member for rank in candidates if pod[rank] in strange}
+    assert {rank for rank in candidates if plan.ranks[rank].member not in touched} <= set(left)
