@@ -17,6 +17,7 @@ import structlog
 from heterotrain_core.version import __version__
 
 from heterotrain_operator.engine.app import App
+from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.handlers import register
 from heterotrain_operator.kube.auth import load_configuration
 from heterotrain_operator.kube.client import KubeClient
@@ -124,7 +125,7 @@ async def _run(settings: Settings) -> list[BaseException]:
     os.environ.setdefault("USER", "heterotrain-operator")
     stop = asyncio.Event()
     registry = kopf.OperatorRegistry()
-    failures = register(registry, App(kube, settings, prom), stop=stop)
+    failures = register(registry, App(kube, settings, prom, clocks=Clocks.by(kube.clock)), stop=stop)
     try:
         await kopf.operator(
             registry=registry,

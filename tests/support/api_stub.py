@@ -29,6 +29,7 @@ class ApiStub:
         logs: by the pod's name.
         refusals: status and message for requests, by (method, path); popped one after the other.
         requests: (method, path, query, body), in order.
+        headers: headers of every answer, besides the server's own.
     """
 
     objects: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -36,6 +37,7 @@ class ApiStub:
     logs: dict[str, str] = field(default_factory=dict)
     refusals: dict[tuple[str, str], list[tuple[int, str]]] = field(default_factory=dict)
     requests: list[tuple[str, str, dict[str, str], Any]] = field(default_factory=list)
+    headers: dict[str, str] = field(default_factory=dict)
 
     def answer(self, method: str, path: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
         """Return status and document."""
@@ -86,6 +88,8 @@ def serve(stub: ApiStub, folder: Path, *, namespace: str = "default") -> Iterato
             raw = (found if isinstance(found, str) else json.dumps(found)).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(raw)))
+            for name, value in stub.headers.items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(raw)
 

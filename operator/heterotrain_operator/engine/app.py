@@ -92,6 +92,7 @@ class App:
         self._listed_s = float("-inf")
         """When the last full list was complete, on the monotonic clock."""
         self.metrics.listed_age.set_function(lambda: clocks.monotonic() - self._listed_s)
+        self.metrics.clock_skew.set_function(clocks.skew_s)
         self._synced = asyncio.Event()
         self._streaming: set[str] = set()
         self._listed: dict[str, set[str]] = {}

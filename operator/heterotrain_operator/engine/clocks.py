@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from heterotrain_operator.kube.server_clock import ServerClock
+
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
@@ -13,8 +15,15 @@ class Clocks:
 
     Attributes:
         monotonic: seconds that never go back, for durations.
-        wall: seconds since the epoch, for timestamps.
+        wall: seconds since the epoch, for timestamps: by the API server, whose timestamps they are compared with.
+        skew_s: seconds by which this machine's clock is ahead of ``wall``.
     """
 
     monotonic: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
+    skew_s: Callable[[], float] = lambda: 0.0
+
+    @classmethod
+    def by(cls, server: ServerClock) -> Clocks:
+        """Return clocks whose time of day is the API server's."""
+        return cls(wall=server.now_s, skew_s=server.skew_s)

@@ -93,3 +93,8 @@ class OperatorMetrics:
         self.listed_age = Gauge(
             "heterotrain_operator_list_age_seconds", "Seconds since the last full list.", registry=self.registry
         )
+        self.clock_skew = Gauge(
+            "heterotrain_operator_clock_skew_seconds",
+            "Seconds by which the operator's clock is ahead of the API server's, whose time it uses.",
+            registry=self.registry,
+        )

@@ -20,6 +20,7 @@ from kubernetes.aio.client.configuration import Configuration
 
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected, Throttled, Unavailable
 from heterotrain_operator.kube.resources import Resource
+from heterotrain_operator.kube.server_clock import ServerClock, retry_after_s
 from heterotrain_operator.kube.verbs import Body, Kube
 
 TIMEOUT_S: Final = 30.0
@@ -32,9 +33,14 @@ _JSON: Final = "application/json"
 
 
 class KubeClient(Kube):
-    """``Kube`` over HTTP."""
+    """``Kube`` over HTTP.
 
-    def __init__(self, configuration: Configuration) -> None:
+    Attributes:
+        clock: the API server's time, as its answers tell it.
+    """
+
+    def __init__(self, configuration: Configuration, *, clock: ServerClock | None = None) -> None:
+        self.clock = clock or ServerClock()
         # With trust_env, aiohttp looks for a .netrc before every request; only proxies need trust_env.
         configuration.client_session_kwargs = {"trust_env": bool(getproxies())}
         self._client = ApiClient(configuration)
@@ -100,23 +106,25 @@ class KubeClient(Kube):
             body=body,
             auth_settings=["BearerToken"],
         )
+        sent_s = self.clock.begin()
         try:
             async with asyncio.timeout(timeout_s):
                 response = await self._client.call_api(
                     *request, _request_timeout=aiohttp.ClientTimeout(total=timeout_s)
                 )
+                self.clock.note(response.headers.get("Date", ""), sent_s=sent_s)
                 raw = await response.read()
         except TimeoutError as error:
             raise Unavailable(f"the API server did not answer within {timeout_s:.0f} s") from error
         except aiohttp.ClientError as error:
             raise Unavailable(f"the API server can't be reached: {error}") from error
         if response.status >= 400:  # noqa: PLR2004  # the first HTTP status that is an error
-            raise _error(response.status, raw, response.headers)
+            raise _error(response.status, raw, response.headers, now_s=self.clock.now_s())
         answer: Body = json.loads(raw)
         return answer
 
 
-def _error(status: int, raw: bytes, headers: Mapping[str, str]) -> KubeError:
+def _error(status: int, raw: bytes, headers: Mapping[str, str], *, now_s: float) -> KubeError:
     message = raw.decode(errors="replace").strip() or f"HTTP {status}"
     with contextlib.suppress(ValueError, KeyError, TypeError):
         message = json.loads(raw)["message"]
@@ -126,7 +134,7 @@ def _error(status: int, raw: bytes, headers: Mapping[str, str]) -> KubeError:
         case 409:
             return Conflict(message)
         case 429:
-            return Throttled(message, retry_after_s=float(headers.get("Retry-After", "1")))
+            return Throttled(message, retry_after_s=retry_after_s(headers.get("Retry-After", ""), now_s=now_s))
         case _ if status >= 500:  # noqa: PLR2004  # the server's own failures
             return Unavailable(message)
         case _:
