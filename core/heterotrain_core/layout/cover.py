@@ -16,7 +16,7 @@ import numpy as np
 from heterotrain_core.contract.plan import ComputeTime
 from heterotrain_core.layout.book import Book, book_of
 from heterotrain_core.layout.cut import finalists, layout_of, slowest_with_room
-from heterotrain_core.layout.level import Level, Menu, least_level, menu_of
+from heterotrain_core.layout.level import ROUGH, Level, Menu, least_level, menu_of
 from heterotrain_core.layout.problem import Problem
 from heterotrain_core.layout.result import Cover, Infeasible, Layout, LayoutKind, Limit, Member, Template
 from heterotrain_core.layout.schedule import passes, share_seconds
@@ -31,7 +31,7 @@ NOTICED_LOSS = 0.1
 """Part of a member's time from which on a loss counts as its limit."""
 MOST_FINALISTS = 2
 """Choices of templates that are worked out, the best by the formula."""
-NEAR = 1.01
+NEAR = 1.005
 """Step of such a choice over the shortest one by the formula, at most."""
 _MOST_SHOWN = 4
 """Different layouts in a reason."""
@@ -142,7 +142,7 @@ def _rough(
     """Return the choice of templates with at least so many stages, and its step by the formula."""
     problem = book.problem
     menu = menu_of(book, further, kinds, least_stages)
-    found = least_level(menu, np.array(left, dtype=np.int64), problem.least_members)
+    found = least_level(menu, np.array(left, dtype=np.int64), problem.least_members, ROUGH)
     if isinstance(found, int):
         return _too_few(book, left, kinds, found)
     members = sum(found.amounts.values())
@@ -157,14 +157,16 @@ def _rough(
 
 def _worked_out(book: Book, left: Sequence[int], rough: _Rough) -> Cover | Infeasible:
     """Return the cover with cuts, simulated schedules and shares."""
-    amounts = rough.level.amounts
-    choices = {column: _work_out(book, rough.menu, rough.level.level_s, column) for column in amounts}
+    fine = least_level(rough.menu, np.array(left, dtype=np.int64), book.problem.least_members)
+    level = fine if isinstance(fine, Level) and fine.level_s <= rough.level.level_s else rough.level
+    amounts = level.amounts
+    choices = {column: _work_out(book, rough.menu, level.level_s, column) for column in amounts}
     divided = _divide(book.problem, choices, [column for column in sorted(amounts) for _ in range(amounts[column])])
     if isinstance(divided, Infeasible):
         return divided
     kept, micro_batches, padding = divided
     taken = [(choices[column], count) for column, count in zip(kept, micro_batches, strict=True)]
-    return _result(book, left, rough.level, taken, padding)
+    return _result(book, left, level, taken, padding)
 
 
 def _too_few(book: Book, left: Sequence[int], kinds: frozenset[LayoutKind], members: int) -> Infeasible:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,10 +30,24 @@ MOST_TRIALS = 40
 """Times that are tried for whole members before the longest possible one."""
 MOST_HALVINGS = 12
 """Further trials between the last time that was too short and the first that was not."""
+
+
+class Effort(NamedTuple):
+    """How far a search goes.
+
+    Attributes:
+        close: relative distance, between a time that is too short and one that is not, at which it ends.
+        nodes: of each integer programme.
+    """
+
+    close: float
+    nodes: int
+
+
+ROUGH, FINE = Effort(0.002, 30), Effort(0.0005, 60)
+"""To compare choices; to work one out."""
 MOST_MEMBERS = 1024
 """Members of one job."""
-CLOSE = 5e-4
-"""Relative distance of the two at which they end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -130,8 +145,8 @@ def menu_of(book: Book, further: Sequence[Template], kinds: frozenset[LayoutKind
     )
 
 
-def least_level(menu: Menu, devices_K: Ints, least_members: int) -> Level | int:
-    """Return the least time for a whole batch and the members that take it, within ``CLOSE`` of the least possible.
+def least_level(menu: Menu, devices_K: Ints, least_members: int, effort: Effort = FINE) -> Level | int:
+    """Return the least time for a whole batch and the members that take it, within ``effort.close`` of the least one.
 
     It is further away only where the integer programme ended without a proof; ``Level.bound_s`` holds in any case.
     Where there is no such time, return how many members the devices can form.
@@ -169,7 +184,7 @@ def least_level(menu: Menu, devices_K: Ints, least_members: int) -> Level | int:
         value_J, needs = offers(at_s)
         used = np.flatnonzero(value_J > 0)
         wanted = float(menu.batch_samples)
-        found = choose(value_J[used], needs[used], limits, least=least_members, wanted=wanted)
+        found = choose(value_J[used], needs[used], limits, least=least_members, wanted=wanted, most_nodes=effort.nodes)
         if found.value >= menu.batch_samples:
             members, level_s = {int(fits[used[key]]): number for key, number in found.amounts.items() if number}, at_s
         else:
@@ -186,7 +201,7 @@ def least_level(menu: Menu, devices_K: Ints, least_members: int) -> Level | int:
     if not members:
         whole(max(at_s, longest))
     for _ in range(MOST_HALVINGS):
-        if members and level_s > low_s * (1 + CLOSE):
+        if members and level_s > low_s * (1 + effort.close):
             whole((low_s + level_s) / 2)
     if not members:
         return int(most.value)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from heterotrain_core.layout.book import Book, book_of
 from heterotrain_core.layout.cover import cover, drawing, exchange_seconds
-from heterotrain_core.layout.level import CLOSE, Menu, least_level, menu_of
+from heterotrain_core.layout.level import FINE, Menu, least_level, menu_of
 from heterotrain_core.layout.problem import Link, Problem
 from heterotrain_core.layout.result import Cover, Infeasible, Layout, LayoutKind, Limit, Shard, Template
 from heterotrain_core.layout.schedule import passes, share_seconds
@@ -88,7 +88,7 @@ def test_members_take_the_batch_in_the_least_time(seed: int) -> None:
         if isinstance(found, int):
             assert math.isinf(best_s)
             continue
-        assert best_s * (1 - 1e-9) <= found.level_s <= best_s * (1 + 2 * CLOSE)
+        assert best_s * (1 - 1e-9) <= found.level_s <= best_s * (1 + 2 * FINE.close)
         assert found.bound_s <= best_s * (1 + 1e-9)
         used = sum(number * menu.need_JK[column] for column, number in found.amounts.items())
         assert (used <= np.array(counts)).all()
