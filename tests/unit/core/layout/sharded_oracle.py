@@ -41,19 +41,33 @@ def a_problem(seed: int, *, most_devices: int = 3) -> tuple[Problem, dict[str, i
     devices = dict.fromkeys(names, 0)
     for _ in range(rng.randint(1, most_devices)):
         devices[rng.choice(names)] += 1
-    speed = rng.choice([math.inf, rng.uniform(2, 60)])
+    # About as much memory as is needed, in uneven parts, and links about as slow as the devices: all limits matter.
+    number, share = sum(devices.values()), rng.randint(1, 6)
+    state_ratio = rng.choice([1.0, 4.0])
+    state = state_ratio * sum(unit.parameter_bytes for unit in units)
+    activation = sum(unit.activation_bytes for unit in units)
+    room = rng.uniform(0.98, 1.3) * state + activation * rng.uniform(number, number + share)
+    weights = {name: rng.choice([0.3, 1.0, 2.5]) * rng.uniform(0.8, 1.2) for name in names}
+    whole = sum(weights[name] * count for name, count in devices.items())
+    extra = 2 * sum(unit.parameter_bytes for unit in units) if number > 1 else 0
     kinds = tuple(
-        DeviceKind(name=name, count=max(1, devices[name]), memory_bytes=rng.randint(60, 500)) for name in names
+        DeviceKind(
+            name=name,
+            count=max(1, devices[name]),
+            memory_bytes=int(room * weights[name] / whole + extra * rng.uniform(0.7, 1.1)),
+        )
+        for name in names
     )
+    speed = rng.choice([math.inf, rng.uniform(1, 20), rng.uniform(5, 60)])
     problem = Problem(
         units=tuple(units),
         kinds=kinds,
         default_link=Link(bytes_per_s=speed, latency_s=rng.choice([0.0, rng.uniform(0, 0.3)])),
-        state_ratio=rng.choice([1.0, 4.0]),
+        state_ratio=state_ratio,
         batch_samples=6,
         micro_batches=(1,),
     )
-    return problem, devices, rng.randint(1, 6)
+    return problem, devices, share
 
 
 def seconds(points: Sequence[UnitSeconds], size: int, part: str) -> float:

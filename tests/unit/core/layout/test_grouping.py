@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 import pytest
 from heterotrain_core.layout import grouping
 from heterotrain_core.layout.grouping import Grouping, Zone, group
+from heterotrain_core.layout.grouping_bound import least_total
 from heterotrain_core.layout.problem import Link
 from heterotrain_core.layout.result import Infeasible
+from heterotrain_core.layout.zones import zone_costs
 
 Links = Mapping[tuple[str, str], Link]
 
@@ -102,6 +104,12 @@ def test_the_search_for_large_problems_is_near_and_its_bound_holds(seed: int, mo
     zones, links, stages, exchange, boundary = a_problem(seed)
     found, least = solved(zones, links, stages, exchange, boundary), least_total_s(*a_problem(seed))
     assert not found.exact or stages == 1
+    # The bound must not lean on what the search has found.
+    members = sum(zone.devices for zone in zones) // stages
+    costs = zone_costs(
+        [zone.name for zone in zones], links, stage_devices=members, exchange_bytes=exchange, boundary_bytes=boundary
+    )
+    assert least_total(costs, stages, math.inf) <= least * (1 + 1e-9)
     assert found.bound_s <= least * (1 + 1e-9)
     assert least * (1 - 1e-9) <= found.exchange_s + found.pipeline_s <= 1.05 * least
 
