@@ -7,7 +7,6 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 
-from heterotrain_core.layout.costs import Costs
 from heterotrain_core.layout.problem import DeviceKind, Link, Problem, UnitProfile, UnitSeconds
 
 SPEEDS = (1.0, 1.7, 3.1, 4.4)
@@ -50,9 +49,10 @@ def a_problem(
     )
     if not any(kind.count for kind in devices):
         devices = (DeviceKind(name=names[0], count=1, memory_bytes=1000), *devices[1:])
-    speeds = [math.inf, 100.0, 20.0]
+    # As many different links as the planner tells apart.
+    choices = [Link(), Link(bytes_per_s=100.0, latency_s=0.05), Link(bytes_per_s=20.0)]
     pairs = list(itertools.combinations_with_replacement(names, 2))
-    links = {pair: Link(bytes_per_s=rng.choice(speeds), latency_s=rng.choice([0.0, 0.05])) for pair in pairs}
+    links = {pair: rng.choice(choices) for pair in pairs}
     return Problem(
         units=tuple(profiles),
         kinds=devices,
@@ -64,27 +64,51 @@ def a_problem(
     )
 
 
-def pipelines(costs: Costs, devices: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], list[float]]]:
-    """Yield every order of exactly these devices with every cut that memory permits, and the stages' busy seconds."""
-    kinds = [kind for kind, count in enumerate(devices) for _ in range(count)]
-    last = len(costs.unit_E) - 1
-    for order in sorted(set(itertools.permutations(kinds))):
+def pipelines(
+    problem: Problem, devices: Sequence[int], *, size: int = 1
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], list[float]]]:
+    """Yield every order of exactly these devices with every cut that memory permits, and the stages' busy seconds.
+
+    Everything is computed from the problem itself: nothing is shared with the planner.
+    """
+    names = [kind.name for kind, count in zip(problem.kinds, devices, strict=True) for _ in range(count)]
+    index = {kind.name: number for number, kind in enumerate(problem.kinds)}
+    last = len(problem.units)
+    batches = math.ceil(problem.batch_samples / size)
+    for order in sorted(set(itertools.permutations(names))):
         stages = len(order)
         for cuts in itertools.combinations(range(1, last), stages - 1):
             edges = (0, *cuts, last)
             busy = []
-            for stage, kind in enumerate(order):
-                a, b = edges[stage], edges[stage + 1]
-                state = costs.state_E[b] - costs.state_E[a]
-                activation = costs.activation_E[b] - costs.activation_E[a]
-                if state + costs.kept(stages - stage) * activation > costs.memory_K[kind]:
+            for stage, name in enumerate(order):
+                units = problem.units[edges[stage] : edges[stage + 1]]
+                kept = stages - stage if batches >= problem.most_stages else batches
+                needed = sum(u.parameter_bytes * problem.state_ratio + kept * size * u.activation_bytes for u in units)
+                if needed > problem.kinds[index[name]].memory_bytes:
                     break
-                seconds = costs.forward_KE[kind, b] - costs.forward_KE[kind, a]
-                seconds += costs.backward_KE[kind, b] - costs.backward_KE[kind, a]
+                seconds = sum(_seconds(unit.seconds[name], size) for unit in units)
                 if stage > 0:
-                    seconds += costs.receive_CE[costs.class_KK[order[stage - 1], kind], a]
+                    received = problem.units[edges[stage] - 1].boundary_bytes * size
+                    seconds += problem.link(order[stage - 1], name).seconds(received)
                 if stage < stages - 1:
-                    seconds += costs.receive_CE[costs.class_KK[kind, order[stage + 1]], b]
-                busy.append(float(seconds))
+                    received = units[-1].boundary_bytes * size
+                    seconds += problem.link(name, order[stage + 1]).seconds(received)
+                busy.append(seconds)
             if len(busy) == stages:
-                yield order, cuts, busy
+                yield tuple(index[name] for name in order), cuts, busy
+
+
+def _seconds(points: Sequence[UnitSeconds], size: int) -> float:
+    """Return forward and backward seconds, linear between measurements."""
+    total = {point.micro_batch_samples: point.forward_s + point.backward_s for point in points}
+    if size in total:
+        return total[size]
+    below = max((known for known in total if known < size), default=None)
+    above = min((known for known in total if known > size), default=None)
+    if below is None:
+        assert above is not None
+        return total[above]
+    if above is None:
+        return total[below] * size / below
+    part = (size - below) / (above - below)
+    return total[below] * (1 - part) + total[above] * part

@@ -15,21 +15,25 @@ from heterotrain_core.layout.problem import DeviceKind, Link
 from heterotrain_core.layout.reach import Least, reach, trace
 from unit.core.layout.instances import a_problem, pipelines
 
+SIZE = 3
+
 
 def some_problem(rng: random.Random, **changes: int) -> tuple:
-    problem = a_problem(rng, kinds=rng.randint(1, 3), units=rng.randint(2, 6), **changes)
-    return problem, costs_of(problem, 1), [kind.count for kind in problem.kinds]
+    """Return a problem measured at some sizes of micro-batch, with the costs of one size, measured or not."""
+    measured = rng.choice([(1,), (1, 2), (2, 5)])
+    problem = a_problem(rng, kinds=rng.randint(1, 3), units=rng.randint(2, 6), micro_batches=measured, **changes)
+    return problem, costs_of(problem, SIZE), [kind.count for kind in problem.kinds]
 
 
 @pytest.mark.parametrize("seed", range(200))
 @pytest.mark.parametrize("least", Least)
 def test_the_table_has_the_best_pipeline_of_every_multiset(seed: int, least: Least) -> None:
-    _, costs, counts = some_problem(random.Random(seed), batch_samples=3 if seed % 5 == 0 else 64)
+    problem, costs, counts = some_problem(random.Random(seed), batch_samples=9 if seed % 5 == 0 else 64)
     family = parts_of(counts)
     found = reach(costs, family, least=least, keep=True)
     goal = max if least is Least.SLOWEST else sum
     for index, devices in enumerate(family.counts_UK.tolist()):
-        times = {(order, cuts): busy for order, cuts, busy in pipelines(costs, devices)}
+        times = {(order, cuts): busy for order, cuts, busy in pipelines(problem, devices, size=SIZE)}
         slowest_s, fill_s = float(found.slowest_U[index]), float(found.fill_U[index])
         if not times:
             assert math.isinf(slowest_s)
@@ -44,7 +48,8 @@ def test_the_table_has_the_best_pipeline_of_every_multiset(seed: int, least: Lea
 def test_random_problems_are_feasible_and_infeasible() -> None:
     """The oracle tests would show little if memory never bound, or if nothing ever fitted."""
     fits = [
-        bool(list(pipelines(costs, counts))) for _, costs, counts in map(some_problem, map(random.Random, range(200)))
+        bool(list(pipelines(problem, counts, size=SIZE)))
+        for problem, _, counts in map(some_problem, map(random.Random, range(200)))
     ]
     assert 40 < sum(fits) < 160
 
@@ -54,7 +59,7 @@ def test_a_cut_is_the_best_for_its_number_of_micro_batches(seed: int) -> None:
     rng = random.Random(seed)
     problem, costs, counts = some_problem(rng)
     micro_batches = rng.choice([1, 2, 3, 5, 8, 20])
-    times = [sum(busy) + (micro_batches - 1) * max(busy) for _, _, busy in pipelines(costs, counts)]
+    times = [sum(busy) + (micro_batches - 1) * max(busy) for _, _, busy in pipelines(problem, counts, size=SIZE)]
     found = cut(costs, counts, micro_batches, tolerance=1e-9)
     if found is None or not times:
         assert found is None
@@ -73,8 +78,8 @@ def test_a_cut_is_the_best_for_its_number_of_micro_batches(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(60))
 def test_the_stated_gap_of_a_cut_holds(seed: int) -> None:
     rng = random.Random(seed)
-    _, costs, counts = some_problem(rng, most=3)
-    times = [sum(busy) + 6 * max(busy) for _, _, busy in pipelines(costs, counts)]
+    problem, costs, counts = some_problem(rng, most=3)
+    times = [sum(busy) + 6 * max(busy) for _, _, busy in pipelines(problem, counts, size=SIZE)]
     found = finalists(costs, counts, 7, tolerance=0.2)
     assert bool(found) == bool(times)
     if found:
@@ -86,8 +91,8 @@ def test_the_stated_gap_of_a_cut_holds(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(60))
 def test_a_level_limits_every_stage(seed: int) -> None:
     rng = random.Random(seed)
-    _, costs, counts = some_problem(rng)
-    busy = [each for _, _, each in pipelines(costs, counts)]
+    problem, costs, counts = some_problem(rng)
+    busy = [each for _, _, each in pipelines(problem, counts, size=SIZE)]
     level_s = rng.choice([max(each) for each in busy]) if busy else 1.0
     within = [sum(each) for each in busy if max(each) <= level_s * (1 + 1e-12)]
     found = reach(costs, parts_of(counts), least=Least.FILL, level_s=level_s * (1 + 1e-12))
@@ -105,9 +110,9 @@ def test_memory_reach_is_the_longest_suffix_that_any_arrangement_holds(seed: int
         """Return the same by trying all suffixes as models of their own."""
         for start in range(last):
             units = problem.units[start:]
-            shorter = costs_of(replace(problem, units=units), 1)
+            shorter = replace(problem, units=units)
             parts = parts_of(devices).counts_UK.tolist()
-            if any(True for row in parts for _ in pipelines(shorter, row)):
+            if any(True for row in parts for _ in pipelines(shorter, row, size=SIZE)):
                 return last - start
         return 0
 
