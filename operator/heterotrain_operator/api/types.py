@@ -11,6 +11,8 @@ from pydantic import AfterValidator, AwareDatetime, Field, WithJsonSchema
 MAX_POOLS = 32
 MAX_WORKERS = 1000
 MAX_NUM_PROC_PER_WORKER = 16
+MAX_RANKS = 5000
+"""A plan of more ranks never fits into a ConfigMap; with long names, fewer do."""
 MAX_BATCH = 10_000_000
 MAX_NAME_LENGTH = 48
 """Room for ``-w999`` and ``-on-demand`` below the 63 characters of a label or host name."""

@@ -22,6 +22,7 @@ from heterotrain_operator.api.training import (
 from heterotrain_operator.api.types import (
     MAX_BATCH,
     MAX_POOLS,
+    MAX_RANKS,
     Timestamp,
 )
 
@@ -85,6 +86,17 @@ def _most_ranks(spec: HeteroTrainJobSpec) -> int:
     return spec.elastic_policy.max_replicas or ranks
 
 
+_PROCESSES = "(has(p.numProcPerWorker) ? p.numProcPerWorker : 1)"
+
+
+def _largest_plan(spec: HeteroTrainJobSpec) -> int:
+    """Return the most ranks that a plan may name; workers whose number of processes is not given count as one."""
+    processes = [pool.num_proc_per_worker or 1 for pool in spec.worker_pools]
+    ranks = sum(pool.max_replicas * number for pool, number in zip(spec.worker_pools, processes, strict=True))
+    workers = spec.elastic_policy.max_replicas
+    return ranks if workers is None else min(ranks, workers * max(processes))
+
+
 def _priced(spec: HeteroTrainJobSpec) -> set[bool]:
     return {pool.price_per_hour is not None for pool in spec.worker_pools}
 
@@ -114,6 +126,14 @@ class HeteroTrainJobSpec(
             holds=lambda self: self.training.base_batch_samples >= _most_ranks(self),
             message="the batch is too small for the maximum number of processes: raise training.globalBatchSize (or "
             "adaptiveBatch.min), or lower maxReplicas",
+        ),
+        Rule(
+            cel=f"self.workerPools.map(p, p.maxReplicas * {_PROCESSES}).sum() <= {MAX_RANKS} || "
+            "(has(self.elasticPolicy.maxReplicas) && self.elasticPolicy.maxReplicas * "
+            f"self.workerPools.map(p, {_PROCESSES}).max() <= {MAX_RANKS})",
+            holds=lambda self: _largest_plan(self) <= MAX_RANKS,
+            message=f"more than {MAX_RANKS} processes do not fit into a plan: lower elasticPolicy.maxReplicas, the "
+            "pools' maxReplicas or numProcPerWorker",
         ),
         Rule(
             cel="self.objective != 'Cost' || self.workerPools.all(p, has(p.pricePerHour))",

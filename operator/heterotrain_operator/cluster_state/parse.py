@@ -30,8 +30,9 @@ RANKS_ANNOTATION = f"{keys.GROUP}/ranks"
 LATEST_S = 253_402_300_799.0
 """The end of year 9999: later times can't be written as RFC 3339."""
 
-MOST_PLAN_CHARACTERS = 512 * 1024
-"""A longer text is not the operator's: a plan of 1,000 ranks has some 450,000 characters."""
+MOST_PLAN_CHARACTERS = 1_000_000
+"""The API server takes 1 MiB in a ConfigMap, so no longer plan is written or read: 1,700 ranks fit, or up to 4,800 with
+short names and no measurements."""
 
 # Reasons in a pod's status, by the kubelet or the garbage collector, for a pod that is lost with its node.
 _LOST_WITH_NODE = frozenset(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from heterotrain_core.contract import keys
 from heterotrain_core.contract.plan import Plan
 
 from heterotrain_operator.api.pools import WorkerPool
@@ -23,6 +24,7 @@ from heterotrain_operator.decide.objects.objects import (
     build_disruption_budget,
     build_plan_object,
     build_service,
+    plan_size_problem,
     version_text,
 )
 from heterotrain_operator.decide.objects.pods import build_pod
@@ -109,11 +111,15 @@ def decide(inputs: JobInputs) -> Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Planned:
-    """The shares of the members (``None`` when not decided), and the plan to write with its ConfigMap, if any."""
+    """The shares of the members (``None`` when not decided), and the plan to write with its ConfigMap, if any.
+
+    ``problem`` says why a plan that was decided can't be written.
+    """
 
     shares: Shares | None = None
     plan: Plan | None = None
     body: dict[str, Any] | None = None
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +199,10 @@ def _plan_safely(
         usable = replace(inputs, telemetry=telemetry, replan=replan)
         shares = _decide_shares(usable, derived, job, membership)
         plan = None if inputs.keep_plan else next_plan(job, job.spec, derived.in_force, membership, shares)
-        return _Planned(shares=shares, plan=plan, body=_plan_object(inputs, derived, plan))
+        body = _plan_object(inputs, derived, plan)
+        if plan is not None and body is not None and (problem := plan_size_problem(plan, body["data"][keys.PLAN_KEY])):
+            return _Planned(problem=problem)
+        return _Planned(shares=shares, plan=plan, body=body)
 
     return faults.guard(
         "shares",
@@ -217,6 +226,7 @@ def _build_active(
     # Workers that this pass removes are not disruptions: from now on their uids count as accounted.
     uids = derived.accounts.accounted | {worker.pod.uid for worker, _ in replicas.remove}
     derived = replace(derived, accounts=replace(derived.accounts, accounted=uids))
+    inputs = replace(inputs, blocked=inputs.blocked or decided.planned.problem)
     context = JobContext(
         inputs=inputs, derived=derived, plan=plan, shares=decided.planned.shares, replicas=replicas, faults=faults
     )

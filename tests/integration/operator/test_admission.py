@@ -119,6 +119,15 @@ REFUSED: dict[str, tuple[Change, str]] = {
         spec(lambda s: (s["training"].update(globalBatchSize=3), s["workerPools"][0].update(numProcPerWorker=4))),
         "the batch is too small for the maximum number of processes",
     ),
+    "more processes than a plan holds": (
+        spec(
+            lambda s: (
+                s["training"].update(globalBatchSize=100_000),
+                s["workerPools"][0].update(maxReplicas=400, numProcPerWorker=16),
+            )
+        ),
+        "more than 5000 processes do not fit into a plan",
+    ),
     "every steps without steps": (
         spec(lambda s: s["training"].update(rebalance={"everySteps": 5})),
         "everySteps belongs to boundary: Steps",

@@ -11,6 +11,7 @@ from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import Plan
 
 from heterotrain_operator.api.pools import CapacityType
+from heterotrain_operator.cluster_state.parse import MOST_PLAN_CHARACTERS
 from heterotrain_operator.cluster_state.views import Departed, JobView, ValidJob
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
@@ -104,6 +105,22 @@ def build_plan_object(
     if resource_version is not None:
         metadata["resourceVersion"] = resource_version
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {keys.PLAN_KEY: encode_plan(plan)}}
+
+
+def plan_size_problem(plan: Plan, text: str) -> str:
+    """Return why a plan can't be stored and what to do; empty when it fits into a ConfigMap.
+
+    Args:
+        plan: the plan.
+        text: the same as JSON.
+    """
+    if len(text) <= MOST_PLAN_CHARACTERS:
+        return ""
+    fit = len(plan.ranks) * MOST_PLAN_CHARACTERS // len(text)
+    return (
+        f"the plan of {len(plan.ranks)} ranks is too large for a ConfigMap: about {fit} ranks fit, so lower "
+        "elasticPolicy.maxReplicas, the pools' maxReplicas or numProcPerWorker, or use a shorter job name"
+    )
 
 
 def version_text(plan: Plan) -> str:

@@ -53,6 +53,14 @@ def test_a_contradiction_is_told(case: str) -> None:
     assert sentence in str(error.value)
 
 
+def test_more_processes_than_a_plan_holds_are_refused_unless_the_policy_has_fewer() -> None:
+    pools = [pool(name, maxReplicas=200, numProcPerWorker=16) for name in "ab"]
+    training = {"globalBatchSize": 10_000}
+    with pytest.raises(SpecError, match="more than 5000 processes do not fit into a plan: lower elasticPolicy"):
+        read_spec(job_body(*pools, spec={"training": training}))
+    read_spec(job_body(*pools, spec={"training": training, "elasticPolicy": {"maxReplicas": 312}}))
+
+
 def test_a_deadline_beyond_all_calendars_is_refused() -> None:
     spec = {"objective": "Deadline", "deadline": "9999-12-31T23:59:59-14:00"}
     with pytest.raises(SpecError, match="give a time before the year 9999"):

@@ -7,6 +7,7 @@ from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_operator.decide.job import decide
 from heterotrain_operator.decide.lifecycle import Acceptance
+from heterotrain_operator.decide.objects import objects
 from support.fake_cluster import FakeCluster, a_running_job, pool
 
 
@@ -23,6 +24,29 @@ def test_fewer_replicas_remove_the_least_preferred_without_counting_a_disruption
     cluster.settle()
     assert len(cluster.members()) == 3
     assert cluster.status["disruptions"] == 0
+
+
+def test_a_plan_that_no_config_map_holds_is_one_clear_condition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The waiting plan stays, because a longer one could never be read again. Here, a ConfigMap holds 6,000 bytes."""
+    monkeypatch.setattr(objects, "MOST_PLAN_CHARACTERS", 6000)
+    cluster = FakeCluster(pool("a", maxReplicas=3, numProcPerWorker=16)).with_nodes("a")
+    cluster.settle()
+    cluster.schedule().run()
+    cluster.settle()
+    assert cluster.members() == []
+    assert cluster.condition("Reconciling") == ("True", "WriteRejected")
+    message = cluster.message("Reconciling")
+    assert message.startswith("the plan of 48 ranks is too large for a ConfigMap: about ")
+    assert "ranks fit, so lower elasticPolicy.maxReplicas" in message
+    fit = int(message.split("about ")[1].split()[0])
+    cluster.edit(lambda spec: spec["workerPools"][0].update(numProcPerWorker=fit // 3 - 1))
+    for name in list(cluster.pods):
+        cluster.end(name, exit_code=137).vanish(name)
+    cluster.pass_time(60.0).settle()
+    cluster.schedule().run()
+    cluster.settle()
+    assert cluster.condition("Reconciling")[0] == "False"
+    assert len(cluster.members()) == 3
 
 
 def test_a_refused_template_creates_no_pods_and_the_status_reports_why() -> None:
