@@ -10,6 +10,7 @@ from heterotrain_operator.cluster_state.parse import parse_job, parse_node, pars
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobKey, JobView
+from heterotrain_operator.decide.allocation import competition as competition_module
 from heterotrain_operator.decide.allocation.allocate import decide_allocation
 from heterotrain_operator.decide.allocation.competition import Competition
 from heterotrain_operator.decide.grants.grant import UNLIMITED
@@ -235,3 +236,20 @@ async def test_workers_of_another_operator_use_capacity(watched: str | None, for
         kube.objects["pods", namespace, pod["metadata"]["name"]] = pod
     await list_foreign(kube, store, watched)
     assert {node: used["cpu"] for node, used in store.foreign_requests.items()} == foreign
+
+
+async def test_a_job_that_can_t_be_read_is_left_out_and_the_others_are_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, one, two = two_competing_jobs()
+    good = competition_module.read_plan
+
+    def read_plan(job: JobView, found: Any) -> Any:
+        if job.key == one:
+            raise TypeError("a bug")
+        return good(job, found)
+
+    monkeypatch.setattr(competition_module, "read_plan", read_plan)
+    await bench.allocator.run_once()
+    assert bench.limits(two) is None, "it competes with nobody"
+    assert bench.limits(one) == "undecided", "its grant stays"
+    counted = bench.metrics.registry.get_sample_value
+    assert counted("heterotrain_operator_internal_errors_total", {"part": "the allocation"}) == 1

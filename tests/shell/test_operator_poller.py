@@ -11,16 +11,17 @@ from heterotrain_core.contract import keys, metrics
 from heterotrain_operator.cluster_state.parse import parse_job
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import MemberId
-from heterotrain_operator.cluster_state.views import JobKey
+from heterotrain_operator.cluster_state.views import JobKey, JobView
+from heterotrain_operator.engine.app import STUCK_S, App
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.poller import Poller
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.prom.errors import PromBadAnswer, PromUnavailable
 from heterotrain_operator.prom.queries import Series
-from heterotrain_operator.settings import PrometheusSettings
+from heterotrain_operator.settings import PrometheusSettings, Settings
 from support.fake_cluster import FakeCluster
-from support.fakes import FakeProm
+from support.fakes import FakeKube, FakeProm
 
 pytestmark = pytest.mark.looptime
 
@@ -308,3 +309,33 @@ async def test_an_unexpected_error_does_not_end_the_reads() -> None:
     assert not task.done()
     assert bench.poller.telemetry_of(bench.job).problem == ""
     task.cancel()
+
+
+async def test_a_round_that_hangs_makes_the_operator_unhealthy() -> None:
+    app = App(FakeKube(), Settings(leader_election=False), clocks=Clocks(monotonic=asyncio.get_running_loop().time))
+    app._synced.set()
+    app.poller._prom = SlowProm(answers_after_s=STUCK_S * 10)
+    for number in range(3):
+        app.store.jobs.put(replace(a_training_job(), uid=f"uid-{number}", key=JobKey("ns", f"job-{number}")))
+    polling = asyncio.create_task(app.poller.run())
+    await asyncio.sleep(STUCK_S - 1.0)
+    app._listed_s = asyncio.get_running_loop().time()
+    assert app.healthy
+    await asyncio.sleep(2.0)
+    assert not app.healthy
+    polling.cancel()
+
+
+async def test_an_allocation_that_hangs_makes_the_operator_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = App(FakeKube(), Settings(leader_election=False), clocks=Clocks(monotonic=asyncio.get_running_loop().time))
+    app._synced.set()
+    monkeypatch.setattr(app.allocator, "_run_once", asyncio.Event().wait)
+    allocating = asyncio.create_task(app.allocator.run())
+    await asyncio.sleep(STUCK_S + 1.0)
+    app._listed_s = asyncio.get_running_loop().time()
+    assert not app.healthy
+    allocating.cancel()
+
+
+def a_training_job() -> JobView:
+    return parse_job(FakeCluster().with_nodes("a", "b", "c").start().job)

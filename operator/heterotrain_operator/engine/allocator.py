@@ -25,6 +25,7 @@ from heterotrain_operator.decide.grants.grant import UNLIMITED, JobGrant, why_li
 from heterotrain_operator.decide.grants.persisted import persisted_grant
 from heterotrain_operator.decide.objects.pods import build_pod
 from heterotrain_operator.decide.workers.capacity import Shape, shape_of
+from heterotrain_operator.engine.busy import BusyTime
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
@@ -68,6 +69,9 @@ class Allocator:
     Args:
         telemetry_of: a job's telemetry from Prometheus.
         namespace_weights: weights of namespaces; others have weight 1.
+
+    Attributes:
+        busy: how long the current decision has gone without progress.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class Allocator:
         self._telemetry_of = telemetry_of
         self._clocks = clocks
         self._namespace_weights = namespace_weights or {}
+        self.busy = BusyTime(clocks.monotonic)
         self._entries: dict[JobKey, _Entry] = {}
         self._rates = RateCache()
         self._first_decision_s = float("inf")
@@ -128,7 +133,11 @@ class Allocator:
 
     async def run_once(self) -> None:
         """Decide about every job."""
-        await self._run_once()
+        self.busy.progress()
+        try:
+            await self._run_once()
+        finally:
+            self.busy.rest()
         self._being_decided = frozenset()
         self._first_decision_s = min(self._first_decision_s, self._clocks.monotonic())
 
@@ -142,16 +151,21 @@ class Allocator:
         nodes = dict(self._store.nodes.all())
         used = self._store.used()
         try:
-            found = await asyncio.to_thread(competitions, inputs, nodes, used, before.__getitem__)
+            found = await asyncio.to_thread(competitions, inputs, nodes, used, before.__getitem__, self._leave_out)
         except Exception:
             log.exception("allocation failed by a bug: every job keeps its grant")
             self._count_bug()
             return
         for competition in found:
             await self._decide(competition)
+            self.busy.progress()
         self._rates.forget_unused()
         self._metrics.allocation_seconds.observe(self._clocks.monotonic() - started_s)
         self._metrics.limited_jobs.set(sum(entry.grant.limits is not None for entry in self._entries.values()))
+
+    def _leave_out(self, key: JobKey, error: Exception) -> None:
+        log.error("a job is left out of the allocation by a bug", job=key.name, namespace=key.namespace, exc_info=error)
+        self._count_bug()
 
     def _count_bug(self) -> None:
         self._metrics.allocations.labels(result="bug").inc()

@@ -279,9 +279,10 @@ class App:
 
     @property
     def healthy(self) -> bool:
-        """Whether full lists still succeed, and no pass over a job hangs."""
+        """Whether full lists still succeed, and neither a pass over a job nor another task hangs."""
         listed = self._clocks.monotonic() - self._listed_s < STALE_LISTS * self.settings.relist_s
-        return not self.synced or (listed and self.reconciler.longest_pass_s < STUCK_S)
+        longest_s = max(self.reconciler.longest_pass_s, self.poller.busy.seconds, self.allocator.busy.seconds)
+        return not self.synced or (listed and longest_s < STUCK_S)
 
 
 async def _every(pause_s: float, call: Callable[[], Awaitable[None]]) -> None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from heterotrain_operator.engine.job_gauges import JobGauges
+from heterotrain_operator.prom.errors import PromBadAnswer, PromUnavailable
 
+# Series exist from the start, so that the first increment is an increase for Prometheus.
+RECONCILE_RESULTS = ("ok", "conflict", "throttled", "failed", "bug")
+FAULT_PARTS = (
+    *("what to do", "the number of workers", "shares", "a plan", "conditions about speed", "its events"),
+    *("its status", "the allocation"),
+)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
@@ -90,6 +97,14 @@ class OperatorMetrics:
             ["result"],
             registry=self.registry,
         )
+        for result in RECONCILE_RESULTS:
+            self.reconciles.labels(result=result)
+        for part in FAULT_PARTS:
+            self.internal_errors.labels(part=part)
+        for result in ("ok", "bug"):
+            self.allocations.labels(result=result)
+        for result in ("ok", PromUnavailable.reason, PromBadAnswer.reason):
+            self.telemetry_reads.labels(result=result)
         self.listed_age = Gauge(
             "heterotrain_operator_list_age_seconds", "Seconds since the last full list.", registry=self.registry
         )

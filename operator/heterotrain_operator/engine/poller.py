@@ -18,6 +18,7 @@ from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobKey, JobView
 from heterotrain_operator.decide.grants.persisted import compute_time
+from heterotrain_operator.engine.busy import BusyTime
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.queue import Queue
@@ -63,6 +64,9 @@ class Poller:
 
     Args:
         prom: ``None`` when telemetry is switched off.
+
+    Attributes:
+        busy: how long the current round has gone without progress.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class Poller:
         self._metrics = metrics
         self._settings = settings
         self._clocks = clocks
+        self.busy = BusyTime(clocks.monotonic)
         self._histories: dict[str, TelemetryHistory] = {}
         self._good_s: dict[str, float] = {}
         self._members: dict[str, tuple[str, dict[str, str]]] = {}
@@ -98,6 +103,7 @@ class Poller:
         assert self._prom is not None  # noqa: S101  # not started without Prometheus
         while True:
             started_s = self._clocks.monotonic()
+            self.busy.progress()
             jobs = [job for job in self._store.jobs.all().values() if _trains(job)]
             gate = asyncio.Semaphore(PARALLEL_READS)
             await asyncio.gather(*(self._read_isolated(job, self._prom, gate) for job in jobs))
@@ -105,6 +111,7 @@ class Poller:
             self._histories = {uid: history for uid, history in self._histories.items() if uid in existing}
             self._good_s = {uid: good_s for uid, good_s in self._good_s.items() if uid in existing}
             self._members = {uid: members for uid, members in self._members.items() if uid in existing}
+            self.busy.rest()
             took_s = self._clocks.monotonic() - started_s
             await asyncio.sleep(max(self._settings.poll_s - took_s, took_s * REST_FACTOR))
 
@@ -119,6 +126,7 @@ class Poller:
             self._metrics.telemetry_reads.labels(result=reason).inc()
             problem = f"the answer of Prometheus can't be read: {quoted(repr(error))}"
             self._set_problem(job, history, reason=reason, problem=problem)
+        self.busy.progress()
 
     async def _read(self, job: JobView, prom: Prom, gate: asyncio.Semaphore) -> None:
         history = self._history_of(job)

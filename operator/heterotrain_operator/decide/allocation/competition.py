@@ -57,6 +57,7 @@ def competitions(
     nodes: Mapping[str, NodeView],
     used: Mapping[str, Mapping[str, float]],
     before: Callable[[JobKey], JobGrant],
+    left_out: Callable[[JobKey, Exception], None] = lambda _key, _error: None,
 ) -> tuple[Competition, ...]:
     """Return the separate competitions of the cluster.
 
@@ -65,22 +66,20 @@ def competitions(
         nodes: all nodes of the cluster.
         used: by node, the requests of all running pods, those of ``inputs`` included.
         before: returns a job's grant from the previous allocation.
+        left_out: called with a job that can't be read because of an unexpected error; it keeps its grant, its workers
+            keep their nodes, and the other jobs compete as before.
     """
     competitors: list[Competitor] = []
     shapes: dict[PoolKey, Shape] = {}
     for each in inputs:
-        workers = worker_states(each.pods, nodes)
-        if any(worker.state is WorkerState.FINISHED for worker in workers):
+        try:
+            competitor = _competitor(each, nodes, before)
+        except Exception as error:  # noqa: BLE001  # reported by the caller
+            left_out(each.job.key, error)
             continue
-        competitors.append(
-            Competitor(
-                job=each.job,
-                workers=workers,
-                plan=read_plan(each.job, each.plan).plan,
-                telemetry=each.telemetry,
-                before=before(each.job.key),
-            )
-        )
+        if competitor is None:
+            continue
+        competitors.append(competitor)
         shapes |= {PoolKey(each.job.key, pool): shape for pool, shape in each.shapes.items()}
     found = node_groups(shapes, nodes, _taken(competitors, shapes, nodes, used))
     first = _first_job_of_each_part([competitor.job.key for competitor in competitors], found)
@@ -92,6 +91,22 @@ def competitions(
     for group in found:
         parts[first[next(iter(group.sizes)).job]][1].append(group)
     return tuple(Competition(competitors=tuple(jobs), node_groups=tuple(groups)) for jobs, groups in parts.values())
+
+
+def _competitor(
+    each: AllocationInput, nodes: Mapping[str, NodeView], before: Callable[[JobKey], JobGrant]
+) -> Competitor | None:
+    """Return a job as a competitor; ``None`` when it is finishing."""
+    workers = worker_states(each.pods, nodes)
+    if any(worker.state is WorkerState.FINISHED for worker in workers):
+        return None
+    return Competitor(
+        job=each.job,
+        workers=workers,
+        plan=read_plan(each.job, each.plan).plan,
+        telemetry=each.telemetry,
+        before=before(each.job.key),
+    )
 
 
 def _taken(
