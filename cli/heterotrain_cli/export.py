@@ -16,7 +16,7 @@ from heterotrain_cli.errors import InputError
 @click.option("--step", type=click.IntRange(0), help="Committed steps of the checkpoint  [default: the newest]")
 @click.option("--overwrite", is_flag=True, help="Replace OUT.safetensors if it exists.")
 def export(checkpoint: str, out: Path, *, step: int | None, overwrite: bool) -> None:
-    """Write the weights in a checkpoint to a safetensors file.
+    """Write the weights in a checkpoint to a safetensors file, or to a file for torch.load (.pt, .pth).
 
     CHECKPOINT is the folder of a job's checkpoints, a path or a URI such as s3://bucket/digits/default-digits-UID.
     Tied weights are written once. Nothing in the checkpoint is executed. A damaged checkpoint is refused.

@@ -12,8 +12,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from heterotrain.checkpoints.checkpoint import CheckpointFolder
+from heterotrain.checkpoints.checkpoint import FORMAT_2, CheckpointFolder, Manifest
 from heterotrain.errors import UsageError
+from heterotrain.state.tensors import Entry
+
+PICKLED = (".pt", ".pth")
+"""Endings of files that ``torch.load`` reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +40,9 @@ class Exported:
 
 
 def export_weights(uri: str, out: Path, *, step: int | None = None) -> Exported:
-    """Write the model of a checkpoint to ``out``, a file in safetensors format; an existing file is replaced.
+    """Write the model of a checkpoint to ``out``, in safetensors format or, by its name, in that of ``torch.save``.
+
+    An existing file is replaced.
 
     Args:
         uri: folder of the checkpoints; a path or a URI.
@@ -50,7 +56,7 @@ def export_weights(uri: str, out: Path, *, step: int | None = None) -> Exported:
     folder = CheckpointFolder(uri, max_to_keep=1)
     try:
         manifest = folder.select(step)
-        state = folder.load(manifest)
+        state = folder.load(manifest, lambda entry: entry.whole if _is_model(manifest, entry) else None)
         model, progress = state["model"], state["progress"]
         weights, tied = _untied(model)
         epoch = int(progress["epoch"])
@@ -65,7 +71,11 @@ def export_weights(uri: str, out: Path, *, step: int | None = None) -> Exported:
     about = {"format": "pt", "heterotrain.step": str(manifest.step), "heterotrain.epoch": str(epoch)}
     scratch = out.with_name(f".{out.name}.part")
     try:
-        save_file(weights, scratch, metadata=about | {f"heterotrain.tied.{name}": kept for name, kept in tied.items()})
+        if out.suffix in PICKLED:
+            torch.save(weights | {name: weights[kept] for name, kept in tied.items()}, scratch)
+        else:
+            further = {f"heterotrain.tied.{name}": kept for name, kept in tied.items()}
+            save_file(weights, scratch, metadata=about | further)
         scratch.replace(out)
     except Exception as error:
         raise UsageError(f"{out} cannot be written: {error}") from error
@@ -73,6 +83,11 @@ def export_weights(uri: str, out: Path, *, step: int | None = None) -> Exported:
         scratch.unlink(missing_ok=True)
     size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
     return Exported(step=manifest.step, epoch=epoch, tensors=len(weights), size_bytes=size_bytes, tied=tied)
+
+
+def _is_model(manifest: Manifest, entry: Entry) -> bool:
+    """Return whether a tensor has to be read for the model; in format 2, all of them."""
+    return manifest.format == FORMAT_2 or entry.name.startswith("model.")
 
 
 def _untied(model: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

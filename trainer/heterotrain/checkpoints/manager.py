@@ -1,6 +1,7 @@
 """When checkpoints are written and by which rank, and what a cold start restores.
 
-The state is the same on every rank. A small state is written whole by one rank: the lowest on on-demand capacity, else
+A state that ranks hold in parts is written in parts: every element by one of the ranks that hold it. Otherwise the
+state is the same on every rank. A small state is then written whole by one rank: the lowest on on-demand capacity, else
 the lowest. That rank decides alone, by its own clock. A large state is written in parts, one by each rank. The same
 rank then proposes the checkpoint in the control vector, so that all ranks copy the state of the same step, and
 completes it once every part is written. Parts need a folder that all ranks share: when they do not appear, one rank
@@ -18,6 +19,7 @@ import torch
 from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.config import TrainingConfig
 
+from heterotrain.checkpoints import part
 from heterotrain.checkpoints.checkpoint import CheckpointFolder, Label, new_mark
 from heterotrain.checkpoints.grace import EXIT_RESERVE_S, WriteEstimate, estimate_write, must_start_now
 from heterotrain.checkpoints.restore import best_checkpoint, job_folder_uri, restore_newest
@@ -154,6 +156,7 @@ class CheckpointManager:
             completes=completes,
             hooks=training.progress.order[1:],
             record=self.record() if completes else None,
+            holdings=training.holdings,
         )
         self._note_start(self._writer.start_part(training.capture(), request))
 
@@ -285,11 +288,10 @@ class CheckpointManager:
         self._prepared = True
         size_bytes = training.size_bytes()
         parts = len(active_group.roster.plan_ranks) if self._in_parts(active_group, training) else 1
-        if size_bytes >= PREPARE_FROM_BYTES and (parts > 1 or self._is_writer(active_group)):
+        if size_bytes >= PREPARE_FROM_BYTES and not training.holdings and (parts > 1 or self._is_writer(active_group)):
             index = active_group.rank if parts > 1 else 0
-            start, stop = (size_bytes * end // parts for end in (index, index + 1))
             pin = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            writer.prepare(stop - start, pin=pin)
+            writer.prepare(part.size_bytes(part.cut(training.flat(), index, parts)), pin=pin)
 
     def _is_writer(self, active_group: ActiveGroup) -> bool:
         roster = active_group.roster
@@ -302,6 +304,8 @@ class CheckpointManager:
 
     def _in_parts(self, active_group: ActiveGroup, training: Training) -> bool:
         several = len(active_group.roster.plan_ranks) > 1
+        if training.holdings:  # no rank can write everything
+            return several
         return several and not self._whole_only and training.size_bytes() >= SHARD_FROM_BYTES
 
     def _estimate(self, training: Training, *, left_s: float, parts: int) -> WriteEstimate:

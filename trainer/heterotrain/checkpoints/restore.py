@@ -7,6 +7,7 @@ import logging
 from heterotrain.checkpoints.checkpoint import CheckpointFolder
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity, Mode
+from heterotrain.state.lacks import extent_in
 from heterotrain.state.training import Training
 
 _log = logging.getLogger(__name__)
@@ -35,12 +36,13 @@ def best_checkpoint(folder: CheckpointFolder) -> tuple[int, int]:
 
 
 def restore_newest(folder: CheckpointFolder, training: Training) -> int | None:
-    """Restore the newest good checkpoint and return its step; ``None`` when there are no checkpoints.
+    """Restore what this rank needs of the newest good checkpoint; return its step, ``None`` when there are none.
 
     Raises:
         UsageError: there are checkpoints, but none of them can be used.
     """
-    found = folder.load_newest()
+    needs = training.needs
+    found = folder.load_newest(lambda entry: extent_in(entry, needs))
     if found is None:
         return None
     manifest, state = found

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from heterotrain_core.contract.plan import Plan
 
-from heterotrain.checkpoints.checkpoint import CheckpointFolder, Label, Manifest, new_mark
-from heterotrain.checkpoints.storage import StoredFile
-from heterotrain.state.parts import cut, host_memory, pack, sizes_bytes
+from heterotrain.checkpoints import part as parts_of_state
+from heterotrain.checkpoints.checkpoint import CheckpointFolder, Label, Manifest, WrittenPart, new_mark
+from heterotrain.layouts.holdings import Holding
+from heterotrain.state.parts import host_memory
 from heterotrain.state.tensors import flatten
 
 _log = logging.getLogger(__name__)
@@ -69,7 +70,8 @@ class WriteRequest:
     """A request to write part ``index`` of ``count`` of a state.
 
     ``completes`` marks the rank that completes the checkpoint; ``record`` is the content of its record file; ``hooks``
-    are the steps and epochs whose hooks have run.
+    are the steps and epochs whose hooks have run. ``holdings`` say what each rank holds (``None``: everything); there
+    are none where all ranks hold everything.
     """
 
     label: Label
@@ -78,6 +80,7 @@ class WriteRequest:
     completes: bool = True
     hooks: tuple[int, int] = (-1, -1)
     record: bytes | None = None
+    holdings: tuple[Holding | None, ...] = ()
 
 
 class CheckpointWriter:
@@ -137,13 +140,19 @@ class CheckpointWriter:
         self.wait()
         began_s = time.perf_counter()
         live = flatten(state)
-        byte_ranges = cut(sizes_bytes(live.tensors), request.count)[request.index]
-        self._buffer = pack(live.tensors, byte_ranges, self._buffer)
+        if request.holdings:
+            chosen = parts_of_state.own(live, request.index, request.holdings, state["shapes"])
+        else:
+            chosen = parts_of_state.cut(live, request.index, request.count)
+        self._buffer = parts_of_state.packed(chosen, self._buffer)
         pause_s = time.perf_counter() - began_s
         self._began_s = time.monotonic()
         self._stop_waiting.clear()
         self._thread = threading.Thread(
-            target=self._write, args=(request, live.skeleton, self._buffer), name="heterotrain-checkpoint", daemon=True
+            target=self._write,
+            args=(request, live.skeleton, parts_of_state.spans_of(chosen), self._buffer),
+            name="heterotrain-checkpoint",
+            daemon=True,
         )
         self._thread.start()
         return pause_s
@@ -158,11 +167,16 @@ class CheckpointWriter:
         """Stop waiting for parts of other ranks, because one of them is lost."""
         self._stop_waiting.set()
 
-    def _write(self, request: WriteRequest, skeleton: bytes, data: torch.Tensor) -> None:
+    def _write(
+        self, request: WriteRequest, skeleton: bytes, spans: list[parts_of_state.Span], data: torch.Tensor
+    ) -> None:
         began_s = time.perf_counter()
         put_s, manifest, failure, missing = 0.0, None, "", MissingParts.NOTHING
         try:
-            part = self._folder.write_part(request.label, data, index=request.index, count=request.count)
+            part = self._folder.write_part(
+                request.label, spans, data, index=request.index, count=request.count,
+                skeleton=skeleton if request.holdings else b"",
+            )  # fmt: skip
             put_s = time.perf_counter() - began_s
             if request.completes:
                 parts = [part] if request.count == 1 else self._await_parts(request, patience_s=PATIENCE_S + 10 * put_s)
@@ -185,7 +199,7 @@ class CheckpointWriter:
             )
         )  # fmt: skip
 
-    def _await_parts(self, request: WriteRequest, *, patience_s: float) -> list[StoredFile] | None:
+    def _await_parts(self, request: WriteRequest, *, patience_s: float) -> list[WrittenPart] | None:
         deadline_s, pause_s = time.monotonic() + patience_s, POLL_S[0]
         while True:
             last = self._stop_waiting.is_set() or time.monotonic() > deadline_s

@@ -120,6 +120,9 @@ def agree_on_state(group: Group | None, training: Training, checkpoints: Checkpo
             training.restore_flat(received)
     if training.earlier is not None:  # this rank has all that it needs
         training.restore_flat(transfer.part_of(training.flat(), training.needs))
+    training.holdings = tuple(summary.needs for summary in summaries)
+    if all(holding is None for holding in training.holdings):
+        training.holdings = ()
     if not roles.cold_start:  # of ranks with the same committed steps, some may have ended the training
         newest = summaries[roles.leader].steps
         stopped = any(summary.stopped for summary in summaries if summary.steps == newest)

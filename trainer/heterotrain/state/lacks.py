@@ -28,7 +28,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class Span:
     """Bytes ``[start, stop)`` of an entry of the state."""
 
     entry: Entry
@@ -49,14 +49,14 @@ def extent_in(entry: Entry, holding: Holding | None) -> Extent | None:
     return extent if entry.divided else entry.whole
 
 
-def loads_of(entries: Sequence[Entry], places: Sequence[Place]) -> dict[Load, tuple[Stretch, ...]]:
+def loads_of(entries: Sequence[Entry], places: Sequence[Place]) -> dict[Load, tuple[Span, ...]]:
     """Return what has to be sent, each load with its bytes in order.
 
     Raises:
         HeterotrainError: nobody has something that a rank lacks.
     """
     known: dict[str, list[tuple[Extent, tuple[int, ...], tuple[int, ...]]]] = {}
-    found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Stretch]] = {}
+    found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Span]] = {}
     for entry in entries:
         if not entry.elements:
             continue
@@ -70,15 +70,15 @@ def loads_of(entries: Sequence[Entry], places: Sequence[Place]) -> dict[Load, tu
         for extent, donors, receivers in parts:
             if not donors:
                 raise HeterotrainError(f"no rank holds {entry.name!r}, elements {extent.start} to {extent.stop}")
-            found.setdefault((donors, receivers), []).append(Stretch(entry, extent.start * size, extent.stop * size))
+            found.setdefault((donors, receivers), []).append(Span(entry, extent.start * size, extent.stop * size))
     return {
-        Load(sum(s.stop - s.start for s in stretches), donors, receivers): tuple(stretches)
-        for (donors, receivers), stretches in found.items()
+        Load(sum(s.stop - s.start for s in spans), donors, receivers): tuple(spans)
+        for (donors, receivers), spans in found.items()
     }
 
 
 def _refined(entry: Entry, places: Sequence[Place]) -> list[tuple[Extent, tuple[int, ...], tuple[int, ...]]]:
-    """Return stretches of an entry that some ranks lack, in order, each with its donors and receivers."""
+    """Return spans of an entry that some ranks lack, in order, each with its donors and receivers."""
     has = [extent_in(entry, place.has) if place.is_donor else None for place in places]
     needs = [extent_in(entry, place.needs) for place in places]
     edges = sorted({edge for extent in (*has, *needs) if extent is not None for edge in (extent.start, extent.stop)})

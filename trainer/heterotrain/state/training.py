@@ -32,6 +32,7 @@ class Training:
 
     Attributes:
         own_layout: what this rank holds of the model; ``None`` for all of it.
+        holdings: what each rank of the formation holds; empty where all of them hold everything.
         earlier: the layout and optimizers that hold the state until the first transfer under the new layout.
         on_restore: called with the number of epochs whose hooks have run, before a state is restored.
         order: name of the order in which this script reads its data; empty before ``job.steps``.
@@ -50,6 +51,7 @@ class Training:
     own_layout: Layout | None = None
     prepared: PreparedStep | None = None
     confirmed: tuple[int, Confirmation] | None = None
+    holdings: tuple[Holding | None, ...] = ()
     earlier: tuple[Layout, list[torch.optim.Optimizer]] | None = None
 
     @property

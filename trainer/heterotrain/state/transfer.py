@@ -15,7 +15,7 @@ import torch
 from heterotrain.layouts.holdings import Extent, Holding, overlap
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Payload
-from heterotrain.state.lacks import Place, Stretch, covering, extent_in, loads_of
+from heterotrain.state.lacks import Place, Span, covering, extent_in, loads_of
 from heterotrain.state.parts import byte_ranges, byte_view, memory_of
 from heterotrain.state.routes import Route, rounds
 from heterotrain.state.tensors import Flat, Held, empty, entries_of, merged
@@ -146,13 +146,13 @@ def exchange(group: Group, roles: Roles, own: Callable[[], Flat], places: Sequen
     if mine is not None and into is not None:
         _keep(mine, into)
     loads = loads_of(entries_of(skeleton), places)
-    stretches = list(loads.values())
+    spans = list(loads.values())
     for routes in rounds(list(loads)):
         outgoing = _by_peer((r.to, r) for r in routes if r.source == group.rank)
         incoming = _by_peer((r.source, r) for r in routes if r.to == group.rank)
         group.send_receive(
-            {peer: _payload((mine, into), stretches, own_routes) for peer, own_routes in outgoing.items()},
-            {peer: _payload((into,), stretches, own_routes) for peer, own_routes in incoming.items()},
+            {peer: _payload((mine, into), spans, own_routes) for peer, own_routes in outgoing.items()},
+            {peer: _payload((into,), spans, own_routes) for peer, own_routes in incoming.items()},
             "a part of the state",
         )
     return into
@@ -206,32 +206,30 @@ def _by_peer(pairs: Iterable[tuple[int, Route]]) -> dict[int, list[Route]]:
     return found
 
 
-def _payload(states: Sequence[Flat | None], stretches: Sequence[Sequence[Stretch]], routes: Sequence[Route]) -> Payload:
+def _payload(states: Sequence[Flat | None], spans: Sequence[Sequence[Span]], routes: Sequence[Route]) -> Payload:
     """Return the memory of the bytes of some routes, in the order of the routes.
 
     A donor's tensors on a device are copied to the host when their turn comes; a receiver's are on the host already.
 
     Args:
         states: where the bytes may be; the first one that has them counts.
-        stretches: the bytes of each load.
+        spans: the bytes of each load.
         routes: between this rank and one other.
     """
     return Payload(
         sum(route.stop - route.start for route in routes),
-        (view for route in routes for view in _views(states, stretches[route.load], route)),
+        (view for route in routes for view in _views(states, spans[route.load], route)),
     )
 
 
-def _views(states: Sequence[Flat | None], stretches: Sequence[Stretch], route: Route) -> Iterator[memoryview]:
-    for part in byte_ranges([stretch.stop - stretch.start for stretch in stretches], route.start, route.stop):
-        stretch = stretches[part.tensor]
-        start, stop = stretch.start + part.start, stretch.start + part.stop
+def _views(states: Sequence[Flat | None], spans: Sequence[Span], route: Route) -> Iterator[memoryview]:
+    for part in byte_ranges([span.stop - span.start for span in spans], route.start, route.stop):
+        span = spans[part.tensor]
+        start, stop = span.start + part.start, span.start + part.stop
         held = next(
             held
             for flat in states
-            if flat is not None
-            and (held := flat.by_name.get(stretch.entry.name)) is not None
-            and _has(held, start, stop)
+            if flat is not None and (held := flat.by_name.get(span.entry.name)) is not None and _has(held, start, stop)
         )
         first = held.start_byte
         yield memory_of(byte_view(held.values)[start - first : stop - first].cpu())

@@ -16,10 +16,10 @@ import pytest
 import torch
 from heterotrain.checkpoints import storage
 from heterotrain.checkpoints.checkpoint import CheckpointFolder, Label, Manifest
+from heterotrain.checkpoints.part import cut, packed, spans_of
 from heterotrain.checkpoints.storage import Storage
 from heterotrain.checkpoints.writer import CheckpointWriter, MissingParts, WriteRequest, WriteResult
 from heterotrain.errors import UsageError
-from heterotrain.state.parts import cut, pack, sizes_bytes
 from heterotrain.state.tensors import Flat, flatten
 from pyftpdlib.authorizers import DummyAuthorizer
 from pyftpdlib.handlers import FTPHandler
@@ -138,17 +138,14 @@ def test_a_state_in_parts_is_read_by_any_rank(place: str, count: int) -> None:
     """Parts are written in any order by several writers; the checkpoint exists only with the last one."""
     folder, flat = CheckpointFolder(place, max_to_keep=2), state_of(7)
     label = Label(generation=1, step=7, mark=123)
-    parts = cut(sizes_bytes(flat.tensors), count)
+    parts = [cut(flat, index, count) for index in range(count)]
+    data = [(spans_of(part), packed(part, None)) for part in parts]
     for index in reversed(range(count)):
         assert loaded_step(folder) is None
-        folder.write_part(label, pack(flat.tensors, parts[index], None), index=index, count=count)
+        folder.write_part(label, *data[index], index=index, count=count)
         if count > 1:
             assert (folder.parts_there(label, count) is None) == (index > 0)
-    stored = (
-        folder.parts_there(label, count)
-        if count > 1
-        else [folder.write_part(label, pack(flat.tensors, parts[0], None), index=0, count=1)]
-    )
+    stored = folder.parts_there(label, count) if count > 1 else [folder.write_part(label, *data[0], index=0, count=1)]
     assert stored is not None
     folder.complete(label, flat.skeleton, stored, now_s=0.0)
     assert loaded_step(folder) == 7
@@ -162,7 +159,7 @@ def test_a_damaged_checkpoint_is_skipped(place: str, damage: str) -> None:
     manifest = written(folder, 2)
     files, _, root = fsspec.get_fs_token_paths(place)
     data = f"{root[0] if isinstance(root, list) else root}/{manifest.parts[0].name}"
-    card = data.replace("-p0of1.bin", ".json")
+    card = data.replace("-p0of1.safetensors", ".json")
     content = files.cat_file(data)
     if damage == "flip":
         half = len(content) // 2

@@ -106,13 +106,13 @@ def test_an_existing_file_is_kept(tmp_path: Path) -> None:
 
 def shorten(folder: Path) -> None:
     """Tear a part."""
-    part = next(folder.glob("*.bin"))
+    part = next(folder.glob("*.safetensors"))
     part.write_bytes(part.read_bytes()[:-3])
 
 
 def change(folder: Path) -> None:
     """Change one byte of a part."""
-    part = next(folder.glob("*.bin"))
+    part = next(folder.glob("*.safetensors"))
     part.write_bytes(b"\x01" + part.read_bytes()[1:])
 
 

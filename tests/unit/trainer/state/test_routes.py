@@ -126,9 +126,7 @@ def test_transfers_between_random_layouts(seed: int) -> None:
     ]
     wanted = [set().union(*(bytes_in(entry, place.needs) for entry in entries)) for place in places]
     loads = loads_of([entry for entry in entries if entry.divided or not entry.of or sizes[entry.of]], places)
-    content = [
-        [(s.entry.name, byte) for s in stretches for byte in range(s.start, s.stop)] for stretches in loads.values()
-    ]
+    content = [[(s.entry.name, byte) for s in spans for byte in range(s.start, s.stop)] for spans in loads.values()]
     for routes in rounds(list(loads)):
         before = [set(held) for held in holds]
         for route in routes:
@@ -193,8 +191,8 @@ def test_only_what_changed_place_is_sent() -> None:
         return {name: full[name] for name in list(sizes)[start:stop]}
 
     places = [Place(has=layers(0, 4), needs=layers(0, 5)), Place(has=layers(4, 8), needs=layers(5, 8))]
-    (load, stretches), *others = loads_of(entries, places).items()
+    (load, spans), *others = loads_of(entries, places).items()
     assert not others
     assert (load.size_bytes, load.donors, load.receivers) == (2 * 400, (1,), (0,))
-    assert [s.entry.name for s in stretches] == ["model.4.weight", "exp_avg.4.weight"]
+    assert [s.entry.name for s in spans] == ["model.4.weight", "exp_avg.4.weight"]
     assert overlap(Extent(0, 4), Extent(4, 8)) is None
