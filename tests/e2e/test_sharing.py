@@ -131,7 +131,9 @@ def test_a_worker_goes_to_another_job_and_comes_back(start: Start, tmp_path: Pat
         second.wait_steps(3)
         limited = first.job.condition("WorkersLimited")
         assert (limited["status"], limited["reason"]) == ("True", "NodesShared")
-        assert "other jobs need them more" in limited["message"]
+        # On a busy machine, three workers may be slower than two: then that is the reason given.
+        assert limited["message"].startswith("-1 ")
+        assert any(why in limited["message"] for why in ("other jobs need them more", "% speed")), limited
         assert (granted(first), granted(second)) == (DEVICES - 1, 1)
         stop_undisturbed(second)
 
