@@ -10,10 +10,10 @@ import numpy as np
 from heterotrain_core.contract.plan import BoundaryKind, CommunicationTime
 from heterotrain_core.perf.exchange import ring_scale
 from heterotrain_core.split.member import SplitMember
-from heterotrain_operator.api.pools import CapacityType
+from heterotrain_operator.api.pools import CapacityType, WorkerPool
 from heterotrain_operator.api.reading import most_workers
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
-from heterotrain_operator.decide.objects.pods import num_proc_per_worker
+from heterotrain_operator.decide.objects.pods import members_per_worker, num_proc_per_worker
 
 from heterotrain_cli.errors import InputError
 from heterotrain_cli.job_file import read_job_file
@@ -26,7 +26,7 @@ class Pool:
 
     Attributes:
         name: as in the job.
-        ranks: ranks of one worker.
+        ranks: members of one worker: its ranks, unless these hold the model together.
         least_workers, most_workers: limits in the job.
         spot: whether its nodes can be reclaimed.
         price_per_hour: of one worker; ``None`` when not stated.
@@ -94,15 +94,23 @@ def _pools(spec: HeteroTrainJobSpec, template: Mapping[str, Any]) -> tuple[Pool,
     return tuple(
         Pool(
             name=pool.name,
-            ranks=num_proc_per_worker(pool, template),
+            ranks=members_per_worker(spec, pool, template),
             least_workers=pool.min_replicas,
             most_workers=pool.max_replicas,
             spot=pool.capacity_type is CapacityType.SPOT,
             price_per_hour=None if pool.price_per_hour is None else float(pool.price_per_hour),
-            micro_batch_samples=pool.micro_batch_size,
+            micro_batch_samples=_micro_batch(spec, pool, template),
         )
         for pool in spec.worker_pools
     )
+
+
+def _micro_batch(spec: HeteroTrainJobSpec, pool: WorkerPool, template: Mapping[str, Any]) -> int | None:
+    """Return the largest micro-batch of a member in samples; ``None`` where the spec does not limit it."""
+    if pool.micro_batch_size is None:
+        return None
+    processes = num_proc_per_worker(pool, template) // members_per_worker(spec, pool, template)
+    return pool.micro_batch_size * processes
 
 
 def with_profile(job: Job, profile: Profile, *, where: str) -> Job:

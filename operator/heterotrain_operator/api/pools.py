@@ -35,7 +35,8 @@ class ElasticPolicy(
         default=1,
         ge=1,
         le=MAX_WORKERS,
-        description="Minimum number of workers. Training pauses while fewer are ready. Example: 2.",
+        description="Minimum number of workers. Training pauses while fewer are ready. The processes of a worker count "
+        "as one. Example: 2.",
     )
     max_replicas: int | None = Field(
         default=None,

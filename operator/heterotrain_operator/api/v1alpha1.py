@@ -13,6 +13,7 @@ from heterotrain_core.contract import keys
 from heterotrain_core.contract.choices import Choice
 from pydantic import Field, WithJsonSchema
 
+from heterotrain_operator.api.parallelism import Parallelism
 from heterotrain_operator.api.pools import ElasticPolicy, WorkerPool
 from heterotrain_operator.api.schema import MapList, Model, Rule
 from heterotrain_operator.api.template import PodTemplate
@@ -159,6 +160,11 @@ class HeteroTrainJobSpec(
             "then set suspend: false",
         ),
         Rule(
+            cel="oldSelf.suspend || self.parallelism == oldSelf.parallelism",
+            message="parallelism is immutable while the job runs: set suspend: true, change parallelism, then set "
+            "suspend: false",
+        ),
+        Rule(
             cel="self.managedBy == oldSelf.managedBy",
             message="managedBy is immutable: delete the job and create it again",
         ),
@@ -179,6 +185,10 @@ class HeteroTrainJobSpec(
         description="Controller of the job. The operator ignores a job with another value than its own.",
     )
     training: Training = Field(description="Training settings that do not depend on the machines.")
+    parallelism: Parallelism = Field(
+        default_factory=Parallelism,
+        description="How the model is divided among the processes. Default: not at all.",
+    )
     elastic_policy: ElasticPolicy = Field(
         default_factory=ElasticPolicy, description="Limits on the number of workers over all pools."
     )

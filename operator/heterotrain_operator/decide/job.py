@@ -305,7 +305,7 @@ def _decide_shares(
     """Return the shares of new members, or new shares of the same ones; ``None`` when there is nothing to decide on."""
     plan = derived.in_force.plan
     if membership.workers is not None:
-        return share_out(job.spec, arrange(membership.workers), inputs.telemetry, plan=plan)
+        return share_out(job.spec, arrange(membership.workers, job.spec.parallelism.mode), inputs.telemetry, plan=plan)
     if plan is None or not plan.members or not inputs.replan:
         return None
     leaving = {worker.pod.uid for worker in derived.workers if worker.ended or worker.state is WorkerState.LEAVING}

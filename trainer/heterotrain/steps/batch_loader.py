@@ -125,6 +125,7 @@ class BatchLoader:
         start, stop = slice_of_rank(roster, shares, active_group.rank)
         size = micro_batch_samples(active_group.member, learned_cap_samples=cap_samples)
         return Task(
+            member_samples=shares[roster.positions[active_group.rank]], shards=active_group.member.layout.shards,
             epoch=epoch, number=progress.steps, batch_samples=batch, ends_epoch=ends_epoch, shares=shares,
             rank=active_group.rank, cursor=cursor, position=cursor + start,
             share_samples=stop - start, global_batch_samples=wanted, micro_batches=micro_batches(stop - start, size),

@@ -510,8 +510,9 @@ class Loop:
         progress, roster = self._training.progress, active_group.roster
         return Position(
             epoch=progress.epoch, epochs=self._config.epochs, samples=progress.samples, epoch_done=progress.cursor,
-            epoch_samples=self._require_loader().epoch_samples, loss=decision.loss, ranks=len(roster.shares),
-            share_samples=roster.shares[active_group.rank], batch_samples=roster.plan.global_batch_samples,
+            epoch_samples=self._require_loader().epoch_samples, loss=decision.loss, ranks=len(roster.plan_ranks),
+            share_samples=roster.shares[roster.positions[active_group.rank]],
+            batch_samples=roster.plan.global_batch_samples,
         )  # fmt: skip
 
     def _check_result(self, active_group: ActiveGroup | None) -> None:

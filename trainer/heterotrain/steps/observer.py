@@ -219,8 +219,8 @@ class Observer:
             while self._pending and self._pending[0].clock.is_over():
                 task, clock, timestamps, step_s, peak_bytes = self._pending.popleft()
                 self._report.step(
-                    share_samples=task.share_samples,
-                    micro_batch_samples=max(task.micro_batches, default=0),
+                    shape=task.shape,
+                    samples=task.share_samples,
                     times=clock.read(timestamps, step_s=step_s),
                     peak_bytes=peak_bytes,
                 )

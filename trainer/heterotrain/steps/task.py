@@ -16,6 +16,8 @@ class Task:
         batch_samples: samples of the step over all ranks.
         ends_epoch: whether the epoch ends with it.
         shares: samples by member of the formation.
+        member_samples: those of this rank's member.
+        shards: ranks that divide each micro-batch of the member among themselves.
         rank: this rank in the process group.
         cursor: committed samples of the epoch before it.
         position: the epoch's samples before this rank's first one.
@@ -30,6 +32,8 @@ class Task:
     batch_samples: int
     ends_epoch: bool
     shares: tuple[int, ...]
+    member_samples: int
+    shards: int = 1
     rank: int
     cursor: int
     position: int
@@ -41,6 +45,11 @@ class Task:
     def spare(self) -> Task:
         """Return the task of a rank that has no samples but has to run the model."""
         return replace(self, position=self.cursor, share_samples=1, micro_batches=())
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Share and largest micro-batch of the whole member, under which its ranks count the step."""
+        return self.member_samples, min(self.member_samples, max(self.micro_batches, default=0) * self.shards)
 
     @property
     def ids(self) -> tuple[int, ...]:

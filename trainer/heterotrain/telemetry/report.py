@@ -103,23 +103,22 @@ class Report:
 
     # -- written by the training thread ------------------------------------------------------------------------------
 
-    def step(self, *, share_samples: int, micro_batch_samples: int, times: StepTimes, peak_bytes: int | None) -> None:
+    def step(self, *, shape: tuple[int, int], samples: int, times: StepTimes, peak_bytes: int | None) -> None:
         """Count one committed step under its shape; beyond ``MAX_LIVE_SHAPES``, drop the least recently used shape.
 
         Args:
-            share_samples: samples of this rank in the step.
-            micro_batch_samples: largest micro-batch; 0 without samples.
+            shape: share and largest micro-batch of this rank's member; the latter is 0 without samples.
+            samples: those of this rank.
             times: seconds of its phases.
             peak_bytes: peak memory of its tensors on the accelerator; ``None`` without one.
         """
         with self._lock:
-            shape = (share_samples, micro_batch_samples)
             counters = self._shapes.pop(shape, None) or ShapeCounters()
             self._shapes[shape] = counters  # the most recently used shape is last
             if len(self._shapes) > names.MAX_LIVE_SHAPES:
                 self._shapes.popitem(last=False)
             counters.steps += 1
-            counters.samples += share_samples
+            counters.samples += samples
             for phase, seconds in times.by_phase().items():
                 counters.phase_s[phase] += seconds
                 counters.phase_squared_s2[phase] += seconds * seconds

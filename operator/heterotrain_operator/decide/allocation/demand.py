@@ -19,7 +19,7 @@ from heterotrain_operator.cluster_state.views import ValidJob
 from heterotrain_operator.decide.allocation.node_group import NodeGroup, PoolKey
 from heterotrain_operator.decide.grants.grant import JobGrant, ThroughputModel
 from heterotrain_operator.decide.grants.persisted import median_member
-from heterotrain_operator.decide.objects.pods import num_proc_per_worker
+from heterotrain_operator.decide.objects.pods import members_per_worker
 from heterotrain_operator.decide.plan.arrangement import identity_of
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
@@ -112,7 +112,7 @@ def demand_of(
             min_workers=max(0, pool.min_replicas - there),
             required=starting,  # training does not start without it, but it continues
             max_workers=max(0, competitor.most(pool) - there),
-            ranks=num_proc_per_worker(pool, job.template),
+            ranks=members_per_worker(spec, pool, job.template),
             price_per_hour=float(pool.price_per_hour or 0.0),
             member=throughput.members.get(pool.name),
         )
@@ -196,7 +196,8 @@ def throughput_of(before: ThroughputModel, plan: Plan | None, telemetry: Telemet
 
 def _micro_cap(member: Member, ranks: Sequence[Rank], telemetry: Telemetry) -> int | None:
     found = [telemetry.gauges.get(identity_of(rank)) for rank in ranks]
-    caps = [member.micro_batch_samples or None, *(g.micro_batch_cap_samples for g in found if g is not None)]
+    learned = [g.micro_batch_cap_samples for g in found if g is not None and g.micro_batch_cap_samples is not None]
+    caps = [member.micro_batch_samples or None, *(cap * member.layout.shards for cap in learned)]
     return min((cap for cap in caps if cap is not None), default=None)
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from heterotrain_core.contract import env, keys
+from heterotrain_core.contract.choices import Parallelism
 from heterotrain_core.contract.config import TrainingConfig, encode_config
 
 from heterotrain_operator.api.pools import WorkerPool
@@ -92,6 +93,11 @@ def _accelerators(pool: WorkerPool, template: Mapping[str, Any]) -> int:
     return sum(gpus) or sum(found.values())
 
 
+def members_per_worker(spec: HeteroTrainJobSpec, pool: WorkerPool, template: Mapping[str, Any]) -> int:
+    """Return how many members a worker has; shares and speeds are those of members."""
+    return 1 if spec.parallelism.mode is Parallelism.SHARDED else num_proc_per_worker(pool, template)
+
+
 def training_config(spec: HeteroTrainJobSpec, *, grace_s: float) -> TrainingConfig:
     """Return the settings that stay the same for a pod's whole life."""
     training, checkpoint = spec.training, spec.checkpoint
@@ -102,6 +108,7 @@ def training_config(spec: HeteroTrainJobSpec, *, grace_s: float) -> TrainingConf
         precision=training.precision,
         learning_rate_scaling=training.learning_rate_scaling,
         learning_rate_warmup_samples=training.learning_rate_warmup_samples,
+        parallelism=spec.parallelism.mode,
         backend=training.communication.backend,
         compression=training.communication.compression,
         bucket_mib=training.communication.bucket_mib,

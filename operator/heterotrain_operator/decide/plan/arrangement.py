@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from heterotrain_core.contract import keys
-from heterotrain_core.contract.plan import Layout, Member, Plan, Rank
+from heterotrain_core.contract.choices import Parallelism
+from heterotrain_core.contract.plan import Layout, LayoutKind, Member, Plan, Rank
 
 from heterotrain_operator.cluster_state.telemetry import MemberId
+from heterotrain_operator.cluster_state.views import PodView
 from heterotrain_operator.decide.workers.state import Worker
 
 
@@ -57,25 +59,34 @@ def arrangement_of(plan: Plan) -> Arrangement:
     return Arrangement(members=plan.members, ranks=plan.ranks)
 
 
-def arrange(workers: Sequence[Worker]) -> Arrangement:
-    """Return the arrangement for data parallelism: one replicated member for each rank of these workers."""
+def arrange(workers: Sequence[Worker], mode: Parallelism) -> Arrangement:
+    """Return which ranks of these workers form which members.
+
+    ``DATA`` gives one replicated member for each rank, ``SHARDED`` one sharded member for each worker. Members of
+    several workers, with stages, belong here. Until they are planned, ``api/parallelism`` refuses their modes.
+    """
     members: list[Member] = []
     ranks: list[Rank] = []
     for worker in workers:
         pod = worker.pod
         for local_rank in range(pod.ranks):
-            member = Member(index=len(members), pool=pod.pool, share_samples=0, layout=Layout())
-            members.append(member)
+            if local_rank == 0 or mode is not Parallelism.SHARDED:
+                members.append(Member(index=len(members), pool=pod.pool, share_samples=0, layout=_layout(pod, mode)))
             ranks.append(
                 Rank(
                     rank=len(ranks),
-                    member=member.index,
+                    member=members[-1].index,
                     worker=pod.name,
                     worker_uid=pod.uid,
                     address=pod.address,
                     peer_port=keys.PEER_PORT + local_rank,
                     on_demand=pod.on_demand,
                     local_rank=local_rank,
+                    shard=local_rank if mode is Parallelism.SHARDED else 0,
                 )
             )
     return Arrangement(members=tuple(members), ranks=tuple(ranks))
+
+
+def _layout(pod: PodView, mode: Parallelism) -> Layout:
+    return Layout(kind=LayoutKind.SHARDED, shards=pod.ranks) if mode is Parallelism.SHARDED else Layout()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.plan import BoundaryKind, Division, Member, Plan
 from heterotrain_core.perf.memory import MemoryPeak, micro_batch_cap
+from heterotrain_core.perf.ranks import observations_of_member
 from heterotrain_core.planning.batch import BatchRequest, decide_batch
 from heterotrain_core.planning.fitting import MemberFits, fit_members
 from heterotrain_core.planning.shares import MemberEvidence, SharesDecision, SharesRequest, decide_shares
@@ -62,7 +63,7 @@ def share_out(spec: HeteroTrainJobSpec, arrangement: Arrangement, telemetry: Tel
     floor = 1 if spec.training.base_batch_samples >= len(members) else 0
     limits = {pool.name: pool.micro_batch_size for pool in spec.worker_pools}
     evidence = tuple(
-        replace(_evidence(member, identities[0], telemetry, limits.get(member.pool)), member=name, floor_samples=floor)
+        replace(_evidence(member, identities, telemetry, limits.get(member.pool)), member=name, floor_samples=floor)
         for member, name, identities in zip(members, arrangement.names, arrangement.identities, strict=True)
     )
     fits = fit_members(evidence, _former(arrangement, telemetry))
@@ -138,24 +139,39 @@ def _batch(
     return answer.samples, answer.reason
 
 
-def _evidence(member: Member, identity: MemberId, telemetry: Telemetry, limit: int | None) -> MemberEvidence:
-    """Return the evidence about a member; ``limit`` is the largest micro-batch by the job's spec."""
-    gauges = telemetry.gauges.get(identity)
-    caps = [cap for cap in (limit, _micro_cap(gauges) if gauges else None) if cap is not None]
+def _evidence(
+    member: Member, ranks: Sequence[MemberId], telemetry: Telemetry, limit_samples: int | None
+) -> MemberEvidence:
+    """Return the evidence about a member.
+
+    Args:
+        member: the member.
+        ranks: its ranks, as telemetry names them.
+        telemetry: measurements of each rank.
+        limit_samples: largest micro-batch of one rank by the job's spec.
+    """
+    shards = member.layout.shards
+    caps = [limit_samples * shards] if limit_samples is not None else []
+    found = [telemetry.gauges.get(rank) for rank in ranks]
+    caps += [cap for gauges in found if gauges is not None and (cap := _micro_cap(gauges, shards)) is not None]
     return MemberEvidence(
-        member=f"{identity.worker_uid}/{identity.local_rank}",
+        member=f"{ranks[0].worker_uid}/{ranks[0].local_rank}",
         pool=member.pool,
-        observations=telemetry.observations.get(identity, ()),
+        observations=observations_of_member([telemetry.observations.get(rank, ()) for rank in ranks]),
         micro_cap_samples=min(caps, default=None),
         granularity_samples=member.granularity_samples,
     )
 
 
-def _micro_cap(gauges: MemberGauges) -> int | None:
-    """Return the largest micro-batch that is expected to fit into the rank's memory, ``None`` when unknown."""
+def _micro_cap(gauges: MemberGauges, shards: int) -> int | None:
+    """Return the largest micro-batch of the member that is expected to fit into the rank's memory, ``None`` if unknown.
+
+    Ranks report peaks by the member's micro-batch, and the size that ran out of memory by their own part of it.
+    """
     peaks = [MemoryPeak(micro_batch_samples=size, peak_bytes=used) for size, used in gauges.peak_memory_bytes.items()]
     if (cap := gauges.micro_batch_cap_samples) is not None:
-        peaks.append(MemoryPeak(micro_batch_samples=2 * cap, ran_out=True))  # the cap is half of the size that ran out
+        ran_out = 2 * cap * shards  # the cap is half of the size that ran out
+        peaks.append(MemoryPeak(micro_batch_samples=ran_out, ran_out=True))
     return micro_batch_cap(peaks, memory_bytes=gauges.device_memory_bytes).samples
 
 

@@ -153,6 +153,16 @@ class JobContext:
         )
 
     @property
+    def solo_samples_per_s(self) -> dict[int, float]:
+        """Samples per second of each member's own work, by index; that of its slowest rank, once all have one."""
+        if self.plan is None:
+            return {}
+        measured = self.telemetry.rates.solo_samples_per_s
+        rates = [[measured.get(identity_of(rank)) for rank in ranks] for ranks in self.plan.ranks_by_member]
+        known = [[rate for rate in each if rate is not None] for each in rates]
+        return {index: min(found) for index, found in enumerate(known) if found and len(found) == len(rates[index])}
+
+    @property
     def applied(self) -> tuple[int, int] | None:
         """The version that every rank of the plan reports to be in force; ``None`` while one has not reported."""
         if self.plan is None or not self.plan.members:

@@ -122,8 +122,9 @@ def _completion(context: JobContext, samples: int | None, epoch_samples: int | N
 
 def _rates(context: JobContext) -> dict[str, Any]:
     rates, plan = context.telemetry.rates, context.plan
-    solo = sum(rates.solo_samples_per_s.values())
-    complete = plan is not None and len(rates.solo_samples_per_s) >= len(plan.ranks) > 0
+    members = context.solo_samples_per_s
+    solo = sum(members.values())
+    complete = plan is not None and len(members) == len(plan.members) > 0
     found: dict[str, Any] = {}
     found["samples_per_second"] = _number(rates.samples_per_s)
     if rates.samples_per_s is not None and complete and solo > 0:

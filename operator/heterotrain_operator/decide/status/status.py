@@ -25,7 +25,6 @@ from heterotrain_operator.decide.faults import with_fault
 from heterotrain_operator.decide.grants.persisted import exhaustion_of, speed_of
 from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Stage
 from heterotrain_operator.decide.objects.objects import worker_selector
-from heterotrain_operator.decide.plan.arrangement import identity_of
 from heterotrain_operator.decide.status.conditions import condition_values, ended_condition
 from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.status.progress import earlier_progress, progress_fields
@@ -244,16 +243,15 @@ def _rows(context: JobContext) -> tuple[WorkerStatus, ...]:
     solo: dict[str, float] = {}
     prediction = context.plan.prediction if context.plan else None
     bindings: dict[str, str] = {}
-    plan = context.plan
+    plan, rates = context.plan, context.solo_samples_per_s
     for rank in plan.ranks if plan else ():
         if prediction is not None:
             bindings.setdefault(rank.worker_uid, prediction.bindings[rank.member].value)
-        rate = context.telemetry.rates.solo_samples_per_s.get(identity_of(rank))
-        if rate is not None:
-            solo[rank.worker_uid] = solo.get(rank.worker_uid, 0.0) + rate
     if plan is not None:
         for uid, index in {(rank.worker_uid, rank.member) for rank in plan.ranks}:
             shares[uid] = shares.get(uid, 0) + plan.members[index].share_samples
+            if index in rates:
+                solo[uid] = solo.get(uid, 0.0) + rates[index]
     chosen = sorted(context.workers, key=lambda worker: (worker.state is WorkerState.READY, worker.pod.index))[
         :MAX_WORKER_ROWS
     ]

@@ -107,6 +107,12 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         {"workerPools": [pool("a", numProcPerWorker=8)], "training": {"globalBatchSize": 7}},
         "too small for the maximum number of processes",
     ),
+    "stages": (
+        {"parallelism": {"mode": "Pipeline"}},
+        "spec.parallelism: parallelism.mode Pipeline and Auto are not available yet",
+    ),
+    "any layout": ({"parallelism": {"mode": "Auto"}}, "choose Data or Sharded"),
+    "an unknown mode": ({"parallelism": {"mode": "Tensor"}}, "must be one of"),
     "a pool twice": ({"workerPools": [pool("a"), pool("a")]}, "names a pool twice"),
     "some prices": (
         {

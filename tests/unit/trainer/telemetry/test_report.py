@@ -45,7 +45,7 @@ def test_a_step_is_counted_under_its_shape() -> None:
     """Seconds and squares are counted by phase; compute is a sum of phases."""
     report = Report(IDENTITY)
     for _ in range(2):
-        report.step(share_samples=8, micro_batch_samples=4, times=times(first_bucket_ratio=0.5), peak_bytes=None)
+        report.step(shape=(8, 4), samples=8, times=times(first_bucket_ratio=0.5), peak_bytes=None)
     found, shape = rendered(report), 'micro_batch="4"'
     assert found[f'{names.STEPS}{{{shape},share="8"}}'] == 2
     assert found[f'{names.SAMPLES}{{{shape},share="8"}}'] == 16
@@ -59,7 +59,7 @@ def test_the_least_recently_used_shape_is_dropped() -> None:
     """The number of label sets is bounded; a shape that is used again stays."""
     report = Report(IDENTITY)
     for share in [*range(names.MAX_LIVE_SHAPES), 0, 99]:
-        report.step(share_samples=share, micro_batch_samples=1, times=times(), peak_bytes=None)
+        report.step(shape=(share, 1), samples=share, times=times(), peak_bytes=None)
     steps = [name for name in rendered(report) if name.startswith(names.STEPS)]
     shares = {int(share) for name in steps for share in re.findall(r'share="(\d+)"', name)}
     assert len(shares) == len(steps)
