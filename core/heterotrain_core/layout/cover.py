@@ -145,20 +145,28 @@ def _rough(
     found = least_level(menu, np.array(left, dtype=np.int64), problem.least_members, ROUGH)
     if isinstance(found, int):
         return _too_few(book, left, kinds, found)
+    exchange_s = _rough_exchange(problem, menu, found)
+    return _Rough(menu=menu, level=found, exchange_s=exchange_s, step_s=found.level_s + exchange_s)
+
+
+def _rough_exchange(problem: Problem, menu: Menu, found: Level) -> float:
+    """Return about the seconds of the exchange between members whose stages hold equal parts of the model."""
     members = sum(found.amounts.values())
     link = max((problem.default_link, *problem.links.values()), key=lambda each: each.seconds(1e9))
     exchange_s = 0.0
     for column in found.amounts if members > 1 else ():
-        # Stages hold about equal parts of the model.
         held = sum(unit.parameter_bytes for unit in problem.units) / int(menu.need_JK[column].sum())
         exchange_s = max(exchange_s, 2 * (members - 1) * link.seconds(held / members))
-    return _Rough(menu=menu, level=found, exchange_s=exchange_s, step_s=found.level_s + exchange_s)
+    return exchange_s
 
 
 def _worked_out(book: Book, left: Sequence[int], rough: _Rough) -> Cover | Infeasible:
     """Return the cover with cuts, simulated schedules and shares."""
     fine = least_level(rough.menu, np.array(left, dtype=np.int64), book.problem.least_members)
-    level = fine if isinstance(fine, Level) and fine.level_s <= rough.level.level_s else rough.level
+    level = rough.level
+    # A lower level may be one of more members, whose exchange outweighs it.
+    if isinstance(fine, Level) and fine.level_s + _rough_exchange(book.problem, rough.menu, fine) <= rough.step_s:
+        level = fine
     amounts = level.amounts
     choices = {column: _work_out(book, rough.menu, level.level_s, column) for column in amounts}
     divided = _divide(book.problem, choices, [column for column in sorted(amounts) for _ in range(amounts[column])])
