@@ -126,3 +126,25 @@ def head_first(*, out: str, fault: dict[str, Any] | None = None) -> None:
             step.apply(optimizer)
             record.add("step", number=step.number, share=step.share_samples, left=left)
     torch.save(model.state_dict(), f"{out}/{os.environ['HETEROTRAIN_WORKER']}.pt")
+
+
+def dropping() -> torch.nn.Module:
+    """Return a small model with dropout between its layers, in fp64."""
+    layers = [torch.nn.Linear(FEATURES, 16), torch.nn.Tanh(), torch.nn.Dropout(0.3), torch.nn.Linear(16, 16)]
+    return torch.nn.Sequential(*layers, torch.nn.Dropout(0.3), torch.nn.Linear(16, 1)).double()
+
+
+def compute(*, out: str, fault: dict[str, Any] | None = None) -> None:
+    """Train by ``step.compute`` a model that is built without memory, and write the final weights."""
+    injector = FaultInjector(fault)
+    job = heterotrain.init()
+    model = job.wrap(dropping)
+    optimizer = job.optimizer(lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9))
+    install_faults(injector)
+    for step in job.steps(problem(96)):
+        with step:
+            injector.at("step", step.number)
+            step.compute(torch.nn.functional.mse_loss)
+            injector.at("computed", step.number)
+            step.apply(optimizer, clip_norm=1.0)
+    torch.save(model.state_dict(), f"{out}/{os.environ['HETEROTRAIN_WORKER']}.pt")

@@ -14,6 +14,7 @@ SCRIPT = "distributed.data_scripts:example"
 EPOCHS, BATCH = 2, 64
 SMALL = {
     "digits": ["--samples-per-epoch", "640", "--width", "4", "--learning-rate", "0.01"],
+    "language-model": ["--files", "12", "--width", "16", "--blocks", "2", "--learning-rate", "0.01"],
     "tabular": [],
     "text": ["--topics", "6", "--width", "16", "--layers", "1", "--learning-rate", "0.01"],
 }
@@ -58,7 +59,7 @@ def started(
 
 def result(outputs: list[str]) -> float:
     """Return the result of the last epoch's evaluation, which only one rank logs."""
-    line = rf"epoch {EPOCHS - 1} done \({EPOCHS} of {EPOCHS}\): (?:accuracy|bits_per_letter) (\S+)"
+    line = rf"epoch {EPOCHS - 1} done \({EPOCHS} of {EPOCHS}\): (?:accuracy|bits_per_letter|bits_per_byte) (\S+)"
     found = [re.findall(line, output) for output in outputs]
     (value,) = [values[-1] for values in found if values]
     return float(value)

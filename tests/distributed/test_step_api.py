@@ -7,10 +7,14 @@ import signal
 from collections.abc import Callable
 
 import pytest
+import torch
 from distributed.harness import Gate, Operator, Worker, assert_same_weights
 from distributed.scripts import net, optimizer_of, problem
-from distributed.step_scripts import HeadFirst, events
+from distributed.step_scripts import HeadFirst, dropping, events
 from heterotrain.data.order import permutation
+from heterotrain.layouts import initial_weights
+from heterotrain.layouts.unit_draws import UnitDraws
+from heterotrain.layouts.units import units_of
 from support import passes
 
 Operate = Callable[..., Operator]
@@ -129,3 +133,34 @@ def test_ranks_agree_on_the_order_in_which_gradients_arrive(operate: Operate) ->
         late = [step["left"] for step in seen if step["number"] > 12 and step["share"]]
         assert late
         assert all(left[0] <= 4 and left == sorted(left) and left[-1] == 6 for left in late)
+
+
+@pytest.mark.parametrize("place", ["never", "computed"])
+def test_compute_trains_like_one_process_with_dropout(operate: Operate, place: str) -> None:
+    """Three uneven workers, one without samples, also through a loss: the weights of plain torch to 1e-10."""
+    operator = operate()
+    faults: dict[int, dict[str, object]] = {2: {"place": place, "step": 4}}
+    workers = run(operator, "compute", faults=faults, shares=(12, 0, 4), micro=(4, 4, 4))
+    cpu = torch.device("cpu")
+    units = units_of(initial_weights.built(dropping), None)
+    initial_weights.fill(units, seed=0, device=cpu)
+    model, draws, (x, y) = units.model, UnitDraws(units, seed=0, device=cpu), problem(96).tensors
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    for epoch in range(2):
+        order = permutation(seed=0, epoch=epoch, epoch_samples=96, shuffle=True)
+        for number in range(6):
+            optimizer.zero_grad()
+            for start in range(0, 16, 4):
+                chosen = order[16 * number + start : 16 * number + start + 4]
+                with draws.at(epoch * 6 + number, start):
+                    (torch.nn.functional.mse_loss(model(x[chosen]), y[chosen]) / 4).backward()
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            norm = math.hypot(*(float(gradient.norm()) for gradient in gradients))
+            for gradient in gradients:
+                gradient.mul_(min(1.0, 1.0 / norm))
+            optimizer.step()
+    if place != "never":
+        assert workers.pop().code == -signal.SIGKILL
+    for worker in workers:
+        assert worker.code == 0, worker.log()
+        assert_same_weights(operator.weights(worker), model.state_dict())

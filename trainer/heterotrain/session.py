@@ -22,6 +22,9 @@ from heterotrain.data.main_guard import check_main_guard, check_not_imported, ma
 from heterotrain.data.sources import NumberedStream, source_of
 from heterotrain.errors import Excluded, PeerLost, UsageError
 from heterotrain.identity import Identity, Mode, read_config, read_identity
+from heterotrain.layouts.initial_weights import built, fill
+from heterotrain.layouts.unit_draws import UnitDraws
+from heterotrain.layouts.units import units_of
 from heterotrain.membership.devices import take_device
 from heterotrain.membership.elastic import Elastic
 from heterotrain.membership.fixed import Fixed
@@ -183,30 +186,59 @@ class Job:
         torch.manual_seed(config.seed)
         seed_step(config.seed, self.device)  # numpy and Python, too: every rank divides its data sets alike
 
-    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+    def wrap(
+        self, model: torch.nn.Module | Callable[[], torch.nn.Module], *, units: str | None = None
+    ) -> torch.nn.Module:
         """Move the model to the device and return it; from now on its gradients are those of the global batch.
 
         BatchNorm layers stay the same objects, but take their statistics over the global batch, unless ``init`` got
         ``batch_norm="local"``.
 
+        A function is called on the meta device, and each layer's ``reset_parameters`` gives it initial values, drawn
+        by the job's seed and the layer's name. Then a device needs no memory for parts that it does not hold. The
+        model has to be a sequence of units: a ``torch.nn.Sequential``, or with ``units``.
+
+        Args:
+            model: the model, or a function that builds it.
+            units: name of the model's list of layers, such as ``blocks`` or ``transformer.h``. In ``step.compute``,
+                each of them draws its own random numbers, the same for any division of the units among devices.
+
         Raises:
-            UsageError: this is not a model or it cannot be trained this way, ``wrap`` was called before, or the model
-                has an unknown kind of BatchNorm layer.
+            UsageError: this is not a model or it cannot be trained this way, ``wrap`` was called before, the model
+                has an unknown kind of BatchNorm layer, there is no such list, or a layer has no initial values.
         """
-        admission.check_model(model)
         if self._training.model is not None:
             raise UsageError("job.wrap takes one model and has one already: put several into one torch.nn.ModuleDict")
+        parts = None
+        if not isinstance(model, torch.nn.Module) and callable(model):
+            model = built(model)
+            parts = units_of(model, units)
+            fill(parts, seed=self.config.seed, device=self.device)
+        elif units is not None and isinstance(model, torch.nn.Module):
+            parts = units_of(model, units)
+        admission.check_model(model)
         self._training.model = model = model.to(self.device)
+        if parts is not None:
+            self._loop.draws = UnitDraws(parts, seed=self.config.seed, device=self.device)
         self._loop.reducer = self._numerics.reducer(model)
         return model
 
-    def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    def optimizer(
+        self, optimizer: torch.optim.Optimizer | Callable[[Iterator[torch.nn.Parameter]], torch.optim.Optimizer]
+    ) -> torch.optim.Optimizer:
         """Return the optimizer; from now on its state is sent to joining ranks and saved in checkpoints.
+
+        Args:
+            optimizer: the optimizer, or a function that makes it from the parameters that this rank holds.
 
         Raises:
             UsageError: this is not an optimizer, it needs a closure, or the learning-rate rule is adascale and does not
-                support this kind of optimizer.
+                support this kind of optimizer; or a function came before ``job.wrap``.
         """
+        if not isinstance(optimizer, torch.optim.Optimizer) and callable(optimizer):
+            if self._training.model is None:
+                raise UsageError("call job.wrap(model) before job.optimizer: its function needs the model's parameters")
+            optimizer = optimizer(self._training.model.parameters())
         admission.check_optimizer(optimizer)
         self._numerics.check(optimizer)
         self._training.optimizers.append(optimizer)

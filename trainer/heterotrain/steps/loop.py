@@ -22,6 +22,8 @@ from heterotrain.data.progress import Progress, shared_seed
 from heterotrain.data.slices import Source
 from heterotrain.errors import Diverged, NonFinite, PeerLost, RepeatStep, UsageError
 from heterotrain.identity import Identity, Mode
+from heterotrain.layouts.batch_parts import run
+from heterotrain.layouts.unit_draws import UnitDraws
 from heterotrain.membership.interface import ActiveGroup, Membership
 from heterotrain.network.control import Slot, StepDecision
 from heterotrain.network.group import NOT_HERE, Group
@@ -94,6 +96,7 @@ class Loop:
             observer=observer, report=report,
         )  # fmt: skip
         self.reducer: Gradients | None = None
+        self.draws: UnitDraws | None = None
         self._whole: Reducer | None = None
         self.run_hooks: Callable[[int], None] = lambda _epoch: None
         self.has_hooks: Callable[[], bool] = lambda: False
@@ -325,6 +328,14 @@ class Loop:
         So code of the script that adds noise to them, or an optimizer that draws numbers, does the same on every rank.
         """
         self._seed_alike("update")
+
+    def forward(self, step: Step, start: int, inputs: Any) -> Any:
+        """Return the model's output for a micro-batch that begins at the step's sample ``start``."""
+        model = cast("torch.nn.Module", self._training.model)  # Job.steps has checked it
+        if self.draws is None:
+            return run(model, inputs)
+        with self.draws.at(step.number, start):
+            return run(model, inputs)
 
     def fetch(self, task: Task, offset: int, size: int) -> Any:
         """Return ``size`` samples of the task, starting at its ``offset``-th, as a batch on the device."""

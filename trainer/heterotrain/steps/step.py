@@ -18,6 +18,7 @@ from typing import Any, NoReturn, Protocol, Self
 import torch
 
 from heterotrain.errors import NonFinite, PeerLost, RepeatStep, UsageError
+from heterotrain.layouts.batch_parts import LossFunction, inputs_and_targets, loss_and_weight
 from heterotrain.network.control import StepDecision
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Purpose
@@ -63,6 +64,9 @@ class StepContext(Protocol):
 
     def fetch(self, task: Task, offset: int, size: int) -> Any:
         """Return ``size`` samples of the task, starting at its ``offset``-th, as a batch on the device."""
+
+    def forward(self, step: Step, start: int, inputs: Any) -> Any:
+        """Return the model's output for a micro-batch that begins at the step's sample ``start``."""
 
     def vote(self, step: Step, *, ok: bool) -> StepDecision:
         """Exchange the control vectors and wait for the buckets; raises ``PeerLost``."""
@@ -201,6 +205,28 @@ class Step:
             start += size
         if self._backwards == self._expected:
             self._reduce()
+
+    def compute(self, loss_fn: LossFunction) -> None:
+        """Run forward and backward passes of this rank's share, in micro-batches.
+
+        A batch is a pair, (inputs, targets). The model gets the inputs: a tuple or list as arguments, a mapping as
+        named arguments, anything else as one argument.
+
+        Args:
+            loss_fn: returns the loss of (output, targets): the mean over the micro-batch's samples, or a sum and its
+                weight as in ``backward``. It may use nothing else of the step, because a model that is divided into
+                stages has its output in one place only.
+
+        Raises:
+            UsageError: a batch is not a pair, or as in ``micro_batches`` and ``backward``.
+        """
+        start = self.task.position - self.task.cursor
+        for batch in self.micro_batches():
+            inputs, targets = inputs_and_targets(batch)
+            loss, weight = loss_and_weight(loss_fn(self.context.forward(self, start, inputs), targets))
+            if not self.is_padding and self._sizes:
+                start += self._sizes[self._backwards - self._padding]
+            self.backward(loss, weight)
 
     @property
     def is_padding(self) -> bool:
