@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,7 @@ from heterotrain_core.split.member import SplitMember
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.exported_counters import SimulatedMembers, three_pools
+from unit.core.oracles import member_step_s
 
 EXCHANGE = CommunicationTime(overlapped_s=0.1, last_bucket_s=0.05, gamma=0.2)
 MEMBERS = tuple(SplitMember(compute=c) for c in three_pools())
@@ -233,3 +235,62 @@ def test_an_impossible_adaptive_range_is_a_value() -> None:
     )
     assert isinstance(found, Infeasible)
     assert "multiple of 64" in found.reason
+
+
+def test_seconds_outside_of_all_phases_count_for_every_batch() -> None:
+    """Each candidate's step by a level search over whole samples, plus the loop's own half second; the best is chosen.
+
+    Such seconds are spread over more samples in a larger batch, so without them a smaller batch would be chosen.
+    """
+    members = tuple(SplitMember(compute=c, micro_cap_samples=48) for c in three_pools())
+    best = {}
+    for overhead_s in (0.0, 0.5):
+        choice = choose_batch(
+            members,
+            communication=EXCHANGE,
+            base_samples=64,
+            least_samples=64,
+            most_samples=600,
+            current_samples=64,
+            noise_samples=150.0,
+            overhead_s=overhead_s,
+        )
+        assert isinstance(choice, BatchChoice)
+        goodput = {}
+        for candidate in choice.candidates:
+            least_s = level_s(candidate.samples, members)
+            assert candidate.step_s == pytest.approx(least_s + overhead_s, rel=1e-9)
+            goodput[candidate.samples] = candidate.samples / (least_s + overhead_s) * 214 / (150 + candidate.samples)
+        best[overhead_s] = max(goodput, key=lambda batch: goodput[batch])
+        assert choice.samples == best[overhead_s]
+    assert best[0.5] > 1.2 * best[0.0]
+
+
+def level_s(total: int, members: tuple[SplitMember, ...]) -> float:
+    """Return the least time within which these members' largest shares hold ``total`` samples."""
+    table = [[member_step_s(member, n, EXCHANGE) for n in range(total + 1)] for member in members]
+    times = sorted(time_s for times in table for time_s in times)
+    enough = bisect_left(
+        times, x=True, key=lambda level: sum(max(0, bisect_right(each, level) - 1) for each in table) >= total
+    )
+    return max(times[enough], *(each[0] for each in table))
+
+
+def test_a_batch_is_decided_with_the_seconds_outside_of_all_phases() -> None:
+    """What telemetry shows beyond compute and exchange is part of each candidate's step: 0.4 s, from counters."""
+    for overhead_s in (0.0, 0.4):
+        cluster = SimulatedMembers(truth=three_pools(), communication=EXCHANGE, overhead_s=overhead_s)
+        request = BatchRequest(
+            members=learned_members(cluster, (90, 40, 20), (70, 35, 15), (50, 50, 28)),
+            base_samples=128,
+            least_samples=128,
+            most_samples=250,
+            current_samples=128,
+            noise_samples=500.0,
+        )
+        decision = decide_batch(request)
+        assert isinstance(decision, BatchDecision)
+        assert decision.choice is not None
+        truth = tuple(cluster.members())
+        for candidate in decision.choice.candidates:
+            assert candidate.step_s == pytest.approx(level_s(candidate.samples, truth) + overhead_s, rel=0.02)

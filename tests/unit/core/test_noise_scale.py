@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.noise_weights import least_variance_weights, local_estimates, published_weights, uniform_weights
 
+Rows = list[list[Fraction]]
 DIMENSIONS = 120
 GRID = [
     (shares, ratio, spread)
@@ -87,6 +89,42 @@ def test_the_published_weights_are_worse_than_plain_averaging_beyond_two_members
         assert (ratio > 1.2) if worse else (ratio < 0.9)
 
 
+def combined_covariance(shares: tuple[int, ...], rows: list[tuple[Fraction, Fraction]], shared: list[Fraction]) -> Rows:
+    """Return the covariance of ``x_i |g_i|^2 + y_i |g|^2`` for rows (x_i, y_i), where Var |g_i|^2 = 1/b_i.
+
+    ``shared`` are the assumed ``Cov(|g|^2, |g_i|^2)``, and Var |g|^2 = 1/B, all in units of 4 G'SG.
+    """
+    whole = Fraction(1, sum(shares))
+    return [
+        [
+            (x * u / b if i == j else Fraction(0)) + x * v * shared[i] + u * y * shared[j] + y * v * whole
+            for j, (u, v) in enumerate(rows)
+        ]
+        for i, (b, (x, y)) in enumerate(zip(shares, rows, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("shares", [(5, 15, 30, 50), (2, 3, 500), (1, 2, 4, 8, 17)])
+def test_the_published_weights_follow_from_the_published_assumptions(shares: tuple[int, ...]) -> None:
+    """Least variance in exact fractions, by the rule of Lagrange, from what the authors' matrices assume.
+
+    For ``|G|^2`` they keep of ``Cov(|g|^2, |g_i|^2)`` the part ``b_i / B^2`` of the group itself. For ``tr(Sigma)``
+    they do so off the diagonal, but take the full ``1 / B`` on it.
+    """
+    total = Fraction(sum(shares))
+    own, full = [Fraction(b) / total**2 for b in shares], [1 / total for _ in shares]
+    of_gradient = combined_covariance(shares, [(-b / (total - b), total / (total - b)) for b in shares], own)
+    rows = [(b * total / (total - b), -b * total / (total - b)) for b in shares]
+    of_variance, diagonal = combined_covariance(shares, rows, own), combined_covariance(shares, rows, full)
+    for i in range(len(shares)):
+        of_variance[i][i] = diagonal[i][i]
+    for matrix, weights in zip((of_gradient, of_variance), published_weights(shares), strict=True):
+        # At the least variance, the covariance with the combination is the same for all parts.
+        exact = [sum(value * Fraction(w) for value, w in zip(row, weights.tolist(), strict=True)) for row in matrix]
+        assert [float(value / exact[0]) for value in exact] == pytest.approx([1.0] * len(shares), rel=1e-9)
+        assert weights.sum() == pytest.approx(1.0)
+
+
 @given(
     st.lists(st.floats(1, 100), min_size=2, max_size=6),
     st.lists(st.floats(0, 10), min_size=6, max_size=6),
@@ -131,6 +169,18 @@ def test_averages_are_unbiased_from_the_first_step_and_follow_the_batch() -> Non
     assert big.weight == pytest.approx(ten.weight)
     broken = NoiseSample(gradient_squared=math.nan, variance=1.0)
     assert first.after(broken, samples=64, base_samples=64) == first
+
+
+def test_half_of_the_averages_is_forgotten_in_693_base_batches() -> None:
+    """After a long time at one value, ``ln 2 / -ln 0.999 = 693`` base batches of another count as much."""
+    average = NoiseAverage()
+    for variance, base_batches in ((8.0, 20_000), (2.0, 693)):
+        for _ in range(base_batches // 7):
+            sample = NoiseSample(gradient_squared=variance / 2, variance=variance)
+            average = average.after(sample, samples=7 * 32, base_samples=32)
+    found = average.corrected()
+    assert found is not None
+    assert (found.variance, found.gradient_squared) == (pytest.approx(5.0, abs=0.01), pytest.approx(2.5, abs=0.005))
 
 
 def test_the_ratio_is_of_averages_and_converges() -> None:

@@ -51,3 +51,9 @@ def test_a_measured_model() -> None:
     table = [2.02, 2.42, 2.89, 3.47, 4.06]
     found = micro_batch_cap([seen(i + 1, gib) for i, gib in enumerate(table[:3])], memory_bytes=4.1 / USABLE_PART * GIB)
     assert found.samples == 5
+
+
+@pytest.mark.parametrize(("memory_gib", "cap"), [(100.0, 92), (25.0, 23), (50.0, 46), (99.0, 91)])
+def test_eight_per_cent_of_a_device_stay_free(memory_gib: float, cap: int) -> None:
+    """Each sample takes one GiB: by hand, 92 of 100 fit."""
+    assert micro_batch_cap([seen(1, 1.0), seen(2, 2.0)], memory_bytes=memory_gib * GIB).samples == cap

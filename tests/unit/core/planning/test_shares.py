@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from heterotrain_core.contract.plan import Binding, CommunicationTime, ComputeTime
 from heterotrain_core.perf.counters import MeanVariance, Observation
-from heterotrain_core.perf.model import FitQuality, compute_s
+from heterotrain_core.perf.model import ExchangeModel, FitQuality, LineError, MemberModel, compute_s
+from heterotrain_core.planning.fitting import MemberFits
 from heterotrain_core.planning.shares import MemberEvidence, SharesDecision, SharesRequest, decide_shares
 from heterotrain_core.split.balance import Infeasible
 from hypothesis import given, settings
@@ -395,3 +396,45 @@ def test_no_telemetry_raises(request_: SharesRequest) -> None:
         decision.division.probe,
         False,
     )
+
+
+@pytest.mark.parametrize("variations", [(0.0, 0.0, 0.0, 0.0), (0.02, 0.02, 0.02, 0.3)])
+@pytest.mark.parametrize("overhead_s", [0.0, 1.0])
+def test_the_gain_is_of_a_whole_step(variations: tuple[float, ...], overhead_s: float) -> None:
+    """Saved seconds by drawn steps, over all that a step takes: what no share changes makes the same saving smaller."""
+    line = ComputeTime(per_sample_s=0.002, fixed_s=0.05, backward_per_sample_s=0.004, backward_fixed_s=0.05)
+    members = tuple(MemberEvidence(member=f"w{rank}/0") for rank in range(4))
+    known = tuple(
+        MemberModel(
+            compute=line,
+            variation=variation,
+            uncertainty_ratio=0.001,
+            error=LineError(centre_samples=100.0, centre_s=1e-4, slope_s=1e-6),
+            largest_share_samples=200,
+            steps=100_000,
+            shapes=2,
+            steps_at_speed=100_000,
+            quality=FitQuality.OK,
+            reason="known",
+        )
+        for variation in variations
+    )
+    fits = MemberFits(
+        evidence=members,
+        former=(),
+        data=(None,) * 4,
+        alone=known,
+        now_ratio=1.0,
+        exchange=ExchangeModel(communication=CommunicationTime(), overhead_s=overhead_s, reason="known"),
+    )
+    current = (80, 80, 80, 160)
+    decision = decide_shares(SharesRequest(total_samples=400, members=members, current_shares=current), fits=fits)
+    assert isinstance(decision, SharesDecision)
+    noise = 1 + np.array(variations) * np.random.default_rng(4).standard_normal((400_000, 4))
+
+    def mean_step_s(shares: tuple[int, ...]) -> float:
+        return float(((0.1 + 0.006 * np.array(shares)) * noise).max(axis=1).mean()) + overhead_s
+
+    saved = 1 - mean_step_s(decision.division.shares) / mean_step_s(current)
+    assert decision.changed
+    assert decision.gain_ratio == pytest.approx(saved, abs=0.002)

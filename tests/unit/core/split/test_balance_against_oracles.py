@@ -10,9 +10,18 @@ import pytest
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.split.balance import Infeasible, Split, balance, balance_many, evaluate
 from heterotrain_core.split.member import SplitMember
+from heterotrain_core.split.step_time import Timing
 from scipy.optimize import linprog
 from scipy.sparse import block_diag, coo_array
-from unit.core.oracles import a_problem, bucket_step_s, least_step_s, step_s
+from unit.core.oracles import (
+    a_compute,
+    a_problem,
+    bucket_step_s,
+    least_step_s,
+    member_step_s,
+    micro_batch_sizes,
+    step_s,
+)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -33,6 +42,31 @@ def test_integers_are_optimal_by_brute_force(seed: int) -> None:
         assert found.step_s == pytest.approx(best, rel=1e-12)
         assert found.step_s == pytest.approx(step_s(members, found.shares, communication), rel=1e-12)
     assert feasible > 75
+
+
+def test_only_the_last_micro_batch_hides_the_exchange() -> None:
+    """Every time of a share, as the search and the evaluation have it, against steps played phase by phase.
+
+    Shares that are no multiple of their micro-batches matter: the last micro-batch is then one of the smaller ones.
+    """
+    rng = random.Random(11)
+    uneven = 0
+    for _ in range(100):
+        member = SplitMember(compute=a_compute(rng), micro_cap_samples=rng.randint(2, 9))
+        communication = CommunicationTime(overlapped_s=rng.uniform(0.5, 3), last_bucket_s=0.1, gamma=rng.random())
+        timing = Timing([member], communication, 30)
+        shares = np.arange(1, 31)[:, None]
+        played = [member_step_s(member, n, communication) for n in range(1, 31)]
+        assert timing.step_s(shares)[:, 0].tolist() == pytest.approx(played, rel=1e-12)
+        assert timing.step_at(np.zeros(30, dtype=np.int64), shares[:, 0]).tolist() == pytest.approx(played, rel=1e-12)
+        for n in (7, 19, 30):
+            alone = evaluate((n,), (member,), communication=communication)
+            assert isinstance(alone, Split)
+            assert alone.step_s == pytest.approx(played[n - 1], rel=1e-12)
+        for n, own_s in enumerate(timing.own_s(shares)[:, 0].tolist(), start=1):
+            sizes = micro_batch_sizes(n, member.micro_cap_samples)
+            uneven += sizes[0] > sizes[-1] and played[n - 1] > own_s + communication.last_bucket_s + 1e-9
+    assert uneven > 100
 
 
 def _levels_by_linear_programme(instances: list[dict[str, Any]]) -> list[float]:
