@@ -1,10 +1,18 @@
 """Finds changes of a member's speed: throttling, a noisy neighbour, and the recovery from them.
 
-Observations are processed in time order. The last ones, about ``LATEST_STEPS`` steps, are compared with a line fitted
-to all earlier ones. A common ratio beyond ``NOTICED_RATIO`` that noise does not explain is a change; from then on,
+Observations are processed in time order. The last ones, about ``LATEST_STEPS`` steps in two scrapes or more, are
+compared with a line fitted to all earlier ones. A common ratio that noise does not explain is a change; from then on,
 earlier observations are scaled to the new speed. Points of one scrape stay together, because shares take turns within
-it. So a change of 1.2 or more is noticed within 20 steps or two scrapes, whichever is longer; forgetting follows
-smaller changes.
+it. Three rules keep noise apart from changes:
+
+- The tested ratio lies between ``IGNORED_RATIO`` and ``NOTICED_RATIO``, so chance decides neither of the two. A change
+  of 1.2 or more is noticed within 20 full steps or two full scrapes, whichever is longer. Until some 100 steps have
+  shown the noise, this holds from 1.3 on. Forgetting follows smaller changes.
+- Noise that goes on from step to step moves the mean of 20 steps as well. How much, is learned from the distances
+  between earlier means of as many steps. What such noise explains is not a change, even beyond 1.2.
+- A change lasts. A burst of 10 steps moves the mean of 20, but not three quarters of its steps.
+
+docs/mathematics.md has measured delays and false alarms.
 
 Real times are not linear (small shares leave a GPU half idle), and a line that misses a curve does not show a change of
 speed. So a change also has to contradict the observations themselves: at nearly the same size by its time, elsewhere by
@@ -21,8 +29,13 @@ from itertools import groupby
 LATEST_STEPS = 20
 """Steps of a test for a change. Fewer notice changes sooner, but let noise pass as a change more often."""
 NOTICED_RATIO = 1.2
-"""Least ratio of new to old seconds, or of old to new, that counts as a change."""
-_NOTICED = math.log(NOTICED_RATIO)
+"""Ratio of new to old seconds, or of old to new, from which on a change is noticed in time."""
+IGNORED_RATIO = 1.1
+"""Ratio up to which a lasting difference is not a change."""
+_NOTICED = (math.log(NOTICED_RATIO) + math.log(IGNORED_RATIO)) / 2
+"""Tested logarithm of a ratio: equally far from both, so that chance decides neither."""
+_NOTICED_EARLY = math.log(NOTICED_RATIO)
+"""The same while noise that goes on is not known; 1.3 is then noticed in time."""
 _DEVIATIONS = 4.0
 """Standard errors that a change has to exceed as well."""
 _HALF_LIFE_STEPS = 600
@@ -33,6 +46,20 @@ _TRUST_IN_THE_PAST = 0.3
 """Weight of observations before a change, relative to those after it."""
 _SAME_SIZE_RATIO = 1.25
 """Micro-batch sizes within this ratio count as one size."""
+_LEAST_SCRAPES = 2
+"""Scrapes of a test: where one holds ``LATEST_STEPS`` or more, half of it may be a burst."""
+_LASTING_PART = 0.25
+"""Part of the latest steps that may lie far from a change; a burst of half the steps is none."""
+_APART = 2
+"""Means from one to the other of a compared pair."""
+_UNSURE = 2.0
+"""Factor on the learned variance: it comes from few means, and means two apart are still alike in slow noise."""
+_KNOWN_MEANS = 2.5
+"""Compared pairs of means, newer ones counting more, from which on noise that goes on is known."""
+_ASSUMED_EXCESS = 2.0
+"""Assumed variance of such a mean beyond independent steps, relative to theirs: a correlation of 0.5 between steps."""
+_ASSUMED_MEANS = 2.0
+"""Weight of that assumption, in means."""
 _SEEN_STEPS = 40
 """Steps over which the time at one size is averaged."""
 _FIXED_PART = 0.1
@@ -75,23 +102,27 @@ class Change:
 
 def changes(points: Sequence[Point]) -> tuple[Change, ...]:
     """Return the changes of speed in time-ordered points, oldest first."""
-    line = _RunningLine()
+    line, wander = _RunningLine(), _Wander()
     latest: list[tuple[int, list[Point]]] = []
     found: list[Change] = []
     first = 0
     for _, scrape in groupby(points, key=lambda point: point.scraped_s):
         latest.append((first, list(scrape)))
         first += len(latest[-1][1])
-        if line.known and _changed(line, [group for _, group in latest]):
+        if line.known and _changed(line, wander, [group for _, group in latest]):
             start, ratio = _located(line, [group for _, group in latest])
             for _, group in latest[:start]:
+                wander.take(line, group)
                 line.take(group)
             latest = latest[start:]
             line.rescale(ratio)
             found.append(Change(first=latest[0][0], ratio=ratio))
         # Hold back only the points of a test, so that the line does not learn a change before it is noticed.
-        while latest and (not line.known or _steps(group for _, group in latest[1:]) >= LATEST_STEPS):
-            line.take(latest.pop(0)[1])
+        while latest and (not line.known or _enough([group for _, group in latest[1:]])):
+            _, group = latest.pop(0)
+            if line.known:
+                wander.take(line, group)
+            line.take(group)
     return tuple(found)
 
 
@@ -99,17 +130,39 @@ def _steps(groups: Iterable[Sequence[Point]]) -> int:
     return sum(point.steps for group in groups for point in group)
 
 
-def _changed(line: _RunningLine, groups: Sequence[Sequence[Point]]) -> bool:
-    """Return whether the latest scrapes took significantly longer or shorter than the line predicts."""
+def _enough(groups: Sequence[Sequence[Point]]) -> bool:
+    """Return whether scrapes suffice for a test: fewer than two could be a burst."""
+    return len(groups) >= _LEAST_SCRAPES and _steps(groups) >= LATEST_STEPS
+
+
+def _changed(line: _RunningLine, wander: _Wander, groups: Sequence[Sequence[Point]]) -> bool:
+    """Return whether the latest scrapes took significantly longer or shorter than the line predicts, to their end."""
     for start in range(len(groups)):
-        if _steps(groups[start:]) < LATEST_STEPS:
+        if not _enough(groups[start:]):
             return False
         run = [point for group in groups[start:] for point in group]
-        shift, doubt = _shift(line, run)
-        if abs(shift) <= max(_NOTICED, _DEVIATIONS * doubt) or abs(_contradiction(line, run)) <= _NOTICED:
+        shift, independent = _shift(line, run)
+        doubt = math.sqrt(wander.variance(independent))
+        noticed = _NOTICED if wander.known else _NOTICED_EARLY
+        if abs(shift) <= max(noticed, _DEVIATIONS * doubt) or abs(_contradiction(line, run)) <= noticed:
+            continue
+        if not _lasts(line, run, shift):
             continue
         if abs(shift) > _DEVIATIONS * math.hypot(doubt, max(line.error_at(p.size) for p in run)):
             return True
+    return False
+
+
+def _lasts(line: _RunningLine, points: Sequence[Point], shift: float) -> bool:
+    """Return whether all but ``_LASTING_PART`` of the steps moved by half of the shift, as far as noise shows it."""
+    sign = math.copysign(1.0, shift)
+    moved = sorted((sign * math.log(p.seconds / line.at(p.size)) + p.error, p.steps) for p in points)
+    allowed = _LASTING_PART * sum(steps for _, steps in moved)
+    passed = 0
+    for distance, steps in moved:
+        passed += steps
+        if passed >= allowed:
+            return distance >= abs(shift) / 2
     return False
 
 
@@ -146,6 +199,48 @@ def _contradiction(line: _RunningLine, points: Sequence[Point]) -> float:
         whole += weight
         distance += weight * math.log(point.seconds / min(max(point.seconds, least), most))
     return distance / whole
+
+
+class _Wander:
+    """How far means of about ``LATEST_STEPS`` steps stray beyond the noise of independent steps.
+
+    Half the squared difference of two means is the variance of one. The mean between them is left out, because noise
+    that goes on makes neighbours alike. A change too small to notice enters twice, not forever.
+    """
+
+    def __init__(self) -> None:
+        self._run: list[tuple[float, float]] = []
+        """Weighted distances from the line, and their weights, of the mean in progress."""
+        self._steps = 0
+        self._means: list[tuple[float, float]] = []
+        """The last means and their variances, by the noise of independent steps."""
+        self._excess = self._weight = 0.0
+
+    @property
+    def known(self) -> bool:
+        return self._weight >= _KNOWN_MEANS
+
+    def take(self, line: _RunningLine, points: Iterable[Point]) -> None:
+        """Learn from points that the line does not know yet."""
+        for point in points:
+            weight = 1.0 / point.error**2
+            self._run.append((weight * math.log(point.seconds / line.at(point.size)), weight))
+            self._steps += point.steps
+        if self._steps < LATEST_STEPS:
+            return
+        whole = sum(weight for _, weight in self._run)
+        self._means.append((sum(distance for distance, _ in self._run) / whole, 1.0 / whole))
+        keep = 0.5 ** (self._steps / _HALF_LIFE_STEPS)
+        self._run, self._steps = [], 0
+        if len(self._means) > _APART:
+            (before, error2), (after, other2) = self._means.pop(0), self._means[-1]
+            self._excess = keep * self._excess + ((after - before) ** 2 - error2 - other2) / 2
+            self._weight = keep * self._weight + 1.0
+
+    def variance(self, independent: float) -> float:
+        """Return the variance of a mean; ``independent`` is its standard error for independent steps."""
+        assumed = _ASSUMED_MEANS * _ASSUMED_EXCESS * independent**2
+        return independent**2 + max(0.0, (_UNSURE * self._excess + assumed) / (self._weight + _ASSUMED_MEANS))
 
 
 class _RunningLine:
