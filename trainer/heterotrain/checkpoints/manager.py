@@ -254,11 +254,11 @@ class CheckpointManager:
         """Write a whole checkpoint and return when it is complete, unless there already is one of this step.
 
         Args:
-            training: the state; nothing is written while it has none.
+            training: the state; nothing is written while it has none, or while this rank holds a part of it only.
             generation: generation of the formation that reached this state.
             within_s: limit of the wait in seconds; without a limit, a stuck store is logged and waited for.
         """
-        if self._writer is None or not training.has_state:
+        if self._writer is None or not training.has_state or training.holdings:
             return
         end_s = time.monotonic() + within_s if within_s is not None else None
         if self.wait(within_s) and not self._is_kept(training.progress):
@@ -359,7 +359,10 @@ class CheckpointManager:
             self._schedule.failed(time.monotonic(), at_once=result.missing is not MissingParts.NOTHING)
             if result.missing is MissingParts.UNSEEN:
                 self._whole_only = True
-                _log.warning("from now on one rank writes everything: parts need a folder that all workers share")
+                _log.warning(
+                    "from now on one rank writes everything, if it holds everything: parts need a folder that all "
+                    "workers share"
+                )
             return
         if result.put_s > 0 and result.size_bytes:
             self._speed_bytes_per_s = result.size_bytes / result.put_s

@@ -15,9 +15,15 @@ import pytest
 import torch
 from heterotrain.checkpoints.checkpoint import CheckpointFolder
 from heterotrain.checkpoints.grace import estimate_write, must_start_now
+from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.checkpoints.storage import Storage
 from heterotrain.errors import UsageError
+from heterotrain.identity import Identity, Mode
+from heterotrain.layouts.holdings import Extent
 from heterotrain.session import Job
+from heterotrain.telemetry.report import Report
+from heterotrain_core.contract.config import TrainingConfig
+from support.divided_models import full, training_of
 
 URI = "memory://bucket/jobs/one"
 X = torch.linspace(-1, 1, 48, dtype=torch.float64).reshape(24, 2)
@@ -251,3 +257,18 @@ def test_which_writes_fit_a_grace_period() -> None:
     assert [must_start_now(unknown, left_s=10.0, step_left_s=s) for s in (4.0, 6.0)] == [False, True]
     hopeless = estimate_write(size_bytes=100_000_000, speed_bytes_per_s=1e6, left_s=10.0)
     assert not must_start_now(hopeless, left_s=10.0, step_left_s=100.0)
+
+
+def test_a_rank_with_a_part_of_the_model_writes_no_whole_checkpoint() -> None:
+    """Where the parts of all ranks did not become a checkpoint, the own part is not taken for one."""
+    half = {name: Extent(0, extent.stop // 2) for name, extent in full().items()}
+    rest = {name: Extent(extent.stop // 2, extent.stop) for name, extent in full().items()}
+    training = training_of(half, seed=1, steps=2)
+    training.holdings = (half, rest)
+    identity = Identity(mode=Mode.ALONE)
+    manager = CheckpointManager(identity, TrainingConfig(checkpoint_uri=URI), report=Report(identity))
+    manager.write_now(training, generation=1)
+    assert manager.best() == (-1, -1)
+    training = training_of(full(), seed=1, steps=2)
+    manager.write_now(training, generation=1)
+    assert manager.best() == (1, 2)
