@@ -63,6 +63,7 @@ def lineage(folder: Path | str) -> dict[int, list[int]]:
 
 def _check(one: dict[str, Any], other: dict[str, Any]) -> None:
     own: Sequence[int] = other["ids"]
-    start = sum(other["shares"][: other["rank"]])
+    # Lines of earlier versions lack "start"; there, each rank had a share of its own.
+    start = other["start"] if "start" in other else sum(other["shares"][: other["rank"]])
     if one["batch_ids"] != other["batch_ids"] or other["batch_ids"][start : start + len(own)] != list(own):
         raise ValueError(f"ranks {one['rank']} and {other['rank']} disagree on the samples of step {other['step']}")

@@ -113,7 +113,8 @@ class BatchLoader:
         self._log.write({
             "at_s": time.time(), "epoch": task.epoch, "step": task.number,
             "generation": membership.formation.generation,
-            "formation": membership.formation.number, "rank": task.rank, "shares": task.shares, "ids": task.ids,
+            "formation": membership.formation.number, "rank": task.rank, "shares": task.shares,
+            "start": task.position - task.cursor, "ids": task.ids,
             "batch_ids": self._source.ids(task.epoch, task.cursor, task.cursor + task.batch_samples),
         })  # fmt: skip
 
