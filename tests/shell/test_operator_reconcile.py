@@ -16,11 +16,12 @@ from heterotrain_core.contract.outcome import Ending
 from heterotrain_operator.api.status import as_body
 from heterotrain_operator.cluster_state.parse import MOST_PLAN_CHARACTERS, RANKS_ANNOTATION, parse_job, parse_node
 from heterotrain_operator.cluster_state.telemetry import Telemetry
-from heterotrain_operator.cluster_state.views import JobKey
+from heterotrain_operator.cluster_state.views import JobKey, ValidJob
 from heterotrain_operator.decide import job as job_module
 from heterotrain_operator.decide.grants.grant import UNLIMITED
 from heterotrain_operator.decide.inputs import JobInputs
 from heterotrain_operator.decide.job import Decision
+from heterotrain_operator.decide.objects.objects import build_service
 from heterotrain_operator.decide.plan.revision_budget import BURST, INTERVAL_S
 from heterotrain_operator.engine import reconcile
 from heterotrain_operator.engine.act import FIRST_BATCH
@@ -486,9 +487,9 @@ async def test_an_error_with_one_job_does_not_delay_another(error: Exception) ->
     await asyncio.sleep(0.01)
     assert ("apply status", "heterotrainjobs", "good") in kube.writes
     assert not worker.done(), "the loop survives"
-    before = len([call for call in kube.writes if call[2] == "job-workers"])
+    before = len([call for call in kube.calls if call == ("get", "services", "job-workers")])
     await asyncio.sleep(30)
-    tries = len([call for call in kube.writes if call[2] == "job-workers"])
+    tries = len([call for call in kube.calls if call == ("get", "services", "job-workers")])
     assert before < tries < 12, "it is tried again, less and less often"
     worker.cancel()
 
@@ -824,3 +825,36 @@ async def test_an_operator_with_a_pass_that_hangs_is_unhealthy(monkeypatch: pyte
     await asyncio.sleep(1.0)
     assert app.healthy, "the pass has ended"
     worker.cancel()
+
+
+async def test_the_event_names_only_workers_that_were_created() -> None:
+    """The quota takes one of three."""
+    kube = FakeKube()
+    app = an_app(kube)
+    kube.fail = lambda verb, plural, name: (
+        Rejected("exceeded quota", status_code=403)
+        if (verb, plural) == ("create", "pods") and name != "job-w0"
+        else None
+    )
+    await app.reconciler.run_once(KEY)
+    events = [body for (plural, _, _), body in kube.objects.items() if plural == "events"]
+    assert [each["message"] for each in events if each["reason"] == "WorkersCreated"] == ["created job-w0"]
+
+
+async def test_a_foreign_object_with_equal_values_is_not_taken_over() -> None:
+    """The API server reports no conflict then, and applying would make the job its owner."""
+    kube = FakeKube()
+    app = an_app(kube)
+    job = app.store.jobs.get(KEY)
+    assert isinstance(job, ValidJob)
+    foreign = build_service(job)
+    foreign["metadata"]["ownerReferences"] = [{"kind": "Deployment", "name": "other", "uid": "u", "controller": True}]
+    kube.objects["services", "ns", foreign["metadata"]["name"]] = foreign
+    await app.reconciler.run_once(KEY)
+    await app.reconciler.run_once(KEY)
+    name = foreign["metadata"]["name"]
+    assert ("apply", "services", name) not in kube.writes
+    assert [each["uid"] for each in kube.objects["services", "ns", name]["metadata"]["ownerReferences"]] == ["u"]
+    conditions = kube.objects["heterotrainjobs", "ns", "job"]["status"]["conditions"]
+    message = next(each["message"] for each in conditions if each["type"] == "Scheduled")
+    assert "exists and does not belong to this job" in message

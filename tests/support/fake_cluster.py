@@ -213,7 +213,7 @@ class FakeCluster:
             else:
                 del self.pods[pod.name]
         self.deleted_job = self.deleted_job or decision.delete_job
-        self.events += [event.reason for event in decision.events]
+        self.events += [*(["WorkersCreated"] if decision.create else []), *(e.reason for e in decision.events)]
 
     def _everything(self) -> str:
         return json.dumps([self.job, self.pods, self.plan], sort_keys=True)

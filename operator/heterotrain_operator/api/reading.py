@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import MAXYEAR, datetime
 from typing import Any
 
+from heterotrain_core.contract.choices import Choice
 from pydantic import ValidationError
 
 from heterotrain_operator.api.explain import explain
-from heterotrain_operator.api.schema import broken_rules
+from heterotrain_operator.api.schema import Model, broken_rules
 from heterotrain_operator.api.status import HeteroTrainJobStatus
+from heterotrain_operator.api.text import quoted
 from heterotrain_operator.api.tolerant import read_tolerantly
 from heterotrain_operator.api.v1alpha1 import MANAGED_BY_US, HeteroTrainJobSpec
 
@@ -32,9 +34,25 @@ def read_spec(body: Mapping[str, Any]) -> HeteroTrainJobSpec:
         spec = HeteroTrainJobSpec.model_validate(body.get("spec") or {})
     except ValidationError as error:
         raise SpecError(explain(error, HeteroTrainJobSpec, prefix="spec")) from error
-    if problem := next(broken_rules(spec, "spec"), "") or beyond_rules(spec, body):
+    inexact = next(_inexact_choices(spec, body.get("spec"), "spec"), "")
+    if problem := inexact or next(broken_rules(spec, "spec"), "") or beyond_rules(spec, body):
         raise SpecError(problem)
     return spec
+
+
+def _inexact_choices(model: Model, given: Any, path: str) -> Iterator[str]:
+    """Yield a sentence for each choice that is not spelled as in the API, which the API server refuses."""
+    for name, field in type(model).model_fields.items():
+        value, at = getattr(model, name), f"{path}.{field.alias}"
+        raw = given.get(field.alias) if isinstance(given, Mapping) else None
+        if isinstance(value, Choice) and raw is not None and raw != value.value:
+            yield f"{at} is {quoted(str(raw))}, but must be one of {', '.join(type(value))}"
+        elif isinstance(value, Model):
+            yield from _inexact_choices(value, raw, at)
+        elif isinstance(value, tuple) and isinstance(raw, Sequence):
+            for index, (item, part) in enumerate(zip(value, raw, strict=False)):
+                if isinstance(item, Model):
+                    yield from _inexact_choices(item, part, f"{at}[{index}]")
 
 
 def read_status(body: Mapping[str, Any]) -> HeteroTrainJobStatus:

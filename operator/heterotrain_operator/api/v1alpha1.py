@@ -218,8 +218,8 @@ class HeteroTrainJobSpec(
         default=6,
         ge=0,
         le=1000,
-        description="Worker failures after which the job fails. Disruptions such as evictions do not count. Example: "
-        "6.",
+        description="Worker failures after which the job fails. Workers that fail within 30 seconds count once; "
+        "disruptions such as evictions do not count. Example: 6.",
     )
     active_deadline_seconds: int | None = Field(
         default=None,

@@ -70,7 +70,7 @@ class Decision:
         status: status to write; ``None`` leaves it as it is.
         remove: pods to delete, only after the status is written, because their ends are counted there.
         delete_job: whether the job's time to live is over.
-        events: Kubernetes events to publish.
+        events: Kubernetes events to publish, besides the one about the pods that could be created.
         again_s: seconds after which to decide again although nothing changes; ``None`` for never.
         reason: why, in one sentence; empty when there is nothing to explain.
         faults: parts of the pass that met an unexpected error; the rest of the decision does not depend on them.
@@ -245,7 +245,6 @@ def _build_active(
         events=_events(
             context,
             status,
-            created=[pod["metadata"]["name"] for pod in decided.create],
             removed=[f"{worker.pod.name} ({why})" for worker, why in replicas.remove if not worker.pod.deleting],
             new_plan=new_plan,
         ),
@@ -265,13 +264,12 @@ def _events(
     context: JobContext,
     status: HeteroTrainJobStatus,
     *,
-    created: Sequence[str],
     removed: Sequence[str],
     new_plan: Plan | None,
 ) -> tuple[JobEvent, ...]:
     return context.faults.guard(
         "its events",
-        lambda: events_of(context, status, created=created, removed=removed, new_plan=new_plan),
+        lambda: events_of(context, status, removed=removed, new_plan=new_plan),
         tuple,
         instead="none are published",
     )
@@ -293,7 +291,7 @@ def _decide_inactive(inputs: JobInputs, derived: DerivedState, faults: Faults) -
             if _is_deleted(worker, life.stage, policy) and not worker.pod.deleting
         ),
         delete_job=expired,
-        events=_events(context, status, created=(), removed=(), new_plan=None),
+        events=_events(context, status, removed=(), new_plan=None),
         again_s=_soonest(life.again_s, expires_s),
         reason=life.message,
     )

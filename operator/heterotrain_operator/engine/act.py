@@ -25,7 +25,7 @@ from heterotrain_operator.cluster_state.parse import parse_job, parse_plan_objec
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.views import JobView, PodView
 from heterotrain_operator.decide.job import Decision
-from heterotrain_operator.decide.status.events import JobEvent
+from heterotrain_operator.decide.status.events import JobEvent, workers_created
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.memory import JobMemory
 from heterotrain_operator.engine.metrics import OperatorMetrics
@@ -83,6 +83,7 @@ class Actor:
             KubeError: a call failed; earlier writes stand, and the next pass continues from there.
         """
         started_s = self._clocks.monotonic()
+        created: list[str] = []
         before = {step: refusal.message for step, refusal in memory.refusals.items()}
         # 1. Write what the pods need.
         await self._try("objects", memory, [partial(self._apply, job, body, memory) for body in decision.apply])
@@ -99,7 +100,7 @@ class Actor:
             self._metrics.plan_delivery_seconds.observe(self._clocks.monotonic() - started_s)
         # 3. Create pods; a refusal stands until the next attempt.
         if decision.create:
-            creations = [partial(self._create, job, pod, memory) for pod in decision.create]
+            creations = [partial(self._create, job, pod, memory, created) for pod in decision.create]
             await self._try("pods", memory, creations, first_batch=FIRST_BATCH)
         elif memory.may_try("pods", now_s=started_s) or not decision.apply:  # the job wants no pods
             memory.refusals.pop("pods", None)
@@ -107,7 +108,8 @@ class Actor:
         wait_s = await self.write_status(job, decision.status, memory)
         await self._try("removals", memory, [partial(self._remove, pod) for pod in decision.remove])
         # 5. Publish Events, and delete an expired job.
-        await asyncio.gather(*(self._publish(job, event) for event in decision.events))
+        events = [*([workers_created(created)] if created else []), *decision.events]
+        await asyncio.gather(*(self._publish(job, event) for event in events))
         if decision.delete_job:
             await self._kube.delete(JOBS, job.key.namespace, job.key.name, uid=job.uid)
         refused = {step: refusal.message for step, refusal in memory.refusals.items()}
@@ -149,12 +151,16 @@ class Actor:
         if memory.applied.get(body["kind"]) == digest:
             return
         resource, metadata = BY_KIND[body["kind"]], body["metadata"]
+        # Applying takes over any object of this name whose values do not conflict, so its owner is read before.
         try:
-            await self._kube.apply(resource, body, force=False)
-        except Conflict:
             found = await self._kube.get(resource, metadata["namespace"], metadata["name"])
+        except NotFound:
+            await self._kube.apply(resource, body, force=False)
+        else:
+            if _left_by_predecessor(job, found):
+                raise Conflict(f"{metadata['name']} belongs to a deleted job of the same name")
             if not _controls(job, found):
-                raise _name_in_use(body) from None
+                raise _name_in_use(body)
             await self._kube.apply(resource, body)  # overwrite edits of the operator's fields
         memory.applied[body["kind"]] = digest
 
@@ -200,7 +206,8 @@ class Actor:
         if (view := parse_pod(answer)) is not None and self._store.pods.get((pod.key.namespace, pod.name)) is not None:
             self._store.pods.put(view)
 
-    async def _create(self, job: JobView, pod: dict[str, Any], memory: JobMemory) -> None:
+    async def _create(self, job: JobView, pod: dict[str, Any], memory: JobMemory, created: list[str]) -> None:
+        """Create a pod and add its name to ``created``."""
         metadata = pod["metadata"]
         try:
             answer = await self._kube.create(PODS, pod)
@@ -210,6 +217,7 @@ class Actor:
                 memory.taken_indices.add(int(metadata["labels"][keys.LABEL_WORKER_INDEX]))  # the next one has another
                 raise _name_in_use(pod) from None
             raise
+        created.append(metadata["name"])
         if (view := parse_pod(answer)) is not None:
             self._store.pods.put(view)
             self._metrics.pods_created.inc()

@@ -86,7 +86,9 @@ class OperatorMetrics:
         )
         self.pods_created = Counter("heterotrain_operator_pods_created", "Created worker pods.", registry=self.registry)
         self.failures = Counter(
-            "heterotrain_operator_worker_failures", "Workers that failed by their own fault.", registry=self.registry
+            "heterotrain_operator_worker_failures",
+            "Failures of workers by their own fault; those within 30 s count once.",
+            registry=self.registry,
         )
         self.disruptions = Counter(
             "heterotrain_operator_worker_disruptions", "Disrupted workers.", registry=self.registry

@@ -69,12 +69,16 @@ def build_service(job: JobView) -> dict[str, Any]:
 
 
 def build_disruption_budget(job: ValidJob, workers: Iterable[Worker]) -> dict[str, Any] | None:
-    """Return the budget that lets voluntary evictions take one on-demand worker at a time; ``None`` without such pools.
+    """Return the budget that lets voluntary evictions take one on-demand worker at a time; ``None`` if there are none.
 
     The minimum falls as soon as the job continues without the evicted worker, so a drain is slowed down, never blocked.
-    Spot workers are left out: refusing their eviction would turn an announced loss into a sudden one.
+    Spot workers are left out: refusing their eviction would turn an announced loss into a sudden one. When
+    the last on-demand pool becomes a spot pool, the budget falls as long as workers of the earlier kind are left.
     """
-    if all(pool.capacity_type is CapacityType.SPOT for pool in job.spec.worker_pools):
+    workers = tuple(workers)
+    if not any(worker.pod.on_demand for worker in workers) and all(
+        pool.capacity_type is CapacityType.SPOT for pool in job.spec.worker_pools
+    ):
         return None
     ready = sum(worker.state is WorkerState.READY and worker.pod.on_demand for worker in workers)
     return {

@@ -80,7 +80,6 @@ def events_of(
     context: JobContext,
     after: HeteroTrainJobStatus,
     *,
-    created: Sequence[str],
     removed: Sequence[str],
     new_plan: Plan | None,
 ) -> tuple[JobEvent, ...]:
@@ -89,14 +88,11 @@ def events_of(
     Args:
         context: inputs and decisions of this pass.
         after: the status after this pass; the status before it is the job's.
-        created: names of workers that this pass creates.
         removed: names of surplus workers that this pass removes, each with the reason.
         new_plan: the plan that this pass writes.
     """
     before = context.job.status
     found = []
-    if created:
-        found.append(_event("WorkersCreated", f"created {listed(created)}"))
     if removed:
         found.append(_event("WorkersRemoved", f"removed {listed(removed)}"))
     found += [_event("WorkerFailed", f"{w.pod.name}: {w.reason}", warning=True) for w in context.accounts.failed]
@@ -111,6 +107,11 @@ def events_of(
     if after.plan.applied not in (None, before.plan.applied) and after.plan.applied == after.plan.desired:
         found.append(_event("PlanApplied", f"plan {after.plan.applied} is in force in every worker"))
     return tuple(found)
+
+
+def workers_created(names: Sequence[str]) -> JobEvent:
+    """Return the event about workers that the API server has created; it may have refused others."""
+    return _event("WorkersCreated", f"created {listed(names)}")
 
 
 def _allocation_events(

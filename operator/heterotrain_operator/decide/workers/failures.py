@@ -17,6 +17,8 @@ from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.cluster_state.views import Departed
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
+INCIDENT_S = 30.0
+"""Workers that fail within this time of the first one fail for the same cause: all of them count as one failure."""
 FIRST_DELAY_S = 2.0
 LONGEST_DELAY_S = 300.0
 
@@ -26,14 +28,14 @@ class Accounts:
     """The counters after this pass, and what is new in them.
 
     Attributes:
-        restarts: workers that failed by their own fault.
+        restarts: failures of workers by their own fault; those of one incident count once.
         disruptions: workers lost through no fault of their own.
         accounted: uids of the workers in the two counts.
         failed: failed workers that were not counted before.
         disrupted: names of lost workers that were not counted before, each with the reason.
         lost: by pool, how many of those there are.
         last_failure: the newest failure in one sentence.
-        last_failure_s: when it was noticed; 0 for never.
+        last_failure_s: when the first failure of the newest incident was noticed; 0 for never.
         departed: lost members without a pod that the status so far does not count.
     """
 
@@ -83,22 +85,49 @@ def account(
     disrupted = {w.pod.name: w.reason for w in lost} | {each.name: "its pod is gone" for each in gone}
     if not counting:  # their uids are kept nevertheless, so that a resumed job does not count them
         failed, disrupted, pools = (), {}, Counter()
+    # A later time is of a clock that was ahead: the next delay counts from now.
+    last_s = min(now_s, seconds(status.last_failure_time))
+    incidents = _new_incidents(failed, last_s, now_s=now_s)
     return Accounts(
-        restarts=status.restarts + len(failed),
+        restarts=status.restarts + incidents,
         disruptions=status.disruptions + len(disrupted),
         accounted=frozenset(uid for uid in before | newly if uid in present or uid in known),
         failed=failed,
         disrupted=disrupted,
         lost=pools,
         last_failure=f"{failed[-1].pod.name}: {failed[-1].reason}" if failed else status.last_failure,
-        # A later time is of a clock that was ahead: the next delay counts from now.
-        last_failure_s=now_s if failed else min(now_s, seconds(status.last_failure_time)),
+        last_failure_s=now_s if incidents else last_s,
         departed=gone,
     )
 
 
+def _new_incidents(failed: Sequence[Worker], known_s: float, *, now_s: float) -> int:
+    """Return the number of incidents among new failures that are not part of the known one.
+
+    A worker that was created after an incident began is never part of it: otherwise workers that fail again and again
+    right after their start would count once.
+
+    Args:
+        failed: workers that were not counted before.
+        known_s: when the newest known incident was noticed; 0 for none.
+        now_s: now; stands for the time of an end that is not known.
+    """
+    incidents, begin_s = 0, known_s
+    for worker in sorted(failed, key=_end_s):
+        end_s = _end_s(worker) or now_s
+        if worker.pod.created_s <= begin_s and abs(end_s - begin_s) <= INCIDENT_S:
+            continue
+        incidents, begin_s = incidents + 1, end_s
+    return incidents
+
+
+def _end_s(worker: Worker) -> float:
+    """Return when a worker ended; 0 where that is not known."""
+    return worker.pod.ended.finished_s if worker.pod.ended else 0.0
+
+
 def restart_delay_s(accounts: Accounts, *, now_s: float) -> float:
-    """Return for how many more seconds no worker is created; the delay doubles with every failure."""
+    """Return for how many more seconds no worker is created; the delay doubles with every incident."""
     if accounts.restarts == 0:
         return 0.0
     delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(accounts.restarts - 1, 20))

@@ -61,6 +61,23 @@ def test_more_processes_than_a_plan_holds_are_refused_unless_the_policy_has_fewe
     read_spec(job_body(*pools, spec={"training": training, "elasticPolicy": {"maxReplicas": 312}}))
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"objective": "throughput"}, "spec.objective is throughput, but must be one of Throughput, Goodput"),
+        (
+            {"workerPools": [pool("a", capacityType="spot")]},
+            "workerPools[0].capacityType is spot, but must be one of",
+        ),
+        ({"training": {"precision": "bf16"}}, "spec.training.precision is bf16, but must be one of Auto"),
+    ],
+)
+def test_a_choice_is_spelled_as_the_api_server_wants_it(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(SpecError) as error:
+        read_spec(job_body(spec=change))
+    assert sentence in str(error.value)
+
+
 def test_a_deadline_beyond_all_calendars_is_refused() -> None:
     spec = {"objective": "Deadline", "deadline": "9999-12-31T23:59:59-14:00"}
     with pytest.raises(SpecError, match="give a time before the year 9999"):

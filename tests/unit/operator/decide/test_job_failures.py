@@ -55,6 +55,41 @@ def test_beyond_the_backoff_limit_the_job_fails_with_the_last_reason() -> None:
     assert cluster.status["completionTime"]
 
 
+def test_workers_that_fail_together_are_one_failure() -> None:
+    """One worker takes the others with it; the operator notices them in one pass or in several."""
+    cluster = a_running_job(backoffLimit=1)
+    cluster.pass_time(100)
+    cluster.end("job-w0", Ending.FAILED, exit_code=1, reason="first").pass_time(20)
+    cluster.end("job-w1", Ending.FAILED, exit_code=1, reason="second")
+    cluster.step()
+    assert cluster.status["restarts"] == 1
+    cluster.pass_time(25)
+    cluster.end("job-w2", Ending.FAILED, exit_code=1, reason="third")
+    decision = cluster.step()
+    assert (cluster.status["restarts"], cluster.status["state"]) == (1, "Restarting")
+    assert len(decision.create) == 3, "the delay counts from the first one"
+
+
+def test_workers_that_fail_one_after_the_other_are_several_failures() -> None:
+    cluster = a_running_job(backoffLimit=1)
+    cluster.pass_time(100)
+    cluster.end("job-w0", Ending.FAILED, exit_code=1, reason="first").pass_time(31)
+    cluster.end("job-w1", Ending.FAILED, exit_code=1, reason="second")
+    cluster.settle()
+    assert cluster.status["restarts"] == 2
+    assert cluster.condition("Failed") == ("True", "BackoffLimitExceeded")
+
+
+def test_replacements_that_fail_at_once_are_failures_of_their_own() -> None:
+    """They would count once for ever if they were part of the incident that they replace."""
+    cluster = a_running_job(backoffLimit=3)
+    for _ in range(4):
+        assert cluster.status["state"] != "Failed"
+        cluster.end(cluster.members()[-1], Ending.FAILED, exit_code=1, reason="again")
+        replaced(cluster, after_s=20)
+    assert cluster.condition("Failed") == ("True", "BackoffLimitExceeded")
+
+
 def test_a_worker_that_is_killed_right_after_its_start_is_replaced_later() -> None:
     """The cause may persist: without a pause, workers would be created and killed in a hot loop."""
     cluster = a_running_job()

@@ -212,6 +212,15 @@ def test_a_drain_may_always_take_one_on_demand_worker_and_any_spot_worker(ready:
     assert budget["spec"]["selector"]["matchLabels"][keys.LABEL_CAPACITY_TYPE] == "OnDemand"
 
 
+def test_the_budget_falls_when_all_pools_become_spot() -> None:
+    cluster = FakeCluster(pool("a", maxReplicas=3)).with_nodes("a").start()
+    assert cluster.settle().apply[1]["spec"]["minAvailable"] == 2
+    cluster.edit(lambda spec: spec["workerPools"][0].update(capacityType="Spot", maxReplicas=1))
+    budgets = [cluster.step().apply[1:] for _ in range(3)]
+    assert budgets[-1], "workers of the earlier kind are left"
+    assert budgets[-1][0]["spec"]["minAvailable"] == 0
+
+
 def test_a_job_on_spot_nodes_only_has_no_budget() -> None:
     cluster = FakeCluster(pool("c", capacityType="Spot")).with_nodes("c")
     assert [body["kind"] for body in cluster.step().apply] == ["Service"]
