@@ -1,7 +1,6 @@
-"""The tensors of a state as one long sequence of bytes, cut into parts of equal length.
+"""Tensors as one long sequence of bytes, cut into parts of equal length, and their copies in host memory.
 
-Checkpoints and transfers cut in the same way: by bytes, not by tensors. So a huge tensor is divided too, and a state
-cut into any number of parts can be restored on any other number of ranks.
+Transfers, fingerprints and checkpoints of format 2 cut by bytes, not by tensors, so that a huge tensor is divided too.
 """
 
 from __future__ import annotations
