@@ -20,7 +20,10 @@ MODES: Mapping[str, frozenset[LayoutKind]] = {
     "pipeline": frozenset({LayoutKind.REPLICATED, LayoutKind.PIPELINE}),
     "auto": frozenset(LayoutKind),
 }
-"""Layouts that members may have, by the name of the mode. A member of one device is always possible."""
+"""Layouts that members may have, by the name of the mode, those with fewer first. A member of one device is always
+possible."""
+TIE = 1e-6
+"""Relative difference of rates below which fewer kinds of layouts are better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +88,22 @@ def forecast_layout(problem: Problem, *, mode: str = "auto") -> LayoutForecast:
 
 
 def best(problem: Problem, mode: str) -> Cover | Infeasible:
-    """Return the fastest members of a mode, or why there are none."""
-    kinds = MODES[mode]
+    """Return the fastest members of a mode, or why there are none.
+
+    The planner chooses templates before it knows their exchange exactly. So a mode is compared with those that allow
+    fewer layouts, and the one with fewer wins a tie.
+    """
     book = book_of(problem)
     if isinstance(book, Infeasible):
         return book
-    further = sharded_templates(problem) if LayoutKind.SHARDED in kinds else ()
-    return cover(book, kinds=kinds, further=further)
+    sharded = sharded_templates(problem) if LayoutKind.SHARDED in MODES[mode] else ()
+    found = [
+        cover(book, kinds=kinds, further=sharded if LayoutKind.SHARDED in kinds else ())
+        for kinds in MODES.values()
+        if kinds <= MODES[mode]
+    ]
+    covers = [each for each in found if isinstance(each, Cover)]
+    return max(covers, key=lambda each: each.samples_per_s * (1 - TIE * found.index(each)), default=found[-1])
 
 
 def draw(layout: Layout) -> str:

@@ -59,6 +59,17 @@ def test_a_model_that_fits_each_device_is_replicated(tmp_path: Path) -> None:
     assert found["pricePerHour"] == 7.2
 
 
+def test_more_layouts_are_never_slower_and_ties_go_to_the_simplest(tmp_path: Path) -> None:
+    """With slow links, the planner's choice among sharded members alone would be slower than whole models."""
+    slow = {"defaultLink": {"gbitPerSecond": 10, "latencySeconds": 0.0001}, "leastMembers": 2}
+    found = answer(tmp_path, model(fast=(2, 36.0), slow=(8, 14.0)) | slow, "--batch", "64")
+    rates = found["samplesPerSecondByMode"]
+    assert rates["data"] <= min(rates["sharded"], rates["pipeline"])
+    assert max(rates.values()) <= found["samplesPerSecond"]
+    free = answer(tmp_path, model(fast=(2, 10.0)), "--batch", "60")
+    assert [member["kind"] for member in free["members"]] == ["Replicated"] * 2
+
+
 def test_a_model_that_fits_no_device_is_divided(tmp_path: Path) -> None:
     """Units go by speed, three to one; memory allows it."""
     found = answer(tmp_path, model(fast=(1, 4.2), slow=(1, 4.2)), "--batch", "60", "--mode", "pipeline")
