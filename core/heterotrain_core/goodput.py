@@ -11,12 +11,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from heterotrain_core.contract.plan import CommunicationTime, ComputeTime
 from heterotrain_core.split.balance import Infeasible, Split, balance_many, evaluate
 from heterotrain_core.split.member import SplitMember
+from heterotrain_core.split.step_time import Timing
 
 CANDIDATES = 50
 """Batches that are compared, at equal ratios."""
+JUMP_CANDIDATES = 10
+"""Batches just before a further micro-batch that are compared as well."""
+_MOST_COUNTS = 100
+"""Numbers of micro-batches of a member that are looked at for them, and _MOST_JUMPS levels of all members."""
+_MOST_JUMPS = 2000
 LEAST_GAIN = 0.05
 """Gain in goodput that a change of batch has to promise: the noise scale is not known more exactly."""
 _ALIKE = ComputeTime(per_sample_s=1.0, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
@@ -81,6 +90,42 @@ def candidate_batches(
     return tuple(sorted(found | {batch for batch in also if low <= batch <= high and batch % unit == 0}))
 
 
+def batches_before_jumps(
+    members: Sequence[SplitMember], *, communication: CommunicationTime, least: int, most: int, unit: int = 1
+) -> tuple[tuple[int, float], ...]:
+    """Return the batches of which one granule more needs a further micro-batch, and their least step times.
+
+    A further micro-batch costs its fixed part, so goodput falls there. Between two such jumps of the member that sets
+    the pace, the largest batch within the level before the jump is the best one of that level: it is the sum of all
+    members' largest shares within it.
+
+    Args:
+        members: by rank, able to share these batches.
+        communication: the exchange.
+        least: least batch.
+        most: largest batch.
+        unit: the batches are multiples of it.
+    """
+    timing = Timing(members, communication, most)
+    levels: list[NDArray[np.float64]] = []
+    for rank in np.flatnonzero(timing.micro_W < timing.hi_W):
+        full = int(timing.micro_W[rank])
+        counts = np.unique(np.geomspace(1, int(timing.hi_W[rank]) // full, _MOST_COUNTS).astype(np.int64))
+        granule = timing.granularity_W[rank]
+        shares = np.maximum(counts * full // granule * granule, timing.lo_W[rank])
+        levels.append(timing.step_at(np.full(len(shares), rank), shares))
+    if not levels:
+        return ()
+    level_L = np.unique(np.concatenate(levels))
+    level_L = level_L[:: -(-len(level_L) // _MOST_JUMPS)]
+    samples_L = timing.most(level_L[:, None]).sum(axis=1)
+    return tuple(
+        (batch, level)
+        for batch, level in zip(samples_L.tolist(), level_L.tolist(), strict=True)
+        if least <= batch <= most and batch % unit == 0
+    )
+
+
 def choose_batch(
     members: Sequence[SplitMember],
     *,
@@ -123,8 +168,20 @@ def choose_batch(
         return Infeasible(
             reason=f"no batch from {least_samples} to {most_samples} fits: {nearest.reason}", limit=nearest.limit
         )
-    here = start if start in splits else min(splits, key=lambda batch: (abs(batch - start), batch))
     phi = noise_samples if noise_samples is not None and math.isfinite(noise_samples) else None
+    if phi is not None and not even:
+        jumps = batches_before_jumps(
+            members, communication=communication, least=least_samples, most=most_samples, unit=unit
+        )
+        worth = {
+            batch: batch / (level + overhead_s) / (max(0.0, phi) + batch)
+            for batch, level in jumps
+            if level + overhead_s > 0
+        }
+        more = sorted(worth, key=lambda batch: (-worth[batch], batch))[:JUMP_CANDIDATES]
+        found = zip(more, balance_many(more, members, communication=communication), strict=True)
+        splits |= {batch: answer for batch, answer in found if isinstance(answer, Split)}
+    here = start if start in splits else min(splits, key=lambda batch: (abs(batch - start), batch))
     table = tuple(
         _candidate(batch, split, base_samples=base_samples, noise_samples=phi, overhead_s=overhead_s)
         for batch, split in sorted(splits.items())

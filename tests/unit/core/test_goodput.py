@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from bisect import bisect_left, bisect_right
 from dataclasses import replace
 
@@ -294,3 +295,49 @@ def test_a_batch_is_decided_with_the_seconds_outside_of_all_phases() -> None:
         truth = tuple(cluster.members())
         for candidate in decision.choice.candidates:
             assert candidate.step_s == pytest.approx(level_s(candidate.samples, truth) + overhead_s, rel=0.02)
+
+
+def test_little_is_lost_against_every_batch() -> None:
+    """Random clusters whose members accumulate, each integer batch divided on its own: 1 % at most, 0.2 % on average.
+
+    Equal ratios alone lose up to 2.4 %: they miss the batch just before a further micro-batch of all members.
+    """
+    rng = random.Random(7)
+    lost = []
+    for _ in range(25):
+        same, base = rng.randint(4, 40), rng.randint(16, 64)
+        members = tuple(
+            SplitMember(
+                compute=ComputeTime(
+                    per_sample_s=slowness / 3,
+                    fixed_s=rng.uniform(0, 0.06),
+                    backward_per_sample_s=2 * slowness / 3,
+                    backward_fixed_s=rng.uniform(0, 0.06),
+                ),
+                micro_cap_samples=rng.choice([same, same, rng.randint(4, 64)]),
+            )
+            for slowness in (math.exp(rng.uniform(math.log(5e-4), math.log(5e-3))) for _ in range(rng.randint(2, 4)))
+        )
+        phi, most = math.exp(rng.uniform(math.log(50), math.log(3000))), rng.randint(200, 500)
+        choice = choose_batch(
+            members,
+            communication=EXCHANGE,
+            base_samples=base,
+            least_samples=base,
+            most_samples=most,
+            current_samples=None,
+            noise_samples=phi,
+        )
+        assert isinstance(choice, BatchChoice)
+        table = [sorted(member_step_s(member, n, EXCHANGE) for n in range(most + 1)) for member in members]
+        times = sorted({time_s for each in table for time_s in each})
+        most_at = [(sum(max(0, bisect_right(each, level) - 1) for each in table), level) for level in times]
+        # The largest batch within a level is the best one of that level; all batches below ``most`` are covered.
+        best = max(min(batch, most) / level / (phi + min(batch, most)) for batch, level in most_at if batch >= base) * (
+            phi + base
+        )
+        found = max(candidate.goodput_per_s for candidate in choice.candidates)
+        lost.append(best / found - 1)
+    assert min(lost) > -1e-9
+    assert max(lost) < 0.01
+    assert sum(lost) / len(lost) < 0.002
