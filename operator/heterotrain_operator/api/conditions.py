@@ -26,6 +26,8 @@ class ConditionType(StrEnum):
     DEGRADED = "Degraded"
     """The job trains with fewer workers than wanted."""
     CHECKPOINT_HEALTHY = "CheckpointHealthy"
+    NUMERICALLY_SOUND = "NumericallySound"
+    """All losses and gradients were finite, and the ranks' copies of the state were equal."""
     PLAN_APPLIED = "PlanApplied"
     """Every worker uses the newest plan."""
     WORKERS_LIMITED = "WorkersLimited"

@@ -23,6 +23,8 @@ class MemberGauges:
     Attributes:
         pause_s: seconds that membership changes have cost the rank so far.
         pauses: number of those changes.
+        non_finite_steps: steps of this process whose loss or gradient was infinite or NaN.
+        divergences: comparisons in which the ranks' copies of the state differed.
     """
 
     worker: str
@@ -44,6 +46,8 @@ class MemberGauges:
     peak_memory_bytes: Mapping[int, float] = field(default_factory=dict)
     """By the largest micro-batch of a step, in samples."""
     checkpoint_failures: int = 0
+    non_finite_steps: int = 0
+    divergences: int = 0
     pause_s: float = 0.0
     pauses: int = 0
     user_metrics: Mapping[str, float] = field(default_factory=dict)

@@ -49,6 +49,8 @@ PLAUSIBLE: Mapping[str, tuple[float, float]] = MappingProxyType(
         metrics.CHECKPOINT_STEP: _COUNT,
         metrics.CHECKPOINT_TIME: (0.0, LATEST_S),
         metrics.CHECKPOINT_FAILURES: _COUNT,
+        metrics.NON_FINITE_STEPS: _COUNT,
+        metrics.DIVERGENCES: _COUNT,
         metrics.MICRO_BATCH_CAP: (1.0, MOST_SAMPLES),
         metrics.DEVICE_MEMORY: _BYTES,
         metrics.PEAK_MEMORY: _BYTES,

@@ -223,6 +223,8 @@ def _gauges(
         device_memory_bytes=values.get(metrics.DEVICE_MEMORY),
         peak_memory_bytes=peaks,
         checkpoint_failures=whole(metrics.CHECKPOINT_FAILURES) or 0,
+        non_finite_steps=whole(metrics.NON_FINITE_STEPS) or 0,
+        divergences=whole(metrics.DIVERGENCES) or 0,
         pause_s=values.get(metrics.PAUSE_SECONDS, 0.0),
         pauses=whole(metrics.MEMBERSHIP_CHANGES) or 0,
         user_metrics=user,

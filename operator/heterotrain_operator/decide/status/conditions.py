@@ -45,6 +45,7 @@ def _measured(context: JobContext) -> tuple[ConditionValue, ...]:
         _shares_applied(context),
         *speed_conditions(context),
         _telemetry(context),
+        _numbers(context),
         *([_checkpoint(context, spec.checkpoint)] if spec is not None and spec.checkpoint is not None else []),
     )
 
@@ -187,6 +188,27 @@ def _telemetry(context: JobContext) -> ConditionValue:
         message = f"Prometheus has not scraped any worker yet{also}"
         return ConditionValue(type=kind, holds=None, reason="NotScrapedYet", message=message)
     return ConditionValue(type=kind, holds=True, reason=telemetry.reason, message=telemetry.dropped)
+
+
+def _numbers(context: JobContext) -> ConditionValue:
+    """Return whether the training's numbers were sound, by the workers that report now; all ranks count alike."""
+    kind, gauges = ConditionType.NUMERICALLY_SOUND, context.telemetry.gauges.values()
+    if not context.runs or context.telemetry.problem or not gauges:
+        return ConditionValue(type=kind, holds=None, reason="NotReported")
+    differed, infinite = (max(n) for n in zip(*((g.divergences, g.non_finite_steps) for g in gauges), strict=True))
+    if differed:
+        message = (
+            f"the workers' copies of weights or optimizer state differed in {differed} comparisons: look for code that "
+            "changes them outside steps, and for a defective device; onDivergence: Resync makes them equal"
+        )
+        return ConditionValue(type=kind, holds=False, reason="CopiesDiffered", message=message)
+    if infinite:
+        message = (
+            f"the loss or gradient of {infinite} steps was infinite or NaN: lower the learning rate, clip gradients or "
+            "use precision BF16; the workers' logs name the first step"
+        )
+        return ConditionValue(type=kind, holds=False, reason="NotFinite", message=message)
+    return ConditionValue(type=kind, holds=True, reason="Sound")
 
 
 def _checkpoint(context: JobContext, checkpoint: Checkpoint) -> ConditionValue:
