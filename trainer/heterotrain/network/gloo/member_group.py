@@ -142,6 +142,36 @@ class MemberGroup(Collectives):
             self.on_wait("")
         return work
 
+    def start_send(self, tensor: torch.Tensor, rank: int, tag: int) -> BoundedWait:
+        """Begin to send a tensor in the CPU's memory to a rank of the member; ``finish_send`` waits for the end.
+
+        Raises:
+            PeerLost: the connections are cut.
+        """
+        if self._cut or self._group is None:
+            raise PeerLost(self._cut)
+        try:
+            work = self._group.send([tensor], rank, tag)
+        except RuntimeError as error:
+            self.cut("a message inside the member failed")
+            raise PeerLost(f"{self._cut}: {short_message(error)}") from error
+        return BoundedWait(work, is_over=self.is_over, belongs_to=self._group)
+
+    def finish_send(self, wait: BoundedWait) -> None:
+        """Wait until a message has left.
+
+        Raises:
+            PeerLost: its receiver, or another rank of the member, is lost or has left the step.
+        """
+        self.on_wait("send inside the member")
+        try:
+            wait.wait()
+        except RuntimeError as error:
+            self.cut("a message inside the member failed")
+            raise PeerLost(f"{self._cut}: {short_message(error)}") from error
+        finally:
+            self.on_wait("")
+
     def _breaks_soon(self) -> bool:
         """Return whether the connections turn out to be broken, after an operation has failed."""
         end_s = time.monotonic() + NEWS_S

@@ -1,0 +1,247 @@
+"""One stage of a pipeline member: contiguous units of the model, computed for all samples of the member's share.
+
+The first stage reads the inputs, the last one inputs and targets, each by itself; tensors between units travel between
+neighbours. Gradients are sums over the member's samples, as with whole models. A tied parameter is held by each stage
+that uses it, and its gradient is the sum over them (``holdings.pieces_of``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from heterotrain.errors import UsageError
+from heterotrain.layouts.batch_parts import LossFunction, inputs_and_targets, loss_and_weight
+from heterotrain.layouts.holdings import Holding, whole
+from heterotrain.layouts.initial_weights import fill
+from heterotrain.layouts.layout import Shapes, sizes_of
+from heterotrain.layouts.neighbours import Neighbours
+from heterotrain.layouts.schedule_1f1b import Pass, passes
+from heterotrain.layouts.stage_model import StageModel
+from heterotrain.layouts.trace import Trace
+from heterotrain.layouts.unit_draws import UnitDraws
+from heterotrain.layouts.units import Units, check_cut
+from heterotrain.network.gloo.member_group import MemberGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """The samples of a member in one step.
+
+    Attributes:
+        step: number of the step.
+        start: samples of the step before the member's first one.
+        sizes: of the micro-batches.
+        batch_samples: of the step over all members.
+        fetch: returns a micro-batch, (inputs, targets), by its number; the first and the last stage call it.
+    """
+
+    step: int
+    start: int
+    sizes: tuple[int, ...]
+    batch_samples: int
+    fetch: Callable[[int], Any]
+
+
+@dataclass(slots=True)
+class Result:
+    """What a stage knows after its passes; zeros on all stages but the last one.
+
+    Attributes:
+        loss_sum: sum of the losses, by samples or by the weights of the loss function.
+        weight: of the samples.
+    """
+
+    loss_sum: float = 0.0
+    weight: float = 0.0
+
+
+@dataclass(slots=True)
+class _InFlight:
+    received: torch.Tensor | None
+    output: torch.Tensor
+    batch: Any = field(default=None)
+
+
+class Stage:
+    """A stage, and the layout of its rank (``layout.Layout``).
+
+    Attributes:
+        model: the whole model's object, with values for the stage's own layers only.
+        seen: the model's trace.
+    """
+
+    def __init__(
+        self,
+        units: Units,
+        seen: Trace,
+        cuts: Sequence[int],
+        group: MemberGroup,
+        *,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        """Keep the stage's own units of a model on the meta device, and give them initial values.
+
+        Args:
+            units: of the whole model; its object becomes this rank's part.
+            seen: of the same model.
+            cuts: first unit of each stage, and the number of units at the end.
+            group: the member's ranks, in the order of stages, connected with gloo.
+            seed: of the job.
+            device: of this rank.
+
+        Raises:
+            UsageError: the model cannot be cut this way.
+        """
+        check_cut(units.names, cuts)
+        if len(cuts) - 1 != group.size():
+            raise UsageError(f"{len(cuts) - 1} stages need as many ranks, and the member has {group.size()}")
+        self._stage, self._stages = group.rank(), group.size()
+        self.model, self.seen = units.model, seen
+        self._shapes = {name: tuple(p.shape) for name, p in units.model.named_parameters()}
+        first = {id(p): name for name, p in units.model.named_parameters()}
+        every = units.model.named_parameters(remove_duplicate=False)
+        self._first_names = {name: first[id(p)] for name, p in every}
+        self._tensors = set(units.model.state_dict())
+        names = [
+            p for p in units.parts if any(p in used for used in seen.parts[cuts[self._stage] : cuts[self._stage + 1]])
+        ]
+        fill(units, seed=seed, device=device, parts=names)
+        self._part = StageModel(units, seen, start=cuts[self._stage], stop=cuts[self._stage + 1])
+        self._draws = UnitDraws(self._part.units, seed=seed, device=device)
+        self._neighbours = Neighbours(group, device)
+
+    def run(self, share: Share, loss_fn: LossFunction, *, before_last: Callable[[], None] = lambda: None) -> Result:
+        """Run all forward and backward passes; gradients are added to ``parameter.grad``.
+
+        The loss of a sample counts as in ``step.backward``: divided by the step's samples.
+
+        Args:
+            share: the member's samples.
+            loss_fn: of the last stage's output and the micro-batch's targets.
+            before_last: called before the backward pass after which the gradients are complete.
+
+        Raises:
+            PeerLost: another rank of the member is lost; gradients are incomplete, and the step has to be repeated.
+            UsageError: the loss is not one, or a batch is not a pair.
+        """
+        result, kept = Result(), dict[int, _InFlight]()
+        order = passes(stage=self._stage, stages=self._stages, micro_batches=len(share.sizes))
+        try:
+            for kind, index in order:
+                if kind is Pass.FORWARD:
+                    kept[index] = self._forward(share, index)
+                    continue
+                if index == len(share.sizes) - 1:
+                    before_last()
+                self._backward(share, index, kept.pop(index), loss_fn, result)
+            self._neighbours.flush()
+        except BaseException:
+            self._neighbours.forget()
+            raise
+        return result
+
+    def _forward(self, share: Share, index: int) -> _InFlight:
+        is_first, is_last = self._stage == 0, self._stage == self._stages - 1
+        batch = inputs_and_targets(share.fetch(index)) if is_first or is_last else (None, None)
+        received = None if is_first else self._neighbours.receive(self._stage - 1)
+        with self._draws.at(share.step, share.start + sum(share.sizes[:index])):
+            output = self._part.forward(received, batch[0])
+        if not is_last:
+            self._neighbours.send(output, self._stage + 1)
+        return _InFlight(received=received, output=output, batch=batch[1])
+
+    def _backward(self, share: Share, index: int, passed: _InFlight, loss_fn: LossFunction, result: Result) -> None:
+        if self._stage == self._stages - 1:
+            loss, weight = self._loss(loss_fn, passed)
+            samples = share.sizes[index]
+            factor = (samples if weight is None else 1.0) / share.batch_samples
+            result.loss_sum += float(loss.detach()) * (samples if weight is None else 1.0)
+            result.weight += samples if weight is None else weight
+            loss.backward(loss.new_full(loss.shape, factor))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        elif passed.output.requires_grad:
+            gradient = self._neighbours.receive(self._stage + 1)
+            torch.autograd.backward(passed.output, gradient)
+        if passed.received is not None and passed.received.requires_grad:
+            found = passed.received.grad
+            self._neighbours.send(torch.zeros_like(passed.received) if found is None else found, self._stage - 1)
+            self._neighbours.flush(keep=4)
+
+    def _loss(self, loss_fn: LossFunction, passed: _InFlight) -> tuple[torch.Tensor, float | None]:
+        loss, weight = loss_and_weight(loss_fn(passed.output, passed.batch))
+        if not isinstance(loss, torch.Tensor) or loss.dim() or not loss.requires_grad:
+            raise UsageError("loss_fn has to return a tensor without dimensions that depends on the model's output")
+        if loss.is_meta:
+            raise UsageError(
+                "the last stage's output needs values of another stage: let the model compute them from the layers' "
+                "output, or pass them on in it"
+            )
+        return loss, weight
+
+    # -- the layout --------------------------------------------------------------------------------------------------
+
+    @property
+    def shapes(self) -> Shapes:
+        """Shapes of the whole model's parameters."""
+        return self._shapes
+
+    @property
+    def holding(self) -> Holding:
+        """All elements of the parameters that the stage has."""
+        own = {name for name, _ in self.named_parameters()}
+        return {name: extent for name, extent in whole(sizes_of(self._shapes)).items() if name in own}
+
+    def named_parameters(self) -> Iterable[tuple[str, torch.nn.Parameter]]:
+        """Yield this stage's parameters; a tied one has its first name in the whole model."""
+        found = {
+            self._first_names[name]: parameter
+            for name, parameter in self.model.named_parameters(remove_duplicate=False)
+            if not parameter.is_meta
+        }
+        yield from ((name, found[name]) for name in self._shapes if name in found)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the stage's parameters and buffers; tied parameters under their first names, too."""
+        found = {name: value for name, value in self.model.state_dict().items() if not _is_meta(value)}
+        return found | {name: parameter.detach() for name, parameter in self.named_parameters()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over values; tied parameters are taken by their first names, and what other stages hold is ignored.
+
+        Raises:
+            RuntimeError: values are missing or have other shapes.
+        """
+        own = {name: value for name, value in self.model.state_dict().items() if not _is_meta(value)}
+        given = {name: state.get(self._first_names.get(name, name), state.get(name)) for name in own}
+        missing = [name for name, value in given.items() if value is None]
+        if missing:
+            raise RuntimeError(
+                f"Error(s) in loading state_dict for {type(self.model).__name__}:\n\t"
+                f"Missing key(s) in state_dict: {', '.join(map(repr, missing))}. "
+            )
+        unexpected = [name for name in state if name not in self._tensors]
+        if unexpected:
+            raise RuntimeError(
+                f"Error(s) in loading state_dict for {type(self.model).__name__}:\n\t"
+                f"Unexpected key(s) in state_dict: {', '.join(map(repr, unexpected))}. "
+            )
+        for name, value in own.items():
+            if isinstance(value, torch.Tensor):
+                given[name] = given[name].reshape(value.shape)
+        self.model.load_state_dict(given, strict=False)
+
+    def local(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor itself: a stage holds whole parameters."""
+        return tensor.detach()
+
+    def like(self, parameter: torch.nn.Parameter, part: torch.Tensor) -> torch.Tensor:
+        """Return the elements in the parameter's shape."""
+        return part.view(parameter.shape)
+
+
+def _is_meta(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_meta
