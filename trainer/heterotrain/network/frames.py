@@ -21,7 +21,11 @@ async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
     (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     if length > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {length} bytes is larger than {MAX_FRAME_BYTES}")
-    message = json.loads(await reader.readexactly(length))
+    body = await reader.readexactly(length)
+    try:
+        message = json.loads(body)
+    except RecursionError as error:
+        raise ValueError("a message is nested too deeply") from error
     if not isinstance(message, dict):
         raise ValueError("a message has to be a JSON object")
     return message
