@@ -153,16 +153,22 @@ class Operator:
         return self.plans[-1]
 
     def start(
-        self, name: str, *, incarnation: int = 0, script: str = "distributed.scripts:train", **arguments: Any
-    ) -> Worker:
-        """Start a worker; it waits for a plan that names it."""
+        self, name: str, *, incarnation: int = 0, script: str = "distributed.scripts:train",
+        local_rank: int = 0, ranks: int = 1, metrics_port: int | None = None, **arguments: Any,
+    ) -> Worker:  # fmt: skip
+        """Start one rank of a worker, the only one by default; it waits for a plan that names it.
+
+        The metrics ports of a worker's ranks have to follow each other.
+        """
         uid = f"{name}-uid-{incarnation}"
-        home = self.folder / uid
+        home = self.folder / (f"{uid}-{local_rank}" if local_rank else uid)
         (home / "plan").mkdir(parents=True)
-        peer_port, metrics_port = free_port(), free_port()
+        peer_port, metrics_port = free_port(), metrics_port or free_port()
         environ = {
             env.JOB_UID: JOB_UID, env.JOB_NAME: "test", env.WORKER: name, env.WORKER_UID: uid,
-            env.WORKER_ADDRESS: "127.0.0.1", env.PEER_PORT: str(peer_port), env.METRICS_PORT: str(metrics_port),
+            env.WORKER_ADDRESS: "127.0.0.1", env.PEER_PORT: str(peer_port - local_rank),
+            env.METRICS_PORT: str(metrics_port - local_rank), env.LOCAL_RANK: str(local_rank),
+            env.NUM_PROC_PER_WORKER: str(ranks),
             env.PLAN_DIR: str(home / "plan"), env.CONFIG: encode_config(self.config),
             env.TERMINATION_PATH: str(home / "termination"), env.SAMPLE_LOG_DIR: str(self.folder / "samples"),
         }  # fmt: skip
@@ -173,7 +179,7 @@ class Operator:
         inbox = self.zygote.start(str(home), command)  # the key must be unique among all tests
         worker = Worker(name=name, uid=uid, folder=home, peer_port=peer_port, metrics_port=metrics_port, inbox=inbox)
         worker.pid = inbox.get(timeout=START_S)["pid"]
-        self.workers[uid] = worker
+        self.workers[home.name] = worker
         return worker
 
     def plan(

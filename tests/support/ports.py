@@ -24,6 +24,15 @@ def free_port() -> int:
             return port
 
 
+def free_ports(count: int) -> int:
+    """Return the first of ``count`` free ports that follow each other."""
+    found = [free_port()]
+    while len(found) < count:
+        port = free_port()
+        found = [*found, port] if port == found[-1] + 1 else [port]
+    return found[0]
+
+
 def _claim_ports() -> None:
     """Claim a block of ports by binding its first one; once all blocks are claimed, reuse those of this process."""
     for first in range(20000, 32000, BLOCK_PORTS):

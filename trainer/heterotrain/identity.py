@@ -35,6 +35,7 @@ class Identity:
     Attributes:
         mode: how the process was started.
         job_name: name of the job; part of the name of its checkpoint folder, with namespace and uid.
+        local_world_size: ranks of this worker; under torchrun those on this host.
         rank: fixed rank under torchrun; ``None`` where the plan decides it.
         world_size: fixed world size under torchrun, else ``None``.
         metrics_port: port for metrics and readiness, local rank already added; ``None`` for no such endpoint.
@@ -54,6 +55,7 @@ class Identity:
     address: str = "127.0.0.1"
     local_rank: int = 0
     num_proc_per_worker: int = 1
+    local_world_size: int = 1
     rank: int | None = None
     world_size: int | None = None
     metrics_port: int | None = None
@@ -101,6 +103,7 @@ def _from_environment(environ: Mapping[str, str]) -> Identity:
             address=_text(environ, env.WORKER_ADDRESS),
             local_rank=local_rank,
             num_proc_per_worker=_number(environ, env.NUM_PROC_PER_WORKER, 1),
+            local_world_size=_number(environ, env.NUM_PROC_PER_WORKER, 1),
             metrics_port=_number(environ, env.METRICS_PORT, keys.METRICS_PORT) + local_rank,
             peer_port=_number(environ, env.PEER_PORT, keys.PEER_PORT) + local_rank,
             plan_dir=environ.get(env.PLAN_DIR, env.DEFAULT_PLAN_DIR),
@@ -119,6 +122,7 @@ def _from_environment(environ: Mapping[str, str]) -> Identity:
             worker=f"rank-{rank}",
             worker_uid=f"rank-{rank}",
             local_rank=local_rank,
+            local_world_size=_number(environ, "LOCAL_WORLD_SIZE", 1),
             rank=rank,
             world_size=world_size,
             metrics_port=_optional_port(environ, local_rank),

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from heterotrain_core.contract import metrics as names
-from heterotrain_core.contract.choices import Backend, OnDivergence
+from heterotrain_core.contract.choices import Backend, OnDivergence, Parallelism
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.outcome import Ending
 
@@ -23,14 +23,17 @@ from heterotrain.data.sources import NumberedStream, source_of
 from heterotrain.errors import Excluded, PeerLost, UsageError
 from heterotrain.identity import Identity, Mode, read_config, read_identity
 from heterotrain.layouts.initial_weights import built, fill
+from heterotrain.layouts.sharded import ShardOptions, prepare_units, shard
+from heterotrain.layouts.sharded_model import ShardedModel
 from heterotrain.layouts.unit_draws import UnitDraws
 from heterotrain.layouts.units import units_of
 from heterotrain.membership.devices import take_device
 from heterotrain.membership.elastic import Elastic
 from heterotrain.membership.fixed import Fixed
 from heterotrain.membership.interface import Membership
-from heterotrain.membership.roster import slice_of_rank
+from heterotrain.membership.roster import parts_of_member
 from heterotrain.network.gloo.default_group import check_free
+from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.numerics.batch_norm import BatchNorm
 from heterotrain.numerics.method import Numerics
@@ -43,6 +46,7 @@ from heterotrain.steps.attempt import seed_step
 from heterotrain.steps.leadership import LeaderHook, Leadership
 from heterotrain.steps.loop import Loop
 from heterotrain.steps.observer import Observer
+from heterotrain.steps.own_member import OwnMember
 from heterotrain.steps.replicas import Replicas
 from heterotrain.steps.step import Step
 from heterotrain.telemetry.logs import Tags, set_up_logs
@@ -71,6 +75,7 @@ def init(
     on_non_finite: str = "fail",
     on_divergence: str = "fail",
     batch_norm: str = BatchNorm.GLOBAL,
+    parallelism: str = "data",
 ) -> Job:
     """Return the job that this process belongs to.
 
@@ -97,6 +102,8 @@ def init(
         batch_norm: statistics of BatchNorm layers: ``global`` over all samples of a step, as in one process; or
             ``local`` over one micro-batch of one rank, as in DistributedDataParallel, with running statistics averaged
             over all ranks in each step; case does not matter.
+        parallelism: ``data`` (every rank holds the whole model) or ``sharded`` (the ranks of a worker divide it among
+            themselves; under torchrun those of a host); case does not matter.
 
     Raises:
         UsageError: the environment contradicts itself, a value is not one of the allowed ones, or a loader process
@@ -118,6 +125,7 @@ def init(
         compression=compression,
         on_non_finite=on_non_finite,
         on_divergence=on_divergence,
+        parallelism=parallelism,
     )
     folder = None if tensorboard_dir is None else os.fspath(tensorboard_dir)
     return Job(
@@ -158,8 +166,10 @@ class Job:
         self._server = serve(self._report, identity)
         self._record = self.register("heterotrain-record", RunRecord(identity, config))
         checkpoints = CheckpointManager(identity, config, report=self._report)
+        self._is_sharded = admission.choice("parallelism", config.parallelism, Parallelism) is Parallelism.SHARDED
+        self._shards = identity.local_world_size if self._is_sharded else 1
         self._membership = _membership(
-            identity, config, self._training, checkpoints, device=self.device, report=self._report
+            identity, config, self._training, checkpoints, device=self.device, report=self._report, shards=self._shards
         )
         self._loop = Loop(
             identity=identity, config=config, device=self.device, training=self._training, membership=self._membership,
@@ -187,21 +197,38 @@ class Job:
         seed_step(config.seed, self.device)  # numpy and Python, too: every rank divides its data sets alike
 
     def wrap(
-        self, model: torch.nn.Module | Callable[[], torch.nn.Module], *, units: str | None = None
+        self,
+        model: torch.nn.Module | Callable[[], torch.nn.Module],
+        *,
+        units: str | None = None,
+        checkpoint_units: bool = False,
+        compile_units: bool = False,
+        keep_gathered: bool = False,
+        offload: bool = False,
     ) -> torch.nn.Module:
         """Move the model to the device and return it; from now on its gradients are those of the global batch.
 
         BatchNorm layers stay the same objects, but take their statistics over the global batch, unless ``init`` got
         ``batch_norm="local"``.
 
+        With parallelism Sharded, the ranks of a worker divide the model among themselves. Parameters are then new
+        objects, so make the optimizer from the returned model. It can be run inside ``with step:`` and in hooks only,
+        by all ranks alike.
+
         A function is called on the meta device, and each layer's ``reset_parameters`` gives it initial values, drawn
-        by the job's seed and the layer's name. Then a device needs no memory for parts that it does not hold. The
-        model has to be a sequence of units: a ``torch.nn.Sequential``, or with ``units``.
+        by the job's seed and the layer's name. The model has to be a sequence of units: a ``torch.nn.Sequential``, or
+        with ``units``.
 
         Args:
-            model: the model, or a function that builds it.
-            units: name of the model's list of layers, such as ``blocks`` or ``transformer.h``. In ``step.compute``,
-                each of them draws its own random numbers, the same for any division of the units among devices.
+            model: the model, the same on every rank, or a function that builds it.
+            units: name of the model's list of layers, such as ``blocks`` or ``transformer.h``: a divided model is
+                gathered one of these layers at a time. In ``step.compute``, each of them draws its own random numbers,
+                the same for any division of the units among devices.
+            checkpoint_units: compute the activations of each unit again in the backward pass, which saves memory.
+            compile_units: compile the forward pass of each unit (``torch.compile``).
+            keep_gathered: keep the parameters of a divided unit between its forward and backward pass, which saves
+                messages and costs memory.
+            offload: keep a divided model's parameters, gradients and optimizer state in the host's memory.
 
         Raises:
             UsageError: this is not a model or it cannot be trained this way, ``wrap`` was called before, the model
@@ -209,18 +236,35 @@ class Job:
         """
         if self._training.model is not None:
             raise UsageError("job.wrap takes one model and has one already: put several into one torch.nn.ModuleDict")
-        parts = None
+        units_found = None
         if not isinstance(model, torch.nn.Module) and callable(model):
             model = built(model)
-            parts = units_of(model, units)
-            fill(parts, seed=self.config.seed, device=self.device)
-        elif units is not None and isinstance(model, torch.nn.Module):
-            parts = units_of(model, units)
+            units_found = units_of(model, units)
+            fill(units_found, seed=self.config.seed, device=torch.device("cpu") if self._shards > 1 else self.device)
         admission.check_model(model)
-        self._training.model = model = model.to(self.device)
-        if parts is not None:
-            self._loop.draws = UnitDraws(parts, seed=self.config.seed, device=self.device)
-        self._loop.reducer = self._numerics.reducer(model)
+        if units_found is None and (units is not None or self._shards > 1 or checkpoint_units or compile_units):
+            units_found = units_of(model, units)
+        options = ShardOptions(
+            gather_dtype=self._numerics.precision.gather_dtype, keep_gathered=keep_gathered, offload=offload,
+            checkpoint_units=checkpoint_units, compile_units=compile_units,
+        )  # fmt: skip
+        layers = () if units_found is None else units_found.layers
+        reducer = self._numerics.reducer(model)
+        if self._shards > 1:
+            group = MemberGroup(rank=self.identity.local_rank, world_size=self._shards)
+            group.check_open = self._loop.check_open
+            shard(model, group, layers, device=self.device, options=options)
+            self._training.own_layout = ShardedModel(model)
+            self._loop.own_member = OwnMember(model, group, self.device)
+        else:
+            prepare_units(layers, options)
+            model = model.to(self.device)
+            if self._is_sharded:
+                self._loop.own_member = OwnMember(model, MemberGroup(rank=0, world_size=1), self.device)
+        self._training.model = model
+        if units_found is not None:
+            self._loop.draws = UnitDraws(units_found, seed=self.config.seed, device=self.device)
+        self._loop.reducer = reducer
         return model
 
     def optimizer(
@@ -408,6 +452,9 @@ class Job:
     ) -> Iterator[Any]:
         """Yield batches of this rank's part of a data set, in proportion to its share; together the ranks see it once.
 
+        The ranks of a sharded member get the same number of batches, because they run the model together. Of fewer
+        samples than ranks, some get a batch whose tensors have no rows.
+
         Args:
             dataset: a data set with a length and indices.
             batch_samples: samples per batch, at least 1; the last batch may be smaller.
@@ -417,14 +464,13 @@ class Job:
             UsageError: ``batch_samples`` is below 1.
         """
         admission.whole_number("batch_samples", batch_samples, least=1)
-        start, stop, active_group = 0, len(dataset), self._loop.active_group
+        active_group = self._loop.active_group
+        parts: tuple[tuple[int, int], ...] = ((0, len(dataset)),)
         if active_group is not None:
-            first, last = slice_of_rank(active_group.roster, active_group.roster.shares, active_group.rank)
-            whole = sum(active_group.roster.shares)
-            start, stop = len(dataset) * first // whole, len(dataset) * last // whole
-        for begin in range(start, stop, batch_samples):
-            ids = range(begin, min(begin + batch_samples, stop))
-            yield batches.to_device(batches.fetch(dataset, ids, collate), self.device)
+            parts = parts_of_member(active_group.roster, active_group.rank, len(dataset))
+        for ids in batches.batches_of(parts, batch_samples):
+            batch = batches.fetch(dataset, ids or range(1), collate)  # an empty one needs a sample for its shape
+            yield batches.to_device(batch if ids else batches.emptied(batch), self.device)
 
     def finish(self, reason: str) -> None:
         """End the training successfully after the current step; every rank has to call this in the same step."""
@@ -473,6 +519,8 @@ class Job:
         finally:
             self._hooks_of = ""
             model.train(training)
+            if self._loop.own_member is not None:
+                self._loop.own_member.rest()
 
     def _abandon(self, reason: str) -> None:
         self._report.gauges({names.READY: 0.0})
@@ -503,6 +551,7 @@ def _membership(
     *,
     device: torch.device,
     report: Report,
+    shards: int,
 ) -> Membership:
     backend = admission.choice("backend", config.backend, Backend)
     if identity.mode is Mode.OPERATED:
@@ -512,5 +561,5 @@ def _membership(
         )  # fmt: skip
     return Fixed(
         identity, training, checkpoints, device=device, batch_samples=config.base_batch_samples, backend=backend,
-        timeout_s=config.peer_timeout_s,
+        timeout_s=config.peer_timeout_s, shards=shards,
     )  # fmt: skip

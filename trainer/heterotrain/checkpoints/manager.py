@@ -335,7 +335,7 @@ class CheckpointManager:
 
     def _is_usable(self, training: Training) -> bool:
         """Return whether the weights are finite: others would take the place of an older checkpoint that is good."""
-        name = None if training.model is None else first_non_finite(training.model)
+        name = None if training.model is None else first_non_finite(training.layout.named_parameters())
         if name is None:
             return True
         _log.error("no checkpoint of step %d is written: parameter %s is not finite", training.progress.steps, name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -39,17 +39,44 @@ def collated(samples: list[Any], collate: Collate | None) -> Any:
     return (collate or default_collate)(samples)
 
 
+def batches_of(parts: Sequence[tuple[int, int]], batch_samples: int) -> Iterator[range]:
+    """Yield the numbers of samples in each batch of the first part; every part gives the same number of batches.
+
+    Args:
+        parts: of a data set, as ``[start, stop)``; of those of other ranks only the sizes count.
+        batch_samples: samples per batch at most. A single part gives full batches and a smaller last one; several give
+            batches of nearly equal size, some of them empty where a part has too few samples.
+    """
+    (start, stop), *others = parts
+    if not others:
+        for begin in range(start, stop, batch_samples):
+            yield range(begin, min(begin + batch_samples, stop))
+        return
+    count = -(-max(b - a for a, b in parts) // batch_samples)
+    for number in range(count):
+        yield range(start + (stop - start) * number // count, start + (stop - start) * (number + 1) // count)
+
+
+def emptied(value: Any) -> Any:
+    """Return the batch with no row in any of its tensors; traversed as in ``to_device``."""
+    return _mapped(value, lambda tensor: tensor[:0] if tensor.dim() else tensor)
+
+
 def to_device(value: Any, device: torch.device) -> Any:
     """Return the batch with all its tensors on the device; copies from page-locked memory are asynchronous.
 
     Mappings (returned as dictionaries), lists, tuples and named tuples are traversed; other objects stay unchanged.
     """
+    return _mapped(value, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
+        return change(value)
     if isinstance(value, Mapping):
-        return {key: to_device(item, device) for key, item in value.items()}
+        return {key: _mapped(item, change) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(to_device(item, device) for item in value))
+        return type(value)(*(_mapped(item, change) for item in value))
     if isinstance(value, list | tuple):
-        return type(value)(to_device(item, device) for item in value)
+        return type(value)(_mapped(item, change) for item in value)
     return value

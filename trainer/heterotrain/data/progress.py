@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +89,18 @@ def micro_batches(share_samples: int, micro_batch_samples: int) -> tuple[int, ..
     size = min(share_samples, micro_batch_samples) if micro_batch_samples > 0 else share_samples
     remainder = share_samples % size
     return ((remainder,) if remainder else ()) + (size,) * (share_samples // size)
+
+
+def even_micro_batches(share_samples: int, rounds: int) -> tuple[int, ...]:
+    """Cut a share into ``rounds`` micro-batches of nearly equal size, the smaller ones first; return their sizes.
+
+    A share of fewer samples gives fewer micro-batches, of one sample each.
+    """
+    if share_samples == 0:
+        return ()
+    count = min(rounds, share_samples)
+    ends = [share_samples * number // count for number in range(count + 1)]
+    return tuple(sorted(stop - start for start, stop in pairwise(ends)))
 
 
 @lru_cache(maxsize=8)

@@ -16,11 +16,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions, ReduceScatterOptions
 
 from heterotrain.errors import UsageError
 from heterotrain.layouts.local import extent, is_divided, local
 from heterotrain.layouts.unit_wrappers import checkpointed, compiled
 from heterotrain.network.gloo.member_group import MemberGroup
+
+NEW_NAMES = hasattr(dist.ProcessGroup, "all_gather_single")
+"""Whether torch has the names of 2.15 for methods of its process groups."""
+ALL_GATHER = "all_gather_single" if NEW_NAMES else "_allgather_base"
+REDUCE_SCATTER = "reduce_scatter_single" if NEW_NAMES else "_reduce_scatter_base"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +120,60 @@ def shard(
         raise UsageError(f"torch cannot divide this model among the ranks of a worker: {error}") from error
     for layer in _divided_layers(model):
         layer.set_gradient_divide_factor(1.0)
-        layer.set_force_sum_reduction_for_comms(True)  # torch's own signature
+        layer.set_force_sum_reduction_for_comms(True)
+        layer.set_custom_all_gather(_AllGather(group))
+        layer.set_custom_reduce_scatter(_ReduceScatter(group))
     _check_extents(model)
     return model
+
+
+class _Collective:
+    """A collective of FSDP on the member's group.
+
+    FSDP's own ones go through functions of ``torch.distributed``. When a collective fails, those look for the group
+    among the default group's relatives, and raise an error about that in place of the real one.
+    """
+
+    def __init__(self, group: MemberGroup) -> None:
+        self._group = group
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return memory for a message."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def _run(self, method: str, arguments: tuple[Any, ...], *, async_op: bool) -> dist.Work | None:
+        work = self._group.collective(method, arguments, {})
+        if async_op:
+            return work
+        work.wait()  # on an accelerator, the current stream waits
+        return None
+
+
+class _AllGather(_Collective):
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: Any,  # noqa: ARG002  # the member's, by its name
+        async_op: bool = False,  # noqa: FBT001, FBT002  # FSDP's signature
+    ) -> dist.Work | None:
+        """Join the ranks' inputs of the same size."""
+        return self._run(ALL_GATHER, (output_tensor, input_tensor, AllgatherOptions()), async_op=async_op)
+
+
+class _ReduceScatter(_Collective):
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: Any,  # noqa: ARG002  # as above
+        op: Any,
+        async_op: bool = False,  # noqa: FBT001, FBT002  # as above
+    ) -> dist.Work | None:
+        """Add up the ranks' inputs; each rank keeps its part of the sum."""
+        options = ReduceScatterOptions()
+        options.reduceOp = op
+        return self._run(REDUCE_SCATTER, (output_tensor, input_tensor, options), async_op=async_op)
 
 
 def prepare_units(units: Sequence[torch.nn.Module], options: ShardOptions) -> None:
@@ -135,6 +193,8 @@ def forget_pass(model: torch.nn.Module) -> None:
     if not any(_divided_layers(model)):
         return
     root: Any = model
+    if root._get_fsdp_state()._is_root is None:  # noqa: SLF001  # no pass has begun yet
+        return
     if hasattr(root, "reset_iter_state"):  # torch 2.15
         root.reset_iter_state()
         return
@@ -146,8 +206,6 @@ def _forget_pass_2_10(root: Any) -> None:
     from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState  # noqa: PLC0415  # as above
 
     top = root._get_fsdp_state()  # noqa: SLF001  # torch 2.10 has no public way
-    if not hasattr(top._comm_ctx, "all_gather_state"):  # noqa: SLF001  # no pass has run yet
-        return
     top._comm_ctx.all_gather_state = top._comm_ctx.reduce_scatter_state = None  # noqa: SLF001
     top._comm_ctx.post_forward_order.clear()  # noqa: SLF001
     for state in top._state_ctx.all_states:  # noqa: SLF001
@@ -176,6 +234,7 @@ def _divided_layers(model: torch.nn.Module) -> list[Any]:
 
 def _separate(model: torch.nn.Module, units: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
     """Return the units that share no parameter with other layers; torch gathers tied parameters in one place only."""
+    units = [unit for unit in units if any(True for _ in unit.parameters())]
     inside = [{id(p) for p in unit.parameters()} for unit in units]
     layers = [{id(layer) for layer in unit.modules()} for unit in units]
     uses = Counter(key for parameters in inside for key in parameters)

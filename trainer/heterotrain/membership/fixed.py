@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from heterotrain_core.contract.choices import Backend
 from heterotrain_core.contract.codec import encode_plan
-from heterotrain_core.contract.plan import Boundary, BoundaryKind, Member, Plan, Rank
+from heterotrain_core.contract.plan import Boundary, BoundaryKind, Layout, LayoutKind, Member, Plan, Rank
 from heterotrain_core.split.proportion import evenly
 
-from heterotrain.errors import PeerLost
+from heterotrain.errors import PeerLost, UsageError
 from heterotrain.identity import Identity
 from heterotrain.membership.agreement import Checkpoints, agree_on_state
 from heterotrain.membership.devices import DeviceIds, choose_backend, device_ids
@@ -42,16 +42,38 @@ class Fixed:
         batch_samples: int,
         backend: Backend,
         timeout_s: float,
+        shards: int = 1,
     ) -> None:
+        """Plan even members.
+
+        Args:
+            identity: of this process.
+            training: the state.
+            checkpoints: where a cold start begins.
+            device: of this rank.
+            batch_samples: global batch.
+            backend: for gradients.
+            timeout_s: the hang watch logs after a multiple of it.
+            shards: ranks that divide the model among themselves, with consecutive numbers; 1 for whole models.
+
+        Raises:
+            UsageError: the ranks do not make whole members.
+        """
         world_size = identity.world_size or 1
+        if world_size % shards:
+            raise UsageError(
+                f"{world_size} ranks cannot be members of {shards}: with parallelism Sharded, torchrun has to start "
+                "the same number of ranks on each host"
+            )
+        layout = Layout(kind=LayoutKind.SHARDED, shards=shards) if shards > 1 else Layout()
         members = tuple(
-            Member(index=rank, pool="local", share_samples=share)
-            for rank, share in enumerate(evenly(batch_samples, world_size))
+            Member(index=index, pool="local", share_samples=share, layout=layout)
+            for index, share in enumerate(evenly(batch_samples, world_size // shards))
         )
         ranks = tuple(
             Rank(
-                rank=rank, member=rank, worker=f"rank-{rank}", worker_uid=f"rank-{rank}", address="127.0.0.1",
-                peer_port=0, on_demand=True,
+                rank=rank, member=rank // shards, worker=f"rank-{rank}", worker_uid=f"rank-{rank}",
+                address="127.0.0.1", peer_port=0, on_demand=True, shard=rank % shards,
             )
             for rank in range(world_size)
         )  # fmt: skip

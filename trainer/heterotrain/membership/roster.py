@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from heterotrain_core.contract.plan import BoundaryKind, CommunicationTime, Layout, Member, Plan, Rank
+from heterotrain_core.contract.plan import BoundaryKind, CommunicationTime, Layout, LayoutKind, Member, Plan, Rank
 from heterotrain_core.split.balance import Split, balance
 from heterotrain_core.split.member import SplitMember
 from heterotrain_core.split.proportion import evenly, in_proportion
@@ -157,9 +157,41 @@ def part_of_share(layout: Layout, shard: int, share_samples: int) -> tuple[int, 
     return share_samples * shard // layout.shards, share_samples * (shard + 1) // layout.shards
 
 
+def parts_of_member(roster: Roster, rank: int, samples: int) -> tuple[tuple[int, int], ...]:
+    """Return the stretches of a data set that the ranks of a rank's member take, the rank's own one first.
+
+    Args:
+        roster: the members and their shares, in proportion to which the data set is divided.
+        rank: a rank in the process group.
+        samples: of the data set.
+    """
+    position = roster.positions[rank]
+    first, last = slice_of(roster.shares, position)
+    whole = sum(roster.shares)
+    start, stop = samples * first // whole, samples * last // whole
+    layout, own = roster.members[position].layout, roster.ranks[rank].shard
+    shards = [own, *(shard for shard in range(layout.shards) if shard != own)]
+    parts = (part_of_share(layout, shard, stop - start) for shard in shards)
+    return tuple((start + a, start + b) for a, b in parts)
+
+
+def rounds_of(layout: Layout, share_samples: int, micro_batch_samples: int) -> int:
+    """Return how many micro-batches each rank of a sharded member makes of its part of the share; 0 for other members.
+
+    Args:
+        layout: of the member.
+        share_samples: of the member.
+        micro_batch_samples: largest micro-batch of one rank; 0 for no limit.
+    """
+    if layout.kind is not LayoutKind.SHARDED or layout.shards == 1:
+        return 0
+    largest = -(-share_samples // layout.shards)
+    return -(-largest // micro_batch_samples) if micro_batch_samples else min(largest, 1)
+
+
 def micro_batch_samples(member: Member, *, learned_cap_samples: int | None) -> int:
-    """Return the largest micro-batch for a member; 0 when its share goes in one piece."""
-    planned = member.micro_batch_samples
+    """Return the largest micro-batch for a rank of a member; 0 when its share goes in one piece."""
+    planned = -(-member.micro_batch_samples // member.layout.shards)
     if learned_cap_samples is None:
         return planned
     return min(planned, learned_cap_samples) if planned else learned_cap_samples

@@ -32,6 +32,7 @@ from heterotrain.network.connection_setup import (
 from heterotrain.network.gloo.abort import OpenSocket, connected, cut, interface_of, open_sockets
 from heterotrain.network.gloo.bounded_wait import BoundedWait, settle
 from heterotrain.network.gloo.default_group import publish, withdraw
+from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.network.gloo.script_group import carried_by
 from heterotrain.network.mesh.exchange import CALLS, AllGather, Exchange, Payload, Purpose
 from heterotrain.network.mesh.mesh import Mesh, pack_floats, unpack_floats
@@ -104,6 +105,7 @@ class Group:
         self._gradients: Any = None
         self._owners: dict[tuple[int, ...], Any] = {}
         self._script: Any = None
+        self._member: MemberGroup | None = None
         self.is_open = False
         self.script_exchanges = 0
         self._peer_sockets: frozenset[OpenSocket] = frozenset()
@@ -169,6 +171,8 @@ class Group:
         count = cut(candidates, addresses=self._addresses, excluded_ports=self._sockets.excluded_ports)
         if self._mesh is not None:
             self._mesh.cut()
+        if self._member is not None:
+            self._member.cut(reason)
         if first:
             _log.info("cut %d connections of the group: %s", count, reason)
 
@@ -203,7 +207,9 @@ class Group:
         if self._backend == "nccl" and not self._cut:
             for group in self._gradient_groups():
                 group.shutdown()
-        self._gradients = self._script = self._store = None
+        if self._member is not None:
+            self._member.on_wait = lambda _what: None
+        self._gradients = self._script = self._store = self._member = None
         self._owners.clear()
 
     # -- operations --------------------------------------------------------------------------------------------------
@@ -355,6 +361,31 @@ class Group:
             finally:
                 self.waiting = None
             self.check()
+
+    # -- the ranks of one member -------------------------------------------------------------------------------------
+
+    def attach(self, member: MemberGroup, name: str, backend: str) -> None:
+        """End the operations of this rank's member together with this group.
+
+        Args:
+            member: the member's group.
+            name: connects the member's ranks by this name, which is theirs alone; empty if they are connected.
+            backend: as in ``MemberGroup.connect``.
+
+        Raises:
+            PeerLost: a rank was lost meanwhile.
+        """
+
+        def on_wait(what: str) -> None:
+            self.waiting = Waiting(what, time.monotonic()) if what else None
+
+        self._member, member.on_wait = member, on_wait
+        if name:
+            member.connect(
+                self._store, name, check=self.check, backend=backend, addresses=self._addresses,
+                excluded_ports=self._sockets.excluded_ports,
+            )  # fmt: skip
+        self.check()
 
     # -- the script's collectives ------------------------------------------------------------------------------------
 

@@ -225,11 +225,12 @@ class PieceReducer:
             for stretch in bucket.stretches:
                 if stretch.name not in self._arrived:
                     bucket.part(stretch).zero_()
+        self.remember()
         while not self._held and self._next < len(self._buckets):
             self._launch(self._buckets[self._next])
 
     def remember(self) -> None:
-        """Record the gradients' versions after a backward pass that is not the step's last."""
+        """Record the gradients' versions after a backward pass."""
         self._seen = {name: (part, part._version) for name, part in self._gradients().items()}  # noqa: SLF001  # torch's own count of changes
 
     def check_untouched(self) -> None:

@@ -87,6 +87,14 @@ class MixedPrecision:
         self.format = Precision.BF16 if on_all else Precision.FP32
 
     @property
+    def gather_dtype(self) -> torch.dtype | None:
+        """The format in which a divided model's parameters are gathered; ``None`` for their own.
+
+        With ``AUTO`` the format depends on the formation, and parameters are gathered in their own.
+        """
+        return None if self._is_auto else DTYPES.get(self.format)
+
+    @property
     def scales_loss(self) -> bool:
         """Whether gradients need a loss scale."""
         return self.format is Precision.FP16

@@ -8,9 +8,11 @@ finite is followed by an exact test.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
+
+from heterotrain.layouts.local import local
 
 
 def all_finite(tensors: Sequence[torch.Tensor]) -> bool:
@@ -37,12 +39,12 @@ def largest(flat: torch.Tensor) -> float:
     return float(torch.maximum(-least, most))
 
 
-def first_non_finite(model: torch.nn.Module) -> str | None:
-    """Return the name of the first trained parameter with a value that is not finite; ``None`` if there is none.
+def first_non_finite(named: Iterable[tuple[str, torch.nn.Parameter]]) -> str | None:
+    """Return the name of the first trained parameter with a value that is not finite here; ``None`` if there is none.
 
     Frozen parameters and buffers are left out: a mask of minus infinities is a constant that a script wants.
     """
-    trained = [(name, parameter.detach()) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    trained = [(name, local(parameter)) for name, parameter in named if parameter.requires_grad]
     if all_finite([parameter for _, parameter in trained]):
         return None
     return next(name for name, parameter in trained if not all_finite([parameter]))

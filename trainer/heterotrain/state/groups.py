@@ -130,7 +130,7 @@ def _numbered(
         if not isinstance(value, torch.Tensor | Shard) or tuple(value.shape) != shapes[name]:
             return value
         if isinstance(value, torch.Tensor) and value.numel() == holding[name].elements:
-            return value
+            return layout.like(parameters[name], value.reshape(-1))  # a divided one may lie on one rank altogether
         return layout.like(parameters[name], elements_in(value, holding[name]))
 
     for name, number in numbers.items():

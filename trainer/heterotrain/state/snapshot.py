@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from heterotrain.errors import UsageError
+from heterotrain.layouts.local import local
 from heterotrain.state.buffer_copies import BufferCopies
 from heterotrain.state.training import Training
 
@@ -84,4 +85,5 @@ def _checksums(model: torch.nn.Module | None) -> list[int]:
     """Return a checksum of each parameter, computed on its device."""
     if model is None:
         return []
-    return [int(torch.hash_tensor(p.detach()).view(torch.int64)) for p in model.parameters() if p.numel()]
+    parts = (local(parameter) for parameter in model.parameters())
+    return [int(torch.hash_tensor(part).view(torch.int64)) for part in parts if part.numel()]

@@ -14,14 +14,14 @@ from heterotrain_core.contract.config import TrainingConfig
 from heterotrain.data import batches
 from heterotrain.data.loader_process import Workers
 from heterotrain.data.prefetch import Prefetcher, StreamReader
-from heterotrain.data.progress import Progress, advance, micro_batches, step_seed
+from heterotrain.data.progress import Progress, advance, even_micro_batches, micro_batches, step_seed
 from heterotrain.data.sample_log import SampleLog
 from heterotrain.data.slices import EpochSlice, Source
 from heterotrain.data.streamed import Streamed
 from heterotrain.identity import Identity
 from heterotrain.membership.formation import FormationMembership
 from heterotrain.membership.interface import ActiveGroup
-from heterotrain.membership.roster import micro_batch_samples, slice_of_rank, step_shares
+from heterotrain.membership.roster import micro_batch_samples, rounds_of, slice_of_rank, step_shares
 from heterotrain.steps.task import Task
 from heterotrain.telemetry.report import Report
 
@@ -124,12 +124,16 @@ class BatchLoader:
         batch, ends_epoch = self._source.extent(epoch, cursor, wanted)
         shares = step_shares(roster, epoch=epoch, epoch_step=progress.epoch_steps, batch_samples=batch)
         start, stop = slice_of_rank(roster, shares, active_group.rank)
-        size = micro_batch_samples(active_group.member, learned_cap_samples=cap_samples)
+        member = active_group.member
+        size = micro_batch_samples(member, learned_cap_samples=cap_samples)
+        rounds = rounds_of(member.layout, shares[roster.positions[active_group.rank]], size)
+        own = stop - start
         return Task(
             member_samples=shares[roster.positions[active_group.rank]], shards=active_group.member.layout.shards,
             epoch=epoch, number=progress.steps, batch_samples=batch, ends_epoch=ends_epoch, shares=shares,
             rank=active_group.rank, cursor=cursor, position=cursor + start,
-            share_samples=stop - start, global_batch_samples=wanted, micro_batches=micro_batches(stop - start, size),
+            share_samples=stop - start, global_batch_samples=wanted, rounds=rounds,
+            micro_batches=even_micro_batches(own, rounds) if rounds else micro_batches(own, size),
             listed=self._source.ids,
         )  # fmt: skip
 

@@ -42,6 +42,7 @@ from heterotrain.steps.attempt import Attempts, seed_step
 from heterotrain.steps.batch_loader import BatchLoader
 from heterotrain.steps.formations import Formations
 from heterotrain.steps.observer import Observer
+from heterotrain.steps.own_member import OwnMember
 from heterotrain.steps.replicas import Replicas
 from heterotrain.steps.shutdown import Shutdown
 from heterotrain.steps.step import Step
@@ -97,6 +98,7 @@ class Loop:
         )  # fmt: skip
         self.reducer: Gradients | None = None
         self.draws: UnitDraws | None = None
+        self.own_member: OwnMember | None = None
         self._whole: Reducer | None = None
         self.run_hooks: Callable[[int], None] = lambda _epoch: None
         self.has_hooks: Callable[[], bool] = lambda: False
@@ -165,7 +167,7 @@ class Loop:
                 self._checkpoints.maybe_write(active_group, self._training)
                 step = self._prepare(active_group, self._loader)
             except PeerLost as lost:
-                self._formations.leave_broken(lost, self.reducer)
+                self._leave_broken(lost)
                 continue
             except NotNeeded:
                 self._check_result(None)
@@ -199,6 +201,8 @@ class Loop:
         self._log_late_commit(active_group)
         self._observer.formation_began()
         self._numerics.form(active_group.group)
+        if self.own_member is not None:
+            self._attempts.cap_samples = self.own_member.form(active_group, self._attempts.cap_samples)
         if active_group.group is not None:
             self._choose_reducer(active_group.group)
             self._require_reducer().form(active_group.group)
@@ -236,20 +240,27 @@ class Loop:
             self._attempts.undo()
         if isinstance(step.failure, PeerLost):
             self._uncommitted = step
-            self._formations.leave_broken(step.failure, self.reducer)
+            self._leave_broken(step.failure)
         elif isinstance(step.failure, torch.OutOfMemoryError):
             self._attempts.halve(step)
             self._observer.forget()
-            if step.is_awaited and step.group is not None:
-                # The others may have committed it, and have the state then; or wait for the script's next exchange.
+            if step.group is not None and (step.is_awaited or step.task.rounds):
+                # The others may have committed it, and have the state then; or wait for the script's next exchange. The
+                # other ranks of a sharded member have left the step, and learn of the smaller micro-batches.
                 self._uncommitted = step
-                self._formations.leave_broken(PeerLost("out of memory after exchanges of a step"), self.reducer)
+                self._leave_broken(PeerLost("out of memory after exchanges of a step"))
         elif not isinstance(step.failure, RepeatStep):
             raise UsageError(
                 f"step {step.number} ended without a result: run each step inside `with step:` and end it with "
                 "step.apply(optimizer)"
             )
         self._report.count(names.REPEATED_STEPS)
+
+    def _leave_broken(self, lost: Exception) -> None:
+        """Leave a formation that lost a member, and whatever pass over the model this rank is in."""
+        if self.own_member is not None:
+            self.own_member.leave_pass(str(lost))
+        self._formations.leave_broken(lost, self.reducer)
 
     def _finish_step(self) -> None:
         """Run the script's hooks that are due after this number of steps, once."""
@@ -354,6 +365,20 @@ class Loop:
     def is_broken(self) -> bool:
         """Return whether the formation is broken."""
         return self._formations.is_broken
+
+    def leave_pass(self, reason: str) -> None:
+        """Leave a forward or backward pass in the middle, on all ranks of this rank's member."""
+        if self.own_member is not None:
+            self.own_member.leave_pass(reason)
+
+    def check_open(self) -> None:
+        """Refuse a pass over a divided model where the loss of a worker would not repeat it.
+
+        Raises:
+            UsageError: this is neither inside ``with step:`` nor in a hook.
+        """
+        if not self._exchanges_open:
+            raise UsageError(f"a model that is divided among the ranks of a worker {NOT_HERE}")
 
     def open_exchanges(self, *, are_open: bool) -> None:
         """Allow the script to exchange data with other ranks while a loss repeats what it does; refuse it otherwise."""
@@ -536,7 +561,7 @@ class Loop:
         """
         group = None if active_group is None else active_group.group
         model = self._training.model
-        name = first_non_finite(model) if model is not None else None
+        name = first_non_finite(self._training.layout.named_parameters()) if model is not None else None
         flags = [[float(name is not None)]] if group is None else group.gather_now([float(name is not None)])
         if any(flag[0] for flag in flags):
             which = f"parameter {name}" if name is not None else "a parameter on another rank"

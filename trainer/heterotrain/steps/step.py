@@ -95,6 +95,9 @@ class StepContext(Protocol):
     def open_exchanges(self, *, are_open: bool) -> None:
         """Allow or refuse exchanges of the script with other ranks."""
 
+    def leave_pass(self, reason: str) -> None:
+        """Leave a forward or backward pass in the middle, on all ranks of this rank's member."""
+
 
 @dataclass(slots=True)
 class Step:
@@ -277,23 +280,25 @@ class Step:
         check_loss(loss)
         if loss.dtype in (torch.float16, torch.bfloat16):
             loss = loss.float()  # the factors below would overflow
-        if self.is_padding:
+        is_padding = self.is_padding
+        if is_padding and not self.task.rounds:
             self._backwards += 1
             self._take_part(loss)
             return
         check_weight(weight)
-        samples = self._sizes[self._backwards - self._padding]
-        if self._backwards > self._padding:
+        samples = 0 if is_padding else self._sizes[self._backwards - self._padding]
+        if self._backwards > (0 if self.task.rounds else self._padding):
             self.reducer.check_untouched()
         self._backwards += 1
         last = self._backwards == self._padding + len(self._sizes)
-        counted = float(samples if weight is None else weight)
+        counted = 0.0 if is_padding else float(samples if weight is None else weight)
         self.weight += counted
         value = loss.item() if loss.is_cpu else loss.detach().double()  # do not wait for an accelerator here
-        self.loss_sum = self.loss_sum + (value * samples if weight is None else value)
+        if not is_padding:
+            self.loss_sum = self.loss_sum + (value * samples if weight is None else value)
         if last:
             self.reducer.arm(self.group)
-        factor = (samples if weight is None else 1.0) / self.task.batch_samples
+        factor = 0.0 if is_padding else (samples if weight is None else 1.0) / self.task.batch_samples
         # Equal to backward of the loss times the factor, but autograd does not have to keep the product.
         gradient = loss.new_full(loss.shape, factor * self.numerics.loss_scale)
         loss.backward(gradient)  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -466,6 +471,8 @@ class Step:
             return False
         if self.committed or not isinstance(error, Exception):
             return False
+        if self.task.rounds and not isinstance(error, RepeatStep):
+            self.context.leave_pass(f"a rank of the member left the pass: {error}")
         if isinstance(error, PeerLost | RepeatStep):
             self.failure = error
         elif isinstance(error, torch.OutOfMemoryError) and (self.more or not self.updates):
@@ -480,6 +487,8 @@ class Step:
 
     def _vote_to_repeat(self) -> None:
         """Vote against the step after running out of memory, if peers may have sent something of this pass."""
+        if self.task.rounds:
+            return  # the other ranks of the member have left the pass with this one
         is_sent = self._backwards > 0 and self._backwards == self._expected
         if self.is_awaited or not (is_sent or self.passes):
             return  # a vote comes too late, or nothing of this step has been sent yet
@@ -539,11 +548,11 @@ class Step:
         Raises:
             PeerLost: the formation is broken.
         """
-        own = len(self._sizes)
+        own, rounds = len(self._sizes), self.task.rounds
         if self.group is None or not self.lockstep:
-            return int(not own and self._runs_without_samples)
+            return rounds - own if rounds else int(not own and self._runs_without_samples)
         self.group.begin_script_exchange("step.micro_batches")
-        return int(max(row[0] for row in self.group.gather_now([float(own)], Purpose.ROUNDS))) - own
+        return int(max(row[0] for row in self.group.gather_now([float(max(own, rounds))], Purpose.ROUNDS))) - own
 
     def _take_part(self, loss: torch.Tensor) -> None:
         """Run the exchanges of a backward pass; the gradients of a sample with weight zero are dropped."""

@@ -45,8 +45,8 @@ def test_the_first_trained_parameter_is_named(value: float) -> None:
     with torch.no_grad():
         model[0].weight[0, 0] = value
         model[1].bias[1] = value
-    assert first_non_finite(model) == "0.weight"
+    assert first_non_finite(model.named_parameters()) == "0.weight"
     model[0].requires_grad_(False)
-    assert first_non_finite(model) == "1.bias"
+    assert first_non_finite(model.named_parameters()) == "1.bias"
     model[1].requires_grad_(False)
-    assert first_non_finite(model) is None
+    assert first_non_finite(model.named_parameters()) is None

@@ -34,6 +34,7 @@ class MemberGroup(Collectives):
 
     Attributes:
         on_wait: called with the name of an operation before it is waited for, and with an empty text afterwards.
+        check_open: called before each operation; may raise where nothing would repeat the operation after a loss.
     """
 
     def __init__(self, *, rank: int, world_size: int) -> None:
@@ -45,6 +46,7 @@ class MemberGroup(Collectives):
         """
         super().__init__(rank, world_size)
         self.on_wait: Callable[[str], None] = lambda _what: None
+        self.check_open: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._cut = "the member's ranks are not connected"
         self._group: Any = None
@@ -127,6 +129,7 @@ class MemberGroup(Collectives):
         Raises:
             PeerLost: another rank of the member is lost or has left the step.
         """
+        self.check_open()
         if self._cut or self._group is None:
             raise PeerLost(self._cut)
         self.on_wait(f"{method.strip('_')} inside the member")
