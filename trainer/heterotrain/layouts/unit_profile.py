@@ -1,0 +1,134 @@
+"""Measures a model's units on this device, as the layout planner needs them: times, parameters, bytes kept and sent.
+
+Inputs of a unit are the outputs of the unit before it, so ``trace`` has to accept the model. Times are the least of a
+few runs, because other programs on the host only ever lengthen them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from heterotrain_core.layout.problem import UnitProfile, UnitSeconds
+
+from heterotrain.errors import UsageError
+from heterotrain.layouts.stage_model import StageModel
+from heterotrain.layouts.trace import Trace, trace
+from heterotrain.layouts.units import Units
+
+RUNS = 5
+"""Runs of a unit at one size at most, the first of which does not count."""
+SIZES = (1, 2, 4)
+"""Samples of a micro-batch."""
+
+
+def profile(
+    build: Callable[[], Units],
+    inputs: Callable[[int], Any],
+    *,
+    kind: str,
+    fill: Callable[[Units, Sequence[str]], None],
+    device: torch.device,
+    limit_s: float = 60.0,
+    sizes: Sequence[int] = SIZES,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[UnitProfile, ...]:
+    """Return what was measured of each unit; only one unit at a time has memory.
+
+    Args:
+        build: returns the units of a new model on the meta device.
+        inputs: returns the inputs of a micro-batch of so many samples, on the device.
+        kind: name of the device's kind.
+        fill: gives values to the named parts of a model, on the device.
+        device: to measure on.
+        limit_s: seconds after which no further run begins; each unit and size has one run in any case.
+        sizes: of micro-batches, growing.
+        clock: returns seconds.
+
+    Raises:
+        UsageError: the model is not a sequence of its units, or a unit computes nothing.
+    """
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return clock()
+
+    units = build()
+    seen, end_s = trace(units, inputs(sizes[0])), now() + limit_s
+    values = {size: inputs(size) for size in sizes}
+    received: dict[int, torch.Tensor | None] = dict.fromkeys(sizes)
+    found = []
+    for unit, name in enumerate(units.names):
+        own = build()
+        part = StageModel(own, seen, start=unit, stop=unit + 1)
+        fill(own, part.parts)
+        points = []
+        for size in sizes:
+            forward_s, backward_s, output = _measured(part, received[size], values[size], now, end_s)
+            points.append(UnitSeconds(micro_batch_samples=size, forward_s=forward_s, backward_s=backward_s))
+            received[size] = output
+        found.append(_profile_of(seen, unit, name, {kind: tuple(points)}))
+    return tuple(found)
+
+
+def _profile_of(seen: Trace, unit: int, name: str, seconds: Mapping[str, tuple[UnitSeconds, ...]]) -> UnitProfile:
+    return UnitProfile(
+        name=name, parameter_bytes=seen.parameter_bytes[unit], activation_bytes=seen.activation_bytes[unit],
+        boundary_bytes=seen.boundary_bytes[unit], seconds=seconds,
+    )  # fmt: skip
+
+
+def _measured(
+    part: StageModel, received: torch.Tensor | None, inputs: Any, now: Callable[[], float], end_s: float
+) -> tuple[float, float, torch.Tensor]:
+    """Return the seconds of a unit's forward and backward pass, and its output."""
+    forward, backward = [], []
+    for run in range(RUNS):
+        start = None if received is None else received.detach().requires_grad_(received.is_floating_point())
+        began_s = now()
+        output = part.forward(start, inputs)
+        between_s = now()
+        if not isinstance(output, torch.Tensor):
+            raise UsageError(f"the model's output is a {type(output).__name__}: its last unit has to return a tensor")
+        if output.requires_grad:
+            torch.autograd.backward(output, torch.ones_like(output))
+        ended_s = now()
+        if run == 1:  # the first one also makes buffers and compiles
+            forward, backward = [], []
+        forward.append(between_s - began_s)
+        backward.append(ended_s - between_s)
+        if ended_s >= end_s:
+            break
+    return min(forward), min(backward), output.detach()
+
+
+def write(path: Path, profiles: Sequence[UnitProfile], *, memory_bytes: Mapping[str, int]) -> None:
+    """Write a model file of ``heterotrain forecast --model``, with one device of each kind.
+
+    Args:
+        path: of the file.
+        profiles: of all units.
+        memory_bytes: usable memory of one device, by kind.
+    """
+    units = [
+        {
+            "name": unit.name, "parameterBytes": unit.parameter_bytes, "activationBytes": unit.activation_bytes,
+            "boundaryBytes": unit.boundary_bytes,
+            "seconds": {kind: [_written(point) for point in points] for kind, points in unit.seconds.items()},
+        }
+        for unit in profiles
+    ]  # fmt: skip
+    devices = [{"name": kind, "count": 1, "memoryGib": size / 2**30} for kind, size in memory_bytes.items()]
+    path.write_text(json.dumps({"units": units, "devices": devices}, indent=1) + "\n")
+
+
+def _written(point: UnitSeconds) -> dict[str, float]:
+    return {
+        "microBatchSamples": point.micro_batch_samples, "forwardSeconds": point.forward_s,
+        "backwardSeconds": point.backward_s,
+    }  # fmt: skip
