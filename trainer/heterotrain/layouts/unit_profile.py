@@ -87,7 +87,8 @@ def _measured(
     part: StageModel, received: torch.Tensor | None, inputs: Any, now: Callable[[], float], end_s: float
 ) -> tuple[float, float, torch.Tensor]:
     """Return the seconds of a unit's forward and backward pass, and its output."""
-    forward, backward = [], []
+    forward: list[float] = []
+    backward: list[float] = []
     for run in range(RUNS):
         start = None if received is None else received.detach().requires_grad_(received.is_floating_point())
         began_s = now()
