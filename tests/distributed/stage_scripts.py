@@ -55,10 +55,10 @@ class Decoder(torch.nn.Module):
 
 
 def layers(blocks: int) -> torch.nn.Sequential:
-    """Return the middle of the decoder as a plain sequence."""
-    return torch.nn.Sequential(
-        torch.nn.Embedding(LETTERS, 6), *[Block(6) for _ in range(blocks)], torch.nn.Linear(6, LETTERS)
-    )
+    """Return a plain sequence whose last layer shares its weight with the first one, under a name of its own."""
+    embedding, head = torch.nn.Embedding(LETTERS, 6), torch.nn.Linear(6, LETTERS)
+    head.weight = embedding.weight
+    return torch.nn.Sequential(embedding, *[Block(6) for _ in range(blocks)], head)
 
 
 def model(kind: str, blocks: int) -> Units:
