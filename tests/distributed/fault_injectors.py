@@ -14,8 +14,11 @@ from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.errors import PeerLost
 from heterotrain.membership.consensus.election import Election
 from heterotrain.network.group import Group
+from heterotrain.network.mesh.exchange import Purpose
+from heterotrain.numerics.piece_reducer import PieceReducer
 from heterotrain.numerics.reducer import Reducer
 from heterotrain.state import transfer
+from heterotrain.steps.loop import Loop
 from heterotrain.steps.step import Step
 from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.codec import Refused, decode_plan
@@ -25,6 +28,9 @@ STEP_PLACES = ("step", "launched", "backward", "reducing", "reduced", "applied")
 backward and the vote; before and after the wait for the buckets; after the commit."""
 FORMING_PLACES = ("voting", "building", "built", "giving", "receiving")
 """Reached during a formation: a vote begins, connections are made, all connections exist, state is sent or received."""
+PHASE_PLACES = ("prepared", "confirmed")
+"""In the second phase of a step of a divided model, counted by the step: this rank has sent that it holds its sums, and
+has not heard from the others; and it has heard from all."""
 SCRIPT_PLACES = ("between collectives", "in forward", "in a hook")
 """Between two exchanges of the script itself: in a step, in the forward pass (both counted by the step's number), or in
 a hook (counted by the epoch)."""
@@ -83,10 +89,11 @@ def _peer_ports() -> list[int]:
     return [] if isinstance(plan, Refused) else [rank.peer_port for rank in plan.ranks if rank.peer_port != own]
 
 
-def install_faults(fault: FaultInjector) -> None:
+def install_faults(fault: FaultInjector) -> None:  # noqa: C901  # one wrapper for each place
     """Wrap the library's functions so that they call the injector; visits of ``FORMING_PLACES`` are counted."""
     launch, wait, enter = Reducer._launch, Reducer.wait, Step.__enter__
     vote, build, exchange, write_final = Election.vote, Group.build, transfer.exchange, CheckpointManager.write_final
+    wait_pieces, gather, confirm = PieceReducer.wait, Group.gather, Loop.confirm
     visits = dict.fromkeys((*FORMING_PLACES, LAST_PLACE), 0)
     running = [-1]
 
@@ -103,6 +110,22 @@ def install_faults(fault: FaultInjector) -> None:
         fault.at("reducing", running[0])
         wait(self)
         fault.at("reduced", running[0])
+
+    def waited_pieces(self: PieceReducer) -> None:
+        fault.at("reducing", running[0])
+        wait_pieces(self)
+        fault.at("reduced", running[0])
+
+    def gathered(self: Group, data: bytes, purpose: Purpose = Purpose.LIBRARY) -> Any:
+        started = gather(self, data, purpose)
+        if purpose is Purpose.CONFIRM:
+            fault.at("prepared", running[0])
+        return started
+
+    def confirmed(self: Loop, *arguments: Any) -> Any:
+        found = confirm(self, *arguments)
+        fault.at("confirmed", running[0])
+        return found
 
     def entered(self: Step) -> Step:
         running[0] = self.number
@@ -127,5 +150,6 @@ def install_faults(fault: FaultInjector) -> None:
         write_final(self, *arguments)
 
     Reducer._launch, Reducer.wait, Step.__enter__ = launched, waited, entered  # type: ignore[method-assign]  # a deliberate wrapper
+    PieceReducer.wait, Group.gather, Loop.confirm = waited_pieces, gathered, confirmed  # type: ignore[method-assign]  # a deliberate wrapper
     Election.vote, Group.build = voted, built  # type: ignore[method-assign]  # a deliberate wrapper
     transfer.exchange, CheckpointManager.write_final = exchanged, written  # type: ignore[method-assign]  # a deliberate wrapper

@@ -259,7 +259,7 @@ class Loop:
     def _leave_broken(self, lost: Exception) -> None:
         """Leave a formation that lost a member, and whatever pass over the model this rank is in."""
         if self.own_member is not None:
-            self.own_member.leave_pass(str(lost))
+            self.own_member.leave_pass(str(lost), keep_gradients=self._training.prepared is not None)
         self._formations.leave_broken(lost, self.reducer)
 
     def _finish_step(self) -> None:
@@ -369,7 +369,7 @@ class Loop:
     def leave_pass(self, reason: str) -> None:
         """Leave a forward or backward pass in the middle, on all ranks of this rank's member."""
         if self.own_member is not None:
-            self.own_member.leave_pass(reason)
+            self.own_member.leave_pass(reason, keep_gradients=self._training.prepared is not None)
 
     def check_open(self) -> None:
         """Refuse a pass over a divided model where the loss of a worker would not repeat it.

@@ -71,11 +71,19 @@ class OwnMember:
         cap = min(rows[rank][1] for rank in mine)
         return None if math.isinf(cap) else int(cap)
 
-    def leave_pass(self, reason: str) -> None:
-        """Leave a forward or backward pass, wherever this rank is in it; the member's other ranks leave it, too."""
+    def leave_pass(self, reason: str, *, keep_gradients: bool) -> None:
+        """Leave a forward or backward pass, wherever this rank is in it; the member's other ranks leave it, too.
+
+        Args:
+            reason: for the log.
+            keep_gradients: whether the gradients are complete, and the step may still be finished with them.
+        """
         if self.ranks > 1:
+            kept = [(parameter, parameter.grad) for parameter in self._model.parameters()] if keep_gradients else []
             self._group.cut(reason)
             forget_pass(self._model)
+            for parameter, gradient in kept:
+                parameter.grad = gradient
 
     def rest(self) -> None:
         """Give up what a pass without gradients keeps gathered."""

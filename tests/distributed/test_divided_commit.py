@@ -1,0 +1,78 @@
+"""Faults in the two phases of a step of a divided model: every survivor ends with the weights of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from distributed.fault_injectors import PHASE_PLACES
+from distributed.harness import Operator, Worker, assert_same_weights
+from distributed.test_sharded_jobs import SCRIPT, plan_pods, reference, weights_of
+from support.ports import free_ports
+
+BATCH, SAMPLES, EPOCHS = 16, 96, 2
+STEP = 4
+PLACES = ("backward", "reducing", "reduced", *PHASE_PLACES)
+LATE = "is applied late"
+
+
+def start_pod(operator: Operator, name: str, faults: list[dict[str, Any] | None]) -> list[Worker]:
+    """Start the ranks of one worker, each with its fault."""
+    port = free_ports(len(faults))
+    return [
+        operator.start(
+            name, script=SCRIPT, local_rank=rank, ranks=len(faults), metrics_port=port + rank, clip_norm=0.5,
+            fault=fault,
+        )
+        for rank, fault in enumerate(faults)
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def expected() -> Any:
+    """Return the weights of one process."""
+    return reference(epochs=EPOCHS, samples=SAMPLES, batch_samples=BATCH, clip_norm=0.5)
+
+
+@pytest.mark.parametrize("place", [place for place in PLACES if place != "backward"])
+@pytest.mark.parametrize("victim", [(0, 1), (1, 0)])
+def test_a_lost_message(operate: Callable[..., Operator], expected: Any, place: str, victim: tuple[int, int]) -> None:
+    """All ranks live. The step is applied by all, late by those that had lost their peers, or repeated by all."""
+    operator = operate(batch_samples=BATCH, epochs=EPOCHS, parallelism="Sharded", peer_timeout_s=0.3)
+    reached = operator.folder / "reached"
+    pods = []
+    for number, ranks in enumerate((2, 1)):
+        fault = {"place": place, "step": STEP, "do": "lose", "reached": str(reached)}
+        faults = [fault if victim == (number, rank) else None for rank in range(ranks)]
+        pods.append(start_pod(operator, f"w{number}", faults))
+    operator.until_ready(*(worker for pod in pods for worker in pod))
+    plan_pods(operator, pods, (10, 6))
+    operator.finish([worker for pod in pods for worker in pod])
+    assert reached.exists()
+    for pod in pods:
+        assert_same_weights(weights_of(operator, pod), expected)
+    late = [worker for pod in pods for worker in pod if LATE in worker.log()]
+    if place == "prepared":  # the others have heard of the victim, so they have applied the step
+        assert late == [pods[victim[0]][victim[1]]], operator.evidence()
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("victim", [(0, 0), (0, 1)])
+def test_a_killed_rank_of_a_member(
+    operate: Callable[..., Operator], expected: Any, place: str, victim: tuple[int, int]
+) -> None:
+    """Its member is broken. The other member goes on with the next plan, without a checkpoint."""
+    operator = operate(batch_samples=BATCH, epochs=EPOCHS, parallelism="Sharded", peer_timeout_s=0.3)
+    reached = operator.folder / "reached"
+    fault = {"place": place, "step": STEP, "do": "die", "reached": str(reached)}
+    pods = [
+        start_pod(operator, "w0", [fault if victim[1] == rank else None for rank in range(2)]),
+        start_pod(operator, "w1", [None]),
+    ]
+    operator.until_ready(*(worker for pod in pods for worker in pod))
+    plan_pods(operator, pods, (10, 6))
+    operator.until(reached.exists, "the place is reached")
+    plan_pods(operator, pods[1:], (BATCH,), to=pods[1:])
+    operator.finish(pods[1])
+    assert_same_weights(weights_of(operator, pods[1]), expected)
