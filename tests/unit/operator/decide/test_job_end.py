@@ -25,7 +25,7 @@ def test_exit_code_zero_alone_is_not_a_success() -> None:
         cluster.end(name, exit_code=0)
     cluster.settle()
     assert cluster.status["state"] != "Succeeded"
-    assert cluster.status["restarts"] == 3
+    assert cluster.status["restarts"] == 1, "workers that fail together are one incident"
     assert "heterotrain-run" in cluster.status["lastFailure"]
 
 
