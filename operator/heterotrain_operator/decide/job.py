@@ -155,7 +155,11 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
     # 3. Replicas: how many workers each pool should have.
     def free_slots_of(pool: WorkerPool) -> FreeSlots:
         manifest = build_pod(job, pool, 0, plan_version="")
-        return free_slots(shape_of(manifest, pod_requests(manifest["spec"])), inputs.nodes.values(), inputs.used())
+        try:
+            requests = pod_requests(manifest["spec"])
+        except ValueError:  # the template is refused with a sentence, before any worker is created
+            return FreeSlots(slots=0, matching_nodes=0, possible=False)
+        return free_slots(shape_of(manifest, requests), inputs.nodes.values(), inputs.used())
 
     replicas = faults.guard(
         "the number of workers",

@@ -17,7 +17,7 @@ from heterotrain_operator.api.template import LIMITED_BY_JOB, REPLACED_BY_US, SC
 from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.parse import DEFAULT_CONTAINER, RANKS_ANNOTATION, main_container
-from heterotrain_operator.cluster_state.quantity import parse_quantity
+from heterotrain_operator.cluster_state.quantity import parse_quantity, pod_requests
 from heterotrain_operator.cluster_state.views import JobView, ValidJob
 from heterotrain_operator.decide.objects.objects import labels_of, owner_reference
 
@@ -57,6 +57,10 @@ def template_problem(template: Mapping[str, Any], pools: Sequence[WorkerPool] = 
     for port in main.get("ports") or ():
         if str(port.get("name", "")).startswith(keys.METRICS_PORT_NAME_PREFIX):
             return f"the port name {port['name']} belongs to the operator: give the port another name"
+    try:
+        pod_requests(spec)
+    except ValueError as error:
+        return f"spec.template requests resources that cannot be read: {error}"
     for pool in pools:
         if (count := _accelerators(pool, template)) > MAX_NUM_PROC_PER_WORKER and pool.num_proc_per_worker is None:
             return (

@@ -212,6 +212,10 @@ PROBLEMS: dict[str, tuple[Body, str]] = {
         {"spec": {"containers": [{"name": "main", "ports": [{"name": "ht-metrics-0"}]}]}},
         "the port name ht-metrics-0 belongs to the operator",
     ),
+    "a quantity that is none": (
+        {"spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": True}}}]}},
+        "spec.template requests resources that cannot be read: True is not a quantity",
+    ),
     "a node of its own": (a_template(nodeName="n"), "nodeName out: choose nodes by nodeSelector"),
     "a limit of its own": (a_template(activeDeadlineSeconds=5), "limit the job by spec.activeDeadlineSeconds"),
 }
