@@ -52,6 +52,8 @@ def of_job(uid: str, ranks: int) -> Series:
                 name("heterotrain_samples_total", **shape): rising(share / STEP_S),
                 name("heterotrain_steps_total", **shape): rising(1 / STEP_S),
                 name("heterotrain_loss", **identity): constant(0.5),
+                name("heterotrain_non_finite_steps_total", **identity): constant(4),
+                name("heterotrain_divergences_total", **identity): constant(1),
                 name("heterotrain_user_metric", **identity, name="accuracy"): constant(0.9),
                 name("heterotrain_world_size", **identity): constant(len(SHARE) * ranks),
                 name("heterotrain_membership_changes_total", **identity, cause="loss"): rising(2 / 60),
@@ -105,6 +107,7 @@ def expected(ranks: int) -> dict[str, dict[str, float]]:
         "14A": {"": 5e6},
         "15A": {"taken/Fair": 1.0},
         "16A": {"": 0.55}, "16B": {"": 1.0}, "16C": {"": 1.0},
+        "17A": {"": 4.0}, "17B": {"": 1.0},
     }  # fmt: skip
 
 
@@ -167,6 +170,12 @@ def situation() -> Series:
         name("heterotrain_operator_measured_over_predicted_ratio", **job("good")): constant(1.05),
         name("heterotrain_checkpoint_failures_total", **rank("bad")): rising(1 / 60),
         name("heterotrain_checkpoint_failures_total", **rank("good")): constant(2),
+        name("heterotrain_non_finite_steps_total", **rank("bad")): rising(1 / 60),
+        name("heterotrain_non_finite_steps_total", **rank("good")): constant(2),
+        name("heterotrain_divergences_total", **rank("bad")): rising(1 / 60),
+        name("heterotrain_divergences_total", **rank("good")): constant(0),
+        name("heterotrain_operator_clock_skew_seconds", pod="right"): constant(-2.0),
+        name("heterotrain_operator_clock_skew_seconds", pod="wrong"): constant(-86_400.0),
         name("heterotrain_operator_granted_workers", **job("bad")): constant(1),
         name("heterotrain_operator_granted_workers", **job("good")): constant(2),
         name("heterotrain_operator_min_workers", **job("bad")): constant(2),
@@ -180,14 +189,15 @@ def situation() -> Series:
 
 OPERATOR_DOWN = "HeteroTrainOperatorDown"
 OPERATOR_BUG = "HeteroTrainOperatorBug"
+CLOCK_SKEW = "HeteroTrainClockSkew"
 OF_JOBS = (
     "HeteroTrainJobStuck", "HeteroTrainPlanNotApplied", "HeteroTrainPredictionOff", "HeteroTrainCheckpointFailing",
-    "HeteroTrainJobWaitingForNodes", "HeteroTrainDeadlineAtRisk",
+    "HeteroTrainJobWaitingForNodes", "HeteroTrainDeadlineAtRisk", "HeteroTrainNotFinite", "HeteroTrainCopiesDiffered",
 )  # fmt: skip
 
 
 def test_every_alert_is_tested() -> None:
-    assert set(alerts()) == {*OF_JOBS, OPERATOR_DOWN, OPERATOR_BUG}
+    assert set(alerts()) == {*OF_JOBS, OPERATOR_DOWN, OPERATOR_BUG, CLOCK_SKEW}
 
 
 @pytest.fixture(scope="module")
@@ -205,6 +215,10 @@ def test_an_alert_names_the_job_that_it_is_about_and_no_other(wrong: RealPrometh
 
 def test_a_new_internal_error_raises_an_alert_that_names_the_part(wrong: RealPrometheus) -> None:
     assert [dict(labels) for labels in wrong.query(alerts()[OPERATOR_BUG]["expr"], 1800)] == [{"part": "the shares"}]
+
+
+def test_a_wrong_clock_of_one_operator_raises_an_alert(wrong: RealPrometheus) -> None:
+    assert [dict(labels) for labels in wrong.query(alerts()[CLOCK_SKEW]["expr"], 1800)] == [{"pod": "wrong"}]
 
 
 @pytest.mark.parametrize("scraped", ["true", "false"], ids=["scraped by the chart", "not scraped by the chart"])
