@@ -95,7 +95,7 @@ def test_batch_and_learning_rate_change_at_the_boundary(operate: Operate, tmp_pa
 def test_a_new_batch_is_probed_and_outlives_a_member(operate: Operate, tmp_path: Path) -> None:
     """A new batch applies within an epoch, with the probe's shares and those of the survivors of a loss."""
     operator = operate()
-    doomed = {"place": "reducing", "step": 4}
+    doomed = {"place": "launched", "step": 4}  # before its vote, so that the others cannot commit the step
     workers = [
         operator.start("w0", fault=waiting(tmp_path, 1)), operator.start("w1"), operator.start("w2", fault=doomed),
     ]  # fmt: skip
