@@ -61,8 +61,13 @@ def plan_of(shares: Sequence[int], *, layouts: Sequence[Layout] | None = None, *
 
 
 def complete(text: str) -> dict[str, Any]:
-    """Return a plan's JSON with the fields that its writer left out because they have their default."""
-    raw = json.loads(text)
+    """Return a plan's JSON with the fields that its writer left out because they have their default.
+
+    Text that is no plan of a job is returned as it is: a test may have damaged it.
+    """
+    raw: dict[str, Any] = json.loads(text)
+    if "job_uid" not in raw:
+        return raw
     plan = decode_plan(text, job_uid=raw["job_uid"])
     assert not isinstance(plan, Refused), plan.reason
     found: dict[str, Any] = json.loads(json.dumps({"schema": raw["schema"], **asdict(plan)}))

@@ -70,7 +70,10 @@ class SimulatedPrometheus:
 
     def _everything(self) -> list[Row]:
         rows: list[Row] = []
-        members = [{**member, **rank} for member, rank in zip(self._plan["members"], self._plan["ranks"], strict=True)]
+        members = [
+            {**member, **rank, "pool": rank["pool"] or member["pool"]}
+            for member, rank in zip(self._plan["members"], self._plan["ranks"], strict=True)
+        ]
         for member in members:
             rows += [
                 ({"__name__": name, **_identity(member)}, value)
