@@ -90,9 +90,9 @@ def forecast(
 
 def _of_model(path: str, *, batch: int | None, mode: str, output: str) -> None:
     from heterotrain_cli.layouts.forecast import as_document as as_layouts  # noqa: PLC0415  # loads slowly
-    from heterotrain_cli.layouts.forecast import forecast_layout  # noqa: PLC0415
-    from heterotrain_cli.layouts.model_file import ModelFile  # noqa: PLC0415
-    from heterotrain_cli.layouts.tables import show_layout  # noqa: PLC0415
+    from heterotrain_cli.layouts.forecast import forecast_layout  # noqa: PLC0415  # loads slowly
+    from heterotrain_cli.layouts.model_file import ModelFile  # noqa: PLC0415  # loads slowly
+    from heterotrain_cli.layouts.tables import show_layout  # noqa: PLC0415  # loads slowly
 
     if batch is None:
         raise click.UsageError("the global batch is missing: add --batch N")
