@@ -128,7 +128,7 @@ def training_of(holding: Holding, *, seed: int, steps: int = 0) -> Training:
             extent = holding[name]
             parameter.grad = gradients[name].reshape(-1)[extent.start : extent.stop].clone()
         training.optimizers[0].step()
-        training.extras["average"].values += step  # type: ignore[attr-defined]
+        training.extras["average"].values += step  # type: ignore[attr-defined]  # the test's own object
         training.progress = Progress(steps=step + 1)
         training.has_state = True
     return training

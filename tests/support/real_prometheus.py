@@ -37,14 +37,14 @@ class RealPrometheus:
         body = _snappy(b"".join(_field(1, _time_series(labels, value, times_s)) for labels, value in series.items()))
         headers = {"Content-Encoding": "snappy", "Content-Type": "application/x-protobuf"}
         request = urllib.request.Request(f"{self.url}/api/v1/write", body, headers)  # noqa: S310  # on the loopback
-        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310  # loopback
             assert answer.status == 204
 
     def query(self, promql: str, at_s: float) -> dict[tuple[tuple[str, str], ...], float]:
         """Return the values of an instant query by their labels; ``at_s`` counts from the start."""
         text = urllib.parse.urlencode({"query": promql, "time": START_S + at_s})
         try:
-            with urllib.request.urlopen(f"{self.url}/api/v1/query?{text}", timeout=30) as answer:  # noqa: S310
+            with urllib.request.urlopen(f"{self.url}/api/v1/query?{text}", timeout=30) as answer:  # noqa: S310  # loopback
                 found = json.load(answer)["data"]
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{promql}: {error.read().decode()}") from error
@@ -78,7 +78,7 @@ def real_prometheus(folder: Path) -> Iterator[RealPrometheus]:
 
 def _ready(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/-/ready", timeout=5) as answer:  # noqa: S310
+        with urllib.request.urlopen(f"{url}/-/ready", timeout=5) as answer:  # noqa: S310  # loopback
             return bool(answer.status == 200)
     except OSError:
         return False

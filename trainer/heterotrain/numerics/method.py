@@ -117,6 +117,10 @@ class Numerics:
             division: the pieces.
             rank: this rank in the formation.
         """
+        if self._compression is not Compression.NONE:
+            _log.warning(
+                "gradients of a divided model are not compressed: training.communication.compression has no effect"
+            )
         return PieceReducer(layout, division, rank=rank, bucket_bytes=int(self._config.bucket_mib * MIB))
 
     def replicated_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -31,6 +31,8 @@ from heterotrain.numerics.timeline import HostTimeline, Timeline, timeline_of
 from heterotrain.numerics.transfers import ReductionTimestamps
 from heterotrain.state.finite import all_finite
 
+MOST_HOLDING_BYTES = 64 * 1024 * 1024
+"""Limit for what a rank says of its parts, before memory is allocated for it; a parameter takes about 60 bytes."""
 REFROZEN = (
     "parameters of a divided model were frozen, unfrozen or replaced while the job trains, and other ranks do not hold "
     "them: do this before job.steps"
@@ -75,7 +77,13 @@ def divide(group: Group, layout: Layout) -> Division | None:
         "model": zlib.crc32(repr(list(layout.shapes.items())).encode()),
         "held": {name: [extent.start, extent.stop, name in trained] for name, extent in layout.holding.items()},
     }).encode()  # fmt: skip
-    longest = int(max(row[0] for row in group.gather_now([float(len(own))])))
+    lengths = [row[0] for row in group.gather_now([float(len(own))])]
+    if not all(0 < length <= MOST_HOLDING_BYTES for length in lengths):
+        raise UsageError(
+            f"the list of what a rank holds takes {max(lengths):.0f} bytes, at most {MOST_HOLDING_BYTES} are possible: "
+            "divide the model into fewer parameters"
+        )
+    longest = int(max(lengths))
     gathering = group.gather(own.ljust(longest))
     group.wait(gathering, "what each rank holds of the model")
     found = [json.loads(row) for row in gathering.rows]

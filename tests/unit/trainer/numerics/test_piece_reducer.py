@@ -40,7 +40,7 @@ class Part:
                 extent = self.holding[name]
                 loss = loss + (self.parameters[name] * gradients[name][extent.start : extent.stop]).sum()
         if loss.requires_grad:
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]  # torch
 
 
 class Groups:
@@ -96,7 +96,7 @@ def reducers(holdings: list[dict[str, Extent]], *, bucket_bytes: int) -> list[Pi
     pieces = pieces_of(SIZES, holdings)
     return [
         PieceReducer(
-            Part(holding),  # type: ignore[arg-type]
+            Part(holding),  # type: ignore[arg-type]  # the members used
             Division(names=tuple(SIZES), pieces=pieces, holding=holding),
             rank=rank,
             bucket_bytes=bucket_bytes,
@@ -107,7 +107,7 @@ def reducers(holdings: list[dict[str, Extent]], *, bucket_bytes: int) -> list[Pi
 
 @pytest.mark.parametrize("seed", range(60))
 def test_each_element_is_the_sum_over_its_owners(seed: int) -> None:
-    rng = random.Random(seed)  # noqa: S311
+    rng = random.Random(seed)  # noqa: S311  # seeded chance
     members = [rng.randint(1, 4) for _ in range(rng.randint(1, 4))]
     holdings = [holding for ranks in members for holding in divided(rng, ranks)]
     found = reducers(holdings, bucket_bytes=rng.choice([1, 40, 10_000]))
@@ -160,7 +160,7 @@ def test_each_element_is_the_sum_over_its_owners(seed: int) -> None:
 
 
 def test_ranks_with_the_same_owners_make_the_same_buckets() -> None:
-    rng = random.Random(3)  # noqa: S311
+    rng = random.Random(3)  # noqa: S311  # seeded chance
     holdings = [holding for ranks in (3, 2, 1) for holding in divided(rng, ranks)]
     found = reducers(holdings, bucket_bytes=64)
     lists: dict[tuple[int, ...], set[tuple[int, ...]]] = defaultdict(set)
