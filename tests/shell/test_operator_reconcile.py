@@ -27,6 +27,7 @@ from heterotrain_operator.engine import reconcile
 from heterotrain_operator.engine.act import FIRST_BATCH
 from heterotrain_operator.engine.app import STUCK_S, App
 from heterotrain_operator.engine.clocks import Clocks
+from heterotrain_operator.engine.queue import LONGEST_BACKOFF_S
 from heterotrain_operator.engine.reconcile import PLANNING_PART
 from heterotrain_operator.engine.resync import relist
 from heterotrain_operator.handlers import register
@@ -733,7 +734,7 @@ async def test_a_pass_that_fails_by_a_bug_is_reported_in_the_status_and_held_bac
     assert 2 <= internal_errors(app, "what to do") < 10
     assert app.reconciler._memories[KEY].logged_fault
     monkeypatch.undo()
-    await asyncio.sleep(61.0)
+    await asyncio.sleep(1.2 * LONGEST_BACKOFF_S + 1.0)  # the jitter lengthens a delay by 20 % at most
     conditions = {c["type"]: c for c in kube.objects["heterotrainjobs", "ns", "job"]["status"]["conditions"]}
     assert conditions["Stalled"]["status"] == "False"
     worker.cancel()
