@@ -127,3 +127,29 @@ CHECKPOINT_DURATION: Final = "heterotrain_checkpoint_duration_seconds"
 USER_METRIC: Final = "heterotrain_user_metric"
 """What the script reports with ``job.report(name=value)``; label ``name``."""
 LABEL_NAME: Final = "name"
+
+# Gauges of a rank that has profiled the model's units, for the planner of layouts. Identity labels, and those named.
+UNITS: Final = "heterotrain_units"
+"""Number of the model's units."""
+UNIT_SECONDS: Final = "heterotrain_unit_seconds"
+"""Seconds of one pass of a micro-batch through a unit on this device; labels ``unit``, ``samples``,
+and ``phase``, which is forward or backward."""
+UNIT_BYTES: Final = "heterotrain_unit_bytes"
+"""Labels ``unit`` and ``what``: bytes of its parameters; activations and boundary for each sample."""
+USABLE_MEMORY: Final = "heterotrain_usable_memory_bytes"
+"""Memory of the device that training state and activations may take; less than ``DEVICE_MEMORY``, and also without an
+accelerator."""
+UNIT_PROFILE_COMPLETE: Final = "heterotrain_unit_profile_complete"
+"""1 once the series above hold the whole profile."""
+LABEL_UNIT: Final = "unit"
+"""Index of the unit, in the order of computation, from 0."""
+LABEL_SAMPLES: Final = "samples"
+"""Samples of the micro-batch."""
+LABEL_WHAT: Final = "what"
+WHAT_PARAMETERS: Final = "parameters"
+WHAT_ACTIVATIONS: Final = "activations"
+WHAT_BOUNDARY: Final = "boundary"
+WHATS: Final = (WHAT_PARAMETERS, WHAT_ACTIVATIONS, WHAT_BOUNDARY)
+MAX_PROFILED_UNITS: Final = 512
+"""Units of an exported profile; with ``MAX_PROFILED_SIZES`` sizes of micro-batches this bounds a rank's series."""
+MAX_PROFILED_SIZES: Final = 3

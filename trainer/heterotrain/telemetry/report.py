@@ -69,6 +69,19 @@ class StepTimes:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A gauge with labels of its own beside the identity's.
+
+    Attributes:
+        labels: their names.
+        rows: the values of the labels, and the gauge's value.
+    """
+
+    labels: tuple[str, ...]
+    rows: tuple[tuple[tuple[str, ...], float], ...]
+
+
 class Report:
     """All numbers of one rank; also a collector for prometheus_client."""
 
@@ -90,6 +103,7 @@ class Report:
         )
         self._by_cause: dict[str, dict[str, float]] = defaultdict(dict)
         self._user: dict[str, float] = {}
+        self._tables: Mapping[str, Table] = {}
         self.on_scrape: Callable[[], None] = lambda: None
         """Called before a scrape reads the counters, so that pending steps can be counted."""
         self.live: Callable[[], Mapping[str, float]] = dict
@@ -148,6 +162,12 @@ class Report:
         with self._lock:
             self._gauges.update(values)
 
+    def tables(self, tables: Mapping[str, Table], values: Mapping[str, float]) -> None:
+        """Set gauges with labels, by name, together with plain gauges; they replace all tables that were set before."""
+        with self._lock:
+            self._tables = dict(tables)
+            self._gauges.update(values)
+
     def current(self) -> dict[str, float]:
         """Return the newest value of every gauge that has one."""
         live = self.live()
@@ -197,6 +217,10 @@ class Report:
         if self._user:
             rows = [([*self._labels, name], value) for name, value in self._user.items()]
             yield _gauge(names.USER_METRIC, [*identity, names.LABEL_NAME], rows)
+        for name, table in self._tables.items():
+            yield _gauge(
+                name, [*identity, *table.labels], [([*self._labels, *row], value) for row, value in table.rows]
+            )
         yield from self._shape_families([*identity, *names.SHAPE_LABELS])
 
     def _shape_families(self, labels: list[str]) -> Iterator[Metric]:
