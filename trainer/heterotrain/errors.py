@@ -13,11 +13,21 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from heterotrain_core.contract.outcome import Cause
+
 from heterotrain.excepthook import show_script_only
 
 
 class HeterotrainError(Exception):
-    """Base class of all errors that the trainer raises on purpose."""
+    """Base class of all errors that the trainer raises on purpose.
+
+    Attributes:
+        cause: what the operator calls it, where it has a name for it.
+    """
+
+    cause: ClassVar[Cause | None] = None
 
 
 class UsageError(HeterotrainError):
@@ -34,6 +44,8 @@ class UsageError(HeterotrainError):
 class NonFinite(HeterotrainError):  # noqa: N818  # names the event
     """The loss, the gradient or the weights are not finite; all ranks raise this in the same step."""
 
+    cause = Cause.NOT_FINITE
+
     def __init__(self, *words: object) -> None:
         super().__init__(*words)
         show_script_only(NonFinite)
@@ -41,6 +53,8 @@ class NonFinite(HeterotrainError):  # noqa: N818  # names the event
 
 class Diverged(HeterotrainError):  # noqa: N818  # names the event
     """The ranks' copies of the training state differ; all ranks raise this in the same step."""
+
+    cause = Cause.COPIES_DIFFERED
 
     def __init__(self, *words: object) -> None:
         super().__init__(*words)

@@ -18,8 +18,9 @@ from pathlib import Path
 from types import FrameType
 
 from heterotrain_core.contract import env
-from heterotrain_core.contract.outcome import Ending, Outcome, decode_outcome, encode_outcome
+from heterotrain_core.contract.outcome import Cause, Ending, Outcome, decode_outcome, encode_outcome
 
+from heterotrain.error_output import ErrorOutput
 from heterotrain.telemetry.logs import set_up_logs
 
 _log = logging.getLogger(__name__)
@@ -30,7 +31,12 @@ KILL_AFTER_S = 20
 _LEFT_EARLY = Outcome(ending=Ending.LEFT, reason="received SIGTERM before it had joined", epoch=0, step=0)
 
 
-def merge(outcomes: Sequence[Outcome | None], codes: Sequence[int], *, told: bool) -> Outcome:
+_PLAIN = "the script ended with exit code 0 and did not call heterotrain.init()"
+
+
+def merge(
+    outcomes: Sequence[Outcome | None], codes: Sequence[int], *, told: bool, errors: Sequence[str] = ()
+) -> Outcome:
     """Return a pod's outcome from those of its ranks: one failure is a failure, one leave is a leave.
 
     Args:
@@ -38,6 +44,7 @@ def merge(outcomes: Sequence[Outcome | None], codes: Sequence[int], *, told: boo
         codes: exit codes by local rank; negative for a signal.
         told: whether the pod received SIGTERM. A rank that is still loading its libraries then has no peers to notify
             and is ended by the signal itself: it counts as having left.
+        errors: by local rank, the last error in its output; empty where there is none.
     """
     outcomes = [
         _LEFT_EARLY if told and outcome is None and code == -signal.SIGTERM else outcome
@@ -47,17 +54,21 @@ def merge(outcomes: Sequence[Outcome | None], codes: Sequence[int], *, told: boo
     epoch, step = max((o.epoch for o in written), default=0), max((o.step for o in written), default=0)
     metrics = next((o.metrics for o in written if o.metrics), {})
 
-    def last(ending: Ending, reason: str) -> Outcome:
-        return Outcome(ending=ending, reason=reason, epoch=epoch, step=step, metrics=metrics, told=told)
+    def last(ending: Ending, reason: str, cause: Cause | None = None) -> Outcome:
+        return Outcome(ending=ending, reason=reason, epoch=epoch, step=step, metrics=metrics, told=told, cause=cause)
+
+    if not written and not any(codes):
+        return last(Ending.LEFT if told else Ending.FINISHED, _PLAIN, Cause.PLAIN_SCRIPT)
 
     for rank, outcome in enumerate(outcomes):
         if outcome is not None and outcome.ending is Ending.FAILED:
-            return last(Ending.FAILED, f"rank {rank}: {outcome.reason}")
+            return last(Ending.FAILED, f"rank {rank}: {outcome.reason}", outcome.cause)
     for rank, (outcome, code) in enumerate(zip(outcomes, codes, strict=True)):
         if code < 0 and outcome is None:  # a rank that has written its outcome may crash while it exits
-            return last(Ending.FAILED, f"rank {rank} was ended by {_how(code)}")
+            return last(Ending.FAILED, f"rank {rank} was ended by {_how(code)}{_own_words(errors, rank)}")
         if code > 0:
-            return last(Ending.FAILED, f"rank {rank} ended with {_how(code)}")
+            return last(Ending.FAILED, f"rank {rank} ended with {_how(code)}{_own_words(errors, rank)}")
+    for rank, outcome in enumerate(outcomes):
         if outcome is None:
             reason = f"rank {rank} ended without an outcome: check that the script calls heterotrain.init()"
             return last(Ending.FAILED, reason)
@@ -75,6 +86,8 @@ class Launcher:
         # References are kept: a dropped Popen reaps its process, and ``os.wait`` would then never report that rank.
         self._children: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
         self._codes: dict[int, int] = {}
+        self._operated = env.JOB_UID in self._environ
+        self._errors: dict[int, ErrorOutput] = {}
         self._ending = False
         self._told = False
 
@@ -92,8 +105,9 @@ class Launcher:
                 self._start(rank, file)
             self._watch()
             codes = [self._codes[rank] for rank in range(self._ranks)]
-            outcome = merge([_read(file) for file in files], codes, told=self._told)
-        if env.JOB_UID not in self._environ:  # no operator: ranks write no outcome, and the exit code is the answer
+            errors = [self._errors[rank].last_error() if rank in self._errors else "" for rank in range(self._ranks)]
+            outcome = merge([_read(file) for file in files], codes, told=self._told, errors=errors)
+        if not self._operated:  # no operator: ranks write no outcome, and the exit code is the answer
             return next((128 - code if code < 0 else code for code in codes if code), 0)
         path = self._environ.get(env.TERMINATION_PATH, env.DEFAULT_TERMINATION_PATH)
         with contextlib.suppress(OSError):
@@ -113,7 +127,12 @@ class Launcher:
                 env.TERMINATION_PATH: str(outcome_file),
             }
         )
-        child = subprocess.Popen(self._command, env=environ)
+        if self._operated:
+            output = self._errors[rank] = ErrorOutput()
+            child = subprocess.Popen(self._command, env=environ, stderr=output.writer)
+            output.close_writer()
+        else:  # a terminal stays one
+            child = subprocess.Popen(self._command, env=environ)
         self._children[child.pid] = (rank, child)
 
     def _watch(self) -> None:
@@ -146,6 +165,10 @@ class Launcher:
     def _on_alarm(self, _number: int, _frame: FrameType | None) -> None:
         _log.error("%d ranks of the pod did not end within %d s: killing them", len(self._children), KILL_AFTER_S)
         self._signal(signal.SIGKILL)
+
+
+def _own_words(errors: Sequence[str], rank: int) -> str:
+    return f": {errors[rank]}" if rank < len(errors) and errors[rank] else ""
 
 
 def _how(code: int) -> str:

@@ -10,7 +10,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
-from heterotrain_core.contract.outcome import Ending, Outcome, encode_outcome
+from heterotrain_core.contract.outcome import Cause, Ending, Outcome, encode_outcome
+
+from heterotrain.errors import HeterotrainError
+
+_DEVICE_MEMORY = "OutOfMemoryError"
+"""Name of PyTorch's error; this module does not load PyTorch."""
 
 
 class TerminationMessage:
@@ -41,7 +46,7 @@ class TerminationMessage:
 
         def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             reason = f"{kind.__name__}: {error}"
-            self.write(Ending.FAILED, reason)
+            self.write(Ending.FAILED, reason, cause=cause_of(error))
             with contextlib.suppress(Exception):  # the script's own error is the one to show
                 self.on_failure(reason)
             previous(kind, error, trace)
@@ -53,15 +58,23 @@ class TerminationMessage:
             "the script ended before every epoch was committed: call job.finish(reason) to end early on purpose",
         )
 
-    def write(self, ending: Ending, reason: str, *, told: bool = False) -> None:
+    def write(self, ending: Ending, reason: str, *, told: bool = False, cause: Cause | None = None) -> None:
         """Write the outcome unless one was written before; ``told`` when SIGTERM came."""
         with self._lock:
             if self.outcome is not None:
                 return
             epoch, step = self._where()
             self.outcome = Outcome(
-                ending=ending, reason=reason, epoch=epoch, step=step, metrics=self._metrics(), told=told
+                ending=ending, reason=reason, epoch=epoch, step=step, metrics=self._metrics(), told=told, cause=cause
             )
             if self._path is not None:
                 with contextlib.suppress(OSError):  # a read-only file: the exit code still tells success from failure
                     self._path.write_text(encode_outcome(self.outcome), encoding="utf-8")
+
+
+def cause_of(error: BaseException) -> Cause | None:
+    """Return the cause of an uncaught error where the operator knows one."""
+    if isinstance(error, HeterotrainError):
+        return error.cause
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return Cause.OUT_OF_DEVICE_MEMORY if _DEVICE_MEMORY in names else None

@@ -32,6 +32,20 @@ class Ending(StrEnum):
     """It failed by itself: an exception in the script, or a bad configuration."""
 
 
+class Cause(StrEnum):
+    """What ended a worker, where the operator treats that in a way of its own."""
+
+    PLAIN_SCRIPT = "PlainScript"
+    """The script ended with exit code 0 and never used heterotrain."""
+    NOT_FINITE = "NotFinite"
+    """The loss, the gradient or the weights were infinite or NaN."""
+    COPIES_DIFFERED = "CopiesDiffered"
+    """The ranks' copies of the training state differed."""
+    OUT_OF_DEVICE_MEMORY = "OutOfDeviceMemory"
+    VERSION_MISMATCH = "VersionMismatch"
+    """The image cannot read what this operator writes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """How a worker ended, why in one sentence, its training progress, and the last reported metrics.
@@ -43,6 +57,7 @@ class Outcome:
             that ends is not scraped again.
         told: whether the pod got SIGTERM, rather than leaving by the plan; ``False`` from a worker that does not report
             it.
+        cause: what ended it; ``None`` for anything that has no name here, or a name of a newer version.
     """
 
     ending: Ending
@@ -51,6 +66,7 @@ class Outcome:
     step: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     told: bool = False
+    cause: Cause | None = None
 
 
 def encode_outcome(outcome: Outcome) -> str:
@@ -82,6 +98,7 @@ def decode_outcome(text: str) -> Outcome | None:
             step=int(raw["step"]),
             metrics=_within_limits(metrics),
             told=raw.get("told") is True,
+            cause=next((cause for cause in Cause if cause == raw.get("cause")), None),
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None  # the last two: a number such as 1e999, and thousands of nested lists

@@ -78,8 +78,9 @@ def derive(inputs: JobInputs) -> DerivedState:
     """Return what follows from the inputs."""
     job, now_s = inputs.job, inputs.now_s
     # Pods that only carry the labels (copied, or orphaned by a job of the same name) are not the job's workers.
-    workers = worker_states([pod for pod in inputs.pods if pod.owner_uid == job.uid], inputs.nodes)
     in_force = read_plan(job, inputs.plan)
+    trained = job.status.training_since is not None or (in_force.plan is not None and bool(in_force.plan.members))
+    workers = worker_states([p for p in inputs.pods if p.owner_uid == job.uid], inputs.nodes, trained=trained)
     accounts = account(
         job.status,
         workers,

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from heterotrain_core.contract.outcome import Cause
+
 from heterotrain_operator.api.conditions import ConditionType, find_condition
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.parse import seconds
@@ -67,7 +69,7 @@ def decide_life(
         return Life(stage=Stage.SUSPENDED, reason="Suspended", message="spec.suspend is true")
     finished = [worker for worker in workers if worker.state is WorkerState.FINISHED]
     if finished:
-        return _finishing(finished, workers, now_s=now_s)
+        return _finishing(job, spec, finished, workers, now_s=now_s)
     if accounts.restarts > spec.backoff_limit:
         return Life(
             stage=Stage.FAILED,
@@ -83,15 +85,51 @@ def decide_life(
     return _deadlines(job, spec, now_s=now_s)
 
 
-def _finishing(finished: Sequence[Worker], workers: Sequence[Worker], *, now_s: float) -> Life:
-    message = finished[0].reason or "every epoch is committed"
+def _finishing(
+    job: JobView, spec: HeteroTrainJobSpec, finished: Sequence[Worker], workers: Sequence[Worker], *, now_s: float
+) -> Life:
     running = [
         worker for worker in workers if worker.state in (WorkerState.STARTING, WorkerState.READY, WorkerState.LEAVING)
     ]
     since_s = min(worker.pod.ended.finished_s for worker in finished if worker.pod.ended)
+    if all(worker.cause is Cause.PLAIN_SCRIPT for worker in finished):
+        limit = _deadlines(job, spec, now_s=now_s)
+        if running and limit.reason == "DeadlineExceeded":
+            return limit
+        return _finishing_copies(finished, running, workers, since_s=since_s, again_s=limit.again_s)
+    message = finished[0].reason or "every epoch is committed"
     wait_s = left_s(since_s, FINISHING_S, now_s=now_s)
     if running and wait_s:
         return Life(stage=Stage.FINISHING, reason="Finishing", message=message, again_s=wait_s)
+    return Life(stage=Stage.SUCCEEDED, reason="Completed", message=message)
+
+
+def _finishing_copies(
+    finished: Sequence[Worker],
+    running: Sequence[Worker],
+    workers: Sequence[Worker],
+    *,
+    since_s: float,
+    again_s: float | None,
+) -> Life:
+    """Return the stage of a job whose script does not use heterotrain: each worker runs a copy of its own to its end.
+
+    Args:
+        finished: workers whose copy ended with exit code 0.
+        running: workers whose copy still runs; nothing limits their time but the job's own deadlines.
+        workers: all workers.
+        since_s: when the first copy ended. Earlier failures were repeated and do not count.
+        again_s: seconds until a deadline of the job; ``None`` without one.
+    """
+    copies = "" if len(finished) == 1 else f"; each of the {len(finished)} workers ran a copy of its own"
+    message = f"{finished[0].reason}{copies}"
+    failed = [w for w in workers if w.state is WorkerState.FAILED and w.pod.ended and w.pod.ended.finished_s >= since_s]
+    if running:
+        message = f"{message}; {len(running)} copies still run"
+        return Life(stage=Stage.FINISHING, reason="Finishing", message=message, again_s=again_s)
+    if failed:
+        message = f"{failed[0].pod.name}: {failed[0].reason}; {len(finished)} other copies of the script succeeded"
+        return Life(stage=Stage.FAILED, reason="CopyFailed", message=message)
     return Life(stage=Stage.SUCCEEDED, reason="Completed", message=message)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from heterotrain.launch import merge
 from heterotrain_core.contract import env
-from heterotrain_core.contract.outcome import Ending, Outcome, decode_outcome
+from heterotrain_core.contract.outcome import Cause, Ending, Outcome, decode_outcome
 from support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -49,6 +49,22 @@ def test_outcomes_are_merged(outcomes: list[Outcome | None], codes: list[int], e
     """One failure is a failure, one leave is a leave; a rank that crashes after its outcome keeps it."""
     merged = merge(outcomes, codes, told=False)
     assert (merged.ending, merged.reason) == (ending, reason)
+
+
+@pytest.mark.parametrize(
+    ("codes", "told", "ending", "cause"),
+    [
+        ([0, 0], False, Ending.FINISHED, Cause.PLAIN_SCRIPT),
+        ([0, 0], True, Ending.LEFT, Cause.PLAIN_SCRIPT),
+        ([0, 1], False, Ending.FAILED, None),
+    ],
+)
+def test_a_script_without_heterotrain_ends_as_its_exit_code_says(
+    codes: list[int], told: bool, ending: Ending, cause: Cause | None
+) -> None:
+    merged = merge([None] * len(codes), codes, told=told, errors=["", "OSError: disk"])
+    assert (merged.ending, merged.cause) == (ending, cause)
+    assert merged.reason.endswith("OSError: disk") == (ending is Ending.FAILED)
 
 
 def test_the_furthest_rank_determines_the_progress() -> None:
@@ -133,6 +149,22 @@ def test_sigterm_reaches_every_rank(tmp_path: Path) -> None:
     assert found is not None
     assert found.ending is Ending.LEFT
     assert found.told
+
+
+@pytest.mark.parametrize(("script", "code"), [("raise ValueError('RANK expected, but not set')", 1), ("print(1)", 0)])
+def test_a_script_without_heterotrain_has_an_outcome(tmp_path: Path, script: str, code: int) -> None:
+    """Its last error, or that it succeeded; its error output is passed on."""
+    running = launch(tmp_path, script, ranks=2)
+    _, errors = running.communicate(timeout=30)
+    assert running.returncode == code
+    found = outcome_of(tmp_path)
+    assert found is not None
+    if code:
+        assert found.ending is Ending.FAILED
+        assert found.reason.endswith("ended with exit code 1: ValueError: RANK expected, but not set")
+        assert "ValueError: RANK expected" in errors
+    else:
+        assert (found.ending, found.cause) == (Ending.FINISHED, Cause.PLAIN_SCRIPT)
 
 
 def test_a_failed_rank_terminates_the_others(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def _scheduled(context: JobContext) -> ConditionValue:
 def _running(context: JobContext) -> ConditionValue:
     kind = ConditionType.RUNNING
     if context.runs:
-        message = f"{len(context.training)} workers train"
+        message = f"{len(context.training)} workers train" if context.training else context.life.message
         return ConditionValue(type=kind, holds=True, reason="Training", message=message)
     if context.life.stage is not Stage.ACTIVE:
         return ConditionValue(type=kind, holds=False, reason=context.life.stage.value, message=context.life.message)

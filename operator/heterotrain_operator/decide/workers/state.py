@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from heterotrain_core.contract.outcome import Ending, decode_outcome
+from heterotrain_core.contract.outcome import Cause, Ending, Outcome, decode_outcome
 
 from heterotrain_operator.cluster_state.views import Ended, NodeView, PodView
 from heterotrain_operator.decide.workers.node_state import NodeState, assess_node
@@ -19,6 +19,11 @@ _SIGKILL_EXIT = 137
 _SIGTERM_EXIT = 143
 _LOST_TRACK = frozenset({"ContainerStatusUnknown", "Unknown"})
 """The kubelet's and containerd's reasons for a container that is missing after the node has restarted."""
+_NO_OUTCOME = (
+    "it ended with exit code 0 before every epoch was committed: call job.finish(reason) to end early on purpose, and "
+    "start the script with heterotrain-run"
+)
+_PLAIN = "the script ended with exit code 0 and did not call heterotrain.init()"
 
 
 class WorkerState(StrEnum):
@@ -52,6 +57,8 @@ class Worker:
     pod: PodView
     state: WorkerState
     reason: str = ""
+    cause: Cause | None = None
+    """What ended it, where that has a name."""
 
     @property
     def alive(self) -> bool:
@@ -69,16 +76,29 @@ class Worker:
         return self.state in ENDED
 
 
-def worker_states(pods: Sequence[PodView], nodes: Mapping[str, NodeView]) -> tuple[Worker, ...]:
-    """Return a job's pods with their states."""
-    return tuple(assess_worker(pod, nodes) for pod in pods)
+def worker_states(
+    pods: Sequence[PodView], nodes: Mapping[str, NodeView], *, trained: bool = False
+) -> tuple[Worker, ...]:
+    """Return a job's pods with their states.
+
+    Args:
+        pods: the job's pods.
+        nodes: the cluster's nodes by name.
+        trained: whether workers of the job have reached ``job.steps``: then a script that ends without an outcome has
+            failed. Otherwise it may be a script that does not use heterotrain, and its exit code is the answer.
+    """
+    trained = trained or any(pod.ready for pod in pods)  # only heterotrain answers the readiness probe
+    return tuple(assess_worker(pod, nodes, trained=trained) for pod in pods)
 
 
-def assess_worker(pod: PodView, nodes: Mapping[str, NodeView]) -> Worker:
-    """Return a pod with its state."""
+def assess_worker(pod: PodView, nodes: Mapping[str, NodeView], *, trained: bool = False) -> Worker:
+    """Return a pod with its state; for ``trained``, see ``worker_states``."""
     if pod.terminal:
-        state, reason = _assess_end(pod, nodes)
-        return Worker(pod=pod, state=state, reason=reason)
+        outcome = decode_outcome(pod.ended.message) if pod.ended else None
+        state, reason = _assess_end(pod, nodes, outcome, trained=trained)
+        plain = state is WorkerState.FINISHED and outcome is None
+        cause = Cause.PLAIN_SCRIPT if plain else (outcome.cause if outcome is not None else None)
+        return Worker(pod=pod, state=state, reason=reason, cause=cause)
     node = assess_node(nodes.get(pod.node), pod.node) if pod.node else None
     if node is not None and node.state is NodeState.LOST:
         return Worker(pod=pod, state=WorkerState.LOST, reason=node.reason)
@@ -100,11 +120,13 @@ def assess_worker(pod: PodView, nodes: Mapping[str, NodeView]) -> Worker:
     )
 
 
-def _assess_end(pod: PodView, nodes: Mapping[str, NodeView]) -> tuple[WorkerState, str]:
+def _assess_end(
+    pod: PodView, nodes: Mapping[str, NodeView], outcome: Outcome | None, *, trained: bool
+) -> tuple[WorkerState, str]:
     ended = pod.ended
-    outcome = decode_outcome(ended.message) if ended else None
+    plain = outcome is not None and outcome.cause is Cause.PLAIN_SCRIPT
     if outcome is not None and outcome.ending is Ending.FINISHED:
-        return WorkerState.FINISHED, outcome.reason
+        return (WorkerState.FAILED, _NO_OUTCOME) if plain and trained else (WorkerState.FINISHED, outcome.reason)
     taken = _taken_down(pod, nodes)
     if outcome is not None and outcome.ending is Ending.LEFT:
         if outcome.told and not taken and pod.fatal_probes:
@@ -116,7 +138,7 @@ def _assess_end(pod: PodView, nodes: Mapping[str, NodeView]) -> tuple[WorkerStat
         return WorkerState.FAILED, outcome.reason
     if ended is None:
         return WorkerState.DISRUPTED, f"node {pod.node or '?'} refused the pod"
-    return _assess_unexplained_end(pod, ended)
+    return _assess_unexplained_end(pod, ended, trained=trained)
 
 
 def _taken_down(pod: PodView, nodes: Mapping[str, NodeView]) -> str:
@@ -141,7 +163,7 @@ def _failed_probe(pod: PodView) -> str:
     )
 
 
-def _assess_unexplained_end(pod: PodView, ended: Ended) -> tuple[WorkerState, str]:
+def _assess_unexplained_end(pod: PodView, ended: Ended, *, trained: bool) -> tuple[WorkerState, str]:
     """Return the state after an unannounced end on a healthy node, without an outcome."""
     if ended.reason == "OOMKilled":
         return (
@@ -156,10 +178,7 @@ def _assess_unexplained_end(pod: PodView, ended: Ended) -> tuple[WorkerState, st
         # PID 1 cannot send SIGKILL to itself, and the launcher reports what kills a rank: this came from outside.
         return WorkerState.DISRUPTED, f"it was killed from outside (exit code {ended.exit_code})"
     if ended.exit_code == 0:
-        return (
-            WorkerState.FAILED,
-            "it ended without an outcome: start the script with heterotrain-run, or let it use heterotrain.init()",
-        )
+        return (WorkerState.FAILED, _NO_OUTCOME) if trained else (WorkerState.FINISHED, _PLAIN)
     lines = ended.message.strip().splitlines()
     last_line = f": {lines[-1]}" if lines else ""
     return (

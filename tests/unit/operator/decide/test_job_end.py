@@ -26,7 +26,48 @@ def test_exit_code_zero_alone_is_not_a_success() -> None:
     cluster.settle()
     assert cluster.status["state"] != "Succeeded"
     assert cluster.status["restarts"] == 1, "workers that fail together are one incident"
-    assert "heterotrain-run" in cluster.status["lastFailure"]
+    assert "job.finish" in cluster.status["lastFailure"]
+
+
+def plain_job(**spec: object) -> FakeCluster:
+    """Return a job whose workers run, but never reach ``job.steps``."""
+    cluster = FakeCluster(spec=dict(spec)).with_nodes("a", "b", "c")
+    cluster.settle()
+    cluster.schedule().run(ready=False)
+    cluster.settle()
+    return cluster
+
+
+def test_a_script_without_heterotrain_succeeds_once_all_its_copies_have_ended() -> None:
+    cluster = plain_job()
+    cluster.end("job-w0", exit_code=0)
+    cluster.settle()
+    cluster.pass_time(3600).settle()
+    assert cluster.status["state"] not in ("Succeeded", "Failed"), "the other copies take their time"
+    assert "2 copies still run" in cluster.message("Running")
+    assert not any("deletionTimestamp" in pod["metadata"] for pod in cluster.pods.values())
+    for name in ("job-w1", "job-w2"):
+        cluster.end(name, exit_code=0)
+    cluster.settle()
+    assert cluster.status["state"] == "Succeeded"
+    assert cluster.status["restarts"] == 0
+    assert "did not call heterotrain.init(); each of the 3 workers ran a copy" in cluster.message("Succeeded")
+
+
+def test_a_failed_copy_fails_a_script_without_heterotrain() -> None:
+    cluster = plain_job()
+    cluster.end("job-w0", exit_code=0)
+    cluster.pass_time(5).end("job-w1", exit_code=1).end("job-w2", exit_code=0)
+    cluster.settle()
+    assert cluster.condition("Failed") == ("True", "CopyFailed")
+    assert "job-w1: exit code 1" in cluster.message("Failed")
+
+
+def test_copies_of_a_script_keep_to_the_deadline_of_the_job() -> None:
+    cluster = plain_job(activeDeadlineSeconds=100)
+    cluster.end("job-w0", exit_code=0)
+    cluster.pass_time(101).settle()
+    assert cluster.condition("Failed") == ("True", "DeadlineExceeded")
 
 
 def test_other_workers_get_some_time_after_the_first_has_finished() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from heterotrain_core.contract.outcome import Ending, Outcome, encode_outcome
+from heterotrain_core.contract.outcome import Cause, Ending, Outcome, encode_outcome
 from heterotrain_operator.cluster_state.parse import parse_node
 from heterotrain_operator.cluster_state.views import Ended, JobKey, NodeView, PodView
 from heterotrain_operator.decide.workers.node_state import ANNOUNCEMENTS, NodeState, assess_node
-from heterotrain_operator.decide.workers.state import WorkerState, assess_worker
+from heterotrain_operator.decide.workers.state import WorkerState, assess_worker, worker_states
 from support.fake_cluster import node_body
 
 POD = PodView(
@@ -37,9 +37,16 @@ def assessed(pod: PodView, node: NodeView | None = None) -> tuple[WorkerState, s
 
 
 def ended(
-    exit_code: int = 0, *, ending: Ending | None = None, reason: str = "", message: str = "", told: bool = False
+    exit_code: int = 0,
+    *,
+    ending: Ending | None = None,
+    reason: str = "",
+    message: str = "",
+    told: bool = False,
+    cause: Cause | None = None,
 ) -> PodView:
-    message = encode_outcome(Outcome(ending=ending, reason=message, epoch=0, step=0, told=told)) if ending else message
+    if ending:
+        message = encode_outcome(Outcome(ending=ending, reason=message, epoch=0, step=0, told=told, cause=cause))
     phase = "Failed" if exit_code else "Succeeded"
     return replace(POD, phase=phase, ended=Ended(exit_code=exit_code, reason=reason, message=message, finished_s=0.0))
 
@@ -174,7 +181,7 @@ ENDS: dict[str, tuple[PodView, NodeView, WorkerState, str]] = {
     "out of memory": (ended(137, reason="OOMKilled"), a_node(), WorkerState.FAILED, "raise resources.limits.memory"),
     "killed from outside": (ended(137, reason="Error"), a_node(), WorkerState.DISRUPTED, "killed from outside"),
     "refused by the kubelet": (replace(POD, phase="Failed"), a_node(), WorkerState.DISRUPTED, "node n refused the pod"),
-    "exit code zero without an outcome": (ended(0), a_node(), WorkerState.FAILED, "heterotrain-run"),
+    "exit code zero without an outcome": (ended(0), a_node(), WorkerState.FINISHED, "did not call heterotrain.init()"),
     "an ordinary crash": (
         ended(1, message="Traceback\nKeyError: 'x'"),
         a_node(),
@@ -191,3 +198,15 @@ def test_a_worker_that_ended(case: str) -> None:
     found, reason = assessed(pod, node)
     assert found is state
     assert words in reason
+
+
+@pytest.mark.parametrize("pod", [ended(0), ended(0, ending=Ending.FINISHED, cause=Cause.PLAIN_SCRIPT)])
+def test_exit_code_zero_is_a_failure_where_others_train(pod: PodView) -> None:
+    """A rank that leaves a training in progress by itself has not succeeded."""
+    nodes = {"n": a_node()}
+    alone, beside = worker_states([pod], nodes), worker_states([pod], nodes, trained=True)
+    assert (alone[0].state, alone[0].cause) == (WorkerState.FINISHED, Cause.PLAIN_SCRIPT)
+    assert beside[0].state is WorkerState.FAILED
+    assert "job.finish" in beside[0].reason
+    ready = replace(POD, ready=True)
+    assert worker_states([pod, ready], nodes)[0].state is WorkerState.FAILED
