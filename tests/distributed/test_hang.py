@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from distributed.harness import Gate, Operator, assert_same_weights, reference
+from heterotrain_core.contract import metrics
 
 
 def test_the_stuck_rank_and_its_stack_are_named(operate: Callable[..., Operator], tmp_path: Path) -> None:
@@ -17,6 +18,10 @@ def test_the_stuck_rank_and_its_stack_are_named(operate: Callable[..., Operator]
     operator.plan(workers)
     for worker in (workers[0], workers[2]):
         operator.until(lambda w=worker: "code of its own" in w.log(), f"{worker.name} logs the stuck rank")  # type: ignore[misc]  # a default argument binds the loop's variable
+    # What the operator reads: the two that wait say for how long, and the stuck one does not wait.
+    assert (workers[0].metric(metrics.WAITING_SECONDS) or 0) > 1
+    assert (workers[2].metric(metrics.WAITING_SECONDS) or 0) > 1
+    assert workers[1].metric(metrics.WAITING_SECONDS) == 0
     gate.open()
     over = "the wait for gradient bucket 1 of"
     operator.until(lambda: over in workers[0].log(), "the end of the wait is logged")

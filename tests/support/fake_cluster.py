@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from heterotrain_core.contract import keys
-from heterotrain_core.contract.outcome import Ending, Outcome, encode_outcome
+from heterotrain_core.contract.outcome import Cause, Ending, Outcome, encode_outcome
 from heterotrain_operator.api.status import as_body
 from heterotrain_operator.cluster_state.parse import parse_job, parse_node, parse_plan_object, parse_pod, rfc3339
 from heterotrain_operator.cluster_state.quantity import added
@@ -285,9 +285,12 @@ class FakeCluster:
         reason: str = "",
         pod_reason: str = "",
         told: bool = False,
+        cause: Cause | None = None,
     ) -> FakeCluster:
         """End a pod's container, with an outcome or without."""
-        message = encode_outcome(Outcome(ending=ending, reason=reason, epoch=1, step=2, told=told)) if ending else ""
+        message = ""
+        if ending:
+            message = encode_outcome(Outcome(ending=ending, reason=reason, epoch=1, step=2, told=told, cause=cause))
         terminated = {"exitCode": exit_code, "reason": "Error" if exit_code else "Completed", "message": message}
         terminated |= {"finishedAt": rfc3339(self.now_s)}
         if not ending and reason:

@@ -555,10 +555,12 @@ def _membership(
 ) -> Membership:
     backend = admission.choice("backend", config.backend, Backend)
     if identity.mode is Mode.OPERATED:
-        return Elastic(
+        elastic = Elastic(
             identity, training, checkpoints, device=device, timeout_s=config.peer_timeout_s, backend=backend,
             on_spare=report.waits_as_spare,
         )  # fmt: skip
+        report.waiting_s = elastic.waiting_s
+        return elastic
     return Fixed(
         identity, training, checkpoints, device=device, batch_samples=config.base_batch_samples, backend=backend,
         timeout_s=config.peer_timeout_s, shards=shards,

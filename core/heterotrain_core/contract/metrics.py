@@ -76,6 +76,10 @@ SKIPPED_STEPS: Final = "heterotrain_skipped_steps_total"
 NON_FINITE_STEPS: Final = "heterotrain_non_finite_steps_total"
 """Steps whose loss or gradient was not finite, skipped, applied or failed; without overflows that fp16's loss scale
 corrects. The same on every rank."""
+NON_FINITE_STEP: Final = "heterotrain_non_finite_step"
+"""Gauge: number of the newest step whose loss or gradient was not finite; absent while there was none."""
+LAST_FINITE_LOSS: Final = "heterotrain_last_finite_loss"
+"""Gauge: the newest finite mean loss before that step; absent with it."""
 DIVERGENCES: Final = "heterotrain_divergences_total"
 """Comparisons in which the ranks' training states differed; the same on every rank."""
 OUT_OF_MEMORY: Final = "heterotrain_out_of_memory_total"
@@ -84,6 +88,9 @@ TELEMETRY_SECONDS: Final = "heterotrain_telemetry_seconds_total"
 """Seconds of the training thread that telemetry took, by its own clock; over the steps' seconds, its relative cost."""
 
 # Gauges with identity labels.
+WAITING_SECONDS: Final = "heterotrain_waiting_seconds"
+"""Seconds for which the rank has waited for others in one exchange up to now; 0 while it runs code of its own, absent
+while it has no formation. The rank that everyone waits for is the one that does not wait."""
 READY: Final = "heterotrain_ready"
 PLAN_GENERATION: Final = "heterotrain_plan_generation"
 PLAN_REVISION: Final = "heterotrain_plan_revision"

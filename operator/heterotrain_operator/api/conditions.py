@@ -25,6 +25,8 @@ class ConditionType(StrEnum):
     """Training began, but waits until enough workers are ready again."""
     DEGRADED = "Degraded"
     """The job trains with fewer workers than wanted."""
+    PROGRESSING = "Progressing"
+    """Steps are committed at the pace that was measured before."""
     CHECKPOINT_HEALTHY = "CheckpointHealthy"
     NUMERICALLY_SOUND = "NumericallySound"
     """All losses and gradients were finite, and the ranks' copies of the state were equal."""

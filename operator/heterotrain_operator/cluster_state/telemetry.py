@@ -25,6 +25,9 @@ class MemberGauges:
         pauses: number of those changes.
         non_finite_steps: steps of this process whose loss or gradient was infinite or NaN.
         divergences: comparisons in which the ranks' copies of the state differed.
+        non_finite_step: the newest of those steps.
+        last_finite_loss: the newest finite loss before it.
+        waiting_s: seconds for which the rank has waited for others; 0 while it runs code of its own.
     """
 
     worker: str
@@ -48,6 +51,9 @@ class MemberGauges:
     checkpoint_failures: int = 0
     non_finite_steps: int = 0
     divergences: int = 0
+    non_finite_step: int | None = None
+    last_finite_loss: float | None = None
+    waiting_s: float | None = None
     pause_s: float = 0.0
     pauses: int = 0
     user_metrics: Mapping[str, float] = field(default_factory=dict)
@@ -117,6 +123,7 @@ class Telemetry:
         observations: by member, its steps between scrapes, oldest first; includes members that have left.
         pools: by member, its pool, where known.
         in_force: by member, its steps under its plan in force.
+        commit_s: time of the first scrape with the newest committed step; 0 before the first scrape.
         sequence: grows with each read of new data.
     """
 
@@ -131,6 +138,7 @@ class Telemetry:
     observations: Mapping[MemberId, tuple[Observation, ...]] = field(default_factory=dict)
     pools: Mapping[MemberId, str] = field(default_factory=dict)
     in_force: Mapping[MemberId, StepsInForce] = field(default_factory=dict)
+    commit_s: float = 0.0
     sequence: int = 0
 
     @property

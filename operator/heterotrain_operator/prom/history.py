@@ -98,6 +98,7 @@ class TelemetryHistory:
         self._times: Mapping[MemberId, float] = {}
         self._pools: dict[MemberId, str] = {}
         self._in_force: dict[MemberId, StepsInForce] = {}
+        self._step: int | None = None
         self.telemetry = Telemetry()
 
     def has_taken(self, times: Mapping[MemberId, float]) -> bool:
@@ -141,8 +142,13 @@ class TelemetryHistory:
         self._forget(newest_s)
         observed = {pool for member, pool in self._pools.items() if member in self._observations}
         persisted = [(pool, *entry) for pool, entry in self._persisted.items() if pool not in observed]
+        step = max((gauges.step for gauges in snapshot.gauges.values() if gauges.step is not None), default=None)
+        commit_s = self.telemetry.commit_s
+        if step != self._step or not commit_s:
+            self._step, commit_s = step, newest_s
         self.telemetry = replace(
             self.telemetry,
+            commit_s=commit_s,
             newest_sample_s=newest_s,
             scrape_interval_s=interval_s,
             member_interval_s=min(self._gaps_s, default=None),

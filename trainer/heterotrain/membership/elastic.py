@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import Any
@@ -115,6 +116,17 @@ class Elastic:
     def offer(self, text: str) -> None:
         """Take a plan from a peer."""
         self._source.offer(text)
+
+    def waiting_s(self) -> float | None:
+        """Return for how long the training thread has waited for other ranks; ``None`` without a formation.
+
+        It is 0 while the thread runs code of its own. Safe from any thread.
+        """
+        group = self._group
+        if group is None:
+            return None
+        waiting = group.waiting
+        return time.monotonic() - waiting.since_s if waiting is not None else 0.0
 
     def leave_soon(self, within_s: float) -> None:
         """Wait no longer than ``within_s`` seconds for a formation."""

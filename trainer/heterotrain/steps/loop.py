@@ -522,6 +522,9 @@ class Loop:
         if action is Action.SKIP and self._numerics.loss_scale > 1.0:
             return
         self._report.count(names.NON_FINITE_STEPS)
+        self._report.gauges({names.NON_FINITE_STEP: float(self._training.progress.steps)})
+        if (last := self._numerics.losses.last_finite) is not None:
+            self._report.gauges({names.LAST_FINITE_LOSS: last})
         self._non_finite_steps += 1
         number = self._non_finite_steps
         if action is Action.FAIL or number & (number - 1):  # after the first, one line whenever their number doubles

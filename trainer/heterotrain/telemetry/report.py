@@ -108,6 +108,8 @@ class Report:
         """Called before a scrape reads the counters, so that pending steps can be counted."""
         self.live: Callable[[], Mapping[str, float]] = dict
         """Returns gauges that are looked up on a scrape."""
+        self.waiting_s: Callable[[], float | None] = lambda: None
+        """Returns for how long the training thread has waited for other ranks; ``None`` without a formation."""
         self.live_counters: Callable[[], Mapping[str, float]] = dict
         """Returns counters that are looked up on a scrape."""
         self.spare = ""
@@ -170,7 +172,9 @@ class Report:
 
     def current(self) -> dict[str, float]:
         """Return the newest value of every gauge that has one."""
-        live = self.live()
+        live = dict(self.live())
+        if (waiting_s := self.waiting_s()) is not None:
+            live[names.WAITING_SECONDS] = waiting_s
         with self._lock:
             return {**self._gauges, **live}
 

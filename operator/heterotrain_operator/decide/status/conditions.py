@@ -10,6 +10,8 @@ from heterotrain_operator.decide.grants.grant import why_limited
 from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Stage
 from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.status.deadline import deadline_condition
+from heterotrain_operator.decide.status.numbers import numbers_condition
+from heterotrain_operator.decide.status.progressing import progressing_condition
 from heterotrain_operator.decide.status.speed_conditions import speed_conditions
 from heterotrain_operator.decide.workers.state import WorkerState
 
@@ -45,7 +47,8 @@ def _measured(context: JobContext) -> tuple[ConditionValue, ...]:
         _shares_applied(context),
         *speed_conditions(context),
         _telemetry(context),
-        _numbers(context),
+        progressing_condition(context),
+        numbers_condition(context),
         *([_checkpoint(context, spec.checkpoint)] if spec is not None and spec.checkpoint is not None else []),
     )
 
@@ -188,27 +191,6 @@ def _telemetry(context: JobContext) -> ConditionValue:
         message = f"Prometheus has not scraped any worker yet{also}"
         return ConditionValue(type=kind, holds=None, reason="NotScrapedYet", message=message)
     return ConditionValue(type=kind, holds=True, reason=telemetry.reason, message=telemetry.dropped)
-
-
-def _numbers(context: JobContext) -> ConditionValue:
-    """Return whether the training's numbers were sound, by the workers that report now; all ranks count alike."""
-    kind, gauges = ConditionType.NUMERICALLY_SOUND, context.telemetry.gauges.values()
-    if not context.runs or context.telemetry.problem or not gauges:
-        return ConditionValue(type=kind, holds=None, reason="NotReported")
-    differed, infinite = (max(n) for n in zip(*((g.divergences, g.non_finite_steps) for g in gauges), strict=True))
-    if differed:
-        message = (
-            f"the workers' copies of weights or optimizer state differed in {differed} comparisons: look for code that "
-            "changes them outside steps, and for a defective device; onDivergence: Resync makes them equal"
-        )
-        return ConditionValue(type=kind, holds=False, reason="CopiesDiffered", message=message)
-    if infinite:
-        message = (
-            f"the loss or gradient of {infinite} steps was infinite or NaN: lower the learning rate, clip gradients or "
-            "use precision BF16; the workers' logs name the first step"
-        )
-        return ConditionValue(type=kind, holds=False, reason="NotFinite", message=message)
-    return ConditionValue(type=kind, holds=True, reason="Sound")
 
 
 def _checkpoint(context: JobContext, checkpoint: Checkpoint) -> ConditionValue:

@@ -70,6 +70,9 @@ _RULES = {
     (ConditionType.STRAGGLER_DETECTED, "True"): _Rule(reason="StragglerDetected", warning=True),
     (ConditionType.CHECKPOINT_HEALTHY, "False"): _Rule(reason="CheckpointOverdue", warning=True),
     (ConditionType.NUMERICALLY_SOUND, "False"): _Rule(reason="NumbersUnsound", warning=True, each_reason=True),
+    (ConditionType.PROGRESSING, "False"): _Rule(
+        reason="NotProgressing", warning=True, only=frozenset({"WaitingForRank"}), each_reason=True
+    ),
     (ConditionType.SUSPENDED, "True"): _Rule(reason="Suspended"),
     (ConditionType.SUSPENDED, "False"): _Rule(reason="Resumed", after=frozenset({"True"})),
     (ConditionType.SUCCEEDED, "True"): _Rule(reason="Succeeded"),
