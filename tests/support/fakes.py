@@ -48,10 +48,13 @@ class FakeKube:
         self.objects[key] = stored
         return copy.deepcopy(stored)
 
-    async def list(self, resource: Resource, namespace: str | None = None, **_selectors: str) -> AsyncIterator[Body]:
+    async def list(
+        self, resource: Resource, namespace: str | None = None, *, fields: str = "", **_labels: str
+    ) -> AsyncIterator[Body]:
+        """Yield the objects; label selectors select nothing here."""
         self._call("list", resource, "")
         for (plural, where, _), body in list(self.objects.items()):
-            if plural == resource.plural and namespace in (None, where):
+            if plural == resource.plural and namespace in (None, where) and _has_fields(body, fields):
                 yield copy.deepcopy(body)
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Body:
@@ -104,6 +107,17 @@ class FakeKube:
         if found["metadata"]["uid"] != uid:
             raise Conflict(f"{name} has another uid")
         del self.objects[resource.plural, namespace, name]
+
+
+def _has_fields(body: Body, selector: str) -> bool:
+    for part in filter(None, selector.split(",")):
+        path, _, expected = part.partition("=")
+        found: object = body
+        for name in path.split("."):
+            found = found.get(name, "") if isinstance(found, dict) else ""
+        if found != expected:
+            return False
+    return True
 
 
 class FakeProm:

@@ -170,14 +170,30 @@ class InternalPool(Model):
     exhausted_tries: Count = 0
 
 
+class InternalCost(Model):
+    """What the job has cost.
+
+    Attributes:
+        amount: up to ``until``, in the currency of the pools' prices.
+        until: time up to which the amount counts.
+        per_hour: rate since then.
+    """
+
+    amount: Number = Field(ge=0)
+    until: TimestampText
+    per_hour: Number = Field(ge=0)
+
+
 class InternalStatus(Model):
     """Values that the operator persists for itself, written together with the counts that they belong to.
 
     Attributes:
         accounted_workers: uids of ended workers that ``restarts`` and ``disruptions`` already contain.
         pools: by name.
+        cost: what the job has cost so far; absent where no pool has a price.
     """
 
+    cost: InternalCost | None = None
     accounted_workers: tuple[str, ...] = ()
     pools: tuple[InternalPool, ...] = ()
 
@@ -229,6 +245,17 @@ class HeteroTrainJobStatus(Model):
         max_length=32,
         description="Sum of the pools' pricePerHour over all workers that have a node, in the currency of those "
         "prices.",
+    )
+    cost: str | None = Field(
+        default=None,
+        max_length=32,
+        description="Sum of the pools' pricePerHour over the time in which workers had nodes, in the currency of those "
+        "prices. Updated about once a minute.",
+    )
+    cost_per_step: str | None = Field(
+        default=None,
+        max_length=32,
+        description="Cost of one optimizer step at the present pricePerHour and stepSeconds.",
     )
     restarts: Count = Field(
         default=0, description="Workers that failed by their own fault. They count against backoffLimit."

@@ -34,6 +34,8 @@ MOST_PLAN_CHARACTERS = 1_000_000
 """The API server takes 1 MiB in a ConfigMap, so no longer plan is written or read: 1,700 ranks fit, or up to 4,800 with
 short names and no measurements."""
 
+MOST_GATES = 8
+
 # Reasons in a pod's status, by the kubelet or the garbage collector, for a pod that is lost with its node.
 _LOST_WITH_NODE = frozenset(
     {"Terminated", "NodeShutdown", "NodeAffinity", "NodeLost", "Preempting", "Evicted", "Shutdown"}
@@ -129,6 +131,9 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         ready=ready.get("status") == "True",
         ready_since_s=seconds(ready.get("lastTransitionTime")),
         gated=scheduled.get("status") == "False" and scheduled.get("reason") == "SchedulingGated",
+        gates=tuple(str(gate.get("name") or "") for gate in (spec.get("schedulingGates") or ())[:MOST_GATES]),
+        creating=_creating(spec, status, annotations),
+        refused=": ".join(filter(None, (str(status.get("reason") or ""), str(status.get("message") or "")))),
         unschedulable=refused.get("message") or refused.get("reason") or "",
         unschedulable_since_s=seconds(refused.get("lastTransitionTime")),
         waiting_reason=waiting.get("reason") or "",
@@ -206,6 +211,15 @@ def _main_status(
 ) -> Mapping[str, Any] | None:
     name = main_container(spec, annotations)
     return next((each for each in status.get("containerStatuses") or () if each["name"] == name), None)
+
+
+def _creating(spec: Mapping[str, Any], status: Mapping[str, Any], annotations: Mapping[str, str]) -> bool:
+    """Return whether the training container of a bound pod was not created yet, for no reason that the pod names."""
+    if not spec.get("nodeName") or status.get("phase") not in (None, "", "Pending"):
+        return False
+    main = _main_status(spec, status, annotations)
+    waiting = ((main or {}).get("state") or {}).get("waiting") or {}
+    return main is None or waiting.get("reason") in ("ContainerCreating", "PodInitializing")
 
 
 def _waiting(spec: Mapping[str, Any], status: Mapping[str, Any], annotations: Mapping[str, str]) -> Mapping[str, Any]:

@@ -70,6 +70,10 @@ class PodView:
         disruption: reason of the condition ``DisruptionTarget``, or the kubelet's reason for ending the pod
             (``Terminated``, ``NodeShutdown``, …); empty without a disruption.
         gated: whether scheduling gates keep the scheduler from looking at the pod.
+        gates: names of its scheduling gates.
+        creating: whether it has a node and its training container was not created yet.
+        start_problem: the kubelet's newest warning about a pod that is being created, ``Reason: message``.
+        refused: the kubelet's reason and message for a pod that it refused to run.
         unschedulable: the scheduler's message if it found no node; empty otherwise.
         waiting_reason: reason why the training (or an init) container does not run yet, e.g. ``ImagePullBackOff``.
         plan_version: version of the plan in the pod's annotation.
@@ -94,6 +98,10 @@ class PodView:
     ready: bool = False
     ready_since_s: float = 0.0
     gated: bool = False
+    gates: tuple[str, ...] = ()
+    creating: bool = False
+    start_problem: str = ""
+    refused: str = ""
     unschedulable: str = ""
     unschedulable_since_s: float = 0.0
     waiting_reason: str = ""

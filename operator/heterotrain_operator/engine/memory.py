@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from heterotrain_operator.decide.lifecycle import Acceptance
 from heterotrain_operator.decide.plan.revision_budget import RevisionBudget
+from heterotrain_operator.engine.start_problems import StartProblems
 
 FIRST_RETRY_S = 20.0
 """Seconds until a refused write is tried again: policies and quotas may change while the job stays the same."""
@@ -41,6 +42,7 @@ class JobMemory:
         logged_fault: sentence of the last unexpected error that was logged; empty after a pass without one.
         planned_for: generation of the spec and sequence number of the telemetry behind the last shares.
         revisions: how many times the plan may be revised now.
+        start_problems: warnings about workers that do not start.
         planning_due_s: new telemetry may lead to new shares from this time on.
     """
 
@@ -58,6 +60,7 @@ class JobMemory:
     logged_fault: str = ""
     planned_for: tuple[int, int] = (0, 0)
     revisions: RevisionBudget = field(default_factory=RevisionBudget)
+    start_problems: StartProblems = field(default_factory=StartProblems)
     planning_due_s: float = float("-inf")
 
     def may_try(self, step: str, *, now_s: float) -> bool:

@@ -182,6 +182,9 @@ class Reconciler:
         memory.retry_after_change(job.generation)
         # 2. Let the API server check the job's pods, once for each generation of the spec.
         acceptance, dry_run_s = await self._acceptance(job, memory)
+        look_s = await memory.start_problems.look(
+            self._kube, key, self._store.pods.of_job(key), wall_s=self._clocks.wall(), now_s=self._clocks.monotonic()
+        )
         # 3. Decide.
         decision, planning_s = self._decide(job, acceptance, memory)
         if decision.faults or planning_s is None:  # otherwise the part that failed may have been left out
@@ -202,7 +205,8 @@ class Reconciler:
         due_s = memory.retry_due_s()
         refused_s = None if due_s is None else max(0.0, due_s - self._clocks.monotonic())
         fault_s = FAULT_RETRY_S if decision.faults else None
-        return min((s for s in (again_s, dry_run_s, planning_s, refused_s, fault_s) if s is not None), default=None)
+        waits_s = (again_s, dry_run_s, look_s, planning_s, refused_s, fault_s)
+        return min((wait_s for wait_s in waits_s if wait_s is not None), default=None)
 
     async def _is_gone(self, job: JobView) -> bool:
         """Return whether a job was deleted while its watch was interrupted; then remove it from the store."""
@@ -237,7 +241,7 @@ class Reconciler:
         decision = decide(
             JobInputs(
                 job=job,
-                pods=self._store.pods.of_job(job.key),
+                pods=memory.start_problems.added_to(self._store.pods.of_job(job.key)),
                 nodes=self._store.nodes.all(),
                 used=self._store.used,
                 plan=self._store.plans.get(job.key),

@@ -111,7 +111,10 @@ def _running(context: JobContext) -> ConditionValue:
 
 
 def _describe_hint(context: JobContext, state: WorkerState) -> str:
-    """Return where to look for causes that only the events of a pod report, such as a missing volume."""
+    """Return why a worker does not start, or where to look for the cause."""
+    found = next((w for w in context.workers if w.state is state is WorkerState.STARTING and w.reason), None)
+    if found is not None:
+        return f"; {found.pod.name}: {found.reason}"
     name = next((worker.pod.name for worker in context.workers if worker.state is state and not worker.reason), "")
     return f"; {name} is {state.value.lower()}: see `kubectl describe pod {name}` for the cause" if name else ""
 

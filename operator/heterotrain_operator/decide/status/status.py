@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from decimal import Decimal
 from functools import partial
 
 from heterotrain_operator.api.conditions import ConditionType, set_conditions
@@ -12,6 +11,7 @@ from heterotrain_operator.api.status import (
     MAX_WORKER_ROWS,
     Condition,
     HeteroTrainJobStatus,
+    InternalCost,
     InternalPool,
     InternalStatus,
     PlanStatus,
@@ -27,11 +27,10 @@ from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Stage
 from heterotrain_operator.decide.objects.objects import worker_selector
 from heterotrain_operator.decide.status.conditions import condition_values, ended_condition
 from heterotrain_operator.decide.status.context import JobContext
+from heterotrain_operator.decide.status.cost import cost_so_far, cost_text, price_per_hour, price_text, step_cost_text
 from heterotrain_operator.decide.status.progress import earlier_progress, progress_fields
 from heterotrain_operator.decide.status.speed_conditions import batch_reason_of, prediction_of
-from heterotrain_operator.decide.workers.state import Worker, WorkerState
-
-_MOST_PRICE_LENGTH = 32
+from heterotrain_operator.decide.workers.state import WorkerState
 
 
 def status_of(context: JobContext, *, newest: tuple[int, int]) -> HeteroTrainJobStatus:
@@ -105,6 +104,9 @@ def _whole_status(context: JobContext, newest: tuple[int, int]) -> HeteroTrainJo
     names_members = context.plan is not None and bool(context.plan.members)
     since = _not_after(old.training_since, context.now_s)
     training_since = None if idle else since or (now if names_members and context.runs else None)
+    progress = measured("its progress", lambda: progress_fields(context), lambda: earlier_progress(old))
+    price = price_per_hour(context)
+    cost = cost_so_far(context, price)
     return HeteroTrainJobStatus(
         observed_generation=context.job.generation,
         state=state,
@@ -115,7 +117,9 @@ def _whole_status(context: JobContext, newest: tuple[int, int]) -> HeteroTrainJo
         desired_replicas=context.desired,
         ready=f"{context.ready}/{context.desired}",
         pools=_pools(context),
-        price_per_hour=_price(context),
+        price_per_hour=price_text(price),
+        cost=cost_text(cost),
+        cost_per_step=step_cost_text(price, progress.get("step_seconds")),
         restarts=count(context.accounts.restarts),
         disruptions=count(context.accounts.disruptions),
         last_failure=context.accounts.last_failure[:MAX_MESSAGE_LENGTH] if context.accounts.last_failure else None,
@@ -128,8 +132,8 @@ def _whole_status(context: JobContext, newest: tuple[int, int]) -> HeteroTrainJo
         batch_reason=measured("its batch", lambda: batch_reason_of(context), lambda: None),
         workers=measured("the workers' rows", lambda: _rows(context), lambda: old.workers),
         conditions=conditions,
-        internal=_internal(context),
-        **measured("its progress", lambda: progress_fields(context), lambda: earlier_progress(old)),
+        internal=_internal(context, cost),
+        **progress,
     )
 
 
@@ -194,7 +198,7 @@ def _pools(context: JobContext) -> tuple[PoolStatus, ...]:
     return tuple(rows)
 
 
-def _internal(context: JobContext) -> InternalStatus:
+def _internal(context: JobContext, cost: InternalCost | None) -> InternalStatus:
     before = context.job.status.internal
     pools = []
     for pool in context.spec.worker_pools if context.spec is not None else ():
@@ -207,7 +211,7 @@ def _internal(context: JobContext) -> InternalStatus:
                 exhausted_tries=tries,
             )
         )
-    return InternalStatus(accounted_workers=tuple(sorted(context.accounts.accounted)), pools=tuple(pools))
+    return InternalStatus(accounted_workers=tuple(sorted(context.accounts.accounted)), pools=tuple(pools), cost=cost)
 
 
 def _granted(context: JobContext, known: PoolStatus | None, name: str) -> int | None:
@@ -215,25 +219,6 @@ def _granted(context: JobContext, known: PoolStatus | None, name: str) -> int | 
     if context.grant.undecided:
         return known.granted if known is not None else None
     return None if context.grant.limits is None else context.grant.limits.get(name, 0)
-
-
-def _price(context: JobContext) -> str | None:
-    prices = (
-        {p.name: Decimal(p.price_per_hour) for p in context.spec.worker_pools if p.price_per_hour}
-        if context.spec
-        else {}
-    )
-    if not prices:
-        return None
-    total = sum(
-        (prices.get(worker.pod.pool, Decimal(0)) for worker in context.workers if _occupies(worker)), Decimal(0)
-    )
-    text = str(total)
-    return text if len(text) <= _MOST_PRICE_LENGTH else f"{total:.12g}"
-
-
-def _occupies(worker: Worker) -> bool:
-    return worker.placed or worker.state is WorkerState.LEAVING
 
 
 def _rows(context: JobContext) -> tuple[WorkerStatus, ...]:

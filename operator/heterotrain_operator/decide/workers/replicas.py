@@ -236,7 +236,7 @@ class _Shortage:
             self._reasons[pool.name] = _impossible(pool, free) or f"pool {pool.name} has no room for more workers"
 
     def unschedulable(self, pool: WorkerPool, free: FreeSlots, worker: Worker) -> None:
-        self._reasons[pool.name] = _impossible(pool, free) or f"pool {pool.name}: {worker.pod.unschedulable}"
+        self._reasons[pool.name] = _impossible(pool, free) or f"pool {pool.name}: {worker.reason}"
 
     def sentence(self) -> str:
         return "; ".join(self._reasons.values())

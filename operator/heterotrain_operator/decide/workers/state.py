@@ -14,6 +14,7 @@ from heterotrain_core.contract.outcome import Cause, Ending, Outcome, decode_out
 
 from heterotrain_operator.cluster_state.views import Ended, NodeView, PodView
 from heterotrain_operator.decide.workers.node_state import NodeState, assess_node
+from heterotrain_operator.decide.workers.waiting import MAX_WORDS, why_starting, why_waiting
 
 _SIGKILL_EXIT = 137
 _SIGTERM_EXIT = 143
@@ -22,6 +23,10 @@ _LOST_TRACK = frozenset({"ContainerStatusUnknown", "Unknown"})
 _NO_OUTCOME = (
     "it ended with exit code 0 before every epoch was committed: call job.finish(reason) to end early on purpose, and "
     "start the script with heterotrain-run"
+)
+_DEVICE_MEMORY = (
+    "the memory of its device does not suffice, even with the smallest micro-batches or outside of steps: use larger "
+    "devices, a smaller model, or parallelism mode Sharded"
 )
 _PLAIN = "the script ended with exit code 0 and did not call heterotrain.init()"
 
@@ -109,15 +114,12 @@ def assess_worker(pod: PodView, nodes: Mapping[str, NodeView], *, trained: bool 
     if pod.deleting:
         return Worker(pod=pod, state=WorkerState.LEAVING, reason="its pod is being deleted")
     if node is None:
-        gates = "its scheduling gates wait for the controller that set them, such as a queue" if pod.gated else ""
-        return Worker(pod=pod, state=WorkerState.WAITING, reason=pod.unschedulable or gates)
+        return Worker(pod=pod, state=WorkerState.WAITING, reason=why_waiting(pod))
     if node.state is NodeState.LEAVING:
         return Worker(pod=pod, state=WorkerState.LEAVING, reason=node.reason)
     if pod.ready:
         return Worker(pod=pod, state=WorkerState.READY)
-    return Worker(
-        pod=pod, state=WorkerState.STARTING, reason=": ".join(filter(None, (pod.waiting_reason, pod.waiting_message)))
-    )
+    return Worker(pod=pod, state=WorkerState.STARTING, reason=why_starting(pod))
 
 
 def _assess_end(
@@ -135,9 +137,10 @@ def _assess_end(
     if taken:
         return WorkerState.DISRUPTED, taken
     if outcome is not None:
-        return WorkerState.FAILED, outcome.reason
+        memory = f": {_DEVICE_MEMORY}" if outcome.cause is Cause.OUT_OF_DEVICE_MEMORY else ""
+        return WorkerState.FAILED, f"{outcome.reason[:MAX_WORDS] if memory else outcome.reason}{memory}"
     if ended is None:
-        return WorkerState.DISRUPTED, f"node {pod.node or '?'} refused the pod"
+        return WorkerState.DISRUPTED, _refused(pod)
     return _assess_unexplained_end(pod, ended, trained=trained)
 
 
@@ -150,6 +153,13 @@ def _taken_down(pod: PodView, nodes: Mapping[str, NodeView]) -> str:
     if pod.node and (node := assess_node(nodes.get(pod.node), pod.node)).state is not NodeState.STAYS:
         return node.reason
     return ""
+
+
+def _refused(pod: PodView) -> str:
+    """Return why the kubelet refused a pod; a device that its plugin reports as unhealthy is one reason."""
+    device = ": look at the device plugin and the devices of the node" if "UnexpectedAdmission" in pod.refused else ""
+    why = f" ({pod.refused[:MAX_WORDS]}{device})" if pod.refused else ""
+    return f"node {pod.node or '?'} refused the pod{why}"
 
 
 def _failed_probe(pod: PodView) -> str:
