@@ -216,6 +216,57 @@ async def test_all_series_are_read_once_for_each_scrape() -> None:
     task.cancel()
 
 
+async def test_jobs_without_a_new_scrape_need_no_query_of_their_own() -> None:
+    bench = Bench(FakeProm())
+    other = replace(bench.job, key=JobKey("ns", "other"), uid="other-uid")
+    bench.poller._store.jobs.put(other)
+    assert bench.prom is not None
+    asked: list[str] = []
+    scrapes = {"job-uid": 10.0, "other-uid": 20.0}
+
+    def answers(promql: str) -> tuple[Series, ...]:
+        asked.append(promql)
+        if promql.startswith("sum"):
+            return tuple(Series({"job_uid": uid}, number) for uid, number in scrapes.items())
+        if promql.startswith("timestamp"):
+            return (Series(LABELS, bench.cluster.now_s + scrapes["job-uid"]),)
+        return (Series({"__name__": metrics.STEP, **LABELS}, scrapes["job-uid"]),)
+
+    bench.prom.answers = answers
+    task = asyncio.create_task(bench.poller.run())
+    await asyncio.sleep(0.1)
+    first = len(asked)
+    await asyncio.sleep(10)
+    assert len(asked) - first == 10, "one query each second for both jobs"
+    assert all(promql.startswith("sum") for promql in asked[first:])
+    scrapes["job-uid"] += 5.0
+    first = len(asked)
+    await asyncio.sleep(1)
+    own = [promql for promql in asked[first:] if not promql.startswith("sum")]
+    assert len(own) == 2
+    assert all("job-uid" in promql for promql in own)
+    task.cancel()
+
+
+async def test_jobs_are_read_one_by_one_where_the_common_query_fails() -> None:
+    bench = Bench(FakeProm())
+    bench.poller._store.jobs.put(replace(bench.job, key=JobKey("ns", "other"), uid="other-uid"))
+    bench.answer(step=1, at_s=0)
+    assert bench.prom is not None
+    known = bench.prom.answers
+
+    def answers(promql: str) -> tuple[Series, ...]:
+        if promql.startswith("sum"):
+            raise PromBadAnswer("too many series")
+        return known(promql)
+
+    bench.prom.answers = answers
+    task = asyncio.create_task(bench.poller.run())
+    await asyncio.sleep(0.1)
+    assert bench.poller.telemetry_of(bench.job).sequence == 1
+    task.cancel()
+
+
 async def test_after_slow_reads_the_poller_rests_as_long() -> None:
     bench = Bench(SlowProm(answers_after_s=3.0))
     bench.answer(step=1, at_s=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from heterotrain_operator.decide.lifecycle import Acceptance
+from heterotrain_operator.decide.plan.revision import BoundaryDistance
 from heterotrain_operator.decide.plan.revision_budget import RevisionBudget
 from heterotrain_operator.engine.start_problems import StartProblems
 
@@ -44,6 +45,9 @@ class JobMemory:
         revisions: how many times the plan may be revised now.
         start_problems: warnings about workers that do not start.
         planning_due_s: new telemetry may lead to new shares from this time on.
+        planning_slot_s: when the fits to new telemetry may begin; ``None`` without new telemetry.
+        planning_lane: the lane of that slot.
+        planning_took_s: seconds of the last decision on new telemetry.
     """
 
     uid: str
@@ -62,6 +66,9 @@ class JobMemory:
     revisions: RevisionBudget = field(default_factory=RevisionBudget)
     start_problems: StartProblems = field(default_factory=StartProblems)
     planning_due_s: float = float("-inf")
+    planning_slot_s: float | None = None
+    planning_lane: BoundaryDistance = BoundaryDistance.FAR
+    planning_took_s: float = 0.0
 
     def may_try(self, step: str, *, now_s: float) -> bool:
         """Return whether a step may be tried: it was not refused, or its pause is over."""

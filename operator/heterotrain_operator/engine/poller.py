@@ -6,6 +6,8 @@ Training never waits for this: while Prometheus is unavailable, the last good pl
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
@@ -15,7 +17,7 @@ from heterotrain_core.contract.codec import Refused, decode_plan
 from heterotrain_operator.api.text import quoted
 from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.cluster_state.store import Store
-from heterotrain_operator.cluster_state.telemetry import Telemetry
+from heterotrain_operator.cluster_state.telemetry import MemberId, Telemetry
 from heterotrain_operator.cluster_state.views import JobKey, JobView
 from heterotrain_operator.decide.grants.persisted import compute_time
 from heterotrain_operator.engine.busy import BusyTime
@@ -30,13 +32,19 @@ from heterotrain_operator.prom.queries import (
     everything_of,
     parse_everything,
     parse_scrape_times,
+    parse_scrapes,
     scrape_times_of,
+    scrapes_of,
 )
 from heterotrain_operator.settings import PrometheusSettings
 
 PARALLEL_READS = 8
 REST_FACTOR = 1.0
 """After each round of reads, the poller rests at least this many times as long as the round took."""
+JOBS_PER_QUERY = 500
+"""Jobs that one query asks about: the uid of each has 36 characters."""
+ROWS_AT_ONCE = 500
+"""So many series are taken within 10 ms. More are taken in a thread, so that passes go on meanwhile."""
 FAILING_S = 5.0
 """Seconds without a good answer after which a problem is reported: one late answer is not an outage."""
 
@@ -88,6 +96,8 @@ class Poller:
         self.busy = BusyTime(clocks.monotonic)
         self._histories: dict[str, TelemetryHistory] = {}
         self._good_s: dict[str, float] = {}
+        self._scrapes: dict[str, float] = {}
+        """By job, the number of ``scrapes_of`` before its last good read."""
         self._members: dict[str, tuple[str, dict[str, str]]] = {}
         """By job, the resource version of its plan and the plan's workers."""
 
@@ -106,19 +116,42 @@ class Poller:
             self.busy.progress()
             jobs = [job for job in self._store.jobs.all().values() if _trains(job)]
             gate = asyncio.Semaphore(PARALLEL_READS)
-            await asyncio.gather(*(self._read_isolated(job, self._prom, gate) for job in jobs))
+            scrapes = await self._scrapes_of(jobs, self._prom)
+            await asyncio.gather(*(self._read_isolated(job, self._prom, gate, scrapes.get(job.uid)) for job in jobs))
             existing = {job.uid for job in self._store.jobs.all().values()}
             self._histories = {uid: history for uid, history in self._histories.items() if uid in existing}
             self._good_s = {uid: good_s for uid, good_s in self._good_s.items() if uid in existing}
+            self._scrapes = {uid: number for uid, number in self._scrapes.items() if uid in existing}
             self._members = {uid: members for uid, members in self._members.items() if uid in existing}
             self.busy.rest()
             took_s = self._clocks.monotonic() - started_s
             await asyncio.sleep(max(self._settings.poll_s - took_s, took_s * REST_FACTOR))
 
-    async def _read_isolated(self, job: JobView, prom: Prom, gate: asyncio.Semaphore) -> None:
+    async def _scrapes_of(self, jobs: Sequence[JobView], prom: Prom) -> dict[str, float]:
+        """Return by uid the number that changes with each scrape of the job, for all that Prometheus answers about.
+
+        So jobs without a new scrape need no query of their own.
+        """
+        found: dict[str, float] = {}
+        for start in range(0, len(jobs) if len(jobs) > 1 else 0, JOBS_PER_QUERY):
+            uids = [job.uid for job in jobs[start : start + JOBS_PER_QUERY]]
+            with suppress(PromError):  # each job's own read reports the problem
+                found |= parse_scrapes(await prom.query(scrapes_of(uids)))
+        return found
+
+    async def _read_isolated(self, job: JobView, prom: Prom, gate: asyncio.Semaphore, scrapes: float | None) -> None:
         """Read; an unexpected error is a problem of this job, and the other jobs are read as before."""
         try:
-            await self._read(job, prom, gate)
+            if scrapes is None or scrapes != self._scrapes.get(job.uid):
+                good = await self._read(job, prom, gate)
+                if good and scrapes is not None:
+                    self._scrapes[job.uid] = scrapes
+            else:
+                good = True
+            if good:
+                history = self._history_of(job)
+                self._good_s[job.uid] = self._clocks.monotonic()
+                self._set_problem(job, history, *self._freshness(job, history.telemetry))
         except Exception as error:  # one job's data must not end the operator
             history, reason = self._history_of(job), PromBadAnswer.reason
             if history.telemetry.reason != reason:
@@ -128,37 +161,45 @@ class Poller:
             self._set_problem(job, history, reason=reason, problem=problem)
         self.busy.progress()
 
-    async def _read(self, job: JobView, prom: Prom, gate: asyncio.Semaphore) -> None:
+    async def _read(self, job: JobView, prom: Prom, gate: asyncio.Semaphore) -> bool:
+        """Read what is new of a job; return whether Prometheus answered."""
         history = self._history_of(job)
         async with gate:
             try:
                 rows, dropped = await prom.query(scrape_times_of(job.uid)), Dropped()
                 # The clock of Prometheus may be ahead of the operator's, but not by this much.
                 latest_s = self._clocks.wall() + FORGET_S
-                own = partial(self._workers_of, job)
                 times = parse_scrape_times(
-                    rows, workers=own(), namespace=job.key.namespace, latest_s=latest_s, dropped=dropped
+                    rows,
+                    workers=self._workers_of(job),
+                    namespace=job.key.namespace,
+                    latest_s=latest_s,
+                    dropped=dropped,
                 )
                 # Only a scrape brings new data, and most reads find no new scrape.
-                scraped = not history.has_taken(times)
-                rows = await prom.query(everything_of(job.uid)) if scraped else ()
-                snapshot = (
-                    parse_everything(rows, workers=own(), namespace=job.key.namespace, dropped=dropped)
-                    if scraped
-                    else None
-                )
+                if not history.has_taken(times):
+                    rows = await prom.query(everything_of(job.uid))
+                    pods = self._store.pods.of_job(job.key)
+                    take = partial(
+                        _take,
+                        history,
+                        rows,
+                        times,
+                        workers=self._workers_of(job),
+                        pools={pod.uid: pod.pool for pod in pods},
+                        namespace=job.key.namespace,
+                        dropped=dropped,
+                    )
+                    if await asyncio.to_thread(take) if len(rows) > ROWS_AT_ONCE else take():
+                        self._queue.add_unless_failing(job.key)
             except PromError as error:
                 self._metrics.telemetry_reads.labels(result=error.reason).inc()
                 now_s = self._clocks.monotonic()
                 if now_s - self._good_s.setdefault(job.uid, now_s) >= FAILING_S:
                     self._set_problem(job, history, reason=error.reason, problem=str(error))
-                return
-        self._good_s[job.uid] = self._clocks.monotonic()
+                return False
         self._metrics.telemetry_reads.labels(result="ok").inc()
-        pools = {pod.uid: pod.pool for pod in self._store.pods.of_job(job.key)}
-        if snapshot is not None and history.take(snapshot, times, pools=pools):
-            self._queue.add_unless_failing(job.key)
-        self._set_problem(job, history, *self._freshness(job, history.telemetry))
+        return True
 
     def _workers_of(self, job: JobView) -> dict[str, str]:
         """Return the names of the job's own workers by uid: its pods, and the members of its plan."""
@@ -196,6 +237,21 @@ class Poller:
         if history.set_problem(reason=reason, problem=problem):
             log.info("telemetry", job=job.key.name, namespace=job.key.namespace, state=reason, problem=problem)
             self._queue.add_unless_failing(job.key)
+
+
+def _take(
+    history: TelemetryHistory,
+    rows: Sequence[Series],
+    times: Mapping[MemberId, float],
+    *,
+    workers: Mapping[str, str],
+    pools: Mapping[str, str],
+    namespace: str,
+    dropped: Dropped,
+) -> bool:
+    """Add all series of a job to its history; return whether they contained anything new."""
+    snapshot = parse_everything(rows, workers=workers, namespace=namespace, dropped=dropped)
+    return history.take(snapshot, times, pools=pools)
 
 
 def _trains(job: JobView) -> bool:

@@ -21,10 +21,13 @@ from heterotrain_operator.decide.inputs import JobInputs
 from heterotrain_operator.decide.job import Decision, decide
 from heterotrain_operator.decide.lifecycle import Acceptance
 from heterotrain_operator.decide.objects.pods import build_pod, template_problem
+from heterotrain_operator.decide.plan.plan import read_plan
+from heterotrain_operator.decide.plan.revision import BoundaryDistance, distance_to_boundary
 from heterotrain_operator.engine.act import Actor
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.memory import FIRST_RETRY_S, JobMemory
 from heterotrain_operator.engine.metrics import OperatorMetrics
+from heterotrain_operator.engine.planning import UNKNOWN_S, PlanningSlots, fits_take_long
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected, Throttled, Unavailable
 from heterotrain_operator.kube.resources import JOBS, PODS
@@ -78,6 +81,7 @@ class Reconciler:
         self._sources = sources
         self._clocks = clocks
         self._memories: dict[JobKey, JobMemory] = {}
+        self._planning = PlanningSlots()
         self._begun_s: dict[JobKey, float] = {}
         """When each pass in progress began."""
 
@@ -186,7 +190,7 @@ class Reconciler:
             self._kube, key, self._store.pods.of_job(key), wall_s=self._clocks.wall(), now_s=self._clocks.monotonic()
         )
         # 3. Decide.
-        decision, planning_s = self._decide(job, acceptance, memory)
+        decision, planning_s = await self._decide(job, acceptance, memory)
         if decision.faults or planning_s is None:  # otherwise the part that failed may have been left out
             self._note_faults(job, decision.faults, memory)
         # 4. Show the decision.
@@ -231,38 +235,49 @@ class Reconciler:
         if memory is not None:
             self._metrics.job_gauges.show(key, memory.uid, None)
 
-    def _decide(self, job: JobView, acceptance: Acceptance, memory: JobMemory) -> tuple[Decision, float | None]:
-        """Decide; also return the seconds until telemetry that has to wait may lead to new shares."""
+    async def _decide(self, job: JobView, acceptance: Acceptance, memory: JobMemory) -> tuple[Decision, float | None]:
+        """Decide; also return the seconds until telemetry that has to wait may lead to new shares.
+
+        With much telemetry, this happens in a thread, so that other jobs go on meanwhile.
+        """
         started_s = self._clocks.monotonic()
         telemetry = self._sources.telemetry_of(job)
         news = memory.planned_for != (job.generation, telemetry.sequence)
         due_s = max(memory.planning_due_s, started_s + memory.revisions.wait_s(started_s))
+        if news and started_s >= due_s:
+            due_s = self._planning_slot_s(job, telemetry, memory, now_s=started_s)
         due = started_s >= due_s
-        decision = decide(
-            JobInputs(
-                job=job,
-                pods=memory.start_problems.added_to(self._store.pods.of_job(job.key)),
-                nodes=self._store.nodes.all(),
-                used=self._store.used,
-                plan=self._store.plans.get(job.key),
-                telemetry=telemetry,
-                acceptance=acceptance,
-                refusal=memory.pod_refusal,
-                blocked=memory.other_refusal,
-                keep_plan=not memory.may_try("plan", now_s=started_s),
-                keep_pods=not memory.may_try("pods", now_s=started_s),
-                taken_indices=frozenset(memory.taken_indices),
-                replan=news and due,
-                revised_often=memory.revisions.wait_s(started_s) > 0,
-                gather_s=self._sources.gather_s,
-                fault=memory.logged_fault if news and not due else "",
-                now_s=self._clocks.wall(),
-                grant=self._sources.grant_of(job),
-            )
+        in_thread = fits_take_long(telemetry)
+        nodes, used = self._store.nodes.all(), self._store.used
+        if in_thread:  # the store may change meanwhile
+            nodes, now_used = dict(nodes), self._store.used()
+            used = lambda: now_used  # noqa: E731  # a value instead of the store's method
+        inputs = JobInputs(
+            job=job,
+            pods=memory.start_problems.added_to(self._store.pods.of_job(job.key)),
+            nodes=nodes,
+            used=used,
+            plan=self._store.plans.get(job.key),
+            telemetry=telemetry,
+            acceptance=acceptance,
+            refusal=memory.pod_refusal,
+            blocked=memory.other_refusal,
+            keep_plan=not memory.may_try("plan", now_s=started_s),
+            keep_pods=not memory.may_try("pods", now_s=started_s),
+            taken_indices=frozenset(memory.taken_indices),
+            replan=news and due,
+            revised_often=memory.revisions.wait_s(started_s) > 0,
+            gather_s=self._sources.gather_s,
+            fault=memory.logged_fault if news and not due else "",
+            now_s=self._clocks.wall(),
+            grant=self._sources.grant_of(job),
         )
+        decision = await asyncio.to_thread(decide, inputs) if in_thread else decide(inputs)
         took_s = self._clocks.monotonic() - started_s
         self._metrics.decision_seconds.observe(took_s)
         if news and due:
+            memory.planning_slot_s = None
+            memory.planning_took_s = took_s
             if not decision.faults:
                 memory.planned_for = (job.generation, telemetry.sequence)
             # A bug that telemetry leads to would come back with each scrape.
@@ -270,6 +285,16 @@ class Reconciler:
             if decision.plan is not None:
                 memory.revisions = memory.revisions.spent(started_s)
         return decision, due_s - started_s if news and not due else None
+
+    def _planning_slot_s(self, job: JobView, telemetry: Telemetry, memory: JobMemory, *, now_s: float) -> float:
+        """Return when the job may fit models; it keeps a slot that it has, unless its boundary is near now."""
+        plan = read_plan(job, self._store.plans.get(job.key)).plan
+        distance = BoundaryDistance.NEAR if plan is None else distance_to_boundary(plan, telemetry)
+        if memory.planning_slot_s is None or (distance is not memory.planning_lane and now_s < memory.planning_slot_s):
+            takes_s = memory.planning_took_s or UNKNOWN_S
+            memory.planning_slot_s = self._planning.reserve(distance, takes_s=takes_s, now_s=now_s)
+            memory.planning_lane = distance
+        return memory.planning_slot_s
 
     async def _acceptance(self, job: JobView, memory: JobMemory) -> tuple[Acceptance, float | None]:
         """Return the API server's answer to dry runs of the job's pods, and the seconds until the next dry run."""

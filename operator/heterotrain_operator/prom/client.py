@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
-import json
 import ssl
 import zlib
 from pathlib import Path
@@ -11,10 +11,12 @@ from pathlib import Path
 import aiohttp
 
 from heterotrain_operator.prom.errors import PromBadAnswer, PromUnavailable
-from heterotrain_operator.prom.queries import Series, parse_vector
+from heterotrain_operator.prom.queries import Series, parse_answer
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
 """Bytes of an answer, also after decompression; more would not fit next to the rest in the operator's memory."""
+BYTES_AT_ONCE = 256 * 1024
+"""So many bytes are parsed within 10 ms. More are parsed in a thread, so that passes go on meanwhile."""
 _GZIP = 16 + zlib.MAX_WBITS
 
 
@@ -61,16 +63,18 @@ class PromClient:
             async with self._session.post(url, data={"query": promql}, headers=headers) as response:
                 if response.status in (401, 403):
                     raise PromUnavailable(f"Prometheus denies access (HTTP {response.status}): check prometheus.auth")
-                body = await _read(response)
-                try:
-                    answer = json.loads(body)
-                except (ValueError, RecursionError) as error:
-                    raise PromBadAnswer(f"Prometheus answers HTTP {response.status} without JSON") from error
+                body, encoding = await _read(response), response.headers.get("Content-Encoding", "identity")
+                status = response.status
         except TimeoutError as error:
             raise PromUnavailable(f"Prometheus did not answer within {self._timeout_s:.0f} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise PromUnavailable(f"Prometheus can't be reached: {error}") from error
-        return parse_vector(answer)
+        try:
+            if encoding == "identity" and len(body) <= BYTES_AT_ONCE:
+                return parse_answer(body)
+            return await asyncio.to_thread(lambda: parse_answer(_plain(body, encoding)))
+        except ValueError as error:
+            raise PromBadAnswer(f"Prometheus answers HTTP {status} without JSON") from error
 
     def _headers(self) -> dict[str, str]:
         headers = {"Accept-Encoding": "gzip"}
@@ -87,23 +91,35 @@ class PromClient:
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """Return the body of an answer.
+
+    Raises:
+        PromBadAnswer: it is too large.
+    """
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > MAX_ANSWER_BYTES:
+            raise PromBadAnswer(_too_large())
+    return bytes(body)
+
+
+def _plain(body: bytes, encoding: str) -> bytes:
     """Return the body of an answer, decompressed.
 
     Raises:
         PromBadAnswer: it is too large, or not compressed as requested.
     """
-    too_large = f"the answer of Prometheus is larger than {MAX_ANSWER_BYTES // 1024**2} MiB"
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > MAX_ANSWER_BYTES:
-            raise PromBadAnswer(too_large)
-    if response.headers.get("Content-Encoding", "identity") == "identity":
-        return bytes(body)
+    if encoding == "identity":
+        return body
     try:
         plain = zlib.decompressobj(_GZIP).decompress(body, MAX_ANSWER_BYTES + 1)
     except zlib.error as error:
         raise PromBadAnswer("the answer of Prometheus is not compressed by gzip") from error
     if len(plain) > MAX_ANSWER_BYTES:
-        raise PromBadAnswer(too_large)
+        raise PromBadAnswer(_too_large())
     return plain
+
+
+def _too_large() -> str:
+    return f"the answer of Prometheus is larger than {MAX_ANSWER_BYTES // 1024**2} MiB"

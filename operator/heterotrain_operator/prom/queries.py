@@ -6,6 +6,7 @@ steps may have only one. Unreadable rows (an invalid label, an implausible value
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -30,6 +31,9 @@ from heterotrain_operator.prom.errors import PromBadAnswer
 
 MAX_SERIES = 50_000
 """Series of one answer, for each job: all of 160 ranks with 16 shapes, or of 500 ranks with 4."""
+_ROWS = '"result":['
+_LONGEST_HEAD = 200
+"""Characters within which the rows of an answer begin."""
 MAX_SHAPES = 4 * metrics.MAX_LIVE_SHAPES
 """Shapes of one member: its own limit, with a margin for shapes that Prometheus still has."""
 
@@ -60,6 +64,18 @@ def scrape_times_of(job_uid: str) -> str:
     return f'timestamp({metrics.READY}{{{metrics.LABEL_JOB_UID}="{job_uid}"}})'
 
 
+def scrapes_of(job_uids: Iterable[str]) -> str:
+    """Return the query for a number of each job that changes with each scrape: one row for each, whoever exports it."""
+    uids = "|".join(sorted(job_uids))
+    scraped = f'timestamp({metrics.READY}{{{metrics.LABEL_JOB_UID}=~"{uids}"}})'
+    return f"sum by ({metrics.LABEL_JOB_UID}) ({scraped})"
+
+
+def parse_scrapes(rows: Iterable[Series]) -> dict[str, float]:
+    """Return that number by the job's uid."""
+    return {labels.get(metrics.LABEL_JOB_UID, ""): value for labels, value in rows}
+
+
 def parse_vector(answer: Any) -> tuple[Series, ...]:
     """Return the rows of an instant vector; rows without a finite value are left out.
 
@@ -80,6 +96,42 @@ def parse_vector(answer: Any) -> tuple[Series, ...]:
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise PromBadAnswer(f"the answer of Prometheus can't be read: {quoted(repr(error))}") from error
     return tuple(row for row in rows if math.isfinite(row.value))
+
+
+def parse_answer(body: bytes) -> tuple[Series, ...]:
+    """Return the rows of an answer as bytes; see ``parse_vector``.
+
+    Rows are decoded one by one: one call for a large answer would hold the interpreter's lock, and all other jobs.
+
+    Raises:
+        ValueError: this is not JSON.
+        PromBadAnswer: this is not an answer to an instant query.
+    """
+    text = body.decode(errors="replace")
+    start = text.find(_ROWS, 0, _LONGEST_HEAD)
+    if start < 0:
+        return parse_vector(_decoded(text))
+    start += len(_ROWS)
+    rows: list[Any] = []
+    decode, place = json.JSONDecoder().raw_decode, start
+    try:
+        while text[place] != "]":
+            row, place = decode(text, place)
+            rows.append(row)
+            place += text[place] == ","
+    except (ValueError, IndexError, RecursionError):
+        return parse_vector(_decoded(text))  # spaces between rows, or no JSON
+    answer = _decoded(text[:start] + text[place:])
+    if isinstance(answer, dict) and isinstance(answer.get("data"), dict):
+        answer["data"]["result"] = rows
+    return parse_vector(answer)
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("too many nested lists") from error
 
 
 def parse_scrape_times(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -14,10 +15,12 @@ from heterotrain_operator.prom.queries import (
     Series,
     Snapshot,
     everything_of,
+    parse_answer,
     parse_everything,
     parse_scrape_times,
     parse_vector,
     scrape_times_of,
+    scrapes_of,
 )
 
 ME = MemberId("uid-a", 0)
@@ -51,6 +54,44 @@ def test_queries_select_one_job() -> None:
     assert everything_of("u").endswith(',job_uid="u"}')
     assert metrics.PHASE_SECONDS_SQUARED in everything_of("u")
     assert scrape_times_of("u") == 'timestamp(heterotrain_ready{job_uid="u"})'
+
+
+def test_one_query_asks_about_many_jobs_and_each_of_them_gets_one_row() -> None:
+    assert scrapes_of(["u2", "u1"]) == 'sum by (job_uid) (timestamp(heterotrain_ready{job_uid=~"u1|u2"}))'
+
+
+VECTOR: dict[str, Any] = {"status": "success", "data": {"resultType": "vector", "result": [
+    {"metric": {"name": 'with "quotes" and ]'}, "value": [1.5, "2.5"]},
+    {"metric": {}, "value": [1.5, "NaN"]},
+    {"metric": {"é": "\u2028"}, "value": [1.5, "-1"]},
+]}}  # fmt: skip
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_an_answer_read_row_by_row_is_the_same_as_read_at_once(separators: tuple[str, str], rows: int) -> None:
+    answer = {**VECTOR, "data": {**VECTOR["data"], "result": VECTOR["data"]["result"][:rows]}, "stats": {"result": []}}
+    assert parse_answer(json.dumps(answer, separators=separators).encode()) == parse_vector(answer)
+
+
+@pytest.mark.parametrize("cut", [5, 60, 90, 130, -1])
+def test_a_cut_answer_is_refused(cut: int) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse_answer(json.dumps(VECTOR, separators=(",", ":")).encode()[:cut])
+
+
+def test_a_large_answer_is_never_decoded_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = VECTOR["data"]["result"] * 1000
+    body = json.dumps({**VECTOR, "data": {**VECTOR["data"], "result": rows}}, separators=(",", ":")).encode()
+    longest, loads = [0], json.loads
+
+    def noted(text: str) -> Any:
+        longest[0] = max(longest[0], len(text))
+        return loads(text)
+
+    monkeypatch.setattr(json, "loads", noted)
+    assert len(parse_answer(body)) == 2000
+    assert longest[0] < 200
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,124 @@
+"""Fits of many jobs: they hold up no other job, and use a bounded part of one core."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+
+import pytest
+from heterotrain_core.perf.counters import MeanVariance, Observation
+from heterotrain_operator.cluster_state.parse import parse_job
+from heterotrain_operator.cluster_state.telemetry import MemberId, Telemetry
+from heterotrain_operator.cluster_state.views import JobKey, JobView
+from heterotrain_operator.decide.grants.grant import UNLIMITED
+from heterotrain_operator.decide.inputs import JobInputs
+from heterotrain_operator.decide.job import Decision
+from heterotrain_operator.decide.plan.revision import BoundaryDistance
+from heterotrain_operator.engine.app import App
+from heterotrain_operator.engine.clocks import Clocks
+from heterotrain_operator.engine.planning import AT_ONCE, LANE_PARTS, PlanningSlots
+from heterotrain_operator.settings import Settings
+from support.fake_cluster import job_body
+from support.fakes import FakeKube
+
+WAIT_S = 30.0
+OBSERVATION = Observation(member="w/0", share_samples=8, steps=5, ended_s=1.0, compute=MeanVariance(mean=0.1))
+MUCH = Telemetry(sequence=1, observations={MemberId("w", 0): (OBSERVATION,) * (AT_ONCE + 1)})
+LITTLE = Telemetry(sequence=1, observations={MemberId("w", 0): (OBSERVATION,)})
+
+
+def an_app(telemetry: dict[JobKey, Telemetry], clocks: Clocks | None = None) -> App:
+    """Return an operator with a job for each telemetry."""
+    app = App(FakeKube(), Settings(leader_election=False), clocks=clocks)
+
+    def telemetry_of(job: JobView) -> Telemetry:
+        return telemetry[job.key]
+
+    app.reconciler._sources = replace(app.reconciler._sources, telemetry_of=telemetry_of, grant_of=lambda _: UNLIMITED)
+    for key in telemetry:
+        body = job_body()
+        body["metadata"] |= {"name": key.name, "uid": f"uid-{key.name}"}
+        app.store.jobs.put(parse_job(body))
+    return app
+
+
+async def test_a_pass_over_other_jobs_goes_on_while_a_large_job_s_models_are_fitted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large, small = JobKey("ns", "large"), JobKey("ns", "small")
+    app = an_app({large: MUCH, small: LITTLE})
+    fitting, go_on = threading.Event(), threading.Event()
+
+    def slow(inputs: JobInputs) -> Decision:
+        if inputs.job.key == large:
+            fitting.set()
+            assert go_on.wait(WAIT_S), "the event loop runs meanwhile"
+        return Decision()
+
+    monkeypatch.setattr("heterotrain_operator.engine.reconcile.decide", slow)
+    pass_over_large = asyncio.create_task(app.reconciler.run_once(large))
+    assert await asyncio.to_thread(fitting.wait, WAIT_S)
+    await app.reconciler.run_once(small)
+    assert not pass_over_large.done()
+    go_on.set()
+    await pass_over_large
+
+
+async def test_a_decision_in_a_thread_sees_the_cluster_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mapping that changes during an iteration would end the pass."""
+    key = JobKey("ns", "large")
+    app = an_app({key: MUCH})
+    seen: list[JobInputs] = []
+
+    def noted(inputs: JobInputs) -> Decision:
+        seen.append(inputs)
+        return Decision()
+
+    monkeypatch.setattr("heterotrain_operator.engine.reconcile.decide", noted)
+    await app.reconciler.run_once(key)
+    assert seen[0].nodes is not app.store.nodes.all()
+    before = seen[0].used()
+    app.store.foreign_requests = {"node": {"cpu": 1.0}}
+    assert seen[0].used() is before
+
+
+async def test_the_fits_of_many_jobs_use_a_bounded_part_of_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred jobs have news each five seconds, and each fit takes 70 ms: all of them get their turns."""
+    clock = [0.0]
+    took_s, every_s, span_s = 0.07, 5, 300
+    telemetry = {JobKey("ns", f"job-{n}"): LITTLE for n in range(100)}
+    app = an_app(telemetry, clocks=Clocks(monotonic=lambda: clock[0]))
+    fits: dict[JobKey, int] = dict.fromkeys(telemetry, 0)
+    passes = 0
+
+    def slow(inputs: JobInputs) -> Decision:
+        if inputs.replan:
+            fits[inputs.job.key] += 1
+            clock[0] += took_s
+        return Decision()
+
+    monkeypatch.setattr("heterotrain_operator.engine.reconcile.decide", slow)
+    waiting: dict[JobKey, float] = {}
+    for second in range(span_s):
+        clock[0] = max(clock[0], float(second))
+        for key in telemetry:
+            if second % every_s == 0:
+                telemetry[key] = replace(LITTLE, sequence=second + 1)
+            if second % every_s == 0 or waiting.get(key, float("inf")) <= clock[0]:
+                again_s = await app.reconciler.run_once(key)
+                passes += 1
+                waiting[key] = clock[0] + again_s if again_s is not None else float("inf")
+    busy = sum(fits.values()) * took_s / span_s
+    assert busy <= 1.2 * LANE_PARTS[BoundaryDistance.NEAR]
+    assert min(fits.values()) >= 3, "every job gets its turn"
+    assert max(fits.values()) <= 2 * min(fits.values())
+    assert passes <= 2 * len(telemetry) * span_s / every_s, "a job that waits does not ask again and again"
+
+
+def test_jobs_near_their_boundary_do_not_wait_for_the_others() -> None:
+    slots = PlanningSlots()
+    far = [slots.reserve(BoundaryDistance.FAR, takes_s=0.1, now_s=10.0) for _ in range(3)]
+    assert far == pytest.approx([10.0, 11.0, 12.0])
+    assert slots.reserve(BoundaryDistance.NEAR, takes_s=0.1, now_s=10.0) == 10.0
+    assert slots.reserve(BoundaryDistance.FAR, takes_s=0.1, now_s=20.0) == 20.0, "unused slots are not saved up"
