@@ -36,7 +36,8 @@ def pool(name: str, **fields: Any) -> Body:
 def job_body(*pools: Body, spec: Body | None = None, template: Body | None = None, **metadata: Any) -> Body:
     """Return a job as the API server returns it; by default with three pools of one worker each."""
     given = spec or {}
-    batch = {} if "adaptiveBatch" in given.get("training", {}) else {"globalBatchSize": 100}
+    own_batch = "adaptiveBatch" in given.get("training", {}) or given.get("runtime") == "Torchrun"
+    batch = {} if own_batch else {"globalBatchSize": 100}
     return {
         "apiVersion": f"{keys.GROUP}/{keys.VERSION}",
         "kind": keys.KIND,

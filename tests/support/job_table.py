@@ -29,6 +29,8 @@ GOOD: Body = {
     },
 }
 
+POOL: Body = {"name": "a100", "maxReplicas": 2}
+
 Change = Callable[[Body], object]
 
 
@@ -67,7 +69,19 @@ def container(**fields: Any) -> Change:
     return lambda body: body["spec"]["template"]["spec"]["containers"][0].update(fields)
 
 
+def torchrun(**fields: Any) -> Change:
+    """Return the change to a good job for torchrun, with further fields."""
+
+    def change(body: Body) -> None:
+        del body["spec"]["training"], body["spec"]["checkpoint"]
+        body["spec"].update({"runtime": "Torchrun", **fields})
+
+    return change
+
+
 ACCEPTED: dict[str, Change] = {
+    "a script for torchrun": torchrun(),
+    "a script for torchrun with prices": torchrun(objective="Cost", workerPools=[{**POOL, "pricePerHour": "3.67"}]),
     "as it is": metadata(name="digits"),
     "a generated name": lambda body: body.update(metadata={"generateName": "digits-"}),
     "annotations": metadata(annotations={"example.com/owner": "vision, room 7"}),
@@ -134,6 +148,28 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "too many epochs of a kind": (training(epochs=0), "spec.training.epochs is 0, but must be at least 1"),
     "no batch": (training(globalBatchSize=None), "exactly one of globalBatchSize"),
     "two batches": (training(adaptiveBatch={"min": 64, "max": 128}), "exactly one of globalBatchSize"),
+    "no training": (lambda body: body["spec"].pop("training"), "exactly one of globalBatchSize"),
+    "an unknown runtime": (torchrun(runtime="MPI"), 'spec.runtime is "MPI", but must be one of HeteroTrain, Torchrun'),
+    "torchrun with a batch": (
+        torchrun(training={"globalBatchSize": 448}),
+        "with runtime: Torchrun the script chooses its own batch: remove training.globalBatchSize",
+    ),
+    "torchrun with an adaptive batch": (
+        torchrun(training={"adaptiveBatch": {"min": 64, "max": 4096}}),
+        "with runtime: Torchrun the script chooses its own batch",
+    ),
+    "torchrun with a checkpoint": (
+        torchrun(checkpoint={"uri": "file:///checkpoints"}),
+        "with runtime: Torchrun the script writes and reads its own checkpoints: remove checkpoint",
+    ),
+    "torchrun with a divided model": (
+        torchrun(parallelism={"mode": "Sharded"}),
+        "with runtime: Torchrun the script divides its model itself: remove parallelism",
+    ),
+    "torchrun with a deadline": (
+        torchrun(objective="Deadline", deadline="2099-01-31T18:00:00Z"),
+        "with runtime: Torchrun no progress is reported: choose another objective than Deadline",
+    ),
     "choice in another case": (pool(capacityType="spot"), "but must be one of OnDemand, Spot"),
     "a list as a mapping": (spec(workerPools={"name": "a"}), "spec.workerPools must be a list, not a mapping"),
     "a mapping as a list": (spec(training=[]), "spec.training must be a mapping, not a list"),

@@ -18,10 +18,12 @@ from pathlib import Path
 from types import FrameType
 
 from heterotrain_core.contract import env
+from heterotrain_core.contract.choices import Runtime
 from heterotrain_core.contract.outcome import Cause, Ending, Outcome, decode_outcome, encode_outcome
 
 from heterotrain.error_output import ErrorOutput
 from heterotrain.telemetry.logs import set_up_logs
+from heterotrain.torchrun.launcher import run as run_torchrun
 
 _log = logging.getLogger(__name__)
 
@@ -190,9 +192,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help"):
-        usage = "usage: heterotrain-run SCRIPT [ARGUMENT …]\n\nStarts the script once for each rank of this worker."
+        usage = (
+            "usage: heterotrain-run SCRIPT [ARGUMENT …]\n\nStarts the script once for each rank of this worker.\n"
+            "In a job with `runtime: Torchrun`, SCRIPT is an unchanged script for torchrun, or `torchrun` itself."
+        )
         print(usage)  # noqa: T201  # output of a command
         raise SystemExit(0 if given else 2)
+    if Runtime(os.environ.get(env.RUNTIME, Runtime.HETEROTRAIN)) is Runtime.TORCHRUN:
+        raise SystemExit(run_torchrun(given))
     raise SystemExit(Launcher([sys.executable, *given], os.environ).run())
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from heterotrain_core.contract.choices import Runtime
 from heterotrain_core.contract.plan import BoundaryKind, CommunicationTime
 from heterotrain_core.perf.exchange import ring_scale
 from heterotrain_core.split.member import SplitMember
@@ -15,6 +16,7 @@ from heterotrain_operator.api.reading import most_workers
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.decide.objects.pods import members_per_worker, num_proc_per_worker
 
+from heterotrain_cli.documents import place
 from heterotrain_cli.errors import InputError
 from heterotrain_cli.job_file import read_job_file
 from heterotrain_cli.profile import Profile
@@ -77,6 +79,11 @@ def read_job(path: str) -> Job:
     """
     file = read_job_file(path)
     spec = file.spec
+    if spec.runtime is Runtime.TORCHRUN:
+        raise InputError(
+            f"{place(path)}: the batch of a job with runtime: Torchrun is in its script, and all workers get equal "
+            "work: to compare, forecast the job with runtime: HeteroTrain and training.globalBatchSize"
+        )
     return Job(
         name=file.name,
         namespace=file.namespace,

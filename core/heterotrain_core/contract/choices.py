@@ -16,6 +16,15 @@ class Choice(StrEnum):
         return next((member for member in cls if member.value.lower() == value.lower()), None)
 
 
+class Runtime(Choice):
+    """Which program in the pods makes a training job of the workers."""
+
+    HETEROTRAIN = "HeteroTrain"
+    """The script uses this library: shares by speed, and survivors go on after a loss."""
+    TORCHRUN = "Torchrun"
+    """Any script for torchrun: a fixed world of equal ranks, restarted by the launcher when the membership changes."""
+
+
 class Precision(Choice):
     """Number format of the forward pass."""
 

@@ -37,6 +37,8 @@ class Cause(StrEnum):
 
     PLAIN_SCRIPT = "PlainScript"
     """The script ended with exit code 0 and never used heterotrain."""
+    TORCHRUN_SCRIPT = "TorchrunScript"
+    """A script for torchrun ended with exit code 0 here; its processes on other workers may still run."""
     NOT_FINITE = "NotFinite"
     """The loss, the gradient or the weights were infinite or NaN."""
     COPIES_DIFFERED = "CopiesDiffered"

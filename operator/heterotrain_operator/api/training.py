@@ -87,16 +87,7 @@ class AdaptiveBatch(
     )
 
 
-class Training(
-    Model,
-    rules=(
-        Rule(
-            cel="has(self.globalBatchSize) != has(self.adaptiveBatch)",
-            holds=lambda self: (self.global_batch_size is None) != (self.adaptive_batch is None),
-            message="give exactly one of globalBatchSize (a fixed batch) and adaptiveBatch (a range: min and max)",
-        ),
-    ),
-):
+class Training(Model):
     """Training settings that do not depend on the machines."""
 
     global_batch_size: int | None = Field(
@@ -152,8 +143,10 @@ class Training(
 
     @property
     def base_batch_samples(self) -> int:
-        """The global batch that training starts with, and that the script's learning rate was chosen for."""
+        """The global batch that training starts with, and that the script's learning rate was chosen for.
+
+        It is 1 for a Torchrun script, which chooses its batch itself; ``read_spec`` lets no other job through without.
+        """
         if self.adaptive_batch is not None:
             return self.adaptive_batch.least_samples
-        assert self.global_batch_size is not None  # noqa: S101  # read_spec lets exactly one through
-        return self.global_batch_size
+        return self.global_batch_size if self.global_batch_size is not None else 1

@@ -10,7 +10,8 @@ from typing import Annotated
 
 from heterotrain_core.allocate.problem import Objective
 from heterotrain_core.contract import keys
-from heterotrain_core.contract.choices import Choice
+from heterotrain_core.contract.choices import Choice, Runtime
+from heterotrain_core.contract.choices import Parallelism as ParallelismMode
 from pydantic import Field, WithJsonSchema
 
 from heterotrain_operator.api.parallelism import Parallelism
@@ -98,6 +99,52 @@ def _largest_plan(spec: HeteroTrainJobSpec) -> int:
     return ranks if workers is None else min(ranks, workers * max(processes))
 
 
+def _by_torchrun(spec: HeteroTrainJobSpec) -> bool:
+    return spec.runtime is Runtime.TORCHRUN
+
+
+_ONLY_TORCHRUN = "self.runtime != 'Torchrun' || "
+_RUNTIME_RULES = (
+    Rule(
+        cel="self.runtime == 'Torchrun' || has(self.training.globalBatchSize) != has(self.training.adaptiveBatch)",
+        holds=lambda self: (
+            _by_torchrun(self) or (self.training.global_batch_size is None) != (self.training.adaptive_batch is None)
+        ),
+        message="training: give exactly one of globalBatchSize (a fixed batch) and adaptiveBatch (a range: min and "
+        "max)",
+    ),
+    Rule(
+        cel=f"{_ONLY_TORCHRUN}!has(self.training.globalBatchSize) && !has(self.training.adaptiveBatch)",
+        holds=lambda self: (
+            not _by_torchrun(self) or (self.training.global_batch_size is None and self.training.adaptive_batch is None)
+        ),
+        message="with runtime: Torchrun the script chooses its own batch: remove training.globalBatchSize and "
+        "training.adaptiveBatch",
+    ),
+    Rule(
+        cel=f"{_ONLY_TORCHRUN}!has(self.checkpoint)",
+        holds=lambda self: not _by_torchrun(self) or self.checkpoint is None,
+        message="with runtime: Torchrun the script writes and reads its own checkpoints: remove checkpoint",
+    ),
+    Rule(
+        cel=f"{_ONLY_TORCHRUN}self.parallelism.mode == 'Data'",
+        holds=lambda self: not _by_torchrun(self) or self.parallelism.mode is ParallelismMode.DATA,
+        message="with runtime: Torchrun the script divides its model itself: remove parallelism",
+    ),
+    Rule(
+        cel=f"{_ONLY_TORCHRUN}self.objective != 'Deadline'",
+        holds=lambda self: not _by_torchrun(self) or self.objective is not Objective.DEADLINE,
+        message="with runtime: Torchrun no progress is reported: choose another objective than Deadline, and limit the "
+        "time with activeDeadlineSeconds",
+    ),
+    Rule(
+        cel="oldSelf.suspend || self.runtime == oldSelf.runtime",
+        message="runtime is immutable while the job runs: set suspend: true, change runtime, then set suspend: false",
+    ),
+)
+"""The batch of a job, and what is meaningless for a script that does not use this library."""
+
+
 def _priced(spec: HeteroTrainJobSpec) -> set[bool]:
     return {pool.price_per_hour is not None for pool in spec.worker_pools}
 
@@ -105,6 +152,7 @@ def _priced(spec: HeteroTrainJobSpec) -> set[bool]:
 class HeteroTrainJobSpec(
     Model,
     rules=(
+        *_RUNTIME_RULES,
         Rule(
             cel="self.workerPools.map(p, p.maxReplicas).sum() >= self.elasticPolicy.minReplicas",
             holds=lambda self: sum(pool.max_replicas for pool in self.worker_pools) >= self.elastic_policy.min_replicas,
@@ -124,7 +172,7 @@ class HeteroTrainJobSpec(
         Rule(
             cel=f"{_LEAST_BATCH} >= (has(self.elasticPolicy.maxReplicas) ? self.elasticPolicy.maxReplicas : "
             "self.workerPools.map(p, p.maxReplicas * (has(p.numProcPerWorker) ? p.numProcPerWorker : 1)).sum())",
-            holds=lambda self: self.training.base_batch_samples >= _most_ranks(self),
+            holds=lambda self: _by_torchrun(self) or self.training.base_batch_samples >= _most_ranks(self),
             message="the batch is too small for the maximum number of processes: raise training.globalBatchSize (or "
             "adaptiveBatch.min), or lower maxReplicas",
         ),
@@ -184,7 +232,15 @@ class HeteroTrainJobSpec(
         default=MANAGED_BY_US,
         description="Controller of the job. The operator ignores a job with another value than its own.",
     )
-    training: Training = Field(description="Training settings that do not depend on the machines.")
+    runtime: Runtime = Field(
+        default=Runtime.HETEROTRAIN,
+        description="HeteroTrain: the script uses this library. Torchrun: heterotrain-run starts an unchanged script "
+        "for torchrun with RANK, WORLD_SIZE, MASTER_ADDR and so on. All workers then get equal work, and the script "
+        "starts again when workers come or go. The fields of training have no effect on it.",
+    )
+    training: Training = Field(
+        default_factory=Training, description="Training settings that do not depend on the machines."
+    )
     parallelism: Parallelism = Field(
         default_factory=Parallelism,
         description="How the model is divided among the processes. Default: not at all.",

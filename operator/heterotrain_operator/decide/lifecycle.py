@@ -92,7 +92,7 @@ def _finishing(
         worker for worker in workers if worker.state in (WorkerState.STARTING, WorkerState.READY, WorkerState.LEAVING)
     ]
     since_s = min(worker.pod.ended.finished_s for worker in finished if worker.pod.ended)
-    if all(worker.cause is Cause.PLAIN_SCRIPT for worker in finished):
+    if all(worker.cause in (Cause.PLAIN_SCRIPT, Cause.TORCHRUN_SCRIPT) for worker in finished):
         limit = _deadlines(job, spec, now_s=now_s)
         if running and limit.reason == "DeadlineExceeded":
             return limit
@@ -112,7 +112,7 @@ def _finishing_copies(
     since_s: float,
     again_s: float | None,
 ) -> Life:
-    """Return the stage of a job whose script does not use heterotrain: each worker runs a copy of its own to its end.
+    """Return the stage of a job whose script does not use heterotrain: each worker runs it to its end.
 
     Args:
         finished: workers whose copy ended with exit code 0.
@@ -121,7 +121,8 @@ def _finishing_copies(
         since_s: when the first copy ended. Earlier failures were repeated and do not count.
         again_s: seconds until a deadline of the job; ``None`` without one.
     """
-    copies = "" if len(finished) == 1 else f"; each of the {len(finished)} workers ran a copy of its own"
+    own = finished[0].cause is Cause.PLAIN_SCRIPT and len(finished) > 1
+    copies = "" if not own else f"; each of the {len(finished)} workers ran a copy of its own"
     message = f"{finished[0].reason}{copies}"
     failed = [w for w in workers if w.state is WorkerState.FAILED and w.pod.ended and w.pod.ended.finished_s >= since_s]
     if running:

@@ -10,16 +10,17 @@ import pytest
 import yaml
 from heterotrain_cli.errors import InputError
 from heterotrain_cli.forecast.job import read_job
+from heterotrain_cli.job_file import read_job_file
 from heterotrain_operator.api.reading import SpecError, read_spec
 from heterotrain_operator.api.schema import Model, Rule
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
-from support.job_table import ACCEPTED, GOOD, REFUSED, job, training
+from support.job_table import ACCEPTED, GOOD, REFUSED, job, torchrun, training
 
 
 def read(folder: Path, body: dict[str, Any]) -> object:
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump(body), encoding="utf-8")
-    return read_job(str(path))
+    return read_job_file(str(path))
 
 
 @pytest.mark.parametrize("case", ACCEPTED)
@@ -35,6 +36,14 @@ def test_a_bad_job_is_refused_in_one_sentence(tmp_path: Path, case: str) -> None
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
     assert "Value error" not in str(error.value)
+
+
+def test_a_job_whose_batch_only_the_script_has_is_not_forecast(tmp_path: Path) -> None:
+    """The forecast divides a batch by speed, and such a job does neither."""
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job(torchrun())), encoding="utf-8")
+    with pytest.raises(InputError, match="the batch of a job with runtime: Torchrun is in its script"):
+        read_job(str(path))
 
 
 def test_a_whole_number_with_a_point_is_one_as_kubectl_sends_it(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from heterotrain_core.allocate.problem import JobDemand, JobPool
+from heterotrain_core.contract.choices import Runtime
 from heterotrain_core.contract.plan import Member, Plan, Rank
 from heterotrain_core.perf.expected_maximum import expected_maximum
 from heterotrain_core.split.member import SplitMember
@@ -130,7 +131,7 @@ def demand_of(
         pools=tuple(job_pools),
         min_workers=max(0, spec.elastic_policy.min_replicas - fixed),
         max_workers=max(0, most_workers(spec) - fixed),
-        batch_samples=training.base_batch_samples,
+        batch_samples=_batch(spec, job_pools),
         largest_batch_samples=adaptive.most_samples if adaptive is not None else None,
         noise_samples=_coarse(newest.noise_scale_samples) if newest is not None else None,
         communication=throughput.communication,
@@ -146,6 +147,13 @@ def demand_of(
         arrived_s=job.created_s,
         current=current,
     )
+
+
+def _batch(spec: HeteroTrainJobSpec, job_pools: Sequence[JobPool]) -> int:
+    """Return the job's batch; for a script that has its own, one sample for each rank that the job may have."""
+    if spec.runtime is Runtime.TORCHRUN:
+        return max(1, sum(pool.max_workers * pool.ranks for pool in job_pools))
+    return spec.training.base_batch_samples
 
 
 def _coarse(noise_samples: float | None) -> float | None:

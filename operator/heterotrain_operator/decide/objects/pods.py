@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from heterotrain_core.contract import env, keys
-from heterotrain_core.contract.choices import Parallelism
+from heterotrain_core.contract.choices import Parallelism, Runtime
 from heterotrain_core.contract.config import TrainingConfig, encode_config
 
 from heterotrain_operator.api.pools import WorkerPool
@@ -247,6 +247,8 @@ def _environment(job: ValidJob, *, ranks: int, grace_s: float, main: Mapping[str
         env.TERMINATION_PATH: str(main.get("terminationMessagePath") or env.DEFAULT_TERMINATION_PATH),
         env.CONFIG: encode_config(training_config(job.spec, grace_s=grace_s)),
     }
+    if job.spec.runtime is Runtime.TORCHRUN:
+        fixed[env.RUNTIME] = Runtime.TORCHRUN
     from_pod = {
         env.WORKER: "metadata.name",
         env.WORKER_UID: "metadata.uid",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from heterotrain_core.contract.choices import Runtime
 from heterotrain_core.contract.plan import BoundaryKind, Division, Member, Plan
 from heterotrain_core.perf.memory import MemoryPeak, micro_batch_cap
 from heterotrain_core.perf.ranks import observations_of_member
@@ -57,6 +58,11 @@ def share_out(spec: HeteroTrainJobSpec, arrangement: Arrangement, telemetry: Tel
         plan: the newest plan, whatever its members; ``None`` when there is none.
     """
     members = arrangement.members
+    if spec.runtime is Runtime.TORCHRUN:  # one sample stands for each rank's equal part of a batch that only it knows
+        unlimited = [
+            MemberEvidence(member=name, pool=m.pool) for m, name in zip(members, arrangement.names, strict=True)
+        ]
+        return _even(len(members), arrangement, unlimited, reason="equal shares, because the runtime is Torchrun")
     current = plan if plan is not None and arrangement.matches(arrangement_of(plan)) else None
     distance = BoundaryDistance.NEAR if current is None else distance_to_boundary(current, telemetry)
     rebalance = spec.training.rebalance

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from heterotrain_core.contract.choices import Runtime
+
 from heterotrain_operator.api.conditions import ConditionType, ConditionValue, find_condition
 from heterotrain_operator.api.text import duration_text
 from heterotrain_operator.api.v1alpha1 import Checkpoint
@@ -42,6 +44,8 @@ def condition_values(context: JobContext) -> tuple[ConditionValue, ...]:
 def _measured(context: JobContext) -> tuple[ConditionValue, ...]:
     """Return the conditions that follow from measurements."""
     spec = context.spec
+    if spec is not None and spec.runtime is Runtime.TORCHRUN:  # its launchers report the plan, and the script nothing
+        return (_shares_applied(context), _telemetry(context))
     return (
         *([deadline_condition(context, spec.deadline)] if spec is not None and spec.deadline is not None else []),
         _shares_applied(context),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from functools import partial
 
+from heterotrain_core.contract.choices import Runtime
+
 from heterotrain_operator.api.conditions import ConditionType, set_conditions
 from heterotrain_operator.api.status import (
     MAX_MESSAGE_LENGTH,
@@ -168,12 +170,17 @@ def _plan(context: JobContext, newest: tuple[int, int]) -> PlanStatus:
         applied_generation=applied[0] if applied else None,
         applied_revision=applied[1] if applied else None,
         members=len(plan.members) if plan else 0,
-        global_batch_size=plan.global_batch_samples if plan else None,
+        global_batch_size=plan.global_batch_samples if plan and not _own_batch(context) else None,
         predicted_step_seconds=rounded(prediction.step_s) if prediction else None,
         predicted_efficiency=rounded(prediction.efficiency) if prediction else None,
         efficiency_ceiling=rounded(prediction.efficiency_ceiling) if prediction else None,
         reason=plan.reason[:MAX_MESSAGE_LENGTH] if plan else "",
     )
+
+
+def _own_batch(context: JobContext) -> bool:
+    """Return whether only the script has its batch, so that the plan's shares are not samples."""
+    return context.spec is not None and context.spec.runtime is Runtime.TORCHRUN
 
 
 def _pools(context: JobContext) -> tuple[PoolStatus, ...]:
@@ -232,7 +239,7 @@ def _rows(context: JobContext) -> tuple[WorkerStatus, ...]:
     for rank in plan.ranks if plan else ():
         if prediction is not None:
             bindings.setdefault(rank.worker_uid, prediction.bindings[rank.member].value)
-    if plan is not None:
+    if plan is not None and not _own_batch(context):
         for uid, index in {(rank.worker_uid, rank.member) for rank in plan.ranks}:
             shares[uid] = shares.get(uid, 0) + plan.members[index].share_samples
             if index in rates:

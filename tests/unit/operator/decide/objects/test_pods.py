@@ -97,7 +97,7 @@ def test_the_user_s_environment_comes_after_the_operator_s() -> None:
     assert entries[-1] == {"name": "A", "value": "$(HETEROTRAIN_JOB_NAME)"}
     names = [entry["name"] for entry in entries]
     defined = {value for value in vars(env).values() if isinstance(value, str) and value.startswith(env.PREFIX)}
-    set_elsewhere = {env.PREFIX, env.LOCAL_RANK, *env.USER_SETTABLE}
+    set_elsewhere = {env.PREFIX, env.LOCAL_RANK, env.RUNTIME, *env.USER_SETTABLE}
     assert defined - set_elsewhere == {name for name in names if name.startswith(env.PREFIX)}
     assert len(names) == len(set(names))
 
