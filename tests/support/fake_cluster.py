@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as AbstractSequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from heterotrain_core.contract.outcome import Cause, Ending, Outcome, encode_out
 from heterotrain_operator.api.status import as_body
 from heterotrain_operator.cluster_state.parse import parse_job, parse_node, parse_plan_object, parse_pod, rfc3339
 from heterotrain_operator.cluster_state.quantity import added
+from heterotrain_operator.cluster_state.store import NodeKind, Sequence
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobView, NodeView, PlanObject, PodView
 from heterotrain_operator.decide.grants.grant import UNLIMITED
@@ -25,6 +27,7 @@ from support.plans import complete
 NOW_S = 1_800_000_000.0
 JOB_UID = "job-uid"
 Body = dict[str, Any]
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def pool(name: str, **fields: Any) -> Body:
@@ -61,7 +64,7 @@ def job_body(*pools: Body, spec: Body | None = None, template: Body | None = Non
 
 
 def node_body(
-    name: str, pool_name: str, *, ready: str = "True", taints: Sequence[str] = (), cpu: str = "4", **spec: Any
+    name: str, pool_name: str, *, ready: str = "True", taints: AbstractSequence[str] = (), cpu: str = "4", **spec: Any
 ) -> Body:
     """Return a node; taints are written ``key:effect``."""
     return {
@@ -96,6 +99,7 @@ class FakeCluster:
         self.foreign: dict[str, dict[str, float]] = {}
         self.deleted_job = False
         self.events: list[str] = []
+        self.node_kind = NodeKind(Sequence(), lambda: self.now_s)
         self._version = 1
 
     def with_nodes(self, *names: str, **fields: Any) -> FakeCluster:
@@ -117,7 +121,15 @@ class FakeCluster:
 
     @property
     def node_views(self) -> dict[str, NodeView]:
-        return {name: parse_node(body) for name, body in self.nodes.items()}
+        """The nodes as the operator's store has them."""
+        self._version += 1
+        for name in [name for name in self.node_kind.all() if name not in self.nodes]:
+            self.node_kind.discard(name)
+        for body in self.nodes.values():
+            body["metadata"]["resourceVersion"] = str(self._version)
+            self.node_kind.put(parse_node(body))
+        self.node_kind.release()
+        return dict(self.node_kind.all())
 
     @property
     def plan_view(self) -> PlanObject | None:
@@ -155,6 +167,7 @@ class FakeCluster:
             job=self.job_view,
             pods=self.pod_views,
             nodes=self.node_views,
+            held=dict(self.node_kind.held),
             used=used,
             plan=self.plan_view,
             telemetry=self.telemetry,
@@ -235,7 +248,15 @@ class FakeCluster:
             used = self.observe().used()
             for node in self.node_views.values():
                 taken = used.get(node.name, {})
-                fits = all(node.allocatable.get(r, 0) - taken.get(r, 0) >= n for r, n in view.requests.items())
+                terms = (((body["spec"].get("affinity") or {}).get("nodeAffinity") or {}).get(_REQUIRED) or {}).get(
+                    "nodeSelectorTerms"
+                ) or [{}]
+                allowed = any(
+                    all(node.name not in field["values"] for field in term.get("matchFields", ())) for term in terms
+                )
+                fits = allowed and all(
+                    node.allocatable.get(r, 0) - taken.get(r, 0) >= n for r, n in view.requests.items()
+                )
                 open_ = not node.cordoned and node.readiness == "True" and not node.taints
                 if fits and open_ and all(node.labels.get(k) == v for k, v in body["spec"]["nodeSelector"].items()):
                     body["spec"]["nodeName"] = node.name

@@ -111,11 +111,11 @@ class FakeKube:
 
 def _has_fields(body: Body, selector: str) -> bool:
     for part in filter(None, selector.split(",")):
-        path, _, expected = part.partition("=")
+        path, _, expected = part.replace("!=", "=").partition("=")
         found: object = body
         for name in path.split("."):
             found = found.get(name, "") if isinstance(found, dict) else ""
-        if found != expected:
+        if (found == expected) == ("!=" in part):
             return False
     return True
 

@@ -27,6 +27,8 @@ from heterotrain_operator.cluster_state.views import (
 
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 RANKS_ANNOTATION = f"{keys.GROUP}/ranks"
+AVOIDS_ANNOTATION = f"{keys.GROUP}/avoids"
+"""Nodes that the operator has excluded for a pod, because they were held down; separated by commas."""
 LATEST_S = 253_402_300_799.0
 """The end of year 9999: later times can't be written as RFC 3339."""
 
@@ -35,6 +37,8 @@ MOST_PLAN_CHARACTERS = 1_000_000
 short names and no measurements."""
 
 MOST_GATES = 8
+MOST_AVOIDS = 5000
+"""Characters of the annotation with the nodes that a pod excludes."""
 
 # Reasons in a pod's status, by the kubelet or the garbage collector, for a pod that is lost with its node.
 _LOST_WITH_NODE = frozenset(
@@ -132,6 +136,7 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         ready_since_s=seconds(ready.get("lastTransitionTime")),
         gated=scheduled.get("status") == "False" and scheduled.get("reason") == "SchedulingGated",
         gates=tuple(str(gate.get("name") or "") for gate in (spec.get("schedulingGates") or ())[:MOST_GATES]),
+        avoids=tuple(filter(None, annotations.get(AVOIDS_ANNOTATION, "")[:MOST_AVOIDS].split(","))),
         creating=_creating(spec, status, annotations),
         refused=": ".join(filter(None, (str(status.get("reason") or ""), str(status.get("message") or "")))),
         unschedulable=refused.get("message") or refused.get("reason") or "",

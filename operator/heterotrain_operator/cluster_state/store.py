@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
+from heterotrain_operator.cluster_state.flapping import FlapHistory
 from heterotrain_operator.cluster_state.quantity import added
-from heterotrain_operator.cluster_state.views import JobKey, JobView, NodeView, PlanObject, PodView
+from heterotrain_operator.cluster_state.views import JobKey, JobView, NodeReadiness, NodeView, PlanObject, PodView
 
 
 class _Versioned(Protocol):
@@ -158,14 +160,69 @@ class PodKind(Kind[tuple[str, str], PodView]):
             self._used.setdefault(pod.node, Counter()).subtract(pod.requests)
 
 
+class NodeKind(Kind[str, NodeView]):
+    """Nodes, with a hold on those that flap.
+
+    Attributes:
+        held: by name, the nodes that are not used now.
+    """
+
+    def __init__(self, sequence: Sequence, wall: Callable[[], float]) -> None:
+        super().__init__(lambda node: node.name, sequence)
+        self._wall = wall
+        self._history = FlapHistory()
+        self.held: dict[str, NodeView] = {}
+
+    def put(self, view: NodeView) -> bool:
+        """Store a state of a node; see ``Kind.put``."""
+        return not self.is_stored(view.name, view.resource_version) and super().put(self._with_hold(view))
+
+    def discard(self, key: str) -> None:
+        """Remove a deleted node; one of the same name may come back."""
+        if key in self.all():
+            self._history.note(key, ready=False, nodes=len(self.all()), now_s=self._wall())
+        self.held.pop(key, None)
+        super().discard(key)
+
+    def replace(self, views: Iterable[NodeView], *, since: int) -> set[str]:
+        """Replace nodes by a list; see ``Kind.replace``."""
+        changed = super().replace(views, since=since)
+        for name in changed:
+            if (known := self.get(name)) is not None:
+                self._views[name] = self._with_hold(known)
+            else:
+                self.held.pop(name, None)
+        return changed
+
+    def release(self) -> tuple[str, ...]:
+        """End the holds that are over; return the nodes that may be used again."""
+        names = self._history.expired(self.all(), now_s=self._wall())
+        for name in names:
+            self.held.pop(name, None)
+            if (known := self.get(name)) is not None:
+                self._views[name] = replace(known, hold=None)
+        return names
+
+    def _with_hold(self, view: NodeView) -> NodeView:
+        ready = view.readiness is NodeReadiness.TRUE
+        hold = self._history.note(view.name, ready=ready, nodes=len(self.all()), now_s=self._wall())
+        found = replace(view, hold=hold)
+        if hold is not None:
+            self.held[view.name] = found
+        else:
+            self.held.pop(view.name, None)
+        return found
+
+
 class Store:
     """Jobs, their pods and plans, the nodes, and the requests of foreign pods on each node."""
 
-    def __init__(self) -> None:
+    def __init__(self, wall: Callable[[], float] = lambda: 0.0) -> None:
+        """Make an empty store; ``wall`` returns the time of day, in seconds since the epoch, for nodes that flap."""
         sequence = Sequence()
         self.jobs: Kind[JobKey, JobView] = Kind(lambda job: job.key, sequence)
         self.pods = PodKind(sequence)
-        self.nodes: Kind[str, NodeView] = Kind(lambda node: node.name, sequence)
+        self.nodes = NodeKind(sequence, wall)
         self.plans: Kind[JobKey, PlanObject] = Kind(lambda plan: plan.key, sequence)
         self.foreign_requests: Mapping[str, Mapping[str, float]] = {}
         """By node, the requests of foreign pods; from a slow list, because the watch delivers workers only."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from heterotrain_operator.api.status import HeteroTrainJobStatus
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
+from heterotrain_operator.cluster_state.flapping import Hold
 
 
 class JobKey(NamedTuple):
@@ -74,6 +75,7 @@ class PodView:
         creating: whether it has a node and its training container was not created yet.
         start_problem: the kubelet's newest warning about a pod that is being created, ``Reason: message``.
         refused: the kubelet's reason and message for a pod that it refused to run.
+        avoids: nodes that the operator has excluded for the pod.
         unschedulable: the scheduler's message if it found no node; empty otherwise.
         waiting_reason: reason why the training (or an init) container does not run yet, e.g. ``ImagePullBackOff``.
         plan_version: version of the plan in the pod's annotation.
@@ -102,6 +104,7 @@ class PodView:
     creating: bool = False
     start_problem: str = ""
     refused: str = ""
+    avoids: tuple[str, ...] = ()
     unschedulable: str = ""
     unschedulable_since_s: float = 0.0
     waiting_reason: str = ""
@@ -134,7 +137,7 @@ class Taint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """A node."""
+    """A node; ``hold`` is set while it is not used because it was lost again and again."""
 
     name: str
     resource_version: str
@@ -143,6 +146,7 @@ class NodeView:
     allocatable: Mapping[str, float]
     readiness: NodeReadiness
     cordoned: bool
+    hold: Hold | None = None
 
 
 class Departed(NamedTuple):

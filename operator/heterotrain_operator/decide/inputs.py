@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from heterotrain_operator.api.conditions import ConditionType, condition_holds
 from heterotrain_operator.cluster_state.telemetry import Telemetry
@@ -31,6 +31,7 @@ class JobInputs:
         revised_often: whether new shares have to wait, because the plan was revised often lately.
         gather_s: longest time for which a ready worker waits for starting ones.
         grant: what the job may use of nodes that other jobs want, too.
+        held: by name, the nodes that are held down now.
         fault: an unexpected error of an earlier pass in a part that this pass leaves out, in one sentence; else empty.
         keep_plan: whether no plan is to be written, because the previous one was just refused.
         keep_pods: whether no pod is to be created, because one was just refused.
@@ -55,6 +56,7 @@ class JobInputs:
     keep_pods: bool = False
     taken_indices: frozenset[int] = frozenset()
     fault: str = ""
+    held: Mapping[str, NodeView] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.status.events import JobEvent, events_of
 from heterotrain_operator.decide.status.status import status_of
 from heterotrain_operator.decide.waits import left_s
-from heterotrain_operator.decide.workers.capacity import FreeSlots, free_slots, shape_of
+from heterotrain_operator.decide.workers.capacity import FreeSlots, admits, free_slots, shape_of
 from heterotrain_operator.decide.workers.failures import restart_delay_s
 from heterotrain_operator.decide.workers.replicas import (
     NO_REPLICAS,
@@ -47,6 +47,8 @@ from heterotrain_operator.decide.workers.replicas import (
 )
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
+MOST_AVOIDED = 16
+"""Nodes that a pod excludes by name."""
 KEPT_FAILED_PODS = 5
 """So many failed pods are kept for their logs until the job ends; they use no resources once all containers ended."""
 SIDECAR_S = 30.0
@@ -161,12 +163,17 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
             return FreeSlots(slots=0, matching_nodes=0, possible=False)
         return free_slots(shape_of(manifest, requests), inputs.nodes.values(), inputs.used())
 
+    avoid = _nodes_to_avoid(inputs, job)
+    # A pod's affinity can't be changed, so one that still waits and excludes other nodes is made again.
+    outdated = [w for w in workers if _waits(w) and set(w.pod.avoids) != set(avoid.get(w.pod.pool, ()))]
+    current = [worker for worker in workers if worker not in outdated]
     replicas = faults.guard(
         "the number of workers",
-        lambda: decide_replicas(spec, workers, grant=inputs.grant, free_slots_of=free_slots_of, now_s=now_s),
-        lambda: same_replicas(spec, workers),
+        lambda: decide_replicas(spec, current, grant=inputs.grant, free_slots_of=free_slots_of, now_s=now_s),
+        lambda: same_replicas(spec, current),
         instead="the job keeps the workers that it has",
     )
+    replicas = replace(replicas, remove=(*replicas.remove, *((w, "other nodes are to be avoided") for w in outdated)))
 
     # 4. Pods: create what is missing, once the template is accepted, no delay is due and there is a plan to mount.
     delay_s = max(restart_delay_s(derived.accounts, now_s=now_s), _cooling_s(workers, now_s=now_s))
@@ -176,7 +183,10 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
         creating = creating[:1]  # a single pod shows whether the quota or the policy still refuses
     indices = next_indices(inputs.pods, len(creating), taken=inputs.taken_indices)
     version = version_text(plan) if plan else ""
-    create = tuple(build_pod(job, pool, i, plan_version=version) for pool, i in zip(creating, indices, strict=True))
+    create = tuple(
+        build_pod(job, pool, index, plan_version=version, avoid=avoid.get(pool.name, ()))
+        for pool, index in zip(creating, indices, strict=True)
+    )
 
     # 5. Status, events and everything to write.
     return _build_active(
@@ -192,6 +202,22 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
         ),
         faults,
     )
+
+
+def _nodes_to_avoid(inputs: JobInputs, job: ValidJob) -> dict[str, tuple[str, ...]]:
+    """Return by pool the nodes that are held down and would otherwise take its workers, at most ``MOST_AVOIDED``."""
+    if not inputs.held:
+        return {}
+    found = {}
+    for pool in job.spec.worker_pools:
+        shape = shape_of(build_pod(job, pool, 0, plan_version=""), {})
+        names = sorted(name for name, node in inputs.held.items() if admits(shape, node))
+        found[pool.name] = tuple(names[:MOST_AVOIDED])
+    return found
+
+
+def _waits(worker: Worker) -> bool:
+    return worker.state is WorkerState.WAITING and not worker.pod.gated
 
 
 def _plan_safely(

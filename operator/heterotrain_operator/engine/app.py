@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -41,6 +41,8 @@ from heterotrain_operator.kube.verbs import Kube
 from heterotrain_operator.settings import Settings, namespace_weights
 
 LIST_RETRY_S = 2.0
+RELEASE_S = 5.0
+"""Pause between two looks for nodes that may be used again."""
 STUCK_S = 900.0
 """A pass that takes longer hangs: each of its calls has a time limit of its own."""
 STALE_LISTS = 3
@@ -59,7 +61,7 @@ class App:
         self.kube = kube
         self.settings = settings
         self.metrics = OperatorMetrics()
-        self.store = Store()
+        self.store = Store(clocks.wall)
         self.queue: Queue[JobKey] = Queue(jitter=lambda: random.uniform(0.8, 1.2))  # noqa: S311  # spreads retries
         self.actor = Actor(kube, self.store, self.metrics, clocks=clocks, status_interval_s=settings.status_interval_s)
         self.poller = Poller(prom, self.store, self.queue, self.metrics, settings.prometheus, clocks=clocks)
@@ -185,11 +187,23 @@ class App:
             self.store.nodes.discard(view.name)
         else:
             self.store.nodes.put(view)
-        if deleted or before is None or self._changes_decisions(before, view):
-            for key in {pod.key for pod in self.store.pods.all().values() if pod.node == view.name}:
-                self._enqueue(key)
-            self._enqueue_later(self.store.jobs.all())
-            self.allocator.changed()
+        stored = self.store.nodes.get(view.name) or view  # with its hold, if it flaps
+        if deleted or before is None or self._changes_decisions(before, stored):
+            self._nodes_changed({view.name})
+        self.metrics.held_nodes.set(len(self.store.nodes.held))
+
+    def _nodes_changed(self, names: Collection[str]) -> None:
+        """Look at all jobs, first at those with workers on these nodes."""
+        for key in {pod.key for pod in self.store.pods.all().values() if pod.node in names}:
+            self._enqueue(key)
+        self._enqueue_later(self.store.jobs.all())
+        self.allocator.changed()
+
+    async def _release_nodes(self) -> None:
+        if names := self.store.nodes.release():
+            log.info("nodes are used again", nodes=sorted(names))
+            self._nodes_changed(names)
+        self.metrics.held_nodes.set(len(self.store.nodes.held))
 
     def _changes_decisions(self, before: NodeView, after: NodeView) -> bool:
         """Return whether a node changed in a way that decisions depend on: its labels do where a job selects by them.
@@ -215,6 +229,7 @@ class App:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._observe(), name="observe")
                 tasks.create_task(self._list_foreign_pods(), name="foreign-pods")
+                tasks.create_task(_every(RELEASE_S, self._release_nodes), name="held-nodes")
                 await self._synced.wait()
                 if self.elector is not None:
                     await self.elector.acquire()
@@ -301,4 +316,4 @@ def _demand(job: JobView) -> tuple[object, ...]:
 
 def _without_labels(node: NodeView) -> tuple[object, ...]:
     """Return what decisions depend on, besides labels."""
-    return (node.taints, node.readiness, node.cordoned, node.allocatable)
+    return (node.taints, node.readiness, node.cordoned, node.allocatable, node.hold)

@@ -27,6 +27,11 @@ class OperatorMetrics:
         self.leader = Gauge("heterotrain_operator_leader", "1 while this replica leads.", registry=self.registry)
         self.jobs = Gauge("heterotrain_operator_jobs", "Known jobs.", registry=self.registry)
         self.pods = Gauge("heterotrain_operator_pods", "Known worker pods.", registry=self.registry)
+        self.held_nodes = Gauge(
+            "heterotrain_operator_held_nodes",
+            "Nodes that are not used for a while because they were lost again and again.",
+            registry=self.registry,
+        )
         self.workqueue_depth = Gauge(
             "heterotrain_operator_workqueue_depth", "Jobs waiting for a pass.", registry=self.registry
         )

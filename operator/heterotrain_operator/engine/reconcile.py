@@ -256,6 +256,7 @@ class Reconciler:
             job=job,
             pods=memory.start_problems.added_to(self._store.pods.of_job(job.key)),
             nodes=nodes,
+            held=dict(self._store.nodes.held),
             used=used,
             plan=self._store.plans.get(job.key),
             telemetry=telemetry,

@@ -16,7 +16,12 @@ from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.template import LIMITED_BY_JOB, REPLACED_BY_US, SCHEDULED_BY_POOL
 from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
-from heterotrain_operator.cluster_state.parse import DEFAULT_CONTAINER, RANKS_ANNOTATION, main_container
+from heterotrain_operator.cluster_state.parse import (
+    AVOIDS_ANNOTATION,
+    DEFAULT_CONTAINER,
+    RANKS_ANNOTATION,
+    main_container,
+)
 from heterotrain_operator.cluster_state.quantity import parse_quantity, pod_requests
 from heterotrain_operator.cluster_state.views import JobView, ValidJob
 from heterotrain_operator.decide.objects.objects import labels_of, owner_reference
@@ -25,6 +30,9 @@ DEFAULT_GRACE_S = 30
 LOST_NODE_TOLERATION_S = 10
 """Seconds that a pod stays bound to an unreachable node; the cluster's default is 300."""
 _GPU = re.compile(r"/(gpu|gpu\.shared|mig-[^/]+)$")
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_NODE_NAME = "metadata.name"
+"""The only field by which a node affinity selects, with one value in each expression."""
 _SHM_PATH = "/dev/shm"  # noqa: S108  # a mount point in the pod
 
 
@@ -140,8 +148,18 @@ def selector_keys(job: JobView) -> frozenset[str]:
     return frozenset({*template, *(name for pool in job.spec.worker_pools for name in pool.node_selector)})
 
 
-def build_pod(job: ValidJob, pool: WorkerPool, index: int, *, plan_version: str) -> dict[str, Any]:
-    """Return the manifest of a worker's pod."""
+def build_pod(
+    job: ValidJob, pool: WorkerPool, index: int, *, plan_version: str, avoid: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the manifest of a worker's pod.
+
+    Args:
+        job: the job.
+        pool: the worker's pool.
+        index: the worker's number.
+        plan_version: version of the newest plan.
+        avoid: names of nodes that it must not be placed on.
+    """
     template = copy.deepcopy(dict(job.template))
     metadata, spec = template.get("metadata") or {}, template["spec"]
     annotations = metadata.get("annotations") or {}
@@ -156,6 +174,8 @@ def build_pod(job: ValidJob, pool: WorkerPool, index: int, *, plan_version: str)
     spec.setdefault("subdomain", keys.service_name(job.key.name))
     spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **pool.node_selector}
     spec["tolerations"] = _tolerations(spec, pool)
+    if avoid:
+        spec["affinity"] = _avoiding(spec.get("affinity") or {}, avoid)
     main = _container(spec, main_name)
     main["resources"] = _resources(main, pool)
     main["env"] = [*_environment(job, ranks=ranks, grace_s=grace_s, main=main), *(main.get("env") or [])]
@@ -199,15 +219,26 @@ def build_pod(job: ValidJob, pool: WorkerPool, index: int, *, plan_version: str)
                 keys.LABEL_WORKER_INDEX: str(index),
             },
             "annotations": {
-                **annotations,
+                **{key: value for key, value in annotations.items() if key != AVOIDS_ANNOTATION},
                 DEFAULT_CONTAINER: main_name,
                 RANKS_ANNOTATION: str(ranks),
                 keys.ANNOTATION_PLAN: plan_version,
+                **({AVOIDS_ANNOTATION: ",".join(avoid)} if avoid else {}),
             },
             "ownerReferences": [owner_reference(job)],
         },
         "spec": spec,
     }
+
+
+def _avoiding(affinity: Mapping[str, Any], avoid: Sequence[str]) -> dict[str, Any]:
+    """Return an affinity that excludes these nodes as well; a pod has to match one term, so each term gets them."""
+    node = affinity.get("nodeAffinity") or {}
+    required = node.get(_REQUIRED) or {}
+    excluded = [{"key": _NODE_NAME, "operator": "NotIn", "values": [name]} for name in avoid]
+    own: Sequence[Mapping[str, Any]] = required.get("nodeSelectorTerms") or ({},)
+    terms = [{**term, "matchFields": [*(term.get("matchFields") or ()), *excluded]} for term in own]
+    return {**affinity, "nodeAffinity": {**node, _REQUIRED: {**required, "nodeSelectorTerms": terms}}}
 
 
 def _container(spec: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from heterotrain_operator.cluster_state.quantity import PODS
 from heterotrain_operator.cluster_state.views import NodeView, Taint
-from heterotrain_operator.decide.workers.node_state import NodeState, assess_node
+from heterotrain_operator.decide.workers.node_state import NodeState, assess_node, describe_hold
 
 _BLOCKING_EFFECTS = ("NoSchedule", "NoExecute")
 _ROUNDING = 1e-9
@@ -35,11 +35,13 @@ class FreeSlots:
         slots: workers that fit now.
         matching_nodes: nodes that take such workers.
         possible: whether at least one matching node is large enough when it is empty.
+        held: nodes that would match but are held down, each with the reason.
     """
 
     slots: int
     matching_nodes: int
     possible: bool
+    held: tuple[str, ...] = ()
 
 
 def shape_of(pod: Mapping[str, Any], requests: Mapping[str, float]) -> Shape:
@@ -61,7 +63,10 @@ def free_slots(shape: Shape, nodes: Iterable[NodeView], used: Mapping[str, Mappi
         used: by node, the sum of the requests of running pods.
     """
     slots, matching, possible = 0, 0, False
+    held: list[str] = []
     for node in nodes:
+        if node.hold is not None and admits(shape, node):
+            held.append(describe_hold(node))
         if not _matches(shape, node):
             continue
         matching += 1
@@ -69,7 +74,7 @@ def free_slots(shape: Shape, nodes: Iterable[NodeView], used: Mapping[str, Mappi
         taken = used.get(node.name, {})
         free = {name: amount - taken.get(name, 0.0) for name, amount in node.allocatable.items()}
         slots += _fit(shape.requests, free)
-    return FreeSlots(slots=slots, matching_nodes=matching, possible=possible)
+    return FreeSlots(slots=slots, matching_nodes=matching, possible=possible, held=tuple(held))
 
 
 def _matches(shape: Shape, node: NodeView) -> bool:

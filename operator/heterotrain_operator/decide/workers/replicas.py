@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.reading import most_workers
+from heterotrain_operator.api.text import listed
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.views import PodView
 from heterotrain_operator.decide.grants.grant import UNLIMITED, JobGrant
@@ -24,6 +25,7 @@ from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 WAITING_PER_POOL = 1
 """Workers without a node that are kept in each pool beyond those that fit."""
+_MOST_HELD = 3
 UNSCHEDULABLE_S = 10.0
 """A surplus waiting worker is removed only after this long: the scheduler may be about to place it."""
 
@@ -243,7 +245,9 @@ class _Shortage:
 
 
 def _impossible(pool: WorkerPool, free: FreeSlots) -> str:
-    """Return why waiting alone will not help; empty when it may."""
+    """Return why waiting alone will not help, or until when a node is not used; empty when neither is known."""
+    if free.held:
+        return f"pool {pool.name}: {listed(free.held, most=_MOST_HELD, separator='; ')}"
     if free.matching_nodes == 0:
         return f"pool {pool.name} has no matching node that is ready: check its nodeSelector, or add a node"
     if not free.possible:

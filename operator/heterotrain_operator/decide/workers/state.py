@@ -150,8 +150,10 @@ def _taken_down(pod: PodView, nodes: Mapping[str, NodeView]) -> str:
         return f"the cluster removed it ({pod.disruption})"
     if pod.deleting:
         return "its pod was deleted"
-    if pod.node and (node := assess_node(nodes.get(pod.node), pod.node)).state is not NodeState.STAYS:
-        return node.reason
+    if pod.node:
+        node = assess_node(nodes.get(pod.node), pod.node)
+        if node.state is not NodeState.STAYS and not node.held:
+            return node.reason
     return ""
 
 
