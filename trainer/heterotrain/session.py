@@ -6,6 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +14,7 @@ from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.choices import Backend, OnDivergence, Parallelism
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.outcome import Ending
+from heterotrain_core.contract.plan import Layout, LayoutKind
 
 from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.checkpoints.record import RunRecord, fingerprint
@@ -21,12 +23,17 @@ from heterotrain.data.loader_process import WorkerInit, Workers
 from heterotrain.data.main_guard import check_main_guard, check_not_imported, main_line
 from heterotrain.data.sources import NumberedStream, source_of
 from heterotrain.errors import Excluded, PeerLost, UsageError
+from heterotrain.evaluation import Measure, means, measured, sums
 from heterotrain.identity import Identity, Mode, read_config, read_identity
+from heterotrain.layouts.batch_parts import inputs_and_targets
+from heterotrain.layouts.cuttable import CuttableModel
 from heterotrain.layouts.initial_weights import built, fill
 from heterotrain.layouts.sharded import ShardOptions, prepare_units, shard
 from heterotrain.layouts.sharded_model import ShardedModel
+from heterotrain.layouts.stage import Method
 from heterotrain.layouts.unit_draws import UnitDraws
 from heterotrain.layouts.units import units_of
+from heterotrain.layouts.usable_memory import usable_bytes
 from heterotrain.membership.devices import take_device
 from heterotrain.membership.elastic import Elastic
 from heterotrain.membership.fixed import Fixed
@@ -39,23 +46,31 @@ from heterotrain.numerics.batch_norm import BatchNorm
 from heterotrain.numerics.method import Numerics
 from heterotrain.sigterm import SigtermHandler
 from heterotrain.state import admission
+from heterotrain.state.admission import plain_numbers
 from heterotrain.state.snapshot import Snapshot
 from heterotrain.state.tensors import Stateful
 from heterotrain.state.training import Training
 from heterotrain.steps.attempt import seed_step
+from heterotrain.steps.batch_loader import BatchLoader
 from heterotrain.steps.leadership import LeaderHook, Leadership
 from heterotrain.steps.loop import Loop
 from heterotrain.steps.observer import Observer
 from heterotrain.steps.own_member import OwnMember
+from heterotrain.steps.pipeline_member import PipelineMember
 from heterotrain.steps.replicas import Replicas
 from heterotrain.steps.step import Step
 from heterotrain.telemetry.logs import Tags, set_up_logs
 from heterotrain.telemetry.report import Report, serve
 from heterotrain.telemetry.tensorboard import TensorBoardWriter
+from heterotrain.telemetry.unit_report import report_units
 from heterotrain.termination_message import TerminationMessage
 
 _log = logging.getLogger(__name__)
 _S = TypeVar("_S", bound=Stateful)
+
+ONE_MODEL = "job.wrap takes one model and has one already: put several into one torch.nn.ModuleDict"
+PROFILE_S = 20.0
+"""Seconds after which units of a model are measured once only."""
 
 EpochHook = Callable[[int], Mapping[str, float] | None]
 StepsHook = Callable[[int], Mapping[str, float] | None]
@@ -102,8 +117,10 @@ def init(
         batch_norm: statistics of BatchNorm layers: ``global`` over all samples of a step, as in one process; or
             ``local`` over one micro-batch of one rank, as in DistributedDataParallel, with running statistics averaged
             over all ranks in each step; case does not matter.
-        parallelism: ``data`` (every rank holds the whole model) or ``sharded`` (the ranks of a worker divide it among
-            themselves; under torchrun those of a host); case does not matter.
+        parallelism: ``data`` (every rank holds the whole model), ``sharded`` (the ranks of a worker divide its tensors
+            among themselves; under torchrun those of a host), ``pipeline`` (the ranks of a member hold stages of it;
+            under torchrun those of a host) or ``auto`` (as ``pipeline``, with whole models where they fit); case does
+            not matter.
 
     Raises:
         UsageError: the environment contradicts itself, a value is not one of the allowed ones, or a loader process
@@ -166,7 +183,9 @@ class Job:
         self._server = serve(self._report, identity)
         self._record = self.register("heterotrain-record", RunRecord(identity, config))
         checkpoints = CheckpointManager(identity, config, report=self._report)
-        self._is_sharded = admission.choice("parallelism", config.parallelism, Parallelism) is Parallelism.SHARDED
+        parallelism = admission.choice("parallelism", config.parallelism, Parallelism)
+        self._is_sharded = parallelism is Parallelism.SHARDED
+        self._is_cut = parallelism in (Parallelism.PIPELINE, Parallelism.AUTO)
         self._shards = identity.local_world_size if self._is_sharded else 1
         self._membership = _membership(
             identity, config, self._training, checkpoints, device=self.device, report=self._report, shards=self._shards
@@ -234,8 +253,10 @@ class Job:
             UsageError: this is not a model or it cannot be trained this way, ``wrap`` was called before, the model
                 has an unknown kind of BatchNorm layer, there is no such list, or a layer has no initial values.
         """
+        if self._is_cut:
+            return self._wrap_to_cut(model, units, checkpoint_units=checkpoint_units, compile_units=compile_units)
         if self._training.model is not None:
-            raise UsageError("job.wrap takes one model and has one already: put several into one torch.nn.ModuleDict")
+            raise UsageError(ONE_MODEL)
         units_found = None
         if not isinstance(model, torch.nn.Module) and callable(model):
             model = built(model)
@@ -267,6 +288,48 @@ class Job:
         self._loop.reducer = reducer
         return model
 
+    def _wrap_to_cut(
+        self, model: Any, units: str | None, *, checkpoint_units: bool, compile_units: bool
+    ) -> torch.nn.Module:
+        """Describe a model that plans cut into stages; this rank's part gets values when a plan names it."""
+        if self._training.model is not None:
+            raise UsageError(ONE_MODEL)
+        if isinstance(model, torch.nn.Module) or not callable(model):
+            raise UsageError(
+                "a model that is cut into stages is built by a function, so that no rank needs memory for all of it: "
+                "job.wrap(lambda: MyModel(...), units=...)"
+            )
+        whole = built(model)
+        admission.check_model(whole, has_values=False)
+        cuttable = CuttableModel(
+            whole, units, seed=self.config.seed, device=self.device, checkpoint_units=checkpoint_units,
+            compile_units=compile_units,
+        )  # fmt: skip
+        member = PipelineMember(cuttable, self._training, self.device)
+        member.on_model, member.check_open = self._loop.model_changed, self._loop.check_open
+        self._loop.own_member = self._loop.pipeline = member
+        self._membership.place = member.place
+        self._loop.before_first_formation = partial(self._prepare_cuts, cuttable)
+        self._training.model = whole
+        return whole
+
+    def _prepare_cuts(self, model: CuttableModel, loader: BatchLoader) -> None:
+        """Look at the model with the data set's first samples, and measure its units for the operator."""
+        seen = model.look(inputs_and_targets(loader.example(1))[0])
+        if isinstance(self._membership, Fixed):
+            cuts = model.even_cuts(self.identity.local_world_size)
+            kind = LayoutKind.PIPELINE if len(cuts) > 2 else LayoutKind.REPLICATED  # noqa: PLR2004  # both ends
+            self._membership.divide(Layout(kind=kind, cuts=cuts[1:-1]))
+            return
+        _log.info(
+            "measuring %d units of the model, %.1f MB of parameters", len(model.names), sum(seen.parameter_bytes) / 1e6
+        )
+        profiles = model.profile(
+            lambda samples: inputs_and_targets(loader.example(samples))[0], kind=self.device.type, limit_s=PROFILE_S
+        )
+        usable = usable_bytes(self.device, ranks=self.identity.local_world_size)
+        report_units(self._report, profiles, kind=self.device.type, memory_bytes=usable)
+
     def optimizer(
         self, optimizer: torch.optim.Optimizer | Callable[[Iterator[torch.nn.Parameter]], torch.optim.Optimizer]
     ) -> torch.optim.Optimizer:
@@ -286,6 +349,8 @@ class Job:
         admission.check_optimizer(optimizer)
         self._numerics.check(optimizer)
         self._training.optimizers.append(optimizer)
+        if self._loop.pipeline is not None:
+            self._loop.pipeline.add(optimizer)
         optimizer.register_step_pre_hook(self._loop.check_update)
         return optimizer
 
@@ -471,6 +536,45 @@ class Job:
         for ids in batches.batches_of(parts, batch_samples):
             batch = batches.fetch(dataset, ids or range(1), collate)  # an empty one needs a sample for its shape
             yield batches.to_device(batch if ids else batches.emptied(batch), self.device)
+
+    def evaluate(
+        self, dataset: batches.MapDataset, measure: Measure, *, batch_samples: int = 64,
+        collate: batches.Collate | None = None,
+    ) -> dict[str, float]:  # fmt: skip
+        """Return means over a data set, each sample once, computed by all ranks together; for hooks.
+
+        Hooks are those of ``on_epoch_end`` and ``every_steps``. It works in every layout, also where no rank has the
+        whole model. Batches are pairs, as in ``step.compute``.
+
+        Args:
+            dataset: a data set with a length and indices.
+            measure: returns means over the samples of a batch by name, from (output, targets); numbers, or tensors
+                with one element. In a pipeline, the member's last stage calls it.
+            batch_samples: samples per batch, at least 1; the last batch may be smaller.
+            collate: makes a batch from a list of samples; torch's own by default.
+
+        Raises:
+            UsageError: this is called elsewhere, a batch is not a pair, or ``measure`` returns something else.
+        """
+        model = self._training.model
+        if model is None:
+            raise UsageError("call model = job.wrap(model) before job.evaluate")
+        group = self._loop.begin_exchange("job.evaluate")
+        if self._loop.pipeline is None:
+            parts = self.part(dataset, batch_samples=batch_samples, collate=collate)
+            with torch.no_grad():
+                found = [measured(model, batch, measure) for batch in parts]
+            return means(group, sums(found))
+        admission.whole_number("batch_samples", batch_samples, least=1)
+        active_group = self._loop.require_group()
+        own = parts_of_member(active_group.roster, active_group.rank, len(dataset))
+        ids = list(batches.batches_of(own, batch_samples))
+        values = self._loop.pipeline.stage.evaluate(
+            lambda index: batches.to_device(batches.fetch(dataset, ids[index], collate), self.device), len(ids),
+            lambda output, targets: plain_numbers("job.evaluate", measure(output, targets)),
+            method=Method(autocast=self._numerics.precision.autocast),
+        )  # fmt: skip
+        return means(group, sums([(len(rows), each) for rows, each in zip(ids, values, strict=False)]))
 
     def finish(self, reason: str) -> None:
         """End the training successfully after the current step; every rank has to call this in the same step."""

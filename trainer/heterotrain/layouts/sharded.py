@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import AllgatherOptions, ReduceScatterOptions
 from heterotrain.errors import UsageError
 from heterotrain.layouts.local import extent, is_divided, local
 from heterotrain.layouts.unit_wrappers import checkpointed, compiled
+from heterotrain.network.gloo.default_group import outlive
 from heterotrain.network.gloo.member_group import MemberGroup
 
 NEW_NAMES = hasattr(dist.ProcessGroup, "all_gather_single")
@@ -63,6 +64,7 @@ def mesh_of(group: MemberGroup, device_type: str) -> Any:
     """
     from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415  # takes seconds to load
 
+    outlive(group)  # torch finds it by its name
     # DeviceMesh.from_group numbers ranks by torch's default group, which another formation would replace.
     mesh = DeviceMesh(device_type, torch.arange(group.size()), _init_backend=False, _rank=group.rank())
     mesh._dim_group_names = [group.group_name]  # noqa: SLF001  # as from_group does

@@ -7,7 +7,9 @@ that uses it, and its gradient is the sum over them (``holdings.pieces_of``).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,15 +50,37 @@ class Share:
 
 @dataclass(slots=True)
 class Result:
-    """What a stage knows after its passes; zeros on all stages but the last one.
+    """What a stage knows after its passes; loss and weight are zeros on all stages but the last one.
 
     Attributes:
         loss_sum: sum of the losses, by samples or by the weights of the loss function.
         weight: of the samples.
+        load_s: seconds of loading samples.
+        forward_s: seconds of forward passes, with waiting for the stage before.
+        backward_s: seconds of backward passes, with waiting for the stage after.
     """
 
     loss_sum: float = 0.0
     weight: float = 0.0
+    load_s: float = 0.0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """How passes compute.
+
+    Attributes:
+        autocast: returns the context of forward passes and loss functions.
+        loss_scale: factor on the loss in backward passes.
+    """
+
+    autocast: Callable[[], AbstractContextManager[object]] = nullcontext
+    loss_scale: float = 1.0
+
+
+PLAIN = Method()
 
 
 @dataclass(slots=True)
@@ -115,7 +139,14 @@ class Stage:
         self._draws = UnitDraws(self._part.units, seed=seed, device=device)
         self._neighbours = Neighbours(group, device)
 
-    def run(self, share: Share, loss_fn: LossFunction, *, before_last: Callable[[], None] = lambda: None) -> Result:
+    def run(
+        self,
+        share: Share,
+        loss_fn: LossFunction,
+        *,
+        method: Method = PLAIN,
+        before_last: Callable[[], None] = lambda: None,
+    ) -> Result:
         """Run all forward and backward passes; gradients are added to ``parameter.grad``.
 
         The loss of a sample counts as in ``step.backward``: divided by the step's samples.
@@ -123,6 +154,7 @@ class Stage:
         Args:
             share: the member's samples.
             loss_fn: of the last stage's output and the micro-batch's targets.
+            method: how passes compute.
             before_last: called before the backward pass after which the gradients are complete.
 
         Raises:
@@ -133,33 +165,87 @@ class Stage:
         order = passes(stage=self._stage, stages=self._stages, micro_batches=len(share.sizes))
         try:
             for kind, index in order:
+                began_s = time.perf_counter()
                 if kind is Pass.FORWARD:
-                    kept[index] = self._forward(share, index)
+                    load_s = result.load_s
+                    kept[index] = self._forward(share, index, method, result)
+                    result.forward_s += time.perf_counter() - began_s - (result.load_s - load_s)
                     continue
                 if index == len(share.sizes) - 1:
                     before_last()
-                self._backward(share, index, kept.pop(index), loss_fn, result)
+                self._backward(share, index, kept.pop(index), (loss_fn, method), result)
+                result.backward_s += time.perf_counter() - began_s
             self._neighbours.flush()
         except BaseException:
             self._neighbours.forget()
             raise
         return result
 
-    def _forward(self, share: Share, index: int) -> _InFlight:
-        is_first, is_last = self._stage == 0, self._stage == self._stages - 1
+    def evaluate(
+        self, fetch: Callable[[int], Any], batches: int, measure: Callable[[Any, Any], Any], *, method: Method = PLAIN
+    ) -> list[Any]:
+        """Run forward passes, without gradients; return what ``measure`` makes of each batch, on the last stage only.
+
+        Args:
+            fetch: returns a batch, (inputs, targets), by its number; the first and the last stage call it.
+            batches: their number, the same on all stages.
+            measure: of the last stage's output and the batch's targets.
+            method: how passes compute.
+
+        Raises:
+            PeerLost: another rank of the member is lost.
+            UsageError: a batch is not a pair.
+        """
+        found = []
+        is_first, is_last = self._is_first, self._is_last
+        try:
+            for index in range(batches):
+                batch = inputs_and_targets(fetch(index)) if is_first or is_last else (None, None)
+                received = None if is_first else self._neighbours.receive(self._stage - 1)
+                with torch.no_grad(), method.autocast():
+                    output = self._part.forward(received, batch[0])
+                    if is_last:
+                        found.append(measure(output, batch[1]))
+                if not is_last:
+                    self._neighbours.send(output, self._stage + 1)
+                    self._neighbours.flush(keep=4)
+            self._neighbours.flush()
+        except BaseException:
+            self._neighbours.forget()
+            raise
+        return found
+
+    @property
+    def _is_first(self) -> bool:
+        return self._stage == 0
+
+    @property
+    def _is_last(self) -> bool:
+        return self._stage == self._stages - 1
+
+    def _forward(self, share: Share, index: int, method: Method, result: Result) -> _InFlight:
+        is_first, is_last = self._is_first, self._is_last
+        began_s = time.perf_counter()
         batch = inputs_and_targets(share.fetch(index)) if is_first or is_last else (None, None)
+        result.load_s += time.perf_counter() - began_s
         received = None if is_first else self._neighbours.receive(self._stage - 1)
-        with self._draws.at(share.step, share.start + sum(share.sizes[:index])):
+        with self._draws.at(share.step, share.start + sum(share.sizes[:index])), method.autocast():
             output = self._part.forward(received, batch[0])
         if not is_last:
             self._neighbours.send(output, self._stage + 1)
         return _InFlight(received=received, output=output, batch=batch[1])
 
-    def _backward(self, share: Share, index: int, passed: _InFlight, loss_fn: LossFunction, result: Result) -> None:
-        if self._stage == self._stages - 1:
-            loss, weight = self._loss(loss_fn, passed)
+    def _backward(
+        self, share: Share, index: int, passed: _InFlight, how: tuple[LossFunction, Method], result: Result
+    ) -> None:
+        loss_fn, method = how
+        if self._is_last:
+            with method.autocast():
+                loss, weight = self._loss(loss_fn, passed)
+            if loss.dtype in (torch.float16, torch.bfloat16):
+                loss = loss.float()  # the factor below would overflow
             samples = share.sizes[index]
-            factor = (samples if weight is None else 1.0) / share.batch_samples
+            factor = method.loss_scale * (samples if weight is None else 1.0) / share.batch_samples
             result.loss_sum += float(loss.detach()) * (samples if weight is None else 1.0)
             result.weight += samples if weight is None else weight
             loss.backward(loss.new_full(loss.shape, factor))  # type: ignore[no-untyped-call]  # torch leaves it untyped

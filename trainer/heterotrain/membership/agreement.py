@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -78,7 +79,9 @@ def agree_on_plan(group: Group, mine: HeldPlan, *, job_uid: str) -> HeldPlan:
     return share_newest_plan(group, decision, mine, job_uid=job_uid)
 
 
-def agree_on_state(group: Group | None, training: Training, checkpoints: Checkpoints) -> None:
+def agree_on_state(
+    group: Group | None, training: Training, checkpoints: Checkpoints, *, place: Callable[[], None] = lambda: None
+) -> None:
     """Give every rank the newest state that living ranks hold: else a checkpoint's, else a new one.
 
     Ranks that hold parts of a state count together. A rank that has the newest state but needs other parts of it
@@ -88,12 +91,14 @@ def agree_on_state(group: Group | None, training: Training, checkpoints: Checkpo
         group: the new formation's connections; ``None`` for a process that is alone.
         training: the state; it is restored in place on ranks that lack the newest.
         checkpoints: where a cold start begins.
+        place: gives this rank the part of the model that it has in the new formation.
 
     Raises:
         PeerLost: the group broke meanwhile.
         UsageError: the state belongs to another model or script; or a part of it is lost, and there is no checkpoint.
     """
-    finish_late(group, training)
+    finish_late(group, training)  # with the parts of the formation before
+    place()
     rank = group.rank if group is not None else 0
     summaries = _summaries(group, training, checkpoints)
     divided = any(summary.has is not None or summary.needs is not None for summary in summaries)

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from heterotrain.membership.agreement import Checkpoints, agree_on_plan, agree_o
 from heterotrain.membership.consensus.rendezvous import Rendezvous
 from heterotrain.membership.devices import choose_backend, device_ids
 from heterotrain.membership.formation import FormationMembership, RendezvousResult
-from heterotrain.membership.interface import ActiveGroup
+from heterotrain.membership.interface import ActiveGroup, Place, everywhere_alike
 from heterotrain.membership.peer_service import PeerService
 from heterotrain.membership.plan_source import HeldPlan, PlanSource
 from heterotrain.membership.roster import roster_of
@@ -62,6 +63,7 @@ class Elastic:
         """
         if identity.peer_port is None:
             raise UsageError("an operated job needs a peer port: start the script in a worker pod of the operator")
+        self.place: Place = everywhere_alike
         self._identity = identity
         self._training = training
         self._checkpoints = checkpoints
@@ -170,7 +172,8 @@ class Elastic:
             held = self._source.newest
             mine = held if held and held.plan.generation == membership.plan.generation else membership.held
             agreed = agree_on_plan(group, mine, job_uid=self._identity.job_uid)
-            agree_on_state(group, self._training, self._checkpoints)
+            place = partial(self.place, agreed.plan, membership.plan_ranks[rank])
+            agree_on_state(group, self._training, self._checkpoints, place=place)
         except PeerLost as lost:
             _log.warning("formation %s failed: %s", membership.formation, lost)
             group.cut(str(lost))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from heterotrain.identity import Identity
 from heterotrain.membership.agreement import Checkpoints, agree_on_state
 from heterotrain.membership.devices import DeviceIds, choose_backend, device_ids
 from heterotrain.membership.formation import FormationMembership
-from heterotrain.membership.interface import ActiveGroup
+from heterotrain.membership.interface import ActiveGroup, Place, everywhere_alike
 from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.membership.roster import FormationId, roster_of
 from heterotrain.network.connection_setup import c10d
@@ -27,6 +28,9 @@ from heterotrain.network.hang import LIMIT_FACTOR, HangWatch
 from heterotrain.state.training import Training
 
 _log = logging.getLogger(__name__)
+
+ROUNDS = 4
+"""Micro-batches of a pipeline for each of its stages; a fifth of the time is then spent on filling and emptying it."""
 
 
 class Fixed:
@@ -59,32 +63,11 @@ class Fixed:
         Raises:
             UsageError: the ranks do not make whole members.
         """
-        world_size = identity.world_size or 1
-        if world_size % shards:
-            raise UsageError(
-                f"{world_size} ranks cannot be members of {shards}: with parallelism Sharded, torchrun has to start "
-                "the same number of ranks on each host"
-            )
-        layout = Layout(kind=LayoutKind.SHARDED, shards=shards) if shards > 1 else Layout()
-        members = tuple(
-            Member(index=index, pool="local", share_samples=share, layout=layout)
-            for index, share in enumerate(evenly(batch_samples, world_size // shards))
-        )
-        ranks = tuple(
-            Rank(
-                rank=rank, member=rank // shards, worker=f"rank-{rank}", worker_uid=f"rank-{rank}",
-                address="127.0.0.1", peer_port=0, on_demand=True, shard=rank % shards,
-            )
-            for rank in range(world_size)
-        )  # fmt: skip
-        plan = Plan(
-            job_uid=identity.job_uid, generation=1, revision=0, members=members, ranks=ranks,
-            global_batch_samples=batch_samples, boundary=Boundary(kind=BoundaryKind.NEVER),
-            reason="no operator: even shares",
-        )  # fmt: skip
-        self._held = HeldPlan(plan=plan, text=encode_plan(plan))
-        self._done = False
+        self.place: Place = everywhere_alike
         self._identity = identity
+        self._batch_samples = batch_samples
+        self._held = self._plan(Layout(kind=LayoutKind.SHARDED, shards=shards) if shards > 1 else Layout())
+        self._done = False
         self._training = training
         self._checkpoints = checkpoints
         self._device = device
@@ -92,6 +75,48 @@ class Fixed:
         self._timeout_s = timeout_s
         self._group: Group | None = None
         self._watch: HangWatch | None = None
+
+    def divide(self, layout: Layout) -> None:
+        """Divide the model this way on all members, before the first formation.
+
+        Raises:
+            UsageError: the ranks do not make whole members.
+        """
+        self._held = self._plan(layout)
+
+    def _plan(self, layout: Layout) -> HeldPlan:
+        """Return a plan with even members of this layout.
+
+        Raises:
+            UsageError: the ranks do not make whole members.
+        """
+        world_size, size = self._identity.world_size or 1, layout.ranks
+        if world_size % size:
+            raise UsageError(
+                f"{world_size} ranks cannot be members of {size}: with a divided model, torchrun has to start "
+                "the same number of ranks on each host"
+            )
+        members = tuple(
+            Member(
+                index=index, pool="local", share_samples=share, layout=layout,
+                micro_batch_samples=-(-share // (ROUNDS * layout.stages)) if layout.stages > 1 else 0,
+            )
+            for index, share in enumerate(evenly(self._batch_samples, world_size // size))
+        )  # fmt: skip
+        ranks = tuple(
+            Rank(
+                rank=rank, member=rank // size, worker=f"rank-{rank}", worker_uid=f"rank-{rank}",
+                address="127.0.0.1", peer_port=0, on_demand=True, stage=rank % size // layout.shards,
+                shard=rank % size % layout.shards,
+            )
+            for rank in range(world_size)
+        )  # fmt: skip
+        plan = Plan(
+            job_uid=self._identity.job_uid, generation=1, revision=0, members=members, ranks=ranks,
+            global_batch_samples=self._batch_samples, boundary=Boundary(kind=BoundaryKind.NEVER),
+            reason="no operator: even shares",
+        )  # fmt: skip
+        return HeldPlan(plan=plan, text=encode_plan(plan))
 
     def form(self, previous: FormationMembership | None) -> ActiveGroup | None:
         """Return the only formation.
@@ -121,8 +146,9 @@ class Fixed:
                 ask=list,
                 name=self._identity.name,
             )
-        agree_on_state(group, self._training, self._checkpoints)
         ranks = tuple(range(len(self._held.plan.ranks)))
+        place = partial(self.place, self._held.plan, self._identity.rank or 0)
+        agree_on_state(group, self._training, self._checkpoints, place=place)
         membership = FormationMembership(
             held=self._held, formation=FormationId(generation=1, number=0), plan_ranks=ranks
         )

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from heterotrain_core.contract.plan import Member, Rank
+from heterotrain_core.contract.plan import Member, Plan, Rank
 
 from heterotrain.membership.formation import FormationMembership
 from heterotrain.membership.plan_source import HeldPlan
 from heterotrain.membership.roster import Roster
 from heterotrain.network.group import Group
+
+Place = Callable[[Plan, int], None]
+"""Gives this rank the part of the model that a plan says."""
+
+
+def everywhere_alike(_plan: Plan, _plan_rank: int) -> None:
+    """Leave the model as it is: each rank has the same part in every formation."""
 
 
 @dataclass(slots=True)
@@ -43,7 +51,13 @@ class ActiveGroup:
 
 
 class Membership(Protocol):
-    """Finds formations."""
+    """Finds formations.
+
+    Attributes:
+        place: called in each new formation with its plan and this rank in it, before the state is compared.
+    """
+
+    place: Place
 
     def form(self, previous: FormationMembership | None) -> ActiveGroup | None:
         """Return the next group, or ``None`` when this rank leaves as announced or no peer needs it any more."""

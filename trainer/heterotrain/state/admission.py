@@ -36,8 +36,12 @@ def whole_number(name: str, value: Any, *, least: int) -> int:
     return found
 
 
-def check_model(model: Any) -> None:
+def check_model(model: Any, *, has_values: bool = True) -> None:
     """Refuse objects that are not models, and models whose gradients cannot be added up over ranks.
+
+    Args:
+        model: the object.
+        has_values: whether its parameters need values already.
 
     Raises:
         UsageError: the object is one of these.
@@ -59,7 +63,7 @@ def check_model(model: Any) -> None:
                 f"parameter {name!r} has no shape yet: "
                 "run the model on one batch before job.wrap, or leave out lazy layers"
             )
-        if parameter.is_meta:
+        if parameter.is_meta and has_values:
             raise UsageError(
                 f"parameter {name!r} is on the meta device and has no values: "
                 "call model.to_empty(device=…) and initialise it before job.wrap"

@@ -40,7 +40,7 @@ class Snapshot:
         self._flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
         self._buffers = BufferCopies()
         self._buffers.renew(model.named_buffers())
-        self._weights = _checksums(training.model)
+        self._weights = _checksums(training)
 
     def restore(self) -> None:
         """Restore everything but the weights.
@@ -62,7 +62,7 @@ class Snapshot:
             self._training.extras[name].load_state_dict(saved)
         if self._training.model is not None:
             self._buffers.restore(self._training.model.named_buffers())
-        if _checksums(self._training.model) != self._weights:
+        if _checksums(self._training) != self._weights:
             raise UsageError(
                 "a hook had other weights in the model when the loss of a worker interrupted it, so it cannot be "
                 "called again: put the model's own weights back in a `finally:` block, or change them outside of hooks"
@@ -81,9 +81,9 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _checksums(model: torch.nn.Module | None) -> list[int]:
-    """Return a checksum of each parameter, computed on its device."""
-    if model is None:
+def _checksums(training: Training) -> list[int]:
+    """Return a checksum of each parameter that this rank holds, computed on its device."""
+    if training.model is None:
         return []
-    parts = (local(parameter) for parameter in model.parameters())
+    parts = (local(parameter) for _, parameter in training.layout.named_parameters())
     return [int(torch.hash_tensor(part).view(torch.int64)) for part in parts if part.numel()]

@@ -100,6 +100,11 @@ class BatchLoader:
             batch = self._prefetcher.take(part, lambda: self._following(task, part))
         return batches.to_device(batch, self._device)
 
+    def example(self, samples: int) -> Any:
+        """Return the first samples of the first epoch as a batch on the device, of which only shapes matter."""
+        most = min(samples, self._source.extent(0, 0, samples)[0])
+        return batches.to_device(self._source.load(EpochSlice(0, 0, most)), self._device)
+
     def advanced(self, progress: Progress, task: Task) -> Progress:
         """Return the progress after the commit of the task's step."""
         after = task.cursor + task.batch_samples
@@ -134,7 +139,7 @@ class BatchLoader:
             rank=active_group.rank, cursor=cursor, position=cursor + start,
             share_samples=stop - start, global_batch_samples=wanted, rounds=rounds,
             micro_batches=even_micro_batches(own, rounds) if rounds else micro_batches(own, size),
-            listed=self._source.ids,
+            stage=active_group.place.stage, is_joint=member.layout.ranks > 1, listed=self._source.ids,
         )  # fmt: skip
 
     def _following(self, task: Task, part: EpochSlice) -> Iterator[EpochSlice]:

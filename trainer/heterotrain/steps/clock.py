@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 
@@ -32,6 +33,7 @@ class Clock:
     timeline: Timeline
     last_backward: Timestamp | None = None
     _spans: list[tuple[Phase, Timestamp, Timestamp]] = field(default_factory=list)
+    _seconds: dict[Phase, float] = field(default_factory=dict)
 
     def now(self) -> Timestamp:
         """Return the present time."""
@@ -42,6 +44,11 @@ class Clock:
         moment = self.timeline.now()
         self._spans.append((phase, since, moment))
         return moment
+
+    def took(self, seconds: Mapping[Phase, float]) -> None:
+        """Record seconds that were measured elsewhere."""
+        for phase, value in seconds.items():
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + value
 
     def is_over(self) -> bool:
         """Return whether the device has finished all phases."""
@@ -54,7 +61,7 @@ class Clock:
             timestamps: the reducer's timestamps of the same attempt.
             step_s: seconds from the previous commit to this one.
         """
-        total = dict.fromkeys(Phase, 0.0)
+        total = dict.fromkeys(Phase, 0.0) | self._seconds
         for phase, began, ended in self._spans:
             total[phase] += self.timeline.seconds(began, ended)
         return StepTimes(

@@ -23,6 +23,7 @@ from heterotrain.data.slices import Source
 from heterotrain.errors import Diverged, NonFinite, PeerLost, RepeatStep, UsageError
 from heterotrain.identity import Identity, Mode
 from heterotrain.layouts.batch_parts import run
+from heterotrain.layouts.stage import Stage
 from heterotrain.layouts.unit_draws import UnitDraws
 from heterotrain.membership.interface import ActiveGroup, Membership
 from heterotrain.network.control import Slot, StepDecision
@@ -43,6 +44,7 @@ from heterotrain.steps.batch_loader import BatchLoader
 from heterotrain.steps.formations import Formations
 from heterotrain.steps.observer import Observer
 from heterotrain.steps.own_member import OwnMember
+from heterotrain.steps.pipeline_member import PipelineMember
 from heterotrain.steps.replicas import Replicas
 from heterotrain.steps.shutdown import Shutdown
 from heterotrain.steps.step import Step
@@ -98,7 +100,9 @@ class Loop:
         )  # fmt: skip
         self.reducer: Gradients | None = None
         self.draws: UnitDraws | None = None
-        self.own_member: OwnMember | None = None
+        self.own_member: OwnMember | PipelineMember | None = None
+        self.pipeline: PipelineMember | None = None
+        self.before_first_formation: Callable[[BatchLoader], None] = lambda _loader: None
         self._whole: Reducer | None = None
         self.run_hooks: Callable[[int], None] = lambda _epoch: None
         self.has_hooks: Callable[[], bool] = lambda: False
@@ -136,6 +140,14 @@ class Loop:
         """The current formation; ``None`` between two formations."""
         return self._formations.active_group
 
+    def require_group(self) -> ActiveGroup:
+        """Return the current formation.
+
+        Raises:
+            PeerLost: there is none.
+        """
+        return self._formations.require()
+
     def steps(self, source: Source, *, workers: Workers, lockstep: bool = False) -> Iterator[Step]:
         """Yield steps until everything is committed.
 
@@ -149,6 +161,7 @@ class Loop:
             source, config=self._config, device=self._device, identity=self._identity, report=self._report,
             workers=workers,
         )  # fmt: skip
+        self.before_first_formation(self._loader)
         self._report.gauges({names.READY: 1.0})  # from now on peers may wait for this rank, because its loaders are up
         while True:
             try:
@@ -244,9 +257,9 @@ class Loop:
         elif isinstance(step.failure, torch.OutOfMemoryError):
             self._attempts.halve(step)
             self._observer.forget()
-            if step.group is not None and (step.is_awaited or step.task.rounds):
+            if step.group is not None and (step.is_awaited or step.task.is_joint):
                 # The others may have committed it, and have the state then; or wait for the script's next exchange. The
-                # other ranks of a sharded member have left the step, and learn of the smaller micro-batches.
+                # other ranks of a divided member have left the step, and learn of the smaller micro-batches.
                 self._uncommitted = step
                 self._leave_broken(PeerLost("out of memory after exchanges of a step"))
         elif not isinstance(step.failure, RepeatStep):
@@ -331,7 +344,26 @@ class Loop:
 
     def measure(self, step: Step) -> Measurement | None:
         """Return the measurement of the step's gradients, or ``None`` if they are not measured."""
-        return self._observer.begin(step.reducer, step.task, alone=step.group is None)
+        measurement = self._observer.begin(step.reducer, step.task, alone=step.group is None)
+        return None if self.pipeline is not None else measurement
+
+    @property
+    def stage(self) -> Stage | None:
+        """This rank's stage; ``None`` in a job whose model is not cut into stages."""
+        return None if self.pipeline is None else self.pipeline.stage
+
+    def model_changed(self, model: torch.nn.Module, is_whole: bool) -> None:  # noqa: FBT001  # a callback
+        """Take this rank's new part of the model.
+
+        Args:
+            model: the part.
+            is_whole: whether it is the whole model.
+        """
+        if isinstance(self.reducer, PieceReducer):
+            self.reducer.end()
+        elif self.reducer is not None:
+            cast("Reducer", self.reducer).rest()
+        self.reducer = self._whole = self._numerics.reducer(model) if is_whole else None
 
     def reduced(self) -> None:
         """Give all ranks the same random numbers, now that they have the same gradients.
@@ -609,11 +641,11 @@ class Loop:
             PeerLost: the group broke meanwhile.
             UsageError: the ranks do not hold the same model.
         """
-        reducer = self._require_reducer()
+        reducer = self.reducer
         if isinstance(reducer, Reducer):
             self._whole = reducer
-        else:
-            cast("PieceReducer", reducer).end()
+        elif isinstance(reducer, PieceReducer):
+            reducer.end()
         division = divide(group, self._training.layout)
         if division is None:
             self.reducer = self._whole

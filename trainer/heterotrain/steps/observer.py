@@ -220,7 +220,7 @@ class Observer:
                 task, clock, timestamps, step_s, peak_bytes = self._pending.popleft()
                 self._report.step(
                     shape=task.shape,
-                    samples=task.share_samples,
+                    samples=0 if task.stage else task.share_samples,
                     times=clock.read(timestamps, step_s=step_s),
                     peak_bytes=peak_bytes,
                 )

@@ -19,6 +19,7 @@ import torch
 
 from heterotrain.errors import NonFinite, PeerLost, RepeatStep, UsageError
 from heterotrain.layouts.batch_parts import LossFunction, inputs_and_targets, loss_and_weight
+from heterotrain.layouts.stage import Method, Share, Stage
 from heterotrain.network.control import StepDecision
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Purpose
@@ -43,6 +44,10 @@ OVERFLOWED = "the gradient overflowed in fp16"
 
 class StepContext(Protocol):
     """What a step needs from the training loop; ``steps.loop.Loop`` implements it."""
+
+    @property
+    def stage(self) -> Stage | None:
+        """This rank's stage; ``None`` in a job whose model is not cut into stages."""
 
     def enter(self, step: Step) -> None:
         """Prepare for a step's forward passes: random numbers, and copies of what a failed attempt has to restore."""
@@ -194,8 +199,12 @@ class Step:
             UsageError: this is called outside ``with step:``, or again without ``more`` in the call before; or the
                 loop's body changed gradients, or froze or replaced parameters; or ranks differ in ``more``.
         """
-        if not self.is_open:
-            raise UsageError("run each step inside `with step:`, so that all ranks commit it or none does")
+        if self.context.stage is not None:
+            raise UsageError(
+                "a model that is cut into stages is on several workers: replace the loop over step.micro_batches() by "
+                "step.compute(loss_fn)"
+            )
+        self._check_open()
         self._begin_pass(more=more)
         self._padding = self._missing()
         for _ in range(self._padding):
@@ -210,7 +219,7 @@ class Step:
             self._reduce()
 
     def compute(self, loss_fn: LossFunction) -> None:
-        """Run forward and backward passes of this rank's share, in micro-batches.
+        """Run forward and backward passes of this rank's share, in micro-batches and whatever layout there is.
 
         A batch is a pair, (inputs, targets). The model gets the inputs: a tuple or list as arguments, a mapping as
         named arguments, anything else as one argument.
@@ -223,6 +232,9 @@ class Step:
         Raises:
             UsageError: a batch is not a pair, or as in ``micro_batches`` and ``backward``.
         """
+        if self.context.stage is not None:
+            self._compute_in_stages(self.context.stage, loss_fn)
+            return
         start = self.task.position - self.task.cursor
         for batch in self.micro_batches():
             inputs, targets = inputs_and_targets(batch)
@@ -471,7 +483,7 @@ class Step:
             return False
         if self.committed or not isinstance(error, Exception):
             return False
-        if self.task.rounds and not isinstance(error, RepeatStep):
+        if self.task.is_joint and not isinstance(error, RepeatStep):
             self.context.leave_pass(f"a rank of the member left the pass: {error}")
         if isinstance(error, PeerLost | RepeatStep):
             self.failure = error
@@ -485,9 +497,44 @@ class Step:
         _log.info("step %d is repeated: %s", self.task.number, error)
         return True
 
+    def _check_open(self) -> None:
+        if not self.is_open:
+            raise UsageError("run each step inside `with step:`, so that all ranks commit it or none does")
+
+    def _compute_in_stages(self, stage: Stage, loss_fn: LossFunction) -> None:
+        """Run this rank's stage for all samples of its member.
+
+        Raises:
+            PeerLost: another rank of the member is lost, or the formation is broken.
+            UsageError: as in ``compute``.
+        """
+        self._check_open()
+        self._begin_pass(more=False)
+        if self.context.is_broken():
+            raise PeerLost("the formation broke during the step")
+        sizes, task = self._sizes, self.task
+        if sizes:
+            starts = [sum(sizes[:index]) for index in range(len(sizes))]
+            share = Share(
+                step=self.number, start=task.position - task.cursor, sizes=sizes, batch_samples=task.batch_samples,
+                fetch=lambda index: self.context.fetch(task, starts[index], sizes[index]),
+            )  # fmt: skip
+            method = Method(autocast=self.numerics.precision.autocast, loss_scale=self.numerics.loss_scale)
+            result = stage.run(
+                share, loss_fn, method=method, before_last=partial(self.reducer.arm, self.group)
+            )  # fmt: skip
+            self._handed_out = self._backwards = len(sizes)
+            self.weight, self.loss_sum = result.weight, result.loss_sum
+            self.clock.took({
+                Phase.LOAD: result.load_s, Phase.FORWARD: result.forward_s, Phase.BACKWARD: result.backward_s,
+            })  # fmt: skip
+            self.clock.last_backward = self.clock.now()
+            self.reducer.flush()
+        self._reduce()
+
     def _vote_to_repeat(self) -> None:
         """Vote against the step after running out of memory, if peers may have sent something of this pass."""
-        if self.task.rounds:
+        if self.task.is_joint:
             return  # the other ranks of the member have left the pass with this one
         is_sent = self._backwards > 0 and self._backwards == self._expected
         if self.is_awaited or not (is_sent or self.passes):

@@ -24,6 +24,8 @@ class Task:
         share_samples: this rank's samples.
         global_batch_samples: the plan's global batch; an epoch's last step may be smaller.
         micro_batches: sizes of the micro-batches into which the share is cut.
+        stage: which stage of the member this rank holds; its samples are counted on the first one.
+        is_joint: whether other ranks take part in this rank's passes over the model.
         rounds: passes over the model that all ranks of this rank's member make together, more than this rank has
             micro-batches if it has fewer samples; 0 in a member of one rank.
         listed: returns the samples ``[start, stop)`` of an epoch as indices into the data set.
@@ -42,6 +44,8 @@ class Task:
     share_samples: int
     global_batch_samples: int
     micro_batches: tuple[int, ...]
+    stage: int = 0
+    is_joint: bool = False
     rounds: int = 0
     listed: Callable[[int, int, int], list[int]] = field(repr=False, compare=False)
 

@@ -20,7 +20,6 @@ from heterotrain.errors import PeerLost
 from heterotrain.network.connection_setup import Attempt, gloo_group, nccl_group, short_message
 from heterotrain.network.gloo.abort import OpenSocket, connected, cut, open_sockets
 from heterotrain.network.gloo.bounded_wait import BoundedWait
-from heterotrain.network.gloo.default_group import outlive
 from heterotrain.network.gloo.script_group import REFUSED, Collectives, carried_by, forwarded
 
 NAME = "heterotrain-member"
@@ -55,7 +54,6 @@ class MemberGroup(Collectives):
         self._sockets: frozenset[OpenSocket] = frozenset()
         self._addresses: frozenset[str] = frozenset()
         self._excluded_ports: frozenset[int] = frozenset()
-        outlive(self)
 
     @property
     def group_name(self) -> Any:

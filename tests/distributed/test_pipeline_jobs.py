@@ -1,0 +1,223 @@
+"""Jobs whose members hold a model in stages, through the whole trainer, against one process."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from distributed.harness import JOB_UID, Operator, Worker, assert_same_weights, deliver
+from distributed.pipeline_job_scripts import Decoder, loss_of, measure, text
+from heterotrain.data.order import permutation
+from heterotrain.layouts.initial_weights import built, fill
+from heterotrain.layouts.units import units_of
+from heterotrain_core.contract.plan import Boundary, Layout, LayoutKind, Member, Plan, Rank
+
+SCRIPT = "distributed.pipeline_job_scripts:train"
+BLOCKS, SAMPLES, BATCH = 5, 96, 17
+UNITS = BLOCKS + 2
+
+Cut = tuple[list[Worker], tuple[int, ...], int, int]
+"""The workers of a member by stage, the first unit of each stage but the first one, share and micro-batch."""
+
+
+def start(operator: Operator, name: str, **arguments: Any) -> Worker:
+    return operator.start(name, script=SCRIPT, **arguments)
+
+
+def plan_members(operator: Operator, members: Sequence[Cut], *, spares: Sequence[Worker] = (), **fields: Any) -> Plan:
+    """Write a plan with these members, and deliver it to their workers and the spare ones."""
+    operator.generation += 1
+    operator.revision += 1
+    written: list[Member] = []
+    ranks: list[Rank] = []
+    for index, (workers, cuts, share, micro) in enumerate(members):
+        layout = Layout(kind=LayoutKind.PIPELINE, cuts=cuts) if cuts else Layout()
+        written.append(Member(index=index, pool="pool", share_samples=share, layout=layout, micro_batch_samples=micro))
+        for stage, worker in enumerate(workers):
+            ranks.append(Rank(
+                rank=len(ranks), member=index, worker=worker.name, worker_uid=worker.uid, address="127.0.0.1",
+                peer_port=worker.peer_port, on_demand=True, stage=stage,
+            ))  # fmt: skip
+    plan = Plan(
+        job_uid=JOB_UID, generation=operator.generation, revision=operator.revision, members=tuple(written),
+        ranks=tuple(ranks), global_batch_samples=sum(member[2] for member in members),
+        spares=tuple(worker.name for worker in spares), **({"boundary": Boundary()} | fields),
+    )  # fmt: skip
+    operator.plans.append(plan)
+    for worker in [*(worker for member in members for worker in member[0]), *spares]:
+        deliver(plan, worker)
+    return plan
+
+
+def result_of(operator: Operator, worker: Worker) -> dict[str, Any]:
+    path = operator.folder / f"{worker.name}-0.pt"
+    assert path.exists(), worker.log()
+    found: dict[str, Any] = torch.load(path, weights_only=True)
+    return found
+
+
+def weights_of(operator: Operator, workers: Sequence[Worker]) -> dict[str, torch.Tensor]:
+    """Put a member's final weights together; a tied parameter has the same values on all stages that hold it."""
+    whole: dict[str, torch.Tensor] = {}
+    for worker in workers:
+        for name, part in result_of(operator, worker)["parts"].items():
+            torch.testing.assert_close(part, whole.setdefault(name, part), rtol=0, atol=0)
+    order = dict(Decoder(BLOCKS).named_parameters())
+    assert set(whole) == set(order)
+    return {name: whole[name] for name in order}
+
+
+def reference(*, epochs: int = 2, clip_norm: float | None = None) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """Train in this process with plain torch; return the final weights and what they give on the test set."""
+    units = units_of(built(lambda: Decoder(BLOCKS).double()), "blocks")
+    fill(units, seed=0, device=torch.device("cpu"))
+    model, (x, y) = units.model, text(SAMPLES).tensors
+    named = dict(model.named_parameters())
+    groups: list[dict[str, Any]] = [
+        {"params": [p for name, p in named.items() if name.endswith("weight")], "weight_decay": 0.1},
+        {"params": [p for name, p in named.items() if not name.endswith("weight")]},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=0.02, eps=0.01)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
+    for epoch in range(epochs):
+        order = permutation(seed=0, epoch=epoch, epoch_samples=SAMPLES, shuffle=True).tolist()
+        for cursor in range(0, SAMPLES, BATCH):
+            chosen = order[cursor : cursor + BATCH]
+            optimizer.zero_grad()
+            total, weight = loss_of(model(x[chosen]), y[chosen])
+            (total / weight).backward()
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            norm = torch.stack([(gradient**2).sum() for gradient in gradients]).sum().sqrt()
+            if clip_norm is not None and norm > clip_norm:
+                for gradient in gradients:
+                    gradient.mul_(clip_norm / norm)
+            optimizer.step()
+            scheduler.step()
+    x, y = text(13).tensors
+    with torch.no_grad():
+        found = {name: float(value) for name, value in measure(model(x), y).items()}
+    return {name: p.detach() for name, p in named.items()}, found
+
+
+def check(
+    operator: Operator, members: Sequence[Sequence[Worker]], *, epochs: int = 2, clip_norm: float | None = None
+) -> None:
+    """Check that every rank has ended well, with the weights and the evaluation of one process."""
+    operator.finish([worker for member in members for worker in member])
+    expected, evaluated = reference(epochs=epochs, clip_norm=clip_norm)
+    for member in members:
+        for worker in member:
+            assert worker.code == 0, operator.evidence()
+            last = result_of(operator, worker)["found"][-1]
+            assert last == pytest.approx(evaluated, rel=1e-9)
+        assert_same_weights(weights_of(operator, member), expected)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_cuts_and_shares_give_the_weights_of_one_process(operate: Callable[..., Operator], seed: int) -> None:
+    """Members of 1, 2 and 3 stages, with different cuts, side by side."""
+    rng = random.Random(seed)  # noqa: S311  # seeded chance
+    sizes = [[2, 1], [3], [3, 2], [2, 2, 1]][seed]
+    edges = sorted(rng.sample(range(1, BATCH), len(sizes) - 1))
+    shares = [b - a for a, b in zip([0, *edges], [*edges, BATCH], strict=True)]
+    clip_norm = rng.choice([None, 0.5])
+    operator = operate(batch_samples=BATCH, parallelism="Pipeline")
+    workers = [
+        [start(operator, f"w{number}{stage}", clip_norm=clip_norm) for stage in range(size)]
+        for number, size in enumerate(sizes)
+    ]
+    operator.until_ready(*[worker for member in workers for worker in member])
+    cuts = [tuple(sorted(rng.sample(range(1, UNITS), size - 1))) for size in sizes]
+    micro = [rng.choice([0, 1, 2, 3]) for _ in sizes]
+    plan_members(operator, list(zip(workers, cuts, shares, micro, strict=True)))
+    check(operator, workers, clip_norm=clip_norm)
+
+
+@pytest.mark.parametrize("place", ["in loss", "backward", "applied", "in a hook"])
+def test_a_stage_is_lost_and_the_other_member_goes_on(operate: Callable[..., Operator], place: str) -> None:
+    """The rest of the broken member waits as a spare with its state, and is cut anew without a checkpoint."""
+    operator = operate(batch_samples=BATCH, epochs=4, parallelism="Pipeline")
+    fault = {"place": place, "step": 1 if place == "in a hook" else 3}
+    a = [start(operator, "a0", slow_s=0.05), start(operator, "a1", slow_s=0.05)]
+    b = [start(operator, "b0"), start(operator, "b1"), start(operator, "b2", fault=fault)]
+    operator.until_ready(*a, *b)
+    plan_members(operator, [(a, (3,), 9, 3), (b, (2, 5), 8, 2)])
+    operator.until_step(a[0], 8)
+    plan_members(operator, [(a, (3,), 9, 3), (b[:2], (4,), 8, 2)])
+    check(operator, [a, b[:2]], epochs=4)
+
+
+def test_a_job_is_cut_anew_and_goes_on_from_a_checkpoint_under_other_cuts(
+    operate: Callable[..., Operator], tmp_path: Path
+) -> None:
+    """Two stages; three with a joiner; a whole model and a pipeline; then, from the checkpoint, two other ranks."""
+    uri = f"file://{tmp_path}/checkpoints"
+    operator = operate(batch_samples=BATCH, epochs=5, parallelism="Pipeline", checkpoint_uri=uri)
+    w = [start(operator, f"w{number}", slow_s=0.05) for number in range(3)]
+    operator.until_ready(*w)
+    plan_members(operator, [(w[:2], (4,), 17, 4)], spares=w[2:])
+    operator.until_step(w[0], 2)
+    plan_members(operator, [(w, (1, 5), 17, 4)])
+    operator.until_step(w[2], 5)
+    plan_members(operator, [([w[1]], (), 6, 2), ([w[2], w[0]], (3,), 11, 3)])
+    operator.until_step(w[1], 9)
+    for worker in w:
+        worker.signal(signal.SIGTERM)
+    operator.finish(w)
+    rest = [start(operator, "r0"), start(operator, "r1")]
+    operator.until_ready(*rest)
+    plan_members(operator, [(rest, (2,), 17, 0)])
+    check(operator, [rest], epochs=5)
+
+
+def test_a_stage_out_of_memory_makes_its_member_use_smaller_micro_batches(operate: Callable[..., Operator]) -> None:
+    operator = operate(batch_samples=BATCH, parallelism="Pipeline")
+    fault = {"place": "in loss", "step": 2, "do": "exhaust"}
+    a = [start(operator, "a0"), start(operator, "a1", fault=fault)]
+    b = [start(operator, "b0")]
+    operator.until_ready(*a, *b)
+    plan_members(operator, [(a, (3,), 12, 4), (b, (), 5, 0)])
+    check(operator, [a, b])
+
+
+def test_units_are_measured_before_the_first_plan(operate: Callable[..., Operator]) -> None:
+    operator = operate(batch_samples=BATCH, parallelism="Pipeline")
+    worker = start(operator, "w0")
+    operator.until_ready(worker)
+    assert worker.metric("heterotrain_units") == UNITS
+    assert worker.metric("heterotrain_unit_profile_complete") == 1.0
+    assert (worker.metric("heterotrain_usable_memory_bytes") or 0) > 0
+    assert (worker.metric("heterotrain_unit_seconds") or 0) > 0
+
+
+def test_micro_batches_of_a_model_in_stages_are_refused_in_one_sentence(operate: Callable[..., Operator]) -> None:
+    operator = operate(batch_samples=BATCH, parallelism="Pipeline")
+    worker = operator.start("w0", script="distributed.pipeline_job_scripts:loops")
+    operator.until_ready(worker)
+    plan_members(operator, [([worker], (), BATCH, 0)])
+    operator.finish([worker])
+    assert "replace the loop over step.micro_batches() by step.compute(loss_fn)" in worker.log()
+
+
+def test_a_stage_that_nobody_else_holds_comes_back_from_a_checkpoint(
+    operate: Callable[..., Operator], tmp_path: Path
+) -> None:
+    uri = f"file://{tmp_path}/checkpoints"
+    operator = operate(
+        batch_samples=BATCH, epochs=4, parallelism="Pipeline", checkpoint_uri=uri, checkpoint_interval_s=0.0
+    )
+    fault = {"place": "in loss", "step": 12}
+    a, lost = start(operator, "a0"), start(operator, "a1", fault=fault)
+    operator.until_ready(a, lost)
+    plan_members(operator, [([a, lost], (3,), 17, 4)])
+    operator.finish([lost])
+    b = start(operator, "b0")
+    operator.until_ready(b)
+    plan_members(operator, [([b, a], (4,), 17, 3)])
+    check(operator, [[b, a]], epochs=4)
+    assert "continue from a checkpoint" in a.log()

@@ -1,0 +1,139 @@
+"""A model that is cut into stages anew for each formation: the whole model without values, and its units.
+
+The whole model stays on the meta device. A stage is made from a copy of it, so parameters have the same names, order
+and ties under every cut. ``job.wrap`` returns the whole model; it has no values and cannot be run.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+from heterotrain_core.layout.problem import UnitProfile
+
+from heterotrain.errors import UsageError
+from heterotrain.layouts import unit_profile
+from heterotrain.layouts.initial_weights import fill
+from heterotrain.layouts.stage import Stage
+from heterotrain.layouts.trace import Trace, trace
+from heterotrain.layouts.unit_wrappers import checkpointed, compiled
+from heterotrain.layouts.units import Units, check_stages, units_of
+from heterotrain.network.gloo.member_group import MemberGroup
+
+CANNOT_RUN = (
+    "a model that is cut into stages has no values here: run it with step.compute(loss_fn), and with "
+    "job.evaluate(data_set, measure) in hooks"
+)
+
+
+class CuttableModel:
+    """The whole model, from which this rank makes its stages.
+
+    Attributes:
+        model: the whole model, on the meta device.
+        names: of its units.
+        seen: how the model computes; ``None`` before ``look``.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        path: str | None,
+        *,
+        seed: int,
+        device: torch.device,
+        checkpoint_units: bool = False,
+        compile_units: bool = False,
+    ) -> None:
+        """Describe a model on the meta device, which cannot be run from now on.
+
+        Args:
+            model: the whole model.
+            path: name of its list of layers; ``None`` for a ``torch.nn.Sequential``.
+            seed: of the job.
+            device: of this rank.
+            checkpoint_units: compute the activations of each unit again in the backward pass.
+            compile_units: compile the forward pass of each unit.
+
+        Raises:
+            UsageError: it is not a sequence of units, or stages cannot compute it exactly.
+        """
+        check_stages(model)
+        self.model = model
+        self.names = units_of(model, path).names
+        self.seen: Trace | None = None
+        self._path, self._seed, self._device = path, seed, device
+        self._checkpoint, self._compile = checkpoint_units, compile_units
+        self._guard = model.register_forward_pre_hook(_cannot_run)
+
+    def look(self, inputs: Any) -> Trace:
+        """Find out how the model computes; nothing is computed.
+
+        Args:
+            inputs: of a batch of at least one sample.
+
+        Raises:
+            UsageError: the model is not a sequence of its units.
+        """
+        if self.seen is None:
+            self.seen = trace(self._units(), inputs)
+        return self.seen
+
+    def profile(self, inputs: Callable[[int], Any], *, kind: str, limit_s: float) -> tuple[UnitProfile, ...]:
+        """Measure the units on this rank's device; see ``unit_profile.profile``.
+
+        Raises:
+            UsageError: the model is not a sequence of its units, or a unit computes nothing.
+        """
+        return unit_profile.profile(
+            self._units, inputs, kind=kind,
+            fill=lambda units, parts: fill(units, seed=self._seed, device=self._device, parts=parts),
+            device=self._device, limit_s=limit_s,
+        )  # fmt: skip
+
+    def stage(self, cuts: Sequence[int], group: MemberGroup) -> Stage:
+        """Return this rank's stage, with initial values.
+
+        Args:
+            cuts: first unit of each stage, and the number of units at the end.
+            group: the member's ranks, in the order of stages.
+
+        Raises:
+            UsageError: the model cannot be cut there, or ``look`` was not called.
+        """
+        if self.seen is None:
+            raise UsageError("call job.steps(...) before stages are made: they need the shape of a sample")
+        units = self._units()
+        for layer in units.layers:
+            if self._checkpoint:
+                checkpointed(layer)
+            if self._compile:
+                compiled(layer)
+        return Stage(units, self.seen, cuts, group, seed=self._seed, device=self._device)
+
+    def even_cuts(self, stages: int) -> tuple[int, ...]:
+        """Return cuts into stages with nearly equal bytes of parameters, the same on every rank.
+
+        Args:
+            stages: at least 1, and at most the number of units.
+        """
+        sizes = (self.seen.parameter_bytes if self.seen is not None else ()) or (1,) * len(self.names)
+        cuts, done, total = [0], 0, sum(sizes)
+        for unit, size in enumerate(sizes):
+            left = len(self.names) - unit
+            due = done >= total * len(cuts) / stages and unit > cuts[-1]
+            if len(cuts) < stages and unit and (due or left == stages - len(cuts)):
+                cuts.append(unit)
+            done += size
+        return (*cuts, len(self.names))
+
+    def _units(self) -> Units:
+        model = copy.deepcopy(self.model)
+        model._forward_pre_hooks.pop(self._guard.id, None)  # noqa: SLF001  # torch cannot copy a model without hooks
+        return units_of(model, self._path)
+
+
+def _cannot_run(*_: object) -> NoReturn:
+    raise UsageError(CANNOT_RUN)

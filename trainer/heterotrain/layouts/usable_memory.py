@@ -1,0 +1,44 @@
+"""How much memory a rank may use for its part of the model, as the layout planner needs it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Where the kernel shows the limit of this container: control groups version 2 and 1."""
+USABLE_PERCENT = 85
+"""The allocator's gaps, temporary tensors and buffers of the network take the rest."""
+
+
+def usable_bytes(device: torch.device, *, ranks: int, limits: Sequence[Path] = LIMITS) -> int:
+    """Return the bytes that this rank may use for training state and activations; at least 1.
+
+    On a CPU that is the container's limit, or the host's memory, divided among the ranks, without what this process
+    uses already.
+
+    Args:
+        device: of this rank.
+        ranks: processes that share the container's memory.
+        limits: files with the container's limit.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return max(1, free * USABLE_PERCENT // 100)
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in limits:
+        try:
+            whole = min(whole, int(path.read_text()))
+        except (OSError, ValueError):  # there is none, or "max"
+            continue
+    return max(1, whole * USABLE_PERCENT // 100 // ranks - _resident_bytes())
+
+
+def _resident_bytes() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # not Linux
+        return 0

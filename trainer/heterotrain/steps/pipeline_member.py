@@ -1,0 +1,143 @@
+"""This rank's stage in a job whose members may be pipelines: made anew whenever a plan cuts the model elsewhere.
+
+A member of one rank is a pipeline of one stage, which holds all units. The connections of a member are used in steps
+and hooks only; whoever leaves a pass in the middle cuts them, and the next formation connects the ranks again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+
+import torch
+from heterotrain_core.contract.plan import LayoutKind, Plan
+
+from heterotrain.errors import UsageError
+from heterotrain.layouts.cuttable import CuttableModel
+from heterotrain.layouts.layout import is_whole
+from heterotrain.layouts.stage import Stage
+from heterotrain.membership.interface import ActiveGroup
+from heterotrain.network.gloo.member_group import MemberGroup
+from heterotrain.network.heartbeat import PeerKey, key_of
+from heterotrain.state.moved_optimizers import MovedOptimizer
+from heterotrain.state.training import Training
+
+_log = logging.getLogger(__name__)
+
+
+class PipelineMember:
+    """The member of this rank; the interface is that of ``OwnMember``.
+
+    Attributes:
+        ranks: its number of ranks.
+        on_model: called with this rank's part of the model, when that changes, and whether it is the whole model.
+        check_open: called before each operation inside the member; see ``MemberGroup``.
+    """
+
+    def __init__(self, model: CuttableModel, training: Training, device: torch.device) -> None:
+        """Describe a member without a stage.
+
+        Args:
+            model: the whole model.
+            training: gets this rank's part of the model.
+            device: of this rank.
+        """
+        self.ranks = 1
+        self.on_model: Callable[[torch.nn.Module, bool], None] = lambda _model, _is_whole: None
+        self.check_open: Callable[[], None] = lambda: None
+        self._model = model
+        self._training = training
+        self._device = device
+        self._optimizers: list[MovedOptimizer] = []
+        self._group = MemberGroup(rank=0, world_size=1)
+        self._stage: Stage | None = None
+        self._cuts: tuple[int, ...] = ()
+        self._connected: tuple[PeerKey, ...] = ()
+
+    @property
+    def stage(self) -> Stage:
+        """This rank's stage.
+
+        Raises:
+            UsageError: no plan has given it one yet.
+        """
+        if self._stage is None:
+            raise UsageError("this rank has no stage yet: run the model inside `for step in job.steps(...)`")
+        return self._stage
+
+    def add(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let an optimizer follow the parameters of this rank's part; it was made from those of the whole model."""
+        self._optimizers.append(MovedOptimizer(optimizer, self._model.model))
+
+    def place(self, plan: Plan, plan_rank: int) -> None:
+        """Make the stage that a plan gives this rank, if it has another one; the state follows in the next transfer.
+
+        Raises:
+            UsageError: the model cannot be divided as the plan says.
+        """
+        rank = plan.ranks[plan_rank]
+        layout, units = plan.members[rank.member].layout, len(self._model.names)
+        if layout.kind is LayoutKind.SHARDED or layout.shards > 1:
+            raise UsageError("the plan divides the tensors of this model, and job.wrap has made it for stages only")
+        cuts = (0, *layout.cuts, units)
+        now = None if self._stage is None else (self._cuts, self._group.rank())
+        if (cuts, rank.stage) == now:
+            return
+        self._group.cut("this rank takes another stage")
+        self._group = MemberGroup(rank=rank.stage, world_size=layout.stages)
+        self._group.check_open = self.check_open
+        self._connected = ()
+        stage = self._model.stage(cuts, self._group)
+        _log.info(
+            "stage %d of %d: units %d to %d of %d", rank.stage + 1, layout.stages, cuts[rank.stage],
+            cuts[rank.stage + 1] - 1, units,
+        )  # fmt: skip
+        training = self._training
+        if training.has_state and training.earlier is None:
+            training.optimizers = [optimizer.holder() for optimizer in self._optimizers]
+        whole = is_whole(stage.shapes, stage.holding)
+        training.change_layout(stage.model, stage)
+        parameters = dict(stage.named_parameters())
+        for optimizer in self._optimizers:
+            optimizer.move(parameters)
+        training.optimizers = [optimizer.optimizer for optimizer in self._optimizers]
+        self._stage, self._cuts, self.ranks = stage, cuts, layout.stages
+        self.on_model(stage.model, whole)
+
+    def form(self, active_group: ActiveGroup, cap_samples: int | None) -> int | None:
+        """Take part in a new formation, connecting the member's ranks where they are not.
+
+        Args:
+            active_group: the formation.
+            cap_samples: the largest micro-batch known to fit on this rank.
+
+        Returns:
+            The largest micro-batch known to fit on all ranks of the member.
+
+        Raises:
+            PeerLost: a rank was lost meanwhile.
+        """
+        roster, group = active_group.roster, active_group.group
+        if group is None or all(member.layout.ranks == 1 for member in roster.members):
+            return cap_samples
+        position = roster.positions[active_group.rank]
+        mine = [rank for rank, other in enumerate(roster.positions) if other == position]
+        keys = tuple(key_of(roster.ranks[rank]) for rank in mine)
+        intact = self._group.is_connected and keys == self._connected
+        rows = group.gather_now([float(intact), float(cap_samples or math.inf)])
+        if self.ranks > 1:
+            again = any(not rows[rank][0] for rank in mine)
+            self._connected = ()
+            group.attach(self._group, f"member {position}" if again else "", "gloo")
+            self._connected = keys
+        cap = min(rows[rank][1] for rank in mine)
+        return None if math.isinf(cap) else int(cap)
+
+    def leave_pass(self, reason: str, *, keep_gradients: bool) -> None:  # noqa: ARG002  # as OwnMember
+        """Leave a pass, wherever this rank is in it; the member's other ranks leave it, too. Gradients stay."""
+        if self.ranks > 1:
+            self._group.cut(reason)
+
+    def rest(self) -> None:
+        """Do nothing: a pass keeps nothing."""
