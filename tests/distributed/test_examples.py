@@ -41,8 +41,8 @@ def started(
     port, inboxes, outputs = free_port(), [], []
     for rank in range(ranks):
         environ = {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         }  # fmt: skip
         output = folder / f"output-{ranks}-{rank}-{len(list(folder.iterdir()))}"
         request = {
@@ -80,6 +80,17 @@ def test_an_example_alone_under_torchrun_and_as_a_job(
     job = result([worker.log() for worker in workers])
     assert abs(torchrun - alone) < 0.02 * (1 + alone)
     assert abs(job - alone) < 0.02 * (1 + alone)
+
+
+@pytest.mark.parametrize(("parallelism", "ranks"), [("pipeline", 1), ("pipeline", 3), ("sharded", 2)])
+def test_the_language_model_is_divided_under_torchrun(
+    zygote: Zygote, tmp_path: Path, parallelism: str, ranks: int
+) -> None:
+    """The same script, without an operator; only dropout draws other numbers."""
+    command = arguments("language-model")
+    alone = result(started(zygote, tmp_path, command, 1))
+    divided = {**command, "arguments": [*arguments("language-model")["arguments"], "--parallelism", parallelism]}  # type: ignore[misc]
+    assert abs(result(started(zygote, tmp_path, divided, ranks)) - alone) < 0.02 * (1 + alone)
 
 
 def test_every_example_is_tested() -> None:

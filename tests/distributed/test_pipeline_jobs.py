@@ -185,6 +185,19 @@ def test_a_stage_out_of_memory_makes_its_member_use_smaller_micro_batches(operat
     check(operator, [a, b])
 
 
+def test_a_stage_may_take_longer_than_the_time_between_two_looks_at_the_group(
+    operate: Callable[..., Operator],
+) -> None:
+    """The other stage waits for a message for 0.6 s in each micro-batch."""
+    operator = operate(batch_samples=BATCH, epochs=1, parallelism="Pipeline")
+    a = [start(operator, "a0"), start(operator, "a1", slow_s=0.6)]
+    operator.until_ready(*a)
+    plan_members(operator, [(a, (3,), BATCH, 9)])
+    check(operator, [a], epochs=1)
+    assert a[0].metric("heterotrain_repeated_steps_total") in (None, 0.0)
+    assert "is repeated" not in a[0].log()
+
+
 def test_units_are_measured_before_the_first_plan(operate: Callable[..., Operator]) -> None:
     operator = operate(batch_samples=BATCH, parallelism="Pipeline")
     worker = start(operator, "w0")

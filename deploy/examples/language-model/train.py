@@ -5,6 +5,7 @@ on where the parts of the model are. The embedding and the head share their weig
 
     python train.py --epochs 2          one process on a laptop
     torchrun --nproc-per-node 2 train.py
+    torchrun --nproc-per-node 2 train.py --parallelism pipeline
     kubectl create configmap language-model-script --from-file train.py && kubectl apply -f job.yaml
 """
 
@@ -106,6 +107,7 @@ def main():
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--learning-rate", type=float, default=0.002)
     parser.add_argument("--epochs", type=int, default=3, help="epochs, without an operator")
+    parser.add_argument("--parallelism", default="data", help="data, sharded or pipeline, without an operator")
     parser.add_argument("--batch", type=int, default=64, help="windows per global batch, without an operator")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -114,15 +116,14 @@ def main():
     is_test = torch.arange(len(text)) % EVERY == 0
     train_set, test_set = text[~is_test], text[is_test]
 
-    job = heterotrain.init(epochs=options.epochs, batch_samples=options.batch)
-    model = job.wrap(lambda: GPT(options.width, options.blocks, options.heads, options.length), units="blocks")
+    job = heterotrain.init(epochs=options.epochs, batch_samples=options.batch, parallelism=options.parallelism)
+    job.wrap(lambda: GPT(options.width, options.blocks, options.heads, options.length), units="blocks")
     optimizer = job.optimizer(lambda parameters: torch.optim.AdamW(parameters, lr=options.learning_rate))
 
     @job.on_epoch_end
     def evaluate(_epoch):
-        parts = [(loss_of(model(x), y), len(x)) for x, y in job.part(test_set, batch_samples=64, collate=pairs)]
-        whole = job.sum(loss=sum(float(loss) * rows for loss, rows in parts), rows=sum(rows for _, rows in parts))
-        return {"bits_per_byte": whole["loss"] / whole["rows"] / math.log(2)}
+        found = job.evaluate(test_set, lambda scores, y: {"loss": loss_of(scores, y)}, batch_samples=64, collate=pairs)
+        return {"bits_per_byte": found["loss"] / math.log(2)}
 
     for step in job.steps(train_set, collate=pairs):
         with step:

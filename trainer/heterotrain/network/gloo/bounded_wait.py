@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -77,6 +78,32 @@ class BoundedWait:
         self.is_done = True
         for leaked in (self._work, self._group):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(leaked))
+
+
+class PointToPointWait(BoundedWait):
+    """The same for a message between two ranks: gloo closes the connection when a wait for one reaches its time-out.
+
+    So a thread waits for the message without one.
+    """
+
+    def __init__(self, work: dist.Work, *, is_over: Callable[[], bool], belongs_to: Any) -> None:
+        """Wrap a message; see ``BoundedWait``."""
+        super().__init__(work, is_over=is_over, belongs_to=belongs_to)
+        self._ended = threading.Event()
+        self._error: RuntimeError | None = None
+        threading.Thread(target=self._wait, daemon=True, name="heterotrain-message").start()
+
+    def _wait(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            self._error = error
+        self._ended.set()
+
+    def _look(self) -> bool:
+        if self._ended.wait(LOOK_S) and self._error is not None:
+            raise self._error
+        return self._ended.is_set()
 
 
 def settle(works: Sequence[dist.Work], belongs_to: Any) -> None:

@@ -19,11 +19,12 @@ import torch.distributed as dist
 from heterotrain.errors import PeerLost
 from heterotrain.network.connection_setup import Attempt, gloo_group, nccl_group, short_message
 from heterotrain.network.gloo.abort import OpenSocket, connected, cut, open_sockets
-from heterotrain.network.gloo.bounded_wait import BoundedWait
+from heterotrain.network.gloo.bounded_wait import BoundedWait, PointToPointWait
 from heterotrain.network.gloo.script_group import REFUSED, Collectives, carried_by, forwarded
 
 NAME = "heterotrain-member"
 """Name under which torch finds the group; a process is in one member."""
+MESSAGES = ("send", "recv", "recv_anysource")
 NEWS_S = 2.0
 """Time until the loss of a peer shows after one of gloo's operations has failed with it; usually milliseconds."""
 
@@ -134,7 +135,8 @@ class MemberGroup(Collectives):
         try:
             work: dist.Work = getattr(self._group, method)(*arguments, **options)
             if not self._is_nccl:
-                BoundedWait(work, is_over=self.is_over, belongs_to=self._group).wait()
+                kind = PointToPointWait if method in MESSAGES else BoundedWait
+                kind(work, is_over=self.is_over, belongs_to=self._group).wait()
         except RuntimeError as error:
             if not self._breaks_soon():
                 raise  # the script's own mistake
@@ -156,7 +158,7 @@ class MemberGroup(Collectives):
         except RuntimeError as error:
             self.cut("a message inside the member failed")
             raise PeerLost(f"{self._cut}: {short_message(error)}") from error
-        return BoundedWait(work, is_over=self.is_over, belongs_to=self._group)
+        return PointToPointWait(work, is_over=self.is_over, belongs_to=self._group)
 
     def finish_send(self, wait: BoundedWait) -> None:
         """Wait until a message has left.

@@ -1,0 +1,35 @@
+"""Usable memory of a CPU rank, from files like the kernel's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from heterotrain.layouts import usable_memory
+from heterotrain.layouts.usable_memory import usable_bytes
+
+CPU = torch.device("cpu")
+
+
+def test_the_containers_limit_counts_and_is_divided_among_its_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usable_memory, "_resident_bytes", lambda: 1000)
+    limit = tmp_path / "memory.max"
+    limit.write_text("100000\n")
+    assert usable_bytes(CPU, ranks=1, limits=[limit]) == 84_000
+    assert usable_bytes(CPU, ranks=2, limits=[tmp_path / "missing", limit]) == 41_500
+
+
+@pytest.mark.parametrize("text", ["max\n", "", "9" * 30])
+def test_without_a_limit_the_hosts_memory_counts(tmp_path: Path, text: str) -> None:
+    limit = tmp_path / "memory.max"
+    limit.write_text(text)
+    assert usable_bytes(CPU, ranks=1, limits=[limit]) == pytest.approx(usable_bytes(CPU, ranks=1, limits=[]), rel=0.1)
+
+
+def test_a_process_that_uses_everything_has_a_byte_left(tmp_path: Path) -> None:
+    limit = tmp_path / "memory.max"
+    limit.write_text("4096")
+    assert usable_bytes(CPU, ranks=1, limits=[limit]) == 1
