@@ -859,3 +859,42 @@ async def test_a_foreign_object_with_equal_values_is_not_taken_over() -> None:
     conditions = kube.objects["heterotrainjobs", "ns", "job"]["status"]["conditions"]
     message = next(each["message"] for each in conditions if each["type"] == "Scheduled")
     assert "exists and does not belong to this job" in message
+
+
+async def test_fields_that_an_older_definition_of_jobs_lacks_are_left_out_of_the_status() -> None:
+    """Otherwise no status could be written until the definition is updated, and no failure would be counted."""
+    kube = FakeKube()
+    app = an_app(kube)
+    refused = []
+
+    def fail(verb: str, plural: str, _: str) -> KubeError | None:
+        if (verb, plural) == ("apply status", "heterotrainjobs") and not refused:
+            refused.append(verb)
+            return Unavailable(
+                "failed to create typed patch object (ns/job; heterotrain.dev/v1alpha1, Kind=HeteroTrainJob): errors:\n"
+                '  .status.selector: field not declared in schema\n  .status.pools[name="a"].placed: field not declared'
+                " in schema"
+            )
+        return None
+
+    kube.fail = fail
+    await app.reconciler.run_once(KEY)
+    status = kube.objects["heterotrainjobs", "ns", "job"]["status"]
+    assert {"selector", "pools"}.isdisjoint(status)
+    assert status["desiredReplicas"] == 3
+    kube.calls.clear()
+    for _ in range(3):
+        await app.reconciler.run_once(KEY)
+    assert len(kube.writes) <= 1, "the missing fields alone are no reason to write"
+    app.reconciler.reapply()  # after a full list, the definition may be newer
+    cluster_body = kube.objects["heterotrainjobs", "ns", "job"]
+    app.job_event({**cluster_body, "metadata": {**cluster_body["metadata"], "resourceVersion": "9999"}}, deleted=False)
+    await app.reconciler.run_once(KEY)
+    assert {"selector", "pools"} <= set(kube.objects["heterotrainjobs", "ns", "job"]["status"])
+
+
+async def test_other_refusals_of_a_status_are_errors() -> None:
+    kube = FakeKube()
+    kube.fail = failing("apply status", "heterotrainjobs", Unavailable("etcd is away"))
+    with pytest.raises(Unavailable):
+        await an_app(kube).reconciler.run_once(KEY)

@@ -4,6 +4,7 @@
 
     HeterotrainError
     ├── UsageError    the script or its environment asks for something impossible; the message includes the remedy
+    │   └── VersionMismatch    the job needs what this image's version does not have
     ├── NonFinite     the loss, the gradient or the weights became infinite or NaN, and the job is to fail then
     ├── Diverged      the ranks' copies of the training state differ, and the job is to fail then
     ├── PeerLost      the formation is broken; the remaining ranks repeat the step (a script never sees it)
@@ -39,6 +40,12 @@ class UsageError(HeterotrainError):
     def __init__(self, *words: object) -> None:
         super().__init__(*words)
         show_script_only(UsageError)
+
+
+class VersionMismatch(UsageError):  # noqa: N818  # names the event
+    """The image and the operator differ in version, and the job needs what the image does not have."""
+
+    cause = Cause.VERSION_MISMATCH
 
 
 class NonFinite(HeterotrainError):  # noqa: N818  # names the event

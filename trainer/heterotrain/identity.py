@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from heterotrain_core.contract import env, keys
-from heterotrain_core.contract.config import TrainingConfig, decode_config
+from heterotrain_core.contract.config import TrainingConfig, UnknownSettingError, decode_config
 
-from heterotrain.errors import UsageError
+from heterotrain.errors import UsageError, VersionMismatch
 
 BY_TORCHRUN = "start the script with torchrun, which sets them all, or unset RANK and WORLD_SIZE to train alone"
 
@@ -134,6 +134,7 @@ def read_config(environ: Mapping[str, str] = os.environ) -> TrainingConfig | Non
     """Return the operator's training configuration, or ``None`` when there is none.
 
     Raises:
+        VersionMismatch: it has settings that this version does not know.
         UsageError: the variable does not hold a valid configuration.
     """
     text = environ.get(env.CONFIG)
@@ -141,6 +142,8 @@ def read_config(environ: Mapping[str, str] = os.environ) -> TrainingConfig | Non
         return None
     try:
         return decode_config(text)
+    except UnknownSettingError as error:
+        raise VersionMismatch(str(error)) from error
     except ValueError as error:
         raise UsageError(f"{env.CONFIG} cannot be read: {error}") from error
 

@@ -132,7 +132,7 @@ def init(
         micro_batch_samples = admission.whole_number("micro_batch_samples", micro_batch_samples, least=1)
     if not checkpoint_interval_s >= 0:
         raise UsageError(f"checkpoint_interval_s must be at least 0 seconds, not {checkpoint_interval_s}")
-    config = read_config() or TrainingConfig(
+    config = _read_config(identity) or TrainingConfig(
         epochs=admission.whole_number("epochs", epochs, least=1),
         seed=admission.whole_number("seed", seed, least=0),
         base_batch_samples=admission.whole_number("batch_samples", batch_samples, least=1),
@@ -645,6 +645,21 @@ class Job:
             "epoch": epoch,
             "step": step,
         }
+
+
+def _read_config(identity: Identity) -> TrainingConfig | None:
+    """Return the operator's configuration; a worker that cannot read it says so in its outcome.
+
+    Raises:
+        UsageError: the configuration cannot be read.
+    """
+    try:
+        return read_config()
+    except UsageError as error:
+        TerminationMessage(identity.termination_path, where=lambda: (0, 0)).write(
+            Ending.FAILED, str(error), cause=error.cause
+        )
+        raise
 
 
 def _membership(

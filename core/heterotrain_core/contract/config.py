@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
-from heterotrain_core.contract.choices import Backend, Compression, OnDivergence, OnNonFinite, Parallelism, Precision
+from heterotrain_core.contract.choices import (
+    Backend,
+    Choice,
+    Compression,
+    OnDivergence,
+    OnNonFinite,
+    Parallelism,
+    Precision,
+)
+from heterotrain_core.version import __version__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,23 +65,59 @@ class TrainingConfig:
     peer_timeout_s: float = 3.0
 
 
+_MOST_NAMED = 300
+_CHOICES = {
+    "precision": Precision,
+    "parallelism": Parallelism,
+    "backend": Backend,
+    "compression": Compression,
+    "on_non_finite": OnNonFinite,
+    "on_divergence": OnDivergence,
+}
+
+
+class UnknownSettingError(ValueError):
+    """The operator asks for something that this version of the library does not have."""
+
+
 def encode_config(config: TrainingConfig) -> str:
-    """Return the configuration as one line of JSON with sorted keys."""
-    return json.dumps(asdict(config), sort_keys=True, separators=(",", ":"))
+    """Return the configuration as one line of JSON with sorted keys.
+
+    Fields with their default are left out. So an older image reads the configuration of a newer operator unless the
+    job uses something that the image does not have. A default is never changed: a new field takes its place.
+    """
+    plain = {field.name: getattr(config, field.name) for field in fields(config)}
+    given = {field.name: plain[field.name] for field in fields(config) if plain[field.name] != field.default}
+    return json.dumps(given, sort_keys=True, separators=(",", ":"))
 
 
 def decode_config(text: str) -> TrainingConfig:
-    """Read a configuration; fields that this version does not know are an error, missing ones take their default.
+    """Read a configuration; missing fields take their default.
 
     Raises:
-        ValueError: the text is not a JSON object or names an unknown field.
+        UnknownSettingError: it has a field or a choice that this version does not know. To leave it out would train
+            something else than the job asks for.
+        ValueError: the text is not a JSON object.
     """
     raw: Any = json.loads(text)
     if not isinstance(raw, dict):
         raise ValueError(f"the training configuration has to be a JSON object, not {type(raw).__name__}")
     known = {field.name for field in fields(TrainingConfig)}
-    if unknown := sorted(set(raw) - known):
-        raise ValueError(
-            f"the training configuration has unknown fields {unknown}: operator and image differ in version"
+    unknown = sorted(set(raw) - known)
+    unknown += [
+        f"{name}: {raw[name]}" for name, kind in _CHOICES.items() if name in raw and not _knows(kind, raw[name])
+    ]
+    if unknown:
+        raise UnknownSettingError(
+            f"this image has heterotrain {__version__}, which does not know {', '.join(unknown)[:_MOST_NAMED]}: use an "
+            "image of the operator's version, or leave these settings out of the job"
         )
     return TrainingConfig(**raw)
+
+
+def _knows(kind: type[Choice], value: Any) -> bool:
+    try:
+        kind(value)
+    except ValueError:
+        return False
+    return True

@@ -148,6 +148,7 @@ def parse_pod(body: Mapping[str, Any]) -> PodView | None:
         requests=pod_requests(spec),
         plan_version=annotations.get(keys.ANNOTATION_PLAN, ""),
         fatal_probes=_fatal_probes(spec, annotations),
+        image=_image(spec, annotations),
     )
 
 
@@ -161,6 +162,11 @@ def main_container(spec: Mapping[str, Any], annotations: Mapping[str, str]) -> s
     names = [container["name"] for container in spec.get("containers") or ()]
     chosen = annotations.get(DEFAULT_CONTAINER, "")
     return chosen if chosen in names else (names[0] if names else "")
+
+
+def _image(spec: Mapping[str, Any], annotations: Mapping[str, str]) -> str:
+    name = main_container(spec, annotations)
+    return next((str(each.get("image") or "") for each in spec.get("containers") or () if each["name"] == name), "")
 
 
 def _fatal_probes(spec: Mapping[str, Any], annotations: Mapping[str, str]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from heterotrain_core.contract.metrics import UNREPORTED_PLAN_SCHEMA
 from heterotrain_core.perf.counters import Observation
 
 
@@ -27,6 +28,7 @@ class MemberGauges:
         divergences: comparisons in which the ranks' copies of the state differed.
         non_finite_step: the newest of those steps.
         last_finite_loss: the newest finite loss before it.
+        plan_schema: newest schema of plans that its image reads.
         waiting_s: seconds for which the rank has waited for others; 0 while it runs code of its own.
     """
 
@@ -54,6 +56,7 @@ class MemberGauges:
     non_finite_step: int | None = None
     last_finite_loss: float | None = None
     waiting_s: float | None = None
+    plan_schema: int = UNREPORTED_PLAN_SCHEMA
     pause_s: float = 0.0
     pauses: int = 0
     user_metrics: Mapping[str, float] = field(default_factory=dict)

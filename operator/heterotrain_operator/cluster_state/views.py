@@ -75,6 +75,7 @@ class PodView:
         creating: whether it has a node and its training container was not created yet.
         start_problem: the kubelet's newest warning about a pod that is being created, ``Reason: message``.
         refused: the kubelet's reason and message for a pod that it refused to run.
+        image: of its training container.
         avoids: nodes that the operator has excluded for the pod.
         unschedulable: the scheduler's message if it found no node; empty otherwise.
         waiting_reason: reason why the training (or an init) container does not run yet, e.g. ``ImagePullBackOff``.
@@ -105,6 +106,7 @@ class PodView:
     start_problem: str = ""
     refused: str = ""
     avoids: tuple[str, ...] = ()
+    image: str = ""
     unschedulable: str = ""
     unschedulable_since_s: float = 0.0
     waiting_reason: str = ""

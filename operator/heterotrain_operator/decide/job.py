@@ -37,7 +37,7 @@ from heterotrain_operator.decide.status.events import JobEvent, events_of
 from heterotrain_operator.decide.status.status import status_of
 from heterotrain_operator.decide.waits import left_s
 from heterotrain_operator.decide.workers.capacity import FreeSlots, admits, free_slots, shape_of
-from heterotrain_operator.decide.workers.failures import restart_delay_s
+from heterotrain_operator.decide.workers.failures import mismatch_delay_s, restart_delay_s
 from heterotrain_operator.decide.workers.replicas import (
     NO_REPLICAS,
     ReplicaDecision,
@@ -176,7 +176,11 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
     replicas = replace(replicas, remove=(*replicas.remove, *((w, "other nodes are to be avoided") for w in outdated)))
 
     # 4. Pods: create what is missing, once the template is accepted, no delay is due and there is a plan to mount.
-    delay_s = max(restart_delay_s(derived.accounts, now_s=now_s), _cooling_s(workers, now_s=now_s))
+    delay_s = max(
+        restart_delay_s(derived.accounts, now_s=now_s),
+        _cooling_s(workers, now_s=now_s),
+        mismatch_delay_s(workers, now_s=now_s),
+    )
     may_create = inputs.acceptance.known and inputs.acceptance.ok and not delay_s and plan is not None
     creating = replicas.create if may_create and not inputs.keep_pods else ()
     if inputs.refusal:

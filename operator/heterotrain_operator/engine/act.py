@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -29,7 +30,7 @@ from heterotrain_operator.decide.status.events import JobEvent, workers_created
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.memory import JobMemory
 from heterotrain_operator.engine.metrics import OperatorMetrics
-from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected
+from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected, Unavailable
 from heterotrain_operator.kube.events import publish
 from heterotrain_operator.kube.resources import BY_KIND, CONFIG_MAPS, JOBS, PODS
 from heterotrain_operator.kube.verbs import Kube
@@ -39,13 +40,15 @@ _FAST = frozenset(
     {
         *("reason", "step", "samples", "loss", "metrics", "samplesPerSecond", "stepSeconds", "efficiency"),
         *("prediction", "batchReason", "noiseScaleSamples", "progress", "progressPercentage"),
-        *("estimatedRemainingSeconds", "workers"),
+        *("estimatedRemainingSeconds", "workers", "cost", "costPerStep"),
     }
 )
 
 FIRST_BATCH, LARGEST_BATCH = 8, 32
 """Pods that are created at the same time, at first and at most: the number doubles after each batch."""
 
+_UNDECLARED = re.compile(r"\.status\.(\w+)[^\s:]*: field not declared in schema")
+"""How the API server refuses to apply a field that the definition of jobs does not have."""
 _Call = Callable[[], Awaitable[None]]
 
 log = structlog.get_logger()
@@ -72,6 +75,8 @@ class Actor:
         self._metrics = metrics
         self._clocks = clocks
         self._status_interval_s = status_interval_s
+        self._undeclared: frozenset[str] = frozenset()
+        """Fields of the status that the API server's definition of jobs lacks."""
 
     async def act(self, job: JobView, decision: Decision, memory: JobMemory) -> float | None:
         """Carry out a decision.
@@ -222,12 +227,35 @@ class Actor:
             self._store.pods.put(view)
             self._metrics.pods_created.inc()
 
+    def forget_undeclared(self) -> None:
+        """Try all fields of the status again: the definition of jobs may have been updated."""
+        self._undeclared = frozenset()
+
+    async def _apply_status(self, body: dict[str, Any]) -> Mapping[str, Any]:
+        """Apply a status; leave out the fields that an older definition of jobs does not have."""
+        status = {name: value for name, value in body["status"].items() if name not in self._undeclared}
+        try:
+            return await self._kube.apply(JOBS, {**body, "status": status}, subresource="status")
+        except (Rejected, Unavailable) as error:
+            found = frozenset(_UNDECLARED.findall(str(error))) & status.keys()
+            if not found:
+                raise
+            self._undeclared |= found
+            log.warning(
+                "the definition of jobs is older than this operator: the status lacks fields",
+                fields=sorted(self._undeclared),
+                hint="install crds/heterotrain.dev_heterotrainjobs.yaml of the operator's version",
+            )
+        status = {name: value for name, value in status.items() if name not in found}
+        return await self._kube.apply(JOBS, {**body, "status": status}, subresource="status")
+
     async def write_status(self, job: JobView, status: HeteroTrainJobStatus | None, memory: JobMemory) -> float | None:
         """Write the status if it differs; return the seconds until delayed numbers may be written."""
         if status is None:
             return None
         desired = as_body(status)
         changed = {name for name in {*desired, *job.status_body} if desired.get(name) != job.status_body.get(name)}
+        changed -= self._undeclared
         if not changed:
             return None
         if _without_messages(desired) == _without_messages(job.status_body):
@@ -248,7 +276,7 @@ class Actor:
             },
             "status": desired,
         }
-        answer = await self._kube.apply(JOBS, body, subresource="status")
+        answer = await self._apply_status(body)
         memory.status_written_s = self._clocks.monotonic()
         self._metrics.failures.inc(max(0, status.restarts - job.status.restarts))
         self._metrics.disruptions.inc(max(0, status.disruptions - job.status.disruptions))

@@ -106,6 +106,7 @@ class Reconciler:
 
     def reapply(self) -> None:
         """Forget the applied objects, so that the next pass over each job repairs edited and deleted ones."""
+        self._actor.forget_undeclared()
         for memory in self._memories.values():
             memory.applied.clear()
             memory.taken_indices.clear()

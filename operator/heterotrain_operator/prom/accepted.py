@@ -54,6 +54,7 @@ PLAUSIBLE: Mapping[str, tuple[float, float]] = MappingProxyType(
         metrics.NON_FINITE_STEP: _COUNT,
         metrics.LAST_FINITE_LOSS: _ANY,
         metrics.WAITING_SECONDS: _SECONDS,
+        metrics.PLAN_SCHEMA: _COUNT,
         metrics.MICRO_BATCH_CAP: (1.0, MOST_SAMPLES),
         metrics.DEVICE_MEMORY: _BYTES,
         metrics.PEAK_MEMORY: _BYTES,

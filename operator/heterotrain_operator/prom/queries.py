@@ -279,6 +279,7 @@ def _gauges(
         divergences=whole(metrics.DIVERGENCES) or 0,
         non_finite_step=whole(metrics.NON_FINITE_STEP),
         last_finite_loss=values.get(metrics.LAST_FINITE_LOSS),
+        plan_schema=whole(metrics.PLAN_SCHEMA) or metrics.UNREPORTED_PLAN_SCHEMA,
         waiting_s=values.get(metrics.WAITING_SECONDS),
         pause_s=values.get(metrics.PAUSE_SECONDS, 0.0),
         pauses=whole(metrics.MEMBERSHIP_CHANGES) or 0,

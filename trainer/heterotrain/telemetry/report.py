@@ -19,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from heterotrain_core.contract import env, keys
 from heterotrain_core.contract import metrics as names
+from heterotrain_core.contract.plan import SCHEMA_VERSION
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -90,7 +91,7 @@ class Report:
         self._lock = threading.Lock()
         self._labels = [identity.job_uid, identity.worker, identity.worker_uid, str(identity.local_rank)]
         self._shapes: OrderedDict[tuple[int, int], ShapeCounters] = OrderedDict()
-        self._gauges: dict[str, float] = {names.READY: 0.0}
+        self._gauges: dict[str, float] = {names.READY: 0.0, names.PLAN_SCHEMA: float(SCHEMA_VERSION)}
         self._counters: dict[str, float] = dict.fromkeys(
             (
                 names.REPEATED_STEPS,

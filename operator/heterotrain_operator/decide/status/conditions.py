@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from heterotrain_core.contract.choices import Runtime
+from heterotrain_core.contract.outcome import Cause
+from heterotrain_core.contract.plan import SCHEMA_VERSION
 
 from heterotrain_operator.api.conditions import ConditionType, ConditionValue, find_condition
 from heterotrain_operator.api.text import duration_text
@@ -10,13 +12,16 @@ from heterotrain_operator.api.v1alpha1 import Checkpoint
 from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.decide.grants.grant import why_limited
 from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Stage
+from heterotrain_operator.decide.plan.arrangement import identity_of
 from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.status.deadline import deadline_condition
 from heterotrain_operator.decide.status.numbers import numbers_condition
 from heterotrain_operator.decide.status.progressing import progressing_condition
 from heterotrain_operator.decide.status.speed_conditions import speed_conditions
-from heterotrain_operator.decide.workers.state import WorkerState
+from heterotrain_operator.decide.workers.failures import mismatch_of
+from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
+_MISMATCH = Cause.VERSION_MISMATCH.value
 _LATE_CHECKPOINTS = 2
 _CHECKPOINT_SLACK_S = 60.0
 
@@ -107,11 +112,18 @@ def _running(context: JobContext) -> ConditionValue:
         return ConditionValue(type=kind, holds=True, reason="Training", message=message)
     if context.life.stage is not Stage.ACTIVE:
         return ConditionValue(type=kind, holds=False, reason=context.life.stage.value, message=context.life.message)
+    if (worker := mismatch_of(context.workers)) is not None:
+        return ConditionValue(type=kind, holds=False, reason=_MISMATCH, message=_mismatch(worker))
     if (worker := context.blocked_worker) is not None:
         message = f"{worker.pod.name}: {worker.reason}"
         return ConditionValue(type=kind, holds=False, reason=worker.pod.waiting_reason, message=message)
     message = f"{context.ready} workers are ready{_describe_hint(context, WorkerState.STARTING)}"
     return ConditionValue(type=kind, holds=False, reason="WaitingForWorkers", message=message)
+
+
+def _mismatch(worker: Worker) -> str:
+    image = f" (its image is {worker.pod.image})" if worker.pod.image else ""
+    return f"{worker.pod.name}: {worker.reason}{image}; this counts as no failure, and is tried again every minute"
 
 
 def _describe_hint(context: JobContext, state: WorkerState) -> str:
@@ -151,6 +163,8 @@ def _degraded(context: JobContext) -> ConditionValue:
     if not context.runs or context.life.stage is Stage.FINISHING or staying >= context.desired:
         return ConditionValue(type=kind, holds=False, reason="AllWorkersTraining" if context.runs else "NotTraining")
     message = f"{staying} of {context.desired} workers " + ("continue training" if context.draining else "train")
+    if (worker := mismatch_of(context.workers)) is not None:
+        return ConditionValue(type=kind, holds=True, reason=_MISMATCH, message=f"{message}; {_mismatch(worker)}")
     if (worker := context.blocked_worker) is not None:
         message = f"{message}; {worker.pod.name}: {worker.reason}"
         return ConditionValue(type=kind, holds=True, reason=worker.pod.waiting_reason, message=message)
@@ -176,6 +190,7 @@ def _limited(context: JobContext) -> ConditionValue:
 
 def _shares_applied(context: JobContext) -> ConditionValue:
     kind, plan, applied = ConditionType.PLAN_APPLIED, context.plan, context.applied
+    gauges = context.telemetry.gauges
     if not context.runs or plan is None:
         return ConditionValue(type=kind, holds=False, reason="NotTraining")
     if applied is None:
@@ -183,6 +198,15 @@ def _shares_applied(context: JobContext) -> ConditionValue:
         return ConditionValue(type=kind, holds=None, reason="NotReported", message=message)
     version = f"{plan.generation}.{plan.revision}"
     wait = "; new shares wait, because the plan was revised often lately" if context.inputs.revised_often else ""
+    behind = [r for r in plan.ranks if (g := gauges.get(identity_of(r))) is not None and g.plan_schema < SCHEMA_VERSION]
+    if behind and applied < plan.version:
+        reads = gauges[identity_of(behind[0])].plan_schema
+        message = (
+            f"the image of {behind[0].worker} reads plans up to schema {reads}, and this operator writes schema "
+            f"{SCHEMA_VERSION}: training goes on with plan {applied[0]}.{applied[1]} until "
+            "the image in spec.template has the operator's version"
+        )
+        return ConditionValue(type=kind, holds=False, reason=_MISMATCH, message=message)
     if applied >= plan.version:
         return ConditionValue(type=kind, holds=True, reason="Applied", message=f"plan {version} is in force{wait}")
     message = f"plan {version} waits for the next boundary; {applied[0]}.{applied[1]} is in force{wait}"
@@ -233,7 +257,8 @@ def _summary(context: JobContext) -> tuple[ConditionValue, ConditionValue, Condi
         ready, stalled = stage is Stage.SUCCEEDED, stage is not Stage.SUCCEEDED
     else:
         running = _running(context)
-        ready, stalled = context.runs, not context.runs and context.blocked_worker is not None
+        hopeless = context.blocked_worker is not None or mismatch_of(context.workers) is not None
+        ready, stalled = context.runs, not context.runs and hopeless
         reason, message = running.reason, running.message
     if blocked and stage not in (Stage.FAILED, Stage.INVALID) and not stalled:
         ready, reason, message = False, "WriteRejected", blocked

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from heterotrain_core.contract.outcome import Cause
 from heterotrain_core.contract.plan import Plan
 
 from heterotrain_operator.api.conditions import ConditionType
@@ -50,7 +51,10 @@ _RULES = {
     (ConditionType.RUNNING, "True"): _Rule(reason="TrainingStarted"),
     (ConditionType.RESTARTING, "True"): _Rule(reason="TrainingInterrupted", warning=True),
     (ConditionType.STALLED, "True"): _Rule(
-        reason="WorkerCannotStart", warning=True, each_reason=True, only=frozenset(HOPELESS)
+        reason="WorkerCannotStart",
+        warning=True,
+        each_reason=True,
+        only=frozenset({*HOPELESS, Cause.VERSION_MISMATCH.value}),
     ),
     (ConditionType.RECONCILING, "True"): _Rule(
         reason="WriteRejected", warning=True, each_reason=True, only=frozenset({"WriteRejected"})

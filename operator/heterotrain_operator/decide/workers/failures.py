@@ -10,17 +10,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from heterotrain_core.contract.outcome import Cause
 from heterotrain_core.contract.plan import Plan
 
 from heterotrain_operator.api.status import HeteroTrainJobStatus
 from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.cluster_state.views import Departed
+from heterotrain_operator.decide.waits import left_s
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
 
 INCIDENT_S = 30.0
 """Workers that fail within this time of the first one fail for the same cause: all of them count as one failure."""
 FIRST_DELAY_S = 2.0
 LONGEST_DELAY_S = 300.0
+MISMATCH_DELAY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,8 @@ def account(
     named = [Departed(r.worker_uid, r.worker, plan.pool_of(r)) for r in plan.ranks] if plan else []
     known = {each.uid: each for each in (*departed, *named)}
     failed = tuple(w for w in workers if w.state is WorkerState.FAILED and w.pod.uid not in before)
+    mismatched = [w for w in failed if w.cause is Cause.VERSION_MISMATCH]
+    failed = tuple(w for w in failed if w not in mismatched)  # nobody's failure: see ``mismatch_of``
     lost = [
         w
         for w in workers
@@ -81,7 +86,7 @@ def account(
     ]
     gone = tuple(each for uid, each in known.items() if uid not in present and uid not in before)
     pools = Counter([*(worker.pod.pool for worker in lost), *(each.pool for each in gone)])
-    newly = {w.pod.uid for w in (*failed, *lost)} | {each.uid for each in gone}
+    newly = {w.pod.uid for w in (*failed, *mismatched, *lost)} | {each.uid for each in gone}
     disrupted = {w.pod.name: w.reason for w in lost} | {each.name: "its pod is gone" for each in gone}
     if not counting:  # their uids are kept nevertheless, so that a resumed job does not count them
         failed, disrupted, pools = (), {}, Counter()
@@ -99,6 +104,25 @@ def account(
         last_failure_s=now_s if incidents else last_s,
         departed=gone,
     )
+
+
+def mismatch_of(workers: Sequence[Worker]) -> Worker | None:
+    """Return the newest worker whose image does not fit the operator, unless a newer one got ready.
+
+    An administrator who upgrades the operator has not made the job fail: such ends count nothing. Workers are tried
+    again after ``MISMATCH_DELAY_S``, because the image may have changed.
+    """
+    found = [w for w in workers if w.state is WorkerState.FAILED and w.cause is Cause.VERSION_MISMATCH]
+    newest = max(found, key=lambda worker: worker.pod.created_s, default=None)
+    if newest is None or any(w.pod.ready and w.pod.created_s >= newest.pod.created_s for w in workers):
+        return None
+    return newest
+
+
+def mismatch_delay_s(workers: Sequence[Worker], *, now_s: float) -> float:
+    """Return for how many more seconds no worker is created because the image does not fit the operator."""
+    worker = mismatch_of(workers)
+    return 0.0 if worker is None else left_s(_end_s(worker), MISMATCH_DELAY_S, now_s=now_s)
 
 
 def _new_incidents(failed: Sequence[Worker], known_s: float, *, now_s: float) -> int:
