@@ -16,7 +16,7 @@ COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 \
 INSTALL := $(UV) pip install --quiet --python $(PY)
 PYTEST := $(VENV)/bin/pytest -q
 PARALLEL := -n auto --maxprocesses 4
-WITHOUT_PYTORCH := heterotrain_core heterotrain_operator heterotrain_cli heterotrain_simulator local_cluster lab prose_lint
+WITHOUT_PYTORCH := heterotrain_core heterotrain_operator heterotrain_cli heterotrain_client heterotrain_simulator local_cluster lab prose_lint
 CLUSTER := PYTHONPATH=deploy/dev/cluster $(PY) -m local_cluster
 LAB := PYTHONPATH=deploy/dev/lab:deploy/dev/cluster $(PY)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-OWN = ("heterotrain", "heterotrain_core", "heterotrain_operator", "heterotrain_cli", "heterotrain_simulator")
+OWN = ("heterotrain", "heterotrain_core", "heterotrain_operator", "heterotrain_cli", "heterotrain_client", "heterotrain_simulator")
 
 
 def missing_extra(error: ModuleNotFoundError, *, what: str, extra: str) -> str:

@@ -50,10 +50,11 @@ class ApiStub:
         if method == "GET" and path.endswith("/log"):
             return 200, self.logs[path.split("/")[-2]]
         if method == "POST":
-            name = body["metadata"]["name"]
+            name, namespace = body["metadata"]["name"], path.split("/")[-2]
+            made = {**body, "metadata": {"namespace": namespace, "uid": f"uid-{name}", **body["metadata"]}}
             if "dryRun" not in query:
-                self.objects[f"{path}/{name}"] = body
-            return 201, body
+                self.objects[f"{path}/{name}"] = made
+            return 201, made
         if path not in self.objects:
             return 404, {"kind": "Status", "message": f'"{path}" not found', "code": 404}
         if method == "PATCH":

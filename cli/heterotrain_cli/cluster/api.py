@@ -169,6 +169,33 @@ class Cluster:
         path = f"/api/v1/namespaces/{self.namespace}/configmaps/{name}"
         return self._json("GET", path, what=f"ConfigMap {name}")
 
+    def create_config_map(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Create a ConfigMap; return it.
+
+        Raises:
+            InputError: the API server refuses it, or it exists.
+            UnavailableError: the cluster does not answer.
+        """
+        path = f"/api/v1/namespaces/{self.namespace}/configmaps"
+        query = {"fieldManager": "heterotrain-cli"}
+        return self._json("POST", path, query=query, body=body, what=f"ConfigMap {body['metadata']['name']}")
+
+    def proxied(self, service: str, path: str, query: Mapping[str, str]) -> dict[str, Any]:
+        """Return what a service in the cluster answers, through the API server.
+
+        Args:
+            service: ``NAMESPACE/NAME:PORT``.
+            path: of the request to the service, with its first slash.
+            query: of the request.
+
+        Raises:
+            InputError: there is no such service, or the user may not reach it.
+            UnavailableError: there is no answer.
+        """
+        namespace, _, name = service.partition("/")
+        full = f"/api/v1/namespaces/{namespace}/services/{name}/proxy{path}"
+        return self._json("GET", full, query=query, what=f"service {service}")
+
     def log_lines(
         self, pod: str, container: str, *, follow: bool, tail: int | None, previous: bool, since_s: int | None
     ) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -30,6 +30,10 @@ class Line:
 
     worker: str
     text: str
+
+
+Read = Callable[[Mapping[str, Any], Callable[[Line], None]], None]
+"""Reads the log of a pod and passes each line on."""
 
 
 @click.command()
@@ -116,8 +120,22 @@ def has_log(pod: Mapping[str, Any]) -> bool:
     return (pod.get("status") or {}).get("phase") not in (None, "Pending")
 
 
-def _follow(cluster: Cluster, name: str, workers: tuple[str, ...], read: Callable[..., None], width: int) -> None:
+def _follow(cluster: Cluster, name: str, workers: tuple[str, ...], read: Read, width: int) -> None:
     """Print lines of all workers, of those that join later, too, until the job has ended and all lines are out."""
+    for line in followed(cluster, name, workers, read):
+        width = max(width, len(line.worker))
+        _print(line, width)
+
+
+def followed(cluster: Cluster, name: str, workers: tuple[str, ...], read: Read) -> Iterator[Line]:
+    """Yield lines of all workers, of those that join later, too, until the job has ended and all lines are out.
+
+    Args:
+        cluster: where the job runs.
+        name: of the job.
+        workers: names of pods, or their ends, such as w3; empty for all.
+        read: reads one pod's log and passes each line on.
+    """
     lines: queue.Queue[Line] = queue.Queue(MOST_LINES)
     running: dict[str, threading.Thread] = {}
 
@@ -136,7 +154,6 @@ def _follow(cluster: Cluster, name: str, workers: tuple[str, ...], read: Callabl
                 uid, worker = str(pod["metadata"]["uid"]), str(pod["metadata"]["name"])
                 wanted = not workers or worker in workers or worker.removeprefix(f"{name}-") in workers
                 if uid not in running and wanted and has_log(pod):
-                    width = max(width, len(worker))
                     running[uid] = threading.Thread(target=follow_one, args=(pod,), daemon=True)
                     running[uid].start()
         try:
@@ -145,7 +162,7 @@ def _follow(cluster: Cluster, name: str, workers: tuple[str, ...], read: Callabl
             if ended and not any(thread.is_alive() for thread in running.values()):
                 return
             continue
-        _print(line, width)
+        yield line
 
 
 def _print(line: Line, width: int) -> None:

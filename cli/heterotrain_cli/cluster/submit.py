@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -103,25 +103,50 @@ def _cluster_for(namespace: str | None, target: Mapping[str, Any]) -> Cluster:
     return Cluster(replace(chosen, namespace=chosen.namespace or namespace))
 
 
-def _wait(cluster: Cluster, name: str, *, timeout_s: float | None) -> None:
-    console = Console(stderr=True)
+def until_ended(
+    cluster: Cluster,
+    name: str,
+    *,
+    console: Console | None,
+    timeout_s: float | None = None,
+    on_view: Callable[[JobView], None] = lambda _view: None,
+) -> JobView:
+    """Wait until a job has ended and return it.
+
+    Args:
+        cluster: where it runs.
+        name: of the job.
+        console: shows the progress, as a bar on a terminal, elsewhere as a line every ten seconds; ``None`` for none.
+        timeout_s: longest wait in seconds.
+        on_view: called with each reading of the job.
+
+    Raises:
+        InputError: there is no such job.
+        UnavailableError: the cluster does not answer, or the time has passed.
+    """
+    bars = console is not None and (console.is_terminal or console.is_jupyter)
     began_s, lined_s = time.monotonic(), float("-inf")
     columns = (TextColumn("{task.fields[job]}"), BarColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not bars) as progress:
         bar = progress.add_task("", total=100, job=name)
         while True:
             view = view_of(cluster.job(name))
+            on_view(view)
             line = progress_line(view)
-            if console.is_terminal:
+            if bars:
                 progress.update(bar, completed=view.status.progress_percentage or 0, description=line)
-            elif time.monotonic() - lined_s >= LINE_S and not view.has_ended:
+            elif console is not None and time.monotonic() - lined_s >= LINE_S and not view.has_ended:
                 click.echo(f"{name}: {line}", err=True)
                 lined_s = time.monotonic()
             if view.has_ended:
-                break
+                return view
             if timeout_s is not None and time.monotonic() - began_s >= timeout_s:
                 raise UnavailableError(f"job {name} has not ended after {duration(timeout_s)}: it goes on ({line})")
             time.sleep(LOOK_S)
+
+
+def _wait(cluster: Cluster, name: str, *, timeout_s: float | None) -> None:
+    view = until_ended(cluster, name, console=Console(stderr=True), timeout_s=timeout_s)
     click.echo(f"job {name}: {view.status.state} after {duration(view.runtime_s)}. {view.status.reason}")
     if view.status.state != "Succeeded":
         raise SystemExit(JOB_FAILED)

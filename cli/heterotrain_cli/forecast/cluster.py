@@ -43,14 +43,23 @@ def read_running_job(job: Job, *, namespace: str | None) -> RunningJob:
         InputError: there is no such job, or this version cannot use its plan.
     """
     cluster = Cluster(Target(namespace=namespace))
-    body = cluster.job(job.name)
-    config = cluster.config_map(keys.plan_name(job.name))
+    return running_job(cluster, job.name, cluster.job(job.name))
+
+
+def running_job(cluster: Cluster, name: str, body: Mapping[str, Any]) -> RunningJob:
+    """Return the plan and the measurements of a job, whose object was read from the cluster.
+
+    Raises:
+        UnavailableError: the cluster does not answer, or the job has no plan yet.
+        InputError: this version cannot use its plan.
+    """
+    config = cluster.config_map(keys.plan_name(name))
     text = (config.get("data") or {}).get(keys.PLAN_KEY)
     if not isinstance(text, str):
-        raise UnavailableError(f"the plan of job {job.name} is empty: wait until the operator has written it")
+        raise UnavailableError(f"the plan of job {name} is empty: wait until the operator has written it")
     plan = decode_plan(text, job_uid=str(body["metadata"]["uid"]))
     if isinstance(plan, Refused):
-        raise InputError(f"the plan of job {job.name} cannot be used: {plan.reason}")
+        raise InputError(f"the plan of job {name} cannot be used: {plan.reason}")
     status = body.get("status") or {}
     step_s = status.get("stepSeconds")
     return RunningJob(

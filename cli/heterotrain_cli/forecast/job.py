@@ -78,17 +78,32 @@ def read_job(path: str) -> Job:
         InputError: the file has no job or several, or the job has a mistake.
     """
     file = read_job_file(path)
-    spec = file.spec
+    return job_of(file.spec, name=file.name, namespace=file.namespace, body=file.body, where=place(path))
+
+
+def job_of(spec: HeteroTrainJobSpec, *, name: str, namespace: str | None, body: Mapping[str, Any], where: str) -> Job:
+    """Return the parts of a job that a forecast needs.
+
+    Args:
+        spec: the job's spec.
+        name: of the job.
+        namespace: of the job; ``None`` if it has none yet.
+        body: the whole object.
+        where: its place, for the sentence.
+
+    Raises:
+        InputError: the job's batch is only known to its script.
+    """
     if spec.runtime is Runtime.TORCHRUN:
         raise InputError(
-            f"{place(path)}: the batch of a job with runtime: Torchrun is in its script, and all workers get equal "
+            f"{where}: the batch of a job with runtime: Torchrun is in its script, and all workers get equal "
             "work: to compare, forecast the job with runtime: HeteroTrain and training.globalBatchSize"
         )
     return Job(
-        name=file.name,
-        namespace=file.namespace,
+        name=name,
+        namespace=namespace,
         batch_samples=spec.training.base_batch_samples,
-        pools=_pools(spec, file.body["spec"]["template"]),
+        pools=_pools(spec, body["spec"]["template"]),
         least_workers=spec.elastic_policy.min_replicas,
         most_workers=most_workers(spec),
         even=spec.training.rebalance.boundary is BoundaryKind.NEVER,

@@ -198,8 +198,18 @@ def report_from_cluster(
         InputError: the file or the running job's plan cannot be used.
         UnavailableError: the cluster or the job is not available.
     """
-    written = _with_batch(read_job(path), batch)
+    written = read_job(path)
     found = read_running_job(written, namespace=namespace or written.namespace)
+    return report_of_running(written, found, batch=batch, samples_per_epoch=samples_per_epoch)
+
+
+def report_of_running(job: Job, found: RunningJob, *, batch: int | None, samples_per_epoch: int | None) -> JobReport:
+    """Return the forecast of a job with the measured speeds of a running one.
+
+    Raises:
+        InputError: no pool has a measured speed yet.
+    """
+    written = _with_batch(job, batch)
     if written.adaptive and batch is None:
         written = _with_batch(written, found.plan.global_batch_samples)
     job = with_measured_speeds(written, found)

@@ -1,0 +1,111 @@
+"""A job's metrics over time, as arrays: from the readings of its status, or from Prometheus."""
+
+from __future__ import annotations
+
+import json
+import math
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from heterotrain_cli.cluster.api import Cluster
+from heterotrain_cli.cluster.view import JobView
+from heterotrain_cli.errors import UnavailableError
+from heterotrain_core.contract import metrics as names
+from numpy.typing import NDArray
+
+Arrays = dict[str, NDArray[np.float64]]
+MOST_READINGS: Final = 100_000
+TIMEOUT_S: Final = 30
+MOST_POINTS: Final = 10_000
+"""Prometheus refuses ranges with more than 11,000 points."""
+
+_SERIES: Final = {
+    "epoch": names.EPOCH,
+    "step": names.STEP,
+    "loss": names.LOSS,
+    "samples": names.SAMPLES_COMMITTED,
+    "global_batch_size": names.GLOBAL_BATCH,
+    "noise_scale_samples": names.NOISE_SCALE,
+}
+
+
+@dataclass(slots=True)
+class History:
+    """Readings of a job's status, one for each step that differs from the one before."""
+
+    rows: list[dict[str, float]] = field(default_factory=list)
+
+    def add(self, view: JobView) -> None:
+        """Keep a reading if the job has progressed since the last one."""
+        status = view.status
+        values = {
+            "epoch": status.epoch, "step": status.step, "loss": status.loss, "samples": status.samples,
+            "samples_per_second": status.samples_per_second, "efficiency": status.efficiency,
+            "global_batch_size": status.global_batch_size, "noise_scale_samples": status.noise_scale_samples,
+            **status.metrics,
+        }  # fmt: skip
+        row = {name: float(value) for name, value in values.items() if value is not None}
+        before = {name: value for name, value in self.rows[-1].items() if name != "time_s"} if self.rows else {}
+        if row and row != before and len(self.rows) < MOST_READINGS:
+            self.rows.append({"time_s": view.now.timestamp(), **row})
+
+    def arrays(self) -> Arrays:
+        """Return an array for each name, all of the same length; NaN where a reading has no value."""
+        return as_arrays(self.rows)
+
+
+def as_arrays(rows: Iterable[Mapping[str, float]]) -> Arrays:
+    """Return an array for each name that a row has, all of the same length."""
+    every = list(rows)
+    found = dict.fromkeys(name for row in every for name in row)
+    return {name: np.array([row.get(name, math.nan) for row in every]) for name in found}
+
+
+def from_prometheus(cluster: Cluster, where: str, view: JobView, *, every_s: float) -> Arrays:
+    """Return the job's history as Prometheus has it.
+
+    Args:
+        cluster: through whose API server a service is reached.
+        where: ``http://HOST:PORT``, or ``NAMESPACE/SERVICE:PORT`` of a service in the cluster.
+        view: the job.
+        every_s: seconds between two points; more where the job is so old that Prometheus would refuse.
+
+    Raises:
+        UnavailableError: there is no answer that can be read.
+    """
+    end_s = view.now.timestamp()
+    begin_s = end_s - (view.age_s or 0.0)
+    step_s = max(every_s, (end_s - begin_s) / MOST_POINTS)
+    uid = str(view.body["metadata"]["uid"])
+    rows: dict[float, dict[str, float]] = {}
+    own = f'{{{names.LABEL_JOB_UID}="{uid}"}}'
+    queries = {name: f"max({series}{own})" for name, series in _SERIES.items()}
+    for name, query in [*queries.items(), ("", f"max by ({names.LABEL_NAME}) ({names.USER_METRIC}{own})")]:
+        asked = {"query": query, "start": f"{begin_s:.3f}", "end": f"{end_s:.3f}", "step": f"{step_s:.3f}"}
+        answer = _answer(cluster, where, asked)
+        try:
+            for series in answer["data"]["result"]:
+                called = name or str(series["metric"][names.LABEL_NAME])
+                for time_s, value in series["values"]:
+                    rows.setdefault(float(time_s), {"time_s": float(time_s)})[called] = float(value)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UnavailableError(f"the answer of Prometheus at {where} cannot be read") from error
+    return as_arrays(rows[time_s] for time_s in sorted(rows))
+
+
+def _answer(cluster: Cluster, where: str, query: Mapping[str, str]) -> dict[str, Any]:
+    path = "/api/v1/query_range"
+    if not where.startswith(("http://", "https://")):
+        return cluster.proxied(where, path, query)
+    url = f"{where.rstrip('/')}{path}?{urllib.parse.urlencode(query)}"
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as reply:  # noqa: S310  # the scheme is checked above
+            found: dict[str, Any] = json.load(reply)
+            return found
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise UnavailableError(f"Prometheus at {where} does not answer: {error}") from error

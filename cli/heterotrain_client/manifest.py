@@ -1,0 +1,148 @@
+"""From a script or a function, and pools, to the objects of a job."""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import inspect
+import json
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import CodeType
+from typing import Any, Final
+
+from heterotrain_cli.errors import InputError
+from heterotrain_core.contract import keys
+
+SCRIPT_FOLDER: Final = "/script"
+SCRIPT_VOLUME: Final = "script"
+CONTAINER: Final = "trainer"
+MAX_SCRIPT_BYTES: Final = 900_000
+"""Largest script: a ConfigMap holds 1 MiB with everything else in it."""
+GPU: Final = "nvidia.com/gpu"
+
+Pools = Mapping[str, int | Mapping[str, Any]]
+Script = str | Path | Callable[..., Any]
+
+
+def source_of(script: Script, arguments: Mapping[str, Any] | Sequence[str]) -> tuple[str, str, list[str]]:
+    """Return file name, text and command-line arguments of what the pods run.
+
+    Args:
+        script: path of a Python file, or a function that needs nothing from outside but its arguments.
+        arguments: of the command line for a file, by name for a function.
+
+    Raises:
+        InputError: the script cannot be read, or the function needs what the pods do not have.
+    """
+    if callable(script):
+        name, text, given = "function.py", _function_text(script, arguments), []
+    else:
+        path = Path(script)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"the script {path} cannot be read ({error}): give the path of a Python file") from error
+        if isinstance(arguments, Mapping):
+            raise InputError('arguments of a script are a list of strings, as on the command line: ["--lr", "0.1"]')
+        name, given = path.name, list(map(str, arguments))
+    if len(text.encode()) > MAX_SCRIPT_BYTES:
+        raise InputError(
+            f"the script has {len(text.encode())} bytes, but at most {MAX_SCRIPT_BYTES} fit into a ConfigMap: put it "
+            "into the image"
+        )
+    return name, text, given
+
+
+def _function_text(function: Callable[..., Any], arguments: Mapping[str, Any] | Sequence[str]) -> str:
+    name = getattr(function, "__name__", "")
+    if not inspect.isfunction(function) or not name.isidentifier():
+        raise InputError(f"{function!r} is not a function with a name: write it with def")
+    if not isinstance(arguments, Mapping):
+        raise InputError(f"arguments of the function {name} are a mapping by name, such as {{'lr': 0.1}}")
+    if outside := sorted({*function.__code__.co_freevars, *_globals_of(function.__code__)}):
+        raise InputError(
+            f"the function {name} uses {', '.join(outside)} from outside, which the workers do not have: import or "
+            "define it inside the function, or give a script"
+        )
+    try:
+        inspect.signature(function).bind(**arguments)
+        values = json.dumps(dict(arguments), allow_nan=False)
+        text = textwrap.dedent(inspect.getsource(function))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"the arguments of the function {name} do not fit ({error}): give plain values") from error
+    except OSError as error:
+        raise InputError(f"the source of the function {name} is not available: put it into a file") from error
+    if not text.startswith(("def ", "async def ")):
+        raise InputError(f"the function {name} has a decorator or is a lambda: give a plain function")
+    loaded = f"json.loads({values!r})"
+    return f'{text}\n\nif __name__ == "__main__":\n    import json\n\n    {name}(**{loaded})\n'
+
+
+def _globals_of(code: CodeType) -> set[str]:
+    """Return the global names that a function or a function inside it reads, without those of Python itself."""
+    found = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
+    found |= {name for const in code.co_consts if isinstance(const, CodeType) for name in _globals_of(const)}
+    return {name for name in found if not hasattr(builtins, name) and name != code.co_name}
+
+
+def job_body(
+    name: str,
+    *,
+    file_name: str,
+    arguments: Sequence[str],
+    pools: Pools,
+    image: str,
+    gpus_per_worker: int,
+    training: Mapping[str, Any],
+    checkpoint: str | None,
+    spec: Mapping[str, Any],
+    pod: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the job's object; see ``HeteroTrainClient.train`` for the arguments."""
+    container: dict[str, Any] = {
+        "name": CONTAINER,
+        "image": image,
+        "command": ["heterotrain-run", f"{SCRIPT_FOLDER}/{file_name}", *arguments],
+        "volumeMounts": [{"name": SCRIPT_VOLUME, "mountPath": SCRIPT_FOLDER, "readOnly": True}],
+    }
+    given = dict(pod)
+    added = dict(given.pop("container", {}))
+    container["volumeMounts"] += added.pop("volumeMounts", [])
+    volumes = [{"name": SCRIPT_VOLUME, "configMap": {"name": script_name(name)}}, *given.pop("volumes", [])]
+    body: dict[str, Any] = {
+        "workerPools": [_pool(pool, fields, gpus_per_worker=gpus_per_worker) for pool, fields in pools.items()],
+        "template": {"spec": {**given, "containers": [{**container, **added}], "volumes": volumes}},
+        **spec,
+    }
+    if training:
+        body["training"] = dict(training)
+    if checkpoint is not None:
+        body["checkpoint"] = {"uri": checkpoint}
+    return {
+        "apiVersion": f"{keys.GROUP}/{keys.VERSION}", "kind": keys.KIND, "metadata": {"name": name}, "spec": body,
+    }  # fmt: skip
+
+
+def script_name(job: str) -> str:
+    """Return the name of the ConfigMap with the job's script."""
+    return f"{job}-script"
+
+
+def script_body(job: Mapping[str, Any], *, file_name: str, text: str) -> dict[str, Any]:
+    """Return the ConfigMap with a created job's script; it is deleted with the job."""
+    owner = {
+        "apiVersion": job["apiVersion"], "kind": job["kind"], "name": job["metadata"]["name"],
+        "uid": job["metadata"]["uid"],
+    }  # fmt: skip
+    metadata = {"name": script_name(job["metadata"]["name"]), "ownerReferences": [owner]}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {file_name: text}}
+
+
+def _pool(name: str, fields: int | Mapping[str, Any], *, gpus_per_worker: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"maxReplicas": fields} if isinstance(fields, int) else dict(fields)
+    found.setdefault("nodeSelector", {keys.LABEL_POOL: name})
+    if gpus_per_worker and "resources" not in found:
+        found["resources"] = {"limits": {GPU: gpus_per_worker}}
+    return {"name": name, **found}

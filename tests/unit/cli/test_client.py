@@ -1,0 +1,309 @@
+"""Jobs from Python: what is sent for a script or a function, waiting, logs, metrics, changes, and each refusal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import runpy
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from heterotrain_cli.cluster import api, submit
+from heterotrain_client import AsyncHeteroTrainClient, HeteroTrainClient, InputError, JobFailedError, UnavailableError
+from heterotrain_core.contract.codec import encode_plan
+from heterotrain_core.contract.plan import ComputeTime, Member
+from support.api_stub import ApiStub, serve
+from support.plans import plan_of
+
+JOBS = "/apis/heterotrain.dev/v1alpha1/namespaces/ml/heterotrainjobs"
+CONFIGS, PODS, EVENTS = (f"/api/v1/namespaces/ml/{kind}" for kind in ("configmaps", "pods", "events"))
+DONE = {"state": "Succeeded", "reason": "every epoch is committed", "epoch": 2, "step": 20, "loss": 0.1,
+        "metrics": {"accuracy": 0.9}}  # fmt: skip
+SCRIPT = 'import sys\nprint("trained with", *sys.argv[1:])\n'
+
+
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiStub]:
+    """An API server without jobs, and a kubeconfig for it."""
+    found = ApiStub(lists={PODS: [], EVENTS: []})
+    monkeypatch.setattr(api, "RETRY_S", 0.0)
+    monkeypatch.setattr(submit, "LOOK_S", 0.0)
+    with serve(found, tmp_path, namespace="ml") as kubeconfig:
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        yield found
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "My_Training.py"
+    path.write_text(SCRIPT, encoding="utf-8")
+    return path
+
+
+def statuses(stub: ApiStub, name: str, *following: dict[str, Any]) -> None:
+    """Give a job these statuses, one for each reading; the last one stays."""
+    left = list(following)
+
+    def answer(method: str, path: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
+        if method == "GET" and path == f"{JOBS}/{name}":
+            stub.objects[path]["status"] = left.pop(0) if len(left) > 1 else left[0]
+        return ApiStub.answer(stub, method, path, query, body)
+
+    stub.answer = answer  # type: ignore[method-assign]  # the stub's one method, replaced for this test
+
+
+def test_a_script_becomes_a_job_with_its_own_config_map(stub: ApiStub, script: Path) -> None:
+    """The script is mounted where the command looks for it, and is deleted with the job."""
+    job = HeteroTrainClient().train(
+        script, pools={"a100": 2, "t4": {"maxReplicas": 6, "capacityType": "Spot"}}, image="registry/image",
+        global_batch_size=512, epochs=20, arguments=["--lr", "0.1"], checkpoint="s3://bucket/x",
+        pod={"serviceAccountName": "trainer", "container": {"env": [{"name": "A", "value": "b"}]}},
+    )  # fmt: skip
+    body, config = stub.objects[f"{JOBS}/my-training"], stub.objects[f"{CONFIGS}/my-training-script"]
+    assert (job.name, job.namespace) == ("my-training", "ml")
+    spec = body["spec"]
+    assert spec["training"] == {"globalBatchSize": 512, "epochs": 20}
+    assert spec["checkpoint"] == {"uri": "s3://bucket/x"}
+    assert [(pool["name"], pool["maxReplicas"]) for pool in spec["workerPools"]] == [("a100", 2), ("t4", 6)]
+    assert {pool["name"]: pool["nodeSelector"] for pool in spec["workerPools"]} == {
+        "a100": {"heterotrain.dev/pool": "a100"}, "t4": {"heterotrain.dev/pool": "t4"},
+    }  # fmt: skip
+    assert all(pool["resources"] == {"limits": {"nvidia.com/gpu": 1}} for pool in spec["workerPools"])
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    (mount,) = container["volumeMounts"]
+    (volume,) = pod["volumes"]
+    assert volume == {"name": mount["name"], "configMap": {"name": config["metadata"]["name"]}}
+    assert container["command"] == ["heterotrain-run", f"{mount['mountPath']}/My_Training.py", "--lr", "0.1"]
+    assert container["env"] == [{"name": "A", "value": "b"}]
+    assert pod["serviceAccountName"] == "trainer"
+    assert config["data"] == {"My_Training.py": SCRIPT}
+    (owner,) = config["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == ("HeteroTrainJob", body["metadata"]["uid"])
+
+
+def add(*, first: int, out: str) -> None:
+    """A training, as a test can check it."""
+    from pathlib import Path as Where  # noqa: PLC0415  # the workers have only the function
+
+    def inner(value: int) -> int:
+        return value + 1
+
+    Where(out).write_text(str(inner(first)), encoding="utf-8")
+
+
+def test_a_function_becomes_a_file_that_does_the_same(stub: ApiStub, tmp_path: Path) -> None:
+    """What the workers run is run here."""
+    out = tmp_path / "out"
+    HeteroTrainClient().train(
+        add,
+        pools={"cpu": 1},
+        image="x",
+        gpus_per_worker=0,
+        global_batch_size=8,
+        arguments={"first": 4, "out": str(out)},
+    )
+    (text,) = stub.objects[f"{CONFIGS}/add-script"]["data"].values()
+    (tmp_path / "function.py").write_text(text, encoding="utf-8")
+    runpy.run_path(str(tmp_path / "function.py"), run_name="__main__")
+    assert out.read_text() == "5"
+    assert "resources" not in stub.objects[f"{JOBS}/add"]["spec"]["workerPools"][0]
+
+
+def test_an_unchanged_script_for_torchrun_needs_no_batch(stub: ApiStub, script: Path) -> None:
+    HeteroTrainClient().train(script, pools={"a100": 2}, image="x", runtime="Torchrun")
+    spec = stub.objects[f"{JOBS}/my-training"]["spec"]
+    assert spec["runtime"] == "Torchrun"
+    assert "training" not in spec
+
+
+def uses_numpy() -> float:
+    """Not self-contained."""
+    return float(np.zeros(1).sum())
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"script": "nowhere.py"}, "the script nowhere.py cannot be read"),
+        ({"script": uses_numpy}, "the function uses_numpy uses np from outside"),
+        ({"script": add, "arguments": {"frist": 1}}, "the arguments of the function add do not fit"),
+        ({"script": add, "arguments": {"first": float("nan"), "out": ""}}, "arguments of the function add do not fit"),
+        ({"script": add, "arguments": ["4"]}, "arguments of the function add are a mapping by name"),
+        ({"arguments": {"lr": 1}}, "arguments of a script are a list of strings"),
+        ({"pools": {}}, "spec.workerPools has 0 entries, but needs at least 1"),
+        ({"pools": {"a100": {"maxreplicas": 2}}}, "maxreplicas is not a field: did you mean maxReplicas?"),
+        ({"global_batch_size": None}, "exactly one of globalBatchSize"),
+        ({"name": "a" * 60}, "at most 48 characters"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_nothing_is_sent(
+    stub: ApiStub, script: Path, change: dict[str, Any], sentence: str
+) -> None:
+    given: dict[str, Any] = {"pools": {"a100": 2}, "image": "x", "global_batch_size": 64, "script": script, **change}
+    with pytest.raises(InputError) as error:
+        HeteroTrainClient().train(given.pop("script"), **given)
+    assert sentence in str(error.value)
+    assert not stub.requests
+
+
+def test_a_job_whose_script_cannot_be_stored_is_deleted_again(stub: ApiStub, script: Path) -> None:
+    """Its pods would wait for the script for ever."""
+    stub.refusals[("POST", CONFIGS)] = [(403, "configmaps is forbidden")]
+    with pytest.raises(InputError, match="not allowed to read or change ConfigMap my-training-script"):
+        HeteroTrainClient().train(script, pools={"a100": 2}, image="x", global_batch_size=64)
+    assert f"{JOBS}/my-training" not in stub.objects
+
+
+def test_waiting_returns_the_last_status_or_raises_the_reason(
+    stub: ApiStub, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = HeteroTrainClient().train(script, pools={"a100": 2}, image="x", global_batch_size=64)
+    running = {"state": "Running", "ready": "2/2", "epoch": 1, "step": 10, "loss": 0.5, "samplesPerSecond": 100.0}
+    statuses(stub, "my-training", running, running, DONE)
+    assert job.wait().step == 20
+    assert "my-training: Running" in capsys.readouterr().err
+    history = job.metrics()
+    assert history["step"].tolist() == [10, 20]
+    assert history["loss"].tolist() == [0.5, 0.1]
+    np.testing.assert_array_equal(history["accuracy"], [np.nan, 0.9])
+    assert len(set(map(len, history.values()))) == 1
+    statuses(stub, "my-training", {"state": "Failed", "reason": "BackoffLimitExceeded: exit code 1"})
+    with pytest.raises(JobFailedError, match=r"job my-training: Failed\. BackoffLimitExceeded: exit code 1"):
+        job.wait(progress=False)
+    statuses(stub, "my-training", running)
+    with pytest.raises(UnavailableError, match="has not ended after 0 s: it goes on"):
+        job.wait(timeout_s=0, progress=False)
+
+
+def test_logs_are_lines_with_their_worker(stub: ApiStub, script: Path) -> None:
+    job = HeteroTrainClient().train(script, pools={"a100": 2}, image="x", global_batch_size=64)
+    for index in (0, 1):
+        name = f"my-training-w{index}"
+        containers = {"containers": [{"name": "trainer"}]}
+        stub.lists[PODS].append({"metadata": {"name": name, "uid": name}, "spec": containers,
+                                 "status": {"phase": "Running"}})  # fmt: skip
+        stub.logs[name] = f"one {index}\ntwo {index}\n"
+    assert [(line.worker, line.text) for line in job.logs("w1")] == [
+        ("my-training-w1", "one 1"), ("my-training-w1", "two 1"),
+    ]  # fmt: skip
+    statuses(stub, "my-training", DONE)
+    assert sorted(line.text for line in job.logs(follow=True)) == ["one 0", "one 1", "two 0", "two 1"]
+
+
+def test_a_running_job_is_changed(stub: ApiStub, script: Path) -> None:
+    client = HeteroTrainClient()
+    client.train(script, pools={"a100": 2, "t4": 6}, image="x", global_batch_size=64)
+    stub.objects[f"{JOBS}/my-training"]["metadata"]["resourceVersion"] = "7"
+    job = client.job("my-training")
+    spec = stub.objects[f"{JOBS}/my-training"]["spec"]
+    job.suspend()
+    assert spec["suspend"] is True
+    job.resume()
+    assert spec["suspend"] is False
+    job.scale(4, pools={"t4": 1})
+    assert spec["elasticPolicy"] == {"maxReplicas": 4}
+    assert [pool["maxReplicas"] for pool in spec["workerPools"]] == [2, 1]
+    with pytest.raises(InputError, match="the job has no pool v100: its pools are a100, t4"):
+        job.scale(pools={"v100": 1})
+    job.delete()
+    with pytest.raises(InputError, match="there is no job my-training"):
+        client.job("my-training")
+
+
+def test_the_forecast_uses_the_speeds_of_the_running_job(stub: ApiStub, script: Path) -> None:
+    job = HeteroTrainClient().train(script, pools={"a100": 2}, image="x", global_batch_size=60)
+    compute = ComputeTime(per_sample_s=0.01, fixed_s=0.0, backward_per_sample_s=0.0, backward_fixed_s=0.0)
+    members = tuple(Member(index=index, pool="a100", share_samples=30, compute=compute) for index in range(2))
+    plan = plan_of([30, 30], job_uid="uid-my-training", members=members)
+    stub.objects[f"{CONFIGS}/my-training-plan"] = {"data": {"plan.json": encode_plan(plan)}}
+    assert job.forecast().document["stepSeconds"] == pytest.approx(0.3)
+
+
+def test_a_notebook_shows_what_describe_shows(stub: ApiStub, script: Path) -> None:
+    job = HeteroTrainClient().train(script, pools={"a100": 2}, image="x", global_batch_size=64)
+    statuses(stub, "my-training", DONE)
+    assert "every epoch is committed" in str(job)
+    html = job._repr_html_()
+    assert html.startswith("<pre")
+    assert "accuracy" in html
+
+
+def test_the_history_comes_from_prometheus_in_or_outside_the_cluster(stub: ApiStub, script: Path) -> None:
+    """One series is a gauge of the contract, another one a metric of the script."""
+    job = HeteroTrainClient().train(script, pools={"a100": 2}, image="x", global_batch_size=64)
+    statuses(stub, "my-training", DONE)
+    asked: list[str] = []
+
+    def answer(query: str) -> dict[str, Any]:
+        asked.append(query)
+        loss = [{"metric": {}, "values": [[10.0, "0.5"], [20.0, "0.25"]]}]
+        accuracy = [{"metric": {"name": "accuracy"}, "values": [[20.0, "0.75"]]}]
+        found = loss if "heterotrain_loss{" in query else accuracy if "user_metric" in query else []
+        return {"status": "success", "data": {"resultType": "matrix", "result": found}}
+
+    real, path = stub.answer, "/api/v1/namespaces/monitoring/services/prometheus:9090/proxy/api/v1/query_range"
+
+    def proxy(method: str, at: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
+        return (200, answer(query["query"])) if at == path else real(method, at, query, body)
+
+    stub.answer = proxy  # type: ignore[method-assign]  # the stub's one method, replaced for this test
+    with prometheus(answer) as outside:
+        for where in ("monitoring/prometheus:9090", outside):
+            found = job.metrics(prometheus=where)
+            assert found["time_s"].tolist() == [10, 20]
+            assert found["loss"].tolist() == [0.5, 0.25]
+            np.testing.assert_array_equal(found["accuracy"], [np.nan, 0.75])
+    assert all('job_uid="uid-my-training"' in query for query in asked)
+    with pytest.raises(UnavailableError, match="does not answer"):
+        job.metrics(prometheus=outside)
+
+
+class prometheus:  # noqa: N801  # reads like a function
+    """A server on loopback that answers range queries, inside the ``with`` block."""
+
+    def __init__(self, answer: Any) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                raw = json.dumps(answer(self.path.replace("%22", '"').replace("%7B", "{").replace("%3D", "="))).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(raw)))
+                self.end_headers()
+                self.wfile.write(raw)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class names it
+                pass
+
+        self._server = HTTPServer(("127.0.0.1", 0), Handler)
+
+    def __enter__(self) -> str:
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def test_the_same_for_asyncio(stub: ApiStub, script: Path) -> None:
+    async def train() -> list[str]:
+        client = AsyncHeteroTrainClient()
+        job = await client.train(script, pools={"a100": 2}, image="x", global_batch_size=64)
+        name = "my-training-w0"
+        stub.lists[PODS].append({"metadata": {"name": name, "uid": name}, "spec": {"containers": [{"name": "t"}]},
+                                 "status": {"phase": "Running"}})  # fmt: skip
+        stub.logs[name] = "one\ntwo\n"
+        await job.suspend()
+        assert (await client.job("my-training")).name == job.name
+        statuses(stub, "my-training", DONE)
+        assert (await job.wait()).state == "Succeeded"
+        assert (await job.metrics())["step"].tolist() == [20]
+        return [line.text async for line in job.logs()]
+
+    assert asyncio.run(train()) == ["one", "two"]
+    assert stub.objects[f"{JOBS}/my-training"]["spec"]["suspend"] is True
