@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-OWN = ("heterotrain", "heterotrain_core", "heterotrain_operator", "heterotrain_cli", "heterotrain_client", "heterotrain_simulator")
+OWN = (
+    "heterotrain", "heterotrain_core", "heterotrain_operator", "heterotrain_cli", "heterotrain_client",
+    "heterotrain_simulator",
+)  # fmt: skip
 
 
 def missing_extra(error: ModuleNotFoundError, *, what: str, extra: str) -> str:

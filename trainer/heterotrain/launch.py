@@ -23,7 +23,6 @@ from heterotrain_core.contract.outcome import Cause, Ending, Outcome, decode_out
 
 from heterotrain.error_output import ErrorOutput
 from heterotrain.telemetry.logs import set_up_logs
-from heterotrain.torchrun.launcher import run as run_torchrun
 
 _log = logging.getLogger(__name__)
 
@@ -199,7 +198,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(usage)  # noqa: T201  # output of a command
         raise SystemExit(0 if given else 2)
     if Runtime(os.environ.get(env.RUNTIME, Runtime.HETEROTRAIN)) is Runtime.TORCHRUN:
-        raise SystemExit(run_torchrun(given))
+        from heterotrain.torchrun.launcher import run  # noqa: PLC0415  # needs a package of the extra `trainer`
+
+        raise SystemExit(run(given))
     raise SystemExit(Launcher([sys.executable, *given], os.environ).run())
 
 
