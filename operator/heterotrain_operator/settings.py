@@ -87,7 +87,8 @@ class Settings:
     lease_name: str = field(
         default="heterotrain-operator", metadata=_about("Lease that elects the acting replica; one for each release.")
     )
-    lease_duration_s: float = field(default=10.0, metadata=_about("Seconds after which a silent leader is replaced."))
+    # Answers that take 5 s must not depose the leader: see kube/lease.py.
+    lease_duration_s: float = field(default=12.0, metadata=_about("Seconds after which a silent leader is replaced."))
     prometheus: PrometheusSettings = PrometheusSettings()
 
 

@@ -98,3 +98,52 @@ async def test_a_candidate_waits_for_the_api_server() -> None:
     assert first.leads
     with suppress(KubeError):
         await waiting
+
+
+@pytest.mark.parametrize("delay_s", [5.0])
+async def test_an_api_server_that_takes_five_seconds_does_not_depose_the_leader(delay_s: float) -> None:
+    kube = FakeKube()
+    first, second = an_elector(kube, "first"), an_elector(kube, "second")
+    await first.acquire()
+    original = kube.replace
+
+    async def slow(*arguments: object) -> dict[str, object]:
+        await asyncio.sleep(delay_s / 2)
+        answer = await original(*arguments)  # type: ignore[arg-type]  # passed on
+        await asyncio.sleep(delay_s / 2)
+        return answer
+
+    kube.replace = slow  # type: ignore[method-assign]  # a double
+    keeping, waiting = asyncio.create_task(first.keep()), asyncio.create_task(second.acquire())
+    await asyncio.sleep(600)
+    assert first.leads
+    assert not waiting.done()
+    keeping.cancel()
+    waiting.cancel()
+
+
+async def test_a_renewal_whose_answer_is_late_does_not_prolong_leadership() -> None:
+    """It reaches the API server at once, so that others count from then; only its answer takes nearly the deadline."""
+    kube = FakeKube()
+    first, second = an_elector(kube, "first"), an_elector(kube, "second")
+    await first.acquire()
+    loop, original, calls = asyncio.get_running_loop(), kube.replace, 0
+
+    async def late(*arguments: object) -> dict[str, object]:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise Unavailable("network down")
+        answer = await original(*arguments)  # type: ignore[arg-type]  # passed on
+        await asyncio.sleep(first._settings.deadline_s - first._settings.renew_s - 0.1)
+        return answer
+
+    kube.replace = late  # type: ignore[method-assign]  # a double
+    keeping = asyncio.create_task(first.keep())
+    await asyncio.sleep(first._settings.renew_s + 0.1)
+    taken = asyncio.create_task(second._try_acquire())
+    await taken  # the second candidate observes the renewal
+    observed_s = loop.time()
+    with pytest.raises(LeadershipLost):
+        await keeping
+    assert loop.time() < observed_s + first._settings.duration_s

@@ -87,9 +87,9 @@ class App:
                 identity=settings.identity,
                 duration_s=settings.lease_duration_s,
                 renew_s=settings.lease_duration_s / 5,
-                deadline_s=settings.lease_duration_s * 0.7,
+                deadline_s=settings.lease_duration_s * 0.9,
             )
-            self.elector = Elector(kube, lease, wall_clock=lambda: rfc3339_micro(clocks.wall()))
+            self.elector = Elector(kube, lease, wall_clock=lambda: rfc3339_micro(clocks.wall()), clock=clocks.monotonic)
         self._clocks = clocks
         self._listed_s = float("-inf")
         """When the last full list was complete, on the monotonic clock."""

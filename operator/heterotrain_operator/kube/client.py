@@ -120,7 +120,10 @@ class KubeClient(Kube):
             raise Unavailable(f"the API server can't be reached: {error}") from error
         if response.status >= 400:  # noqa: PLR2004  # the first HTTP status that is an error
             raise _error(response.status, raw, response.headers, now_s=self.clock.now_s())
-        answer: Body = json.loads(raw)
+        try:
+            answer: Body = json.loads(raw)
+        except ValueError as error:  # a proxy or a load balancer answered in the API server's place
+            raise Unavailable("the answer is not JSON: something between operator and API server answered") from error
         return answer
 
 

@@ -2,7 +2,8 @@
 
 As in client-go, a candidate uses only its own monotonic clock: a Lease is expired when the candidate has observed it
 unchanged for its whole duration, so the clocks of different machines need not agree. Every renewal has a deadline, so
-that a hanging request cannot extend leadership.
+that a hanging request cannot extend leadership. The deadline counts from when the last successful renewal was sent: it
+may have reached the API server at once, and only its answer may have been slow.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound
 from heterotrain_operator.kube.resources import LEASES
 from heterotrain_operator.kube.verbs import Body, Kube
 
+_LAST_TRY_S = 0.1
+"""Least seconds for an attempt to renew the Lease."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseSettings:
@@ -25,15 +29,16 @@ class LeaseSettings:
     Attributes:
         duration_s: other candidates wait this long after the last renewal before they take over.
         renew_s: seconds between renewals.
-        deadline_s: the leader gives up after this long without a renewal; well below ``duration_s``.
+        deadline_s: the leader gives up this long after it sent the last successful renewal; below ``duration_s``, and
+            more than twice as long as the slowest answer that should not end leadership.
     """
 
     namespace: str
     name: str
     identity: str
-    duration_s: float = 10.0
-    renew_s: float = 2.0
-    deadline_s: float = 7.0
+    duration_s: float = 12.0
+    renew_s: float = 2.4
+    deadline_s: float = 10.8
 
 
 class LeadershipLost(Exception):  # noqa: N818  # named for the event
@@ -60,6 +65,8 @@ class Elector:
         self._observed: tuple[str, str] = ("", "")
         self._observed_s = clock()
         self._lease: Body | None = None
+        self._renewed_s = clock()
+        """When the request was sent by which the Lease was acquired or renewed last."""
 
     @property
     def leads(self) -> bool:
@@ -82,18 +89,20 @@ class Elector:
         Raises:
             LeadershipLost: another operator holds the Lease, or it could not be renewed in time.
         """
-        renewed_s = self._clock()
+        sent_s = self._renewed_s
         while True:
-            await self._sleep(self._settings.renew_s)
+            until_s = self._renewed_s + self._settings.deadline_s
+            await self._sleep(max(0.0, min(sent_s + self._settings.renew_s, until_s) - self._clock()))
+            sent_s = self._clock()
             try:
-                async with asyncio.timeout(max(0.1, renewed_s + self._settings.deadline_s - self._clock())):
+                async with asyncio.timeout(max(_LAST_TRY_S, until_s - sent_s)):
                     await self._renew()
-                renewed_s = self._clock()
+                self._renewed_s = sent_s
             except (KubeError, TimeoutError) as error:
                 if isinstance(error, Conflict | NotFound):
                     self._lease = None
                     raise LeadershipLost(f"another operator took the Lease: {error}") from error
-                if self._clock() - renewed_s >= self._settings.deadline_s:
+                if self._clock() >= until_s - _LAST_TRY_S:
                     self._lease = None
                     raise LeadershipLost(
                         f"the Lease could not be renewed for {self._settings.deadline_s:.0f} s"
@@ -131,10 +140,12 @@ class Elector:
         return await self._write(self._kube.replace(LEASES, lease))
 
     async def _write(self, call: Awaitable[Body]) -> bool:
+        sent_s = self._clock()
         try:
             self._lease = await call
         except Conflict:
             return False  # another candidate was faster
+        self._renewed_s = sent_s
         return True
 
     async def _renew(self) -> None:
