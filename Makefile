@@ -131,6 +131,10 @@ test-unit: setup ## the three above in one run, about two minutes
 test-distributed: setup ## real training processes with injected faults
 	@$(VENV)/bin/pytest tests/distributed -q
 
+chaos: setup-operator ## seeded fault scenarios for the operator: HISTORIES=number, SEED=first one; about one second each
+	@PYTHONPATH=core:operator:cli:deploy/dev/lab:deploy/dev/cluster:tests $(PY) -m support.chaos \
+	  --histories $(or $(HISTORIES),300) --seed $(or $(SEED),0)
+
 test-cuda: setup ## tests on a GPU; not part of `make test`
 	@$(PY) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("test-cuda needs a GPU that PyTorch can use, but \
 	torch.cuda.is_available() is false: run it on a machine with an NVIDIA GPU and its driver")'
@@ -196,6 +200,6 @@ bench-simulated: setup ## the tables of docs/simulation.md; about twenty minutes
 	@for what in spot fleet comparison; do $(PY) deploy/dev/bench/simulated_$$what.py; echo; done
 
 .PHONY: help demo test setup-core setup-operator setup lock lint lint-operator lint-prose format crds test-core \
-  test-operator test-trainer test-unit test-distributed test-cuda images cluster cluster-running cluster-down \
+  test-operator test-trainer test-unit test-distributed chaos test-cuda images cluster cluster-running cluster-down \
   test-cluster operator-local operator-reload bench bench-prediction bench-convergence bench-scale bench-mathematics \
   bench-trainer bench-simulated pictures
