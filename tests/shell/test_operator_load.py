@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import structlog
 from heterotrain_operator.cluster_state.store import Kind
+from heterotrain_operator.decide.status.events import JobEvent
 from heterotrain_operator.engine.app import App
+from heterotrain_operator.engine.publisher import MOST_WAITING
 from heterotrain_operator.settings import Settings
 from lab.scale.workload import Size
 from support.fakes import FakeKube
@@ -171,5 +173,51 @@ async def test_a_restarted_operator_changes_no_pod_before_its_first_allocation()
     load.kube.calls.clear()
     while len(load.app.queue):
         await load.app.reconciler.handle(await load.app.queue.get())
-    rewritten = {("apply status", "heterotrainjobs")}
+    rewritten = {("merge status", "heterotrainjobs")}
     assert {(verb, plural) for verb, plural, _ in load.kube.calls} <= rewritten, "it decides the same"
+
+
+async def test_a_change_of_the_status_sends_only_what_differs() -> None:
+    load = await filled_cluster(1)
+    (key,) = load.app.store.jobs.all()
+    job = load.app.store.jobs.get(key)
+    assert job is not None
+    sent: list[dict[str, Any]] = []
+    merge = load.kube.merge
+
+    async def noted(resource: Any, namespace: str, name: str, patch: dict[str, Any], **which: str) -> Any:
+        sent.append(patch)
+        return await merge(resource, namespace, name, patch, **which)
+
+    load.kube.merge = noted  # type: ignore[method-assign]  # to see the patch
+    memory = load.app.reconciler._memory_of(job)
+    await load.app.actor.write_status(job, job.status.model_copy(update={"step": 7}), memory)
+    assert [each["status"] for each in sent] == [{"step": 7}]
+    assert load.kube.objects["heterotrainjobs", key.namespace, key.name]["status"]["plan"]["desiredGeneration"] == 1
+
+
+async def test_no_pass_waits_for_an_event() -> None:
+    """Events are published next to the passes. While the API server takes none, jobs go on, and memory is bounded."""
+    load = LoadTest(Size(jobs=1, pods=PODS_PER_JOB))
+    load.app.publisher.flush = _nothing  # type: ignore[method-assign]  # as if no Event were ever accepted
+    await load.settle()
+    assert sum(load.ready.values()) >= PODS_PER_JOB * 0.99
+    assert not [call for call in load.kube.calls if call[:2] == ("create", "events")]
+    (key,) = load.app.store.jobs.all()
+    job = load.app.store.jobs.get(key)
+    assert job is not None
+    for number in range(MOST_WAITING + 10):
+        load.app.publisher.add(job, JobEvent(warning=False, reason="Test", message=str(number)))
+    assert len(load.app.publisher._waiting) == MOST_WAITING
+    assert load.app.publisher._waiting[-1].event.message == str(MOST_WAITING + 9), "the oldest ones are dropped"
+
+
+async def test_pods_that_differ_only_by_their_job_are_checked_once() -> None:
+    load = await filled_cluster(FEW)
+    jobs = [body for (plural, _, _), body in load.kube.objects.items() if plural == "heterotrainjobs"]
+    kinds = {(job["metadata"]["namespace"], pool["name"]) for job in jobs for pool in job["spec"]["workerPools"]}
+    assert sum(call[0] == "dry-run" for call in load.kube.calls) == len(kinds) < FEW * 1.75
+
+
+async def _nothing() -> None:
+    pass

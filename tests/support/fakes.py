@@ -11,6 +11,8 @@ from heterotrain_operator.kube.resources import EVENTS, Resource
 from heterotrain_operator.prom.errors import PromError
 from heterotrain_operator.prom.queries import Series
 
+from support.api_stub import merge
+
 Body = dict[str, Any]
 
 
@@ -88,15 +90,23 @@ class FakeKube:
             raise Conflict("conflicts with another manager")
         return self._store(resource, {**known, **body, "metadata": {**known.get("metadata", {}), **metadata}})
 
-    async def merge(self, resource: Resource, namespace: str, name: str, patch: Body) -> Body:
-        self._call("merge", resource, name)
+    async def merge(self, resource: Resource, namespace: str, name: str, patch: Body, *, subresource: str = "") -> Body:
+        self._call(f"merge {subresource}".strip(), resource, name)
         try:
             known = self.objects[resource.plural, namespace, name]
         except KeyError:
             raise NotFound(name) from None
+        given = patch.get("metadata", {})
+        if "uid" in given and given["uid"] != known["metadata"]["uid"]:
+            raise Conflict(f"{name} has another uid")
+        if int(given.get("resourceVersion", self._version)) < int(known["metadata"]["resourceVersion"]):
+            raise Conflict(f"{name} has changed")
         for part in ("annotations", "labels"):
-            if given := patch.get("metadata", {}).get(part):
-                known["metadata"].setdefault(part, {}).update(given)
+            if given.get(part):
+                known["metadata"].setdefault(part, {}).update(given[part])
+        if subresource:
+            known.setdefault(subresource, {})
+            merge(known[subresource], patch[subresource])
         return self._store(resource, known)
 
     async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str) -> None:

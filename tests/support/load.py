@@ -75,6 +75,7 @@ class LoadTest:
                 await self.app.reconciler.handle(await self.app.queue.get())
                 self.passes += 1
                 self._watch()
+            await self.app.publisher.flush()
             if not self._play():
                 return
 

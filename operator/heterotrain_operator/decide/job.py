@@ -53,6 +53,8 @@ KEPT_FAILED_PODS = 5
 """So many failed pods are kept for their logs until the job ends; they use no resources once all containers ended."""
 SIDECAR_S = 30.0
 """Time for the other containers of a failed worker to end; then the pod is deleted, because it still holds its node."""
+MESSENGERS = 2
+"""Members whose kubelets deliver a revision at once: one of them may be about to end."""
 COOLING_S = 10.0
 """Time before a worker that was killed from outside right after its start is replaced: the cause may persist."""
 _QUICK_DEATH_S = 30.0
@@ -272,7 +274,7 @@ def _build_active(
         apply=(build_service(job), *([budget] if budget else [])),
         plan=decided.planned.body,
         plan_version=version,
-        touch=_pods_to_touch(derived.workers, version),
+        touch=_pods_to_touch(derived.workers, plan),
         create=decided.create,
         status=status,
         remove=tuple(pod for pod in remove if not pod.deleting),
@@ -378,11 +380,33 @@ def _plan_object(inputs: JobInputs, derived: DerivedState, new_plan: Plan | None
     )
 
 
-def _pods_to_touch(workers: Sequence[Worker], version: str) -> tuple[PodView, ...]:
-    """Return running pods that may still hold an older plan."""
-    return tuple(
-        w.pod for w in workers if (w.placed or w.state is WorkerState.LEAVING) and w.pod.plan_version != version
-    )
+def _pods_to_touch(workers: Sequence[Worker], plan: Plan | None) -> tuple[PodView, ...]:
+    """Return running pods whose kubelets have to deliver the plan.
+
+    A new generation goes to all of them, and so does a plan with members that leave: it has to arrive before they end.
+    Other revisions go to ``MESSENGERS`` members: they pass the plan on in their next step's vote.
+    """
+    version = version_text(plan) if plan else ""
+    running = [w for w in workers if w.placed or w.state is WorkerState.LEAVING]
+    outdated = [w for w in running if w.pod.plan_version != version]
+    if plan is None or plan.drain or not plan.members:
+        return tuple(w.pod for w in outdated)
+    named = {rank.worker_uid for rank in plan.ranks}
+    in_step = [
+        w
+        for w in running
+        if w.state is WorkerState.READY and w.pod.uid in named and _generation(w.pod) == plan.generation
+    ]
+    told = sum(w.pod.plan_version == version for w in in_step)
+    others = [w for w in outdated if w not in in_step]
+    messengers = [w for w in outdated if w in in_step][: max(0, MESSENGERS - told)]
+    return tuple(w.pod for w in (*messengers, *others))
+
+
+def _generation(pod: PodView) -> int | None:
+    """Return the generation of the plan that a pod's kubelet was told to deliver; ``None`` for an unreadable one."""
+    text = pod.plan_version.partition(".")[0]
+    return int(text) if text.isascii() and text.isdecimal() else None
 
 
 def _unneeded_ended_pods(context: JobContext) -> tuple[PodView, ...]:

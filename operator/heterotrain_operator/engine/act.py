@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -22,16 +21,17 @@ import structlog
 from heterotrain_core.contract import keys
 
 from heterotrain_operator.api.status import HeteroTrainJobStatus, as_body
-from heterotrain_operator.cluster_state.parse import parse_job, parse_plan_object, parse_pod, rfc3339
+from heterotrain_operator.cluster_state.parse import parse_job, parse_plan_object, parse_pod
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.views import JobView, PodView
 from heterotrain_operator.decide.job import Decision
-from heterotrain_operator.decide.status.events import JobEvent, workers_created
+from heterotrain_operator.decide.status.events import workers_created
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.memory import JobMemory
 from heterotrain_operator.engine.metrics import OperatorMetrics
-from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected, Unavailable
-from heterotrain_operator.kube.events import publish
+from heterotrain_operator.engine.publisher import Publisher
+from heterotrain_operator.kube.errors import Conflict, NotFound, Rejected
+from heterotrain_operator.kube.merge_patch import merge_patch
 from heterotrain_operator.kube.resources import BY_KIND, CONFIG_MAPS, JOBS, PODS
 from heterotrain_operator.kube.verbs import Kube
 
@@ -47,8 +47,6 @@ _FAST = frozenset(
 FIRST_BATCH, LARGEST_BATCH = 8, 32
 """Pods that are created at the same time, at first and at most: the number doubles after each batch."""
 
-_UNDECLARED = re.compile(r"\.status\.(\w+)[^\s:]*: field not declared in schema")
-"""How the API server refuses to apply a field that the definition of jobs does not have."""
 _Call = Callable[[], Awaitable[None]]
 
 log = structlog.get_logger()
@@ -66,12 +64,14 @@ class Actor:
         kube: Kube,
         store: Store,
         metrics: OperatorMetrics,
+        publisher: Publisher,
         *,
         clocks: Clocks,
         status_interval_s: float,
     ) -> None:
         self._kube = kube
         self._store = store
+        self._publisher = publisher
         self._metrics = metrics
         self._clocks = clocks
         self._status_interval_s = status_interval_s
@@ -112,9 +112,10 @@ class Actor:
         # 4. Update the status, then remove pods.
         wait_s = await self.write_status(job, decision.status, memory)
         await self._try("removals", memory, [partial(self._remove, pod) for pod in decision.remove])
-        # 5. Publish Events, and delete an expired job.
+        # 5. Hand Events over, and delete an expired job.
         events = [*([workers_created(created)] if created else []), *decision.events]
-        await asyncio.gather(*(self._publish(job, event) for event in events))
+        for event in events:
+            self._publisher.add(job, event)
         if decision.delete_job:
             await self._kube.delete(JOBS, job.key.namespace, job.key.name, uid=job.uid)
         refused = {step: refusal.message for step, refusal in memory.refusals.items()}
@@ -231,23 +232,19 @@ class Actor:
         """Try all fields of the status again: the definition of jobs may have been updated."""
         self._undeclared = frozenset()
 
-    async def _apply_status(self, body: dict[str, Any]) -> Mapping[str, Any]:
-        """Apply a status; leave out the fields that an older definition of jobs does not have."""
-        status = {name: value for name, value in body["status"].items() if name not in self._undeclared}
-        try:
-            return await self._kube.apply(JOBS, {**body, "status": status}, subresource="status")
-        except (Rejected, Unavailable) as error:
-            found = frozenset(_UNDECLARED.findall(str(error))) & status.keys()
-            if not found:
-                raise
-            self._undeclared |= found
+    def _note_undeclared(self, sent: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+        """Note the fields of a status that the API server stored otherwise: its definition of jobs lacks parts of them.
+
+        They are left out from then on. Otherwise each pass would send them again.
+        """
+        stored = answer.get("status") or {}
+        if missing := {name for name, value in sent.items() if stored.get(name) != value}:
+            self._undeclared |= missing
             log.warning(
                 "the definition of jobs is older than this operator: the status lacks fields",
                 fields=sorted(self._undeclared),
                 hint="install crds/heterotrain.dev_heterotrainjobs.yaml of the operator's version",
             )
-        status = {name: value for name, value in status.items() if name not in found}
-        return await self._kube.apply(JOBS, {**body, "status": status}, subresource="status")
 
     async def write_status(self, job: JobView, status: HeteroTrainJobStatus | None, memory: JobMemory) -> float | None:
         """Write the status if it differs; return the seconds until delayed numbers may be written."""
@@ -263,20 +260,15 @@ class Actor:
         left_s = memory.status_written_s + self._status_interval_s - self._clocks.monotonic()
         if changed <= _FAST and left_s > 0:
             return left_s
-        body = {
-            "apiVersion": JOBS.api_version,
-            "kind": keys.KIND,
-            # The resourceVersion protects a recreated job from the status of its deleted predecessor: the API server
-            # does not compare the uid when a status is applied.
-            "metadata": {
-                "name": job.key.name,
-                "namespace": job.key.namespace,
-                "uid": job.uid,
-                "resourceVersion": job.resource_version,
-            },
-            "status": desired,
-        }
-        answer = await self._apply_status(body)
+        before, desired = (
+            {name: value for name, value in each.items() if name not in self._undeclared}
+            for each in (job.status_body, desired)
+        )
+        # The uid and the resourceVersion protect a recreated or changed job from an outdated status.
+        metadata = {"uid": job.uid, "resourceVersion": job.resource_version}
+        patch = {"metadata": metadata, "status": merge_patch(before, desired)}
+        answer = await self._kube.merge(JOBS, job.key.namespace, job.key.name, patch, subresource="status")
+        self._note_undeclared(desired, answer)
         memory.status_written_s = self._clocks.monotonic()
         self._metrics.failures.inc(max(0, status.restarts - job.status.restarts))
         self._metrics.disruptions.inc(max(0, status.disruptions - job.status.disruptions))
@@ -289,22 +281,6 @@ class Actor:
             await self._kube.delete(PODS, pod.key.namespace, pod.name, uid=pod.uid)
         except (NotFound, Conflict):
             return  # it is already gone
-
-    async def _publish(self, job: JobView, event: JobEvent) -> None:
-        """Publish an Event; a failure is only logged, because nothing depends on Events."""
-        try:
-            await publish(
-                self._kube,
-                namespace=job.key.namespace,
-                name=job.key.name,
-                uid=job.uid,
-                warning=event.warning,
-                reason=event.reason,
-                message=event.message,
-                now=rfc3339(self._clocks.wall()),
-            )
-        except KubeError as error:
-            log.warning("Event not published", job=job.key.name, namespace=job.key.namespace, error=str(error))
 
 
 def _controls(job: JobView, body: Mapping[str, Any]) -> bool:

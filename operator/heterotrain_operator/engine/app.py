@@ -31,6 +31,7 @@ from heterotrain_operator.engine.allocator import Allocator, wait_at_most
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.poller import Poller, Prom
+from heterotrain_operator.engine.publisher import Publisher
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.engine.reconcile import JobInputSources, Reconciler
 from heterotrain_operator.engine.resync import list_foreign, relist
@@ -63,7 +64,15 @@ class App:
         self.metrics = OperatorMetrics()
         self.store = Store(clocks.wall)
         self.queue: Queue[JobKey] = Queue(jitter=lambda: random.uniform(0.8, 1.2))  # noqa: S311  # spreads retries
-        self.actor = Actor(kube, self.store, self.metrics, clocks=clocks, status_interval_s=settings.status_interval_s)
+        self.publisher = Publisher(kube, clocks=clocks)
+        self.actor = Actor(
+            kube,
+            self.store,
+            self.metrics,
+            self.publisher,
+            clocks=clocks,
+            status_interval_s=settings.status_interval_s,
+        )
         self.poller = Poller(prom, self.store, self.queue, self.metrics, settings.prometheus, clocks=clocks)
         self.allocator = Allocator(
             self.store,
@@ -237,6 +246,7 @@ class App:
                 self.metrics.leader.set(1)
                 log.info("leading", identity=self.settings.identity)
                 tasks.create_task(self.allocator.run(), name="allocation")
+                tasks.create_task(self.publisher.run(), name="events")
                 # The previous leader may not have handled the latest changes.
                 self.queue.add_low_priority(self.store.newest_first())
                 if self.settings.prometheus.url is not None:

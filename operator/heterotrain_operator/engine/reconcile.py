@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -39,6 +41,8 @@ PLANNING_PART = 20
 """New telemetry may keep the processor busy with new shares for one part in this many, however large the job."""
 FAULT_RETRY_S = 60.0
 """Seconds until a part of a pass that failed by a bug is computed again, if nothing changes before."""
+ACCEPTED_S = 300.0
+"""Seconds for which the answer to a dry run holds for pods of other jobs that are the same otherwise."""
 _FORBIDDEN = 403
 
 log = structlog.get_logger()
@@ -82,6 +86,8 @@ class Reconciler:
         self._clocks = clocks
         self._memories: dict[JobKey, JobMemory] = {}
         self._planning = PlanningSlots()
+        self._accepted_pods: dict[bytes, float] = {}
+        """When the API server accepted a dry run, by the digest of the pod without the names of its job."""
         self._begun_s: dict[JobKey, float] = {}
         """When each pass in progress began."""
 
@@ -320,7 +326,13 @@ class Reconciler:
         return next((refusal for refusal in refusals if refusal is not None), Acceptance(known=True))
 
     async def _dry_run_of_pool(self, job: ValidJob, pool: WorkerPool) -> Acceptance | None:
-        """Return the API server's refusal of a worker of this pool, ``None`` without one."""
+        """Return the API server's refusal of a worker of this pool, ``None`` without one.
+
+        A pod that differs only by its job from one that was accepted a short while ago needs no request.
+        """
+        now_s, digest = self._clocks.monotonic(), _digest_of_any_job(job, pool)
+        if now_s - self._accepted_pods.get(digest, float("-inf")) < ACCEPTED_S:
+            return None
         pod = build_pod(job, pool, 0, plan_version="")
         pod["metadata"]["name"] = f"{job.key.name}-try-{pool.name}"[:63].rstrip("-")
         try:
@@ -335,7 +347,16 @@ class Reconciler:
         except Unavailable as error:  # such as an admission webhook that does not answer
             message = f"the API server could not check whether a worker of pool {pool.name} can be created: {error}"
             return Acceptance(known=False, ok=False, reason="DryRunFailed", message=message)
+        self._accepted_pods = {key: at_s for key, at_s in self._accepted_pods.items() if now_s - at_s < ACCEPTED_S}
+        self._accepted_pods[digest] = now_s
         return None
+
+
+def _digest_of_any_job(job: ValidJob, pool: WorkerPool) -> bytes:
+    """Return a digest of a worker's pod that is the same for jobs with the same template, pool and settings."""
+    anonymous = replace(job, key=job.key._replace(name="job"), uid="uid")
+    text = json.dumps(build_pod(anonymous, pool, 0, plan_version=""), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).digest()
 
 
 def _accepted_before(job: JobView) -> bool:

@@ -80,9 +80,10 @@ class KubeClient(Kube):
         query = {"fieldManager": keys.FIELD_MANAGER, "force": "true" if force else ""}
         return await self._call("PATCH", path, query=query, body=body, content_type=_APPLY)
 
-    async def merge(self, resource: Resource, namespace: str, name: str, patch: Body) -> Body:
+    async def merge(self, resource: Resource, namespace: str, name: str, patch: Body, *, subresource: str = "") -> Body:
+        path = resource.path(namespace, name, subresource)
         query = {"fieldManager": keys.FIELD_MANAGER}
-        return await self._call("PATCH", resource.path(namespace, name), query=query, body=patch, content_type=_MERGE)
+        return await self._call("PATCH", path, query=query, body=patch, content_type=_MERGE)
 
     async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str) -> None:
         options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}

@@ -39,8 +39,8 @@ class Kube(Protocol):
         """Apply the operator's fields of an object; without ``force``, other managers' values raise ``Conflict``."""
         ...
 
-    async def merge(self, resource: Resource, namespace: str, name: str, patch: Body) -> Body:
-        """Merge a patch into an object."""
+    async def merge(self, resource: Resource, namespace: str, name: str, patch: Body, *, subresource: str = "") -> Body:
+        """Merge a patch into an object; ``None`` removes a field."""
         ...
 
     async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str) -> None:
