@@ -12,6 +12,7 @@ import torch
 from distributed.network_cut import cut, refuse
 from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.errors import PeerLost
+from heterotrain.layouts.neighbours import Neighbours
 from heterotrain.membership.consensus.election import Election
 from heterotrain.network.group import Group
 from heterotrain.network.mesh.exchange import Purpose
@@ -31,6 +32,8 @@ FORMING_PLACES = ("voting", "building", "built", "giving", "receiving")
 PHASE_PLACES = ("prepared", "confirmed")
 """In the second phase of a step of a divided model, counted by the step: this rank has sent that it holds its sums, and
 has not heard from the others; and it has heard from all."""
+STAGE_PLACES = ("sending",)
+"""Before a stage of a pipeline sends a tensor to its neighbour, counted by the step."""
 SCRIPT_PLACES = ("between collectives", "in forward", "in a hook")
 """Between two exchanges of the script itself: in a step, in the forward pass (both counted by the step's number), or in
 a hook (counted by the epoch)."""
@@ -89,11 +92,12 @@ def _peer_ports() -> list[int]:
     return [] if isinstance(plan, Refused) else [rank.peer_port for rank in plan.ranks if rank.peer_port != own]
 
 
-def install_faults(fault: FaultInjector) -> None:  # noqa: C901  # one wrapper for each place
+def install_faults(fault: FaultInjector) -> None:  # noqa: C901, PLR0915  # one wrapper for each place
     """Wrap the library's functions so that they call the injector; visits of ``FORMING_PLACES`` are counted."""
     launch, wait, enter = Reducer._launch, Reducer.wait, Step.__enter__
     vote, build, exchange, write_final = Election.vote, Group.build, transfer.exchange, CheckpointManager.write_final
     wait_pieces, gather, confirm = PieceReducer.wait, Group.gather, Loop.confirm
+    send = Neighbours.send
     visits = dict.fromkeys((*FORMING_PLACES, LAST_PLACE), 0)
     running = [-1]
 
@@ -127,6 +131,10 @@ def install_faults(fault: FaultInjector) -> None:  # noqa: C901  # one wrapper f
         fault.at("confirmed", running[0])
         return found
 
+    def sent(self: Neighbours, *arguments: Any) -> None:
+        fault.at("sending", running[0])
+        send(self, *arguments)
+
     def entered(self: Step) -> Step:
         running[0] = self.number
         return enter(self)
@@ -150,6 +158,7 @@ def install_faults(fault: FaultInjector) -> None:  # noqa: C901  # one wrapper f
         write_final(self, *arguments)
 
     Reducer._launch, Reducer.wait, Step.__enter__ = launched, waited, entered  # type: ignore[method-assign]  # a deliberate wrapper
+    Neighbours.send = sent  # type: ignore[method-assign]  # a deliberate wrapper
     PieceReducer.wait, Group.gather, Loop.confirm = waited_pieces, gathered, confirmed  # type: ignore[method-assign]  # a deliberate wrapper
     Election.vote, Group.build = voted, built  # type: ignore[method-assign]  # a deliberate wrapper
     transfer.exchange, CheckpointManager.write_final = exchanged, written  # type: ignore[method-assign]  # a deliberate wrapper

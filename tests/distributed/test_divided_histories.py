@@ -1,0 +1,126 @@
+"""Seeded histories of jobs whose members are pipelines: random cuts, losses at every place, and other cuts afterwards.
+
+Each history ends with the weights and the samples of one process. ``HETEROTRAIN_DIVIDED_HISTORIES`` sets the number of
+histories (``200``) or a range of seeds (``100:200``).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from distributed.fault_injectors import FORMING_PLACES, LAST_PLACE, PHASE_PLACES, STAGE_PLACES
+from distributed.harness import LIMIT_S, Operator, Worker
+from distributed.test_pipeline_jobs import BATCH, SAMPLES, UNITS, Cut, plan_members, reference, result_of, start
+from heterotrain.data.order import permutation
+from heterotrain.data.sample_log import lineage
+
+SEEDS = range(*map(int, os.environ.get("HETEROTRAIN_DIVIDED_HISTORIES", "8").split(":")))
+EPOCHS = 3
+STEPS = EPOCHS * -(-SAMPLES // BATCH)
+BY_STEP = ("step", "in loss", "backward", "reducing", "reduced", "applied", *STAGE_PLACES, *PHASE_PLACES)
+PLACES = (*BY_STEP, "in a hook", *FORMING_PLACES, LAST_PLACE)
+LATE_S = 1.0
+"""Longest time after which the operator names new members, if the survivors do not go on before."""
+
+
+@cache
+def expected() -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    return reference(epochs=EPOCHS)
+
+
+def fault_of(rng: random.Random, place: str) -> dict[str, object]:
+    """Return a fault at a place, in any step or visit."""
+    last = {"in a hook": EPOCHS - 1, LAST_PLACE: 0} | dict.fromkeys(FORMING_PLACES, 2)
+    return {
+        "place": place,
+        "step": rng.randint(0, last.get(place, STEPS - 2)),
+        "do": rng.choice(["die", "die", "leave"]),
+    }
+
+
+def members_of(rng: random.Random, workers: list[Worker]) -> tuple[list[Cut], list[Worker]]:
+    """Return random members of these workers, and the spare ones."""
+    order = rng.sample(workers, len(workers))
+    spares = [order.pop()] if len(order) > 2 and rng.random() < 0.2 else []
+    groups: list[list[Worker]] = []
+    while order:
+        size = min(len(order), rng.choice([1, 2, 2, 3]))
+        groups.append([order.pop() for _ in range(size)])
+    edges = sorted(rng.sample(range(1, BATCH), len(groups) - 1))
+    shares = [b - a for a, b in zip([0, *edges], [*edges, BATCH], strict=True)]
+    cuts = [tuple(sorted(rng.sample(range(1, UNITS), len(group) - 1))) for group in groups]
+    return [
+        (group, cut, share, rng.choice([0, 1, 2, 3]))
+        for group, cut, share in zip(groups, cuts, shares, strict=True)
+    ], spares  # fmt: skip
+
+
+def steps_of(workers: list[Worker]) -> float:
+    return max((worker.metric("heterotrain_step") or 0.0 for worker in workers), default=0.0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_history(operate: Callable[..., Operator], seed: int) -> None:
+    """Up to three workers fail; the operator names new members of those that are left, and of new ones."""
+    rng = random.Random(seed)  # noqa: S311  # a seeded scenario, not a secret
+    operator = operate(batch_samples=BATCH, epochs=EPOCHS, parallelism="Pipeline", peer_timeout_s=0.3)
+    checkpoints = {"checkpoint_uri": f"file://{operator.folder}/checkpoints", "checkpoint_interval_s": 0.0}
+    operator.config = replace(operator.config, **checkpoints)
+    faults = [fault_of(rng, PLACES[(3 * seed + number) % len(PLACES)]) for number in range(rng.randint(1, 3))]
+    everyone = [
+        start(operator, f"w{number}", slow_s=0.01, fault=faults[number] if number < len(faults) else None)
+        for number in range(max(len(faults) + 1, rng.randint(3, 5)))
+    ]
+    operator.until_ready(*everyone)
+    living, end_s, recuts = list(everyone), time.monotonic() + LIMIT_S, rng.randint(0, 2)
+    members, spares = members_of(rng, living)
+    plan_members(operator, members, spares=spares)
+    while not any(worker.poll() == 0 and worker not in leaving(everyone) for worker in living):
+        assert time.monotonic() < end_s, operator.evidence()
+        lost = [worker for worker in living if worker.poll() is not None]
+        again = not lost and recuts and rng.random() < 0.05
+        if not lost and not again:
+            time.sleep(0.02)
+            continue
+        recuts -= again
+        living = [worker for worker in living if worker not in lost]
+        before, late_s = steps_of(living), time.monotonic() + rng.choice([0.0, LATE_S])
+        while lost and time.monotonic() < late_s and steps_of(living) <= before:
+            time.sleep(0.02)
+        if not living or (len(living) < 4 and rng.random() < 0.7):
+            new = start(operator, f"w{len(everyone)}")
+            everyone.append(new)
+            operator.until_ready(new)
+            living.append(new)
+        living = [worker for worker in living if worker.poll() is None]
+        if living:
+            members, spares = members_of(rng, living)
+            plan_members(operator, members, spares=spares)
+    for worker in living:
+        worker.signal(signal.SIGTERM)
+    operator.finish(living)
+    finished = [worker for worker in everyone if (operator.folder / f"{worker.name}-0.pt").exists()]
+    assert finished, operator.evidence()
+    weights, evaluated = expected()
+    for worker in finished:
+        found = result_of(operator, worker)
+        for name, part in found["parts"].items():
+            torch.testing.assert_close(part, weights[name], rtol=1e-10, atol=1e-10, msg=f"{worker.name} {name}")
+        assert found["found"][-1] == pytest.approx(evaluated, rel=1e-9)
+    orders = {
+        epoch: permutation(seed=0, epoch=epoch, epoch_samples=SAMPLES, shuffle=True).tolist() for epoch in range(EPOCHS)
+    }
+    assert lineage(operator.folder / "samples") == orders
+
+
+def leaving(workers: list[Worker]) -> list[Worker]:
+    """Return the workers that have left as they were asked to."""
+    return [w for w in workers if w.poll() == 0 and not (w.folder.parent / f"{w.name}-0.pt").exists()]
