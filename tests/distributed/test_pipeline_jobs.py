@@ -72,8 +72,11 @@ def weights_of(operator: Operator, workers: Sequence[Worker]) -> dict[str, torch
     return {name: whole[name] for name in order}
 
 
-def reference(*, epochs: int = 2, clip_norm: float | None = None) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    """Train in this process with plain torch; return the final weights and what they give on the test set."""
+def reference(
+    *, epochs: int = 2, clip_norm: float | None = None
+) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+    """Train in this process with plain torch; return the final weights, and results on the test set by epoch."""
+    found = []
     units = units_of(built(lambda: Decoder(BLOCKS).double()), "blocks")
     fill(units, seed=0, device=torch.device("cpu"))
     model, (x, y) = units.model, text(SAMPLES).tensors
@@ -98,10 +101,17 @@ def reference(*, epochs: int = 2, clip_norm: float | None = None) -> tuple[dict[
                     gradient.mul_(clip_norm / norm)
             optimizer.step()
             scheduler.step()
-    x, y = text(13).tensors
-    with torch.no_grad():
-        found = {name: float(value) for name, value in measure(model(x), y).items()}
+        test_x, test_y = text(13).tensors
+        with torch.no_grad():
+            values = {name: float(value) for name, value in measure(model(test_x), test_y).items()}
+        found.append({"epoch": epoch, **values})
     return {name: p.detach() for name, p in named.items()}, found
+
+
+def check_evaluations(found: list[dict[str, float]], expected: list[dict[str, float]]) -> None:
+    """Check what a rank found after each epoch in which it took part; a repeated hook finds the same."""
+    for values in found:
+        assert values == pytest.approx(expected[int(values["epoch"])], rel=1e-9)
 
 
 def check(
@@ -113,8 +123,7 @@ def check(
     for member in members:
         for worker in member:
             assert worker.code == 0, operator.evidence()
-            last = result_of(operator, worker)["found"][-1]
-            assert last == pytest.approx(evaluated, rel=1e-9)
+            check_evaluations(result_of(operator, worker)["found"], evaluated)
         assert_same_weights(weights_of(operator, member), expected)
 
 

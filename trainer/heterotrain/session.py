@@ -6,7 +6,6 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -14,7 +13,6 @@ from heterotrain_core.contract import metrics as names
 from heterotrain_core.contract.choices import Backend, OnDivergence, Parallelism
 from heterotrain_core.contract.config import TrainingConfig
 from heterotrain_core.contract.outcome import Ending
-from heterotrain_core.contract.plan import Layout, LayoutKind
 
 from heterotrain.checkpoints.manager import CheckpointManager
 from heterotrain.checkpoints.record import RunRecord, fingerprint
@@ -25,22 +23,14 @@ from heterotrain.data.sources import NumberedStream, source_of
 from heterotrain.errors import Excluded, PeerLost, UsageError
 from heterotrain.evaluation import Measure, means, measured, sums
 from heterotrain.identity import Identity, Mode, read_config, read_identity
-from heterotrain.layouts.batch_parts import inputs_and_targets
-from heterotrain.layouts.cuttable import CuttableModel
-from heterotrain.layouts.initial_weights import built, fill
-from heterotrain.layouts.sharded import ShardOptions, prepare_units, shard
-from heterotrain.layouts.sharded_model import ShardedModel
 from heterotrain.layouts.stage import Method
-from heterotrain.layouts.unit_draws import UnitDraws
-from heterotrain.layouts.units import units_of
-from heterotrain.layouts.usable_memory import usable_bytes
 from heterotrain.membership.devices import take_device
 from heterotrain.membership.elastic import Elastic
 from heterotrain.membership.fixed import Fixed
 from heterotrain.membership.interface import Membership
 from heterotrain.membership.roster import parts_of_member
+from heterotrain.model_setup import ModelSetup, WrapOptions
 from heterotrain.network.gloo.default_group import check_free
-from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.network.mesh.exchange import Purpose
 from heterotrain.numerics.batch_norm import BatchNorm
 from heterotrain.numerics.method import Numerics
@@ -51,26 +41,19 @@ from heterotrain.state.snapshot import Snapshot
 from heterotrain.state.tensors import Stateful
 from heterotrain.state.training import Training
 from heterotrain.steps.attempt import seed_step
-from heterotrain.steps.batch_loader import BatchLoader
 from heterotrain.steps.leadership import LeaderHook, Leadership
 from heterotrain.steps.loop import Loop
 from heterotrain.steps.observer import Observer
-from heterotrain.steps.own_member import OwnMember
-from heterotrain.steps.pipeline_member import PipelineMember
 from heterotrain.steps.replicas import Replicas
 from heterotrain.steps.step import Step
 from heterotrain.telemetry.logs import Tags, set_up_logs
 from heterotrain.telemetry.report import Report, serve
 from heterotrain.telemetry.tensorboard import TensorBoardWriter
-from heterotrain.telemetry.unit_report import report_units
 from heterotrain.termination_message import TerminationMessage
 
 _log = logging.getLogger(__name__)
 _S = TypeVar("_S", bound=Stateful)
 
-ONE_MODEL = "job.wrap takes one model and has one already: put several into one torch.nn.ModuleDict"
-PROFILE_S = 20.0
-"""Seconds after which units of a model are measured once only."""
 
 EpochHook = Callable[[int], Mapping[str, float] | None]
 StepsHook = Callable[[int], Mapping[str, float] | None]
@@ -184,11 +167,14 @@ class Job:
         self._record = self.register("heterotrain-record", RunRecord(identity, config))
         checkpoints = CheckpointManager(identity, config, report=self._report)
         parallelism = admission.choice("parallelism", config.parallelism, Parallelism)
-        self._is_sharded = parallelism is Parallelism.SHARDED
-        self._is_cut = parallelism in (Parallelism.PIPELINE, Parallelism.AUTO)
-        self._shards = identity.local_world_size if self._is_sharded else 1
         self._membership = _membership(
-            identity, config, self._training, checkpoints, device=self.device, report=self._report, shards=self._shards
+            identity,
+            config,
+            self._training,
+            checkpoints,
+            device=self.device,
+            report=self._report,
+            shards=identity.local_world_size if parallelism is Parallelism.SHARDED else 1,
         )
         self._loop = Loop(
             identity=identity, config=config, device=self.device, training=self._training, membership=self._membership,
@@ -200,6 +186,10 @@ class Job:
                 admission.choice("onDivergence", config.on_divergence, OnDivergence),
             ),
             observer=Observer(self._report, self._training, self._numerics), micro_batch_samples=micro_batch_samples,
+        )  # fmt: skip
+        self._setup = ModelSetup(
+            identity=identity, config=config, device=self.device, parallelism=parallelism, training=self._training,
+            numerics=self._numerics, membership=self._membership, loop=self._loop, report=self._report,
         )  # fmt: skip
         checkpoints.record = lambda: self._record.file(self._training.progress)
         self._loop.has_hooks = lambda: bool(self._hooks)
@@ -253,82 +243,11 @@ class Job:
             UsageError: this is not a model or it cannot be trained this way, ``wrap`` was called before, the model
                 has an unknown kind of BatchNorm layer, there is no such list, or a layer has no initial values.
         """
-        if self._is_cut:
-            return self._wrap_to_cut(model, units, checkpoint_units=checkpoint_units, compile_units=compile_units)
-        if self._training.model is not None:
-            raise UsageError(ONE_MODEL)
-        units_found = None
-        if not isinstance(model, torch.nn.Module) and callable(model):
-            model = built(model)
-            units_found = units_of(model, units)
-            fill(units_found, seed=self.config.seed, device=torch.device("cpu") if self._shards > 1 else self.device)
-        admission.check_model(model)
-        if units_found is None and (units is not None or self._shards > 1 or checkpoint_units or compile_units):
-            units_found = units_of(model, units)
-        options = ShardOptions(
-            gather_dtype=self._numerics.precision.gather_dtype, keep_gathered=keep_gathered, offload=offload,
-            checkpoint_units=checkpoint_units, compile_units=compile_units,
+        options = WrapOptions(
+            checkpoint_units=checkpoint_units, compile_units=compile_units, keep_gathered=keep_gathered,
+            offload=offload,
         )  # fmt: skip
-        layers = () if units_found is None else units_found.layers
-        reducer = self._numerics.reducer(model)
-        if self._shards > 1:
-            group = MemberGroup(rank=self.identity.local_rank, world_size=self._shards)
-            group.check_open = self._loop.check_open
-            shard(model, group, layers, device=self.device, options=options)
-            self._training.own_layout = ShardedModel(model)
-            self._loop.own_member = OwnMember(model, group, self.device)
-        else:
-            prepare_units(layers, options)
-            model = model.to(self.device)
-            if self._is_sharded:
-                self._loop.own_member = OwnMember(model, MemberGroup(rank=0, world_size=1), self.device)
-        self._training.model = model
-        if units_found is not None:
-            self._loop.draws = UnitDraws(units_found, seed=self.config.seed, device=self.device)
-        self._loop.reducer = reducer
-        return model
-
-    def _wrap_to_cut(
-        self, model: Any, units: str | None, *, checkpoint_units: bool, compile_units: bool
-    ) -> torch.nn.Module:
-        """Describe a model that plans cut into stages; this rank's part gets values when a plan names it."""
-        if self._training.model is not None:
-            raise UsageError(ONE_MODEL)
-        if isinstance(model, torch.nn.Module) or not callable(model):
-            raise UsageError(
-                "a model that is cut into stages is built by a function, so that no rank needs memory for all of it: "
-                "job.wrap(lambda: MyModel(...), units=...)"
-            )
-        whole = built(model)
-        admission.check_model(whole, has_values=False)
-        cuttable = CuttableModel(
-            whole, units, seed=self.config.seed, device=self.device, checkpoint_units=checkpoint_units,
-            compile_units=compile_units,
-        )  # fmt: skip
-        member = PipelineMember(cuttable, self._training, self.device)
-        member.on_model, member.check_open = self._loop.model_changed, self._loop.check_open
-        self._loop.own_member = self._loop.pipeline = member
-        self._membership.place = member.place
-        self._loop.before_first_formation = partial(self._prepare_cuts, cuttable)
-        self._training.model = whole
-        return whole
-
-    def _prepare_cuts(self, model: CuttableModel, loader: BatchLoader) -> None:
-        """Look at the model with the data set's first samples, and measure its units for the operator."""
-        seen = model.look(inputs_and_targets(loader.example(1))[0])
-        if isinstance(self._membership, Fixed):
-            cuts = model.even_cuts(self.identity.local_world_size)
-            kind = LayoutKind.PIPELINE if len(cuts) > 2 else LayoutKind.REPLICATED  # noqa: PLR2004  # both ends
-            self._membership.divide(Layout(kind=kind, cuts=cuts[1:-1]))
-            return
-        _log.info(
-            "measuring %d units of the model, %.1f MB of parameters", len(model.names), sum(seen.parameter_bytes) / 1e6
-        )
-        profiles = model.profile(
-            lambda samples: inputs_and_targets(loader.example(samples))[0], kind=self.device.type, limit_s=PROFILE_S
-        )
-        usable = usable_bytes(self.device, ranks=self.identity.local_world_size)
-        report_units(self._report, profiles, kind=self.device.type, memory_bytes=usable)
+        return self._setup.wrap(model, units, options)
 
     def optimizer(
         self, optimizer: torch.optim.Optimizer | Callable[[Iterator[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -563,8 +482,7 @@ class Job:
         if self._loop.pipeline is None:
             parts = self.part(dataset, batch_samples=batch_samples, collate=collate)
             with torch.no_grad():
-                found = [measured(model, batch, measure) for batch in parts]
-            return means(group, sums(found))
+                return means(group, sums(measured(model, batch, measure) for batch in parts))
         admission.whole_number("batch_samples", batch_samples, least=1)
         active_group = self._loop.require_group()
         own = parts_of_member(active_group.roster, active_group.rank, len(dataset))
@@ -574,7 +492,7 @@ class Job:
             lambda output, targets: plain_numbers("job.evaluate", measure(output, targets)),
             method=Method(autocast=self._numerics.precision.autocast),
         )  # fmt: skip
-        return means(group, sums([(len(rows), each) for rows, each in zip(ids, values, strict=False)]))
+        return means(group, sums((len(rows), each) for rows, each in zip(ids, values, strict=False)))
 
     def finish(self, reason: str) -> None:
         """End the training successfully after the current step; every rank has to call this in the same step."""

@@ -1,0 +1,158 @@
+"""``job.wrap``: makes of the script's model what this rank trains, in the job's layout."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from heterotrain_core.contract.choices import Parallelism
+from heterotrain_core.contract.config import TrainingConfig
+from heterotrain_core.contract.plan import Layout, LayoutKind
+
+from heterotrain.errors import UsageError
+from heterotrain.identity import Identity
+from heterotrain.layouts.batch_parts import inputs_and_targets
+from heterotrain.layouts.cuttable import CuttableModel
+from heterotrain.layouts.initial_weights import built, fill
+from heterotrain.layouts.sharded import ShardOptions, prepare_units, shard
+from heterotrain.layouts.sharded_model import ShardedModel
+from heterotrain.layouts.unit_draws import UnitDraws
+from heterotrain.layouts.units import Units, units_of
+from heterotrain.layouts.usable_memory import usable_bytes
+from heterotrain.membership.fixed import Fixed
+from heterotrain.membership.interface import Membership
+from heterotrain.network.gloo.member_group import MemberGroup
+from heterotrain.numerics.method import Numerics
+from heterotrain.state import admission
+from heterotrain.state.training import Training
+from heterotrain.steps.batch_loader import BatchLoader
+from heterotrain.steps.loop import Loop
+from heterotrain.steps.own_member import OwnMember
+from heterotrain.steps.pipeline_member import PipelineMember
+from heterotrain.telemetry.report import Report
+from heterotrain.telemetry.unit_report import report_units
+
+_log = logging.getLogger(__name__)
+
+PROFILE_S = 20.0
+"""Seconds after which units of a model are measured once only."""
+
+Model = torch.nn.Module | Callable[[], torch.nn.Module]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrapOptions:
+    """Options of ``job.wrap``, which documents them."""
+
+    checkpoint_units: bool = False
+    compile_units: bool = False
+    keep_gathered: bool = False
+    offload: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSetup:
+    """What ``job.wrap`` needs of a job."""
+
+    identity: Identity
+    config: TrainingConfig
+    device: torch.device
+    parallelism: Parallelism
+    training: Training
+    numerics: Numerics
+    membership: Membership
+    loop: Loop
+    report: Report
+
+    def wrap(self, model: Model, units: str | None, options: WrapOptions) -> torch.nn.Module:
+        """Take the job's model; see ``Job.wrap``.
+
+        Raises:
+            UsageError: it cannot be trained this way, or the job has one.
+        """
+        if self.training.model is not None:
+            raise UsageError("job.wrap takes one model and has one already: put several into one torch.nn.ModuleDict")
+        if self.parallelism in (Parallelism.PIPELINE, Parallelism.AUTO):
+            return self._to_cut(model, units, options)
+        return self._with_values(model, units, options)
+
+    @property
+    def _shards(self) -> int:
+        return self.identity.local_world_size if self.parallelism is Parallelism.SHARDED else 1
+
+    def _with_values(self, model: Model, path: str | None, options: WrapOptions) -> torch.nn.Module:
+        """Take a whole model, or divide its tensors among the ranks of a worker."""
+        units: Units | None = None
+        if not isinstance(model, torch.nn.Module) and callable(model):
+            model = built(model)
+            units = units_of(model, path)
+            fill(units, seed=self.config.seed, device=torch.device("cpu") if self._shards > 1 else self.device)
+        admission.check_model(model)
+        if units is None and (
+            path is not None or self._shards > 1 or options.checkpoint_units or options.compile_units
+        ):
+            units = units_of(model, path)
+        layers = () if units is None else units.layers
+        how = ShardOptions(
+            gather_dtype=self.numerics.precision.gather_dtype, keep_gathered=options.keep_gathered,
+            offload=options.offload, checkpoint_units=options.checkpoint_units, compile_units=options.compile_units,
+        )  # fmt: skip
+        reducer = self.numerics.reducer(model)
+        if self._shards > 1:
+            group = MemberGroup(rank=self.identity.local_rank, world_size=self._shards)
+            group.check_open = self.loop.check_open
+            shard(model, group, layers, device=self.device, options=how)
+            self.training.own_layout = ShardedModel(model)
+            self.loop.own_member = OwnMember(model, group, self.device)
+        else:
+            prepare_units(layers, how)
+            model = model.to(self.device)
+            if self.parallelism is Parallelism.SHARDED:
+                self.loop.own_member = OwnMember(model, MemberGroup(rank=0, world_size=1), self.device)
+        self.training.model = model
+        if units is not None:
+            self.loop.draws = UnitDraws(units, seed=self.config.seed, device=self.device)
+        self.loop.reducer = reducer
+        return model
+
+    def _to_cut(self, model: Model, path: str | None, options: WrapOptions) -> torch.nn.Module:
+        """Describe a model that plans cut into stages; this rank's part gets values when a plan names it."""
+        if isinstance(model, torch.nn.Module) or not callable(model):
+            raise UsageError(
+                "a model that is cut into stages is built by a function, so that no rank needs memory for all of it: "
+                "job.wrap(lambda: MyModel(...), units=...)"
+            )
+        whole = built(model)
+        admission.check_model(whole, has_values=False)
+        cuttable = CuttableModel(
+            whole, path, seed=self.config.seed, device=self.device, checkpoint_units=options.checkpoint_units,
+            compile_units=options.compile_units,
+        )  # fmt: skip
+        member = PipelineMember(cuttable, self.training, self.device)
+        member.on_model, member.check_open = self.loop.model_changed, self.loop.check_open
+        self.loop.own_member = self.loop.pipeline = member
+        self.loop.before_first_formation = lambda loader: self._look(cuttable, loader)
+        self.membership.place = member.place
+        self.training.model = whole
+        return whole
+
+    def _look(self, model: CuttableModel, loader: BatchLoader) -> None:
+        """Look at the model with the data set's first samples, and measure its units for the operator."""
+
+        def inputs(samples: int) -> Any:
+            return inputs_and_targets(loader.example(samples))[0]
+
+        seen = model.look(inputs(1))
+        if isinstance(self.membership, Fixed):
+            cuts = model.even_cuts(self.identity.local_world_size)[1:-1]
+            self.membership.divide(Layout(kind=LayoutKind.PIPELINE, cuts=cuts) if cuts else Layout())
+            return
+        size_mb = sum(seen.parameter_bytes) / 1e6
+        _log.info("measuring %d units of the model, %.1f MB of parameters", len(model.names), size_mb)
+        kind = self.device.type
+        profiles = model.profile(inputs, kind=kind, limit_s=PROFILE_S)
+        usable = usable_bytes(self.device, ranks=self.identity.local_world_size)
+        report_units(self.report, profiles, kind=kind, memory_bytes=usable)
