@@ -32,6 +32,7 @@ from heterotrain_operator.settings import (
     Option,
     Settings,
     namespace_weights,
+    namespaces,
     setting_options,
     settings_from,
 )
@@ -99,7 +100,7 @@ def run(**options: Any) -> None:
 
 @main.command()
 @_settings_options(
-    "namespace", "lease-name", "watch-namespace", "kubeconfig",
+    "namespace", "lease-name", "watch-namespaces", "kubeconfig",
     "prometheus-url", "prometheus-timeout-seconds", "prometheus-auth-dir", "prometheus-ca-file",
 )  # fmt: skip
 @_option("metrics-url", default="", help="URL of the operator's own metrics.")
@@ -130,8 +131,8 @@ async def _run(settings: Settings) -> list[BaseException]:
         await kopf.operator(
             registry=registry,
             standalone=True,
-            clusterwide=settings.watch_namespace is None,
-            namespaces=[settings.watch_namespace] if settings.watch_namespace else [],
+            clusterwide=not settings.watched,
+            namespaces=list(settings.watched),
             stop_flag=stop,
         )
     finally:
@@ -167,8 +168,9 @@ async def _api_problems(options: dict[str, Any]) -> list[str]:
     try:
         kube = KubeClient(await load_configuration(options["kubeconfig"] or None))
         try:
-            async for _ in kube.list(JOBS, options["watch_namespace"] or None):
-                break
+            for namespace in namespaces(options["watch_namespaces"]) or (None,):
+                async for _ in kube.list(JOBS, namespace):
+                    break
             lease = await kube.get(LEASES, options["namespace"], options["lease_name"])
             held = bool(lease["spec"].get("holderIdentity"))
         finally:

@@ -62,24 +62,30 @@ def register(registry: kopf.OperatorRegistry, app: App, *, stop: asyncio.Event) 
         for server in servers:
             await server.cleanup()
 
+    def note(kind: str, event: kopf.RawEvent) -> None:
+        metadata = event["object"]["metadata"]
+        # Each watched namespace has a stream of its own, which begins with a list of its own.
+        stream = f"{kind} of {metadata['namespace']}" if app.settings.watched and "namespace" in metadata else kind
+        app.note_event(stream, event["type"], metadata["uid"])
+
     @kopf.on.event(keys.GROUP, keys.VERSION, keys.PLURAL, registry=registry)
     async def on_job(event: kopf.RawEvent, **_: Any) -> None:
-        app.note_event("jobs", event["type"], event["object"]["metadata"]["uid"])
+        note("jobs", event)
         app.job_event(event["object"], deleted=event["type"] == "DELETED")
 
     @kopf.on.event("v1", "pods", registry=registry)
     async def on_pod(event: kopf.RawEvent, **_: Any) -> None:
-        app.note_event("pods", event["type"], event["object"]["metadata"]["uid"])
+        note("pods", event)
         app.pod_event(event["object"], deleted=event["type"] == "DELETED")
 
     @kopf.on.event("v1", "configmaps", registry=registry)
     async def on_plan(event: kopf.RawEvent, **_: Any) -> None:
-        app.note_event("plans", event["type"], event["object"]["metadata"]["uid"])
+        note("plans", event)
         app.plan_event(event["object"], deleted=event["type"] == "DELETED")
 
     @kopf.on.event("v1", "nodes", registry=registry)
     async def on_node(event: kopf.RawEvent, **_: Any) -> None:
-        app.note_event("nodes", event["type"], event["object"]["metadata"]["uid"])
+        note("nodes", event)
         app.node_event(event["object"], deleted=event["type"] == "DELETED")
 
     return failures

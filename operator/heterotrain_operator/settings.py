@@ -53,7 +53,9 @@ class Settings:
 
     namespace: str = field(default="default", metadata=_about("Namespace of the operator itself; it holds the Lease."))
     identity: str = field(default="heterotrain-operator", metadata=_about("Name of this replica in the Lease."))
-    watch_namespace: str | None = field(default=None, metadata=_about("The only namespace to watch; empty for all."))
+    watch_namespaces: str = field(
+        default="", metadata=_about("Namespaces to watch, separated by commas; empty for all.")
+    )
     kubeconfig: str | None = field(
         default=None, metadata=_about("Kubeconfig to use outside a cluster; empty for KUBECONFIG or ~/.kube/config.")
     )
@@ -90,6 +92,16 @@ class Settings:
     # Answers that take 5 s must not depose the leader: see kube/lease.py.
     lease_duration_s: float = field(default=12.0, metadata=_about("Seconds after which a silent leader is replaced."))
     prometheus: PrometheusSettings = PrometheusSettings()
+
+    @property
+    def watched(self) -> tuple[str, ...]:
+        """The namespaces to watch; empty for all."""
+        return namespaces(self.watch_namespaces)
+
+
+def namespaces(text: str) -> tuple[str, ...]:
+    """Return the namespaces in a text such as ``team-a, team-b``, each once."""
+    return tuple(dict.fromkeys(filter(None, (part.strip() for part in text.split(",")))))
 
 
 LEAST_WEIGHT, MOST_WEIGHT = 0.01, 1000.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from heterotrain_operator.api.types import MAX_NUM_PROC_PER_WORKER
 from heterotrain_operator.cli import check as checks
 from heterotrain_operator.cli import run
 from heterotrain_operator.settings import namespace_weights
+from support import pod_security
 from support.helm import CHART, HELM, helm, of_kind, render
 
 pytestmark = pytest.mark.skipif(HELM is None, reason="helm is not installed: run `make cluster` once")
@@ -42,14 +44,98 @@ def test_the_operator_runs_without_privileges() -> None:
     (deployment,) = of_kind(render(), "Deployment")
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert container["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
     assert {"requests", "limits"} <= set(container["resources"])
+
+
+@pytest.mark.parametrize("values", [(), EVERYTHING])
+def test_all_pods_fit_restricted_pod_security_and_openshift(values: tuple[str, ...]) -> None:
+    """Without a fixed uid: OpenShift refuses one outside the namespace's range. The image names a numeric user."""
+    objects = render(*values)
+    (deployment,) = of_kind(objects, "Deployment")
+    (test,) = of_kind(objects, "Pod")
+    assert pod_security.problems(deployment["spec"]["template"]["spec"]) == []
+    assert pod_security.problems(test["spec"]) == []
+    dockerfile = (CHART.parents[1] / "operator/Dockerfile").read_text()
+    assert re.search(r"^USER [1-9]\d*:[1-9]\d*$", dockerfile, re.MULTILINE)
+
+
+WRITES = {"create", "update", "patch", "delete"}
+WRITTEN_OTHERWISE = {"heterotrainjobs", "heterotrainjobs/status", "heterotrainjobs/finalizers", "leases"}
+"""The jobs themselves, and the Lease in the operator's own namespace by its name."""
+
+
+@pytest.mark.parametrize("values", [(), ("watchNamespaces={team-a,team-b}",), ("serviceAccount.name=other",)])
+def test_the_policies_cover_everything_that_the_operator_may_write(values: tuple[str, ...]) -> None:
+    """A right without a policy would reach objects of others."""
+    objects = render(*values)
+    account = of_kind(objects, "Deployment")[0]["spec"]["template"]["spec"]["serviceAccountName"]
+    covered: set[tuple[str, str]] = set()
+    for policy in of_kind(objects, "ValidatingAdmissionPolicy"):
+        spec = policy["spec"]
+        assert spec["failurePolicy"] == "Fail"
+        if not policy["metadata"]["name"].endswith("-authors"):
+            (condition,) = spec["matchConditions"]
+            assert (
+                condition["expression"] == f"request.userInfo.username == 'system:serviceaccount:operators:{account}'"
+            )
+            covered |= {
+                (group, resource)
+                for rule in spec["matchConstraints"]["resourceRules"]
+                for group in rule["apiGroups"]
+                for resource in rule["resources"]
+            }
+    bound = {
+        each["roleRef"]["name"] for kind in ("RoleBinding", "ClusterRoleBinding") for each in of_kind(objects, kind)
+    }
+    written = {
+        (group, resource)
+        for kind in ("Role", "ClusterRole")
+        for role in of_kind(objects, kind)
+        if role["metadata"]["name"] in bound
+        for rule in role["rules"]
+        if WRITES & set(rule["verbs"])
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        if resource not in WRITTEN_OTHERWISE
+    }
+    assert written <= covered
+    policies = {each["metadata"]["name"] for each in of_kind(objects, "ValidatingAdmissionPolicy")}
+    bindings = of_kind(objects, "ValidatingAdmissionPolicyBinding")
+    assert {each["spec"]["policyName"] for each in bindings} == policies
+    assert all(each["spec"]["validationActions"] == ["Deny"] for each in bindings)
+
+
+def test_the_author_of_a_job_needs_the_right_to_create_pods() -> None:
+    (policy,) = [
+        p for p in of_kind(render(), "ValidatingAdmissionPolicy") if p["metadata"]["name"].endswith("-authors")
+    ]
+    (rule,) = policy["spec"]["matchConstraints"]["resourceRules"]
+    assert (rule["resources"], rule["operations"]) == (["heterotrainjobs"], ["CREATE", "UPDATE"])
+    (validation,) = policy["spec"]["validations"]
+    assert "resource('pods').namespace(request.namespace).check('create')" in validation["expression"]
+    assert of_kind(render("admissionPolicies.enabled=false"), "ValidatingAdmissionPolicy") == []
+
+
+def test_several_namespaces_have_a_role_each_and_no_other_right_to_write() -> None:
+    objects = render("watchNamespaces={team-a,team-b}", *EVERYTHING)
+    roles = {role["metadata"].get("namespace"): role for role in of_kind(objects, "Role")}
+    assert roles.keys() == {None, "team-a", "team-b"}  # the first one is for the Lease
+    assert roles["team-a"]["rules"] == roles["team-b"]["rules"]
+    (deployment,) = of_kind(objects, "Deployment")
+    environment = {e["name"]: e.get("value") for e in deployment["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert environment["HETEROTRAIN_OPERATOR_WATCH_NAMESPACES"] == "team-a,team-b"
+    (monitor,) = of_kind(objects, "PodMonitor")
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["team-a", "team-b"]}
+
+
+@pytest.mark.parametrize("value", ["watchNamespaces=team", "watchNamespaces={Team}", "watchNamespace=team"])
+def test_wrong_namespaces_are_refused(value: str) -> None:
+    assert helm("template", "r", str(CHART), "--kube-version", "1.36.0", "--set", value).returncode != 0
 
 
 def test_no_right_is_a_wildcard() -> None:
@@ -60,8 +146,8 @@ def test_no_right_is_a_wildcard() -> None:
 
 
 def test_a_single_namespace_needs_no_cluster_wide_right_to_write() -> None:
-    roles = of_kind(render("watchNamespace=team"), "ClusterRole")
-    (bound,) = of_kind(render("watchNamespace=team"), "ClusterRoleBinding")
+    roles = of_kind(render("watchNamespaces={team}"), "ClusterRole")
+    (bound,) = of_kind(render("watchNamespaces={team}"), "ClusterRoleBinding")
     (role,) = [role for role in roles if role["metadata"]["name"] == bound["roleRef"]["name"]]
     verbs = {verb for rule in role["rules"] for verb in rule["verbs"]}
     assert verbs <= {"get", "list", "watch"}
@@ -69,7 +155,10 @@ def test_a_single_namespace_needs_no_cluster_wide_right_to_write() -> None:
 
 def names(objects: list[dict[str, Any]], namespace: str) -> set[tuple[str, str, str]]:
     """Return kind, namespace and name of every object; cluster-wide ones have an empty namespace."""
-    wide = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
+    wide = {
+        "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition",
+        "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
+    }  # fmt: skip
     return {
         (each["kind"], "" if each["kind"] in wide else meta.get("namespace", namespace), meta["name"])
         for each in objects
@@ -83,8 +172,8 @@ def names(objects: list[dict[str, Any]], namespace: str) -> set[tuple[str, str, 
 )
 def test_two_releases_share_only_the_definition_of_the_jobs(release: str, namespace: str) -> None:
     """Each watches its own namespace; they differ in name, in namespace, or in both."""
-    one = names(render("watchNamespace=team-a", *EVERYTHING, release="heterotrain", namespace="ops-a"), "ops-a")
-    two = names(render("watchNamespace=team-b", *EVERYTHING, release=release, namespace=namespace), namespace)
+    one = names(render("watchNamespaces={team-a}", *EVERYTHING, release="heterotrain", namespace="ops-a"), "ops-a")
+    two = names(render("watchNamespaces={team-b}", *EVERYTHING, release=release, namespace=namespace), namespace)
     assert one & two == {("CustomResourceDefinition", "", "heterotrainjobs.heterotrain.dev")}
 
 
@@ -107,7 +196,7 @@ def test_the_longest_name_of_a_release_fits(release: str) -> None:
 
 
 def test_every_bound_role_exists() -> None:
-    for values in ((), ("watchNamespace=team",)):
+    for values in ((), ("watchNamespaces={team}",)):
         objects = render(*values)
         roles = {(each["kind"], each["metadata"]["name"]) for each in objects if each["kind"].endswith("Role")}
         bound = [each["roleRef"] for each in objects if each["kind"].endswith("RoleBinding")]
@@ -197,6 +286,7 @@ SAMPLES: dict[str, Any] = {
     "logLevel": "debug",
     "url": "https://metrics.example:8428/select",
     "interval": "7s",
+    "watchNamespaces": ["other"],
     "imagePullSecrets": [{"name": "s"}],
     "extraEnv": [{"name": "A", "value": "b"}],
     "namespaceWeights": {"team-a": 3},

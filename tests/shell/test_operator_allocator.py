@@ -225,8 +225,11 @@ def test_numbers_in_a_status_need_no_decision_and_a_changed_spec_does() -> None:
     assert app.allocator._changed.is_set()
 
 
-@pytest.mark.parametrize(("watched", "foreign"), [(None, {}), ("ns", {"a": 2.0}), ("elsewhere", {"a": 1.0})])
-async def test_workers_of_another_operator_use_capacity(watched: str | None, foreign: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    ("watched", "foreign"),
+    [((), {}), (("ns",), {"a": 2.0}), (("elsewhere",), {"a": 1.0}), (("ns", "elsewhere"), {})],
+)
+async def test_workers_of_another_operator_use_capacity(watched: tuple[str, ...], foreign: dict[str, float]) -> None:
     kube, store = FakeKube(), Store()
     for number, namespace in enumerate(("ns", "elsewhere", "elsewhere")):
         job = parse_job(job_body(pool("a"), namespace=namespace))

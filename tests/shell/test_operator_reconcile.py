@@ -15,6 +15,7 @@ from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Ending
 from heterotrain_operator.api.status import as_body
 from heterotrain_operator.cluster_state.parse import MOST_PLAN_CHARACTERS, RANKS_ANNOTATION, parse_job, parse_node
+from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobKey, ValidJob
 from heterotrain_operator.decide import job as job_module
@@ -106,7 +107,7 @@ async def test_the_next_operator_recovers_from_a_crash_after_any_write(crash_aft
     for name in ("a", "b", "c"):
         kube.objects["nodes", "", name] = node_body(name, name)
     for _ in range(3):
-        await relist(kube, successor.store, None)
+        await relist(kube, successor.store)
         await successor.reconciler.run_once(KEY)
     assert sorted(name for plural, _, name in kube.objects if plural == "pods") == ["job-w0", "job-w1", "job-w2"]
     assert ("configmaps", "ns", "job-plan") in kube.objects
@@ -318,7 +319,7 @@ async def test_a_foreign_config_map_with_the_plan_s_name_and_labels_stays_as_it_
     if by == "watch":
         app.plan_event(foreign, deleted=False)
     else:
-        await relist(kube, app.store, None)
+        await relist(kube, app.store)
     for _ in range(3):
         await app.reconciler.run_once(KEY)
     assert kube.objects["configmaps", "ns", "job-plan"] == before
@@ -334,7 +335,7 @@ async def test_config_maps_that_no_job_controls_are_not_kept() -> None:
         kube.objects["configmaps", "ns", body["metadata"]["name"]] = body
         app.plan_event(body, deleted=False)
     assert not app.store.plans.all()
-    await relist(kube, app.store, None)
+    await relist(kube, app.store)
     assert not app.store.plans.all()
     assert len(app.store.plans._stamps) <= 1, "nor are their names"
 
@@ -409,7 +410,7 @@ async def test_an_unreadable_object_does_not_hide_others(monkeypatch: pytest.Mon
         body = job_body(name=name, uid=name)
         kube.objects["heterotrainjobs", "ns", name] = body
     del kube.objects["heterotrainjobs", "ns", "unreadable"]["metadata"]["uid"]
-    assert await relist(kube, app.store, None) == {JobKey("ns", "good")}
+    assert await relist(kube, app.store) == {JobKey("ns", "good")}
 
 
 def test_an_invalid_annotation_counts_as_one_rank() -> None:
@@ -803,7 +804,7 @@ async def test_a_worker_lost_with_its_pod_is_counted_once_whenever_the_operator_
         app = without_competition(kube, status_interval_s=0.0)
         with suppress(Crash):
             for _ in range(3):
-                await relist(kube, app.store, None)
+                await relist(kube, app.store)
                 await app.reconciler.run_once(KEY)
     status = kube.objects["heterotrainjobs", "ns", "job"]["status"]
     assert (status["disruptions"], status["restarts"]) == (1, 0)
@@ -906,3 +907,14 @@ async def test_other_refusals_of_a_status_are_errors() -> None:
     kube.fail = failing("merge status", "heterotrainjobs", Unavailable("etcd is away"))
     with pytest.raises(Unavailable):
         await an_app(kube).reconciler.run_once(KEY)
+
+
+async def test_several_namespaces_are_listed_one_by_one_and_others_are_not() -> None:
+    kube, store = FakeKube(), Store()
+    for namespace in ("one", "two", "three"):
+        body = job_body(name=namespace, namespace=namespace, uid=f"uid-{namespace}")
+        kube.objects["heterotrainjobs", namespace, namespace] = body
+    await relist(kube, store, ("one", "two"))
+    assert {key.namespace for key in store.jobs.all()} == {"one", "two"}
+    assert Settings(watch_namespaces=" one, two,,one ").watched == ("one", "two")
+    assert Settings().watched == ()

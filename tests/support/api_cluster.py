@@ -265,7 +265,7 @@ class Operator:
         with self._log.open("ab") as log:
             flags = {
                 "namespace": self._namespace,
-                "watch-namespace": self._namespace,
+                "watch-namespaces": self._namespace,
                 "listen": "127.0.0.1",
                 "health-port": self.health_port,
                 "metrics-port": self.metrics_port,

@@ -263,8 +263,9 @@ class App:
         """Wait until the API server serves jobs: a watch that starts earlier would never see one."""
         while True:
             try:
-                async for _ in self.kube.list(JOBS, self.settings.watch_namespace):
-                    break
+                for namespace in self.settings.watched or (None,):
+                    async for _ in self.kube.list(JOBS, namespace):
+                        break
             except KubeError as error:
                 hint = "install crds/heterotrain.dev_heterotrainjobs.yaml" if isinstance(error, NotFound) else ""
                 log.warning("waiting for the API of jobs", error=str(error), hint=hint)
@@ -276,9 +277,9 @@ class App:
         while True:
             self._watch_gap.clear()
             try:
-                known = await relist(self.kube, self.store, self.settings.watch_namespace)
+                known = await relist(self.kube, self.store, self.settings.watched)
                 if not self._synced.is_set():
-                    await list_foreign(self.kube, self.store, self.settings.watch_namespace)
+                    await list_foreign(self.kube, self.store, self.settings.watched)
             except KubeError as error:
                 hint = "install crds/heterotrain.dev_heterotrainjobs.yaml" if isinstance(error, NotFound) else ""
                 log.warning("list failed", error=str(error), hint=hint)
@@ -294,8 +295,7 @@ class App:
 
     async def _list_foreign_pods(self) -> None:
         await self._synced.wait()
-        namespace = self.settings.watch_namespace
-        await _every(self.settings.foreign_pods_s, lambda: list_foreign(self.kube, self.store, namespace))
+        await _every(self.settings.foreign_pods_s, lambda: list_foreign(self.kube, self.store, self.settings.watched))
 
     @property
     def synced(self) -> bool:

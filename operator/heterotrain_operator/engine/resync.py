@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
 import structlog
@@ -24,8 +24,13 @@ log = structlog.get_logger()
 _RUNNING = "status.phase!=Succeeded,status.phase!=Failed"
 
 
-async def relist(kube: Kube, store: Store, namespace: str | None) -> set[JobKey]:
+async def relist(kube: Kube, store: Store, namespaces: Sequence[str] = ()) -> set[JobKey]:
     """Replace the store's contents by full lists.
+
+    Args:
+        kube: the API server.
+        store: what is replaced.
+        namespaces: those to watch; empty for all.
 
     Returns:
         The jobs from before and after, so that deleted ones are noticed, too.
@@ -40,22 +45,27 @@ async def relist(kube: Kube, store: Store, namespace: str | None) -> set[JobKey]
         since = kind.begin_list()
         kind.replace([view async for body in bodies() if (view := _parsed(parse, body)) is not None], since=since)
 
-    def of(resource: Resource, scope: str | None, labels: str = "") -> Callable[[], AsyncIterator[Body]]:
-        return lambda: kube.list(resource, scope, labels=labels)
+    async def of_all(resource: Resource, labels: str) -> AsyncIterator[Body]:
+        for namespace in namespaces or (None,):
+            async for body in kube.list(resource, namespace, labels=labels):
+                yield body
+
+    def of(resource: Resource, labels: str = "") -> Callable[[], AsyncIterator[Body]]:
+        return lambda: of_all(resource, labels)
 
     def parse_plan(body: Body) -> PlanObject | None:
         plan = parse_plan_object(body)
         return plan if plan is not None and store.controls_plan(plan) else None
 
     before = set(store.jobs.all())
-    await refill(store.nodes, parse_node, of(NODES, None))
-    await refill(store.jobs, parse_job, of(JOBS, namespace))  # before the plans: only those of jobs are kept
-    await refill(store.plans, parse_plan, of(CONFIG_MAPS, namespace, OWNED))
-    await refill(store.pods, parse_pod, of(PODS, namespace, OWNED))
+    await refill(store.nodes, parse_node, lambda: kube.list(NODES))
+    await refill(store.jobs, parse_job, of(JOBS))  # before the plans: only those of jobs are kept
+    await refill(store.plans, parse_plan, of(CONFIG_MAPS, OWNED))
+    await refill(store.pods, parse_pod, of(PODS, OWNED))
     return before | set(store.jobs.all())
 
 
-async def list_foreign(kube: Kube, store: Store, namespace: str | None) -> None:
+async def list_foreign(kube: Kube, store: Store, namespaces: Sequence[str] = ()) -> None:
     """Sum the requests of foreign pods on each node: they use capacity, but the watch delivers only workers.
 
     Workers in namespaces that are not watched belong to another operator and count as foreign, too.
@@ -65,10 +75,10 @@ async def list_foreign(kube: Kube, store: Store, namespace: str | None) -> None:
     """
     sums: dict[str, dict[str, float]] = {}
     # An operator for all namespaces owns every worker, so the API server can leave out these many pods.
-    async for body in kube.list(PODS, labels="" if namespace else _NOT_OWNED, fields=_RUNNING):
+    async for body in kube.list(PODS, labels="" if namespaces else _NOT_OWNED, fields=_RUNNING):
         node, metadata = body["spec"].get("nodeName"), body["metadata"]
         owned = (metadata.get("labels") or {}).get(keys.LABEL_MANAGED_BY) == keys.MANAGED_BY and owner_key(body)
-        if node and not (owned and namespace in (None, metadata["namespace"])):
+        if node and not (owned and (not namespaces or metadata["namespace"] in namespaces)):
             sums[node] = added([sums.get(node, {}), pod_requests(body["spec"])])
     store.foreign_requests = sums
 

@@ -10,7 +10,9 @@ import pytest
 from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.config import decode_config
 from heterotrain_operator.cluster_state.parse import parse_job
+from heterotrain_operator.cluster_state.views import ValidJob
 from heterotrain_operator.decide.objects.pods import build_pod, num_proc_per_worker, template_problem
+from support import pod_security
 from support.fake_cluster import Body, job_body, pool
 
 
@@ -282,3 +284,18 @@ def test_a_malformed_template_is_a_problem_of_its_job_not_an_exception(case: str
 
 def test_a_pod_is_plain_json() -> None:
     assert json.loads(json.dumps(built())) == built()
+
+
+def test_a_worker_of_a_restricted_template_stays_within_restricted_pod_security() -> None:
+    """What the operator adds needs no privilege: neither under the restricted standard nor under OpenShift."""
+    own = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    template = {
+        "spec": {
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [{"name": "main", "image": "image", "securityContext": own}],
+        }
+    }
+    job = parse_job(job_body(template=template))
+    assert isinstance(job, ValidJob)
+    pod = build_pod(job, job.spec.worker_pools[0], 0, plan_version="", avoid=("n",))
+    assert pod_security.problems(pod["spec"]) == []
