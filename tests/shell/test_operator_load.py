@@ -8,6 +8,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -129,6 +130,21 @@ async def test_the_cost_of_a_job_stays_the_same_among_three_times_as_many() -> N
     for part in (DECISION, ALLOCATION):
         assert allocation_few[part] > 10 * FEW, "calls are counted"
         assert allocation_many[part] / MANY <= 1.02 * allocation_few[part] / FEW, part
+
+
+@pytest.mark.parametrize("unschedulable", [False, True])
+async def test_the_cost_of_a_job_stays_the_same_among_four_times_the_nodes(*, unschedulable: bool) -> None:
+    counts = []
+    for more_nodes in (0, 3 * sum(Size(jobs=FEW, pods=FEW * PODS_PER_JOB).nodes.values())):
+        size = Size(jobs=FEW, pods=FEW * PODS_PER_JOB)
+        load = LoadTest(size, more_nodes=more_nodes, unschedulable=unschedulable)
+        await load.settle()
+        pods = load.app.store.pods.all().values()
+        assert any(pod.unschedulable for pod in pods) is unschedulable
+        load.app.store.pods.put(replace(next(iter(pods)), resource_version="1000000"))  # a change on one node
+        counts.append(await cost_of_passes(load))
+        assert counts[-1]["reads"] == 0
+    assert counts[1][DECISION] <= 1.02 * counts[0][DECISION]
 
 
 async def test_an_echo_of_a_known_state_costs_no_pass() -> None:

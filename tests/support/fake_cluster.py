@@ -12,6 +12,7 @@ from typing import Any
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Cause, Ending, Outcome, encode_outcome
 from heterotrain_operator.api.status import as_body
+from heterotrain_operator.cluster_state.node_changes import NodeChanges
 from heterotrain_operator.cluster_state.parse import parse_job, parse_node, parse_plan_object, parse_pod, rfc3339
 from heterotrain_operator.cluster_state.quantity import added
 from heterotrain_operator.cluster_state.store import NodeKind, Sequence
@@ -99,7 +100,7 @@ class FakeCluster:
         self.foreign: dict[str, dict[str, float]] = {}
         self.deleted_job = False
         self.events: list[str] = []
-        self.node_kind = NodeKind(Sequence(), lambda: self.now_s)
+        self.node_kind = NodeKind(Sequence(), lambda: self.now_s, NodeChanges())
         self._version = 1
 
     def with_nodes(self, *names: str, **fields: Any) -> FakeCluster:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import time
 from collections import Counter
 from typing import Any
 
@@ -43,13 +44,24 @@ class EchoKube(FakeKube):
 class LoadTest:
     """A busy cluster: jobs that together want more than its capacity, up to their ready workers."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: Size, *, more_nodes: int = 0, unschedulable: bool = False) -> None:
+        """Make the cluster.
+
+        Args:
+            size: of the workload.
+            more_nodes: nodes that no pool selects.
+            unschedulable: whether the scheduler reports pods for which there is no node.
+        """
+        self._reports_unschedulable = unschedulable
         self.kube = EchoKube()
         self.app = App(self.kube, Settings(leader_election=False, gather_s=0.0, status_interval_s=0.0))
         self.passes = 0
         self.events = 0
         self._free: dict[str, int] = {}
-        for body in nodes(size):
+        others = [copy.deepcopy(body) for body in nodes(Size(jobs=1, pods=more_nodes * 8))] if more_nodes else []
+        for body in others:
+            body["metadata"] |= {"name": f"other-{body['metadata']['name']}", "labels": {"gpu": "other"}}
+        for body in (*nodes(size), *others):
             name = body["metadata"]["name"]
             self._free[name] = int(body["status"]["allocatable"][GPU])
             body["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
@@ -83,7 +95,9 @@ class LoadTest:
     def ready(self) -> Counter[str]:
         """Ready workers by job."""
         pods = [body for (plural, _, _), body in self.kube.objects.items() if plural == PODS.plural]
-        return Counter(each["metadata"]["labels"][keys.LABEL_JOB] for each in pods if each["status"].get("conditions"))
+        return Counter(
+            each["metadata"]["labels"][keys.LABEL_JOB] for each in pods if each["status"]["phase"] == "Running"
+        )
 
     def _watch(self) -> None:
         deliver = {
@@ -113,7 +127,12 @@ class LoadTest:
                     self._free[node] -= 1
                     self.kube._store(PODS, body)
                     happened = True
-            elif not body["status"].get("conditions"):
+                elif self._reports_unschedulable and not body["status"].get("conditions"):
+                    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "full"}
+                    body["status"]["conditions"] = [{**refused, "lastTransitionTime": rfc3339(time.time())}]
+                    self.kube._store(PODS, body)
+                    happened = True
+            elif body["status"]["phase"] != "Running":
                 ready = {"type": "Ready", "status": "True", "lastTransitionTime": rfc3339(NOW_S)}
                 body["status"] = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [ready]}
                 self.kube._store(PODS, body)

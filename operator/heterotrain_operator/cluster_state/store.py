@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from heterotrain_operator.cluster_state.flapping import FlapHistory
+from heterotrain_operator.cluster_state.node_changes import NodeChanges
 from heterotrain_operator.cluster_state.quantity import added
 from heterotrain_operator.cluster_state.views import JobKey, JobView, NodeReadiness, NodeView, PlanObject, PodView
 
@@ -104,12 +105,11 @@ class Kind(Generic[_Key, _View]):
 class PodKind(Kind[tuple[str, str], PodView]):
     """Pods, also found by their job, with running sums of what they request on each node."""
 
-    def __init__(self, sequence: Sequence) -> None:
+    def __init__(self, sequence: Sequence, changes: NodeChanges) -> None:
         super().__init__(lambda pod: (pod.key.namespace, pod.name), sequence)
+        self._changes = changes
         self._of_job: dict[JobKey, dict[str, PodView]] = {}
         self._used: dict[str, Counter[str]] = {}
-        self.changes = 0
-        """Number of changes to the pods on nodes."""
 
     @property
     def used(self) -> Mapping[str, Mapping[str, float]]:
@@ -139,6 +139,7 @@ class PodKind(Kind[tuple[str, str], PodView]):
     def replace(self, views: Iterable[PodView], *, since: int) -> set[tuple[str, str]]:
         """Replace pods by a list; see ``Kind.replace``."""
         changed = super().replace(views, since=since)
+        self._changes.note(self._used)
         self._of_job, self._used = {}, {}
         for pod in self.all().values():
             self._link(pod)
@@ -146,17 +147,17 @@ class PodKind(Kind[tuple[str, str], PodView]):
 
     def _link(self, pod: PodView) -> None:
         self._of_job.setdefault(pod.key, {})[pod.name] = pod
-        self.changes += 1
         if pod.node and not pod.phase_ended:
+            self._changes.note((pod.node,))
             self._used.setdefault(pod.node, Counter()).update(pod.requests)
 
     def _unlink(self, pod: PodView) -> None:
-        self.changes += 1
         pods = self._of_job.get(pod.key, {})
         pods.pop(pod.name, None)
         if not pods:
             self._of_job.pop(pod.key, None)
         if pod.node and not pod.phase_ended:
+            self._changes.note((pod.node,))
             self._used.setdefault(pod.node, Counter()).subtract(pod.requests)
 
 
@@ -167,21 +168,26 @@ class NodeKind(Kind[str, NodeView]):
         held: by name, the nodes that are not used now.
     """
 
-    def __init__(self, sequence: Sequence, wall: Callable[[], float]) -> None:
+    def __init__(self, sequence: Sequence, wall: Callable[[], float], changes: NodeChanges) -> None:
         super().__init__(lambda node: node.name, sequence)
+        self._changes = changes
         self._wall = wall
         self._history = FlapHistory()
         self.held: dict[str, NodeView] = {}
 
     def put(self, view: NodeView) -> bool:
         """Store a state of a node; see ``Kind.put``."""
-        return not self.is_stored(view.name, view.resource_version) and super().put(self._with_hold(view))
+        if self.is_stored(view.name, view.resource_version):
+            return False
+        self._changes.note((view.name,))
+        return super().put(self._with_hold(view))
 
     def discard(self, key: str) -> None:
         """Remove a deleted node; one of the same name may come back."""
         if key in self.all():
             self._history.note(key, ready=False, nodes=len(self.all()), now_s=self._wall())
         self.held.pop(key, None)
+        self._changes.note((key,))
         super().discard(key)
 
     def replace(self, views: Iterable[NodeView], *, since: int) -> set[str]:
@@ -192,6 +198,7 @@ class NodeKind(Kind[str, NodeView]):
                 self._views[name] = self._with_hold(known)
             else:
                 self.held.pop(name, None)
+        self._changes.note(changed)
         return changed
 
     def release(self) -> tuple[str, ...]:
@@ -201,6 +208,7 @@ class NodeKind(Kind[str, NodeView]):
             self.held.pop(name, None)
             if (known := self.get(name)) is not None:
                 self._views[name] = replace(known, hold=None)
+        self._changes.note(names)
         return names
 
     def _with_hold(self, view: NodeView) -> NodeView:
@@ -221,13 +229,24 @@ class Store:
         """Make an empty store; ``wall`` returns the time of day, in seconds since the epoch, for nodes that flap."""
         sequence = Sequence()
         self.jobs: Kind[JobKey, JobView] = Kind(lambda job: job.key, sequence)
-        self.pods = PodKind(sequence)
-        self.nodes = NodeKind(sequence, wall)
+        self.node_changes = NodeChanges()
+        self.pods = PodKind(sequence, self.node_changes)
+        self.nodes = NodeKind(sequence, wall, self.node_changes)
         self.plans: Kind[JobKey, PlanObject] = Kind(lambda plan: plan.key, sequence)
-        self.foreign_requests: Mapping[str, Mapping[str, float]] = {}
-        """By node, the requests of foreign pods; from a slow list, because the watch delivers workers only."""
+        self._foreign_requests: Mapping[str, Mapping[str, float]] = {}
         self._used: Mapping[str, Mapping[str, float]] = {}
-        self._used_for: tuple[int, Mapping[str, Mapping[str, float]]] = (-1, {})
+        self._used_at = 0
+        """Changes of nodes that are part of ``_used``."""
+
+    @property
+    def foreign_requests(self) -> Mapping[str, Mapping[str, float]]:
+        """By node, the requests of foreign pods; from a slow list, because the watch delivers workers only."""
+        return self._foreign_requests
+
+    @foreign_requests.setter
+    def foreign_requests(self, found: Mapping[str, Mapping[str, float]]) -> None:
+        before, self._foreign_requests = self._foreign_requests, found
+        self.node_changes.note(node for node in {*before, *found} if before.get(node) != found.get(node))
 
     def controls_plan(self, plan: PlanObject) -> bool:
         """Return whether a stored job controls this ConfigMap; no other plan is stored."""
@@ -244,11 +263,12 @@ class Store:
 
     def used(self) -> Mapping[str, Mapping[str, float]]:
         """Return by node the sum of the requests of all running pods; the result is never mutated."""
-        changes, foreign = self._used_for
-        if changes != self.pods.changes or foreign is not self.foreign_requests:
-            own, others = self.pods.used, self.foreign_requests
-            self._used = {node: added([own.get(node, {}), others.get(node, {})]) for node in {*own, *others}}
-            self._used_for = (self.pods.changes, others)
+        changed = self.node_changes.since(self._used_at)
+        if changed:
+            own, others = self.pods.used, self._foreign_requests
+            newer = {node: added([own.get(node, {}), others.get(node, {})]) for node in changed}
+            self._used = {**self._used, **newer}
+            self._used_at = self.node_changes.count
         return self._used
 
 

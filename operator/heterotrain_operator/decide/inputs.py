@@ -11,6 +11,7 @@ from heterotrain_operator.cluster_state.views import JobView, NodeView, PlanObje
 from heterotrain_operator.decide.grants.grant import UNLIMITED, JobGrant
 from heterotrain_operator.decide.lifecycle import Acceptance, Life, decide_life
 from heterotrain_operator.decide.plan.plan import PlanInForce, read_plan
+from heterotrain_operator.decide.workers.capacity import FreeSlots, Shape
 from heterotrain_operator.decide.workers.failures import Accounts, account
 from heterotrain_operator.decide.workers.state import Worker, WorkerState, worker_states
 
@@ -36,6 +37,7 @@ class JobInputs:
         keep_plan: whether no plan is to be written, because the previous one was just refused.
         keep_pods: whether no pod is to be created, because one was just refused.
         taken_indices: worker indices whose names foreign pods have.
+        slots_of: how many more workers of a shape fit, from an index; ``None`` looks at ``nodes`` and ``used``.
     """
 
     job: JobView
@@ -55,6 +57,7 @@ class JobInputs:
     revised_often: bool = False
     keep_pods: bool = False
     taken_indices: frozenset[int] = frozenset()
+    slots_of: Callable[[Shape], FreeSlots] | None = None
     fault: str = ""
     held: Mapping[str, NodeView] = field(default_factory=dict)
 

@@ -163,7 +163,10 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
             requests = pod_requests(manifest["spec"])
         except ValueError:  # the template is refused with a sentence, before any worker is created
             return FreeSlots(slots=0, matching_nodes=0, possible=False)
-        return free_slots(shape_of(manifest, requests), inputs.nodes.values(), inputs.used())
+        shape = shape_of(manifest, requests)
+        if inputs.slots_of is not None:
+            return inputs.slots_of(shape)
+        return free_slots(shape, inputs.nodes.values(), inputs.used())
 
     avoid = _nodes_to_avoid(inputs, job)
     # A pod's affinity can't be changed, so one that still waits and excludes other nodes is made again.

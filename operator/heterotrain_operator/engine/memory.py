@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from heterotrain_operator.decide.lifecycle import Acceptance
 from heterotrain_operator.decide.plan.revision import BoundaryDistance
 from heterotrain_operator.decide.plan.revision_budget import RevisionBudget
+from heterotrain_operator.decide.workers.capacity import Shape
 from heterotrain_operator.engine.start_problems import StartProblems
 
 FIRST_RETRY_S = 20.0
@@ -48,6 +49,8 @@ class JobMemory:
         planning_slot_s: when the fits to new telemetry may begin; ``None`` without new telemetry.
         planning_lane: the lane of that slot.
         planning_took_s: seconds of the last decision on new telemetry.
+        shapes: what a worker of each pool needs of a node.
+        shapes_for: generation of the spec that ``shapes`` come from.
     """
 
     uid: str
@@ -69,6 +72,8 @@ class JobMemory:
     planning_slot_s: float | None = None
     planning_lane: BoundaryDistance = BoundaryDistance.FAR
     planning_took_s: float = 0.0
+    shapes: tuple[Shape, ...] = ()
+    shapes_for: int = 0
 
     def may_try(self, step: str, *, now_s: float) -> bool:
         """Return whether a step may be tried: it was not refused, or its pause is over."""

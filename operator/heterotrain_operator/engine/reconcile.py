@@ -25,12 +25,15 @@ from heterotrain_operator.decide.lifecycle import Acceptance
 from heterotrain_operator.decide.objects.pods import build_pod, template_problem
 from heterotrain_operator.decide.plan.plan import read_plan
 from heterotrain_operator.decide.plan.revision import BoundaryDistance, distance_to_boundary
+from heterotrain_operator.decide.workers.capacity import FreeSlots, Shape
 from heterotrain_operator.engine.act import Actor
+from heterotrain_operator.engine.allocator import shapes_of
 from heterotrain_operator.engine.clocks import Clocks
 from heterotrain_operator.engine.memory import FIRST_RETRY_S, JobMemory
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.planning import UNKNOWN_S, PlanningSlots, fits_take_long
 from heterotrain_operator.engine.queue import Queue
+from heterotrain_operator.engine.slot_index import SlotIndex
 from heterotrain_operator.kube.errors import Conflict, KubeError, NotFound, Rejected, Throttled, Unavailable
 from heterotrain_operator.kube.resources import JOBS, PODS
 from heterotrain_operator.kube.verbs import Kube
@@ -86,6 +89,7 @@ class Reconciler:
         self._clocks = clocks
         self._memories: dict[JobKey, JobMemory] = {}
         self._planning = PlanningSlots()
+        self._slots = SlotIndex(store)
         self._accepted_pods: dict[bytes, float] = {}
         """When the API server accepted a dry run, by the digest of the pod without the names of its job."""
         self._begun_s: dict[JobKey, float] = {}
@@ -279,6 +283,7 @@ class Reconciler:
             fault=memory.logged_fault if news and not due else "",
             now_s=self._clocks.wall(),
             grant=self._sources.grant_of(job),
+            slots_of=self._known_slots_of(job, memory) if in_thread else self._slots.free_slots,
         )
         decision = await asyncio.to_thread(decide, inputs) if in_thread else decide(inputs)
         took_s = self._clocks.monotonic() - started_s
@@ -293,6 +298,16 @@ class Reconciler:
             if decision.plan is not None:
                 memory.revisions = memory.revisions.spent(started_s)
         return decision, due_s - started_s if news and not due else None
+
+    def _known_slots_of(self, job: JobView, memory: JobMemory) -> Callable[[Shape], FreeSlots]:
+        """Return the free slots of the job's pools as they are now, for a decision in a thread."""
+        if memory.shapes_for != job.generation and isinstance(job, ValidJob):
+            memory.shapes_for, memory.shapes = job.generation, ()
+            with suppress(ValueError):  # the template is refused with a sentence
+                memory.shapes = tuple(shapes_of(job).values())
+        known = [(shape, self._slots.free_slots(shape)) for shape in memory.shapes]
+        none = FreeSlots(slots=0, matching_nodes=0, possible=False)
+        return lambda shape: next((found for each, found in known if each == shape), none)
 
     def _planning_slot_s(self, job: JobView, telemetry: Telemetry, memory: JobMemory, *, now_s: float) -> float:
         """Return when the job may fit models; it keeps a slot that it has, unless its boundary is near now."""

@@ -62,19 +62,33 @@ def free_slots(shape: Shape, nodes: Iterable[NodeView], used: Mapping[str, Mappi
         nodes: all nodes of the cluster.
         used: by node, the sum of the requests of running pods.
     """
-    slots, matching, possible = 0, 0, False
-    held: list[str] = []
-    for node in nodes:
-        if node.hold is not None and admits(shape, node):
-            held.append(describe_hold(node))
-        if not _matches(shape, node):
-            continue
-        matching += 1
-        possible = possible or _fit(shape.requests, node.allocatable) > 0
-        taken = used.get(node.name, {})
-        free = {name: amount - taken.get(name, 0.0) for name, amount in node.allocatable.items()}
-        slots += _fit(shape.requests, free)
-    return FreeSlots(slots=slots, matching_nodes=matching, possible=possible, held=tuple(held))
+    nodes = tuple(nodes)
+    found = [each for node in nodes if (each := slots_on(shape, node, used.get(node.name, {}))) is not None]
+    return FreeSlots(
+        slots=sum(slots for slots, _ in found),
+        matching_nodes=len(found),
+        possible=any(possible for _, possible in found),
+        held=held_nodes(shape, nodes),
+    )
+
+
+def held_nodes(shape: Shape, nodes: Iterable[NodeView]) -> tuple[str, ...]:
+    """Return the nodes that would take such workers but are held, each with the reason, in order."""
+    return tuple(sorted(describe_hold(node) for node in nodes if node.hold is not None and admits(shape, node)))
+
+
+def slots_on(shape: Shape, node: NodeView, taken: Mapping[str, float]) -> tuple[int, bool] | None:
+    """Return how many more workers fit on a node, and whether one would fit if it were empty.
+
+    Args:
+        shape: shape of one worker.
+        node: the node; the answer is ``None`` for one that does not take such workers.
+        taken: the sum of the requests of running pods on it.
+    """
+    if not _matches(shape, node):
+        return None
+    free = {name: amount - taken.get(name, 0.0) for name, amount in node.allocatable.items()}
+    return _fit(shape.requests, free), _fit(shape.requests, node.allocatable) > 0
 
 
 def _matches(shape: Shape, node: NodeView) -> bool:

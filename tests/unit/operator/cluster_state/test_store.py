@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from heterotrain_operator.cluster_state.node_changes import NodeChanges
 from heterotrain_operator.cluster_state.parse import parse_job, parse_pod
 from heterotrain_operator.cluster_state.store import PodKind, Sequence, Store
 from heterotrain_operator.cluster_state.views import JobKey, PodView
@@ -25,7 +26,7 @@ def a_pod(version: int, *, name: str = "job-w0", node: str = "n", phase: str = "
 
 
 def test_an_object_never_goes_back_to_an_older_version() -> None:
-    pods = PodKind(Sequence())
+    pods = PodKind(Sequence(), NodeChanges())
     assert pods.put(a_pod(10))
     assert not pods.put(a_pod(9, phase="Pending")), (
         "the operator's own write was stored before the watch delivered the state before it"
@@ -36,7 +37,7 @@ def test_an_object_never_goes_back_to_an_older_version() -> None:
 
 
 def test_a_list_replaces_objects_that_have_not_changed_since_it_began() -> None:
-    pods = PodKind(Sequence())
+    pods = PodKind(Sequence(), NodeChanges())
     pods.put(a_pod(1, name="job-w0"))
     pods.put(a_pod(2, name="job-w1"))
     since = pods.begin_list()
@@ -49,7 +50,7 @@ def test_a_list_replaces_objects_that_have_not_changed_since_it_began() -> None:
 
 
 def test_a_list_does_not_undo_newer_events() -> None:
-    pods = PodKind(Sequence())
+    pods = PodKind(Sequence(), NodeChanges())
     pods.put(a_pod(1, name="job-w0"))
     pods.put(a_pod(2, name="job-w1"))
     since = pods.begin_list()
@@ -61,7 +62,7 @@ def test_a_list_does_not_undo_newer_events() -> None:
 
 
 def test_an_object_deleted_during_one_list_may_come_back_in_the_next() -> None:
-    pods = PodKind(Sequence())
+    pods = PodKind(Sequence(), NodeChanges())
     since = pods.begin_list()
     pods.discard(("ns", "job-w0"))
     pods.replace([], since=since)
@@ -70,7 +71,7 @@ def test_an_object_deleted_during_one_list_may_come_back_in_the_next() -> None:
 
 
 def test_sums_of_requests_follow_every_change() -> None:
-    pods = PodKind(Sequence())
+    pods = PodKind(Sequence(), NodeChanges())
     pods.put(a_pod(1, name="job-w0"))
     pods.put(a_pod(2, name="job-w1"))
     assert pods.used["n"]["cpu"] == 2.0
@@ -86,7 +87,7 @@ def test_sums_of_requests_follow_every_change() -> None:
 
 
 def test_a_job_s_pods_are_ordered_by_index() -> None:
-    pods = PodKind(Sequence())
+    pods = PodKind(Sequence(), NodeChanges())
     for version, name in enumerate(("job-w2", "job-w0", "job-w1"), start=1):
         pods.put(a_pod(version, name=name))
     assert [pod.index for pod in pods.of_job(KEY)] == [0, 1, 2]
