@@ -7,6 +7,7 @@ import runpy
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from distributed.fault_injectors import FaultInjector, install_faults
 from distributed.scripts import net, optimizer_of, problem
 from heterotrain.checkpoints import manager, writer
+from heterotrain.data import stream_reading
 
 SAMPLES = 96
 PROBLEM = problem(SAMPLES)
@@ -36,6 +38,77 @@ class Stream(torch.utils.data.IterableDataset[Sample]):
             yield PROBLEM[index]
 
 
+class CountedStream(Stream):
+    """The stream with a state of its own; writes the place of each sample that it reads to a file."""
+
+    def __init__(self, record: str) -> None:
+        super().__init__()
+        self.position = 0
+        self._next = 0
+        self._record = record
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position."""
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue at the position in the next iteration."""
+        self._next = state["position"]
+
+    def __iter__(self) -> Iterator[Sample]:
+        self.position, self._next = self._next, 0
+        for index in stream_order(self.epoch)[self.position :]:
+            with Path(self._record).open("a") as file:
+                file.write(f"{self.epoch} {self.position}\n")
+            self.position += 1
+            yield PROBLEM[index]
+
+
+class StatelessStream(CountedStream):
+    """Has no state."""
+
+    state_dict = load_state_dict = None  # type: ignore[assignment]  # as if it had none
+
+
+@dataclass
+class Opaque:
+    """A sample that cannot be sent to another rank."""
+
+    values: Sample
+
+
+class OpaqueStream(CountedStream):
+    """Yields objects of a class of its own."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(Opaque, super().__iter__())
+
+
+def collate_opaque(samples: list[Opaque]) -> Any:
+    """Return the batch of such samples."""
+    return torch.utils.data.default_collate([sample.values for sample in samples])
+
+
+class BrokenStream(CountedStream):
+    """Fails in the middle of the second epoch, in a way that another machine would not avoid."""
+
+    def __iter__(self) -> Iterator[Sample]:
+        for number, sample in enumerate(super().__iter__()):
+            if self.epoch == 1 and number == 40:
+                raise KeyError("a field is missing")
+            yield sample
+
+
+class UnreachableStream(CountedStream):
+    """Cannot be read any more from one machine: that of the first worker."""
+
+    def __iter__(self) -> Iterator[Sample]:
+        for number, sample in enumerate(super().__iter__()):
+            if self.epoch == 1 and number == 40 and os.environ["HETEROTRAIN_WORKER"] == "w0":
+                raise ConnectionError("no route to the store")
+            yield sample
+
+
 def stream_order(epoch: int) -> list[int]:
     """Return the order in which the stream yields the problem's samples."""
     return list(range(SAMPLES))[:: -1 if epoch % 2 else 1]
@@ -51,20 +124,24 @@ def shards() -> heterotrain.Shards[int]:
     return heterotrain.Shards(range(8), [12] * 8, opened)
 
 
+DATA: dict[str, Any] = {"map": lambda: PROBLEM, "shards": shards, "stream": Stream}
+
+
 def train(
     *, out: str, kind: str = "map", workers: int = 0, in_parts: bool = False, unshared: bool = False,
-    fault: dict[str, Any] | None = None, slow_s: float = 0.0,
+    fault: dict[str, Any] | None = None, slow_s: float = 0.0, readers: str = "one",
 ) -> None:  # fmt: skip
     """Train, then write the final weights.
 
     Args:
         out: folder for the weights.
-        kind: ``map``, ``shards`` or ``stream``.
+        kind: ``map``, ``shards``, ``stream``, or a stream that counts what it reads.
         workers: processes that load ahead.
         in_parts: write even this small state in parts.
         unshared: work in a folder of this worker's own, so that no other worker sees a relative checkpoint folder.
         fault: see ``FaultInjector``.
         slow_s: additional seconds per micro-batch.
+        readers: see ``Job.steps``.
     """
     if in_parts:
         manager.SHARD_FROM_BYTES = 0
@@ -76,8 +153,15 @@ def train(
     model = job.wrap(net())
     optimizer = job.optimizer(optimizer_of(model))
     install_faults(injector)
-    dataset: Any = {"map": PROBLEM, "shards": shards(), "stream": Stream()}[kind]
-    for step in job.steps(dataset, workers=workers):
+    stream_reading.STATE_SAMPLES, stream_reading.CHECKED_SAMPLES = 8, 2
+    record = f"{out}/reads-{os.environ['HETEROTRAIN_WORKER']}"
+    counted: dict[str, type[CountedStream]] = {
+        "counted": CountedStream, "stateless": StatelessStream, "opaque": OpaqueStream, "broken": BrokenStream,
+        "unreachable": UnreachableStream,
+    }  # fmt: skip
+    dataset: Any = counted[kind](record) if kind in counted else DATA[kind]()
+    collate = collate_opaque if kind == "opaque" else None
+    for step in job.steps(dataset, workers=workers, collate=collate, readers=readers):
         with step:
             injector.at("step", step.number)
             for x, y in step.micro_batches():

@@ -23,6 +23,7 @@ from heterotrain_core.extras import missing_extra
 from heterotrain_core.version import __version__
 
 if TYPE_CHECKING:
+    from heterotrain.data.shard_cache import ShardCache
     from heterotrain.data.shards import Shards
     from heterotrain.errors import HeterotrainError, UsageError
     from heterotrain.fitting import fit
@@ -30,11 +31,23 @@ if TYPE_CHECKING:
     from heterotrain.steps.result import StepResult
     from heterotrain.steps.step import Step
 
-__all__ = ["HeterotrainError", "Job", "Shards", "Step", "StepResult", "UsageError", "__version__", "fit", "init"]
+__all__ = [
+    "HeterotrainError",
+    "Job",
+    "ShardCache",
+    "Shards",
+    "Step",
+    "StepResult",
+    "UsageError",
+    "__version__",
+    "fit",
+    "init",
+]
 
 _HOME = {
     "HeterotrainError": "heterotrain.errors",
     "Job": "heterotrain.session",
+    "ShardCache": "heterotrain.data.shard_cache",
     "Shards": "heterotrain.data.shards",
     "Step": "heterotrain.steps.step",
     "StepResult": "heterotrain.steps.result",

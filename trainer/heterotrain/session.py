@@ -353,6 +353,7 @@ class Job:
         prefetch_factor: int = 2,
         worker_init_fn: WorkerInit | None = None,
         lockstep: bool = False,
+        readers: str = "one",
     ) -> Iterator[Step]:
         """Yield steps until every epoch is committed; a step that fails through no fault of the script is repeated.
 
@@ -368,6 +369,8 @@ class Job:
             lockstep: give every rank the same number of micro-batches in each step, for scripts that exchange data in
                 the loop over them, by ``step.all_gather`` or ``torch.distributed``. Missing ones are made up for by
                 single samples with weight zero (``step.is_padding``).
+            readers: of a data set that can only be iterated: ``one`` rank reads it and sends each rank its samples, or
+                ``all`` ranks read all of it and keep their part.
 
         Raises:
             UsageError: there is nothing to train, or the data cannot be read this way.
@@ -383,7 +386,11 @@ class Job:
         if processes.count:
             check_main_guard([self._line, main_line()])
         admission.check_belongs(self._training.model, self._training.optimizers)
-        source = source_of(dataset, collate=collate, shuffle=shuffle, seed=self.config.seed)
+        if readers not in ("one", "all"):
+            raise UsageError(f'readers must be "one" or "all", not {readers!r}')
+        source = source_of(
+            dataset, collate=collate, shuffle=shuffle, seed=self.config.seed, one_reader=readers == "one"
+        )
         self._record.data = fingerprint(source)
         self._training.order = source.order
         self._sigterm.install()

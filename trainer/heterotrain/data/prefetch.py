@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
+from multiprocessing.queues import SimpleQueue
 from typing import Any
 
 import torch
@@ -25,7 +26,8 @@ from heterotrain.data.progress import step_seed
 from heterotrain.data.rng import seeded_rng
 from heterotrain.data.slices import EpochSlice, Source
 from heterotrain.data.sources import Mapped
-from heterotrain.data.streamed import Streamed, iterator_of
+from heterotrain.data.stream_reading import Reading, StreamReadings, StreamState
+from heterotrain.data.streamed import Streamed
 
 
 class Prefetcher:
@@ -93,42 +95,51 @@ class StreamReader:
             UsageError: the data set cannot be sent to another process, or the process does not start.
         """
         check_sendable(dataset=source.dataset, collate=None, init_fn=init_fn)
-        self._stream = _PackedStream(source.dataset, seed=source.seed)
+        context = loader_context(source.dataset, init_fn)
+        self._orders: SimpleQueue[tuple[int, StreamState | None]] = context.SimpleQueue()
         self._loader: DataLoader[Any] = DataLoader(
-            self._stream, batch_size=None, num_workers=1, collate_fn=_as_is, persistent_workers=True,
-            prefetch_factor=max(1, ahead_samples // PACK_SAMPLES), worker_init_fn=ProcessInit(init_fn, source.dataset),
-            multiprocessing_context=loader_context(source.dataset, init_fn), generator=torch.Generator(),
+            _PackedStream(source.dataset, seed=source.seed, orders=self._orders), batch_size=None, num_workers=1,
+            collate_fn=_as_is, persistent_workers=True, prefetch_factor=max(1, ahead_samples // PACK_SAMPLES),
+            worker_init_fn=ProcessInit(init_fn, source.dataset), multiprocessing_context=context,
+            generator=torch.Generator(),
         )  # fmt: skip
         with starting():
-            self._packs = iter(self._loader)
+            self._packs = self._begun(NO_EPOCH, None)
             next(self._packs)
         source.begin = self.begin
 
-    def begin(self, epoch: int) -> Iterator[Any]:
-        """Yield an epoch's samples from its beginning; prefetched samples of another epoch are thrown away."""
-        self._stream.epoch.fill_(epoch)
-        self._packs = iter(self._loader)
-        for pack in self._packs:
-            yield from pack
+    def begin(self, epoch: int, since: StreamState | None) -> Iterator[Reading]:
+        """Yield an epoch's samples from a state on or from its beginning; prefetched ones of another are thrown away.
+
+        The process begins at once.
+        """
+        self._packs = self._begun(epoch, since)
+        return chain.from_iterable(self._packs)
+
+    def _begun(self, epoch: int, since: StreamState | None) -> Iterator[list[Reading]]:
+        self._orders.put((epoch, since))  # the process takes one order for each iterator of the loader
+        return iter(self._loader)
 
 
-class _PackedStream(IterableDataset[list[Any]]):
+class _PackedStream(IterableDataset[list[Reading]]):
     """The stream in packs of samples, because each object passed between processes costs a tenth of a millisecond."""
 
-    def __init__(self, dataset: Any, *, seed: int) -> None:
-        self.epoch = torch.full((1,), NO_EPOCH)
-        self.epoch.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    def __init__(self, dataset: Any, *, seed: int, orders: SimpleQueue[tuple[int, StreamState | None]]) -> None:
         self._dataset = dataset
         self._seed = seed
+        self._orders = orders
+        self._readings: StreamReadings | None = None
 
-    def __iter__(self) -> Iterator[list[Any]]:
-        epoch = int(self.epoch)
+    def __iter__(self) -> Iterator[list[Reading]]:
+        epoch, since = self._orders.get()
         if epoch == NO_EPOCH:
             yield []
             return
+        if self._readings is None:
+            self._readings = StreamReadings(self._dataset, seed=self._seed)
         with seeded_rng(step_seed(seed=self._seed, epoch=epoch, position=0)):
-            samples = iterator_of(self._dataset, epoch)
-            while pack := list(islice(samples, PACK_SAMPLES)):
+            readings = self._readings.begin(epoch, since)
+            while pack := list(islice(readings, PACK_SAMPLES)):
                 yield pack
 
 

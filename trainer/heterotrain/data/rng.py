@@ -46,11 +46,16 @@ def seeded_rng(seed: int, numpys: np.random.MT19937 = _SPARE) -> Iterator[None]:
         numpys: replaces numpy's generator inside the block; pass one to continue with it later.
     """
     before = RngStates.current()
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
     mtrand.set_bit_generator(numpys)
-    np.random.seed(seed % 2**32)  # noqa: NPY002  # data sets draw from this global generator
+    reseed(seed)
     try:
         yield
     finally:
         before.restore()
+
+
+def reseed(seed: int) -> None:
+    """Seed the CPU's global generators, the numpy one that is in place included; ``seed`` is from 0 to below 2^63."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002  # data sets draw from this global generator

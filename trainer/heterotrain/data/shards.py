@@ -6,9 +6,10 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from heterotrain.data.order import order_name, permutation
+from heterotrain.data.shard_cache import ShardCache
 from heterotrain.errors import UsageError
 
 _S = TypeVar("_S")
@@ -30,6 +31,7 @@ class Shards(Generic[_S]):
         seed: int = 0,
         shuffle: bool = True,
         keep: int = 2,
+        cache: ShardCache | None = None,
     ) -> None:
         """Describe the shards; none is opened yet.
 
@@ -40,12 +42,17 @@ class Shards(Generic[_S]):
             seed: seed for the order.
             shuffle: draw a new order for each epoch.
             keep: number of shards that stay open.
+            cache: keeps local copies of remote shards. The shards are then URIs, and ``open_shard`` gets the path of a
+                local file, to open or read at once.
 
         Raises:
-            UsageError: the counts do not match the shards.
+            UsageError: the counts do not match the shards, or a shard to be cached is not a URI.
         """
         if len(shards) != len(counts) or any(count < 0 for count in counts):
             raise UsageError(f"Shards needs one count for each of the {len(shards)} shards, not {list(counts)[:8]}")
+        if cache is not None and not all(isinstance(shard, str) for shard in shards):
+            raise UsageError("Shards with a cache takes the shards' URIs, and open_shard gets the path of a local copy")
+        self._cache = cache
         self._shards = list(shards)
         self._counts = list(counts)
         self._starts = [0, *accumulate(counts)]
@@ -105,9 +112,15 @@ class Shards(Generic[_S]):
             self._epoch = (epoch, order, list(accumulate(self._counts[shard] for shard in order)))
         return self._epoch[1:]
 
+    def _read(self, shard: Any) -> Sequence[Any]:
+        if self._cache is None:
+            return self._open(shard)
+        with self._cache.local(shard) as path:
+            return self._open(cast("_S", path))
+
     def _records(self, shard: int) -> Sequence[Any]:
         if shard not in self._opened:
-            records = self._open(self._shards[shard])
+            records = self._read(self._shards[shard])
             if len(records) != self._counts[shard]:
                 raise UsageError(
                     f"shard {self._shards[shard]!r} holds {len(records)} records instead of {self._counts[shard]}: "

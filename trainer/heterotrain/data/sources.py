@@ -2,7 +2,7 @@
 
 Three kinds of data sets are supported. One with a length and indices (*map-style*) is read in an order drawn for each
 epoch. One with a length and ``read(epoch, start, stop)`` (*numbered stream*) has its own order and can be read from any
-position. One that can only be iterated (*stream*) may have any length; every rank reads all of it and keeps its part.
+position. One that can only be iterated (*stream*) may have any length; one rank reads it and sends each rank its part.
 
 While a data set is read, the global random generators are seeded by the job's seed and the position in the epoch alone.
 So neither worker processes nor a repeated step change a sample.
@@ -43,7 +43,9 @@ class NumberedStream(Protocol):
         """Return samples ``[start, stop)`` of an epoch; the same ones at any time and in any process."""
 
 
-def source_of(dataset: Any, *, collate: batches.Collate | None, shuffle: bool, seed: int) -> Source:
+def source_of(
+    dataset: Any, *, collate: batches.Collate | None, shuffle: bool, seed: int, one_reader: bool = True
+) -> Source:
     """Return the source that reads this data set.
 
     Args:
@@ -51,6 +53,7 @@ def source_of(dataset: Any, *, collate: batches.Collate | None, shuffle: bool, s
         collate: makes a batch from a list of samples; ``None`` for torch's own.
         shuffle: draw a new order for each epoch; only for a data set with indices.
         seed: the job's seed, at least 0.
+        one_reader: whether one rank reads a data set that can only be iterated, for all ranks.
 
     Raises:
         UsageError: the data set is empty or of an unsupported kind.
@@ -76,7 +79,7 @@ def source_of(dataset: Any, *, collate: batches.Collate | None, shuffle: bool, s
     if sized and hasattr(dataset, "__getitem__"):
         return Mapped(dataset=dataset, collate=collate, shuffle=shuffle, seed=seed)
     if hasattr(dataset, "__iter__") and not isinstance(dataset, Iterator):
-        return Streamed(dataset=dataset, collate=collate, seed=seed)
+        return Streamed(dataset=dataset, collate=collate, seed=seed, one_reader=one_reader)
     raise UsageError(
         f"a {type(dataset).__name__} is not a data set. job.steps takes one with len() and [index], with len() and "
         "read(epoch, start, stop), or one that can be iterated again for each epoch."

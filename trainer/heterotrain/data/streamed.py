@@ -15,39 +15,50 @@ from heterotrain.data.order import UNSHUFFLED
 from heterotrain.data.progress import step_seed
 from heterotrain.data.rng import RngStates, seeded_rng
 from heterotrain.data.slices import EpochSlice
+from heterotrain.data.stream_reading import Reading, StreamReadings, StreamState
 from heterotrain.errors import UsageError
 
 
 @dataclass(kw_only=True)
 class Streamed:
-    """A stream that can only be read from its beginning; holds the samples of the next step and one more.
+    """A stream that can only be read in its own order; holds the samples of the next step and a few more.
 
-    Every rank reads every sample, so all ranks find the end at the same position. To continue in the middle of an
-    epoch, the earlier samples are read and dropped. Costly work belongs in ``collate``, which gets this rank's samples
-    only.
+    A rank either reads it (``extent``) or gets the samples of its slice from the rank that does (``hold``). To continue
+    in the middle of an epoch, reading begins at a state of the stream, or at its beginning, and drops the earlier
+    samples. Costly work belongs in ``collate``, which gets this rank's samples only.
 
     Attributes:
         dataset: the data set, iterated once for each epoch.
         collate: makes a batch from a list of samples; ``None`` for torch's own.
         seed: the job's seed, at least 0.
+        one_reader: whether one rank reads for all of them; otherwise every rank reads every sample.
         order: the name of the order, which is the stream's own.
         is_numbered: whether any process can load any slice: false.
         samples: samples of an epoch; ``None`` before the end of the first one.
-        begin: begins an epoch in another process and returns its samples; ``None`` reads in this process.
+        known: a state from which to read, perhaps of another epoch.
+        begin: begins an epoch in another process, perhaps from a state; ``None`` reads in this process.
     """
 
     dataset: Any
     collate: batches.Collate | None
     seed: int
+    one_reader: bool = True
     order: str = UNSHUFFLED
     is_numbered: bool = False
     samples: int | None = None
-    begin: Callable[[int], Iterator[Any]] | None = None
+    known: StreamState | None = None
+    begin: Callable[[int, StreamState | None], Iterator[Reading]] | None = None
     _epoch: int = -1
     _first: int = 0
     _window: deque[Any] = field(default_factory=deque)
-    _rest: Iterator[Any] | None = None
+    _states: deque[StreamState] = field(default_factory=deque)
+    _held: tuple[int, list[Any]] | None = None
+    _rest: Iterator[Reading] | None = None
     _rng: RngStates | None = None
+    _readings: StreamReadings = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._readings = StreamReadings(self.dataset, seed=self.seed)
 
     def extent(self, epoch: int, cursor: int, wanted: int) -> tuple[int, bool]:
         """Return how many of the next ``wanted`` samples there are, and whether the epoch ends there.
@@ -62,8 +73,9 @@ class Streamed:
         Raises:
             UsageError: the stream ended before the cursor.
         """
-        if epoch != self._epoch or cursor < self._first:
-            self._open(epoch)
+        self._held = None
+        if not self._is_open(epoch, cursor):
+            self._open(epoch, cursor)
         with self._own_rng():
             while self._first < cursor and (self._window or self._pull()):
                 self._window.popleft()
@@ -80,33 +92,68 @@ class Streamed:
             self.samples = cursor + len(self._window)
         return min(len(self._window), wanted), ends
 
+    def unread(self, epoch: int, cursor: int) -> int:
+        """Return how many samples this rank would have to read and drop before the cursor."""
+        if self._is_open(epoch, cursor):
+            return max(0, cursor - self._first - len(self._window))
+        state = self.state(epoch, cursor)
+        return cursor - (state.position if state else 0)
+
+    def state(self, epoch: int, cursor: int) -> StreamState | None:
+        """Return the latest known state of the epoch that lies at or before the cursor."""
+        while len(self._states) > 1 and self._states[1].position <= cursor:
+            self._states.popleft()
+        found = [state for state in (self.known, *self._states) if state is not None]
+        usable = [state for state in found if state.epoch == epoch and state.position <= cursor]
+        return max(usable, key=lambda state: state.position, default=None)
+
+    def hold(self, start: int, samples: list[Any]) -> None:
+        """Take samples from position ``start`` of the epoch on, which another rank has read."""
+        self._held = start, samples
+
+    def part(self, start: int, stop: int) -> list[Any]:
+        """Return samples ``[start, stop)`` of the epoch, which are in memory."""
+        first, samples = self._held or (self._first, self._window)
+        return [samples[number - first] for number in range(start, stop)]
+
     def ids(self, _epoch: int, start: int, stop: int) -> list[int]:
         """Return the samples' positions in the epoch; a stream has no other numbers for them."""
         return list(range(start, stop))
 
     def load(self, part: EpochSlice) -> Any:
-        """Return the batch of a slice of the last step that was passed to ``extent``."""
-        samples = [self._window[number - self._first] for number in range(part.start, part.stop)]
+        """Return the batch of a slice of the last step that was passed to ``extent`` or ``hold``."""
+        samples = self.part(part.start, part.stop)
         with seeded_rng(step_seed(seed=self.seed, epoch=part.epoch, position=part.start)):
             return batches.collated(samples, self.collate)
 
-    def _open(self, epoch: int) -> None:
-        self._epoch, self._first = epoch, 0
+    def _is_open(self, epoch: int, cursor: int) -> bool:
+        return epoch == self._epoch and cursor >= self._first
+
+    def _open(self, epoch: int, cursor: int) -> None:
+        since = self.state(epoch, cursor)
+        self._epoch, self._first = epoch, since.position if since else 0
         self._window.clear()
+        self._states.clear()
+        self.known = since
         if self.begin is not None:
-            self._rest = self.begin(epoch)
-            return
-        with seeded_rng(step_seed(seed=self.seed, epoch=epoch, position=0), np.random.MT19937(0)):
-            self._rest = iterator_of(self.dataset, epoch)
-            self._rng = RngStates.current()
+            self._rest = self.begin(epoch, since)
+        else:
+            with seeded_rng(step_seed(seed=self.seed, epoch=epoch, position=0), np.random.MT19937(0)):
+                self._rest = self._readings.begin(epoch, since)
+                self._rng = RngStates.current()
+        with self._own_rng():
+            self._pull()
 
     def _pull(self) -> bool:
-        nothing = object()
-        sample = next(self._rest, nothing) if self._rest is not None else nothing
-        if sample is nothing:
+        reading = next(self._rest, None) if self._rest is not None else None
+        if reading is None:
             self._rest = None
             return False
-        self._window.append(sample)
+        if not self._window and reading.position < self._first:
+            self._first = reading.position  # the state was of no use
+        self._window.append(reading.sample)
+        if reading.state is not None:
+            self._states.append(reading.state)
         return True
 
     @contextmanager
@@ -122,11 +169,3 @@ class Streamed:
         finally:
             self._rng = RngStates.current()
             before.restore()
-
-
-def iterator_of(dataset: Any, epoch: int) -> Iterator[Any]:
-    """Return the samples of an epoch (from 0) of a data set that can only be iterated; calls ``set_epoch``, if any."""
-    set_epoch = getattr(dataset, "set_epoch", None)
-    if callable(set_epoch):
-        set_epoch(epoch)
-    return iter(dataset)

@@ -36,6 +36,7 @@ class Training:
         earlier: the layout and optimizers that hold the state until the first transfer under the new layout.
         on_restore: called with the number of epochs whose hooks have run, before a state is restored.
         order: name of the order in which this script reads its data; empty before ``job.steps``.
+        stream: where a data set that can only be iterated can be read from, encoded; empty where nothing is known.
         prepared: a step of a divided model that this rank can finish, but does not know whether the others can.
         confirmed: number and confirmation of the last step of a divided model that this rank has applied.
         has_state: whether ``progress`` and the tensors are valid; a joiner has no state until a donor has sent it.
@@ -46,6 +47,7 @@ class Training:
     extras: dict[str, Stateful] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     order: str = ""
+    stream: bytes = b""
     has_state: bool = False
     on_restore: list[Callable[[int], object]] = field(default_factory=list)
     own_layout: Layout | None = None
@@ -110,6 +112,7 @@ class Training:
         return {
             "progress": asdict(self.progress),
             "order": self.order,
+            "stream": self.stream,
             "shapes": dict(shapes),
             "model": model | {name: buffer for name, buffer in (buffers or {}).items() if name in model},
             "trained": [name for name, parameter in parameters.items() if parameter.requires_grad],
@@ -166,6 +169,7 @@ class Training:
         for name, saved in state["extras"].items():
             self.extras[name].load_state_dict(saved)
         self.progress = Progress(**state["progress"])
+        self.stream = state.get("stream", b"")  # older checkpoints have none
         self.has_state, self.earlier = True, None
 
     def restore_flat(self, flat: Flat) -> None:

@@ -22,6 +22,8 @@ from heterotrain.identity import Identity
 from heterotrain.membership.formation import FormationMembership
 from heterotrain.membership.interface import ActiveGroup
 from heterotrain.membership.roster import micro_batch_samples, rounds_of, slice_of_rank, step_shares
+from heterotrain.state.training import Training
+from heterotrain.steps.stream_exchange import StreamExchange
 from heterotrain.steps.task import Task
 from heterotrain.telemetry.report import Report
 
@@ -43,6 +45,7 @@ class BatchLoader:
         identity: Identity,
         report: Report,
         workers: Workers,
+        training: Training,
     ) -> None:
         """Start the processes that load samples ahead; without any, the training process loads them.
 
@@ -52,6 +55,7 @@ class BatchLoader:
             UsageError: the data set cannot be sent to worker processes.
         """
         self._source = source
+        self._stream = StreamExchange(source, training) if isinstance(source, Streamed) else None
         self._config = config
         self._device = device
         self._report = report
@@ -77,6 +81,7 @@ class BatchLoader:
 
         Raises:
             UsageError: this is not the data set with which the training began.
+            PeerLost: the group broke while a stream's samples were sent.
         """
         self._expected = (active_group, progress, cap_samples)
         task = self._task(active_group, progress, cap_samples)
@@ -111,6 +116,11 @@ class BatchLoader:
         epoch_samples = after if task.ends_epoch else after + 1  # any greater number will do
         return advance(progress, batch_samples=task.batch_samples, epoch_samples=epoch_samples)
 
+    def committed(self) -> None:
+        """Note that the step of the last task is committed."""
+        if self._stream is not None:
+            self._stream.committed()
+
     def log(self, task: Task, membership: FormationMembership) -> None:
         """Append a committed step to the sample log, if there is one."""
         if self._log is None:
@@ -126,8 +136,15 @@ class BatchLoader:
     def _task(self, active_group: ActiveGroup, progress: Progress, cap_samples: int | None) -> Task:
         roster, epoch, cursor = active_group.roster, progress.epoch, progress.cursor
         wanted = roster.plan.global_batch_samples
-        batch, ends_epoch = self._source.extent(epoch, cursor, wanted)
-        shares = step_shares(roster, epoch=epoch, epoch_step=progress.epoch_steps, batch_samples=batch)
+
+        def shares_of(batch: int) -> tuple[int, ...]:
+            return step_shares(roster, epoch=epoch, epoch_step=progress.epoch_steps, batch_samples=batch)
+
+        if self._stream is None:
+            batch, ends_epoch = self._source.extent(epoch, cursor, wanted)
+        else:
+            batch, ends_epoch = self._stream.extent(active_group, progress, wanted, shares_of)
+        shares = shares_of(batch)
         start, stop = slice_of_rank(roster, shares, active_group.rank)
         member = active_group.member
         size = micro_batch_samples(member, learned_cap_samples=cap_samples)

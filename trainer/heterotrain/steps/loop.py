@@ -159,7 +159,7 @@ class Loop:
         self._lockstep = lockstep
         self._loader = BatchLoader(
             source, config=self._config, device=self._device, identity=self._identity, report=self._report,
-            workers=workers,
+            workers=workers, training=self._training,
         )  # fmt: skip
         self.before_first_formation(self._loader)
         self._report.gauges({names.READY: 1.0})  # from now on peers may wait for this rank, because its loaders are up
@@ -529,6 +529,7 @@ class Loop:
         loader = self._require_loader()
         self._step_s = time.monotonic() - self._began_s
         self._training.progress = loader.advanced(self._training.progress, step.task)
+        loader.committed()
         loader.log(step.task, active_group.membership)
         self._record.note(active_group.roster, step=step.task.number)
         if step.skipped:

@@ -25,7 +25,7 @@ def test_round_trip() -> None:
         "empty": torch.empty(0),
         "scalar": torch.tensor(7, dtype=torch.int16),
         "text": "x",
-        "bytes": b"y",
+        "bytes": [b"y", b""],
     }
     back = unflatten(flatten(state))
     assert str(back) == str(state)

@@ -33,6 +33,7 @@ class Purpose(IntEnum):
     ROUNDS = 5
     GATHER = 6
     CONFIRM = 7
+    STREAM = 8
 
 
 CALLS = {
@@ -44,6 +45,7 @@ CALLS = {
     Purpose.ROUNDS: "step.micro_batches",
     Purpose.GATHER: "step.all_gather, or its backward pass",
     Purpose.CONFIRM: "the end of step.apply",
+    Purpose.STREAM: "the samples of a stream",
 }
 """The call of the script behind each purpose, for error messages."""
 
