@@ -54,6 +54,34 @@ class Decoder(torch.nn.Module):
         return F.linear(self.norm(x), self.letters.weight)
 
 
+class Rotating(Block):
+    """A block that gets positions and a mask besides its input, and returns a tuple, as in Hugging Face models."""
+
+    def forward(  # type: ignore[override]
+        self, x: torch.Tensor, mask: torch.Tensor, *, turns: tuple[torch.Tensor, torch.Tensor], cache: Any = None
+    ) -> tuple[torch.Tensor, Any]:
+        assert cache is None
+        cos, sin = turns
+        found = super().forward(x * cos + x.roll(1, -1) * sin)
+        return torch.where(mask, found, x), cache
+
+
+class Rotated(Decoder):
+    """A decoder that computes positions and a mask once, for all blocks."""
+
+    def __init__(self, blocks: int, width: int = 6) -> None:
+        super().__init__(blocks, width)
+        self.blocks = torch.nn.ModuleList(Rotating(width) for _ in range(blocks))
+
+    def forward(self, letters: torch.Tensor) -> torch.Tensor:
+        x = self.letters(letters) + self.places(torch.arange(letters.shape[1], device=letters.device))
+        angle = torch.arange(letters.shape[1], device=letters.device, dtype=x.dtype)[:, None] / 7
+        turns, mask = (angle.cos(), angle.sin()), (letters % 5 != 0)[..., None]
+        for block in self.blocks:
+            x, _ = block(x, mask, turns=turns)
+        return F.linear(self.norm(x), self.letters.weight)
+
+
 def layers(blocks: int) -> torch.nn.Sequential:
     """Return a plain sequence whose last layer shares its weight with the first one, under a name of its own."""
     embedding, head = torch.nn.Embedding(LETTERS, 6), torch.nn.Linear(6, LETTERS)
@@ -63,8 +91,8 @@ def layers(blocks: int) -> torch.nn.Sequential:
 
 def model(kind: str, blocks: int) -> Units:
     """Return the units of a case, without values."""
-    factory = (lambda: Decoder(blocks).double()) if kind == "decoder" else (lambda: layers(blocks).double())
-    return units_of(built(factory), "blocks" if kind == "decoder" else None)
+    make: Any = {"decoder": Decoder, "rotated": Rotated, "layers": layers}[kind]
+    return units_of(built(lambda: make(blocks).double()), None if kind == "layers" else "blocks")
 
 
 def sample_text(samples: int) -> torch.Tensor:

@@ -36,7 +36,7 @@ def run(zygote: Zygote, folder: Path, ranks: int, **arguments: Any) -> list[Work
     return workers
 
 
-@pytest.mark.parametrize("kind", ["decoder", "layers"])
+@pytest.mark.parametrize("kind", ["decoder", "rotated", "layers"])
 def test_two_cuts_and_a_whole_model_train_like_one_process(zygote: Zygote, tmp_path: Path, kind: str) -> None:
     """Six, two and one micro-batches, dropout, weights by letters, clipping, and a tied embedding."""
     workers = run(zygote, tmp_path, 5, kind=kind, blocks=4, members=MEMBERS)
@@ -48,11 +48,12 @@ def test_two_cuts_and_a_whole_model_train_like_one_process(zygote: Zygote, tmp_p
     assert all(len(one["held"]) + len(two["held"]) == one["all"] + 1 for one, two in (results[:2], results[2:4]))
 
 
+@pytest.mark.parametrize("kind", ["decoder", "rotated"])
 @pytest.mark.parametrize("cuts", [[0, 1, 5, 6], [0, 2, 3, 6], [0, 5, 6]])
 def test_stages_in_the_middle_and_fewer_micro_batches_than_stages(
-    zygote: Zygote, tmp_path: Path, cuts: list[int]
+    zygote: Zygote, tmp_path: Path, cuts: list[int], kind: str
 ) -> None:
-    workers = run(zygote, tmp_path, len(cuts) - 1, kind="decoder", blocks=4, members=[{"cuts": cuts, "sizes": [3, 2]}])
+    workers = run(zygote, tmp_path, len(cuts) - 1, kind=kind, blocks=4, members=[{"cuts": cuts, "sizes": [3, 2]}])
     assert all(worker.code == 0 for worker in workers), "\n".join(worker.log()[-3000:] for worker in workers)
     assert all(json.loads((tmp_path / f"{rank}.json").read_text())["error"] < 1e-10 for rank in range(len(cuts) - 1))
 

@@ -12,7 +12,9 @@ from heterotrain.errors import UsageError
 from heterotrain.network.gloo.bounded_wait import BoundedWait
 from heterotrain.network.gloo.member_group import MemberGroup
 
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+DTYPES = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool,
+)  # fmt: skip
 MOST_DIMENSIONS = 12
 HEADER = MOST_DIMENSIONS + 3
 

@@ -201,13 +201,13 @@ class Stage:
         try:
             for index in range(batches):
                 batch = inputs_and_targets(fetch(index)) if is_first or is_last else (None, None)
-                received = None if is_first else self._neighbours.receive(self._stage - 1)
+                received = None if is_first else self._receive()
                 with torch.no_grad(), method.autocast():
                     output = self._part.forward(received, batch[0])
                     if is_last:
                         found.append(measure(output, batch[1]))
                 if not is_last:
-                    self._neighbours.send(output, self._stage + 1)
+                    self._send(output)
                     self._neighbours.flush(keep=4)
             self._neighbours.flush()
         except BaseException:
@@ -228,12 +228,20 @@ class Stage:
         began_s = time.perf_counter()
         batch = inputs_and_targets(share.fetch(index)) if is_first or is_last else (None, None)
         result.load_s += time.perf_counter() - began_s
-        received = None if is_first else self._neighbours.receive(self._stage - 1)
+        received = None if is_first else self._receive()
         with self._draws.at(share.step, share.start + sum(share.sizes[:index])), method.autocast():
             output = self._part.forward(received, batch[0])
         if not is_last:
-            self._neighbours.send(output, self._stage + 1)
-        return _InFlight(received=received, output=output, batch=batch[1])
+            self._send(output)
+            output = output[0]
+        return _InFlight(received=None if received is None else received[0], output=output, batch=batch[1])
+
+    def _receive(self) -> tuple[torch.Tensor, ...]:
+        return tuple(self._neighbours.receive(self._stage - 1) for _ in range(self._part.incoming))
+
+    def _send(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        for tensor in tensors:
+            self._neighbours.send(tensor, self._stage + 1)
 
     def _backward(
         self, share: Share, index: int, passed: _InFlight, how: tuple[LossFunction, Method], result: Result

@@ -20,13 +20,27 @@ from heterotrain.layouts.batch_parts import run
 from heterotrain.layouts.units import Units
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Stands for a tensor that the model computes before its list of layers and gives to every layer.
+
+    Attributes:
+        number: of the tensor, from 0.
+    """
+
+    number: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """What was seen of each unit.
 
     Attributes:
         parts: names of the parts (``Units.parts``) whose parameters a unit uses, by unit.
-        options: what a layer in the list gets besides its input, by unit: arguments and named arguments, no tensors.
+        options: what a layer in the list gets besides its input, by unit: arguments and named arguments, with
+            ``Shared`` in place of tensors.
+        shared: tensors that every layer in the list gets besides its input, such as a mask.
+        rest: what a layer in the list returns after its tensor, in a tuple; ``None`` for the tensor alone. By unit.
         parameter_bytes: of the parts of each unit; a tied parameter counts in every unit that has it.
         activation_bytes: kept for each sample for the backward pass, rounded up, by unit.
         boundary_bytes: of the output for each sample, rounded up, by unit.
@@ -34,6 +48,8 @@ class Trace:
 
     parts: tuple[tuple[str, ...], ...]
     options: tuple[tuple[tuple[Any, ...], Mapping[str, Any]], ...]
+    shared: int
+    rest: tuple[tuple[Any, ...] | None, ...]
     parameter_bytes: tuple[int, ...]
     activation_bytes: tuple[int, ...]
     boundary_bytes: tuple[int, ...]
@@ -53,9 +69,12 @@ def trace(units: Units, inputs: Any) -> Trace:
     samples = max(1, next((len(t) for t in tree_leaves(inputs) if isinstance(t, torch.Tensor) and t.dim()), 1))
     found.follow(to_meta(inputs))
     parts = units.parts
+    found.used[0] |= set(parts) - set().union(*found.used)  # a part that nothing uses has its state, too
     return Trace(
         parts=tuple(tuple(name for name in parts if name in used) for used in found.used),
         options=tuple(found.options),
+        shared=len(found.shared),
+        rest=tuple(found.rest),
         parameter_bytes=tuple(
             sum({id(p): p.nbytes for name in used for p in parts[name].parameters()}.values()) for used in found.used
         ),
@@ -82,6 +101,8 @@ class _Run(TorchFunctionMode):
         number = len(units.names)
         self.used: list[set[str]] = [set() for _ in range(number)]
         self.options: list[tuple[tuple[Any, ...], Mapping[str, Any]]] = [((), {})] * number
+        self.rest: list[tuple[Any, ...] | None] = [None] * number
+        self.shared: list[torch.Tensor] = []
         self.kept, self.returned = [0] * number, [0] * number
         copied = {name: self._copy.get_submodule(name) for name in units.parts}
         self._owner: dict[int, set[str]] = {}
@@ -116,27 +137,41 @@ class _Run(TorchFunctionMode):
                 raise UsageError(f"{self._names[unit]} needs one tensor as its first argument")
             if unit > self._first and first is not self._hidden:
                 raise UsageError(f"something is computed between {self._names[unit - 1]} and {self._names[unit]}")
-            if unit and any(isinstance(value, torch.Tensor) for value in tree_leaves((rest, named))):
-                raise UsageError(
-                    f"{self._names[unit]} gets a second tensor besides its input, which stages cannot pass on: "
-                    "compute it inside the layer"
-                )
+            self.options[unit] = self._with_places(unit, (tuple(rest), named)) if unit else (tuple(rest), named)
             if unit == 1 and self._path:
-                self.returned[0] = first.nbytes
-            self.options[unit] = tuple(rest), named
+                self.returned[0] = sum(tensor.nbytes for tensor in (first, *self.shared))
             self.unit = unit
 
         return hook
 
+    def _with_places(self, unit: int, given: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+        """Return what a layer gets besides its input, with ``Shared`` in place of tensors."""
+        if unit == self._first:
+            self.shared = list({id(t): t for t in tree_leaves(given) if isinstance(t, torch.Tensor)}.values())
+        numbers = {id(tensor): number for number, tensor in enumerate(self.shared)}
+        tensors = [value for value in tree_leaves(given) if isinstance(value, torch.Tensor)]
+        if {id(tensor) for tensor in tensors} != set(numbers) or any(id(t) not in self._early for t in tensors):
+            raise UsageError(
+                f"{self._names[unit]} gets a tensor besides its input that not every layer gets, or that is computed "
+                "between two layers: compute it inside the layer, or once before all layers"
+            )
+        if any(tensor.requires_grad for tensor in tensors):
+            raise UsageError(
+                f"{self._names[unit]} gets a tensor besides its input that has a gradient, which stages cannot pass "
+                "back: compute it inside the layer"
+            )
+        return tree_map(lambda v: Shared(numbers[id(v)]) if isinstance(v, torch.Tensor) else v, given)
+
     def _leaves(self, unit: int) -> Any:
         def hook(_layer: Any, _arguments: Any, output: Any) -> None:
-            found = output
-            if not isinstance(found, torch.Tensor):
+            found, *rest = output if isinstance(output, tuple) and output else (output,)
+            if not isinstance(found, torch.Tensor) or any(isinstance(v, torch.Tensor) for v in tree_leaves(rest)):
                 raise UsageError(
                     f"{self._names[unit]} returns a {type(output).__name__}: stages pass on one tensor only"
                 )
-            self._hidden = output
-            self.returned[unit] = found.nbytes
+            self.rest[unit] = tuple(rest) if isinstance(output, tuple) else None
+            self._hidden = found
+            self.returned[unit] = sum(tensor.nbytes for tensor in (found, *self.shared))
             self._storages.clear()
             if (unit == len(self._names) - 2 and self._path) or not self._path:
                 self.unit = unit + 1

@@ -61,7 +61,7 @@ def profile(
     units = build()
     seen, end_s = trace(units, inputs(sizes[0])), now() + limit_s
     values = {size: inputs(size) for size in sizes}
-    received: dict[int, torch.Tensor | None] = dict.fromkeys(sizes)
+    received: dict[int, tuple[torch.Tensor, ...] | None] = dict.fromkeys(sizes)
     found = []
     for unit, name in enumerate(units.names):
         own = build()
@@ -84,20 +84,23 @@ def _profile_of(seen: Trace, unit: int, name: str, seconds: Mapping[str, tuple[U
 
 
 def _measured(
-    part: StageModel, received: torch.Tensor | None, inputs: Any, now: Callable[[], float], end_s: float
-) -> tuple[float, float, torch.Tensor]:
-    """Return the seconds of a unit's forward and backward pass, and its output."""
+    part: StageModel, received: tuple[torch.Tensor, ...] | None, inputs: Any, now: Callable[[], float], end_s: float
+) -> tuple[float, float, tuple[torch.Tensor, ...]]:
+    """Return the seconds of a unit's forward and backward pass, and what it hands on."""
     forward: list[float] = []
     backward: list[float] = []
     for run in range(RUNS):
-        start = None if received is None else received.detach().requires_grad_(received.is_floating_point())
+        start = None
+        if received is not None:
+            start = (received[0].detach().requires_grad_(received[0].is_floating_point()), *received[1:])
         began_s = now()
         output = part.forward(start, inputs)
         between_s = now()
-        if not isinstance(output, torch.Tensor):
+        passed = output if isinstance(output, tuple) else (output,)
+        if not isinstance(passed[0], torch.Tensor):
             raise UsageError(f"the model's output is a {type(output).__name__}: its last unit has to return a tensor")
-        if output.requires_grad:
-            torch.autograd.backward(output, torch.ones_like(output))
+        if passed[0].requires_grad:
+            torch.autograd.backward(passed[0], torch.ones_like(passed[0]))
         ended_s = now()
         if run == 1:  # the first one also makes buffers and compiles
             forward, backward = [], []
@@ -105,7 +108,7 @@ def _measured(
         backward.append(ended_s - between_s)
         if ended_s >= end_s:
             break
-    return min(forward), min(backward), output.detach()
+    return min(forward), min(backward), tuple(tensor.detach() for tensor in passed)
 
 
 def write(path: Path, profiles: Sequence[UnitProfile], *, memory_bytes: Mapping[str, int]) -> None:

@@ -10,7 +10,7 @@ import torch
 from heterotrain.errors import UsageError
 from heterotrain.layouts.initial_weights import built
 from heterotrain.layouts.schedule_1f1b import Pass, passes
-from heterotrain.layouts.trace import trace
+from heterotrain.layouts.trace import Shared, trace
 from heterotrain.layouts.units import units_of
 
 Forward = Callable[[Any, torch.Tensor], Any]
@@ -19,7 +19,7 @@ Forward = Callable[[Any, torch.Tensor], Any]
 class Layer(torch.nn.Module):
     """A block that takes more than its input, and may return more than a tensor."""
 
-    returns_tuple = False
+    more: tuple[Any, ...] = ()
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Layer(torch.nn.Module):
     def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None, *, scale: float = 1.0) -> Any:
         y = torch.tanh(self.linear(x)) * scale
         y = y if mask is None else y * mask[:, None]
-        return (y, None) if self.returns_tuple else y
+        return (y, *self.more) if self.more else y
 
 
 class Net(torch.nn.Module):
@@ -58,6 +58,21 @@ def tied(net: Any, x: torch.Tensor) -> Any:
 
 def with_mask(net: Any, x: torch.Tensor) -> Any:
     return net.head(net.blocks[1](net.blocks[0](net.embed(x)), x[:, 0] > 0))
+
+
+def shared_mask(net: Any, x: torch.Tensor) -> Any:
+    mask, x = x[:, 0] > 0, net.embed(x)
+    for block in net.blocks:
+        x = block(x, mask)
+    return net.head(x)
+
+
+def learned_mask(net: Any, x: torch.Tensor) -> Any:
+    x = net.embed(x)
+    mask = x[:, 0]
+    for block in net.blocks:
+        x = block(x, mask)
+    return net.head(x)
 
 
 def between(net: Any, x: torch.Tensor) -> Any:
@@ -92,13 +107,14 @@ def test_each_unit_has_its_parts_options_and_bytes() -> None:
 
 def test_a_unit_has_the_parts_whose_parameters_it_uses() -> None:
     found = seen(tied)
-    assert found.parts[0] == found.parts[3] == ("embed",)
+    assert (found.parts[0], found.parts[3]) == (("embed", "head"), ("embed",))
 
 
 @pytest.mark.parametrize(
     ("forward", "sentence"),
     [
-        (with_mask, "blocks.1 gets a second tensor besides its input, which stages cannot pass on"),
+        (with_mask, "blocks.1 gets a tensor besides its input that not every layer gets"),
+        (learned_mask, "blocks.0 gets a tensor besides its input that has a gradient"),
         (between, "something is computed between blocks.0 and blocks.1"),
         (skipping, "what comes after blocks uses a value from before it, which the last stage lacks"),
         (backwards, "blocks.1 does not come right after blocks.0"),
@@ -111,10 +127,38 @@ def test_a_model_that_is_not_a_sequence_is_refused(forward: Forward, sentence: s
     assert sentence in str(error.value)
 
 
-def test_a_layer_that_returns_a_tuple_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Layer, "returns_tuple", True)
+def without_head(net: Any, x: torch.Tensor) -> Any:
+    return net.blocks[1](net.blocks[0](net.embed(x)))
+
+
+def test_a_part_that_nothing_uses_belongs_to_the_first_unit() -> None:
+    assert seen(without_head).parts[0] == ("embed", "head")
+
+
+def test_a_tensor_that_every_layer_gets_is_shared() -> None:
+    found = seen(shared_mask)
+    assert found.shared == 1
+    assert found.options[1] == found.options[2] == ((Shared(0),), {})
+    assert found.boundary_bytes[0] == 16 + 1
+
+
+def first_of(net: Any, x: torch.Tensor) -> Any:
+    x = net.embed(x)
+    for block in net.blocks:
+        x = block(x)[0]
+    return net.head(x)
+
+
+def test_a_layer_may_return_a_tensor_with_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Layer, "more", (None, {"cache": 3}))
+    found = seen(first_of)
+    assert found.rest[1:3] == ((None, {"cache": 3}),) * 2
+
+
+def test_a_layer_that_returns_two_tensors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Layer, "more", (torch.zeros(1, device="meta"),))
     with pytest.raises(UsageError, match=r"blocks\.0 returns a tuple: stages pass on one tensor only"):
-        seen(plain)
+        seen(first_of)
 
 
 @pytest.mark.parametrize("micro_batches", [0, 1, 2, 5])
