@@ -13,7 +13,7 @@ import structlog
 from heterotrain_core.contract import keys
 
 from heterotrain_operator.engine.app import App
-from heterotrain_operator.engine.serve import serve
+from heterotrain_operator.engine.serve import Certificate, serve
 from heterotrain_operator.login import login
 
 PAGE_SIZE = 500
@@ -46,6 +46,8 @@ def register(registry: kopf.OperatorRegistry, app: App, *, stop: asyncio.Event) 
                 healthy=lambda: app.healthy,
                 ready=lambda: app.synced,
                 registry=app.metrics.registry,
+                allows=app.metrics_access.allows if app.settings.metrics_auth else None,
+                certificate=Certificate(app.settings.metrics_tls_dir) if app.settings.metrics_tls_dir else None,
             )
         )
         # kopf looks up the resources once, after this handler, and ends when the definition is deleted later.

@@ -79,6 +79,14 @@ class Settings:
     )
     health_port: int = field(default=8080, metadata=_about("Port of the health probes."))
     metrics_port: int = field(default=9090, metadata=_about("Port of the operator's own metrics."))
+    metrics_tls_dir: Path | None = field(
+        default=None,
+        metadata=_about("Folder (a mounted Secret) with tls.crt and tls.key: metrics are served by TLS then."),
+    )
+    metrics_auth: bool = field(
+        default=False,
+        metadata=_about("Serve metrics only to tokens that may get /metrics, by TokenReview and SubjectAccessReview."),
+    )
     listen: str = field(
         default="0.0.0.0",  # noqa: S104  # probes and scrapes come from outside the pod
         metadata=_about("Address to listen on for probes and scrapes."),

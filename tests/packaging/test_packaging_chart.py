@@ -30,6 +30,9 @@ EVERYTHING = (
     "podDisruptionBudget.enabled=true",
     "prometheus.auth.secretName=secret",
     "prometheus.auth.caSecretName=ca",
+    "metrics.tls.secretName=tls",
+    "metrics.tls.caSecretName=ca",
+    "metrics.auth=true",
 )
 
 
@@ -65,8 +68,11 @@ def test_all_pods_fit_restricted_pod_security_and_openshift(values: tuple[str, .
 
 
 WRITES = {"create", "update", "patch", "delete"}
-WRITTEN_OTHERWISE = {"heterotrainjobs", "heterotrainjobs/status", "heterotrainjobs/finalizers", "leases"}
-"""The jobs themselves, and the Lease in the operator's own namespace by its name."""
+WRITTEN_OTHERWISE = {
+    *("tokenreviews", "subjectaccessreviews"),
+    *("heterotrainjobs", "heterotrainjobs/status", "heterotrainjobs/finalizers", "leases"),
+}
+"""Questions to the API server, the jobs themselves, and the Lease in the operator's own namespace by its name."""
 
 
 @pytest.mark.parametrize("values", [(), ("watchNamespaces={team-a,team-b}",), ("serviceAccount.name=other",)])
@@ -99,8 +105,8 @@ def test_the_policies_cover_everything_that_the_operator_may_write(values: tuple
         if role["metadata"]["name"] in bound
         for rule in role["rules"]
         if WRITES & set(rule["verbs"])
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
+        for group in rule.get("apiGroups", ())
+        for resource in rule.get("resources", ())
         if resource not in WRITTEN_OTHERWISE
     }
     assert written <= covered
@@ -119,6 +125,21 @@ def test_the_author_of_a_job_needs_the_right_to_create_pods() -> None:
     (validation,) = policy["spec"]["validations"]
     assert "resource('pods').namespace(request.namespace).check('create')" in validation["expression"]
     assert of_kind(render("admissionPolicies.enabled=false"), "ValidatingAdmissionPolicy") == []
+
+
+def test_secured_metrics_are_scraped_with_a_token_over_tls() -> None:
+    objects = render(*EVERYTHING)
+    (monitor,) = of_kind(objects, "ServiceMonitor")
+    (endpoint,) = monitor["spec"]["endpoints"]
+    (service,) = of_kind(objects, "Service")
+    assert endpoint["scheme"] == "https"
+    assert endpoint["tlsConfig"]["serverName"] == f"{service['metadata']['name']}.operators.svc"
+    assert endpoint["tlsConfig"]["ca"] == {"secret": {"name": "ca", "key": "ca.crt"}}
+    assert endpoint["bearerTokenFile"]
+    readers = [role for role in of_kind(objects, "ClusterRole") if role["metadata"]["name"].endswith("metrics-reader")]
+    assert [role["rules"] for role in readers] == [[{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}]]
+    (plain,) = of_kind(render("monitoring.serviceMonitor.enabled=true"), "ServiceMonitor")
+    assert plain["spec"]["endpoints"] == [{"port": "metrics", "interval": "15s"}]
 
 
 def test_several_namespaces_have_a_role_each_and_no_other_right_to_write() -> None:
@@ -142,7 +163,7 @@ def test_no_right_is_a_wildcard() -> None:
     objects = render(*EVERYTHING)
     rules = [rule for kind in ("Role", "ClusterRole") for role in of_kind(objects, kind) for rule in role["rules"]]
     assert len(rules) > 5
-    assert [rule for rule in rules if "*" in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]] == []
+    assert [rule for rule in rules if "*" in [each for part in rule.values() for each in part]] == []
 
 
 def test_a_single_namespace_needs_no_cluster_wide_right_to_write() -> None:

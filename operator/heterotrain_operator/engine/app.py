@@ -35,9 +35,11 @@ from heterotrain_operator.engine.publisher import Publisher
 from heterotrain_operator.engine.queue import Queue
 from heterotrain_operator.engine.reconcile import JobInputSources, Reconciler
 from heterotrain_operator.engine.resync import list_foreign, relist
+from heterotrain_operator.engine.serve import METRICS_PATH
 from heterotrain_operator.kube.errors import KubeError, NotFound
 from heterotrain_operator.kube.lease import Elector, LeaseSettings
 from heterotrain_operator.kube.resources import JOBS
+from heterotrain_operator.kube.reviews import MetricsAccess
 from heterotrain_operator.kube.verbs import Kube
 from heterotrain_operator.settings import Settings, namespace_weights
 
@@ -88,6 +90,7 @@ class App:
         self.reconciler = Reconciler(
             kube, self.store, self.queue, self.actor, self.metrics, sources=sources, clocks=clocks
         )
+        self.metrics_access = MetricsAccess(kube, path=METRICS_PATH, monotonic=clocks.monotonic)
         self.elector: Elector | None = None
         if settings.leader_election:
             lease = LeaseSettings(

@@ -47,11 +47,13 @@ def test_without_options_the_defaults_hold(parsed: list[Settings]) -> None:
 def test_every_setting_is_an_option_and_a_variable(parsed: list[Settings]) -> None:
     options = {option.name: option for option in setting_options()}
     assert len(options) == len(fields(Settings)) - 1 + len(fields(PrometheusSettings))
-    by_type = {str: "other", int: "7", float: "7.5", Path: "/other", bool: "false"}
-    value_of = {name: by_type[option.kind] for name, option in options.items()} | {"namespace-weights": "team=2"}
+    by_type = {str: "other", int: "7", float: "7.5", Path: "/other", bool: ""}
+    value_of = {name: by_type[option.kind] or str(not option.default).lower() for name, option in options.items()} | {
+        "namespace-weights": "team=2"
+    }
     environment = {f"HETEROTRAIN_OPERATOR_{name.upper().replace('-', '_')}": value for name, value in value_of.items()}
     assert run(**environment).exit_code == 0
-    flags = [f"--no-{name}" if option.kind is bool else f"--{name}" for name, option in options.items()]
+    flags = [f"--no-{name}" if option.default is True else f"--{name}" for name, option in options.items()]
     values = [[] if option.kind is bool else [value_of[name]] for name, option in options.items()]
     pairs = zip(flags, values, strict=True)
     assert run(*(part for flag, value in pairs for part in (flag, *value))).exit_code == 0
