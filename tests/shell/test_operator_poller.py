@@ -22,6 +22,7 @@ from heterotrain_operator.prom.queries import Series
 from heterotrain_operator.settings import PrometheusSettings, Settings
 from support.fake_cluster import FakeCluster
 from support.fakes import FakeKube, FakeProm
+from support.unit_series import series, unit
 
 pytestmark = pytest.mark.looptime
 
@@ -390,3 +391,66 @@ async def test_an_allocation_that_hangs_makes_the_operator_unhealthy(monkeypatch
 
 def a_training_job() -> JobView:
     return parse_job(FakeCluster().with_nodes("a", "b", "c").start().job)
+
+
+def profiling(bench: Bench, labels: dict[str, str], *, complete: bool = True) -> list[str]:
+    """Let Prometheus hold the profile of one rank's units; return the queries that it gets."""
+    queries: list[str] = []
+    rows = [Series({**row, **labels}, value) for row, value in series([unit(0), unit(1)])]
+    gauges = [row for row in rows if "unit" not in row.labels]
+    if not complete:
+        gauges = [row for row in gauges if row.labels["__name__"] != metrics.UNIT_PROFILE_COMPLETE]
+
+    def answers(promql: str) -> tuple[Series, ...]:
+        queries.append(promql)
+        if promql.startswith("timestamp"):
+            return (Series(labels, bench.cluster.now_s + asyncio.get_running_loop().time() - bench.started_s),)
+        if metrics.UNIT_BYTES in promql:
+            return tuple(row for row in rows if "unit" in row.labels)
+        return tuple(gauges)
+
+    assert bench.prom is not None
+    bench.prom.answers = answers
+    return queries
+
+
+async def test_the_profile_of_each_pool_is_read_once_and_before_the_first_plan() -> None:
+    bench = Bench(FakeProm())
+    view = bench.cluster.pod_views[0]
+    identity = {**LABELS, "worker": view.name, "worker_uid": view.uid}
+    bench.cluster.job["spec"]["parallelism"] = {"mode": "Pipeline"}
+    bench.cluster.job["status"]["plan"] = {}
+    bench.cluster.job["metadata"]["resourceVersion"] = "2"
+    job = parse_job(bench.cluster.job)
+    bench.poller._store.jobs.put(job)
+    bench.poller._store.pods.put(view)
+    profiling(bench, identity, complete=False)
+    task = asyncio.create_task(bench.poller.run())
+    await asyncio.sleep(2.5)
+    assert bench.poller.telemetry_of(job).profiles == {}
+    await bench.queued()
+    queries = profiling(bench, identity)
+    await asyncio.sleep(5)
+    found = bench.poller.telemetry_of(job).profiles
+    assert {name: len(profile.units) for name, profile in found.items()} == {view.pool: 2}
+    assert await bench.queued()
+    assert sum(metrics.UNIT_BYTES in query for query in queries) == 1
+    # The next workers of a suspended job may train another model.
+    bench.cluster.job["status"].pop("startTime")
+    bench.cluster.job["metadata"]["resourceVersion"] = "3"
+    bench.poller._store.jobs.put(parse_job(bench.cluster.job))
+    await asyncio.sleep(2)
+    assert bench.poller.telemetry_of(job).profiles == {}
+    task.cancel()
+
+
+async def test_a_job_without_planned_layouts_is_not_asked_for_profiles() -> None:
+    bench = Bench(FakeProm())
+    view = bench.cluster.pod_views[0]
+    bench.poller._store.pods.put(view)
+    queries = profiling(bench, {**LABELS, "worker": view.name, "worker_uid": view.uid})
+    task = asyncio.create_task(bench.poller.run())
+    await asyncio.sleep(3)
+    assert queries
+    assert not any(metrics.UNIT_BYTES in query for query in queries)
+    task.cancel()

@@ -22,6 +22,8 @@ from heterotrain_operator.decide.grants.grant import UNLIMITED
 from heterotrain_operator.decide.inputs import JobInputs
 from heterotrain_operator.decide.job import Decision, decide
 from heterotrain_operator.decide.lifecycle import Acceptance
+from heterotrain_operator.decide.plan.stages import CoverOf
+from heterotrain_operator.engine.layout_planner import solve
 
 from support.plans import complete
 
@@ -97,6 +99,7 @@ class FakeCluster:
         self.blocked = ""
         self.grant = UNLIMITED
         self.replan = True
+        self.cover_of: CoverOf = lambda problem: solve(None, problem)[1]
         self.foreign: dict[str, dict[str, float]] = {}
         self.deleted_job = False
         self.events: list[str] = []
@@ -179,6 +182,7 @@ class FakeCluster:
             gather_s=5.0,
             now_s=self.now_s,
             grant=self.grant,
+            cover_of=self.cover_of,
         )
 
     # --- the operator ---

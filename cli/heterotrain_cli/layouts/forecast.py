@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from heterotrain_core.layout.best import best_cover
 from heterotrain_core.layout.book import book_of
-from heterotrain_core.layout.cover import cover
 from heterotrain_core.layout.problem import Problem, invalid
 from heterotrain_core.layout.result import Cover, Infeasible, Layout, LayoutKind, Member
 from heterotrain_core.layout.sharded import sharded_templates
@@ -20,10 +20,8 @@ MODES: Mapping[str, frozenset[LayoutKind]] = {
     "pipeline": frozenset({LayoutKind.REPLICATED, LayoutKind.PIPELINE}),
     "auto": frozenset(LayoutKind),
 }
-"""Layouts that members may have, by the name of the mode, those with fewer first. A member of one device is always
+"""Layouts that members may have, by the name of the mode. A member of one device is always
 possible."""
-TIE = 1e-6
-"""Relative difference of rates below which fewer kinds of layouts are better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,22 +86,12 @@ def forecast_layout(problem: Problem, *, mode: str = "auto") -> LayoutForecast:
 
 
 def best(problem: Problem, mode: str) -> Cover | Infeasible:
-    """Return the fastest members of a mode, or why there are none.
-
-    The planner chooses templates before it knows their exchange exactly. So a mode is compared with those that allow
-    fewer layouts, and the one with fewer wins a tie.
-    """
+    """Return the fastest members of a mode, or why there are none."""
     book = book_of(problem)
     if isinstance(book, Infeasible):
         return book
     sharded = sharded_templates(problem) if LayoutKind.SHARDED in MODES[mode] else ()
-    found = [
-        cover(book, kinds=kinds, further=sharded if LayoutKind.SHARDED in kinds else ())
-        for kinds in MODES.values()
-        if kinds <= MODES[mode]
-    ]
-    covers = [each for each in found if isinstance(each, Cover)]
-    return max(covers, key=lambda each: each.samples_per_s * (1 - TIE * found.index(each)), default=found[-1])
+    return best_cover(book, MODES[mode], further=sharded)
 
 
 def draw(layout: Layout) -> str:

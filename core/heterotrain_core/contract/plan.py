@@ -32,6 +32,8 @@ class Binding(Choice):
     COMMUNICATION = "Communication"
     MEMORY = "Memory"
     FLOOR = "Floor"
+    FILL = "Fill"
+    """Stages of a pipeline wait for the first micro-batches to arrive and for the last ones to leave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

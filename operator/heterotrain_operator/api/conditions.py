@@ -34,6 +34,8 @@ class ConditionType(StrEnum):
     """Every worker uses the newest plan."""
     WORKERS_LIMITED = "WorkersLimited"
     """The job gets fewer workers than it could have: other jobs need the nodes more, or fewer workers are cheaper."""
+    LAYOUT_PLANNED = "LayoutPlanned"
+    """With parallelism Pipeline or Auto: it is decided which workers form a member and what each one holds."""
     DEADLINE_AT_RISK = "DeadlineAtRisk"
     """With objective: Deadline, the job ended too late or is expected to."""
     SPEEDS_LEARNED = "SpeedsLearned"

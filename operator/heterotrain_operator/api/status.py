@@ -47,7 +47,13 @@ class PlanStatus(Model):
     )
     applied_generation: Count | None = Field(default=None, description="Generation of the plan in force.")
     applied_revision: Count | None = Field(default=None, description="Revision of the plan in force.")
-    members: Count = Field(default=0, description="Training processes in the newest plan.")
+    members: Count = Field(default=0, description="Members of the newest plan: each gets one share of the batch.")
+    layout: str | None = Field(
+        default=None,
+        max_length=MAX_MESSAGE_LENGTH,
+        description="With parallelism Pipeline: the pools of each member's stages and their units, such as "
+        "2 members: [a100: units 0-17 | t4: 18-23] [v100: 0-11 | v100: 12-23].",
+    )
     global_batch_size: Count | None = Field(
         default=None, description="Samples of one optimizer step in the newest plan."
     )
@@ -123,8 +129,8 @@ class WorkerStatus(Model):
     binding: str | None = Field(
         default=None,
         max_length=16,
-        description="The limit on the worker's share: Compute, Communication, Memory, or Floor (it has its smallest "
-        "share and is still too slow).",
+        description="The limit on the worker's share: Compute, Communication, Memory, Fill (the first and last "
+        "micro-batches of a pipeline), or Floor (it has its smallest share and is still too slow).",
     )
     samples_per_second: Number | None = Field(
         default=None, description="Samples per second of the worker's own computation, without the gradient exchange."

@@ -14,7 +14,7 @@ from heterotrain_core.contract.choices import Choice, Runtime
 from heterotrain_core.contract.choices import Parallelism as ParallelismMode
 from pydantic import Field, WithJsonSchema
 
-from heterotrain_operator.api.parallelism import Parallelism
+from heterotrain_operator.api.parallelism import PLANNED_MODES, Parallelism
 from heterotrain_operator.api.pools import ElasticPolicy, WorkerPool
 from heterotrain_operator.api.schema import MapList, Model, Rule
 from heterotrain_operator.api.template import PodTemplate
@@ -211,6 +211,12 @@ class HeteroTrainJobSpec(
             cel="oldSelf.suspend || self.parallelism == oldSelf.parallelism",
             message="parallelism is immutable while the job runs: set suspend: true, change parallelism, then set "
             "suspend: false",
+        ),
+        Rule(
+            cel="!(self.parallelism.mode in ['Pipeline', 'Auto']) || !has(self.training.adaptiveBatch)",
+            holds=lambda self: self.parallelism.mode not in PLANNED_MODES or self.training.adaptive_batch is None,
+            message="parallelism.mode Pipeline and Auto are planned for a fixed batch: give training.globalBatchSize "
+            "instead of adaptiveBatch, or choose another mode",
         ),
         Rule(
             cel="self.managedBy == oldSelf.managedBy",

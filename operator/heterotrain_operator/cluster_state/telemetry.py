@@ -9,6 +9,8 @@ from typing import NamedTuple
 from heterotrain_core.contract.metrics import UNREPORTED_PLAN_SCHEMA
 from heterotrain_core.perf.counters import Observation
 
+from heterotrain_operator.cluster_state.profiles import PoolProfile
+
 
 class MemberId(NamedTuple):
     """Identifies a rank by its pod's uid, because a new pod may take an old name, and by its local rank."""
@@ -25,6 +27,9 @@ class MemberGauges:
         pause_s: seconds that membership changes have cost the rank so far.
         pauses: number of those changes.
         non_finite_steps: steps of this process whose loss or gradient was infinite or NaN.
+        units: of the model, where the rank has profiled them.
+        usable_memory_bytes: of its device, for training state and activations.
+        profile_complete: whether it exports its profile of all units.
         divergences: comparisons in which the ranks' copies of the state differed.
         non_finite_step: the newest of those steps.
         last_finite_loss: the newest finite loss before it.
@@ -50,6 +55,9 @@ class MemberGauges:
     device_memory_bytes: float | None = None
     peak_memory_bytes: Mapping[int, float] = field(default_factory=dict)
     """By the largest micro-batch of a step, in samples."""
+    units: int | None = None
+    usable_memory_bytes: float | None = None
+    profile_complete: bool = False
     checkpoint_failures: int = 0
     non_finite_steps: int = 0
     divergences: int = 0
@@ -127,6 +135,8 @@ class Telemetry:
         pools: by member, its pool, where known.
         in_force: by member, its steps under its plan in force.
         commit_s: time of the first scrape with the newest committed step; 0 before the first scrape.
+        profiles: by pool, what one of its ranks has measured of the model's units.
+        profile_problems: by pool without a usable profile, what is wrong with the one that a rank exports.
         sequence: grows with each read of new data.
     """
 
@@ -142,6 +152,8 @@ class Telemetry:
     pools: Mapping[MemberId, str] = field(default_factory=dict)
     in_force: Mapping[MemberId, StepsInForce] = field(default_factory=dict)
     commit_s: float = 0.0
+    profiles: Mapping[str, PoolProfile] = field(default_factory=dict)
+    profile_problems: Mapping[str, str] = field(default_factory=dict)
     sequence: int = 0
 
     @property

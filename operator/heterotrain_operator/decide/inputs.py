@@ -11,6 +11,7 @@ from heterotrain_operator.cluster_state.views import JobView, NodeView, PlanObje
 from heterotrain_operator.decide.grants.grant import UNLIMITED, JobGrant
 from heterotrain_operator.decide.lifecycle import Acceptance, Life, decide_life
 from heterotrain_operator.decide.plan.plan import PlanInForce, read_plan
+from heterotrain_operator.decide.plan.stages import CoverOf
 from heterotrain_operator.decide.workers.capacity import FreeSlots, Shape
 from heterotrain_operator.decide.workers.failures import Accounts, account
 from heterotrain_operator.decide.workers.state import Worker, WorkerState, worker_states
@@ -38,6 +39,7 @@ class JobInputs:
         keep_pods: whether no pod is to be created, because one was just refused.
         taken_indices: worker indices whose names foreign pods have.
         slots_of: how many more workers of a shape fit, from an index; ``None`` looks at ``nodes`` and ``used``.
+        cover_of: the layout planner, for members of several workers.
     """
 
     job: JobView
@@ -60,6 +62,7 @@ class JobInputs:
     slots_of: Callable[[Shape], FreeSlots] | None = None
     fault: str = ""
     held: Mapping[str, NodeView] = field(default_factory=dict)
+    cover_of: CoverOf = lambda _: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

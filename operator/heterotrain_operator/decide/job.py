@@ -9,6 +9,7 @@ from typing import Any
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.plan import Plan
 
+from heterotrain_operator.api.parallelism import PLANNED_MODES
 from heterotrain_operator.api.pools import WorkerPool
 from heterotrain_operator.api.reading import managed_by_us
 from heterotrain_operator.api.status import HeteroTrainJobStatus
@@ -28,10 +29,11 @@ from heterotrain_operator.decide.objects.objects import (
     version_text,
 )
 from heterotrain_operator.decide.objects.pods import build_pod
-from heterotrain_operator.decide.plan.arrangement import arrange, arrangement_of
+from heterotrain_operator.decide.plan.arrangement import Arrangement, arrange, arrangement_of
 from heterotrain_operator.decide.plan.membership import MembershipDecision, decide_membership
 from heterotrain_operator.decide.plan.plan import next_plan
 from heterotrain_operator.decide.plan.shares import Shares, share_out
+from heterotrain_operator.decide.plan.stages import LayoutState, plan_members
 from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.status.events import JobEvent, events_of
 from heterotrain_operator.decide.status.status import status_of
@@ -132,6 +134,7 @@ class _ActivePass:
 
     Attributes:
         membership: members of the plan.
+        layout: what is known about their layouts; ``None`` where these are not planned.
         planned: their shares and the plan to write.
         replicas: workers that should exist.
         create: manifests of the pods to create now.
@@ -139,6 +142,7 @@ class _ActivePass:
     """
 
     membership: MembershipDecision
+    layout: LayoutState | None
     planned: _Planned
     replicas: ReplicaDecision
     create: tuple[dict[str, Any], ...]
@@ -151,9 +155,11 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
 
     # 1. Members: who takes part in training.
     membership = decide_membership(spec, workers, in_force.plan, gather_s=inputs.gather_s, now_s=now_s)
+    members = _plan_members_safely(inputs, derived, job, membership, faults)
+    membership = members.membership
 
     # 2. Shares of the global batch, and a new generation or revision of the plan if anything differs.
-    planned = _plan_safely(inputs, derived, job, membership, faults)
+    planned = _plan_safely(inputs, derived, job, members, faults)
     plan = planned.plan or in_force.plan
 
     # 3. Replicas: how many workers each pool should have.
@@ -204,6 +210,7 @@ def _decide_active(inputs: JobInputs, derived: DerivedState, job: ValidJob, faul
         job,
         _ActivePass(
             membership=membership,
+            layout=members.state,
             planned=planned,
             replicas=replicas,
             create=create,
@@ -229,15 +236,56 @@ def _waits(worker: Worker) -> bool:
     return worker.state is WorkerState.WAITING and not worker.pod.gated
 
 
-def _plan_safely(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Members:
+    """Members of the next plan.
+
+    Attributes:
+        membership: workers of the next generation; ``None`` in it keeps the generation in force.
+        arrangement: how they form members, where that is planned; otherwise ``None``.
+        state: what is known about planned layouts; ``None`` where layouts are not planned.
+    """
+
+    membership: MembershipDecision
+    arrangement: Arrangement | None = None
+    state: LayoutState | None = None
+
+
+def _plan_members_safely(
     inputs: JobInputs, derived: DerivedState, job: ValidJob, membership: MembershipDecision, faults: Faults
+) -> _Members:
+    """Return the members; where layouts are planned and that fails, the generation in force stays."""
+    if job.spec.parallelism.mode not in PLANNED_MODES:
+        return _Members(membership=membership)
+
+    def planned() -> _Members:
+        found = plan_members(
+            job.spec,
+            membership,
+            derived.in_force.plan,
+            inputs.telemetry,
+            cover_of=inputs.cover_of,
+            now_s=inputs.now_s,
+        )
+        return _Members(membership=found.membership, arrangement=found.arrangement, state=found.state)
+
+    return faults.guard(
+        "the layouts of members",
+        planned,
+        lambda: _Members(membership=replace(membership, workers=None)),
+        instead="the plan in force stays",
+    )
+
+
+def _plan_safely(
+    inputs: JobInputs, derived: DerivedState, job: ValidJob, members: _Members, faults: Faults
 ) -> _Planned:
     """Return the plan; if measurements can't be used, one without them, because members may have to change."""
 
     def planned(telemetry: Telemetry, *, replan: bool) -> _Planned:
         usable = replace(inputs, telemetry=telemetry, replan=replan)
-        shares = _decide_shares(usable, derived, job, membership)
-        plan = None if inputs.keep_plan else next_plan(job, job.spec, derived.in_force, membership, shares)
+        shares = _decide_shares(usable, derived, job, members)
+        plan = None if inputs.keep_plan else next_plan(job, job.spec, derived.in_force, members.membership, shares)
         body = _plan_object(inputs, derived, plan)
         if plan is not None and body is not None and (problem := plan_size_problem(plan, body["data"][keys.PLAN_KEY])):
             return _Planned(problem=problem)
@@ -267,7 +315,13 @@ def _build_active(
     derived = replace(derived, accounts=replace(derived.accounts, accounted=uids))
     inputs = replace(inputs, blocked=inputs.blocked or decided.planned.problem)
     context = JobContext(
-        inputs=inputs, derived=derived, plan=plan, shares=decided.planned.shares, replicas=replicas, faults=faults
+        inputs=inputs,
+        derived=derived,
+        plan=plan,
+        shares=decided.planned.shares,
+        replicas=replicas,
+        faults=faults,
+        layout=decided.layout,
     )
     status = status_of(context, newest=newest)
     budget = build_disruption_budget(job, derived.workers)
@@ -336,13 +390,12 @@ def _decide_inactive(inputs: JobInputs, derived: DerivedState, faults: Faults) -
     )
 
 
-def _decide_shares(
-    inputs: JobInputs, derived: DerivedState, job: ValidJob, membership: MembershipDecision
-) -> Shares | None:
+def _decide_shares(inputs: JobInputs, derived: DerivedState, job: ValidJob, members: _Members) -> Shares | None:
     """Return the shares of new members, or new shares of the same ones; ``None`` when there is nothing to decide on."""
-    plan = derived.in_force.plan
-    if membership.workers is not None:
-        return share_out(job.spec, arrange(membership.workers, job.spec.parallelism.mode), inputs.telemetry, plan=plan)
+    plan, workers = derived.in_force.plan, members.membership.workers
+    if workers is not None:
+        arrangement = members.arrangement or arrange(workers, job.spec.parallelism.mode)
+        return share_out(job.spec, arrangement, inputs.telemetry, plan=plan)
     if plan is None or not plan.members or not inputs.replan:
         return None
     leaving = {worker.pod.uid for worker in derived.workers if worker.ended or worker.state is WorkerState.LEAVING}

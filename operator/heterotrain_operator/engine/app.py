@@ -29,6 +29,7 @@ from heterotrain_operator.decide.objects.pods import selector_keys
 from heterotrain_operator.engine.act import Actor
 from heterotrain_operator.engine.allocator import Allocator, wait_at_most
 from heterotrain_operator.engine.clocks import Clocks
+from heterotrain_operator.engine.layout_planner import LayoutPlanner
 from heterotrain_operator.engine.metrics import OperatorMetrics
 from heterotrain_operator.engine.poller import Poller, Prom
 from heterotrain_operator.engine.publisher import Publisher
@@ -85,7 +86,10 @@ class App:
             namespace_weights=namespace_weights(settings.namespace_weights),
         )
         sources = JobInputSources(
-            telemetry_of=self.poller.telemetry_of, grant_of=self.allocator.grant_of, gather_s=settings.gather_s
+            telemetry_of=self.poller.telemetry_of,
+            grant_of=self.allocator.grant_of,
+            cover_of=LayoutPlanner(self.queue.add_unless_failing).cover_of,
+            gather_s=settings.gather_s,
         )
         self.reconciler = Reconciler(
             kube, self.store, self.queue, self.actor, self.metrics, sources=sources, clocks=clocks

@@ -11,7 +11,7 @@ from heterotrain_operator.prom.errors import PromBadAnswer, PromUnavailable
 RECONCILE_RESULTS = ("ok", "conflict", "throttled", "failed", "bug")
 FAULT_PARTS = (
     *("what to do", "the number of workers", "shares", "a plan", "conditions about speed", "its events"),
-    *("its status", "the allocation"),
+    *("its status", "the allocation", "the layouts of members"),
 )
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 

@@ -16,6 +16,7 @@ from heterotrain_core.contract.codec import Refused, decode_plan
 
 from heterotrain_operator.api.text import quoted
 from heterotrain_operator.cluster_state.parse import seconds
+from heterotrain_operator.cluster_state.profiles import needs_profiles
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import MemberId, Telemetry
 from heterotrain_operator.cluster_state.views import JobKey, JobView
@@ -36,6 +37,7 @@ from heterotrain_operator.prom.queries import (
     scrape_times_of,
     scrapes_of,
 )
+from heterotrain_operator.prom.unit_profiles import parse_profile, profile_of
 from heterotrain_operator.settings import PrometheusSettings
 
 PARALLEL_READS = 8
@@ -114,10 +116,13 @@ class Poller:
         while True:
             started_s = self._clocks.monotonic()
             self.busy.progress()
-            jobs = [job for job in self._store.jobs.all().values() if _trains(job)]
+            jobs = [job for job in self._store.jobs.all().values() if _is_read(job)]
             gate = asyncio.Semaphore(PARALLEL_READS)
             scrapes = await self._scrapes_of(jobs, self._prom)
             await asyncio.gather(*(self._read_isolated(job, self._prom, gate, scrapes.get(job.uid)) for job in jobs))
+            for job in self._store.jobs.all().values():
+                if job.status.start_time is None and job.uid in self._histories:
+                    self._histories[job.uid].forget_profiles()
             existing = {job.uid for job in self._store.jobs.all().values()}
             self._histories = {uid: history for uid, history in self._histories.items() if uid in existing}
             self._good_s = {uid: good_s for uid, good_s in self._good_s.items() if uid in existing}
@@ -177,7 +182,8 @@ class Poller:
                     dropped=dropped,
                 )
                 # Only a scrape brings new data, and most reads find no new scrape.
-                if not history.has_taken(times):
+                scraped = not history.has_taken(times)
+                if scraped:
                     rows = await prom.query(everything_of(job.uid))
                     pods = self._store.pods.of_job(job.key)
                     take = partial(
@@ -189,6 +195,7 @@ class Poller:
                         pools={pod.uid: pod.pool for pod in pods},
                         namespace=job.key.namespace,
                         dropped=dropped,
+                        recut=needs_profiles(job),
                     )
                     if await asyncio.to_thread(take) if len(rows) > ROWS_AT_ONCE else take():
                         self._queue.add_unless_failing(job.key)
@@ -199,7 +206,30 @@ class Poller:
                     self._set_problem(job, history, reason=error.reason, problem=str(error))
                 return False
         self._metrics.telemetry_reads.labels(result="ok").inc()
+        if scraped and needs_profiles(job):
+            await self._read_profiles(job, history, prom, gate)
         return True
+
+    async def _read_profiles(
+        self, job: JobView, history: TelemetryHistory, prom: Prom, gate: asyncio.Semaphore
+    ) -> None:
+        """Read the profile of one rank of each pool that has none yet; a failed read is repeated after a scrape."""
+        pods = {pod.uid: pod for pod in self._store.pods.of_job(job.key) if pod.owner_uid == job.uid}
+        for member, gauges in sorted(history.telemetry.gauges.items(), key=lambda each: each[0]):
+            pod = pods.get(member.worker_uid)
+            if pod is None or not gauges.profile_complete or pod.pool in history.telemetry.profiles:
+                continue
+            async with gate:
+                try:
+                    rows = await prom.query(profile_of(job.uid, member))
+                except PromError as error:
+                    self._metrics.telemetry_reads.labels(result=error.reason).inc()
+                    return
+            found = parse_profile(
+                rows, member, gauges, pool=pod.pool, workers={pod.uid: pod.name}, namespace=job.key.namespace
+            )
+            history.set_profile(pod.pool, found)
+            self._queue.add_unless_failing(job.key)
 
     def _workers_of(self, job: JobView) -> dict[str, str]:
         """Return the names of the job's own workers by uid: its pods, and the members of its plan."""
@@ -223,7 +253,8 @@ class Poller:
 
     def _freshness(self, job: JobView, telemetry: Telemetry) -> tuple[str, str]:
         """Return reason and problem by the age of the newest sample."""
-        waited_s = self._clocks.wall() - max(telemetry.newest_sample_s, seconds(job.status.training_since))
+        began_s = seconds(job.status.training_since or job.status.start_time)
+        waited_s = self._clocks.wall() - max(telemetry.newest_sample_s, began_s)
         interval_s = telemetry.member_interval_s
         stale_s = max(self._settings.stale_s, min(STALE_SCRAPES * (interval_s or 0.0), FORGET_S))
         if waited_s <= stale_s:
@@ -248,17 +279,21 @@ def _take(
     pools: Mapping[str, str],
     namespace: str,
     dropped: Dropped,
+    recut: bool,
 ) -> bool:
     """Add all series of a job to its history; return whether they contained anything new."""
     snapshot = parse_everything(rows, workers=workers, namespace=namespace, dropped=dropped)
-    return history.take(snapshot, times, pools=pools)
+    return history.take(snapshot, times, pools=pools, recut=recut)
 
 
-def _trains(job: JobView) -> bool:
-    """Return whether the job has started and not ended, so that there is telemetry to read."""
+def _is_read(job: JobView) -> bool:
+    """Return whether the job has started and not ended, so that there is telemetry to read.
+
+    Where members are planned from profiles, these are read before the first members.
+    """
     return (
         not job.deleting
         and job.status.start_time is not None
         and job.status.completion_time is None
-        and job.status.plan.desired_generation > 0
+        and (job.status.plan.desired_generation > 0 or needs_profiles(job))
     )

@@ -25,6 +25,7 @@ from heterotrain_operator.decide.lifecycle import Acceptance
 from heterotrain_operator.decide.objects.pods import build_pod, template_problem
 from heterotrain_operator.decide.plan.plan import read_plan
 from heterotrain_operator.decide.plan.revision import BoundaryDistance, distance_to_boundary
+from heterotrain_operator.decide.plan.stages import CoverOf
 from heterotrain_operator.decide.workers.capacity import FreeSlots, Shape
 from heterotrain_operator.engine.act import Actor
 from heterotrain_operator.engine.allocator import shapes_of
@@ -57,12 +58,14 @@ class JobInputSources:
 
     Attributes:
         telemetry_of: a job's telemetry from Prometheus.
+        cover_of: the layout planner for a job.
         grant_of: a job's grant of nodes for which several jobs compete.
         gather_s: longest time in seconds that a ready worker waits for starting ones.
     """
 
     telemetry_of: Callable[[JobView], Telemetry]
     grant_of: Callable[[JobView], JobGrant]
+    cover_of: Callable[[JobKey], CoverOf]
     gather_s: float
 
 
@@ -284,6 +287,7 @@ class Reconciler:
             now_s=self._clocks.wall(),
             grant=self._sources.grant_of(job),
             slots_of=self._known_slots_of(job, memory) if in_thread else self._slots.free_slots,
+            cover_of=self._sources.cover_of(job.key),
         )
         decision = await asyncio.to_thread(decide, inputs) if in_thread else decide(inputs)
         took_s = self._clocks.monotonic() - started_s

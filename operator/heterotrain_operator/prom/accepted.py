@@ -22,7 +22,9 @@ from heterotrain_operator.cluster_state.telemetry import MemberId
 
 _COUNT = (0.0, 2.0**53 - 1)
 _SECONDS = (0.0, 1e9)
-_BYTES = (0.0, 2.0**50)
+MOST_BYTES = 2.0**50
+"""Bytes of anything: a pebibyte."""
+_BYTES = (0.0, MOST_BYTES)
 _ANY = (-1e38, 1e38)
 
 PLAUSIBLE: Mapping[str, tuple[float, float]] = MappingProxyType(
@@ -58,6 +60,9 @@ PLAUSIBLE: Mapping[str, tuple[float, float]] = MappingProxyType(
         metrics.MICRO_BATCH_CAP: (1.0, MOST_SAMPLES),
         metrics.DEVICE_MEMORY: _BYTES,
         metrics.PEAK_MEMORY: _BYTES,
+        metrics.UNITS: (1.0, metrics.MAX_PROFILED_UNITS),
+        metrics.USABLE_MEMORY: _BYTES,
+        metrics.UNIT_PROFILE_COMPLETE: (0.0, 1.0),
         metrics.PAUSE_SECONDS: _SECONDS,
         metrics.MEMBERSHIP_CHANGES: _COUNT,
         metrics.USER_METRIC: _ANY,
@@ -185,7 +190,7 @@ def member_of(labels: Mapping[str, str], workers: Mapping[str, str] | None, name
     for label, own in ((LABEL_POD, workers[uid] if workers is not None else ""), (LABEL_NAMESPACE, namespace)):
         if own and labels.get(label, own) != own:
             return Refusal(Reason.FOREIGN, f"{label}={labels[label]}")
-    local_rank = _number(rank, MAX_NUM_PROC_PER_WORKER - 1)
+    local_rank = number(rank, MAX_NUM_PROC_PER_WORKER - 1)
     if local_rank is None:
         return Refusal(Reason.LABEL, f"{metrics.LABEL_LOCAL_RANK}={rank}")
     return MemberId(uid, local_rank)
@@ -197,7 +202,7 @@ def _parse(labels: Mapping[str, str], value: float, workers: Mapping[str, str] |
         return member
     numbers: dict[str, int | None] = {}
     for label in metrics.SHAPE_LABELS:
-        numbers[label] = _number(labels[label], MOST_SAMPLES) if label in labels else None
+        numbers[label] = number(labels[label], MOST_SAMPLES) if label in labels else None
         if label in labels and numbers[label] is None:
             return Refusal(Reason.LABEL, f"{label}={labels[label]}")
     phase, cause = labels.get(metrics.LABEL_PHASE, ""), labels.get(metrics.LABEL_CAUSE, "")
@@ -218,7 +223,7 @@ def _parse(labels: Mapping[str, str], value: float, workers: Mapping[str, str] |
     return Row(member, name, share, micro, phase, cause, user if name == metrics.USER_METRIC else "", worker, value)
 
 
-def _number(text: str, most: int) -> int | None:
+def number(text: str, most: int) -> int | None:
     """Return the number in a label; ``None`` for another text or a number above ``most``."""
     if len(text) > _MAX_DIGITS or not (text.isascii() and text.isdecimal()):
         return None

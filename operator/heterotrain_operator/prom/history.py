@@ -24,6 +24,7 @@ from heterotrain_core.perf.counters import (
 )
 from heterotrain_core.perf.merge import merge_old
 
+from heterotrain_operator.cluster_state.profiles import PoolProfile
 from heterotrain_operator.cluster_state.telemetry import MemberId, Rates, StepsInForce, Sustained, Telemetry
 from heterotrain_operator.prom.queries import Snapshot, counter_name
 
@@ -105,7 +106,14 @@ class TelemetryHistory:
         """Return whether the scrapes of these times have been taken already."""
         return bool(times) and times == self._times
 
-    def take(self, snapshot: Snapshot, times: Mapping[MemberId, float], *, pools: Mapping[str, str]) -> bool:
+    def take(
+        self,
+        snapshot: Snapshot,
+        times: Mapping[MemberId, float],
+        *,
+        pools: Mapping[str, str],
+        recut: bool = False,
+    ) -> bool:
         """Take the result of a read; return whether it contained anything new.
 
         An empty read (Prometheus was restarted, or does not reach the pods) removes nothing.
@@ -114,6 +122,8 @@ class TelemetryHistory:
             snapshot: the current values in Prometheus.
             times: when each member was last scraped.
             pools: by uid, the pool of each worker that has a pod now.
+            recut: whether a rank computes another part of the model in each generation of the plan. Then observations
+                of an earlier generation do not describe it any more.
         """
         news = snapshot.dropped != self.telemetry.dropped
         self.telemetry = replace(self.telemetry, dropped=snapshot.dropped)
@@ -126,11 +136,16 @@ class TelemetryHistory:
         interval_s = newest_s - before_s if before_s and newest_s > before_s else self.telemetry.scrape_interval_s
         names = {counter_name(member): member for member in snapshot.gauges}
         self._pools |= {member: pools[member.worker_uid] for member in snapshot.gauges if member.worker_uid in pools}
+        moved = self._in_another_generation(snapshot) if recut else frozenset()
+        for member in moved:
+            self._observations.pop(member, None)
         counting = self._counting_members(snapshot)
         for found in observe(self._counters, snapshot.counters, ended_s=newest_s):
             if not _measured(found):
                 continue
             member = names[found.member]
+            if member in moved:
+                continue  # a part of these steps is of the generation before
             self._observations[member] = merge_old([*self._observations.get(member, ()), found])
             if member in counting and found.step is not None and not found.warm_up:
                 self._in_force[member] = self._in_force[member].after(found.share_samples, found.steps, found.step.mean)
@@ -210,6 +225,15 @@ class TelemetryHistory:
             if counter_name(member) in fallen and times[member] - self._scraped_s.get(member, 0.0) <= FORGET_S
         }
 
+    def _in_another_generation(self, snapshot: Snapshot) -> frozenset[MemberId]:
+        """Return the members whose generation in force has changed since the scrape before."""
+        return frozenset(
+            member
+            for member, gauges in snapshot.gauges.items()
+            if gauges.generation is not None
+            and (member not in self._in_force or self._in_force[member].version[0] != gauges.generation)
+        )
+
     def _counting_members(self, snapshot: Snapshot) -> set[MemberId]:
         """Return the members whose newest steps all belong to their plan in force.
 
@@ -241,6 +265,21 @@ class TelemetryHistory:
                 del self._scraped_s[member]
                 self._observations.pop(member, None)
                 self._pools.pop(member, None)
+
+    def set_profile(self, pool: str, found: PoolProfile | str) -> None:
+        """Take a pool's profile of the units, or the clause that says why the one that was read is of no use."""
+        known = self.telemetry
+        problems = {name: clause for name, clause in known.profile_problems.items() if name != pool}
+        profiles = dict(known.profiles)
+        if isinstance(found, str):
+            problems[pool] = found
+        else:
+            profiles[pool] = found
+        self.telemetry = replace(known, profiles=profiles, profile_problems=problems, sequence=known.sequence + 1)
+
+    def forget_profiles(self) -> None:
+        """Forget all profiles: the next workers may train another model."""
+        self.telemetry = replace(self.telemetry, profiles={}, profile_problems={})
 
     def set_problem(self, *, reason: str, problem: str) -> bool:
         """Set what is wrong with telemetry, an empty ``problem`` for nothing; return whether that changed."""

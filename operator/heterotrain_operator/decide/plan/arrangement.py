@@ -7,7 +7,19 @@ from dataclasses import dataclass
 
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.choices import Parallelism
-from heterotrain_core.contract.plan import Layout, LayoutKind, Member, Plan, Rank
+from heterotrain_core.contract.plan import (
+    Binding,
+    CommunicationTime,
+    ComputeTime,
+    Layout,
+    LayoutKind,
+    Member,
+    Plan,
+    Prediction,
+    Rank,
+)
+from heterotrain_core.layout.result import Cover, Limit
+from heterotrain_core.layout.result import Member as PlannedMember
 
 from heterotrain_operator.cluster_state.telemetry import MemberId
 from heterotrain_operator.cluster_state.views import PodView
@@ -21,10 +33,14 @@ class Arrangement:
     Attributes:
         members: by index.
         ranks: by rank, member by member.
+        communication: exchange between members as the layout planner expects it; ``None`` where it was not asked.
+        prediction: the planner's; ``None`` where it was not asked.
     """
 
     members: tuple[Member, ...]
     ranks: tuple[Rank, ...]
+    communication: CommunicationTime | None = None
+    prediction: Prediction | None = None
 
     @property
     def identities(self) -> tuple[tuple[MemberId, ...], ...]:
@@ -54,16 +70,23 @@ def identity_of(rank: Rank) -> MemberId:
     return MemberId(rank.worker_uid, rank.local_rank)
 
 
+def device_name(worker_uid: str, local_rank: int) -> str:
+    """Return the name of a rank's device for the layout planner."""
+    return f"{worker_uid}/{local_rank}"
+
+
 def arrangement_of(plan: Plan) -> Arrangement:
     """Return the arrangement of a plan."""
-    return Arrangement(members=plan.members, ranks=plan.ranks)
+    return Arrangement(
+        members=plan.members, ranks=plan.ranks, communication=plan.communication, prediction=plan.prediction
+    )
 
 
 def arrange(workers: Sequence[Worker], mode: Parallelism) -> Arrangement:
     """Return which ranks of these workers form which members.
 
     ``DATA`` gives one replicated member for each rank, ``SHARDED`` one sharded member for each worker. Members of
-    several workers, with stages, belong here. Until they are planned, ``api/parallelism`` refuses their modes.
+    several workers are planned (``decide/plan/stages``) and arranged by ``by_places``.
     """
     members: list[Member] = []
     ranks: list[Rank] = []
@@ -72,20 +95,91 @@ def arrange(workers: Sequence[Worker], mode: Parallelism) -> Arrangement:
         for local_rank in range(pod.ranks):
             if local_rank == 0 or mode is not Parallelism.SHARDED:
                 members.append(Member(index=len(members), pool=pod.pool, share_samples=0, layout=_layout(pod, mode)))
-            ranks.append(
-                Rank(
-                    rank=len(ranks),
-                    member=members[-1].index,
-                    worker=pod.name,
-                    worker_uid=pod.uid,
-                    address=pod.address,
-                    peer_port=keys.PEER_PORT + local_rank,
-                    on_demand=pod.on_demand,
-                    local_rank=local_rank,
-                    shard=local_rank if mode is Parallelism.SHARDED else 0,
-                )
-            )
+            shard = local_rank if mode is Parallelism.SHARDED else 0
+            ranks.append(_rank(pod, local_rank, rank=len(ranks), member=members[-1].index, shard=shard))
     return Arrangement(members=tuple(members), ranks=tuple(ranks))
+
+
+def by_places(workers: Sequence[Worker], cover: Cover, places: Sequence[Sequence[str]]) -> Arrangement:
+    """Return planned members on the devices that take their places.
+
+    Shares, micro-batches and time models are the planner's, until the members are measured.
+
+    Args:
+        workers: all that may be used.
+        cover: the members.
+        places: by member, and by its stage, the device (``device_name``) that takes it.
+    """
+    devices = {device_name(w.pod.uid, local): (w.pod, local) for w in workers for local in range(w.pod.ranks)}
+    members: list[Member] = []
+    ranks: list[Rank] = []
+    for index, (planned, names) in enumerate(zip(cover.members, places, strict=True)):
+        pool = "+".join(dict.fromkeys(devices[name][0].pool for name in names))
+        members.append(
+            Member(
+                index=index,
+                pool=pool,
+                share_samples=planned.share_samples,
+                micro_batch_samples=planned.micro_batch_samples,
+                granularity_samples=planned.micro_batch_samples,
+                compute=_compute(planned),
+                layout=planned.layout.planned,
+            )
+        )
+        for stage, name in enumerate(names):
+            pod, local_rank = devices[name]
+            own = pod.pool if pod.pool != pool else ""
+            ranks.append(_rank(pod, local_rank, rank=len(ranks), member=index, stage=stage, pool=own))
+    prediction = Prediction(
+        step_s=cover.step_s,
+        efficiency=min(1.0, cover.flow_ratio),
+        efficiency_ceiling=1.0,
+        bindings=tuple(_BINDINGS[member.limit] for member in cover.members),
+    )
+    return Arrangement(
+        members=tuple(members),
+        ranks=tuple(ranks),
+        communication=CommunicationTime(last_bucket_s=cover.exchange_s),
+        prediction=prediction,
+    )
+
+
+_BINDINGS = {
+    Limit.COMPUTE: Binding.COMPUTE,
+    Limit.LINK: Binding.COMMUNICATION,
+    Limit.FILL: Binding.FILL,
+    Limit.MEMORY: Binding.MEMORY,
+}
+
+
+def _compute(member: PlannedMember) -> ComputeTime:
+    """Return a planned member's time: its slowest stage for each sample, and the fill of the pipeline once a step."""
+    slowest_s = max(stage.busy_s for stage in member.layout.stages)
+    return ComputeTime(
+        per_sample_s=slowest_s / member.micro_batch_samples,
+        fixed_s=0.0,
+        backward_per_sample_s=0.0,
+        backward_fixed_s=0.0,
+        update_s=max(0.0, member.compute_s - member.micro_batches * slowest_s),
+    )
+
+
+def _rank(
+    pod: PodView, local_rank: int, *, rank: int, member: int, stage: int = 0, shard: int = 0, pool: str = ""
+) -> Rank:
+    return Rank(
+        rank=rank,
+        member=member,
+        worker=pod.name,
+        worker_uid=pod.uid,
+        address=pod.address,
+        peer_port=keys.PEER_PORT + local_rank,
+        on_demand=pod.on_demand,
+        local_rank=local_rank,
+        stage=stage,
+        shard=shard,
+        pool=pool,
+    )
 
 
 def _layout(pod: PodView, mode: Parallelism) -> Layout:

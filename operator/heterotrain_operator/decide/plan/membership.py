@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from heterotrain_core.contract.plan import Plan
 
+from heterotrain_operator.api.parallelism import PLANNED_MODES
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.decide.waits import left_s
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
@@ -26,6 +27,7 @@ class MembershipDecision:
         lost: uids of members that are gone.
         reason: what changed, in one sentence; empty when nothing did.
         again_s: seconds after which to decide again although nothing changes; ``None`` for never.
+        spares: pod names of ready workers that are in no member and stay so until the membership changes.
     """
 
     workers: tuple[Worker, ...] | None
@@ -33,6 +35,7 @@ class MembershipDecision:
     lost: tuple[str, ...] = ()
     reason: str = ""
     again_s: float | None = None
+    spares: tuple[str, ...] = ()
 
 
 def decide_membership(
@@ -57,23 +60,27 @@ def decide_membership(
         for uid in names
         if uid not in by_uid or not (by_uid[uid].placed or by_uid[uid].state is WorkerState.LEAVING)
     )
-    joiners = [w for w in workers if w.state is WorkerState.READY and w.pod.address and w.pod.uid not in names]
+    others = [w for w in workers if w.state is WorkerState.READY and w.pod.address and w.pod.uid not in names]
+    spares = [worker for worker in others if plan is not None and worker.pod.name in plan.spares]
+    joiners = [worker for worker in others if worker not in spares]
+    resting = tuple(sorted(worker.pod.name for worker in spares))
     drain = tuple(worker.pod.name for worker in leaving)
     draining = f"{_names(leaving)} will leave: {leaving[0].reason}" if leaving else ""
 
     # 2. Keep the generation if too few workers would take part, or if nothing changes.
-    candidates = sorted([*staying, *joiners], key=lambda worker: (not worker.pod.on_demand, worker.pod.index))
-    needed = spec.elastic_policy.min_replicas
+    candidates = sorted([*staying, *joiners, *spares], key=lambda worker: (not worker.pod.on_demand, worker.pod.index))
+    # The minimum counts members, and how many workers form one is only known once they are planned.
+    needed = 1 if spec.parallelism.mode in PLANNED_MODES else spec.elastic_policy.min_replicas
     starting = not (staying or leaving)
     if len(candidates) < needed or (starting and _pool_short(spec, candidates)):
-        return MembershipDecision(workers=None, drain=drain, lost=gone, reason=draining)
+        return MembershipDecision(workers=None, drain=drain, lost=gone, reason=draining, spares=resting)
     if not gone and not joiners and plan is not None:
-        return MembershipDecision(workers=None, drain=drain, reason=draining)
+        return MembershipDecision(workers=None, drain=drain, reason=draining, spares=resting)
     # 3. Before the start, and while no member is missing, wait for workers that are about to be ready.
     patient = starting or not gone
     wait_s = _gathering(workers, joiners, needed=needed if starting else 1, gather_s=gather_s, now_s=now_s)
     if patient and wait_s:
-        return MembershipDecision(workers=None, drain=drain, lost=gone, reason=draining, again_s=wait_s)
+        return MembershipDecision(workers=None, drain=drain, lost=gone, reason=draining, again_s=wait_s, spares=resting)
     # 4. Otherwise make a new generation of all candidates.
     changes = []
     if gone:
@@ -83,7 +90,11 @@ def decide_membership(
     if joiners:
         changes.append(f"with {_names(joiners)}")
     return MembershipDecision(
-        workers=tuple(candidates), drain=drain, lost=gone, reason="; ".join(changes) or "the plan was written again"
+        workers=tuple(candidates),
+        drain=drain,
+        lost=gone,
+        reason="; ".join(changes) or "the plan was written again",
+        spares=resting,
     )
 
 

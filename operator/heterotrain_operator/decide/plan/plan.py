@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from heterotrain_core.contract.codec import Refused, decode_plan
@@ -66,6 +67,7 @@ def next_plan(
             global_batch_samples=0,
             drain=tuple(name for name in membership.drain if name in named),
             reason="; ".join(filter(None, (in_force.problem, membership.reason, shares.reason))),
+            spares=membership.spares,
             boundary=boundary,
             min_replicas=min_replicas,
         ).with_division(shares.division)
@@ -83,8 +85,9 @@ def next_plan(
             boundary=boundary,
             min_replicas=min_replicas,
         )
-    wanted = replace(current, drain=membership.drain, boundary=boundary, min_replicas=min_replicas)
-    reasons = [membership.reason if membership.drain != current.drain else ""]
+    spares = membership.spares
+    wanted = replace(current, drain=membership.drain, spares=spares, boundary=boundary, min_replicas=min_replicas)
+    reasons = [membership.reason if membership.drain != current.drain else "", _spares_text(current.spares, spares)]
     if shares is not None and shares.changed:
         wanted = wanted.with_division(shares.division)
         reasons.append(shares.reason)
@@ -93,6 +96,12 @@ def next_plan(
     reason = "; ".join(filter(None, reasons)) or "the spec changed"
     kept = generation if current.members else 0  # a plan without members is always of generation 0
     return replace(wanted, generation=kept, revision=revision + 1, reason=reason)
+
+
+def _spares_text(before: Collection[str], after: Collection[str]) -> str:
+    """Return which workers became spares, and which spares are gone, in a clause."""
+    new, gone = (", ".join(sorted(set(a) - set(b))) for a, b in ((after, before), (before, after)))
+    return "; ".join([*([f"{new} becomes a spare"] if new else []), *([f"without the spare {gone}"] if gone else [])])
 
 
 def _boundary(spec: HeteroTrainJobSpec) -> Boundary:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from heterotrain_core.contract.choices import Runtime
+from heterotrain_core.contract.choices import Parallelism, Runtime
 from heterotrain_core.contract.plan import BoundaryKind, Division, Member, Plan
 from heterotrain_core.perf.memory import MemoryPeak, micro_batch_cap
 from heterotrain_core.perf.ranks import observations_of_member
@@ -15,6 +15,7 @@ from heterotrain_core.planning.shares import MemberEvidence, SharesDecision, Sha
 from heterotrain_core.split.balance import Infeasible
 from heterotrain_core.split.proportion import evenly
 
+from heterotrain_operator.api.parallelism import PLANNED_MODES
 from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
 from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Telemetry
 from heterotrain_operator.decide.plan.arrangement import Arrangement, arrangement_of
@@ -68,10 +69,17 @@ def share_out(spec: HeteroTrainJobSpec, arrangement: Arrangement, telemetry: Tel
     rebalance = spec.training.rebalance
     floor = 1 if spec.training.base_batch_samples >= len(members) else 0
     limits = {pool.name: pool.micro_batch_size for pool in spec.worker_pools}
+    cuts = spec.parallelism.mode is Parallelism.PIPELINE
     evidence = tuple(
-        replace(_evidence(member, identities, telemetry, limits.get(member.pool)), member=name, floor_samples=floor)
+        replace(
+            _evidence(member, identities, telemetry, limits.get(member.pool), planned=cuts),
+            member=name,
+            floor_samples=floor,
+        )
         for member, name, identities in zip(members, arrangement.names, arrangement.identities, strict=True)
     )
+    if spec.parallelism.mode in PLANNED_MODES and (as_planned := _as_planned(arrangement, evidence, current)):
+        return as_planned
     fits = fit_members(evidence, _former(arrangement, telemetry))
     batch, why = _batch(spec, fits, telemetry, plan=plan, current=current, distance=distance)
     decision = decide_shares(
@@ -98,6 +106,29 @@ def share_out(spec: HeteroTrainJobSpec, arrangement: Arrangement, telemetry: Tel
         ),
         batch_reason=why,
         decision=decision,
+    )
+
+
+def _as_planned(arrangement: Arrangement, evidence: Sequence[MemberEvidence], current: Plan | None) -> Shares | None:
+    """Return the shares that the layout planner chose, as long as a member has no measurement of its own.
+
+    Members of different shapes say nothing about each other. So models are fitted once all of them are measured.
+    """
+    members = arrangement.members
+    if arrangement.prediction is None or all(member.observations for member in evidence):
+        return None
+    return Shares(
+        arrangement=arrangement,
+        division=Division(
+            shares=tuple(member.share_samples for member in members),
+            micro_batch_samples=tuple(member.micro_batch_samples for member in members),
+            cap_samples=tuple(member.cap_samples for member in members),
+            compute=tuple(member.compute for member in members),
+            communication=arrangement.communication,
+            prediction=arrangement.prediction,
+        ),
+        changed=current is None,
+        reason="shares by the measured units, until the members are measured",
     )
 
 
@@ -146,7 +177,12 @@ def _batch(
 
 
 def _evidence(
-    member: Member, ranks: Sequence[MemberId], telemetry: Telemetry, limit_samples: int | None
+    member: Member,
+    ranks: Sequence[MemberId],
+    telemetry: Telemetry,
+    limit_samples: int | None,
+    *,
+    planned: bool,
 ) -> MemberEvidence:
     """Return the evidence about a member.
 
@@ -155,9 +191,11 @@ def _evidence(
         ranks: its ranks, as telemetry names them.
         telemetry: measurements of each rank.
         limit_samples: largest micro-batch of one rank by the job's spec.
+        planned: whether the member's micro-batch was planned together with what its ranks hold.
     """
     shards = member.layout.shards
     caps = [limit_samples * shards] if limit_samples is not None else []
+    caps += [member.micro_batch_samples] if planned and member.micro_batch_samples else []
     found = [telemetry.gauges.get(rank) for rank in ranks]
     caps += [cap for gauges in found if gauges is not None and (cap := _micro_cap(gauges, shards)) is not None]
     return MemberEvidence(

@@ -13,8 +13,10 @@ from heterotrain_operator.cluster_state.parse import seconds
 from heterotrain_operator.decide.grants.grant import why_limited
 from heterotrain_operator.decide.lifecycle import ENDED_STAGES, Stage
 from heterotrain_operator.decide.plan.arrangement import identity_of
+from heterotrain_operator.decide.plan.stages import LayoutState
 from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.status.deadline import deadline_condition
+from heterotrain_operator.decide.status.layout_text import layout_text
 from heterotrain_operator.decide.status.numbers import numbers_condition
 from heterotrain_operator.decide.status.progressing import progressing_condition
 from heterotrain_operator.decide.status.speed_conditions import speed_conditions
@@ -37,6 +39,7 @@ def condition_values(context: JobContext) -> tuple[ConditionValue, ...]:
         _restarting(context),
         _degraded(context),
         _limited(context),
+        *([_layout(context, context.layout)] if context.layout is not None else []),
         *context.faults.guard(
             "conditions about speed", lambda: _measured(context), lambda: (), instead="they are left out"
         ),
@@ -117,7 +120,11 @@ def _running(context: JobContext) -> ConditionValue:
     if (worker := context.blocked_worker) is not None:
         message = f"{worker.pod.name}: {worker.reason}"
         return ConditionValue(type=kind, holds=False, reason=worker.pod.waiting_reason, message=message)
-    message = f"{context.ready} workers are ready{_describe_hint(context, WorkerState.STARTING)}"
+    ready = f"{context.ready} workers are ready"
+    if context.ready and context.layout is not None and context.layout.message and not context.layout.holds:
+        message = f"{ready}, but none trains: {context.layout.message}"
+        return ConditionValue(type=kind, holds=False, reason=context.layout.reason, message=message)
+    message = f"{ready}{_describe_hint(context, WorkerState.STARTING)}"
     return ConditionValue(type=kind, holds=False, reason="WaitingForWorkers", message=message)
 
 
@@ -159,7 +166,7 @@ def _restarting(context: JobContext) -> ConditionValue:
 
 def _degraded(context: JobContext) -> ConditionValue:
     kind = ConditionType.DEGRADED
-    staying = len(context.training) - len(context.draining)
+    staying = len(context.training) - len(context.draining) + len(context.spares)
     if not context.runs or context.life.stage is Stage.FINISHING or staying >= context.desired:
         return ConditionValue(type=kind, holds=False, reason="AllWorkersTraining" if context.runs else "NotTraining")
     message = f"{staying} of {context.desired} workers " + ("continue training" if context.draining else "train")
@@ -186,6 +193,12 @@ def _limited(context: JobContext) -> ConditionValue:
     reason = why_limited(context.spec, grant)
     holds = None if grant.undecided else reason not in ("NotLimited", "FullyGranted")
     return ConditionValue(type=kind, holds=holds, reason=reason, message=grant.reason)
+
+
+def _layout(context: JobContext, state: LayoutState) -> ConditionValue:
+    drawn = layout_text(context.plan, context.telemetry) if context.plan is not None else ""
+    message = "; ".join(filter(None, (drawn if state.holds else "", state.message)))
+    return ConditionValue(type=ConditionType.LAYOUT_PLANNED, holds=state.holds, reason=state.reason, message=message)
 
 
 def _shares_applied(context: JobContext) -> ConditionValue:
@@ -246,6 +259,14 @@ def ended_condition(context: JobContext, kind: ConditionType) -> ConditionValue:
     return ConditionValue(type=kind, holds=False, reason="Ended" if life.stage in ENDED_STAGES else "NotEnded")
 
 
+def _nothing_helps(context: JobContext) -> bool:
+    """Return whether the ready workers form no member, and no further worker is about to start."""
+    if context.layout is None or not context.layout.stuck:
+        return False
+    coming = (WorkerState.WAITING, WorkerState.STARTING)
+    return not any(worker.state in coming and not worker.pod.unschedulable for worker in context.workers)
+
+
 def _summary(context: JobContext) -> tuple[ConditionValue, ConditionValue, ConditionValue]:
     """Return Ready, Reconciling and Stalled: exactly one of them holds."""
     stage, blocked = context.life.stage, context.inputs.blocked
@@ -258,7 +279,7 @@ def _summary(context: JobContext) -> tuple[ConditionValue, ConditionValue, Condi
     else:
         running = _running(context)
         hopeless = context.blocked_worker is not None or mismatch_of(context.workers) is not None
-        ready, stalled = context.runs, not context.runs and hopeless
+        ready, stalled = context.runs, not context.runs and (hopeless or _nothing_helps(context))
         reason, message = running.reason, running.message
     if blocked and stage not in (Stage.FAILED, Stage.INVALID) and not stalled:
         ready, reason, message = False, "WriteRejected", blocked

@@ -16,6 +16,7 @@ from heterotrain_operator.decide.inputs import DerivedState, JobInputs
 from heterotrain_operator.decide.lifecycle import Life, Stage
 from heterotrain_operator.decide.plan.arrangement import identity_of
 from heterotrain_operator.decide.plan.shares import Shares
+from heterotrain_operator.decide.plan.stages import LayoutState
 from heterotrain_operator.decide.workers.failures import Accounts
 from heterotrain_operator.decide.workers.replicas import ReplicaDecision
 from heterotrain_operator.decide.workers.state import Worker, WorkerState
@@ -47,6 +48,7 @@ class JobContext:
         shares: this pass's decision about shares, ``None`` when there was nothing new to decide on.
         replicas: workers that should exist.
         faults: collects unexpected errors of parts of the pass.
+        layout: what is known about the members' layouts; ``None`` where these are not planned.
     """
 
     inputs: JobInputs
@@ -55,6 +57,7 @@ class JobContext:
     shares: Shares | None
     replicas: ReplicaDecision
     faults: Faults
+    layout: LayoutState | None = None
 
     @property
     def job(self) -> JobView:
@@ -133,7 +136,21 @@ class JobContext:
         """Whether training goes on: enough members of the plan are running."""
         if self.spec is None or self.life.stage not in (Stage.ACTIVE, Stage.FINISHING):
             return False
-        return self.life.stage is Stage.FINISHING or len(self.training) >= self.spec.elastic_policy.min_replicas
+        return self.life.stage is Stage.FINISHING or self.members_left >= self.spec.elastic_policy.min_replicas
+
+    @property
+    def members_left(self) -> int:
+        """How many replicas of the plan still run: members that have lost no rank, as ``minReplicas`` counts them."""
+        if self.plan is None:
+            return 0
+        running = {worker.pod.uid for worker in self.training}
+        return self.plan.replicas([rank.rank for rank in self.plan.ranks if rank.worker_uid in running])
+
+    @property
+    def spares(self) -> list[Worker]:
+        """Ready workers that are in no member, because the others are faster without them."""
+        names = self.plan.spares if self.plan is not None else ()
+        return [worker for worker in self.workers if worker.state is WorkerState.READY and worker.pod.name in names]
 
     @property
     def began(self) -> bool:

@@ -30,6 +30,7 @@ from heterotrain_operator.decide.objects.objects import worker_selector
 from heterotrain_operator.decide.status.conditions import condition_values, ended_condition
 from heterotrain_operator.decide.status.context import JobContext
 from heterotrain_operator.decide.status.cost import cost_so_far, cost_text, price_per_hour, price_text, step_cost_text
+from heterotrain_operator.decide.status.layout_text import layout_text
 from heterotrain_operator.decide.status.progress import earlier_progress, progress_fields
 from heterotrain_operator.decide.status.speed_conditions import batch_reason_of, prediction_of
 from heterotrain_operator.decide.workers.state import WorkerState
@@ -170,6 +171,7 @@ def _plan(context: JobContext, newest: tuple[int, int]) -> PlanStatus:
         applied_generation=applied[0] if applied else None,
         applied_revision=applied[1] if applied else None,
         members=len(plan.members) if plan else 0,
+        layout=(layout_text(plan, context.telemetry)[:MAX_MESSAGE_LENGTH] or None) if plan else None,
         global_batch_size=plan.global_batch_samples if plan and not _own_batch(context) else None,
         predicted_step_seconds=rounded(prediction.step_s) if prediction else None,
         predicted_efficiency=rounded(prediction.efficiency) if prediction else None,

@@ -124,11 +124,11 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         {"workerPools": [pool("a", numProcPerWorker=8)], "training": {"globalBatchSize": 7}},
         "too small for the maximum number of processes",
     ),
-    "stages": (
-        {"parallelism": {"mode": "Pipeline"}},
-        "spec.parallelism: parallelism.mode Pipeline and Auto are not available yet",
+    "stages with a batch that changes": (
+        {"parallelism": {"mode": "Pipeline"}, "training": {"globalBatchSize": None, "adaptiveBatch": RANGE}},
+        "parallelism.mode Pipeline and Auto are planned for a fixed batch",
     ),
-    "any layout": ({"parallelism": {"mode": "Auto"}}, "choose Data or Sharded"),
+    "a link without bandwidth": ({"parallelism": {"linkMbitPerSecond": 0}}, "must be at least 1"),
     "an unknown mode": ({"parallelism": {"mode": "Tensor"}}, "must be one of"),
     "a pool twice": ({"workerPools": [pool("a"), pool("a")]}, "names a pool twice"),
     "some prices": (

@@ -250,6 +250,22 @@ def test_steps_are_counted_from_the_scrape_after_the_plan_took_effect() -> None:
     assert job.telemetry.in_force[ME].steps == {}
 
 
+def test_what_a_rank_did_with_another_part_of_the_model_is_forgotten() -> None:
+    """A scrape that first shows a generation also has steps of the one before: they count for neither."""
+    job = TelemetryHistory()
+
+    def seen(at_s: float, steps: float, generation: int, *, recut: bool = True) -> list[int]:
+        rows = [*shape_rows(steps), row(metrics.PLAN_GENERATION, generation), row(metrics.PLAN_REVISION, 1)]
+        job.take(parse_everything(rows), {ME: at_s}, pools=POOLS, recut=recut)
+        return [found.steps for found in job.telemetry.observations.get(ME, ())]
+
+    assert seen(1.0, 10, 1) == [], "the process may have computed under an older plan"
+    assert seen(2.0, 30, 1) == [20]
+    assert seen(3.0, 40, 2) == []
+    assert seen(4.0, 55, 2) == [15]
+    assert seen(5.0, 65, 3, recut=False) == [15, 10], "a rank that holds the whole model does the same as before"
+
+
 def test_the_scrape_interval_lies_between_the_two_newest_scrapes() -> None:
     job = TelemetryHistory()
     intervals = []

@@ -1,0 +1,28 @@
+"""What the workers have measured of the model's units, by pool, and the jobs that need it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from heterotrain_core.layout.problem import UnitProfile
+
+from heterotrain_operator.api.parallelism import PLANNED_MODES
+from heterotrain_operator.cluster_state.views import JobView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolProfile:
+    """The profile that one rank of a pool exports; the others of the pool are taken to be alike.
+
+    Attributes:
+        memory_bytes: of the rank's device, for training state and activations.
+        units: in the order of computation; seconds are under the pool's name.
+    """
+
+    memory_bytes: int
+    units: tuple[UnitProfile, ...]
+
+
+def needs_profiles(job: JobView) -> bool:
+    """Return whether the job's members are planned from profiles of the units."""
+    return job.spec is not None and job.spec.parallelism.mode in PLANNED_MODES

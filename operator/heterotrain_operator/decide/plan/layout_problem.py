@@ -1,0 +1,98 @@
+"""The layout planner's question about a job: its model by the workers' profiles, its devices, and its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from heterotrain_core.layout.problem import DeviceKind, Link, Problem, UnitProfile, invalid
+
+from heterotrain_operator.api.pools import WorkerPool
+from heterotrain_operator.api.v1alpha1 import HeteroTrainJobSpec
+from heterotrain_operator.cluster_state.profiles import PoolProfile
+
+STATE_RATIO = 4.0
+"""Bytes of training state for each byte of parameters, by Adam in FP32: weights, gradients and two moments."""
+_BYTES_PER_MBIT = 1e6 / 8
+
+
+def problem_of(
+    spec: HeteroTrainJobSpec, profiles: Mapping[str, PoolProfile], counts: Mapping[str, int]
+) -> Problem | str:
+    """Return the question, or in one sentence why it cannot be asked.
+
+    Args:
+        spec: the job's spec.
+        profiles: by pool.
+        counts: devices by pool; pools without a profile are left out.
+    """
+    pools = [pool for pool in spec.worker_pools if pool.name in profiles]
+    if not pools:
+        return "no pool has a profile of the model's units"
+    lengths = {pool.name: len(profiles[pool.name].units) for pool in pools}
+    first = pools[0].name
+    if other := next((name for name, length in lengths.items() if length != lengths[first]), None):
+        return (
+            f"workers of pool {first} have a model of {lengths[first]} units, and those of pool {other} one of "
+            f"{lengths[other]}: every worker has to build the same model"
+        )
+    by_unit = zip(*(profiles[pool.name].units for pool in pools), strict=True)
+    problem = Problem(
+        units=tuple(_merged(unit) for unit in by_unit),
+        kinds=tuple(
+            DeviceKind(
+                name=pool.name,
+                count=counts.get(pool.name, 0),
+                memory_bytes=profiles[pool.name].memory_bytes,
+                price_per_hour=float(pool.price_per_hour or 0),
+            )
+            for pool in pools
+        ),
+        default_link=Link(bytes_per_s=spec.parallelism.link_mbit_per_second * _BYTES_PER_MBIT),
+        state_ratio=STATE_RATIO,
+        batch_samples=spec.training.base_batch_samples,
+        micro_batches=_micro_batches(spec, pools, profiles),
+        least_members=spec.elastic_policy.min_replicas,
+    )
+    return invalid(problem) or problem
+
+
+def fits_every_device(problem: Problem) -> bool:
+    """Return whether each kind of device in use can hold the whole training state and one smallest micro-batch."""
+    state = sum(unit.parameter_bytes for unit in problem.units) * problem.state_ratio
+    kept = sum(unit.activation_bytes for unit in problem.units) * min(problem.micro_batches)
+    return all(state + kept <= kind.memory_bytes for kind in problem.kinds if kind.count)
+
+
+def _merged(units: tuple[UnitProfile, ...]) -> UnitProfile:
+    """Return one unit as measured on several kinds of devices; bytes are those of the kind that needs most."""
+    return UnitProfile(
+        name=units[0].name,
+        parameter_bytes=max(unit.parameter_bytes for unit in units),
+        activation_bytes=max(unit.activation_bytes for unit in units),
+        boundary_bytes=max(unit.boundary_bytes for unit in units),
+        seconds={kind: points for unit in units for kind, points in unit.seconds.items()},
+    )
+
+
+def _micro_batches(
+    spec: HeteroTrainJobSpec, pools: list[WorkerPool], profiles: Mapping[str, PoolProfile]
+) -> tuple[int, ...]:
+    """Return the sizes to choose from: the measured ones and twice the largest, within the limits of the spec.
+
+    Beyond the measured sizes, times are taken to be proportional, so that still larger ones would promise nothing.
+    """
+    limits = [pool.micro_batch_size for pool in pools if pool.micro_batch_size is not None]
+    most = min([spec.training.base_batch_samples, *limits])
+    measured = {
+        point.micro_batch_samples
+        for pool in pools
+        for unit in profiles[pool.name].units
+        for points in unit.seconds.values()
+        for point in points
+    }
+    sizes = sorted(size for size in {*measured, 2 * max(measured)} if size <= most)
+    return tuple(sizes[:_MOST_SIZES]) or (most,)
+
+
+_MOST_SIZES = 8
+"""Each size makes the search longer."""

@@ -1,0 +1,42 @@
+"""The layouts of a plan on one line, as the status draws them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from heterotrain_core.contract.plan import LayoutKind, Plan
+
+from heterotrain_operator.cluster_state.telemetry import Telemetry
+
+MOST_SHOWN = 8
+"""Different layouts that are drawn; the rest is counted."""
+
+
+def layout_text(plan: Plan, telemetry: Telemetry) -> str:
+    """Return such as ``2 members: [a100: units 0-17 | t4: 18-23] [v100: 0-11 | v100: 12-23]``.
+
+    Empty where no member is cut into stages. Equal layouts are drawn once.
+    """
+    if not any(member.layout.kind is LayoutKind.PIPELINE for member in plan.members):
+        return ""
+    counts = {len(profile.units) for profile in telemetry.profiles.values()}
+    last = counts.pop() - 1 if len(counts) == 1 else None
+    shapes = Counter(_drawn(plan, index, last) for index in range(len(plan.members)))
+    shown = [f"{number} × {shape}" if number > 1 else shape for shape, number in shapes.most_common(MOST_SHOWN)]
+    more = [f"and {len(shapes) - MOST_SHOWN} other layouts"] if len(shapes) > MOST_SHOWN else []
+    number = "1 member" if len(plan.members) == 1 else f"{len(plan.members)} members"
+    return f"{number}: {' '.join([*shown, *more])}"
+
+
+def _drawn(plan: Plan, index: int, last: int | None) -> str:
+    """Return one member; ``last`` is the model's last unit, where it is known."""
+    layout, ranks = plan.members[index].layout, plan.ranks_by_member[index]
+    if layout.kind is not LayoutKind.PIPELINE:
+        return f"[{plan.pool_of(ranks[0])}: all units]"
+    first = (0, *layout.cuts)
+    ends = [*(cut - 1 for cut in layout.cuts), last]
+    places = []
+    for stage, (start, end) in enumerate(zip(first, ends, strict=True)):
+        units = f"{start}-" if end is None else (f"{start}" if end == start else f"{start}-{end}")
+        places.append(f"{plan.pool_of(ranks[stage * layout.shards])}: {'units ' if not stage else ''}{units}")
+    return f"[{' | '.join(places)}]"

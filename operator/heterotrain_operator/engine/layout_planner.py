@@ -1,0 +1,143 @@
+"""Plans layouts in a thread: a search takes seconds, and the event loop has to serve every job meanwhile.
+
+Passes ask and get ``None`` until the answer is there; then the job is queued again. The templates of a job's newest
+model are kept, so that after a loss only a cover of the devices that are left has to be found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import structlog
+from heterotrain_core.layout.best import best_cover
+from heterotrain_core.layout.book import Book, book_of
+from heterotrain_core.layout.problem import Problem
+from heterotrain_core.layout.result import Cover, Infeasible, LayoutKind
+
+from heterotrain_operator.cluster_state.views import JobKey
+from heterotrain_operator.decide.plan.stages import CoverOf
+
+KINDS = frozenset({LayoutKind.REPLICATED, LayoutKind.PIPELINE})
+"""Layouts of members: a device that holds the whole model is a member, too."""
+MOST_JOBS = 64
+"""Jobs whose templates are kept, those that were asked about last."""
+MOST_COVERS = 32
+"""Answers that are kept for each job, the newest ones."""
+Answer = Cover | Infeasible
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known about one job's newest model.
+
+    Attributes:
+        model: hash of the problem without the devices' numbers.
+        book: its templates for at most some devices; ``None`` before the first search.
+        answers: by the number of devices of each kind.
+    """
+
+    model: str
+    book: Book | None = None
+    answers: OrderedDict[tuple[int, ...], Answer] = field(default_factory=OrderedDict)
+
+
+class LayoutPlanner:
+    """Answers questions about layouts, one at a time, outside the event loop.
+
+    Args:
+        answered: called in the event loop with a job for which there is a new answer.
+    """
+
+    def __init__(self, answered: Callable[[JobKey], None]) -> None:
+        self._answered = answered
+        self._known: OrderedDict[JobKey, _Known] = OrderedDict()
+        self._open: dict[JobKey, Problem] = {}
+        """The newest question of each job."""
+        self._task: asyncio.Task[None] | None = None
+
+    def cover_of(self, key: JobKey) -> CoverOf:
+        """Return the planner for one job, which any thread may ask."""
+        loop = asyncio.get_running_loop()
+
+        def answer(problem: Problem) -> Answer | None:
+            model, known = _model(problem), self._known.get(key)
+            found = known.answers.get(_counts(problem)) if known is not None and known.model == model else None
+            if found is None:
+                loop.call_soon_threadsafe(self._ask, key, model, problem)
+            return found
+
+        return answer
+
+    def _ask(self, key: JobKey, model: str, problem: Problem) -> None:
+        """Note a question, in the event loop."""
+        known = self._known.get(key)
+        if known is None or known.model != model:
+            self._known[key] = _Known(model=model)
+        self._known.move_to_end(key)
+        while len(self._known) > MOST_JOBS:
+            self._known.popitem(last=False)
+        self._open[key] = problem
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._work(), name="layouts")
+
+    async def _work(self) -> None:
+        """Answer until no question is left."""
+        while self._open:
+            key = next(iter(self._open))
+            problem = self._open.pop(key)
+            known = self._known.get(key)
+            if known is None:
+                continue
+            try:
+                book, answer = await asyncio.to_thread(solve, known.book, problem)
+            except Exception as error:  # a bug in one job's search must not end the operator
+                log.exception("the search for layouts failed by a bug", job=key.name, namespace=key.namespace)
+                book, answer = known.book, Infeasible(reason=f"the search for layouts failed by a bug: {error!r}")
+            if known.model == _model(problem):
+                known.book = book
+                known.answers[_counts(problem)] = answer
+                while len(known.answers) > MOST_COVERS:
+                    known.answers.popitem(last=False)
+            self._answered(key)
+
+
+def solve(book: Book | None, problem: Problem) -> tuple[Book | None, Answer]:
+    """Return the best members, and the templates for the next question.
+
+    Args:
+        book: templates for the same model, or ``None``; new ones are made where it has too few devices of a kind.
+        problem: the question.
+    """
+    wanted = [kind.count for kind in problem.kinds]
+    if book is None or any(kind.count < count for kind, count in zip(book.problem.kinds, wanted, strict=True)):
+        found = book_of(_with_most(problem, book))
+        if isinstance(found, Infeasible):
+            found = book_of(problem)  # its reason names the devices that there are
+        if isinstance(found, Infeasible):
+            return book, found
+        book = found
+    return book, best_cover(book, KINDS, devices=wanted)
+
+
+def _with_most(problem: Problem, book: Book | None) -> Problem:
+    """Return the problem with at least the devices of an earlier book: some of them may come back."""
+    if book is None:
+        return problem
+    pairs = zip(problem.kinds, book.problem.kinds, strict=True)
+    return replace(problem, kinds=tuple(replace(kind, count=max(kind.count, old.count)) for kind, old in pairs))
+
+
+def _counts(problem: Problem) -> tuple[int, ...]:
+    return tuple(kind.count for kind in problem.kinds)
+
+
+def _model(problem: Problem) -> str:
+    """Return a hash of everything but the devices' numbers."""
+    alike = replace(problem, kinds=tuple(replace(kind, count=0) for kind in problem.kinds))
+    return hashlib.sha256(repr(alike).encode()).hexdigest()

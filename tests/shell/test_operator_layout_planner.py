@@ -1,0 +1,125 @@
+"""Layouts are searched in a thread: passes get no answer first, then the job is queued again."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+from heterotrain_core.layout.book import Book
+from heterotrain_core.layout.problem import DeviceKind, Problem, UnitProfile, UnitSeconds
+from heterotrain_core.layout.result import Cover, Infeasible
+from heterotrain_operator.cluster_state.views import JobKey
+from heterotrain_operator.engine import layout_planner
+from heterotrain_operator.engine.layout_planner import MOST_JOBS, LayoutPlanner
+from support.waiting import until
+
+KEY = JobKey("ns", "job")
+
+
+def a_problem(*counts: int, memory: int = 3) -> Problem:
+    """Return four equal units on devices of two kinds that hold some of them."""
+    points = (UnitSeconds(micro_batch_samples=1, forward_s=0.01, backward_s=0.02),)
+    unit = UnitProfile(
+        name="unit", parameter_bytes=100, activation_bytes=1, boundary_bytes=1, seconds={"a": points, "b": points}
+    )
+    kinds = tuple(
+        DeviceKind(name=name, count=count, memory_bytes=memory * 400 + 50)
+        for name, count in zip("ab", counts, strict=True)
+    )
+    return Problem(units=(unit,) * 4, kinds=kinds, batch_samples=16, micro_batches=(1, 2))
+
+
+async def answered(planner: LayoutPlanner, queued: list[JobKey], problem: Problem) -> Cover | Infeasible:
+    """Ask, wait until the job is queued, and ask again."""
+    ask = planner.cover_of(KEY)
+    queued.clear()
+    assert ask(problem) is None
+    await until(lambda: queued == [KEY], "an answer", every_s=0.01)
+    found = ask(problem)
+    assert found is not None
+    return found
+
+
+async def test_an_answer_comes_later_and_stays() -> None:
+    queued: list[JobKey] = []
+    planner = LayoutPlanner(queued.append)
+    found = await answered(planner, queued, a_problem(1, 1))
+    assert isinstance(found, Cover)
+    assert planner.cover_of(KEY)(a_problem(1, 1)) is found
+
+
+async def test_after_a_loss_the_templates_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer devices are a look-up; more devices, or another model, need a new search."""
+    searches: list[list[int]] = []
+    real = layout_planner.book_of
+
+    def counting(problem: Problem) -> Book | Infeasible:
+        searches.append([kind.count for kind in problem.kinds])
+        return real(problem)
+
+    monkeypatch.setattr(layout_planner, "book_of", counting)
+    queued: list[JobKey] = []
+    planner = LayoutPlanner(queued.append)
+    await answered(planner, queued, a_problem(2, 2))
+    assert isinstance(await answered(planner, queued, a_problem(1, 2)), Cover)
+    assert searches == [[2, 2]]
+    await answered(planner, queued, a_problem(3, 1))
+    assert searches == [[2, 2], [3, 2]], "devices that left may come back"
+    await answered(planner, queued, a_problem(1, 1, memory=4))
+    assert len(searches) == 3
+
+
+async def test_what_does_not_fit_is_told_of_the_devices_that_there_are() -> None:
+    queued: list[JobKey] = []
+    planner = LayoutPlanner(queued.append)
+    await answered(planner, queued, a_problem(1, 1))
+    found = await answered(planner, queued, a_problem(1, 0))
+    assert isinstance(found, Infeasible)
+    assert "on 1 a" in found.reason
+    assert "Add 1" in found.reason
+
+
+async def test_the_loop_serves_others_during_a_search_and_only_the_newest_question_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The search blocks in its thread until the test lets it go."""
+    go, asked = threading.Event(), []
+    real = layout_planner.solve
+
+    def slow(book: Book | None, problem: Problem) -> tuple[Book | None, Cover | Infeasible]:
+        asked.append([kind.count for kind in problem.kinds])
+        assert go.wait(10)
+        return real(book, problem)
+
+    monkeypatch.setattr(layout_planner, "solve", slow)
+    queued: list[JobKey] = []
+    planner = LayoutPlanner(queued.append)
+    ask = planner.cover_of(KEY)
+    assert ask(a_problem(1, 1)) is None
+    await until(lambda: asked == [[1, 1]], "an answer", every_s=0.01)
+    assert ask(a_problem(1, 2)) is None
+    assert ask(a_problem(2, 2)) is None
+    go.set()
+    await until(lambda: len(queued) == 2, "an answer", every_s=0.01)
+    assert asked == [[1, 1], [2, 2]]
+
+
+async def test_a_bug_in_the_search_is_the_job_s_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(layout_planner, "solve", broken)
+    queued: list[JobKey] = []
+    found = await answered(LayoutPlanner(queued.append), queued, a_problem(1, 1))
+    assert isinstance(found, Infeasible)
+    assert "failed by a bug: ZeroDivisionError()" in found.reason
+
+
+async def test_the_number_of_jobs_that_are_kept_is_bounded() -> None:
+    queued: list[JobKey] = []
+    planner = LayoutPlanner(queued.append)
+    for number in range(MOST_JOBS + 3):
+        planner.cover_of(JobKey("ns", f"job{number}"))(replace(a_problem(1, 1), batch_samples=16 + number))
+    await until(lambda: len(queued) >= MOST_JOBS, "an answer", every_s=0.01)
+    assert len(planner._known) == MOST_JOBS

@@ -1,0 +1,310 @@
+"""Jobs whose members are planned from what the workers measured: several workers may form one member."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from heterotrain_core.contract.codec import decode_plan
+from heterotrain_core.contract.consistency import problems
+from heterotrain_core.contract.plan import LayoutKind, Plan
+from heterotrain_core.layout.problem import Problem, UnitProfile, UnitSeconds
+from heterotrain_core.perf.counters import CounterKey, Counters, observe
+from heterotrain_operator.cluster_state.profiles import PoolProfile
+from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId, Telemetry
+from heterotrain_operator.decide.plan.stages import PROFILE_WAIT_S
+from support.fake_cluster import FakeCluster, pool
+
+GIB = 2**30
+UNITS = 6
+STATE = GIB
+"""Bytes of training state of one unit: four times its parameters."""
+
+
+def profile(name: str, *, units_that_fit: float, slowness: float = 1.0, units: int = UNITS) -> PoolProfile:
+    """Return a profile of equal units of 10 ms a sample, on a device that holds some of them."""
+    points = tuple(
+        UnitSeconds(micro_batch_samples=n, forward_s=0.003 * n * slowness, backward_s=0.007 * n * slowness)
+        for n in (1, 2, 4)
+    )
+    unit = UnitProfile(
+        name="unit", parameter_bytes=STATE // 4, activation_bytes=2**20, boundary_bytes=2**16, seconds={name: points}
+    )
+    return PoolProfile(memory_bytes=int(units_that_fit * STATE), units=(unit,) * units)
+
+
+BIG_AND_SMALL = {"a": profile("a", units_that_fit=5), "b": profile("b", units_that_fit=2.5, slowness=2)}
+
+
+def a_cluster(
+    *pools: dict[str, object], profiles: Mapping[str, PoolProfile] = BIG_AND_SMALL, **spec: object
+) -> FakeCluster:
+    """Return a job in mode Pipeline with a node for each worker; its pools are a large and a small one."""
+    chosen = pools or (pool("a", maxReplicas=1), pool("b", maxReplicas=1))
+    given = {"parallelism": {"mode": "Pipeline"}, "elasticPolicy": {"minReplicas": 1}, **spec}
+    cluster = FakeCluster(*chosen, spec=given)
+    for each in chosen:
+        cluster.with_nodes(str(each["name"]), cpu=str(each["maxReplicas"]))
+    cluster.telemetry = Telemetry(profiles=profiles)
+    return cluster
+
+
+def plan_of(cluster: FakeCluster) -> Plan:
+    """Return the newest plan; it keeps all rules of plans."""
+    plan = decode_plan(json.dumps(cluster.plan_json), job_uid=cluster.plan_json["job_uid"])
+    assert isinstance(plan, Plan)
+    assert problems(plan) == ()
+    return plan
+
+
+def test_two_workers_that_hold_the_model_together_are_one_member() -> None:
+    """Neither holds six units. The fast worker takes more of them, and their places follow the stages."""
+    cluster = a_cluster().start()
+    plan = plan_of(cluster)
+    (member,) = plan.members
+    assert member.layout.kind is LayoutKind.PIPELINE
+    assert member.pool in ("a+b", "b+a")
+    assert plan.shares == (100,)
+    assert member.micro_batch_samples in (1, 2, 4, 8)
+    pools = [plan.pool_of(rank) for rank in plan.ranks]
+    edges = (0, *member.layout.cuts, UNITS)
+    units = {name: edges[rank.stage + 1] - edges[rank.stage] for name, rank in zip(pools, plan.ranks, strict=True)}
+    assert units == {"a": 4, "b": 2}
+    assert [rank.stage for rank in plan.ranks] == [0, 1]
+    assert plan.prediction is not None
+    assert cluster.status["plan"]["layout"].startswith("1 member: [")
+    assert cluster.status["plan"]["predictedStepSeconds"] == pytest.approx(plan.prediction.step_s, rel=1e-3)
+    assert cluster.condition("LayoutPlanned")[0] == "True"
+    assert cluster.condition("Running")[0] == "True"
+    assert cluster.condition("Degraded")[0] == "False"
+
+
+def test_the_first_plan_waits_for_a_profile_of_each_pool() -> None:
+    """Generation 0 stays while a pool measures, and a condition says so."""
+    cluster = a_cluster(profiles={"a": BIG_AND_SMALL["a"]}).start()
+    assert plan_of(cluster).generation == 0
+    assert cluster.condition("LayoutPlanned")[0] == "False"
+    assert "the workers of pool b measure the model's units" in cluster.message("LayoutPlanned")
+    assert cluster.condition("Stalled")[0] == "False"
+    assert cluster.settle().again_s is not None
+    cluster.telemetry = Telemetry(profiles=BIG_AND_SMALL)
+    cluster.settle()
+    assert plan_of(cluster).generation == 1
+
+
+def test_a_pool_whose_profile_never_comes_is_named_and_left_out() -> None:
+    cluster = a_cluster(profiles={}).start()
+    cluster.pass_time(PROFILE_WAIT_S + 1).settle()
+    assert plan_of(cluster).generation == 0
+    assert "pool a, b have exported no profile" in cluster.message("LayoutPlanned")
+    assert "has to pass job.wrap a function" in cluster.message("Stalled")
+    assert cluster.condition("Stalled")[0] == "True"
+    cluster.telemetry = Telemetry(profiles={"a": profile("a", units_that_fit=7)})
+    cluster.settle()
+    assert cluster.members() == ["job-w0"]
+    assert plan_of(cluster).members[0].layout.kind is LayoutKind.REPLICATED
+
+
+def test_a_profile_that_cannot_be_used_says_why() -> None:
+    cluster = a_cluster().start()
+    cluster = a_cluster(profiles={}).start()
+    cluster.telemetry = Telemetry(profile_problems={"b": "the bytes of unit 3 are missing or implausible"})
+    cluster.pass_time(PROFILE_WAIT_S + 1).settle()
+    assert "b: the bytes of unit 3 are missing" in cluster.message("LayoutPlanned")
+
+
+def test_workers_with_different_models_are_refused() -> None:
+    other = {"a": BIG_AND_SMALL["a"], "b": profile("b", units_that_fit=2, units=7)}
+    cluster = a_cluster(profiles=other).start()
+    assert plan_of(cluster).generation == 0
+    assert "a model of 6 units, and those of pool b one of 7" in cluster.message("LayoutPlanned")
+
+
+def test_a_model_that_fits_nowhere_is_told_in_bytes_and_with_a_remedy() -> None:
+    """Nothing starts before one whole member fits."""
+    small = {"a": profile("a", units_that_fit=2.5), "b": profile("b", units_that_fit=1.5)}
+    cluster = a_cluster(profiles=small).start()
+    assert plan_of(cluster).generation == 0
+    told = cluster.message("LayoutPlanned")
+    assert "the pipeline that holds most has 3 of 6 units" in told
+    assert "A unit's training state takes 1 GiB" in told
+    assert "Add 2 devices of kind a" in told
+    assert (cluster.condition("Stalled")[0], cluster.condition("Running")[0]) == ("True", "False")
+    assert cluster.status["reason"] == cluster.message("Running")
+
+
+def test_a_lost_stage_is_followed_by_a_new_cut_of_the_survivors() -> None:
+    """Four equal workers hold the model in four stages; the three that are left are cut anew."""
+    cluster = a_cluster(pool("a", maxReplicas=4), profiles={"a": profile("a", units_that_fit=4)}).start()
+    first = plan_of(cluster)
+    assert len(first.ranks) == 4
+    cluster.vanish("job-w1").step()
+    second = plan_of(cluster)
+    assert (second.generation, second.revision) == (first.generation + 1, first.revision + 1)
+    assert sorted(cluster.members()) == ["job-w0", "job-w2", "job-w3"]
+    assert second.members[0].layout.cuts == (2, 4)
+    assert second.reason.startswith("without job-w1")
+
+
+def test_without_enough_survivors_the_job_waits_and_says_for_what() -> None:
+    cluster = a_cluster().start()
+    cluster.vanish("job-w1")
+    cluster.nodes.pop("b")
+    cluster.settle()
+    assert plan_of(cluster).generation == 1, "no member can be formed"
+    assert cluster.condition("Restarting")[0] == "True"
+    assert "the pipeline that holds most has 4 of 6 units" in cluster.message("LayoutPlanned")
+
+
+def test_a_worker_that_would_not_help_is_a_spare() -> None:
+    """A third worker is far too slow: the plan names it, the job is not degraded, and nothing changes again."""
+    profiles = {**BIG_AND_SMALL, "c": profile("c", units_that_fit=1.5, slowness=1000)}
+    pools = (pool("a", maxReplicas=1), pool("b", maxReplicas=1), pool("c", maxReplicas=1))
+    cluster = a_cluster(*pools, profiles=profiles).start()
+    plan = plan_of(cluster)
+    assert plan.spares == ("job-w2",)
+    assert len(plan.ranks) == 2
+    assert cluster.condition("Degraded")[0] == "False"
+    cluster.pass_time(60).settle()
+    assert plan_of(cluster).version == plan.version
+
+
+def test_a_joiner_that_does_not_pay_becomes_a_spare_without_a_new_generation() -> None:
+    profiles = {**BIG_AND_SMALL, "c": profile("c", units_that_fit=1.5, slowness=1000)}
+    pools = (pool("a", maxReplicas=1), pool("b", maxReplicas=1), pool("c", maxReplicas=1))
+    cluster = a_cluster(*pools, profiles=profiles)
+    cluster.nodes.pop("c")
+    cluster.start()
+    before = plan_of(cluster)
+    cluster.with_nodes("c").schedule().run().settle()
+    after = plan_of(cluster)
+    assert (after.generation, after.spares) == (before.generation, ("job-w2",))
+    assert after.ranks == before.ranks
+    assert "job-w2 waits as a spare" in cluster.message("LayoutPlanned")
+    assert after.reason == "job-w2 becomes a spare"
+
+
+def test_a_spare_steps_in_for_a_lost_worker() -> None:
+    """Two workers of b, of which one is enough: with a they hold the model. The second replaces the first."""
+    profiles = {"a": profile("a", units_that_fit=5.1), "b": profile("b", units_that_fit=1.2, slowness=5)}
+    cluster = a_cluster(pool("a", maxReplicas=1), pool("b", maxReplicas=2), profiles=profiles).start()
+    (spare,) = plan_of(cluster).spares
+    (lost,) = {"job-w1", "job-w2"} - {spare}
+    cluster.vanish(lost).step()
+    assert set(cluster.members()) == {"job-w0", spare}
+    assert plan_of(cluster).spares == ()
+
+
+def test_a_joiner_that_pays_starts_a_new_generation() -> None:
+    cluster = a_cluster(pool("a", maxReplicas=2), pool("b", maxReplicas=2))
+    cluster.nodes["a"]["status"]["allocatable"]["cpu"] = "1"
+    cluster.nodes["b"]["status"]["allocatable"]["cpu"] = "1"
+    cluster.start()
+    before = plan_of(cluster)
+    assert len(before.members) == 1
+    cluster.nodes["a"]["status"]["allocatable"]["cpu"] = "2"
+    cluster.nodes["b"]["status"]["allocatable"]["cpu"] = "2"
+    cluster.settle()
+    cluster.schedule().run().settle()
+    after = plan_of(cluster)
+    assert after.generation > before.generation
+    assert len(after.ranks) == 4
+    assert before.prediction is not None
+    assert after.prediction is not None
+    assert after.prediction.step_s < before.prediction.step_s
+
+
+def test_the_minimum_counts_members() -> None:
+    """Two workers form one member: with minReplicas 2 nothing starts, and the reason says so."""
+    cluster = a_cluster(elasticPolicy={"minReplicas": 2}).start()
+    assert plan_of(cluster).generation == 0
+    assert "these devices form 1 member and least_members is 2" in cluster.message("LayoutPlanned")
+
+
+def test_the_plan_waits_while_the_planner_computes() -> None:
+    """The planner answers later; until then the plan in force stays."""
+    cluster = a_cluster()
+    asked: list[Problem] = []
+    at_once = cluster.cover_of
+
+    def later(problem: Problem) -> None:
+        asked.append(problem)
+
+    cluster.cover_of = later
+    cluster.start()
+    assert plan_of(cluster).generation == 0
+    assert cluster.condition("LayoutPlanned")[0] == "Unknown"
+    assert [kind.count for kind in asked[-1].kinds] == [1, 1]
+    cluster.cover_of = at_once
+    cluster.settle()
+    assert plan_of(cluster).generation == 1
+
+
+def test_auto_is_data_where_every_device_holds_the_whole_model() -> None:
+    profiles = {"a": profile("a", units_that_fit=8), "b": profile("b", units_that_fit=7)}
+    cluster = a_cluster(profiles=profiles, parallelism={"mode": "Auto"}).start()
+    assert [member.layout.kind for member in plan_of(cluster).members] == [LayoutKind.REPLICATED] * 2
+    assert plan_of(cluster).shares == (50, 50)
+    cut = a_cluster(parallelism={"mode": "Auto"}).start()
+    assert [member.layout.kind for member in plan_of(cut).members] == [LayoutKind.PIPELINE]
+
+
+def test_devices_keep_what_they_hold() -> None:
+    """When one of two members loses a stage, the other one's workers keep their places."""
+    alike = {"a": profile("a", units_that_fit=4)}
+    cluster = a_cluster(pool("a", maxReplicas=5), profiles=alike, elasticPolicy={"minReplicas": 2}).start()
+    before = {
+        rank.worker: (rank.stage, plan_of(cluster).members[rank.member].layout) for rank in plan_of(cluster).ranks
+    }
+    assert len(plan_of(cluster).members) == 2
+    lost = plan_of(cluster).ranks[0].worker
+    whole = {rank.worker for rank in plan_of(cluster).ranks if rank.member == 1}
+    cluster.vanish(lost).step()
+    after = {rank.worker: (rank.stage, plan_of(cluster).members[rank.member].layout) for rank in plan_of(cluster).ranks}
+    assert len(plan_of(cluster).members) == 2
+    assert {name for name, place in after.items() if before[name] == place} >= whole
+
+
+def measured(cluster: FakeCluster, seconds: Mapping[int, float]) -> Telemetry:
+    """Return telemetry in which each member's ranks took these seconds per sample at three shares."""
+    plan = plan_of(cluster)
+    observations = {}
+    for rank in plan.ranks:
+        identity, micro = MemberId(rank.worker_uid, rank.local_rank), plan.members[rank.member].micro_batch_samples
+        counters = {}
+        for share in (24, 48, 72):
+            phases = {"load": 0.0, "forward": 0.3, "backward": 0.7, "sync": 0.0, "update": 0.0, "compute": 1.0}
+            total = {phase: 50 * share * part * seconds[rank.member] for phase, part in phases.items()}
+            squares = {phase: value**2 / 50 * 1.0001 for phase, value in total.items()}
+            key = CounterKey(member=identity.worker_uid + "/0", share_samples=share, micro_batch_samples=micro)
+            counters[key] = Counters(steps=50, phase_s=total, phase_s2=squares)
+        observations[identity] = observe({}, counters, ended_s=100.0)
+    gauges = {identity: MemberGauges(worker="w", generation=1, revision=1) for identity in observations}
+    return Telemetry(
+        observations=observations,
+        gauges=gauges,
+        profiles=cluster.telemetry.profiles,
+        newest_sample_s=cluster.now_s,
+        sequence=1,
+    )
+
+
+def test_shares_are_the_planner_s_first_and_then_follow_the_measurements() -> None:
+    """Two pipelines of equal shape: both get half, until one turns out to be slower than the other."""
+    alike = {"a": profile("a", units_that_fit=4)}
+    cluster = a_cluster(pool("a", maxReplicas=4), profiles=alike, elasticPolicy={"minReplicas": 2}).start()
+    first = plan_of(cluster)
+    assert len(first.members) == 2
+    sizes = [member.micro_batch_samples for member in first.members]
+    assert abs(first.shares[0] - first.shares[1]) <= max(sizes)
+    half = measured(cluster, {0: 0.01, 1: 0.03})
+    cluster.telemetry = replace(half, observations=dict(list(half.observations.items())[:2]))
+    cluster.settle()
+    assert plan_of(cluster).shares == first.shares, "one member is not measured yet"
+    cluster.telemetry = half
+    cluster.settle()
+    shares = plan_of(cluster).shares
+    assert 2 < shares[0] / shares[1] < 4
+    assert [member.micro_batch_samples for member in plan_of(cluster).members] == sizes

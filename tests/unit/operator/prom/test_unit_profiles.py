@@ -1,0 +1,90 @@
+"""A rank's profile of the model's units, as it is read from Prometheus."""
+
+from __future__ import annotations
+
+import pytest
+from heterotrain_core.contract import metrics
+from heterotrain_operator.cluster_state.profiles import PoolProfile
+from heterotrain_operator.cluster_state.telemetry import MemberGauges, MemberId
+from heterotrain_operator.prom.queries import Series, everything_of, parse_everything
+from heterotrain_operator.prom.unit_profiles import parse_profile, profile_of
+from support.unit_series import series, unit
+
+ME = MemberId("uid-a", 0)
+WORKERS = {"uid-a": "job-w0"}
+
+
+PROFILES = tuple(map(unit, range(3)))
+
+
+def exported() -> list[Series]:
+    """Return what a rank exports, as Prometheus has it."""
+    identity = {
+        "job_uid": "job-uid", "worker": "job-w0", "worker_uid": "uid-a", "local_rank": "0", "pod": "job-w0",
+    }  # fmt: skip
+    return [Series({**labels, **identity}, value) for labels, value in series(PROFILES)]
+
+
+def parsed(rows: list[Series], **gauges: object) -> PoolProfile | str:
+    """Return the profile in these rows."""
+    known = {"units": 3, "usable_memory_bytes": 2.0**30, "profile_complete": True, **gauges}
+    found = MemberGauges(worker="job-w0", **known)  # type: ignore[arg-type]  # tests pass what they mean
+    return parse_profile(rows, ME, found, pool="a100", workers=WORKERS, namespace="ns")
+
+
+def test_what_a_rank_exports_is_what_the_operator_reads() -> None:
+    """The trainer's own test compares its export with the same series."""
+    gauges = parse_everything(exported(), workers=WORKERS).gauges[ME]
+    assert (gauges.units, gauges.usable_memory_bytes, gauges.profile_complete) == (3, 2.0**30, True)
+    assert parsed(exported()) == PoolProfile(memory_bytes=2**30, units=PROFILES)
+
+
+def test_the_many_series_are_read_by_a_query_of_their_own() -> None:
+    assert metrics.UNIT_SECONDS not in everything_of("job-uid")
+    assert metrics.UNIT_PROFILE_COMPLETE in everything_of("job-uid")
+    query = profile_of("job-uid", ME)
+    assert metrics.UNIT_SECONDS in query
+    assert 'worker_uid="uid-a",local_rank="0"' in query
+
+
+def without(name: str, **labels: str) -> list[Series]:
+    """Return what is exported without the series of this name that have these labels."""
+    return [
+        row for row in exported() if row.labels["__name__"] != name or not labels.items() <= dict(row.labels).items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "clause"),
+    [
+        (without(metrics.UNIT_BYTES, unit="1", what="boundary"), "the bytes of unit 1 are missing"),
+        (without(metrics.UNIT_SECONDS, unit="2", phase="backward"), "the seconds of unit 2 are missing"),
+        ([*exported(), Series({**exported()[0].labels, "unit": "3"}, 1.0)], "a unit beyond the 3"),
+        (
+            [Series(row.labels, -1.0) if row.labels["__name__"] == metrics.UNIT_SECONDS else row for row in exported()],
+            "the seconds of unit 0 are missing or implausible",
+        ),
+        (
+            [
+                Series({**row.labels, "samples": str(size)}, row.value)
+                for row in exported()
+                for size in ([1, 2, 3, 4] if row.labels["__name__"] == metrics.UNIT_SECONDS else [1])
+            ],
+            "more than 3 sizes",
+        ),
+    ],
+)
+def test_a_profile_that_is_incomplete_or_implausible_is_refused(rows: list[Series], clause: str) -> None:
+    found = parsed(rows)
+    assert isinstance(found, str)
+    assert clause in found
+
+
+def test_a_profile_without_its_memory_is_refused() -> None:
+    assert parsed(exported(), usable_memory_bytes=None) == "it has no number of units or no usable memory"
+
+
+def test_series_of_other_pods_are_left_out() -> None:
+    """Any pod may export the uid of another one."""
+    foreign = [Series({**row.labels, "pod": "other"}, row.value * 7) for row in exported()]
+    assert parsed([*foreign, *exported()]) == PoolProfile(memory_bytes=2**30, units=PROFILES)
