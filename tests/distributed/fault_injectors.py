@@ -52,6 +52,7 @@ class FaultInjector:
 
                 * ``place``: one of the places above;
                 * ``step``: the step's number, or the number of earlier visits of the place;
+                * ``every`` and ``times``: the fault comes so many times, with so many steps in between;
                 * ``do``: ``die`` (the default), ``leave`` (SIGTERM), ``stop`` (SIGSTOP), ``cut`` (the network, until
                   the file ``release`` exists), ``part`` (the same, but towards one peer only), ``deafen`` (the same
                   for ever), ``lose`` (a message), ``exhaust`` (the memory), ``wait`` (until the file
@@ -64,7 +65,8 @@ class FaultInjector:
         """Trigger the fault if it is specified for this place and step."""
         if self._spec.get("place") != place or self._spec.get("step") != step:
             return
-        spec, self._spec = self._spec, {}
+        spec, times = self._spec, self._spec.get("times", 1) - 1
+        self._spec = {**spec, "step": step + spec["every"], "times": times} if times else {}
         do = spec.get("do", "die")
         if do == "cut":
             cut(Path(spec["release"]))

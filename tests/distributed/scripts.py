@@ -13,6 +13,7 @@ import heterotrain
 import heterotrain.telemetry.tensorboard
 import torch
 from distributed.fault_injectors import FaultInjector, install_faults
+from heterotrain.network import connection_setup
 
 FEATURES = 6
 
@@ -47,13 +48,17 @@ def train(
     tensorboard_dir: str | None = None,
     finish_at: int | None = None,
     collectives: bool = False,
+    collective_s: float | None = None,
 ) -> None:
     """Train, then write the final weights.
 
     ``tokens`` gives samples different weights; ``slow_s`` lengthens each micro-batch; ``tensorboard_dir`` is the folder
     for TensorBoard files; ``finish_at`` is the step in which the script ends the training;
-    ``collectives`` lets the script exchange data itself, in steps, in the forward pass and in hooks.
+    ``collectives`` lets the script exchange data itself, in steps, in the forward pass and in hooks;
+    ``collective_s`` replaces the time-out of gloo's operations.
     """
+    if collective_s is not None:
+        connection_setup.COLLECTIVE_S = collective_s
     injector = FaultInjector(fault)
     heterotrain.telemetry.tensorboard.GAP_S = 0.0
     job = heterotrain.init(tensorboard_dir=tensorboard_dir)

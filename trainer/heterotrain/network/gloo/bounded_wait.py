@@ -4,7 +4,8 @@ When a connection breaks while gloo's own thread answers a peer on it, gloo does
 the operation is on none of its lists, so a wait for it lasts until its time-out. This happens to survivors that cut
 their connections in the middle of an exchange, and to a process that was frozen and resumes after its formation has
 ended. So every wait here checks the group regularly. Once the group is cut, an operation gets a short time to end by
-itself and is then abandoned.
+itself and is then abandoned, with its group's threads and descriptors. Gloo ends it at its own time-out; what it held
+is then released, so that a process that outlives many formations does not grow.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+
+_ABANDONED: list[tuple[Any, Any]] = []
+"""Operations that gloo may still run, each with its group."""
 
 LOOK_S = 0.25
 """Time between two checks of the group; gloo reports an error within milliseconds or never."""
@@ -48,6 +52,7 @@ class BoundedWait:
         Raises:
             RuntimeError: the operation failed, or the group was cut and gloo did not report how the operation ended.
         """
+        release_abandoned()
         was_over = known_over
         while not self.is_done:
             try:
@@ -73,11 +78,20 @@ class BoundedWait:
     def _leave_behind(self) -> None:
         """Abandon the operation.
 
-        The group must never be destroyed, not even when the interpreter exits: that would wait as well.
+        Until it has ended, the group must not be destroyed, not even when the interpreter exits: that would wait, too.
         """
         self.is_done = True
-        for leaked in (self._work, self._group):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(leaked))
+        for kept in (self._work, self._group):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+        _ABANDONED.append((self._work, self._group))
+
+
+def release_abandoned() -> None:
+    """Let go of the abandoned operations that have ended meanwhile; a group goes with its last one."""
+    for pair in [pair for pair in _ABANDONED if pair[0].is_completed()]:
+        _ABANDONED.remove(pair)
+        for kept in pair:
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(kept))
 
 
 class PointToPointWait(BoundedWait):

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
 from heterotrain.network.connection_setup import c10d
-from heterotrain.network.gloo.bounded_wait import BoundedWait
+from heterotrain.network.gloo.bounded_wait import BoundedWait, release_abandoned
+from support.waiting import wait_until
 
 
-def pair() -> list[c10d.ProcessGroupGloo]:
+def pair(time_out_s: float = 60.0) -> list[c10d.ProcessGroupGloo]:
     """Return the two ranks of a group, both in this process."""
     store, made = c10d.HashStore(), {}
 
     def make(rank: int) -> None:
-        made[rank] = c10d.ProcessGroupGloo(store, rank, 2, timedelta(seconds=60))
+        made[rank] = c10d.ProcessGroupGloo(store, rank, 2, timedelta(seconds=time_out_s))
 
     threads = [threading.Thread(target=make, args=(rank,)) for rank in range(2)]
     for thread in threads:
@@ -43,3 +45,26 @@ def test_an_operation_that_never_ends_is_abandoned_once_the_group_is_cut() -> No
         watched.wait()
     assert watched.is_done
     ranks.clear()
+
+
+def test_an_abandoned_operation_that_gloo_ends_later_keeps_neither_threads_nor_descriptors() -> None:
+    """Gloo ends it at its own time-out; in a training, the next wait then lets go of it."""
+
+    def held() -> tuple[int, int]:
+        return len(list(Path("/proc/self/task").iterdir())), len(list(Path("/proc/self/fd").iterdir()))
+
+    pair().clear()  # what the first group of a process leaves for all later ones
+    before = held()
+    ranks = pair(time_out_s=0.5)
+    watched = BoundedWait(ranks[0].allreduce([torch.ones(3)]), is_over=lambda: True, belongs_to=ranks[0])
+    with pytest.raises(RuntimeError):
+        watched.wait()
+    del watched
+    ranks.clear()
+    assert held() > before
+
+    def released() -> bool:
+        release_abandoned()
+        return held() <= before
+
+    wait_until(released, "the group is gone", timeout_s=60.0)
