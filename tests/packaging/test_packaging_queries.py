@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -182,6 +183,10 @@ def situation() -> Series:
         name("heterotrain_operator_min_workers", **job("good")): constant(2),
         name("heterotrain_operator_deadline_at_risk", **job("bad")): constant(1),
         name("heterotrain_operator_deadline_at_risk", **job("good")): constant(0),
+        name("heterotrain_operator_progressing", **job("bad")): constant(0),
+        name("heterotrain_operator_progressing", **job("good")): constant(1),
+        name("heterotrain_operator_held_nodes", pod="right"): constant(0),
+        name("heterotrain_operator_held_nodes", pod="wrong"): constant(2),
         name("heterotrain_operator_internal_errors_total", part="the shares"): rising(1 / 60),
         name("heterotrain_operator_internal_errors_total", part="the events"): constant(3),
     }
@@ -190,14 +195,16 @@ def situation() -> Series:
 OPERATOR_DOWN = "HeteroTrainOperatorDown"
 OPERATOR_BUG = "HeteroTrainOperatorBug"
 CLOCK_SKEW = "HeteroTrainClockSkew"
+NODES_FLAP = "HeteroTrainNodesFlap"
 OF_JOBS = (
-    "HeteroTrainJobStuck", "HeteroTrainPlanNotApplied", "HeteroTrainPredictionOff", "HeteroTrainCheckpointFailing",
+    "HeteroTrainJobStuck", "HeteroTrainNotProgressing",
+    "HeteroTrainPlanNotApplied", "HeteroTrainPredictionOff", "HeteroTrainCheckpointFailing",
     "HeteroTrainJobWaitingForNodes", "HeteroTrainDeadlineAtRisk", "HeteroTrainNotFinite", "HeteroTrainCopiesDiffered",
 )  # fmt: skip
 
 
 def test_every_alert_is_tested() -> None:
-    assert set(alerts()) == {*OF_JOBS, OPERATOR_DOWN, OPERATOR_BUG, CLOCK_SKEW}
+    assert set(alerts()) == {*OF_JOBS, OPERATOR_DOWN, OPERATOR_BUG, CLOCK_SKEW, NODES_FLAP}
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +226,21 @@ def test_a_new_internal_error_raises_an_alert_that_names_the_part(wrong: RealPro
 
 def test_a_wrong_clock_of_one_operator_raises_an_alert(wrong: RealPrometheus) -> None:
     assert [dict(labels) for labels in wrong.query(alerts()[CLOCK_SKEW]["expr"], 1800)] == [{"pod": "wrong"}]
+
+
+def test_nodes_that_flap_raise_an_alert(wrong: RealPrometheus) -> None:
+    assert [dict(labels)["pod"] for labels in wrong.query(alerts()[NODES_FLAP]["expr"], 1800)] == ["wrong"]
+
+
+@pytest.mark.parametrize("alert", [*OF_JOBS, OPERATOR_BUG, CLOCK_SKEW, NODES_FLAP])
+def test_the_text_of_an_alert_names_only_labels_that_it_has(wrong: RealPrometheus, alert: str) -> None:
+    """A label that the expression drops would leave a gap in the text."""
+    rule = alerts()[alert]
+    named = set(re.findall(r"\$labels\.(\w+)", json.dumps(rule["annotations"])))
+    for labels in wrong.query(rule["expr"], 1800):
+        assert named <= dict(labels).keys()
+    assert re.fullmatch(r"\d+[smh]", rule.get("for", "0s"))
+    assert rule["labels"]["severity"] in ("info", "warning", "critical")
 
 
 @pytest.mark.parametrize("scraped", ["true", "false"], ids=["scraped by the chart", "not scraped by the chart"])

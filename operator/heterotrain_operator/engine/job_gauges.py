@@ -97,9 +97,19 @@ _DEMAND = (
     _Demand(
         "heterotrain_operator_deadline_at_risk",
         "With objective: Deadline, 1 while the job is expected to end too late, else 0.",
-        lambda status, _: _at_risk(status),
+        lambda status, _: _condition(status, ConditionType.DEADLINE_AT_RISK),
+    ),
+    _Demand(
+        "heterotrain_operator_progressing",
+        "1 while the job commits steps at its own pace, 0 after ten mean steps without one; absent while not known.",
+        lambda status, _: _condition(status, ConditionType.PROGRESSING),
     ),
 )
+
+
+def _condition(status: HeteroTrainJobStatus, kind: ConditionType) -> float | None:
+    found = find_condition(status.conditions, kind)
+    return float(found.status == "True") if found is not None and found.status != "Unknown" else None
 
 
 def _granted(status: HeteroTrainJobStatus) -> int | None:
@@ -110,11 +120,6 @@ def _granted(status: HeteroTrainJobStatus) -> int | None:
 def _per_price(status: HeteroTrainJobStatus) -> float | None:
     price = float(status.price_per_hour or 0)
     return status.samples_per_second * 3600.0 / price if status.samples_per_second and price else None
-
-
-def _at_risk(status: HeteroTrainJobStatus) -> float | None:
-    found = find_condition(status.conditions, ConditionType.DEADLINE_AT_RISK)
-    return float(found.status == "True") if found is not None and found.status != "Unknown" else None
 
 
 class _Job(NamedTuple):
