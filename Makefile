@@ -9,7 +9,6 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/bytecode
 PY := $(VENV)/bin/python
 UV := $(VENV)/bin/uv
-UV_VERSION := 0.13.8
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 \
   --generate-hashes --no-header --no-annotate --no-emit-index-url
@@ -34,7 +33,7 @@ test: setup ## run every tier, from lint to end-to-end tests on a real cluster
 ##@ Python environment (each target installs what it needs; VENV=folder chooses another environment)
 
 $(UV):
-	@./deploy/dev/setup-python.sh "$(PYTHON)" $(VENV) $(UV_VERSION)
+	@./deploy/dev/setup-python.sh "$(PYTHON)" $(VENV) requirements/build.txt
 
 # The three lists are nested and hold the same versions, so a larger one adds packages to a smaller one. Each list has
 # a stamp; a larger list touches the stamps of the smaller ones.
@@ -88,6 +87,7 @@ lock: $(UV) ## resolve pyproject.toml into requirements/*.txt
 	@$(COMPILE) -c $(VENV)/without-cuda.txt -c requirements/cu12.in --extra trainer --extra tensorboard --group examples \
 	  pyproject.toml -o requirements/examples-cu12.txt
 	@$(COMPILE) --group build -o requirements/build.txt
+	@$(COMPILE) --group go -o requirements/go.txt
 
 ##@ Style and generated files
 

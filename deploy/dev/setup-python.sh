@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Create a virtual environment with uv in it. Usage: setup-python.sh PYTHON VENV UV_VERSION
+# Create a virtual environment with uv in it. Usage: setup-python.sh PYTHON VENV LIST (uv's version and its hashes)
 # On a bare Debian or Ubuntu the venv module is a separate package; as root this script installs it.
 set -euo pipefail
-python=${1:-} venv=$2 uv_version=$3
+python=${1:-} venv=$2 list=$3
 
 say() { printf '==> %s\n' "$*"; }
 may_install() { command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; }
@@ -23,4 +23,4 @@ fi
 say "virtual environment in $venv ($("$python" -V))"
 rm -rf "$venv"
 "$python" -m venv "$venv"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check "uv==$uv_version"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes -r "$list"

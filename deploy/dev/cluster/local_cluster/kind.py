@@ -11,6 +11,7 @@ from local_cluster.process import Problem, run, say
 CONFIGURATION = paths.REPOSITORY / "kind-config.yaml"
 IMAGES = {"heterotrain/operator:dev": "operator/Dockerfile", "heterotrain/trainer:dev": "trainer/Dockerfile"}
 PROMETHEUS = ("quay.io/prometheus/prometheus:v3.15.0", "heterotrain/prometheus:local")
+BUSYBOX = "docker.io/library/busybox:1.37@sha256:9db7b59979c38555a39def84a31fb98b5296952f9e3afd4f6f11f05b07adfab0"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 """PyTorch without CUDA, from its own index: an eighth of the size, and a kind cluster has no GPU."""
 
@@ -128,7 +129,7 @@ def _known(node: str) -> str:
 
 def _shared_folder(path: str) -> None:
     """Make the nodes' common folder writable for pods of any user; only the Docker engine runs as root."""
-    container = ["--rm", "--volume", f"{path}:/shared", "docker.io/library/busybox:1.37"]
+    container = ["--rm", "--volume", f"{path}:/shared", BUSYBOX]
     run("docker", "run", *container, "chmod", "1777", "/shared", timeout_s=300)
 
 

