@@ -18,7 +18,7 @@ def usable_bytes(device: torch.device, *, ranks: int, limits: Sequence[Path] = L
     """Return the bytes that this rank may use for training state and activations; at least 1.
 
     On a CPU that is the container's limit, or the host's memory, divided among the ranks, without what this process
-    uses already.
+    uses already. Libraries that are mapped from files do not count: the kernel drops such pages when memory is short.
 
     Args:
         device: of this rank.
@@ -34,11 +34,13 @@ def usable_bytes(device: torch.device, *, ranks: int, limits: Sequence[Path] = L
             whole = min(whole, int(path.read_text()))
         except (OSError, ValueError):  # there is none, or "max"
             continue
-    return max(1, whole * USABLE_PERCENT // 100 // ranks - _resident_bytes())
+    return max(1, whole * USABLE_PERCENT // 100 // ranks - _own_bytes())
 
 
-def _resident_bytes() -> int:
+def _own_bytes() -> int:
+    """Return the memory that only this process has, without pages of files."""
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:  # not Linux
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
+    except (OSError, ValueError, IndexError):  # not Linux
         return 0

@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 def test_the_containers_limit_counts_and_is_divided_among_its_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(usable_memory, "_resident_bytes", lambda: 1000)
+    monkeypatch.setattr(usable_memory, "_own_bytes", lambda: 1000)
     limit = tmp_path / "memory.max"
     limit.write_text("100000\n")
     assert usable_bytes(CPU, ranks=1, limits=[limit]) == 84_000
