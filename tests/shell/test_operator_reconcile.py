@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -13,8 +14,10 @@ import kopf
 import pytest
 from heterotrain_core.contract import keys
 from heterotrain_core.contract.outcome import Ending
+from heterotrain_core.layout.problem import UnitProfile, UnitSeconds
 from heterotrain_operator.api.status import as_body
 from heterotrain_operator.cluster_state.parse import MOST_PLAN_CHARACTERS, RANKS_ANNOTATION, parse_job, parse_node
+from heterotrain_operator.cluster_state.profiles import PoolProfile
 from heterotrain_operator.cluster_state.store import Store
 from heterotrain_operator.cluster_state.telemetry import Telemetry
 from heterotrain_operator.cluster_state.views import JobKey, ValidJob
@@ -918,3 +921,46 @@ async def test_several_namespaces_are_listed_one_by_one_and_others_are_not() -> 
     assert {key.namespace for key in store.jobs.all()} == {"one", "two"}
     assert Settings(watch_namespaces=" one, two,,one ").watched == ("one", "two")
     assert Settings().watched == ()
+
+
+async def test_layouts_are_planned_outside_the_pass_and_the_job_is_queued_again() -> None:
+    """The first pass writes generation 0; the planner's answer queues the job, and the next pass names members."""
+    cluster = FakeCluster(
+        pool("a"), pool("b"), spec={"parallelism": {"mode": "Pipeline"}, "elasticPolicy": {"minReplicas": 1}}
+    )
+    cluster.with_nodes("a", "b").start()
+    assert cluster.plan_json["generation"] == 0
+    kube = FakeKube()
+    app = an_app(kube, cluster)
+    points = (UnitSeconds(micro_batch_samples=1, forward_s=0.01, backward_s=0.02),)
+    profiles = {
+        name: PoolProfile(
+            memory_bytes=900,
+            units=(
+                UnitProfile(
+                    name="unit", parameter_bytes=100, activation_bytes=1, boundary_bytes=1, seconds={name: points}
+                ),
+            )
+            * 3,
+        )
+        for name in "ab"
+    }
+    app.reconciler._sources = replace(
+        app.reconciler._sources, telemetry_of=lambda _: Telemetry(profiles=profiles, sequence=1)
+    )
+    for view in cluster.pod_views:
+        app.store.pods.put(view)
+        kube.objects["pods", "ns", view.name] = cluster.pods[view.name]
+    assert cluster.plan is not None
+    kube.objects["configmaps", "ns", "job-plan"] = cluster.plan
+    plan = cluster.plan_view
+    assert plan is not None
+    app.store.plans.put(plan)
+    await app.reconciler.run_once(KEY)
+    assert json.loads(kube.objects["configmaps", "ns", "job-plan"]["data"][keys.PLAN_KEY])["generation"] == 0
+    assert await app.queue.get() == KEY
+    await app.reconciler.run_once(KEY)
+    found = json.loads(kube.objects["configmaps", "ns", "job-plan"]["data"][keys.PLAN_KEY])
+    assert found["generation"] == 1
+    assert len(found["members"]) == 1
+    assert len(found["ranks"]) == 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from heterotrain_core.contract.plan import ComputeTime, Member, Plan
+from heterotrain_core.contract.plan import ComputeTime, LayoutKind, Member, Plan
 from heterotrain_core.split.member import SplitMember
 
 from heterotrain_operator.api.conditions import ConditionType, find_condition
@@ -79,6 +79,13 @@ def compute_time(speed: PoolSpeed) -> ComputeTime:
 
 
 def median_member(members: Sequence[Member]) -> Member | None:
-    """Return the member of median speed among those of known speed (the slower of two); ``None`` without one."""
-    known = [(m.compute.per_sample_s + m.compute.backward_per_sample_s, m) for m in members if m.compute is not None]
+    """Return the member of median speed among those of known speed (the slower of two); ``None`` without one.
+
+    Stages on several workers are left out: their speed is not that of a worker of the pool.
+    """
+    known = [
+        (m.compute.per_sample_s + m.compute.backward_per_sample_s, m)
+        for m in members
+        if m.compute is not None and m.layout.kind is not LayoutKind.PIPELINE
+    ]
     return sorted(known, key=lambda each: each[0])[len(known) // 2][1] if known else None

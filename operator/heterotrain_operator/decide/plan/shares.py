@@ -80,7 +80,7 @@ def share_out(spec: HeteroTrainJobSpec, arrangement: Arrangement, telemetry: Tel
     )
     if spec.parallelism.mode in PLANNED_MODES and (as_planned := _as_planned(arrangement, evidence, current)):
         return as_planned
-    fits = fit_members(evidence, _former(arrangement, telemetry))
+    fits = fit_members(evidence, () if cuts else _former(arrangement, telemetry))
     batch, why = _batch(spec, fits, telemetry, plan=plan, current=current, distance=distance)
     decision = decide_shares(
         SharesRequest(
@@ -200,7 +200,7 @@ def _evidence(
     caps += [cap for gauges in found if gauges is not None and (cap := _micro_cap(gauges, shards)) is not None]
     return MemberEvidence(
         member=f"{ranks[0].worker_uid}/{ranks[0].local_rank}",
-        pool=member.pool,
+        pool=f"{member.pool}, cut at {member.layout.cuts}" if member.layout.cuts else member.pool,
         observations=observations_of_member([telemetry.observations.get(rank, ()) for rank in ranks]),
         micro_cap_samples=min(caps, default=None),
         granularity_samples=member.granularity_samples,

@@ -308,3 +308,11 @@ def test_shares_are_the_planner_s_first_and_then_follow_the_measurements() -> No
     shares = plan_of(cluster).shares
     assert 2 < shares[0] / shares[1] < 4
     assert [member.micro_batch_samples for member in plan_of(cluster).members] == sizes
+
+
+def test_a_pipeline_s_speed_is_not_kept_as_that_of_a_worker() -> None:
+    """The allocation between jobs multiplies speeds of workers."""
+    alike = {"a": profile("a", units_that_fit=4)}
+    cluster = a_cluster(pool("a", maxReplicas=2), profiles=alike).start()
+    assert plan_of(cluster).members[0].compute is not None
+    assert cluster.status["internal"]["pools"] == [{"name": "a", "exhaustedTries": 0}]

@@ -1,0 +1,150 @@
+"""A model whose training state fits no worker, and members of different shapes that survive a loss.
+
+Memory limits of the pods are enforced by the kernel. A layer takes about 12.6 MB of training state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from heterotrain_core.contract import env, keys
+from heterotrain_core.contract.plan import LayoutKind, Plan
+from lab import spot_node
+from lab.cluster import REPOSITORY, Cluster, wait_for
+from lab.jobs import Job, committed_steps, fresh_folder
+
+pytestmark = pytest.mark.timeout(600)
+EXAMPLE = REPOSITORY / "deploy/examples/language-model"
+MEMORY = {"a100": "832Mi", "v100": "592Mi", "t4": "592Mi"}
+"""Sizes of models below suit processes that take 200 to 300 MiB before they have a model."""
+CPU = {"a100": "500m", "v100": "300m", "t4": "300m"}
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A job with the language model, and the folder with its sample logs."""
+
+    job: Job
+    folder: Path
+
+    def wait_steps(self, count: int, *, timeout_s: float) -> None:
+        """Wait until this many steps are committed."""
+
+        def probe() -> bool:
+            failed = self.job.condition("Failed")
+            assert failed.get("status") != "True", f"the job failed: {failed.get('message')}"
+            return self.steps >= count
+
+        wait_for(probe, f"{count} steps: {self.job.condition('LayoutPlanned')}", timeout_s=timeout_s, every_s=0.5)
+
+    @property
+    def steps(self) -> int:
+        """The number of committed steps."""
+        return committed_steps(self.folder / "samples")
+
+    def wait_plan(self, *, after: int = 0, timeout_s: float = 240) -> Plan:
+        """Wait for a plan of a later generation that names members."""
+
+        def probe() -> Plan | None:
+            plan = self.job.plan()
+            return plan if plan is not None and plan.generation > after else None
+
+        return wait_for(probe, f"a plan: {self.job.condition('LayoutPlanned')}", timeout_s=timeout_s, every_s=0.5)
+
+
+def language_model(name: str, *, blocks: int, folder: Path) -> dict[str, Any]:
+    """Return the example's job with a model of so many layers, divided over three unequal workers."""
+    job: dict[str, Any] = yaml.safe_load((EXAMPLE / "job.yaml").read_text())
+    job["metadata"]["name"] = name
+    spec = job["spec"]
+    spec["parallelism"] = {"mode": "Pipeline", "linkMbitPerSecond": 100_000}
+    spec["training"] = {"globalBatchSize": 8, "epochs": 1000}
+    spec["elasticPolicy"] = {"minReplicas": 1, "maxReplicas": 3}
+    template = spec["workerPools"][0]
+    spec["workerPools"] = [_pool(template, pool) for pool in MEMORY]
+    pod = spec["template"]["spec"]
+    shape = ["--width", "256", "--blocks", str(blocks), "--length", "8", "--files", "4"]
+    pod["containers"][0]["command"] += shape
+    pod["containers"][0]["env"] = [{"name": env.SAMPLE_LOG_DIR, "value": "/checkpoints/samples"}]
+    pod["volumes"][1]["hostPath"]["path"] = str(folder)
+    return job
+
+
+def _pool(template: Mapping[str, Any], name: str) -> dict[str, Any]:
+    sizes = {"cpu": CPU[name], "memory": MEMORY[name]}
+    return {
+        **template,
+        "name": name,
+        "maxReplicas": 1,
+        "capacityType": "OnDemand",
+        "nodeSelector": {"heterotrain.dev/pool": name},
+        "resources": {"requests": sizes, "limits": sizes},
+    }
+
+
+@pytest.fixture
+def train(installed: Cluster, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Yield a function that starts a job of so many layers in a namespace of its own."""
+    name = "pipelines-" + str(request.node.name).removeprefix("test_").replace("_", "-")[:30].strip("-")
+    cluster = Cluster(environment=installed.environment, namespace=f"e2e-{name}")
+
+    def start(*, blocks: int) -> Training:
+        cluster.run("kubectl", "delete", "namespace", cluster.namespace, "--ignore-not-found", timeout_s=100)
+        cluster.run("kubectl", "create", "namespace", cluster.namespace)
+        data = {"train.py": (EXAMPLE / "train.py").read_text()}
+        script = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "language-model-script"}, "data": data}
+        cluster.apply(script)
+        folder = fresh_folder(cluster.namespace)
+        (folder / "samples").mkdir()
+        (folder / "samples").chmod(0o777)
+        cluster.apply(language_model("gpt", blocks=blocks, folder=folder))
+        return Training(Job(cluster, "gpt"), folder)
+
+    yield start
+    if getattr(request.node, "failed_call", False):
+        for command in (
+            ("get", keys.PLURAL, "gpt", "-o", "yaml"),
+            ("get", "pods", "-o", "wide"),
+            ("logs", "-l", f"{keys.LABEL_JOB}=gpt", "--tail=60", "--prefix", "--ignore-errors"),
+        ):
+            print(cluster.kubectl(*command))
+    cluster.run("kubectl", "delete", "namespace", cluster.namespace, "--ignore-not-found", "--wait=false")
+
+
+def test_a_model_that_fits_no_worker_trains_on_three(train: Any) -> None:
+    """44 layers take 550 MB of training state; no worker has that. Nobody runs out of memory."""
+    training: Training = train(blocks=44)
+    plan = training.wait_plan()
+    (member,) = plan.members
+    assert member.layout.kind is LayoutKind.PIPELINE
+    assert len({plan.pool_of(rank) for rank in plan.ranks}) == member.layout.stages
+    training.wait_steps(10, timeout_s=240)
+    status = training.job.status()
+    assert status["plan"]["layout"].startswith("1 member: [")
+    assert status["plan"]["predictedStepSeconds"] > 0
+    assert training.job.is_true("LayoutPlanned")
+    assert status["restarts"] == 0, status.get("lastFailure")
+
+
+def test_a_whole_member_continues_when_a_stage_of_another_one_is_killed(train: Any) -> None:
+    """26 layers take 330 MB: a100 holds them alone, v100 and t4 together. The lost stage comes back by a new plan."""
+    training: Training = train(blocks=26)
+    plan = training.wait_plan()
+    kinds = sorted(member.layout.kind.value for member in plan.members)
+    assert kinds == ["Pipeline", "Replicated"], training.job.status()["plan"]["layout"]
+    training.wait_steps(10, timeout_s=240)
+    stage = next(rank for rank in plan.ranks if rank.stage == 1)
+    spot_node.kill(training.job, stage.worker)
+    training.wait_steps(training.steps + 5, timeout_s=120)
+    wait_for(
+        lambda: (found := training.wait_plan(after=plan.generation)) and len(found.ranks) == len(plan.ranks),
+        "the lost stage in a new plan",
+        timeout_s=240,
+    )
+    training.wait_steps(training.steps + 5, timeout_s=240)
+    assert training.job.status()["restarts"] == 1
