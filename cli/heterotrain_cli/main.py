@@ -10,7 +10,8 @@ import click
 from heterotrain_core.version import __version__
 
 COMMANDS: Final[Mapping[str, str]] = {
-    "validate": "cluster.submit", "submit": "cluster.submit", "wait": "cluster.submit", "get": "cluster.show",
+    "init": "convert.command", "validate": "cluster.submit", "submit": "cluster.submit", "wait": "cluster.submit",
+    "get": "cluster.show",
     "describe": "cluster.show", "top": "cluster.show", "logs": "cluster.logs", "suspend": "cluster.change",
     "resume": "cluster.change", "scale": "cluster.change", "delete": "cluster.change", "forecast": "forecast.command",
     "simulate": "simulate.command", "export": "export",

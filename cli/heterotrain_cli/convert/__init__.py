@@ -1,0 +1,1 @@
+"""``heterotrain init``: a job from the manifest of another project, or from a script."""

@@ -1,0 +1,129 @@
+"""``heterotrain init``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+from heterotrain_operator.api.admission import read_new_job
+from heterotrain_operator.api.reading import SpecError
+
+from heterotrain_cli.convert.draft import GPU, Draft, DraftPool, plain_name
+from heterotrain_cli.convert.launching import RUN
+from heterotrain_cli.convert.sources import draft_of
+from heterotrain_cli.documents import parse_documents, place, read_text
+from heterotrain_cli.errors import InputError
+
+
+@click.command()
+@click.argument("script", required=False, metavar="[SCRIPT.PY]")
+@click.option("--from", "source", metavar="FILE", help="PyTorchJob, TrainJob, RayJob or SkyPilot task, as YAML.")
+@click.option("--name", metavar="NAME", help="Name of the job  [default: that of the source]")
+@click.option("--image", metavar="IMAGE", help="Image of the workers.")
+@click.option("--pool", "pools", multiple=True, metavar="POOL=N", help="With SCRIPT.PY: most workers in a pool.")
+@click.option("--gpus", type=click.IntRange(0, 16), default=1, show_default=True,
+              help="With SCRIPT.PY: GPUs of each worker.")  # fmt: skip
+@click.option("--batch", type=click.IntRange(1), help="Global batch of a script that uses heterotrain  [default: an "
+              "unchanged script for torchrun]")  # fmt: skip
+@click.option("--epochs", type=click.IntRange(1), help="With --batch: passes over the data set.")
+def init(
+    *,
+    script: str | None,
+    source: str | None,
+    name: str | None,
+    image: str | None,
+    pools: tuple[str, ...],
+    gpus: int,
+    batch: int | None,
+    epochs: int | None,
+) -> None:
+    """Write a job for a script, or for the manifest of another project. The job goes to standard output.
+
+    Notes about parts that could not be taken over go to standard error. For a script, the image and the pools are asked
+    for where they are not given.
+
+    \b
+    Examples:
+      heterotrain init --from pytorchjob.yaml > job.yaml
+      heterotrain init --from task.yaml --batch 512 --epochs 20 > job.yaml
+      heterotrain init train.py --image my/training --pool a100=2 --pool t4=6 > job.yaml
+
+    Exit status: 0 with a job; 2 for a file that cannot be converted.
+    """  # noqa: D301  # click reads the character \b
+    if (script is None) == (source is None):
+        raise click.UsageError("give either a SCRIPT.PY or --from FILE")
+    if epochs is not None and batch is None:
+        raise click.UsageError("--epochs needs --batch: without it, the script counts its epochs itself")
+    if source is not None:
+        if pools:
+            raise click.UsageError("--pool belongs to a SCRIPT.PY: the pools come from the file")
+        draft = _from_file(source)
+    else:
+        draft = _from_script(str(script), image, pools, gpus)
+    if name is not None:
+        draft.name = name
+    if image is not None:
+        for container in draft.pod["containers"]:
+            if container.get("name") == draft.container:
+                container["image"] = image
+    body = draft.body(batch=batch, epochs=epochs)
+    try:
+        read_new_job(body)
+    except SpecError as error:
+        raise InputError(f"the source gives a job with a mistake: {error}") from error
+    if batch is not None:
+        draft.notes.append("the script has to use heterotrain: docs/from-ddp.md")
+    for note in draft.notes:
+        click.echo(f"note: {note}", err=True)
+    click.echo(yaml.dump(body, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110), nl=False)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts text that looks like a number in quotes: PyYAML writes 1e-4 without, which kubectl reads as a number."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002  # PyYAML's own method
+        """Return that no value is written as a reference to another one."""
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "'" if text and text[0] in "+-.0123456789" else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def _from_file(source: str) -> Draft:
+    where = place(source)
+    documents = [each for each in parse_documents(read_text(source), where=where) if isinstance(each, Mapping)]
+    known = [each for each in documents if each.get("kind") in ("PyTorchJob", "TrainJob", "RayJob")]
+    if len(known) > 1:
+        raise InputError(f"{where}: holds {len(known)} jobs: give one at a time")
+    if not documents:
+        raise InputError(f"{where}: holds no manifest")
+    return draft_of((known or documents)[0], where=where)
+
+
+def _from_script(script: str, image: str | None, pools: tuple[str, ...], gpus: int) -> Draft:
+    """Return the draft for a script that is in the image; ask for what is missing."""
+    chosen = image or click.prompt("Image of the workers, with the script in it", err=True)
+    asked = pools or tuple(
+        click.prompt("Pools of nodes and most workers in each", default="gpu=1", err=True).replace(",", " ").split()
+    )
+    draft = Draft(name=Path(script).stem, command=[RUN, script])
+    for text in asked:
+        name, equals, count = text.partition("=")
+        if not equals or not count.isdecimal() or int(count) < 1:
+            raise InputError(f"{text} is not of the form POOL=N, such as a100=2")
+        resources: dict[str, Any] = {"limits": {GPU: gpus}} if gpus else {}
+        selector = {"heterotrain.dev/pool": plain_name(name)}
+        draft.pools.append(
+            DraftPool(name=plain_name(name), most=int(count), resources=resources, node_selector=selector)
+        )
+    draft.pod = {"containers": [{"name": draft.container, "image": chosen}]}
+    draft.least, draft.most = 1, sum(pool.most for pool in draft.pools)
+    return draft
