@@ -86,6 +86,7 @@ lock: $(UV) ## resolve pyproject.toml into requirements/*.txt
 	  pyproject.toml -o requirements/trainer-cu12.txt
 	@$(COMPILE) -c $(VENV)/without-cuda.txt -c requirements/cu12.in --extra trainer --extra tensorboard --group examples \
 	  pyproject.toml -o requirements/examples-cu12.txt
+	@$(COMPILE) -c requirements/dev.txt --extra trainer --group guides pyproject.toml -o requirements/guides.txt
 	@$(COMPILE) --group build -o requirements/build.txt
 	@$(COMPILE) --group go -o requirements/go.txt
 
@@ -134,6 +135,11 @@ test-distributed: setup ## real training processes with injected faults
 chaos: setup-operator ## seeded fault scenarios for the operator: HISTORIES=number, SEED=first one; about one second each
 	@PYTHONPATH=core:operator:cli:deploy/dev/lab:deploy/dev/cluster:tests $(PY) -m support.chaos \
 	  --histories $(or $(HISTORIES),300) --seed $(or $(SEED),0)
+
+test-guides: setup ## the guides' scripts before and after; installs Accelerate, Lightning and transformers
+	@awk '/^[a-z0-9]/ {skip = /^(torch==|triton==|nvidia-|cuda-)/} !skip' requirements/guides.txt > $(VENV)/guides.txt
+	@$(INSTALL) --no-deps --require-hashes -r $(VENV)/guides.txt
+	@$(PYTEST) tests/guides
 
 test-cuda: setup ## tests on a GPU; not part of `make test`
 	@$(PY) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("test-cuda needs a GPU that PyTorch can use, but \
@@ -200,6 +206,7 @@ bench-simulated: setup ## the tables of docs/simulation.md; about twenty minutes
 	@for what in spot fleet comparison; do $(PY) deploy/dev/bench/simulated_$$what.py; echo; done
 
 .PHONY: help demo test setup-core setup-operator setup lock lint lint-operator lint-prose format crds test-core \
-  test-operator test-trainer test-unit test-distributed chaos test-cuda images cluster cluster-running cluster-down \
-  test-cluster operator-local operator-reload bench bench-prediction bench-convergence bench-scale bench-mathematics \
+  test-operator test-trainer test-unit test-distributed test-guides chaos test-cuda images cluster cluster-running \
+  cluster-down test-cluster operator-local operator-reload bench bench-prediction bench-convergence bench-scale \
+  bench-mathematics \
   bench-trainer bench-simulated pictures

@@ -26,6 +26,7 @@ def fit(
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
     evaluate: Callable[[Job, torch.nn.Module], EpochHook] | None = None,
     collate: batches.Collate | None = None,
+    shuffle: bool = True,
     workers: int = 0,
     clip_norm: float | None = None,
     clip_value: float | None = None,
@@ -43,6 +44,7 @@ def fit(
         scheduler: makes the learning-rate scheduler from the optimizer; see ``Job.scheduler``.
         evaluate: makes an end-of-epoch hook from the job and the model.
         collate: makes a batch from a list of samples; torch's own by default.
+        shuffle: see ``Job.steps``.
         workers: processes that load samples ahead; with 0 the training process loads them.
         clip_norm: upper limit for the norm of a step's gradient.
         clip_value: upper limit for the magnitude of each of its elements.
@@ -65,7 +67,7 @@ def fit(
         job.scheduler(scheduler(stepper))
     if evaluate is not None:
         job.on_epoch_end(evaluate(job, model))
-    for step in job.steps(dataset, collate=collate, workers=workers):
+    for step in job.steps(dataset, collate=collate, shuffle=shuffle, workers=workers):
         with step:
             for batch in step.micro_batches():
                 value = loss(model, batch)
