@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
+from heterotrain_cli.cluster.history import Arrays
 from heterotrain_cli.cluster.logs import Line
 from heterotrain_cli.forecast.report import JobReport
 from heterotrain_operator.api.status import HeteroTrainJobStatus
 
 from heterotrain_client.client import HeteroTrainClient
-from heterotrain_client.history import Arrays
 from heterotrain_client.job import TrainingJob
 from heterotrain_client.manifest import Pools, Script
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from heterotrain_cli.cluster.api import Cluster
 from heterotrain_cli.cluster.change import with_limits
+from heterotrain_cli.cluster.history import Arrays, History, from_prometheus
 from heterotrain_cli.cluster.logs import Line, chosen, followed, training_container
 from heterotrain_cli.cluster.render import description
 from heterotrain_cli.cluster.submit import until_ended
@@ -18,8 +19,6 @@ from heterotrain_cli.forecast.report import JobReport, report_of_running
 from heterotrain_operator.api.reading import read_spec
 from heterotrain_operator.api.status import HeteroTrainJobStatus
 from rich.console import Console
-
-from heterotrain_client.history import Arrays, History, from_prometheus
 
 WIDTH = 110
 

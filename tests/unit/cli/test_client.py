@@ -13,7 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from heterotrain_cli.cluster import api, submit
+from heterotrain_cli.cluster.plot import with_throughput
+from heterotrain_cli.completion import SHELLS
+from heterotrain_cli.main import main
 from heterotrain_client import AsyncHeteroTrainClient, HeteroTrainClient, InputError, JobFailedError, UnavailableError
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import ComputeTime, Member
@@ -288,6 +292,53 @@ class prometheus:  # noqa: N801  # reads like a function
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+def test_plot_draws_what_prometheus_has(stub: ApiStub, tmp_path: Path) -> None:
+    """Throughput is the slope of the committed samples; without any measurement there is a sentence, not a picture."""
+    stub.objects[f"{JOBS}/digits"] = {
+        "metadata": {"name": "digits", "namespace": "ml", "uid": "u", "creationTimestamp": "2026-11-22T10:00:00Z"},
+        "spec": {}, "status": DONE,
+    }  # fmt: skip
+    series: dict[str, list[list[Any]]] = {
+        "heterotrain_loss{": [[60.0, "0.5"], [120.0, "0.25"]],
+        "heterotrain_committed_samples{": [[60.0, "600"], [120.0, "1800"], [180.0, "1700"]],
+    }
+
+    def answer(query: str) -> dict[str, Any]:
+        found = [{"metric": {}, "values": values} for name, values in series.items() if name in query]
+        return {"status": "success", "data": {"resultType": "matrix", "result": found}}
+
+    with prometheus(answer) as where:
+        picture = tmp_path / "digits.svg"
+        result = CliRunner().invoke(main, ["plot", "digits", "-o", str(picture), "--prometheus", where])
+        assert result.exit_code == 0, result.output
+        assert result.stdout == f"{picture}: 3 points\n"
+        assert picture.read_text().startswith("<?xml")
+        arrays = HeteroTrainClient().job("digits").metrics(prometheus=where)
+        np.testing.assert_array_equal(with_throughput(arrays)["samples_per_second"], [np.nan, 20.0, np.nan])
+        for change, sentence in (
+            (lambda: None, "digits.txt has no known format: end it with one of .png, .svg, .pdf"),
+            (series.clear, "Prometheus has no measurements of job digits: check that it scrapes the workers"),
+        ):
+            change()
+            file = "digits.txt" if series else str(tmp_path / "other.png")
+            result = CliRunner().invoke(main, ["plot", "digits", "-o", file, "--prometheus", where])
+            assert (result.exit_code, sentence in result.stderr) == (2, True), result.stderr
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_completion_prints_a_script_that_asks_the_command(shell: str) -> None:
+    result = CliRunner().invoke(main, ["completion", shell])
+    assert result.exit_code == 0
+    assert f"_HETEROTRAIN_COMPLETE={shell}_complete" in result.stdout
+
+
+def test_the_shell_gets_the_commands_that_begin_like_the_word() -> None:
+    """As the script for bash asks."""
+    asked = {"_HETEROTRAIN_COMPLETE": "bash_complete", "COMP_WORDS": "heterotrain su", "COMP_CWORD": "1"}
+    result = CliRunner().invoke(main, env=asked, prog_name="heterotrain")
+    assert set(result.stdout.split()) == {"plain,submit", "plain,suspend"}
 
 
 def test_the_same_for_asyncio(stub: ApiStub, script: Path) -> None:

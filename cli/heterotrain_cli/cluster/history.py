@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
+from heterotrain_core.contract import metrics as names
+from numpy.typing import NDArray
+
 from heterotrain_cli.cluster.api import Cluster
 from heterotrain_cli.cluster.view import JobView
 from heterotrain_cli.errors import UnavailableError
-from heterotrain_core.contract import metrics as names
-from numpy.typing import NDArray
 
 Arrays = dict[str, NDArray[np.float64]]
 MOST_READINGS: Final = 100_000

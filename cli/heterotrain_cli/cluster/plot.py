@@ -1,0 +1,87 @@
+"""``heterotrain plot``: curves of a job, from Prometheus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from heterotrain_cli.cluster.api import Cluster, Target, target_options
+from heterotrain_cli.cluster.history import Arrays, from_prometheus
+from heterotrain_cli.cluster.view import view_of
+from heterotrain_cli.errors import InputError
+
+FORMATS = (".png", ".svg", ".pdf")
+MOST_ROWS = 8
+_OWN = {"loss": "loss", "samples_per_second": "samples/s", "global_batch_size": "batch (samples)"}
+_NOT_DRAWN = frozenset({"time_s", "epoch", "step", "samples", "noise_scale_samples"})
+
+
+@click.command()
+@click.argument("name")
+@click.option("-o", "--output", metavar="FILE", required=True, help="Picture to write: .png, .svg or .pdf.")
+@click.option("--prometheus", metavar="ADDRESS", default="monitoring/prometheus:9090", show_default=True,
+              help="NAMESPACE/SERVICE:PORT, reached through the API server, or a URL.")  # fmt: skip
+@click.option("--every", type=click.FloatRange(1, 86_400), default=15.0, show_default=True, metavar="SECONDS",
+              help="Time between two points.")  # fmt: skip
+@target_options
+def plot(*, name: str, output: str, prometheus: str, every: float, **target: Any) -> None:
+    """Draw loss, throughput, batch and the script's own metrics of a job over time.
+
+    \b
+    Examples:
+      heterotrain plot digits -o digits.png
+      heterotrain plot digits -o digits.svg --prometheus http://localhost:9090
+
+    Exit status: 0 with a picture; 1 without an answer from the cluster or Prometheus; 2 for a job that does not exist
+    or has no measurements.
+    """  # noqa: D301  # click reads the character \b
+    if Path(output).suffix not in FORMATS:
+        raise InputError(f"{output} has no known format: end it with one of {', '.join(FORMATS)}")
+    cluster = Cluster(Target(**target))
+    arrays = from_prometheus(cluster, prometheus, view_of(cluster.job(name)), every_s=every)
+    if not arrays or not len(arrays["time_s"]):
+        raise InputError(f"Prometheus has no measurements of job {name}: check that it scrapes the workers")
+    draw(name, arrays, Path(output))
+    click.echo(f"{output}: {len(arrays['time_s'])} points")
+
+
+def with_throughput(arrays: Arrays) -> Arrays:
+    """Return the arrays with ``samples_per_second``, from the committed samples; NaN where a step was taken back."""
+    if "samples" not in arrays or len(arrays["time_s"]) < 2:  # noqa: PLR2004  # a slope needs two points
+        return arrays
+    known = ~np.isnan(arrays["samples"])
+    rate: NDArray[np.float64] = np.full(len(known), np.nan)
+    passed, done = np.diff(arrays["time_s"][known]), np.diff(arrays["samples"][known])
+    rate[np.flatnonzero(known)[1:]] = np.where((done >= 0) & (passed > 0), done / np.maximum(passed, 1e-9), np.nan)
+    return {**arrays, "samples_per_second": rate}
+
+
+def draw(name: str, arrays: Arrays, output: Path) -> None:
+    """Write a picture with one row for each metric.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    from matplotlib.figure import Figure  # noqa: PLC0415  # takes a second to load
+
+    every = with_throughput(arrays)
+    own = [key for key in _OWN if key in every]
+    rows = [*own, *sorted(key for key in every if key not in _OWN and key not in _NOT_DRAWN)][:MOST_ROWS]
+    minutes = (every["time_s"] - every["time_s"][0]) / 60
+    figure = Figure(figsize=(9, 1 + 1.8 * max(1, len(rows))), layout="constrained")
+    axes = figure.subplots(max(1, len(rows)), sharex=True, squeeze=False)[:, 0]
+    for axis, key in zip(axes, rows, strict=False):
+        known = ~np.isnan(every[key])
+        axis.plot(minutes[known], every[key][known], marker="." if known.sum() < 50 else "")  # noqa: PLR2004  # few points
+        axis.set_ylabel(_OWN.get(key, key))
+        axis.grid(alpha=0.3)
+    axes[0].set_title(name)
+    axes[-1].set_xlabel("minutes")
+    try:
+        figure.savefig(output)
+    except OSError as error:
+        raise InputError(f"{output} cannot be written: {error.strerror}") from error
