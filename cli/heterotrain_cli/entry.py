@@ -5,14 +5,32 @@ from __future__ import annotations
 import sys
 
 from heterotrain_core.extras import missing_extra
+from heterotrain_core.version import __version__
+
+_BARE_HELP = f"""heterotrain {__version__}: one PyTorch training job on mixed GPUs
+
+This installation has no extra, so it has none of the commands. Install what you need:
+  pip install 'heterotrain[cli]'          jobs on a cluster, forecast, simulate; jobs from Python
+  pip install 'heterotrain[trainer]'      import heterotrain in a training script, heterotrain-run
+  pip install 'heterotrain[export]'       heterotrain export, together with cli
+  pip install 'heterotrain[tensorboard]'  curves for TensorBoard
+  pip install 'heterotrain[operator]'     the operator itself; usually an image and the chart"""
 
 
 def main() -> None:
-    """Run the command; without its packages, end with one sentence instead of a traceback."""
+    """Run the command; without its packages, end with help or one sentence instead of a traceback."""
     try:
         from heterotrain_cli.main import main as command  # noqa: PLC0415  # this import is what may fail
     except ModuleNotFoundError as error:
-        if sentence := missing_extra(error, what="heterotrain", extra="cli"):
-            sys.exit(sentence)
-        raise
+        sentence = missing_extra(error, what="heterotrain", extra="cli")
+        if not sentence:
+            raise
+        match sys.argv[1:]:
+            case [] | ["-h" | "--help"]:
+                print(_BARE_HELP)
+            case ["--version"]:
+                print(f"heterotrain, version {__version__}")
+            case _:
+                sys.exit(sentence)
+        return
     command()

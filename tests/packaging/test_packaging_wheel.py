@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Sequence
 from configparser import ConfigParser
@@ -80,7 +81,11 @@ def test_the_package_is_imported_without_any_extra(python: Path) -> None:
 
 @pytest.mark.parametrize(
     ("code", "extra"),
-    [("import heterotrain; heterotrain.init()", "trainer"), ("from heterotrain import fit", "trainer")],
+    [
+        ("import heterotrain; heterotrain.init()", "trainer"),
+        ("from heterotrain import fit", "trainer"),
+        ("from heterotrain_client import HeteroTrainClient", "cli"),
+    ],
 )
 def test_a_script_without_the_trainer_s_packages_is_told_what_to_install(python: Path, code: str, extra: str) -> None:
     done = run(python, "-c", code)
@@ -92,7 +97,7 @@ def test_a_script_without_the_trainer_s_packages_is_told_what_to_install(python:
 @pytest.mark.parametrize(
     ("name", "arguments", "extra"),
     [
-        ("heterotrain", ["--help"], "cli"),
+        ("heterotrain", ["get"], "cli"),
         ("heterotrain", ["forecast", "job.yaml"], "cli"),
         ("heterotrain-operator", ["run"], "operator"),
     ],
@@ -105,6 +110,15 @@ def test_a_command_without_its_packages_says_what_to_install(
     assert done.stderr.startswith(f"{name} needs the package ")
     assert done.stderr.endswith(f"run pip install 'heterotrain[{extra}]'\n")
     assert done.stderr.count("\n") == 1
+
+
+def test_the_bare_command_has_help_that_names_every_extra(wheel: Path, python: Path) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    done = run(python, "-c", command(wheel, "heterotrain"), "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [extra for extra in extras if f"'heterotrain[{extra}]'" not in done.stdout] == []
+    done = run(python, "-c", command(wheel, "heterotrain"), "--version")
+    assert done.stdout == f"heterotrain, version {__version__}\n"
 
 
 def test_the_launcher_starts_without_any_extra(wheel: Path, python: Path, tmp_path: Path) -> None:
