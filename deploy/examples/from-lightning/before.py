@@ -5,7 +5,7 @@ import os
 import pytorch_lightning as pl
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 EPOCHS, BATCH = 3, 64
 
@@ -43,13 +43,15 @@ class Spirals(pl.LightningModule):
 
 def main():
     """Train, and print the last loss."""
-    data, model, size = dataset(), Spirals(), int(os.environ.get("WORLD_SIZE", "1"))
+    data, model = dataset(), Spirals()
+    size, local_size = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     trainer = pl.Trainer(
-        max_epochs=EPOCHS, gradient_clip_val=1.0, devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-        num_nodes=size // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), strategy="ddp" if size > 1 else "auto",
-        accelerator="auto", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        max_epochs=EPOCHS, gradient_clip_val=1.0, devices=local_size, num_nodes=size // local_size,
+        strategy="ddp" if size > 1 else "auto", accelerator="auto", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, use_distributed_sampler=False,
     )  # fmt: skip
-    trainer.fit(model, DataLoader(data, batch_size=BATCH // size, shuffle=False))
+    sampler = DistributedSampler(data, num_replicas=size, rank=int(os.environ.get("RANK", "0")), shuffle=False)
+    trainer.fit(model, DataLoader(data, batch_size=BATCH // size, sampler=sampler))
 
     model.eval()
     with torch.no_grad():
