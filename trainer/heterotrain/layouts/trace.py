@@ -109,6 +109,8 @@ class _Run(TorchFunctionMode):
         for name, layer in copied.items():
             for tensor in (*layer.parameters(), *layer.buffers()):
                 self._owner.setdefault(id(tensor), set()).add(name)
+        own = (*self._copy.parameters(), *self._copy.buffers())
+        self._weights = {tensor.untyped_storage()._cdata for tensor in own}  # noqa: SLF001  # their identity
         layers = list(self._copy.get_submodule(units.path).children() if units.path else self._copy.children())
         for index, layer in enumerate(layers):
             unit = index + self._first
@@ -197,8 +199,8 @@ class _Run(TorchFunctionMode):
         return output
 
     def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if id(tensor) not in self._owner and storage._cdata not in self._storages:  # noqa: SLF001  # its identity
+        storage = tensor.untyped_storage()  # backward passes keep views of weights, too
+        if storage._cdata not in self._storages | self._weights:  # noqa: SLF001  # its identity
             self._storages.add(storage._cdata)  # noqa: SLF001  # as above
             self.kept[min(self.unit, len(self._names) - 1)] += storage.nbytes()
         return tensor

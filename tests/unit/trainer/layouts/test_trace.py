@@ -105,6 +105,13 @@ def test_each_unit_has_its_parts_options_and_bytes() -> None:
     assert all(16 <= size <= 64 for size in found.activation_bytes[1:3])
 
 
+def test_weights_that_a_backward_pass_keeps_are_no_activations() -> None:
+    """A linear layer keeps its input and a view of its weights, which are much larger here."""
+    model = built(lambda: torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 300)))
+    found = trace(units_of(model, None), torch.ones(2, 300))
+    assert all(size <= 2 * 1200 for size in found.activation_bytes)
+
+
 def test_a_unit_has_the_parts_whose_parameters_it_uses() -> None:
     found = seen(tied)
     assert (found.parts[0], found.parts[3]) == (("embed", "head"), ("embed",))
