@@ -7,16 +7,22 @@ process on a laptop).
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 
 from heterotrain_core.contract import env, keys
 from heterotrain_core.contract.config import TrainingConfig, UnknownSettingError, decode_config
 
 from heterotrain.errors import UsageError, VersionMismatch
 
+_log = logging.getLogger(__name__)
+
+LEAST_SECRET_CHARACTERS = 16
 BY_TORCHRUN = "start the script with torchrun, which sets them all, or unset RANK and WORLD_SIZE to train alone"
 
 
@@ -43,6 +49,7 @@ class Identity:
         plan_dir: folder with the mounted plan; ``None`` without an operator.
         termination_path: file for the outcome; ``None`` for no file.
         sample_log_dir: folder for the log of committed samples; ``None`` for no log.
+        secret: authenticates the job's ranks to each other; empty if this process has none.
         tensorboard_dir: folder for TensorBoard files from the environment; ``None`` leaves the choice to the script.
     """
 
@@ -64,6 +71,7 @@ class Identity:
     termination_path: str | None = None
     sample_log_dir: str | None = None
     tensorboard_dir: str | None = None
+    secret: bytes = field(default=b"", repr=False)
 
     @property
     def name(self) -> str:
@@ -108,6 +116,7 @@ def _from_environment(environ: Mapping[str, str]) -> Identity:
             peer_port=_number(environ, env.PEER_PORT, keys.PEER_PORT) + local_rank,
             plan_dir=environ.get(env.PLAN_DIR, env.DEFAULT_PLAN_DIR),
             termination_path=environ.get(env.TERMINATION_PATH, env.DEFAULT_TERMINATION_PATH),
+            secret=_mounted_secret(environ),
         )
     if "RANK" in environ and "WORLD_SIZE" in environ:
         rank, local_rank = _number(environ, "RANK", 0), _number(environ, "LOCAL_RANK", 0)
@@ -126,6 +135,7 @@ def _from_environment(environ: Mapping[str, str]) -> Identity:
             rank=rank,
             world_size=world_size,
             metrics_port=_optional_port(environ, local_rank),
+            secret=_given_secret(environ),
         )
     return Identity(mode=Mode.ALONE, metrics_port=_optional_port(environ, 0))
 
@@ -146,6 +156,40 @@ def read_config(environ: Mapping[str, str] = os.environ) -> TrainingConfig | Non
         raise VersionMismatch(str(error)) from error
     except ValueError as error:
         raise UsageError(f"{env.CONFIG} cannot be read: {error}") from error
+
+
+def _mounted_secret(environ: Mapping[str, str]) -> bytes:
+    """Return the secret that the operator mounts; empty, with a warning, where it mounts none.
+
+    Raises:
+        UsageError: it is mounted but not readable.
+    """
+    folder = environ.get(env.SECRET_DIR)
+    if folder is None:
+        _log.warning(
+            "this worker has no secret, because an older operator started it: its ranks take every process that "
+            "reaches their ports for one of their own. Upgrade the operator, then suspend and resume the job."
+        )
+        return b""
+    try:
+        found = (Path(folder) / keys.SECRET_KEY).read_bytes()
+    except OSError as error:
+        raise UsageError(f"the job's secret cannot be read ({error}): run the script in a worker pod") from error
+    if len(found) < keys.SECRET_BYTES:
+        raise UsageError(f"the job's secret has {len(found)} bytes instead of {keys.SECRET_BYTES}: delete its Secret")
+    return found
+
+
+def _given_secret(environ: Mapping[str, str]) -> bytes:
+    """Return the secret that a user gives to ranks started by torchrun, as a key; empty if there is none.
+
+    Raises:
+        UsageError: it is too short.
+    """
+    text = environ.get(env.SECRET, "")
+    if text and len(text) < LEAST_SECRET_CHARACTERS:
+        raise UsageError(f"{env.SECRET} needs at least {LEAST_SECRET_CHARACTERS} characters, best random ones")
+    return hashlib.sha256(f"heterotrain {text}".encode()).digest() if text else b""
 
 
 def _text(environ: Mapping[str, str], name: str) -> str:

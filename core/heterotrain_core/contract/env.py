@@ -25,6 +25,10 @@ RUNTIME: Final = "HETEROTRAIN_RUNTIME"
 """A value of ``choices.Runtime``; absent means that the script uses this library."""
 LOCAL_RANK: Final = "HETEROTRAIN_LOCAL_RANK"
 """Set by the launcher for each rank that it starts; absent means 0."""
+SECRET_DIR: Final = "HETEROTRAIN_SECRET_DIR"  # noqa: S105  # a name
+"""Folder with the job's mounted secret; the file in it is ``keys.SECRET_KEY``."""
+SECRET: Final = "HETEROTRAIN_SECRET"  # noqa: S105  # a name
+"""The secret of a job without an operator, as text of at least 16 characters; the same for all ranks."""
 PLAN_DIR: Final = "HETEROTRAIN_PLAN_DIR"
 """Folder with the mounted plan; the file in it is ``keys.PLAN_KEY``."""
 CONFIG: Final = "HETEROTRAIN_CONFIG"
@@ -44,4 +48,5 @@ USER_SETTABLE: Final = frozenset({SAMPLE_LOG_DIR, LOG_FORMAT, TENSORBOARD_DIR})
 """All others that start with ``PREFIX`` are refused when the job is applied."""
 
 DEFAULT_PLAN_DIR: Final = "/etc/heterotrain/plan"
+DEFAULT_SECRET_DIR: Final = "/etc/heterotrain/secret"  # noqa: S105  # a name
 DEFAULT_TERMINATION_PATH: Final = "/dev/termination-log"

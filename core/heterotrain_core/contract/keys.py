@@ -29,9 +29,13 @@ ANNOTATION_PLAN: Final = f"{GROUP}/plan"
 ANNOTATION_DEPARTED: Final = f"{GROUP}/departed"
 
 PLAN_KEY: Final = "plan.json"
+SECRET_KEY: Final = "key"  # noqa: S105  # a name
+"""Entry of the job's Secret: ``SECRET_BYTES`` random bytes that all its workers share."""
+SECRET_BYTES: Final = 32
 
 # Reserved names inside the pod. A user's template may not use them (refused at admission).
 CONTAINER_PLAN_VOLUME: Final = "heterotrain-plan"
+CONTAINER_SECRET_VOLUME: Final = "heterotrain-secret"  # noqa: S105  # a name
 CONTAINER_SHM_VOLUME: Final = "heterotrain-shm"
 METRICS_PORT: Final = 9400
 """Local rank 0 serves metrics and readiness here; local rank r on ``METRICS_PORT + r``."""
@@ -45,6 +49,16 @@ METRICS_PATH: Final = "/metrics"
 def plan_name(job: str) -> str:
     """Return the name of the job's plan ConfigMap."""
     return f"{job}-plan"
+
+
+def secret_name(job: str) -> str:
+    """Return the name of the job's Secret."""
+    return f"{job}-secret"
+
+
+def network_policy_name(job: str) -> str:
+    """Return the name of the job's NetworkPolicy."""
+    return f"{job}-workers"
 
 
 def service_name(job: str) -> str:

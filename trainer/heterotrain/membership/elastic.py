@@ -24,7 +24,6 @@ from heterotrain.membership.interface import ActiveGroup, Place, everywhere_alik
 from heterotrain.membership.peer_service import PeerService
 from heterotrain.membership.plan_source import HeldPlan, PlanSource
 from heterotrain.membership.roster import roster_of
-from heterotrain.network.connection_setup import connect_store, host_store
 from heterotrain.network.group import Group, SocketFilter
 from heterotrain.network.hang import LIMIT_FACTOR, Activity, HangWatch, from_reply, to_reply
 from heterotrain.network.heartbeat import PeerKey, key_of
@@ -76,7 +75,11 @@ class Elastic:
         self._source = PlanSource(identity.plan_dir, job_uid=identity.job_uid)
         self._peers = PeerService(identity, self._source, timeout_s=timeout_s)
         self._rendezvous = Rendezvous(
-            self._peers, device=device_ids(device), host_store=host_store, on_broken=self._on_broken, on_spare=on_spare
+            self._peers,
+            device=device_ids(device),
+            host_store=self._peers.host_store,
+            on_broken=self._on_broken,
+            on_spare=on_spare,
         )
         self._source.on_change = self._peers.notify
         self._peers.start()
@@ -165,9 +168,10 @@ class Elastic:
             group.cut("given up before it was built")
         try:
             group.build(
-                connect=lambda: connect_store(result.store_address, result.store_port),
+                connect=lambda: self._peers.connect_store(ranks[0], result.store_number),
                 backend=self._choose(result),
                 own_address=self._identity.address,
+                secret=self._identity.secret,
             )
             held = self._source.newest
             mine = held if held and held.plan.generation == membership.plan.generation else membership.held

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 from functools import partial
 from typing import Any
 
 import torch
+from heterotrain_core.contract import keys
 from heterotrain_core.contract.choices import Backend
 from heterotrain_core.contract.codec import encode_plan
 from heterotrain_core.contract.plan import Boundary, BoundaryKind, Layout, LayoutKind, Member, Plan, Rank
@@ -138,7 +140,12 @@ class Fixed:
                 sockets=SocketFilter(members=frozenset(), excluded_ports=frozenset({self._identity.metrics_port or 0})),
             )
             prefixed = c10d.PrefixStore(f"heterotrain-{attempt}", store)
-            group.build(connect=lambda: prefixed, backend=self._choose(prefixed), own_address=None)
+            group.build(
+                connect=lambda: prefixed,
+                backend=self._choose(prefixed),
+                own_address="127.0.0.1" if self._is_one_host() else None,
+                secret=self._identity.secret or self._secret_of_store(prefixed),
+            )
             self._watch = HangWatch(
                 limit_s=LIMIT_FACTOR * self._timeout_s,
                 group=lambda: self._group,
@@ -155,6 +162,16 @@ class Fixed:
         roster = roster_of(self._held.plan, plan_ranks=ranks, formation=membership.formation)
         rank = self._identity.rank or 0
         return ActiveGroup(membership=membership, roster=roster, rank=rank, group=group, agreed=self._held)
+
+    def _is_one_host(self) -> bool:
+        """Return whether all ranks run on this host: then no other host has to reach their ports."""
+        return self._identity.local_world_size == self._identity.world_size
+
+    def _secret_of_store(self, store: Any) -> bytes:
+        """Return a secret that rank 0 draws for this run. It is as safe as torchrun's own store, which has no lock."""
+        if self._identity.rank == 0:
+            store.set("secret", secrets.token_hex(keys.SECRET_BYTES))
+        return bytes(store.get("secret"))
 
     def _choose(self, store: Any) -> str:
         """Return the backend for gradients, after every rank has put its devices into the store.

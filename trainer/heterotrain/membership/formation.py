@@ -69,11 +69,11 @@ class FormationMembership:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendezvousResult:
-    """A formation whose ranks have all arrived, and the address of its store."""
+    """A formation whose ranks have all arrived, and its store."""
 
     membership: FormationMembership
-    store_address: str
-    store_port: int
+    store_number: int
+    """Number of the store on the lowest rank, which hosts it."""
     devices: tuple[DeviceIds, ...]
     """The devices of every rank, by rank in the process group."""
     hosted: HostedStore | None = None

@@ -1,12 +1,15 @@
 """The peer service of a rank: a listener for the whole life of the process, requests to peers, and heartbeats.
 
-It runs an asyncio loop in a thread of its own, so that a rank answers its peers while it computes.
+It runs an asyncio loop in a thread of its own, so that a rank answers its peers while it computes. Nothing is read from
+a connection before both sides have proved that they are ranks of this job (``network.authentication``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import secrets
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,9 +20,21 @@ from heterotrain_core.contract.plan import Rank
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity
 from heterotrain.membership.plan_source import PlanSource
+from heterotrain.network.authentication import (
+    HANDSHAKE_S,
+    MOST_HALF_OPEN,
+    REFUSALS,
+    NotAuthenticatedError,
+    authenticate_streams,
+    peer_role,
+)
+from heterotrain.network.connection_setup import SETUP_S, HostedStore, connect_store
 from heterotrain.network.frames import read_frame, write_frame
+from heterotrain.network.gloo.abort import open_sockets
 from heterotrain.network.heartbeat import CONNECT_S, Heartbeats, PeerKey, key_of
+from heterotrain.network.key_store import HostedKeyStore, KeyTable, RemoteKeyStore, serve
 
+_log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -44,7 +59,11 @@ class PeerService:
             message=lambda peer: self._envelope(peer, "beat"),
             on_reply=self._gossip,
             changed=self._changed,
+            secret=identity.secret,
         )
+        self._role = peer_role(identity.worker_uid, identity.local_rank)
+        self._half_open: dict[asyncio.StreamWriter, None] = {}
+        self._tables: dict[int, KeyTable] = {}
         self._thread = threading.Thread(target=self._run, name="heterotrain-peers", daemon=True)
         self._server: asyncio.Server | None = None
 
@@ -98,6 +117,8 @@ class PeerService:
             async with asyncio.timeout(timeout_s):
                 reader, writer = await asyncio.open_connection(peer.address, peer.peer_port)
                 try:
+                    role = peer_role(peer.worker_uid, peer.local_rank)
+                    await authenticate_streams(reader, writer, self.identity.secret, role=role, listens=False)
                     await write_frame(writer, self._envelope(peer, op) | dict(body))
                     reply = await read_frame(reader)
                 finally:
@@ -114,6 +135,22 @@ class PeerService:
         """Send a request to several peers at once; peers that did not answer are left out."""
         replies = await asyncio.gather(*(self.request(peer, op, body, timeout_s=timeout_s) for peer in peers))
         return {key_of(peer): reply for peer, reply in zip(peers, replies, strict=True) if reply is not None}
+
+    # -- stores of formations ----------------------------------------------------------------------------------------
+
+    def host_store(self) -> HostedStore:
+        """Make a store for one formation, which its other ranks reach by its number; safe from any thread."""
+        table, number = KeyTable(), secrets.randbits(48)
+        self._tables = {n: each for n, each in self._tables.items() if not each.is_closed} | {number: table}
+        return HostedStore(store=HostedKeyStore(table, limit_s=SETUP_S), number=number, sockets_before=open_sockets())
+
+    def connect_store(self, host: Rank, number: int) -> RemoteKeyStore:
+        """Connect to the store ``number`` that another rank hosts; blocks, and may be called from any thread.
+
+        Raises:
+            OSError: it cannot be reached, or is not a rank of this job.
+        """
+        return connect_store(host, self._envelope(host, "keys") | {"number": number}, self.identity.secret)
 
     # -- listener ----------------------------------------------------------------------------------------------------
 
@@ -140,15 +177,45 @@ class PeerService:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
+            if not await self._is_peer(reader, writer):
+                return
             while True:
                 message = await read_frame(reader)
+                if message.get("op") == "keys" and (table := self._tables.get(message["number"])) is not None:
+                    await serve(table, reader, writer)
                 await write_frame(writer, await self._answer(message))
-        except (OSError, ValueError, KeyError, TypeError, IndexError, asyncio.IncompleteReadError):
-            pass  # the peer is gone, or the caller is not a peer
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # the peer is gone
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
+            _log.warning("a peer sent something that this version does not understand: %r", error)
         except asyncio.CancelledError:
             pass  # closing
         finally:
             writer.close()
+
+    async def _is_peer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Authenticate a caller; return whether it is a rank of this job. Strangers together cost bounded memory."""
+        if len(self._half_open) >= MOST_HALF_OPEN:
+            oldest = next(iter(self._half_open))
+            del self._half_open[oldest]
+            oldest.transport.abort()  # its own handshake counts it
+        self._half_open[writer] = None
+        why = ""
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                await authenticate_streams(reader, writer, self.identity.secret, role=self._role, listens=True)
+        except NotAuthenticatedError as error:
+            why = str(error)
+        except TimeoutError:
+            why = f"it sent no proof within {HANDSHAKE_S:g} s"
+        except (OSError, asyncio.IncompleteReadError):
+            why = "it ended without a proof"
+        finally:
+            self._half_open.pop(writer, None)
+        if why:
+            REFUSALS.add("the peer port", writer.get_extra_info("peername"), why)
+            writer.transport.abort()
+        return not why
 
     async def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
         if message.get("job") != self.identity.job_uid:

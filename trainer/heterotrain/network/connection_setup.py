@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
 import torch.distributed as dist
+from heterotrain_core.contract.plan import Rank
 
 from heterotrain.errors import PeerLost
-from heterotrain.network.gloo.abort import OpenSocket, open_sockets
+from heterotrain.network.authentication import authenticate, peer_role
+from heterotrain.network.frames import to_frame
+from heterotrain.network.gloo.abort import OpenSocket
+from heterotrain.network.gloo.listeners import GuardedDevices
+from heterotrain.network.key_store import HostedKeyStore, RemoteKeyStore
 from heterotrain.network.mesh.connect import connect
 from heterotrain.network.mesh.mesh import Mesh
 
@@ -27,7 +33,7 @@ c10d: Any = dist
 """torch.distributed, whose type information lacks half of what it exports."""
 
 CONNECT_S = 2.0
-"""Limit for a connection to the store, which exists before its address is announced."""
+"""Limit for a connection to the store, which exists before it is announced."""
 SETUP_S = 10.0
 """Limit for the store's keys and the ranks' connections. All have promised to come; heartbeats detect losses."""
 COLLECTIVE_S = 1800.0
@@ -40,34 +46,36 @@ class HostedStore:
 
     Attributes:
         store: the store.
-        port: its port on this host.
-        sockets_before: sockets that were open before it was started; all later ones may belong to the group.
+        number: what tells it apart from earlier ones of this process.
+        sockets_before: sockets that were open before it was made; all later ones may belong to the group.
     """
 
-    store: Any
-    port: int
+    store: HostedKeyStore
+    number: int
     sockets_before: frozenset[OpenSocket]
 
 
-def host_store() -> HostedStore:
-    """Start a store on a free port of this host."""
-    sockets_before = open_sockets()
-    limit = timedelta(seconds=SETUP_S)
-    store = c10d.TCPStore("localhost", 0, None, is_master=True, timeout=limit, wait_for_workers=False)
-    return HostedStore(store=store, port=int(store.port), sockets_before=sockets_before)
+def connect_store(host: Rank, request: Mapping[str, Any], secret: bytes) -> RemoteKeyStore:
+    """Connect to a store that another rank hosts, over that rank's peer port.
 
-
-def connect_store(host: str, port: int) -> Any:
-    """Connect to a store that another rank hosts; gives up after ``CONNECT_S``.
+    Args:
+        host: the other rank.
+        request: what its peer service takes as the wish to use the store.
+        secret: of the job.
 
     Raises:
-        OSError, RuntimeError: it cannot be reached.
+        OSError: it cannot be reached, or is not a rank of this job.
     """
-    # torch's own client would retry a dead host until its time-out, more than once.
-    socket.create_connection((host, port), timeout=CONNECT_S).close()
-    store = c10d.TCPStore(host, port, None, is_master=False, timeout=timedelta(seconds=CONNECT_S))
-    store.set_timeout(timedelta(seconds=SETUP_S))
-    return store
+    connection = socket.create_connection((host.address, host.peer_port), timeout=CONNECT_S)
+    try:
+        role = peer_role(host.worker_uid, host.local_rank)
+        authenticate(connection, secret, role=role, listens=False, end_s=time.monotonic() + SETUP_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(to_frame(dict(request)))
+    except BaseException:
+        connection.close()
+        raise
+    return RemoteKeyStore(connection, limit_s=SETUP_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +119,7 @@ class Attempt(Generic[_T]):
 
 
 def connect_ranks(
-    store: Callable[[], Any], *, rank: int, world_size: int, address: str | None, backend: str
+    store: Callable[[], Any], *, rank: int, world_size: int, address: str | None, backend: str, secret: bytes
 ) -> GroupConnections:
     """Connect to all other ranks.
 
@@ -121,12 +129,15 @@ def connect_ranks(
         world_size: number of ranks.
         address: address at which the others reach this rank; ``None`` for that of gloo's interface.
         backend: ``gloo`` or ``nccl`` for the gradients; NCCL makes its connections later, with the first reduction.
+        secret: of the job.
 
     Raises:
         OSError, RuntimeError: a rank did not connect.
     """
     found = store()
-    mesh = connect(found, rank=rank, world_size=world_size, address=address, within_s=SETUP_S, limit_s=COLLECTIVE_S)
+    mesh = connect(
+        found, rank=rank, world_size=world_size, address=address, within_s=SETUP_S, limit_s=COLLECTIVE_S, secret=secret
+    )
     make = nccl_group if backend == "nccl" else gloo_group
     return GroupConnections(
         store=found, mesh=mesh, gradients=make(found, "gradients", rank=rank, world_size=world_size)
@@ -136,7 +147,11 @@ def connect_ranks(
 def gloo_group(store: Any, name: str, *, rank: int, world_size: int) -> Any:
     """Connect a gloo group over keys of the store that begin with ``name``."""
     limit = timedelta(seconds=SETUP_S)
-    group = c10d.ProcessGroupGloo(c10d.PrefixStore(name, store), rank, world_size, limit)
+    with GuardedDevices() as devices:
+        options = c10d.ProcessGroupGloo._Options()  # noqa: SLF001  # torch has no public way to choose the devices
+        options._devices, options._timeout = devices, limit  # noqa: SLF001
+        options._threads = 2 * len(devices)  # noqa: SLF001  # as many as torch itself takes
+        group = c10d.ProcessGroupGloo(c10d.PrefixStore(name, store), rank, world_size, options)
     group._set_default_timeout(timedelta(seconds=COLLECTIVE_S))  # noqa: SLF001  # torch has no public way
     return group
 

@@ -33,6 +33,11 @@ async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
 
 async def write_frame(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
     """Send one message."""
-    body = json.dumps(message, separators=(",", ":")).encode()
-    writer.write(_LENGTH.pack(len(body)) + body)
+    writer.write(to_frame(message))
     await writer.drain()
+
+
+def to_frame(message: dict[str, Any]) -> bytes:
+    """Return a message as it travels."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    return _LENGTH.pack(len(body)) + body

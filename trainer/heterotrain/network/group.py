@@ -34,6 +34,7 @@ from heterotrain.network.gloo.bounded_wait import BoundedWait, settle
 from heterotrain.network.gloo.default_group import publish, withdraw
 from heterotrain.network.gloo.member_group import MemberGroup
 from heterotrain.network.gloo.script_group import carried_by
+from heterotrain.network.key_store import close_store
 from heterotrain.network.mesh.exchange import CALLS, AllGather, Exchange, Payload, Purpose
 from heterotrain.network.mesh.mesh import Mesh, pack_floats, unpack_floats
 
@@ -112,13 +113,14 @@ class Group:
 
     # -- life --------------------------------------------------------------------------------------------------------
 
-    def build(self, *, connect: Callable[[], Any], backend: str, own_address: str | None) -> None:
+    def build(self, *, connect: Callable[[], Any], backend: str, own_address: str | None, secret: bytes) -> None:
         """Connect to all other ranks.
 
         Args:
             connect: connects to the store, where this rank does not host it.
             backend: ``gloo`` or ``nccl`` for the gradients.
             own_address: address of this rank, which determines the interface for gloo; ``None`` leaves it to gloo.
+            secret: of the job.
 
         Raises:
             PeerLost: a member was lost meanwhile.
@@ -130,15 +132,22 @@ class Group:
         name = interface_of(own_address) if own_address else None
         if name is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-        store = self._store
         self.check()
+
+        def store() -> Any:
+            self._store = self._store or connect()
+            if self._cut:  # it came too late to be cut with the rest
+                close_store(self._store)
+            return self._store
+
         attempt = Attempt(
             lambda: connect_ranks(
-                lambda: store or connect(),
+                store,
                 rank=self.rank,
                 world_size=self.world_size,
                 address=own_address,
                 backend=backend,
+                secret=secret,
             )
         )
         connections = attempt.result(self.check)
@@ -171,6 +180,7 @@ class Group:
         count = cut(candidates, addresses=self._addresses, excluded_ports=self._sockets.excluded_ports)
         if self._mesh is not None:
             self._mesh.cut()
+        close_store(self._store)
         if self._member is not None:
             self._member.cut(reason)
         if first:
@@ -209,6 +219,7 @@ class Group:
                 group.shutdown()
         if self._member is not None:
             self._member.on_wait = lambda _what: None
+        close_store(self._store)
         self._gradients = self._script = self._store = self._member = None
         self._owners.clear()
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from heterotrain_core.contract.plan import Rank
 
+from heterotrain.network.authentication import authenticate_streams, peer_role
 from heterotrain.network.frames import read_frame, write_frame
 
 _log = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class Heartbeats:
         message: Callable[[Rank], Mapping[str, Any]],
         on_reply: Callable[[Rank, Mapping[str, Any]], Awaitable[None]],
         changed: asyncio.Event,
+        secret: bytes,
     ) -> None:
         """Start without any peers.
 
@@ -68,12 +70,14 @@ class Heartbeats:
             message: returns the heartbeat message for a peer.
             on_reply: receives the reply.
             changed: set whenever a connection comes up, goes down or is given up.
+            secret: of the job.
         """
         self.on_lost: Callable[[PeerKey, str], None] = lambda _key, _reason: None
         self._timeout_s = timeout_s
         self._message = message
         self._on_reply = on_reply
         self._changed = changed
+        self._secret = secret
         self._heartbeats: dict[PeerKey, Heartbeat] = {}
 
     def watch(self, peers: Mapping[PeerKey, Rank]) -> None:
@@ -124,6 +128,7 @@ class Heartbeats:
         """Connect, exchange heartbeats and reconnect for as long as the peer is watched."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s
+        refused_since: float | None = None
         while True:
             patience_s = RECONNECT_S if heartbeat.ever_up else CONNECT_S
             try:
@@ -136,10 +141,22 @@ class Heartbeats:
                 await asyncio.sleep(0.1)
                 continue
             _unacknowledged_limit(writer, self._timeout_s)
+            authenticated = False
             try:
+                # As patient as with a heartbeat: Python of a live peer may be blocked for seconds.
+                async with asyncio.timeout(FROZEN_FACTOR * self._timeout_s):
+                    role = peer_role(heartbeat.peer.worker_uid, heartbeat.peer.local_rank)
+                    await authenticate_streams(reader, writer, self._secret, role=role, listens=False)
+                authenticated, refused_since = True, None
                 await self._beat(heartbeat, reader, writer)
             except (asyncio.IncompleteReadError, ConnectionError, ValueError):
-                pass  # the connection ended or reached another process: the next attempt shows whether the peer is lost
+                # The connection ended, or the address belongs to another process: the next attempt shows whether the
+                # peer is lost.
+                if not authenticated:
+                    refused_since = refused_since or loop.time()
+                    if loop.time() - refused_since > self._timeout_s:
+                        self._mark_lost(key, heartbeat, "is no longer the process at its address")
+                    await asyncio.sleep(0.1)
             except OSError as error:  # frozen, or no acknowledgement: a new connection would get no answer either
                 self._mark_lost(key, heartbeat, loss_reason(error, timeout_s=self._timeout_s))
             finally:

@@ -25,6 +25,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from heterotrain.errors import UsageError
 from heterotrain.identity import Identity
+from heterotrain.network.authentication import REFUSALS
 
 _log = logging.getLogger(__name__)
 
@@ -206,7 +207,7 @@ class Report:
     def collect(self) -> Iterator[Metric]:
         """Yield everything as Prometheus families."""
         self.on_scrape()
-        gauges, counters = self.current(), self.live_counters()
+        gauges, counters = self.current(), {names.REFUSED_CONNECTIONS: REFUSALS.count, **self.live_counters()}
         with self._lock:
             yield from list(self._families(gauges, {**self._counters, **counters}))
 

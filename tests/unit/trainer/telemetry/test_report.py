@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from heterotrain.identity import Identity, Mode
+from heterotrain.network.authentication import REFUSALS
 from heterotrain.telemetry.report import Report, StepTimes, serve
 from heterotrain_core.contract import metrics as names
 from prometheus_client import generate_latest
@@ -76,6 +77,7 @@ def test_missing_is_missing() -> None:
         f"{names.DIVERGENCES}{{}}": 0.0,
         f"{names.OUT_OF_MEMORY}{{}}": 0.0,
         f"{names.CHECKPOINT_FAILURES}{{}}": 0.0,
+        f"{names.REFUSED_CONNECTIONS}{{}}": float(REFUSALS.count),
     }
 
 

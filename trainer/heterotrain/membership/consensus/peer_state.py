@@ -29,7 +29,7 @@ class PeerState:
         acceptors: promises and votes.
         decided: results of votes, as ranks of the plan.
         arrived: on the host of a formation: the members that have arrived, with their devices.
-        stores: (port, devices of all members by rank) of each formation whose host has announced its store.
+        stores: (number, devices of all members by rank) of each formation whose host has announced its store.
         broken: formations that have been given up.
         no_quorum: this rank votes, but the members it can reach cannot decide or are too few: another rank has to
             propose.
@@ -177,13 +177,13 @@ class PeerState:
         return {}
 
     async def _on_store(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Take the store's address as the signal to connect; a positive answer is a promise to come."""
+        """Take the store's number as the signal to connect; a positive answer is a promise to come."""
         formation = formation_from_json(message["formation"])
         waiting = self.membership is not None and self.membership.formation == formation
         comes = waiting and formation not in self.broken
         if comes:
-            port, devices = message["store"]
-            self.stores[formation] = (int(port), tuple(tuple(map(str, ids)) for ids in devices))
+            number, devices = message["store"]
+            self.stores[formation] = (int(number), tuple(tuple(map(str, ids)) for ids in devices))
             self._peers.notify()
         return {"comes": comes}
 

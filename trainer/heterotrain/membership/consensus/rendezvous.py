@@ -2,8 +2,8 @@
 
 A new generation needs no vote: the plan names its members. When members of ``g.k`` are lost or leave, the remaining
 ones vote on ``g.(k+1)`` (``election``). In both cases the lowest member rank waits until all others have arrived.
-It then starts a new store and announces its address: a store that outlives its formation would hand stale addresses
-to the next one.
+It then makes a new store and announces it: a store that outlives its formation would hand stale addresses to the next
+one.
 
 Everything here runs in the peer service's loop; the training thread waits for the result.
 """
@@ -207,16 +207,15 @@ class Rendezvous:
             await self._peers.wait_change(RETRY_S)
         hosted = self._host_store()
         devices = tuple(arrived[key_of(rank)] for rank in ranks)
-        state.stores[formation] = (hosted.port, devices)
+        state.stores[formation] = (hosted.number, devices)
         others = membership.others(state.me)
-        body = {"formation": formation_to_json(formation), "store": [hosted.port, devices]}
+        body = {"formation": formation_to_json(formation), "store": [hosted.number, devices]}
         replies = await self._peers.ask_all(others, "store", body)
         if not all(reply.get("comes") for reply in replies.values()) or len(replies) < len(others):
             state.give_up("a member no longer joins it")  # otherwise the members that come would wait for it
+            hosted.store.cut()
             return None
-        return RendezvousResult(
-            membership=membership, store_address=host.address, store_port=hosted.port, devices=devices, hosted=hosted
-        )
+        return RendezvousResult(membership=membership, store_number=hosted.number, devices=devices, hosted=hosted)
 
     async def _arrive(self, membership: FormationMembership, host: Rank) -> RendezvousResult | None:
         formation, stores = membership.formation, self._state.stores
@@ -228,8 +227,8 @@ class Rendezvous:
             )
             if formation not in stores:
                 await self._peers.wait_change(RETRY_S)
-        port, devices = stores[formation]
-        return RendezvousResult(membership=membership, store_address=host.address, store_port=port, devices=devices)
+        number, devices = stores[formation]
+        return RendezvousResult(membership=membership, store_number=number, devices=devices)
 
     def _outdated(self, membership: FormationMembership) -> bool:
         """Return whether waiting for the others has become pointless; notifies them in that case."""

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import secrets
 import socket
 import struct
+import threading
 import time
-from typing import Any
+from typing import Any, Self
 
+from heterotrain.network.authentication import MOST_HALF_OPEN, REFUSALS, authenticate, receive, seconds_left
 from heterotrain.network.gloo.abort import address_of
 from heterotrain.network.mesh.mesh import Mesh
 
-_HELLO = struct.Struct("<16sI")
-"""A secret known only to readers of the store, and the rank that connects."""
-HELLO_S = 2.0
-"""Limit for the greeting of a connecting rank, which is sent as soon as the connection is established."""
+_RANK = struct.Struct("!I")
+"""The rank that connects, once it has proved that it belongs to the job."""
+_LOOK_S = 0.1
+"""Time after which the accepting thread notices that it is no longer needed."""
 
 
-def connect(store: Any, *, rank: int, world_size: int, address: str | None, within_s: float, limit_s: float) -> Mesh:
+def connect(
+    store: Any, *, rank: int, world_size: int, address: str | None, within_s: float, limit_s: float, secret: bytes
+) -> Mesh:
     """Connect to every other rank: a rank connects to those below it and accepts connections from those above.
 
     Args:
@@ -29,36 +34,117 @@ def connect(store: Any, *, rank: int, world_size: int, address: str | None, with
         address: address at which the others reach this rank; ``None`` for that of gloo's interface.
         within_s: seconds within which all ranks have to be connected.
         limit_s: seconds after which a later wait is given up.
+        secret: of the job.
 
     Raises:
         OSError, RuntimeError: a rank did not connect.
     """
     end_s = time.monotonic() + within_s
     own = address or gloo_address()
-    secret = secrets.token_bytes(16)
-    family = socket.AF_INET6 if ":" in own else socket.AF_INET
+    role = f"mesh {secrets.token_hex(16)}"  # new for each mesh: no proof is good for another formation
     peers: dict[int, socket.socket] = {}
-    with (
-        contextlib.ExitStack() as unfinished,
-        socket.create_server(("", 0), family=family, backlog=world_size) as listener,
-    ):
-        store.set(f"mesh-{rank}", secret + f"{listener.getsockname()[1]} {own}".encode())
+    with contextlib.ExitStack() as unfinished:
+        listener = unfinished.enter_context(_Listener(own, secret, role, expected=world_size - 1 - rank, end_s=end_s))
+        store.set(f"mesh-{rank}", f"{listener.port} {own} {role}".encode())
         for other in range(rank):
-            published = bytes(store.get(f"mesh-{other}"))
-            port, host = published[16:].decode().split()
-            peers[other] = unfinished.enter_context(socket.create_connection((host, int(port)), _left(end_s)))
-            peers[other].sendall(_HELLO.pack(published[:16], rank))
+            port, host, theirs = bytes(store.get(f"mesh-{other}")).decode().split(" ", 2)
+            connection = socket.create_connection((host, int(port)), seconds_left(end_s))
+            peers[other] = unfinished.enter_context(connection)
+            authenticate(connection, secret, role=theirs, listens=False, end_s=end_s)
+            connection.sendall(_RANK.pack(rank))
         while len(peers) < world_size - 1:
-            listener.settimeout(_left(end_s))
-            accepted = unfinished.enter_context(listener.accept()[0])
-            accepted.settimeout(HELLO_S)
-            with contextlib.suppress(OSError, struct.error):
-                received, other = _HELLO.unpack(accepted.recv(_HELLO.size, socket.MSG_WAITALL))
-                if secrets.compare_digest(received, secret):
-                    peers[other] = accepted
+            other, connection = listener.next()
+            peers[other] = unfinished.enter_context(connection)
         mesh = Mesh(peers, rank=rank, limit_s=limit_s)
         unfinished.pop_all()
+        listener.close()
     return mesh
+
+
+class _Listener:
+    """Accepts and authenticates connections, each in a thread of its own, so that a stranger delays nobody."""
+
+    def __init__(self, address: str, secret: bytes, role: str, *, expected: int, end_s: float) -> None:
+        """Listen at ``address``, with room for ``expected`` ranks at the same time."""
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._socket = socket.create_server((address, 0), family=family, backlog=expected + MOST_HALF_OPEN)
+        self._socket.settimeout(_LOOK_S)
+        self.port = int(self._socket.getsockname()[1])
+        self._secret, self._role, self._end_s = secret, role, end_s
+        self._most = expected + MOST_HALF_OPEN
+        self._half_open: dict[socket.socket, None] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._ready: queue.Queue[tuple[int, socket.socket]] = queue.Queue()
+        if expected:
+            threading.Thread(target=self._accept, name="heterotrain-mesh", daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def next(self) -> tuple[int, socket.socket]:
+        """Return the next rank with its connection.
+
+        Raises:
+            TimeoutError: none has connected in time.
+        """
+        try:
+            return self._ready.get(timeout=seconds_left(self._end_s))
+        except queue.Empty:
+            raise TimeoutError("not every rank has connected in time") from None
+
+    def close(self) -> None:
+        """Stop listening, and drop connections that nobody took."""
+        with self._lock:
+            self._closed = True
+            waiting = [*self._half_open]
+        self._socket.close()
+        for connection in waiting:
+            _end(connection)
+        while not self._ready.empty():
+            self._ready.get_nowait()[1].close()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                connection, address = self._socket.accept()
+            except TimeoutError:
+                continue
+            except OSError:
+                return  # closed
+            with self._lock:
+                oldest = next(iter(self._half_open)) if len(self._half_open) >= self._most else None
+                self._half_open[connection] = None
+            if oldest is not None:
+                _end(oldest)
+            threading.Thread(target=self._greet, args=(connection, address), daemon=True).start()
+
+    def _greet(self, connection: socket.socket, address: object) -> None:
+        try:
+            authenticate(connection, self._secret, role=self._role, listens=True, end_s=self._end_s)
+            (rank,) = _RANK.unpack(receive(connection, _RANK.size, end_s=self._end_s))
+        except OSError as error:
+            connection.close()
+            with self._lock:
+                self._half_open.pop(connection, None)
+                closed = self._closed
+            if not closed:
+                REFUSALS.add("the port of a formation", address, str(error))
+            return
+        with self._lock:
+            self._half_open.pop(connection, None)
+            if not self._closed:
+                self._ready.put((rank, connection))
+                return
+        connection.close()
+
+
+def _end(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def gloo_address() -> str:
@@ -71,10 +157,3 @@ def gloo_address() -> str:
         socket.create_server((host, 0)).close()
         return host
     return "127.0.0.1"
-
-
-def _left(end_s: float) -> float:
-    left_s = end_s - time.monotonic()
-    if left_s <= 0:
-        raise TimeoutError("not every rank has connected in time")
-    return left_s
